@@ -2,7 +2,8 @@
 
 A receipt says "this relay has carried so many bytes for me, at so much a GiB" and replaces every earlier one of
 its channel. It is signed with the key that the payer's node certificate names, for the account's key may be
-offline. Such a key may promise a part of what the account earns, never touch what it owns: see ``tasks.carriage``.
+offline. Such a key may promise a part of what the account earns, never touch what it owns: see
+``tasks.ledger.carriage``.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from consensus.ascending import Ascending
 from consensus.events import (
     ADVANCE,
     FETCH,
@@ -79,6 +78,7 @@ from consensus.events import (
 )
 from consensus.evidence import evidence_of_certificates
 from consensus.guard import DoppelgangerWatch
+from consensus.min_key_dict import Ascending
 from consensus.votes import Certificate, VoteSet
 from consensus.wire import NULLS_MAX, VIEWS_MAX
 from state.primitives.blocks import Header

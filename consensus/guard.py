@@ -13,7 +13,7 @@ from binascii import crc32
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from consensus.ascending import Ascending
+from consensus.min_key_dict import Ascending
 from state.primitives.errors import DekubeError
 from state.primitives.votes import FINALIZE, KINDS, NOTARIZE, NULLIFY, Candidate, Vote
 

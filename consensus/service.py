@@ -18,17 +18,17 @@ import trio
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.elsewhere import Elsewhere
+from consensus.block_serving import Turns, window
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import Guard
 from consensus.guard_log import Log, VoteDirectory
-from consensus.halves import NotarizedViews
 from consensus.inbound import FalseWindow, Inbox
 from consensus.metrics import Metrics, NoMetrics, Watch
+from consensus.notarizations import NotarizedViews
 from consensus.ports import BuildRequest, ChainPort, Listener, NetworkPort
-from consensus.serving import Turns, window
 from consensus.signer import Voter
 from consensus.sync import Progress
+from consensus.vote_requests import Elsewhere
 from consensus.votes import Certificate, Check, Signer, verify_checks
 from consensus.wire import (
     BLOCKS_MAX,

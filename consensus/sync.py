@@ -22,7 +22,7 @@ GAP_BLOCKS: Final = 2
 WINDOWS_MAX: Final = 4
 """Windows asked for at once, each from another peer where there are enough."""
 PEER_WINDOWS_MAX: Final = 2
-"""Of these, one peer's: it serves no more to one asker (consensus.serving)."""
+"""Of these, one peer's: it serves no more to one asker (consensus.block_serving)."""
 AHEAD_BLOCKS_MAX: Final = 256
 """Final blocks fetched above the last committed one."""
 AHEAD_BYTES_MAX: Final = 32 * 1024 * 1024

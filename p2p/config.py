@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2p.dialling import parse_bootstrap
-from p2p.gossip import GossipParameters
-from p2p.limits import NetworkLimits
-from p2p.transport import Endpoint
-from p2p.vicinity import Vicinity
+from p2p.base.dial_policy import Vicinity
+from p2p.base.limits import NetworkLimits
+from p2p.base.transport import Endpoint
+from p2p.gossip.core import GossipParameters
+from p2p.path.dialling import parse_bootstrap
 from state.primitives.errors import ConfigError, DecodeError
 
 __all__ = ["NetworkConfig", "vicinity_of"]

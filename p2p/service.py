@@ -3,10 +3,11 @@
 One ``Network`` is started in the node's nursery. It knows nothing of what it carries: the node registers, before
 ``run``, what is to be done with each kind, topic and method. A peer that misbehaves loses its own connection only.
 
-It puts the parts together and is their face; what they do is theirs. All look into one table (``p2p.roster``): who
-comes in (``p2p.accepting``) or is dialled (``p2p.outreach``) becomes a peer or not (``p2p.peering``, which asks
-``p2p.admission``); its connections are looked after (``p2p.steering``); over them go gossip, records, multicasts
-and blobs (``p2p.gossip_service``, ``.recordkeeping``, ``.multicast_service``, ``.transfer``).
+It puts the parts together and is their face; what they do is theirs. All look into one table
+(``p2p.peers.roster``): who comes in (``p2p.peers.accepting``) or is dialled (``p2p.peers.outbound``) becomes a
+peer or not (``p2p.peers.lifecycle``, which asks ``p2p.peers.admission``); its connections are looked after
+(``p2p.path.steering``); over them go gossip, records, multicasts and blobs (``p2p.peers.gossip_service``,
+``.recordkeeping``, ``.multicast_service``, ``.transfer``).
 """
 
 from __future__ import annotations
@@ -21,37 +22,37 @@ from typing import Final
 
 import trio
 
-from p2p.accepting import Accepting, open_listeners, places_of
-from p2p.addrbook import AddressBook
-from p2p.admission import Doorkeeper
-from p2p.blobs import BlobStore
+from p2p.base.errors import PeerUnreachable
+from p2p.base.limits import ReceiveMemory
+from p2p.base.netgroups import Origin, origin_of
+from p2p.base.sockets import Connector, TcpDialer, kernel_notes, tune
+from p2p.base.transport import Acceptor, Dialer, Endpoint, Fanout
+from p2p.blob.store import BlobStore
+from p2p.blob.transfer import BlobTransfer
 from p2p.config import NetworkConfig, vicinity_of
-from p2p.crowds import Origin, origin_of
-from p2p.dialling import Dialling, PathMaker, Way, parse_bootstrap
-from p2p.errors import PeerUnreachable
-from p2p.frame import Class
-from p2p.gossip import Gossip
-from p2p.gossip_service import GossipService
-from p2p.greeting import Greeter
-from p2p.identity import Identity
-from p2p.limits import ReceiveMemory
-from p2p.multicast_service import MulticastService
-from p2p.outbox import Outbox
-from p2p.outreach import Outreach
-from p2p.peer import RESERVED_KIND_MIN, PeerOwner
-from p2p.peer_lanes import MessageHandler
-from p2p.peerinfo import LaneStats, PeerInfo
-from p2p.peering import Peering
-from p2p.places import lots
-from p2p.recordkeeping import METHOD_PEERS, RecordKeeper
-from p2p.records import RECORD_BYTES_MAX, PeerRecord
-from p2p.requests import RequestHandler, Served
-from p2p.roster import PeerWatcher, Roster
-from p2p.sockets import Connector, TcpDialer, kernel_notes, tune
-from p2p.steering import Steering
-from p2p.transfer import BlobTransfer
-from p2p.transport import Acceptor, Dialer, Endpoint, Fanout
-from p2p.validation import BatchValidator, GossipItem, Validator, one_by_one
+from p2p.gossip.core import Gossip
+from p2p.gossip.validation import BatchValidator, GossipItem, Validator, one_by_one
+from p2p.multicast.service import MulticastService
+from p2p.path.dialling import Dialling, PathMaker, Way, parse_bootstrap
+from p2p.path.steering import Steering
+from p2p.peers.accepting import Accepting, open_listeners, places_of
+from p2p.peers.admission import Doorkeeper
+from p2p.peers.eviction import lots
+from p2p.peers.gossip_service import GossipService
+from p2p.peers.lifecycle import Peering
+from p2p.peers.outbound import Outreach
+from p2p.peers.record_exchange import METHOD_PEERS, RecordKeeper
+from p2p.peers.roster import PeerWatcher, Roster
+from p2p.records.addrbook import AddressBook
+from p2p.records.records import RECORD_BYTES_MAX, PeerRecord
+from p2p.secure.frame import Class
+from p2p.secure.identity import Identity
+from p2p.session.bulk_connections import MessageHandler
+from p2p.session.greeting import Greeter
+from p2p.session.outbox import Outbox
+from p2p.session.peer import RESERVED_KIND_MIN, PeerOwner
+from p2p.session.peerinfo import LaneStats, PeerInfo
+from p2p.session.requests import RequestHandler, Served
 from state.primitives.errors import ProtocolError
 
 __all__ = [
@@ -93,7 +94,7 @@ class Network:
         self.bound: tuple[tuple[str, int], ...] = ()
         """Where this node listens, once ``run`` has started."""
         self.direct: tuple[Endpoint, ...] = ()
-        """Where its owner says that others can dial this node, once ``run`` has started; see ``p2p.reach``."""
+        """Where its owner says that others can dial this node, once ``run`` runs; see ``p2p.path.dial_back``."""
         self.open_ports: tuple[int, ...] = ()
         """Where it listens on all addresses and its owner does not say which of them others can dial."""
         self.congestion_control = ""
@@ -203,8 +204,8 @@ class Network:
     ) -> None:
         """Take part in a topic; ``await validator(peer address, payload)`` says whether to forward.
 
-        ``earns``: whether to be the first to bring something good of it speaks for a peer (``p2p.places``); not
-        where anybody can make as much of it as it likes.
+        ``earns``: whether to be the first to bring something good of it speaks for a peer
+        (``p2p.peers.eviction``); not where anybody can make as much of it as it likes.
         """
         self.on_gossip_batch(topic, one_by_one(validator), payload_bytes_max=payload_bytes_max, earns=earns)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tasks import spec as specs
-from tasks.datasets import Dataset
-from tasks.engine.training import initial_state
+from tasks.engines.datasets import Dataset
+from tasks.engines.training import initial_state
 from tasks.executor.job import Job
 
 __all__ = ["digits_spec"]

@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, digest
-from tasks.datasets import DATASET_BYTES_MAX
-from tasks.engine.errors import UnsupportedJob
-from tasks.engine.plan import TrainingPlan
+from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.engines.errors import UnsupportedJob
+from tasks.engines.plan import TrainingPlan
 
 __all__ = [
     "GPUS_MAX",

@@ -20,7 +20,7 @@ from typing import Any, Final
 import trio
 
 from node.bench.transfers import BALANCE, secret_of
-from node.stages import STAGES
+from node.telemetry.cpu_accounting import STAGES
 from rpc.client import Client
 from state.primitives.errors import DekubeError
 from testnet.cluster import Cluster, lay_out
@@ -48,10 +48,10 @@ def run(
 
     ``transactions_per_s`` are those that a client saw final within the time; finality runs from the submission to
     the sight of the block. ``cpu_share_*`` are shares of the processor time of all validators with their children:
-    ``verify`` and ``gateway`` are processes, the rest are stages of the node process (node/stages.py), where
-    ``other`` is what no stage counts. ``compact_proposals_sent`` are blocks that left by their short ids,
-    ``_rebuilt`` receivers that made them whole out of their pools, ``_whole`` receivers that were sent all of it.
-    All end with the same block, and so the same state, or the benchmark fails.
+    ``verify`` and ``gateway`` are processes, the rest are stages of the node process
+    (node/telemetry/cpu_accounting.py), where ``other`` is what no stage counts. ``compact_proposals_sent`` are
+    blocks that left by their short ids, ``_rebuilt`` receivers that made them whole out of their pools, ``_whole``
+    receivers that were sent all of it. All end with the same block, and so the same state, or the benchmark fails.
     """
     with tempfile.TemporaryDirectory(prefix="dekube-network-") as name:
         folder = Path(name)

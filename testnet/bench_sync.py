@@ -35,11 +35,11 @@ from consensus.guard_log import VoteDirectory
 from consensus.replica import COMPACT_BYTES
 from consensus.votes import Certificate
 from consensus.wire import encode_certificate
-from node.chain import Chain
+from node.chain.block_tree import Chain
+from node.chain.runtime import make_runtime
 from node.cli.output import counted
-from node.control import ask_node
-from node.home import Home, create_home
-from node.runtime import make_runtime
+from node.home.create import Home, create_home
+from node.process.control import ask_node
 from state.primitives.blocks import encode_block
 from state.primitives.committee import Committee
 from state.primitives.errors import DekubeError

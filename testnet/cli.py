@@ -15,11 +15,11 @@ import click
 import trio
 
 from node.cli.arguments import parse_numbers
-from node.cli.combinations import not_with
 from node.cli.commands import Commands
+from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_rows
-from node.control import ask_node
-from node.home import Home
+from node.home.create import Home
+from node.process.control import ask_node
 from state.primitives.errors import DekubeError
 from testnet.cluster import (
     Cluster,

@@ -22,12 +22,12 @@ from typing import Any, Final
 
 import trio
 
-from node.children import Child
-from node.config import LogOptions
-from node.control import ControlRefused, ControlServer, ControlUnavailable, Verb, ask_node
-from node.files import read_bounded
-from node.home import Home, create_home, write_whole
-from node.runtime import make_runtime
+from node.chain.runtime import make_runtime
+from node.home.config import LogOptions
+from node.home.create import Home, create_home, write_whole
+from node.home.files import read_bounded
+from node.process.children import Child
+from node.process.control import ControlRefused, ControlServer, ControlUnavailable, Verb, ask_node
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
 from tasks.executor.supervisor import end_leftovers
@@ -282,8 +282,8 @@ def write_home(root: Path, member: Member, plan: Plan) -> None:
         return
     shutil.rmtree(root / "keys", ignore_errors=True)  # they derive from the seed
     if member.options is None:
-        from node.relay import RelayHomeOptions  # a relay's daemon: no verb needs it
-        from relay.limits import RelayLimits
+        from node.relay.home import RelayHomeOptions  # a relay's daemon: no verb needs it
+        from relay.protocol.limits import RelayLimits
 
         at = member.placement
         create_home(

@@ -10,11 +10,11 @@ import trio
 
 from node.cli.output import counted, show_amount, show_rows
 from node.cli.tasks.views import show_bill
-from node.home import Home
-from node.posting import Job, make_digits_job, next_of_update, say_update, task_transactions
+from node.home.create import Home
+from node.market.posting import Job, make_digits_job, next_of_update, say_update, task_transactions
 from rpc.client import Client, ClientError, GatewayUnreachable, TaskEnded, TaskUpdate
 from rpc.client.core import hexed
-from rpc.client.shapes import Bill
+from rpc.client.results import Bill
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.primitives.listen import reached_at

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rpc.client import TaskUpdate
-from rpc.client.shapes import Bill, BillLine, EscrowTotals, Task, TaskChange, Window, read_shape
+from rpc.client.results import Bill, BillLine, EscrowTotals, Task, TaskChange, Window, read_shape
 from testnet.cli import COLUMNS, member_rows, show_members, starting_line
 from testnet.cluster import Cluster, hold_folder, lay_out
 from testnet.demonstration import Document, Posting, Source, run_demonstration, tell

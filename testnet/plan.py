@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from node.config import (
+from node.home.config import (
     ExecutorOptions,
     LogOptions,
     MetricsOptions,
@@ -15,7 +15,7 @@ from node.config import (
     RegistryOptions,
     RpcOptions,
 )
-from node.uploads import UploadOptions
+from node.market.uploads import UploadOptions
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import Genesis, GenesisValidator

@@ -8,7 +8,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from node.logs import set_log_level
+from node.telemetry.logs import set_log_level
 
 # A busy machine is no failure: how long an example or its making takes says nothing about the code.
 # Examples are the same in each run, so that a change answers for itself alone; EXPLORE=1 draws new ones.

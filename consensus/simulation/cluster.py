@@ -20,7 +20,7 @@ from consensus import replica as r
 from consensus.core import Core
 from consensus.events import ConsensusParameters, Epoch
 from consensus.guard import Guard, GuardCorrupt, GuardMissing, GuardRefused
-from consensus.halves import NotarizedViews
+from consensus.notarizations import NotarizedViews
 from consensus.simulation.disk import DiskFailed, Fault, PowerFailed, SimulatedLog
 from consensus.simulation.oracle import Oracle, Reign, Violation
 from consensus.simulation.worlds import HashWorld, Machine, World

@@ -20,10 +20,10 @@ import uvloop
 
 from node.bench.lone_node import CHAIN_ID, SENDERS, account_of, key_of
 from rpc.client import Client
-from rpc.limits import raise_descriptor_limit, tune_collector
-from rpc.link import Link
-from rpc.surface import SURFACE
-from rpc.table import Posting
+from rpc.gateway.limits import raise_descriptor_limit, tune_collector
+from rpc.gateway.node.client import Link
+from rpc.gateway.surface import SURFACE
+from rpc.methods.method import Posting
 from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import sign_transaction
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
@@ -167,7 +167,7 @@ async def _accept(
 
 
 class _Hand:
-    """Keeps ``ACCEPTED_AT_ONCE`` transactions under way at a node; the waiter (``rpc.gather``) of each of them."""
+    """Keeps ``ACCEPTED_AT_ONCE`` transactions under way at a node; it is the batcher's waiter of each of them."""
 
     def __init__(self, link: Link, posting: Posting, take: Callable[[], bytes], seconds: float) -> None:
         self._link, self._prepare, self._take = link, posting.prepare, take

@@ -20,19 +20,19 @@ from typing import Final, NamedTuple
 
 import trio
 
-from node.chain import Chain, Executed
-from node.children import die_with_parent
-from node.home import write_whole
-from node.kept import KeptTransactions
-from node.ledger import NodeLedger
-from node.mempool import MempoolOptions
-from rpc.backend import Backend
-from rpc.dispatch import DispatchOptions
-from rpc.doors import DoorOptions
-from rpc.gateway import GatewayOptions, gateway_command, options_to_json
-from rpc.limits import tune_collector
-from rpc.store_view import StoreView, describe
-from rpc.view import Network, Peer, Submitted, Sync
+from node.chain.block_tree import Chain, Executed
+from node.chain.ledger import NodeLedger
+from node.chain.local_transactions import KeptTransactions
+from node.chain.mempool import MempoolOptions
+from node.home.create import write_whole
+from node.process.children import die_with_parent
+from rpc.backend.server import Backend
+from rpc.backend.store_view import StoreView, describe
+from rpc.gateway.connections import DoorOptions
+from rpc.gateway.dispatch import DispatchOptions
+from rpc.gateway.limits import tune_collector
+from rpc.gateway.process import GatewayOptions, gateway_command, options_to_json
+from rpc.protocol.node_view import Network, Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest

@@ -26,13 +26,13 @@ import trio
 import uvloop
 
 from node.bench.reservations import reserving
-from p2p.identity import Identity, Role
-from p2p.sockets import tune
-from p2p.transport import Endpoint
-from relay.client import RelayClient
-from relay.daemon import RelayDaemon, RelayOptions, run_relay
-from relay.limits import RelayLimits
-from relay.stream import CircuitStream
+from p2p.base.sockets import tune
+from p2p.base.transport import Endpoint
+from p2p.secure.identity import Identity, Role
+from relay.client.circuit_stream import CircuitStream
+from relay.client.client import RelayClient
+from relay.protocol.limits import RelayLimits
+from relay.server.daemon import RelayDaemon, RelayOptions, run_relay
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 

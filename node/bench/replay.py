@@ -24,8 +24,8 @@ from time import perf_counter, process_time
 from typing import Any, Final
 
 from node.bench.transfers import make_load, secret_of
-from node.chain import Chain, decode_body
-from node.verifier import SignatureVerifier, VerifierOptions, default_workers
+from node.chain.block_tree import Chain, decode_body
+from node.process.signature_pool import SignatureVerifier, VerifierOptions, default_workers
 from state.primitives.blocks import Block, decode_block, encode_block, header_hash
 from state.primitives.genesis import Genesis
 from state.primitives.keys import recover_addresses

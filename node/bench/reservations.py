@@ -17,11 +17,11 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from p2p.handshake import Handshake
-from p2p.identity import Identity, Purpose
-from p2p.transport import Endpoint
-from relay.limits import RelayLimits
-from relay.protocol import CONTROL_PREAMBLE, ControlChannel, Ping, Reserve, Reserved, Voucher
+from p2p.base.transport import Endpoint
+from p2p.secure.handshake import Handshake
+from p2p.secure.identity import Identity, Purpose
+from relay.protocol.limits import RelayLimits
+from relay.protocol.wire import CONTROL_PREAMBLE, ControlChannel, Ping, Reserve, Reserved, Voucher
 from state.primitives.errors import DekubeError
 
 __all__ = ["CLIENTS_MAX", "BenchFailed", "reserving", "source_of"]

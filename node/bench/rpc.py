@@ -34,8 +34,8 @@ import structlog
 
 from node.bench.clients import CONNECTIONS, NATIVE, Cost, Load
 from node.bench.lone_node import LoneNode, account_of, lone_node, one_processor
-from node.children import die_with_parent
-from node.home import load_key, read_passphrase
+from node.home.create import load_key, read_passphrase
+from node.process.children import die_with_parent
 from rpc.client import Call, Client
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import digest

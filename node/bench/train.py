@@ -11,11 +11,11 @@ from time import process_time
 
 import numpy as np
 
-from tasks.datasets import Dataset, make_dataset
-from tasks.engine.arrays import NumpyArrays
-from tasks.engine.order import DataOrder
-from tasks.engine.plan import NANO, TrainingPlan
-from tasks.engine.training import Trainer, initial_state
+from tasks.engines.arrays import NumpyArrays
+from tasks.engines.datasets import Dataset, make_dataset
+from tasks.engines.order import DataOrder
+from tasks.engines.plan import NANO, TrainingPlan
+from tasks.engines.training import Trainer, initial_state
 
 __all__ = ["run"]
 

@@ -12,8 +12,8 @@ from typing import Final
 
 import trio
 
-from p2p.frame import Class
-from p2p.identity import Identity
+from p2p.secure.frame import Class
+from p2p.secure.identity import Identity
 from p2p.service import Network, NetworkConfig
 from state.primitives.keys import SecretKey
 

@@ -146,8 +146,8 @@ def group() -> None:
 def main() -> None:
     """Run the command line; a known error is one line on standard error and a status, never a traceback."""
     if tuple(sys.argv[1:3]) in OUTLIVES_SIGNALS:
-        from rpc.log_output import open_standard_descriptors
-        from rpc.service_signals import outlive_signals
+        from rpc.process.log_output import open_standard_descriptors
+        from rpc.process.signals import outlive_signals
 
         open_standard_descriptors()
         outlive_signals()

@@ -9,9 +9,9 @@ from typing import Final
 
 import click
 
-from node.cli.combinations import only_with, refuse_given
 from node.cli.commands import Commands
 from node.cli.files import check_free, check_regular, overwrite_option
+from node.cli.option_conflicts import only_with, refuse_given
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, reading_options, session_options
 from rpc.client.blobs import Progress

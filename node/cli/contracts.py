@@ -7,9 +7,9 @@ from typing import Final
 
 import click
 
-from node.cli.combinations import refuse_given
+from node.cli.option_conflicts import refuse_given
 from node.cli.output import counted, json_option, show
-from node.home import write_whole
+from node.home.create import write_whole
 from rpc.ethereum.interfaces import KINDS, contract_files
 
 __all__ = ["TESTNET_CHAIN_ID", "contracts"]

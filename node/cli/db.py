@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from node.cli.combinations import not_with
 from node.cli.commands import Commands
 from node.cli.forks import accuse, settle
+from node.cli.option_conflicts import not_with
 from node.cli.options import ask_passphrase, confirm, home_option, yes_option
 from node.cli.output import counted, in_words, json_option, show, show_fields, show_rows
 from node.cli.terminal import printable, printable_heading
-from node.home import Home
-from node.tenancy import live_in, look_into
+from node.home.create import Home
+from node.home.lock import live_in, look_into
 from state.primitives.errors import ConfigError, StoreError
 from state.store.errors import StoreDamaged, StoreIncompatible, StoreLocked, StoreUnavailable
 
@@ -60,9 +60,9 @@ for command in (settle, accuse):
 @json_option
 def inspect(home: Home, height: int | None, as_json: bool) -> None:
     """Show what the database holds: heights, epochs, sizes, snapshots. Also of one that is damaged."""
+    from node.sync.database import snapshots_path, store_options
     from node.sync.messages import MANIFEST_LIMIT_BYTES, decode_manifest
     from node.sync.service import sync_path
-    from node.sync.wiring import snapshots_path, store_options
     from state.primitives.errors import DecodeError
     from state.store.inspection import inspect_database
 
@@ -223,8 +223,8 @@ def repair(home: Home, force: bool, quick: bool, no_sync: bool, as_json: bool) -
 
 
 def _repair(home: Home, *, force: bool, quick: bool, no_sync: bool, as_json: bool) -> None:
-    from node.sync.begin import RootExpired
     from node.sync.service import move_aside
+    from node.sync.start_plan import RootExpired
 
     if not home.chain.is_dir() or not any(home.chain.iterdir()):
         raise ConfigError(
@@ -335,8 +335,8 @@ def _stopped(home: Home) -> Iterator[None]:
 @contextmanager
 def _opened(home: Home, options: Any = None, place: Path | None = None) -> Iterator[Store]:
     """Open the database that is there; never begin one."""
-    from node.runtime import make_runtime
-    from node.sync.wiring import store_options
+    from node.chain.runtime import make_runtime
+    from node.sync.database import store_options
     from state.store import Store
 
     _check_present(home)
@@ -389,13 +389,13 @@ def _sync_now(home: Home) -> Tip | None:
     """Run a state sync with a network of this process alone; None when no peer has a snapshot."""
     import trio
 
-    from node.home import load_key
-    from node.logs import configure_logs
-    from node.runtime import make_runtime
-    from node.service import Node
-    from node.sync.bar import show_state_sync
+    from node.chain.runtime import make_runtime
+    from node.daemon.service import Node
+    from node.home.create import load_key
     from node.sync.core import NoSnapshots
-    from node.sync.wiring import beginning_of, make_state_sync
+    from node.sync.database import beginning_of, make_state_sync
+    from node.sync.progress_bar import show_state_sync
+    from node.telemetry.logs import configure_logs
 
     options, genesis = home.load_options(), home.load_genesis()
     runtime = make_runtime(genesis, protocol_version=options.developer.protocol_version)

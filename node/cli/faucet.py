@@ -9,9 +9,9 @@ import click
 from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
 from node.cli.session import Session, session_options
-from node.config import LogOptions
-from node.logs import configure_logs
-from node.ports import check_listen
+from node.home.config import LogOptions
+from node.process.ports import check_listen
+from node.telemetry.logs import configure_logs
 from state.primitives.errors import ConfigError
 from state.primitives.listen import parse_listen
 
@@ -62,7 +62,7 @@ def run(
     """
     import uvloop
 
-    from rpc.faucet import FaucetOptions, serve
+    from rpc.faucet.service import FaucetOptions, serve
 
     if not amount:
         raise click.BadParameter("a grant is an amount above zero", param_hint="--amount")

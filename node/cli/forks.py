@@ -13,14 +13,14 @@ import click
 from node.cli.options import confirm, home_option, yes_option
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, reading_options
-from node.home import Home
-from node.tenancy import live_in
+from node.home.create import Home
+from node.home.lock import live_in
 from state.primitives.errors import ConfigError, StoreError
 from state.store.errors import StoreDamaged
 
 if TYPE_CHECKING:
     from consensus.votes import Certificate
-    from node.config import Checkpoint
+    from node.home.config import Checkpoint
     from state.primitives.committee import Committee
     from state.store import Store
 
@@ -54,7 +54,7 @@ def settle(home: Home, block: str, again: bool, yes: bool, as_json: bool) -> Non
       dekube db settle 184201:0x5f...e1
       dekube db accuse 184201 --database ~/.dekube/data/chain.left-1 --rpc https://rpc.example
     """
-    from node.config import parse_checkpoint
+    from node.home.config import parse_checkpoint
 
     chosen = parse_checkpoint(block, "HEIGHT:HASH, the hash with its 64 hex digits,")
     home.load_options()  # else the folders of a home would be made wherever --home points to
@@ -66,9 +66,9 @@ def settle(home: Home, block: str, again: bool, yes: bool, as_json: bool) -> Non
 
 def _settle(home: Home, chosen: Checkpoint, *, again: bool, yes: bool) -> dict[str, Any]:
     from consensus.guard_log import blocks_alone
-    from node.promises import write_durably
+    from node.market.promises import write_durably
+    from node.sync.database import snapshots_path
     from node.sync.service import is_fresh, move_aside, sync_path
-    from node.sync.wiring import snapshots_path
 
     found, tip = None, 0
     if not is_fresh(home.chain):
@@ -147,8 +147,8 @@ def accuse(session: Session, height: int, database: Path | None, reporter: str |
     Nodes of both chains have halves of the proof: bring those of several where one names too few.
     """
     from consensus.wire import encode_certificate
-    from node.forks import certificates_of
-    from rpc.errors import RpcError
+    from node.chain.forks import certificates_of
+    from rpc.protocol.errors import RpcError
     from state.transition.staking import load_committee
 
     paid = None if reporter is None else "0x" + session.address(reporter, known=False).hex()
@@ -206,8 +206,8 @@ def _database(home: Home, place: Path | None) -> Iterator[Store]:
 @contextmanager
 def _opened(home: Home, place: Path) -> Iterator[Store]:
     """Open a database of a stopped node, and never begin one."""
-    from node.runtime import make_runtime
-    from node.sync.wiring import store_options
+    from node.chain.runtime import make_runtime
+    from node.sync.database import store_options
     from state.store import Store
     from state.store.database import holds_database
 

@@ -10,12 +10,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import AMOUNT, parse_numbers
-from node.cli.commands import Commands, as_command
-from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
-from node.cli.output import counted, json_option, parse_amount, show, show_amount, show_fields, show_rows
-from node.cli.terminal import printable
-from node.founders import (
+from node.chain.founding import (
     FOUNDER_LIMIT_BYTES,
     Founder,
     check_genesis,
@@ -24,8 +19,13 @@ from node.founders import (
     founder_to_json,
     make_founder,
 )
-from node.home import Home, check_new_home, create_founder, load_genesis, write_whole
-from node.keyring import random_key
+from node.cli.arguments import AMOUNT, parse_numbers
+from node.cli.commands import Commands, as_command
+from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
+from node.cli.output import counted, json_option, parse_amount, show, show_amount, show_fields, show_rows
+from node.cli.terminal import printable
+from node.home.create import Home, check_new_home, create_founder, load_genesis, write_whole
+from node.home.keyring import random_key
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.genesis import Genesis, check_name, genesis_hash, genesis_to_json

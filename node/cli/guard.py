@@ -18,10 +18,10 @@ from node.cli.files import read_json
 from node.cli.options import ask_passphrase, home_option
 from node.cli.output import json_option, show_fields
 from node.cli.output import show as show_json
-from node.config import parse_vote_key
-from node.guards import is_retired, retire_guard, return_guard
-from node.home import Home, load_key, write_private
-from node.tenancy import live_in
+from node.home.config import parse_vote_key
+from node.home.create import Home, load_key, write_private
+from node.home.guards import is_retired, retire_guard, return_guard
+from node.home.lock import live_in
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash
 

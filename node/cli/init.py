@@ -9,15 +9,15 @@ from typing import Final
 
 import click
 
-from node.cli.combinations import not_with, refuse_given
+from node.chain.founding import FOUNDER_LIMIT_BYTES, founder_from_json
 from node.cli.commands import as_command
+from node.cli.option_conflicts import not_with, refuse_given
 from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
 from node.cli.output import json_option, show_fields
-from node.config import MetricsOptions, NetworkOptions, NodeOptions, RpcOptions, check_options
-from node.founders import FOUNDER_LIMIT_BYTES, founder_from_json
-from node.home import Home, adopt_genesis, check_new_home, create_home, load_genesis
-from node.keyring import random_key
-from node.ports import is_taken
+from node.home.config import MetricsOptions, NetworkOptions, NodeOptions, RpcOptions, check_options
+from node.home.create import Home, adopt_genesis, check_new_home, create_home, load_genesis
+from node.home.keyring import random_key
+from node.process.ports import is_taken
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import Genesis

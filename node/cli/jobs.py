@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from node.cli.files import parse_json
 from node.cli.options import read_input
-from rpc.jobs import spec_to_json
+from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError, DecodeError
-from tasks.engine.plan import TrainingPlan
-from tasks.engine.state import TrainingState
+from tasks.engines.plan import TrainingPlan
+from tasks.engines.state import TrainingState
 from tasks.spec import (
     SPEC_LIMIT_BYTES,
     Dataset,

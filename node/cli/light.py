@@ -16,13 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from consensus.light import Fork, TrustedState, genesis_root, trusting_period_ms
 from consensus.wire import encode_certificate
-from node.cli.combinations import only_with
 from node.cli.commands import Commands
+from node.cli.option_conflicts import only_with
 from node.cli.output import in_words, json_option, show, show_amount, show_fields, show_gwei, show_rows
 from node.cli.session import Session
 from node.cli.terminal import printable
-from node.home import Home, load_genesis
-from node.light import (
+from node.home.create import Home, load_genesis
+from node.light.client import (
     Endpoint,
     LightFile,
     LightNode,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from node.files import read_bounded
-from node.places import Home
+from node.home.files import read_bounded
+from node.home.paths import Home
 from state.primitives.errors import ConfigError, KeystoreError
 
 if TYPE_CHECKING:  # what opens keys is loaded where one is opened
@@ -90,7 +90,7 @@ def ask_home(home: Home, verb: str, *, timeout_s: float = ASK_S, **fields: Any) 
         return ask_node(home.control, verb, timeout_s=timeout_s, **fields)
     except ControlUnavailable:
         if home.config.exists():
-            from node.kinds import NODE, check_kind
+            from node.home.kind import NODE, check_kind
 
             check_kind(home.config, NODE)
         raise
@@ -109,7 +109,7 @@ def ask_line(file: Path | None, prompt: str, *, instead: str = "") -> str:
     if file is None:
         return ask_unseen(prompt, instead=instead)
     if str(file) != STDIO:
-        from node.home import read_passphrase
+        from node.home.create import read_passphrase
 
         return read_passphrase(file, _asked(prompt))
     line = _piped_line()
@@ -223,8 +223,8 @@ def _has_terminal() -> bool:
 
 def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:
     """Return the key in a keystore file. Raises KeystoreError, before it asks where there is no such file."""
-    from node.home import load_key
-    from node.keyring import check_keystore
+    from node.home.create import load_key
+    from node.home.keyring import check_keystore
 
     check_keystore(path)
     return load_key(path, ask_passphrase(passphrase_file, f"Passphrase of {path.name}"))
@@ -235,7 +235,7 @@ def account_of_home(home: Home, passphrase_file: Path | None = None) -> SecretKe
 
     Raises ConfigError or KeystoreError.
     """
-    from node.kinds import keys_of
+    from node.home.kind import keys_of
 
     keys = keys_of(home)
     path = home.path(keys.account)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # loaded where a table is shown: programs and health checks a
     from rich.console import Console
     from rich.text import Text
 
-    from rpc.client.shapes import Receipt
+    from rpc.client.results import Receipt
 
 __all__ = [
     "counted",

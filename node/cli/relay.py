@@ -11,18 +11,18 @@ from typing import Any
 
 import click
 
-from node.cli.answers import reading_answers
 from node.cli.arguments import AMOUNT
-from node.cli.combinations import only_with
 from node.cli.commands import Commands, as_command
+from node.cli.confirm import send, yes_option
+from node.cli.option_conflicts import only_with
 from node.cli.options import ask_passphrase, ask_unseen, relay_home_option, say_keys_are_made
 from node.cli.output import json_option, show_amount, show_fields, show_receipt, show_rows, show_time
-from node.cli.patience import TellingClient
+from node.cli.progress_client import TellingClient
 from node.cli.relay_status import status
+from node.cli.responses import reading_answers
 from node.cli.session import Session, reading_options, session_options
-from node.cli.spending import send, yes_option
-from node.home import Home, check_new_home, create_home, load_genesis, load_key
-from node.keyring import random_key
+from node.home.create import Home, check_new_home, create_home, load_genesis, load_key
+from node.home.keyring import random_key
 from rpc.client import TransactionRefused
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DecodeError
@@ -42,7 +42,7 @@ def relay() -> None:
 @json_option
 def init(home: Home, genesis: Path, as_json: bool) -> None:
     """Make a relay's home: a key (opened by a random passphrase kept beside it, mode 0600) and its options."""
-    from node.relay import RelayHomeOptions
+    from node.relay.home import RelayHomeOptions
 
     document = load_genesis(genesis)
     check_new_home(home)
@@ -70,7 +70,7 @@ def run(home: Home, urls: tuple[str, ...]) -> None:
     One that asks a price needs a gateway (`rpc` in config.toml, or --rpc): it learns there what its payers are
     good for, and brings their receipts on chain by itself. Without one all of them are strangers to it.
     """
-    from node.relay import run_relay_home
+    from node.relay.home import run_relay_home
 
     run_relay_home(home, urls, ask_unseen)
 
@@ -85,7 +85,7 @@ def deposit(session: Session, amount: int, yes: bool, as_json: bool) -> None:
 
     Whoever has the key of the node on this account can spend the deposit, and nothing else of the account.
     """
-    from tasks.carriage import FUND_CARRIAGE
+    from tasks.ledger.carriage import FUND_CARRIAGE
 
     if not amount:
         raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
@@ -105,7 +105,7 @@ def withdraw(session: Session, amount: int, yes: bool, as_json: bool) -> None:
 
     Takes the place of what was asked for before, and waits anew; 0 takes that back.
     """
-    from tasks.carriage import WITHDRAW_CARRIAGE
+    from tasks.ledger.carriage import WITHDRAW_CARRIAGE
 
     with session.client() as client:
         key = session.key()
@@ -153,7 +153,7 @@ def account(session: Session, account: str | None, as_json: bool) -> None:
 
 
 def _account(home: Home) -> SecretKey:
-    from node.relay import load_relay_options
+    from node.relay.home import load_relay_options
 
     keys = load_relay_options(home).keys
     return load_key(home.path(keys.account), ask_passphrase(home.passphrase_file(keys)))
@@ -175,9 +175,9 @@ def register(home: Home, url: str, where: str, bond: int | None, yes: bool, as_j
     Example:
       dekube relay register --home relay --rpc http://127.0.0.1:8545 --at relay.example:26680
     """
-    from p2p.transport import Endpoint
-    from tasks.registry import NodeProfile, NodeRole
-    from tasks.transitions import REGISTER_NODE, UPDATE_NODE, node_payload
+    from p2p.base.transport import Endpoint
+    from tasks.ledger.registry import NodeProfile, NodeRole
+    from tasks.ledger.transitions import REGISTER_NODE, UPDATE_NODE, node_payload
 
     key = _account(home)
     try:
@@ -221,10 +221,10 @@ def settle(home: Home, url: str, is_all: bool, yes: bool, as_json: bool) -> None
     its channel says what came since. May run beside the relay, best daily: receipts are valid for a week, but only
     as long as the certificates of their payers.
     """
-    from node.carriage import settlement_fee
-    from node.relay import RECEIPTS
-    from relay.receipts import ReceiptStore
-    from tasks.carriage import SETTLE_CARRIAGE
+    from node.relay.home import RECEIPTS
+    from node.relay.settlement_gateway import settlement_fee
+    from relay.payment.receipts import ReceiptStore
+    from tasks.ledger.carriage import SETTLE_CARRIAGE
 
     store = ReceiptStore(home.path(RECEIPTS))
     rows: list[dict[str, Any]] = []

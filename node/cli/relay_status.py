@@ -13,10 +13,10 @@ from rich.filesize import decimal
 
 from node.cli.options import relay_home_option
 from node.cli.output import counted, json_option, log_field, show_fields
-from node.config import parse_host_port
-from node.files import read_bounded
-from node.kinds import RELAY, check_kind
-from node.places import Home
+from node.home.config import parse_host_port
+from node.home.files import read_bounded
+from node.home.kind import RELAY, check_kind
+from node.home.paths import Home
 from rpc.client.control import ControlUnavailable
 from state.primitives.errors import ConfigError
 

@@ -15,14 +15,14 @@ from typing import Any, Final
 
 import click
 
-from node.cli.combinations import not_with
 from node.cli.commands import Commands
 from node.cli.guard import guard
+from node.cli.option_conflicts import not_with
 from node.cli.options import ask_home, ask_unseen, home_option
 from node.cli.output import json_option, show, show_fields, show_rows
-from node.config import NodeOptions, flat_options
-from node.control import ControlUnavailable, short_path
-from node.home import Home
+from node.home.config import NodeOptions, flat_options
+from node.home.create import Home
+from node.process.control import ControlUnavailable, short_path
 from state.primitives.errors import ConfigError, DekubeError
 
 __all__ = ["NodeStillRuns", "node"]
@@ -62,9 +62,9 @@ node.add_command(guard)
 )
 def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
     """Run the node in --home until SIGTERM or Ctrl-C."""
-    from node.config import parse_checkpoint
-    from node.logs import configure_logs
-    from node.service import run_node
+    from node.daemon.service import run_node
+    from node.home.config import parse_checkpoint
+    from node.telemetry.logs import configure_logs
 
     if checkpoint:
         parse_checkpoint(checkpoint)
@@ -109,9 +109,9 @@ def config(home: Home, only_changed: bool, as_json: bool) -> None:
 
 def _check_files(home: Home, options: NodeOptions) -> None:
     """Raise ConfigError or KeystoreError where a start with ``options`` would find a file missing or damaged."""
-    from node.home import read_passphrase
-    from node.keyring import check_keystore
-    from node.runtime import make_runtime
+    from node.chain.runtime import make_runtime
+    from node.home.create import read_passphrase
+    from node.home.keyring import check_keystore
 
     make_runtime(home.load_genesis(), protocol_version=options.developer.protocol_version)
     names = {"keys.account": options.keys.account}

@@ -9,12 +9,12 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from node.cli.answers import reading_answers
 from node.cli.options import DEFAULT_HOME, account_of_home, open_key, parse_home
-from node.cli.patience import TellingClient
-from node.home import Home
-from node.keyring import Keyring, address_in
-from node.kinds import gateways_of, keys_of
+from node.cli.progress_client import TellingClient
+from node.cli.responses import reading_answers
+from node.home.create import Home
+from node.home.keyring import Keyring, address_in
+from node.home.kind import gateways_of, keys_of
 from rpc.client import Client
 from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError

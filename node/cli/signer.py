@@ -12,7 +12,6 @@ import trio
 
 from consensus.signer import AskKeys, AskStatus, Keys, Request, Retire, SignerStatus, SignerUnavailable
 from node.cli.arguments import ADDRESS
-from node.cli.combinations import only_with
 from node.cli.commands import Commands, as_command
 from node.cli.guard import (
     check_new,
@@ -23,6 +22,7 @@ from node.cli.guard import (
     read_watermark,
     vote_key_option,
 )
+from node.cli.option_conflicts import only_with
 from node.cli.options import (
     ask_new_passphrase,
     ask_passphrase,
@@ -32,9 +32,9 @@ from node.cli.options import (
     signer_home_option,
 )
 from node.cli.output import json_option, log_field, show, show_fields
-from node.config import parse_listen, toml_value
-from node.home import Home, check_new_home, create_home, load_genesis
-from node.keyring import random_key
+from node.home.config import parse_listen, toml_value
+from node.home.create import Home, check_new_home, create_home, load_genesis
+from node.home.keyring import random_key
 from state.primitives.address import format_address, parse_address
 from state.primitives.genesis import genesis_hash
 from state.primitives.keys import SecretKey

@@ -18,7 +18,7 @@ from node.cli.output import (
     show_span,
     show_time,
 )
-from node.places import Home
+from node.home.paths import Home
 
 __all__ = ["is_following", "is_reachable", "is_slashed", "status"]
 

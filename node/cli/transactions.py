@@ -10,13 +10,13 @@ import click
 
 from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
+from node.cli.confirm import send, yes_option
 from node.cli.files import read_json
 from node.cli.options import ask_passphrase
 from node.cli.output import json_option, show_amount, show_receipt, show_time
 from node.cli.session import Session, session_options
-from node.cli.spending import send, yes_option
-from node.home import Home
-from node.keyring import random_key
+from node.home.create import Home
+from node.home.keyring import random_key
 from rpc.client import Client, TransactionRefused
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
@@ -110,8 +110,8 @@ def rotate_keys(session: Session, yes: bool, as_json: bool) -> None:
     node once again with both before that. Run again when the new key sits: the next rotation begins with it. A key
     that waits for its first seat already is registered once more.
     """
-    from node.guards import begin_guard
-    from node.home import load_key, rewrite_options, save_key
+    from node.home.create import load_key, rewrite_options, save_key
+    from node.home.guards import begin_guard
 
     home, (key, passphrase) = session.home, _keys(session)
     options = home.load_options()
@@ -226,7 +226,7 @@ def _keys(session: Session) -> tuple[SecretKey, str]:
 
     Raises ConfigError, KeystoreError.
     """
-    from node.home import load_key
+    from node.home.create import load_key
 
     home = session.home
     options = home.load_options().keys
@@ -242,7 +242,7 @@ def _vote_key(home: Home, passphrase: str, registered: bytes | None) -> SecretKe
 
     Raises ConfigError, KeystoreError.
     """
-    from node.home import load_key
+    from node.home.create import load_key
 
     options = home.load_options().keys
     files = [file for file in (options.vote, options.vote_next) if file]

@@ -95,7 +95,7 @@ def _row(
 
 def _committee_after(client: Client, number: int) -> dict[str, Any] | None:
     """Return the next committee, which a chain knows; None from a gateway that does not tell."""
-    from rpc.errors import RpcError
+    from rpc.protocol.errors import RpcError
 
     try:
         found: dict[str, Any] = client.call("dekube_getCommittee", epoch=number + 1)

@@ -8,18 +8,18 @@ import click
 
 from node.cli.arguments import AMOUNT
 from node.cli.commands import Commands
+from node.cli.confirm import send, yes_option
 from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, reading_options, session_options
-from node.cli.spending import send, yes_option
-from node.places import Home
+from node.home.paths import Home
 from rpc.client import Client
-from rpc.client.shapes import Receipt
+from rpc.client.results import Receipt
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.signing import personal_digest, wallet_form
-from tasks.registry import NodeProfile, NodeRole, operator_words
-from tasks.transitions import REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
+from tasks.ledger.registry import NodeProfile, NodeRole, operator_words
+from tasks.ledger.transitions import REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
 
 __all__ = ["worker"]
 
@@ -324,7 +324,7 @@ def _offer(profile: NodeProfile, does: str, bond: str) -> dict[str, Any]:
 
 
 def _profile(session: Session, address: bytes) -> NodeProfile:
-    from node.machine import describe_machine, renewed_score
+    from node.market.machine import describe_machine, renewed_score
 
     options = session.home.load_options()
     if not {"compute", "verify"} & set(options.roles):

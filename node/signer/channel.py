@@ -7,11 +7,11 @@ from typing import Final
 
 import trio
 
-from p2p.errors import FrameInvalid, HandshakeFailed
-from p2p.handshake import Handshake, Session
-from p2p.identity import Identity, Purpose
-from p2p.link import shake_hands
-from p2p.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal
+from p2p.base.errors import FrameInvalid, HandshakeFailed
+from p2p.secure.handshake import Handshake, Session
+from p2p.secure.identity import Identity, Purpose
+from p2p.secure.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal
+from p2p.session.connection import shake_hands
 
 __all__ = ["SealedStream", "secured"]
 

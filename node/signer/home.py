@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from consensus.signer import KEYS_MAX
-from node.config import KeyOptions, LogOptions, dump_options, listen_option, load_table, parse_listen
-from node.guards import begin_guard
-from node.home import Home, load_key, save_key, write_whole
-from node.kinds import SIGNER, expected
+from node.home.config import KeyOptions, LogOptions, dump_options, listen_option, load_table, parse_listen
+from node.home.create import Home, load_key, save_key, write_whole
+from node.home.guards import begin_guard
+from node.home.kind import SIGNER, expected
 from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.genesis import genesis_hash

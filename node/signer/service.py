@@ -21,18 +21,18 @@ import trio
 from consensus.remote_voter import ask_signer
 from consensus.signer import Answer, Request, Retire, SignerCore, SignerUnavailable
 from consensus.signer_server import SignerKey, SignerServer
-from node.control import short_path
-from node.guards import is_retired, open_guard
-from node.home import Home, load_key, node_secret, read_passphrase, write_whole
-from node.kinds import SIGNER, check_kind
-from node.logs import configure_logs
-from node.ports import format_host_port, listen_at
-from node.signals import stop_when_told
-from node.signer.door import Door
+from node.home.create import Home, load_key, node_secret, read_passphrase, write_whole
+from node.home.guards import is_retired, open_guard
+from node.home.kind import SIGNER, check_kind
+from node.home.lock import live_in
+from node.process.control import short_path
+from node.process.ports import format_host_port, listen_at
+from node.process.signals import stop_when_told
 from node.signer.home import SignerHomeOptions, load_signer_options, signer_socket, vote_keys_of
-from node.tenancy import live_in
-from p2p.identity import Identity
-from rpc.log_output import LOG_OUTPUT
+from node.signer.tcp_server import Door
+from node.telemetry.logs import configure_logs
+from p2p.secure.identity import Identity
+from rpc.process.log_output import LOG_OUTPUT
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import genesis_hash

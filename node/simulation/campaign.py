@@ -28,7 +28,7 @@ from consensus.simulation.disk import Fault
 from consensus.simulation.heal import breaks, run_break, weighted_breaks
 from consensus.simulation.scenarios import run_scenario
 from consensus.simulation.twins import count_scenarios, run_twins, scenario_of
-from node.simulation.above import run_above
+from node.simulation.above_bound import run_above
 from node.simulation.crash_points import WHOLE
 from node.simulation.scenarios import run_whole
 

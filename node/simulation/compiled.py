@@ -19,11 +19,11 @@ MODULES: Final = (
     *("state/primitives/blocks.py", "state/primitives/codec.py", "state/primitives/committee.py"),
     *("state/primitives/hashing.py", "state/primitives/merkle.py", "state/primitives/votes.py"),
     *("consensus/actions.py", "consensus/core.py", "consensus/events.py", "consensus/guard.py"),
-    *("consensus/halves.py", "consensus/inbound.py", "consensus/replica.py", "consensus/sync.py"),
+    *("consensus/notarizations.py", "consensus/inbound.py", "consensus/replica.py", "consensus/sync.py"),
     *("consensus/votes.py", "consensus/wire.py"),
     *("consensus/simulation/cluster.py", "consensus/simulation/disk.py", "consensus/simulation/oracle.py"),
     *("consensus/simulation/worlds.py", "consensus/simulation/crash_points.py"),
-    *("node/simulation/branches.py", "node/simulation/people.py", "node/simulation/above.py"),
+    *("node/simulation/fork_oracle.py", "node/simulation/operators.py", "node/simulation/above_bound.py"),
 )
 """Where the time goes, and what inherits from it: an interpreted class cannot inherit from a compiled one."""
 _BUILD: Final = """
@@ -40,7 +40,7 @@ from consensus.simulation.disk import Fault
 from consensus.simulation.heal import breaks, run_break
 from consensus.simulation.scenarios import run_scenario
 from consensus.simulation.twins import count_scenarios, run_twins, scenario_of
-from node.simulation.above import run_above
+from node.simulation.above_bound import run_above
 from node.simulation.scenarios import run_whole
 for number in range(int(sys.argv[1])):
     print(number, run_whole(number) if number % 10 == 0 else run_scenario(number))

@@ -1,4 +1,4 @@
-"""Whole nodes in the simulator: the real chain of ``node.chain`` on a database in memory that power cuts visit.
+"""Whole nodes in the simulator: the real ``node.chain.block_tree`` on a database in memory that power cuts visit.
 
 Blocks are built, checked, executed and committed by the code of a node: the runtime with all rules, epochs and
 committees from stakes, VRF proofs, evidence and its penalties, the store with its trie. Simulated are the disk,
@@ -17,12 +17,12 @@ from consensus.simulation.oracle import Violation
 from consensus.simulation.worlds import Committed, Standing
 from consensus.votes import Certificate, Check, verify_checks
 from consensus.wire import BLOCKS_MAX, BlocksReply, decode_certificate, encode_certificate
-from node.chain import BlockUnknown, Chain, decode_body
-from node.evidence import EvidencePool
-from node.forks import ForkUnproven, check_certificate, convict, kept, to_keep
-from node.ledger import NodeLedger
-from node.mempool import MempoolOptions
-from node.runtime import make_runtime
+from node.chain.block_tree import BlockUnknown, Chain, decode_body
+from node.chain.evidence import EvidencePool
+from node.chain.forks import ForkUnproven, check_certificate, convict, kept, to_keep
+from node.chain.ledger import NodeLedger
+from node.chain.mempool import MempoolOptions
+from node.chain.runtime import make_runtime
 from state.primitives.blocks import Block, decode_header
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError, InvalidBlock, InvalidTransaction, StoreError

@@ -31,7 +31,7 @@ from consensus.light import (
     checkpoint_root,
     decode_epoch_record,
 )
-from node.config import Checkpoint
+from node.home.config import Checkpoint
 from node.sync.messages import (
     CHUNK,
     MANIFEST,

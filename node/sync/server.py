@@ -8,7 +8,6 @@ from typing import Final, Protocol
 import structlog
 import trio
 
-from node.sync.keeper import SnapshotKeeper
 from node.sync.messages import (
     CHUNK,
     MANIFEST,
@@ -21,8 +20,9 @@ from node.sync.messages import (
     encode_offers,
     encode_records,
 )
-from p2p.frame import Class
-from p2p.limits import RateLimiter
+from node.sync.snapshot_keeper import SnapshotKeeper
+from p2p.base.limits import RateLimiter
+from p2p.secure.frame import Class
 from state.primitives.errors import DekubeError
 from state.store import HeightUnknown, Pruned, Store, StoreUnavailable
 

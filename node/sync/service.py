@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from consensus.light import LightOptions, TrustedState, genesis_root, trusting_period_ms
-from node.config import Checkpoint
+from node.home.config import Checkpoint
 from node.sync.core import (
     NOTHING_MS,
     Answered,
@@ -35,7 +35,7 @@ from node.sync.core import (
     Unanswered,
 )
 from node.sync.messages import CHUNK
-from p2p.errors import PeerUnreachable, RequestFailed, RequestRefused
+from p2p.base.errors import PeerUnreachable, RequestFailed, RequestRefused
 from state.primitives.errors import DekubeError, ProtocolError
 from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, read_parameters
 from state.store import (
@@ -70,7 +70,7 @@ ASIDE_MAX: Final = 1_000
 
 
 class PeerSeen(Protocol):
-    """What is used of ``p2p.peer.PeerInfo``."""
+    """What is used of ``p2p.session.peer.PeerInfo``."""
 
     @property
     def address(self) -> bytes:

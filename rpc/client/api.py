@@ -20,6 +20,7 @@ from rpc.client.arguments import (
     check_kind,
     check_timeout,
 )
+from rpc.client.block_stream import KINDS, news
 from rpc.client.contracts import ContractFunction, find_function, read_revert
 from rpc.client.core import (
     ELSEWHERE,
@@ -40,8 +41,8 @@ from rpc.client.core import (
     within,
 )
 from rpc.client.errors import AnswerMalformed, ArgumentInvalid, ClientError, GatewayUnreachable, TransactionRefused
-from rpc.client.news import KINDS, news
-from rpc.client.shapes import (
+from rpc.client.flow_methods import FlowMethod, StreamMethod
+from rpc.client.results import (
     Account,
     Block,
     ChainInfo,
@@ -57,7 +58,6 @@ from rpc.client.shapes import (
     Transaction,
     read_shape,
 )
-from rpc.client.shells import FlowMethod, StreamMethod
 from state.primitives.abi import AbiValue
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError

@@ -18,9 +18,9 @@ import orjson
 from rpc.client.arguments import check_file, check_hash, check_key
 from rpc.client.core import Core, Fetch, Flow, Now, Pause, Reply, Work, hexed
 from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
-from rpc.client.shapes import ChainInfo, Head, read_shape
-from rpc.client.shells import FlowMethod
-from rpc.grants import grant_digest, make_grant
+from rpc.client.flow_methods import FlowMethod
+from rpc.client.results import ChainInfo, Head, read_shape
+from rpc.protocol.grants import grant_digest, make_grant
 from state.primitives.errors import DecodeError, DekubeError, StoreError
 from state.primitives.keys import SecretKey
 from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest, blob_id, manifest_of

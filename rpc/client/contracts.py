@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rpc.client.errors import AnswerMalformed
-from rpc.client.shapes import Contract
+from rpc.client.results import Contract
 from state.primitives.abi import AbiValue, Function, Parameter, decode_values, encode_values, revert_data
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rpc.errors import RpcError
+from rpc.protocol.errors import RpcError
 from state.primitives.errors import DekubeError
 
 __all__ = [

@@ -9,8 +9,8 @@ from rpc.client.api import each, one
 from rpc.client.arguments import check_address, check_data
 from rpc.client.core import Core, Flow, Stream, hexed
 from rpc.client.errors import AnswerMalformed
-from rpc.client.shapes import Amount, Answer, Execution, Header, Shape, Transaction, read_shape
-from rpc.client.shells import FlowMethod, StreamMethod
+from rpc.client.flow_methods import FlowMethod, StreamMethod
+from rpc.client.results import Amount, Answer, Execution, Header, Shape, Transaction, read_shape
 from state.primitives.codec import Value, encode
 
 __all__ = [

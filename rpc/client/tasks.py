@@ -22,6 +22,7 @@ from rpc.client.arguments import (
     check_timeout,
 )
 from rpc.client.blobs import Progress, download, upload
+from rpc.client.block_stream import news
 from rpc.client.control import ask_node
 from rpc.client.core import Call, Core, Flow, Found, Pages, Stream, TimeOver, Work, gather, hexed, through, within
 from rpc.client.errors import (
@@ -33,8 +34,8 @@ from rpc.client.errors import (
     ResultMismatch,
     TaskEnded,
 )
-from rpc.client.news import news
-from rpc.client.shapes import (
+from rpc.client.flow_methods import FlowMethod, StreamMethod
+from rpc.client.results import (
     Bill,
     BillLine,
     EscrowTotals,
@@ -47,13 +48,12 @@ from rpc.client.shapes import (
     Window,
     read_shape,
 )
-from rpc.client.shells import FlowMethod, StreamMethod
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
 
 if TYPE_CHECKING:
-    from tasks.engine.state import TrainingState
+    from tasks.engines.state import TrainingState
     from tasks.spec import JobSpec
 
 __all__ = ["CreatedTask", "TaskApi", "TaskResult", "TaskUpdate"]
@@ -100,9 +100,9 @@ class TaskResult:
 
         Raises NoResult without the data set, ResultMismatch when it is not the one that the job names.
         """
-        from tasks.datasets import Dataset
-        from tasks.engine.arrays import NumpyArrays
-        from tasks.engine.training import Trainer
+        from tasks.engines.arrays import NumpyArrays
+        from tasks.engines.datasets import Dataset
+        from tasks.engines.training import Trainer
 
         if self.dataset is None:
             raise NoResult("the data set of the job could not be had")
@@ -133,7 +133,7 @@ def _check_job(core: Core, spec: bytes) -> Flow[TaskQuote]:
 
     The gateway looks at the data set, the machines and the start of a small model; a large one's is computed here.
     """
-    from tasks.screening import check_start
+    from tasks.ledger.screening import check_start
     from tasks.spec import decode_spec
 
     quote = yield from _quote_task(core, spec)
@@ -204,7 +204,7 @@ def _create_task(core: Core, key: SecretKey, spec: bytes, *, anyway: bool = Fals
     Raises JobRefused for a job that is known not to be done, unless ``anyway`` posts it; ClientError where the
     mempool refuses it, TransactionRefused where its rule does.
     """
-    from tasks.transitions import CREATE_TASK, task_id_of  # their rules weigh more than this client
+    from tasks.ledger.transitions import CREATE_TASK, task_id_of  # their rules weigh more than this client
 
     check_key("key", key)
     quote = yield from (_quote_task(core, spec) if anyway else _check_job(core, spec))
@@ -214,7 +214,7 @@ def _create_task(core: Core, key: SecretKey, spec: bytes, *, anyway: bool = Fals
 
 def _cancel_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
     """End a task early; what is not earned comes back."""
-    from tasks.transitions import CANCEL_TASK
+    from tasks.ledger.transitions import CANCEL_TASK
 
     check_hash("task", task)
     return send(core, key, CANCEL_TASK, [task])
@@ -222,7 +222,7 @@ def _cancel_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
 
 def _resume_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
     """Look for another worker for a paused task."""
-    from tasks.transitions import RESUME_TASK
+    from tasks.ledger.transitions import RESUME_TASK
 
     check_hash("task", task)
     return send(core, key, RESUME_TASK, [task])
@@ -230,7 +230,7 @@ def _resume_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
 
 def _top_up_task(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow[Receipt]:
     """Add to what pays a task's verification; unused it comes back."""
-    from tasks.transitions import TOP_UP_TASK
+    from tasks.ledger.transitions import TOP_UP_TASK
 
     check_hash("task", task)
     check_amount("amount", amount)
@@ -242,7 +242,7 @@ def _demand_result(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow
 
     What of it is not needed comes back, and all of it where the worker does not serve the result.
     """
-    from tasks.transitions import DEMAND_RESULT
+    from tasks.ledger.transitions import DEMAND_RESULT
 
     check_hash("task", task)
     check_amount("amount", amount)
@@ -465,7 +465,7 @@ def _result(
 
 
 def _dataset_limit() -> int:
-    from tasks.datasets import DATASET_BYTES_MAX
+    from tasks.engines.datasets import DATASET_BYTES_MAX
 
     return DATASET_BYTES_MAX
 
@@ -481,7 +481,7 @@ def _spec_of(task: Task) -> JobSpec:
 
 
 def _check_state(spec: JobSpec, window: Window, data: bytes) -> TrainingState:
-    from tasks.engine.state import TrainingState
+    from tasks.engines.state import TrainingState
 
     plan = spec.plan()
     state = TrainingState.decode(data, plan)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpc.accounts import nonce_and_balance
 from rpc.ethereum import render
+from rpc.ethereum.block_ids import AT_PARAM, height_of
 from rpc.ethereum.contracts import CODE, CONTRACTS
-from rpc.ethereum.line import method
+from rpc.ethereum.method import method
 from rpc.ethereum.params import ACCOUNT, BLOCK, SLOT, BlockParam
-from rpc.ethereum.places import AT_PARAM, height_of
 from rpc.ethereum.render import QUANTITY_OUT, quantity
-from rpc.render import BYTES_OUT, HASH_OUT, hexed
-from rpc.schema import Param, ParamType
-from rpc.table import Json, Method, Node
+from rpc.methods.accounts import nonce_and_balance
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.render import BYTES_OUT, HASH_OUT, hexed
+from rpc.methods.schema import Param, ParamType
 from state.view.accounts import account_key
 
 __all__ = ["ACCOUNT_METHODS", "balance_at"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from rpc.ethereum import render
-from rpc.ethereum.line import method
+from rpc.ethereum.block_ids import BLOCK_PARAM, HASH_PARAM, INDEX_PARAM, find_block, genesis_at
+from rpc.ethereum.method import method
 from rpc.ethereum.params import BLOCK, BlockParam
-from rpc.ethereum.places import BLOCK_PARAM, HASH_PARAM, INDEX_PARAM, find_block, genesis_at
 from rpc.ethereum.render import QUANTITY_OUT, quantity
-from rpc.schema import BOOLEAN, NULL, Param, array, nullable, ref
-from rpc.table import Json, Method, Node
-from rpc.turns import Lane
+from rpc.methods.fair_queue import Lane
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.schema import BOOLEAN, NULL, Param, array, nullable, ref
 
 __all__ = ["BLOCK_METHODS"]
 

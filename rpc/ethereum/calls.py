@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from rpc.errors import RpcError
 from rpc.ethereum.accounts import balance_at
+from rpc.ethereum.block_ids import AT_PARAM, height_of
 from rpc.ethereum.contracts import View, view_of
 from rpc.ethereum.errors import Reverted, as_revert
-from rpc.ethereum.line import method
+from rpc.ethereum.method import method
 from rpc.ethereum.params import CALL, NO_OVERRIDE, BlockParam, CallParam
-from rpc.ethereum.places import AT_PARAM, height_of
 from rpc.ethereum.render import QUANTITY_OUT, quantity
-from rpc.parameters import parameters_of
-from rpc.render import BYTES_OUT, hexed
-from rpc.schema import Param
-from rpc.table import Json, Method, Node
-from rpc.turns import Lane
+from rpc.methods.fair_queue import Lane
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.parameters import parameters_of
+from rpc.methods.render import BYTES_OUT, hexed
+from rpc.methods.schema import Param
+from rpc.protocol.errors import RpcError
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.receipts import Receipt, decode_receipt

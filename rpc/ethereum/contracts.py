@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from billing.escrow import BILLING_ADDRESS, earnings_of, escrow_totals
-from p2p.identity import account_and_signer
-from rpc.parameters import Parameters, parameters_of
-from rpc.render import ADDRESS_OUT, AT, address, at
-from rpc.schema import STRING, array, obj
-from rpc.table import Json, Method, Node
+from p2p.secure.identity import account_and_signer
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.parameters import Parameters, parameters_of
+from rpc.methods.render import ADDRESS_OUT, AT, address, at
+from rpc.methods.schema import STRING, array, obj
 from state.primitives.abi import SELECTOR_BYTES, AbiValue, Function, Parameter, encode_values
 from state.primitives.receipts import EventType
 from state.transition.jail import load_jail
@@ -19,12 +19,12 @@ from state.transition.rules import Rule
 from state.transition.runtime import BASE_RULES
 from state.transition.staking import STAKING_ADDRESS, load_stake, unbondings_of
 from state.view import Reader
-from tasks.carriage import carriage_rules, deposit_of
-from tasks.case import LEDGER_ADDRESS
-from tasks.queries import find_node, find_task, quote
-from tasks.registry import REGISTRY_ADDRESS, reputation_milli, require_node
+from tasks.ledger.carriage import carriage_rules, deposit_of
+from tasks.ledger.open_task import LEDGER_ADDRESS
+from tasks.ledger.queries import find_node, find_task, quote
+from tasks.ledger.registry import REGISTRY_ADDRESS, reputation_milli, require_node
+from tasks.ledger.transitions import rules
 from tasks.spec import decode_spec
-from tasks.transitions import rules
 
 __all__ = ["CODE", "CONTRACTS", "CONTRACT_METHODS", "VIEWS", "View", "abi_json", "rules_of", "view_of"]
 

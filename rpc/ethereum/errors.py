@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpc.errors import RpcError
+from rpc.protocol.errors import RpcError
 from state.primitives.abi import revert_data
 from state.transition.errors import CallRefused
 

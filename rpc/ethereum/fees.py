@@ -5,16 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any, Final
 
-from rpc.blocks import LoadedBlock
-from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.ethereum import render
-from rpc.ethereum.line import method
+from rpc.ethereum.block_ids import block_height, oldest_shown
+from rpc.ethereum.method import method
 from rpc.ethereum.params import BLOCK, COUNT, PERCENTILES, BlockParam
-from rpc.ethereum.places import block_height, oldest_shown
 from rpc.ethereum.render import QUANTITY_OUT, quantity
-from rpc.schema import Param, array, obj
-from rpc.table import Json, Method, Node
-from rpc.turns import Lane
+from rpc.methods.fair_queue import Lane
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.schema import Param, array, obj
+from rpc.protocol.blocks import LoadedBlock
+from rpc.protocol.errors import HeightUnknown, Pruned, RpcError
 
 __all__ = ["FEE_METHODS", "tips_at"]
 

@@ -7,11 +7,11 @@ import zlib
 from typing import Final
 
 from rpc.ethereum.contracts import CONTRACTS
-from rpc.ethereum.line import method
+from rpc.ethereum.method import method
 from rpc.ethereum.render import ETH_ADDRESS_OUT, QUANTITY_OUT, quantity
-from rpc.render import BOOLEAN_OUT, HASH_OUT, hexed
-from rpc.schema import NULL, NUMBER, STRING, Param, Schema, array, data, obj
-from rpc.table import Json, Method, Node
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.render import BOOLEAN_OUT, HASH_OUT, hexed
+from rpc.methods.schema import NULL, NUMBER, STRING, Param, Schema, array, data, obj
 from state.primitives.hashing import keccak
 
 __all__ = ["IDENTITY_METHODS"]

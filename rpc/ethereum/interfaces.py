@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from billing.escrow import Purpose
 from billing.prices import Role
 from rpc.ethereum.contracts import CONTRACTS, abi_json
-from rpc.events import EVENTS
-from rpc.table import Json
+from rpc.methods.method import Json
 from state.primitives.address import format_address
-from tasks.lifecycle import Phase, Reason, WindowPhase
-from tasks.registry import NodeRole, NodeStatus
+from tasks.ledger.events import EVENTS
+from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.registry import NodeRole, NodeStatus
 
 __all__ = ["KINDS", "Text", "contract_files", "text_of"]
 

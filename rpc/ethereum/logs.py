@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from rpc.blocks import LoadedBlock
-from rpc.errors import RpcError
-from rpc.table import Json, Node
+from rpc.methods.method import Json, Node
+from rpc.protocol.blocks import LoadedBlock
+from rpc.protocol.errors import RpcError
 from state.primitives.hashing import keccak
 from state.primitives.receipts import Event
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
-from rpc.errors import RpcError
 from rpc.ethereum.logs import LogFilter
-from rpc.schema import BOOLEAN, EARLIEST, NULL, ParamType, Schema, array, nullable, obj, read_hex
+from rpc.methods.schema import BOOLEAN, EARLIEST, NULL, ParamType, Schema, array, nullable, obj, read_hex
+from rpc.protocol.errors import RpcError
 from state.primitives.envelope import TRANSACTION_LIMIT_BYTES, VALUE_MAX
 from state.primitives.errors import DecodeError, NotSupported
 from state.primitives.transactions import decode_transaction

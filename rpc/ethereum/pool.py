@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from rpc.blocks import waiting_transaction
 from rpc.ethereum import render
-from rpc.ethereum.line import method
+from rpc.ethereum.method import method
 from rpc.ethereum.params import ACCOUNT
 from rpc.ethereum.render import QUANTITY_OUT
-from rpc.render import hexed
-from rpc.schema import STRING, Param, Schema, obj, ref
-from rpc.table import Json, Node
-from rpc.turns import Lane
-from rpc.view import Waiting
+from rpc.methods.fair_queue import Lane
+from rpc.methods.method import Json, Node
+from rpc.methods.render import hexed
+from rpc.methods.schema import STRING, Param, Schema, obj, ref
+from rpc.protocol.blocks import waiting_transaction
+from rpc.protocol.node_view import Waiting
 from state.primitives.transactions import Transaction
 
 __all__ = ["POOL_METHODS", "SHOWN_MAX"]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from rpc.blocks import waiting_transaction
-from rpc.errors import RpcError
 from rpc.ethereum import render
 from rpc.ethereum.accounts import balance_at
+from rpc.ethereum.block_ids import BLOCK_PARAM, HASH_PARAM, INDEX_PARAM, find_block
 from rpc.ethereum.errors import NotFinalYet, NotReady, as_revert
-from rpc.ethereum.line import method
+from rpc.ethereum.method import method
 from rpc.ethereum.params import RAW, SYNC_WAIT, SYNC_WAIT_MS, BlockParam
-from rpc.ethereum.places import BLOCK_PARAM, HASH_PARAM, INDEX_PARAM, find_block
-from rpc.light import TRANSACTION_HASH, final_transaction
-from rpc.render import HASH_OUT, hexed
-from rpc.schema import Param, nullable, ref
-from rpc.table import Json, Method, Node, Posting
-from rpc.turns import Lane
+from rpc.methods.fair_queue import Lane
+from rpc.methods.light import TRANSACTION_HASH, final_transaction
+from rpc.methods.method import Json, Method, Node, Posting
+from rpc.methods.render import HASH_OUT, hexed
+from rpc.methods.schema import Param, nullable, ref
+from rpc.protocol.blocks import waiting_transaction
+from rpc.protocol.errors import RpcError
 from state.primitives.errors import DekubeError
 from state.primitives.transactions import (
     CALL_KIND,

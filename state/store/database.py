@@ -18,8 +18,8 @@ from state.store.errors import (
     StoreUnavailable,
     reported,
 )
+from state.store.log_tail import cut_tail
 from state.store.records import FORMAT, FORMAT_VERSION
-from state.store.tail import cut_tail
 
 __all__ = ["StoreOptions", "check_format", "check_free", "holds_database", "open_database"]
 

@@ -16,7 +16,7 @@ from state.primitives.genesis import Genesis, genesis_hash
 from state.primitives.hashing import HASH_BYTES, ZERO_HASH
 from state.store.database import StoreOptions, check_format, open_database
 from state.store.errors import StoreDamaged, StoreUnavailable, reported
-from state.store.founding import put_first
+from state.store.first_height import put_first
 from state.store.records import (
     BLOCK_HASH,
     EPOCH,

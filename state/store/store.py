@@ -21,7 +21,7 @@ from state.store.blocks import delete_block, put_block, stale_entries
 from state.store.cache import Cache
 from state.store.database import StoreOptions, check_format, open_database
 from state.store.errors import HeightUnknown, Pruned, StoreDamaged, reported, typed
-from state.store.founding import chunks, create
+from state.store.first_height import chunks, create
 from state.store.nodes import SnapshotNodes, StoredNodes, decode_flushed, put_nodes
 from state.store.readers import StateView, StoredReader, scan_state
 from state.store.records import (
@@ -58,7 +58,7 @@ from state.store.records import (
     height_key,
     named,
 )
-from state.store.undos import Undos, read_undo
+from state.store.undo import Undos, read_undo
 from state.store.views import StoredViews
 from state.trie import Trie, entry_of, prove
 from state.trie.trie import key_hash, node_hash

@@ -23,7 +23,7 @@ SYSTEM_PREFIX: Final = bytes(18) + b"\x07"
 """Addresses 0x..0700 to 0x..07ff are the chain's own; nobody holds their keys: value sent there would be lost."""
 NOTE_LIMIT_BYTES: Final = 256
 """Data of a call to an account, which nothing reads: a transfer weighs the same with and without, so it may not be
-the way to fill blocks for little (tests/tasks/test_weights.py)."""
+the way to fill blocks for little (tests/tasks/ledger/test_weights.py)."""
 
 
 class CallForm:

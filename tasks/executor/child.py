@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from tasks.executor import sandbox
 
 if TYPE_CHECKING:
-    from tasks.engine.arrays import Arrays
+    from tasks.engines.arrays import Arrays
     from tasks.executor.job import ChildFrame, Train
 
 __all__ = ["main"]
@@ -115,8 +115,8 @@ def main(arguments: list[str]) -> int:
 
 def _engine(name: str) -> Arrays:
     """Return the engine ``name`` (supervisor.ENGINES). Raises EngineMissing."""
-    from tasks.engine.arrays import NumpyArrays
-    from tasks.engine.torch_arrays import TorchArrays, has_gpu
+    from tasks.engines.arrays import NumpyArrays
+    from tasks.engines.torch_arrays import TorchArrays, has_gpu
 
     match name:
         case "numpy":
@@ -129,10 +129,10 @@ def _engine(name: str) -> Arrays:
 
 def _warm_up(arrays: Arrays) -> None:
     """Run a tiny job so that every module and kernel is loaded before the files are gone."""
-    from tasks.datasets import Dataset
-    from tasks.engine.plan import TrainingPlan
-    from tasks.engine.state import TrainingState
-    from tasks.engine.training import Trainer, initial_state
+    from tasks.engines.datasets import Dataset
+    from tasks.engines.plan import TrainingPlan
+    from tasks.engines.state import TrainingState
+    from tasks.engines.training import Trainer, initial_state
 
     plan = TrainingPlan((2, 3, 2), "silu", 2, bytes(32), 1_000_000)
     dataset = Dataset.decode(Dataset("warm-up", 3, 2, 2, 0, 2, bytes(6), bytes(3)).encode())
@@ -158,10 +158,10 @@ def _serve(link: _Link, arrays: Arrays) -> int:
 
 
 def _train(link: _Link, arrays: Arrays, order: Train) -> None:
-    from tasks.datasets import Dataset
-    from tasks.engine.errors import DatasetInvalid, StateInvalid, UnsupportedJob
-    from tasks.engine.state import TrainingState
-    from tasks.engine.training import Trainer, initial_state
+    from tasks.engines.datasets import Dataset
+    from tasks.engines.errors import DatasetInvalid, StateInvalid, UnsupportedJob
+    from tasks.engines.state import TrainingState
+    from tasks.engines.training import Trainer, initial_state
     from tasks.executor.job import Finished, Segment
 
     job = order.job

@@ -30,7 +30,7 @@ class JobStalled(ExecutorError):
 
 
 class JobGivenUp(ExecutorError):
-    """The job's process ended too often by itself and is not started again (``tasks.executor.ends``)."""
+    """The job's process ended too often by itself and is not started again (``tasks.executor.failure_count``)."""
 
     code = "job_given_up"
 

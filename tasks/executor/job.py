@@ -11,9 +11,9 @@ from typing import Final, TypeAlias
 
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
-from tasks.datasets import DATASET_BYTES_MAX
-from tasks.engine.errors import UnsupportedJob
-from tasks.engine.plan import TrainingPlan
+from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.engines.errors import UnsupportedJob
+from tasks.engines.plan import TrainingPlan
 from tasks.spec import JobSpec
 
 __all__ = [

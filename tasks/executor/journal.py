@@ -17,8 +17,8 @@ from typing import Final
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, StoreError
 from state.primitives.hashing import HASH_BYTES, digest
-from tasks.engine.errors import StateInvalid, UnsupportedJob
-from tasks.engine.state import TrainingState
+from tasks.engines.errors import StateInvalid, UnsupportedJob
+from tasks.engines.state import TrainingState
 from tasks.executor.job import Job, Segment, SegmentRecord, child_frame_limit
 
 __all__ = ["Journal", "JournalEntry", "TaskJournal"]

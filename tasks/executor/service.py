@@ -12,10 +12,10 @@ from typing import Final
 import trio
 
 from state.primitives.hashing import ZERO_HASH
-from tasks.engine.errors import StateInvalid
-from tasks.engine.state import TrainingState
-from tasks.executor.ends import ENDS_WITHIN_S, Ends, JobEnd, code_of
+from tasks.engines.errors import StateInvalid
+from tasks.engines.state import TrainingState
 from tasks.executor.errors import JobFailed, JobGivenUp, JobStalled
+from tasks.executor.failure_count import ENDS_WITHIN_S, Ends, JobEnd, code_of
 from tasks.executor.job import ChildFrame, Failed, Finished, Hello, Job, Progress, Segment, SegmentRecord, Train
 from tasks.executor.journal import Journal, JournalEntry, TaskJournal
 from tasks.executor.results import TaskResult, Verdict, WindowResult
@@ -386,7 +386,7 @@ def _load_state(job: Job, record: TaskJournal, segments: tuple[SegmentRecord, ..
         return record.load_state_after(segments[number - 1])
     state = record.load_state_before(segments[0])
     if state is None:
-        from tasks.engine.training import initial_state  # NumPy only where a job is run
+        from tasks.engines.training import initial_state  # NumPy only where a job is run
 
         state = initial_state(job.plan).encode()
     return state

@@ -21,9 +21,9 @@ import trio
 
 import tasks
 from state.primitives.errors import DecodeError
-from tasks.datasets import Dataset
-from tasks.engine.errors import EngineMissing
-from tasks.engine.plan import TrainingPlan
+from tasks.engines.datasets import Dataset
+from tasks.engines.errors import EngineMissing
+from tasks.engines.plan import TrainingPlan
 from tasks.executor.errors import IsolationMissing, JobFailed, JobStalled
 from tasks.executor.job import (
     ChildFrame,
@@ -456,7 +456,7 @@ def _environment() -> dict[str, str]:
 
 
 def _probe_order() -> Train:
-    from tasks.engine.training import initial_state  # NumPy only where a probe is asked for
+    from tasks.engines.training import initial_state  # NumPy only where a probe is asked for
 
     plan = TrainingPlan((2, 2), "relu", 1, bytes(32), 1)
     dataset = Dataset("probe", 2, 2, 2, 0, 1, bytes(4), bytes(2))

@@ -24,18 +24,18 @@ import structlog
 import trio
 
 from consensus.wire import Proposal, decode_message
-from node.compact_service import CompactBlocks
-from p2p.frame import Class
-from p2p.identity import Identity, Role
-from p2p.limits import NetworkLimits
-from p2p.punch import Puncher
-from p2p.reach import Reach
+from node.consensus.compact_service import CompactBlocks
+from p2p.base.limits import NetworkLimits
+from p2p.base.transport import Endpoint
+from p2p.path.dial_back import Reach
+from p2p.path.hole_punch import Puncher
+from p2p.secure.frame import Class
+from p2p.secure.identity import Identity, Role
 from p2p.service import Network, NetworkConfig
-from p2p.transport import Endpoint
-from relay.client import RelayClient
-from relay.daemon import RelayDaemon, RelayOptions, run_relay
-from relay.fanout import Copy
-from relay.publisher import FanoutClient
+from relay.client.client import RelayClient
+from relay.client.publisher import FanoutClient
+from relay.protocol.fanout import Copy
+from relay.server.daemon import RelayDaemon, RelayOptions, run_relay
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
@@ -173,7 +173,7 @@ async def _lines() -> AsyncIterator[dict[str, Any]]:
 async def _be_node(spec: AgentSpec) -> None:
     client = RelayClient(lambda: identity_of(spec.name), [relay_at(text) for text in spec.reserve])
     host, _, port = spec.listen.rpartition(":")
-    # Wired as a node's is (node/service.py), or the figures would be of something else.
+    # Wired as a node's is (node/daemon/service.py), or the figures would be of something else.
     puncher = Puncher(lambda: [*(reservation.endpoint for reservation in client.reservations), *network.dialled])
     reach = Reach()
     network = Network(

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from node.files import read_bounded
+from node.home.files import read_bounded
 from testnet.wan.emulator import DEVICE, Emulator, EmulatorFailed, Lateness, WanUnavailable
 from testnet.wan.topology import TOPOLOGY_BYTES_MAX, Host, Plan, TopologyInvalid, document_of, parse_topology, plan
 

@@ -41,7 +41,7 @@ LONG_S: Final = (12.0, 25.0)
 """Connections are given up meanwhile, and who is back has missed much."""
 SYNC_MS_MAX: Final = 1_500
 START_S_MAX: Final = 4.0
-CHILDREN: Final = ("rpc.gateway", "node.signature_worker")
+CHILDREN: Final = ("rpc.gateway.process", "node.process.signature_worker")
 SIGNER_FAULTS: Final = ("kill", "pause", "slow", "broken")
 ENDS_NODES: Final = frozenset(("full", "broken"))
 """After these a node may end by itself."""

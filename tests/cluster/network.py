@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from click.testing import CliRunner
 
 from node.cli import group
-from node.control import ask_node
+from node.process.control import ask_node
 from rpc.client import Client
 from state.primitives.errors import DekubeError
 from testnet.cluster import PLAN_FILE

@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from node.config import DeveloperOptions
-from node.home import Home, rewrite_options
+from node.home.config import DeveloperOptions
+from node.home.create import Home, rewrite_options
 from rpc.client import Client, ClientOptions
-from rpc.client.shapes import Bill
+from rpc.client.results import Bill
 from state.primitives.errors import DekubeError
 from testnet.plan import COIN, STAKE, derive_key
 from tests.cluster.manifest import Deed, Manifest

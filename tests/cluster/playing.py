@@ -25,9 +25,9 @@ from typing import Any, Final
 
 from consensus.guard import Guard
 from consensus.guard_log import GUARD_FILE
-from node.children import Child
-from node.config import HistoryOptions, SignerOptions, SyncOptions, load_options
-from node.home import Home, create_home, rewrite_options
+from node.home.config import HistoryOptions, SignerOptions, SyncOptions, load_options
+from node.home.create import Home, create_home, rewrite_options
+from node.process.children import Child
 from node.signer.home import SOCKET_FILE, SignerHomeOptions
 from state.primitives.address import format_address
 from state.primitives.errors import DekubeError

@@ -14,7 +14,7 @@ from typing import Final
 
 from consensus.light import VersionUnknown, trusting_period_ms
 from node.cli.light import genesis_trust
-from node.light import Endpoint, LightFile, LightNode, NoEndpoint
+from node.light.client import Endpoint, LightFile, LightNode, NoEndpoint
 from rpc.client import AnswerMalformed, Client, ClientError, ClientOptions, GatewayUnreachable, TransactionRefused
 from state.primitives.errors import DekubeError
 from state.primitives.genesis import ChainParameters, Genesis, read_parameters

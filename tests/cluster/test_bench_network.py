@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from node.config import MempoolOptions, NodeOptions
-from node.stages import STAGES
+from node.home.config import MempoolOptions, NodeOptions
+from node.telemetry.cpu_accounting import STAGES
 from testnet import bench_sync
 from testnet.bench import run
 from tests.cluster.ports import free_ports

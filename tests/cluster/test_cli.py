@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.admin import TABLE
-from node.control import ControlRefused, ask_node
+from node.daemon.admin import TABLE
+from node.process.control import ControlRefused, ask_node
 from tests.cluster.network import Network, dekube, network, run_here, wait_for
 from tests.rpc.validate import validate
 

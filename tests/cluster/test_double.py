@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from node.cli import EXIT_LOOK_FIRST
-from node.home import Home, read_passphrase, rewrite_options, save_key
+from node.home.create import Home, read_passphrase, rewrite_options, save_key
 from state.primitives.keys import SecretKey
 from tests.cluster.network import Network, network, parameters
 

@@ -10,10 +10,10 @@ import pytest
 import trio
 
 from consensus.wire import Votes, encode_message
-from node.agreement import KIND_CONSENSUS
-from node.home import Home
-from p2p.frame import Class
-from p2p.identity import Identity
+from node.consensus.agreement import KIND_CONSENSUS
+from node.home.create import Home
+from p2p.secure.frame import Class
+from p2p.secure.identity import Identity
 from p2p.service import Network as Peers
 from p2p.service import NetworkConfig
 from state.primitives.genesis import genesis_hash

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from node.home import Home, rewrite_options
+from node.home.create import Home, rewrite_options
 from rpc.client import Client
 from state.primitives.errors import DekubeError
 from tests.cluster.network import dekube, wait_for

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.control import ask_node
+from node.process.control import ask_node
 from tests.cluster.network import Network, network, wait_for
 
 pytestmark = pytest.mark.cluster

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.home import Home, load_key, read_passphrase
+from node.home.create import Home, load_key, read_passphrase
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import sign_transaction
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload

@@ -18,19 +18,19 @@ import trio
 
 from billing.relay import carriage_price
 from node.cli.options import account_of_home
-from node.config import dump_options
-from node.home import Home, load_key, read_passphrase, write_whole
-from node.relay import RelayHomeOptions
-from p2p.identity import Identity
-from p2p.transport import Endpoint
-from relay.client import RelayClientOptions
-from relay.credit import CreditOptions
-from relay.limits import RelayLimits
-from relay.metering import Tariff
+from node.home.config import dump_options
+from node.home.create import Home, load_key, read_passphrase, write_whole
+from node.relay.home import RelayHomeOptions
+from p2p.base.transport import Endpoint
+from p2p.secure.identity import Identity
+from relay.client.client import RelayClientOptions
+from relay.payment.credit import CreditOptions
+from relay.payment.metering import Tariff
+from relay.protocol.limits import RelayLimits
 from rpc.client import Client, TransactionRefused
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
-from tasks.carriage import WITHDRAWAL_MS
+from tasks.ledger.carriage import WITHDRAWAL_MS
 from tests.cluster.network import PATIENCE_S, Network, network, run_here, wait_for
 from tests.relay.nodes import Node, wait_until
 from tests.relay.test_service import pour

@@ -16,9 +16,9 @@ import pytest
 from consensus.guard import Guard
 from consensus.guard_log import GUARD_FILE
 from node.cli import EXIT_LOOK_FIRST
-from node.config import SignerOptions, dump_options
-from node.control import ask_node
-from node.home import Home, create_home
+from node.home.config import SignerOptions, dump_options
+from node.home.create import Home, create_home
+from node.process.control import ask_node
 from node.signer.home import SignerHomeOptions
 from state.primitives.address import format_address
 from state.primitives.errors import DekubeError

@@ -20,7 +20,7 @@ from consensus import events as c
 from consensus.core import CATCH_UP_COMMIT_BLOCKS, Core
 from consensus.events import Epoch, Restored
 from consensus.guard import JOURNAL_BLOCK, JOURNAL_CERTIFICATE, Guard, journal_record
-from consensus.halves import NotarizedViews
+from consensus.notarizations import NotarizedViews
 from consensus.replica import Replica
 from consensus.votes import Certificate
 from consensus.wire import encode_certificate

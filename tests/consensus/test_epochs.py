@@ -10,10 +10,10 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from consensus.elsewhere import STALE_VIEWS
 from consensus.guard import GuardMissing
 from consensus.metrics import METRICS
 from consensus.service import ConsensusHalted
+from consensus.vote_requests import STALE_VIEWS
 from consensus.wire import Status, decode_certificate, decode_message, encode_message
 from state.primitives.address import format_address
 from state.primitives.committee import Committee

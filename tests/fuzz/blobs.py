@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from node.uploads import UploadBook, UploadOptions, decode_book
-from rpc.blobs import read_range
+from node.market.uploads import UploadBook, UploadOptions, decode_book
 from rpc.client.blobs import _missing, _refusal, _told
 from rpc.client.core import Reply
 from rpc.client.errors import AnswerMalformed
-from rpc.errors import RpcError
-from rpc.grants import grant_digest, make_grant, read_grant
+from rpc.gateway.blobs import read_range
+from rpc.protocol.errors import RpcError
+from rpc.protocol.grants import grant_digest, make_grant, read_grant
 from state.primitives.keys import SecretKey
 
 __all__ = ["ANSWERS", "BOOKS", "GRANTS", "RANGES", "check_answer", "check_book", "check_grant", "check_range"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from node.compact import (
+from node.consensus.compact import (
     Form,
     Have,
     Rebuild,

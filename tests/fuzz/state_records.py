@@ -16,10 +16,10 @@ from state.transition.slashing import SlashRecord
 from state.transition.staking import StakeRecord
 from state.view import Overlay, Reader, Table
 from state.view.accounts import Account, issued, load_account, save_account, set_issued
-from tasks import carriage, records, registry
+from tasks.ledger import carriage, records, registry
+from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
+from tasks.ledger.registry import NodeProfile, NodeRecord
 from tasks.proofs import Finding, WindowProof
-from tasks.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
-from tasks.registry import NodeProfile, NodeRecord
 from tests.state.transition.chain import Memory
 
 WHO = b"w" * 20
@@ -127,32 +127,32 @@ def state_records(
         "node of the market": StateRecord(
             lambda state: registry.save_node(state, _plain(NodeRecord, address=WHO, profile=profile)),
             _list(lambda state: registry.load_node(state, WHO), lambda s: registry.scan_nodes(s, b"", 9)),
-            ("tasks.registry:load_node", "tasks.registry:_record"),
+            ("tasks.ledger.registry:load_node", "tasks.ledger.registry:_record"),
         ),
         "task": StateRecord(
             lambda state: records.save_task(state, task),
             lambda state: records.load_task(state, TASK),
-            ("tasks.records:load_task",),
+            ("tasks.ledger.records:load_task",),
         ),
         "specification of a task": StateRecord(
             lambda state: records.save_spec(state, TASK, spec),
             lambda state: records.load_spec(state, TASK),
-            ("tasks.records:load_spec", "tasks.records:load_spec_bytes"),
+            ("tasks.ledger.records:load_spec", "tasks.ledger.records:load_spec_bytes"),
         ),
         "window": StateRecord(
             lambda state: records.save_window(state, window),
             lambda state: records.load_window(state, TASK, 3),
-            ("tasks.records:load_window",),
+            ("tasks.ledger.records:load_window",),
         ),
         "history": StateRecord(
             lambda state: records.append_history(state, TASK, _plain(HistoryEntry, number=0)),
             lambda state: records.load_history(state, TASK),
-            ("tasks.records:load_history",),
+            ("tasks.ledger.records:load_history",),
         ),
         "report on a job": StateRecord(
             lambda state: records.save_report(state, TASK, _plain(JobReport)),
             lambda state: records.load_report(state, TASK),
-            ("tasks.records:load_report",),
+            ("tasks.ledger.records:load_report",),
         ),
         "escrow": StateRecord(
             lambda state: state.put(b"e", encode([WHO, 1, 5, 1, 1, 0, [[1, WHO, 3]]])),
@@ -172,7 +172,7 @@ def state_records(
         "carriage": StateRecord(
             lambda state: carriage._save(state, WHO, WHO, carriage._Record(b"c" * 32, 1, 2, 3, 4, 5, 6)),
             lambda state: carriage._load(state, WHO, WHO),
-            ("tasks.carriage:_record", "tasks.carriage:_load"),
+            ("tasks.ledger.carriage:_record", "tasks.ledger.carriage:_load"),
         ),
         "deposit for carriage": StateRecord(
             lambda state: carriage._save_deposit(state, WHO, carriage.NO_DEPOSIT, carriage.Deposit(5, 3, 7)),
@@ -180,6 +180,6 @@ def state_records(
                 lambda state: carriage.deposit_of(state, WHO),
                 lambda state: carriage._held(state.get(bytes([Table.CARRIAGE]) + WHO) or encode([b"none"])),
             ),
-            ("tasks.carriage:_deposit", "tasks.carriage:_held"),
+            ("tasks.ledger.carriage:_deposit", "tasks.ledger.carriage:_held"),
         ),
     }

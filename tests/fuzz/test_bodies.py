@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import orjson
 
-from rpc.dispatch import Caller, Dispatcher, DispatchOptions, Late
-from rpc.errors import NodeUnavailable
-from rpc.schema import make_cursor
-from rpc.surface import SURFACE
-from rpc.table import Node
+from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, Late
+from rpc.gateway.surface import SURFACE
+from rpc.methods.method import Node
+from rpc.methods.schema import make_cursor
+from rpc.protocol.errors import NodeUnavailable
 from tests.fuzz.mutate import mutate
 from tests.fuzz.targets.samples import RAW
 

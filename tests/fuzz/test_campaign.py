@@ -192,8 +192,8 @@ def test_a_decoder_is_known_by_the_files_that_it_runs_and_by_what_they_import() 
     said = subprocess.run([sys.executable, "-c", text], cwd=campaign.ROOT, check=True, stdout=subprocess.PIPE)
     transaction, mux = map(set, json.loads(said.stdout))
     assert "state/primitives/transactions.py" in transaction - mux
-    assert "p2p/mux.py" in mux - transaction
-    assert "p2p/errors.py" in imported_by("p2p/mux.py")
+    assert "p2p/session/mux.py" in mux - transaction
+    assert "p2p/base/errors.py" in imported_by("p2p/session/mux.py")
 
 
 def test_what_is_played_of_a_decoder_counts_as_long_as_its_files_are_the_same(

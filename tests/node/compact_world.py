@@ -7,7 +7,7 @@ from random import Random
 
 from consensus.votes import Certificate
 from consensus.wire import Proposal, encode_message
-from node.compact import Form, make_form
+from node.consensus.compact import Form, make_form
 from state.primitives.blocks import Block, Header, encode_block, evidence_root, header_hash, transactions_root
 from state.primitives.hashing import keccak
 from state.primitives.votes import NOTARIZE, NULLIFY, Candidate

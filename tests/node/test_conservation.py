@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.runtime import make_runtime
+from node.chain.runtime import make_runtime
 from state.primitives.codec import Value
 from state.primitives.errors import InvalidTransaction
 from state.primitives.genesis import Genesis, read_parameters
@@ -19,24 +19,13 @@ from state.primitives.keys import SecretKey
 from state.transition.runtime import Checked, Runtime
 from state.transition.transfer import TRANSFER_KIND
 from state.view.accounts import nonce_of
-from tasks import queries
-from tasks.carriage import FUND_CARRIAGE, WITHDRAW_CARRIAGE
-from tasks.lifecycle import Phase
-from tasks.parameters import TaskParameters
-from tasks.proofs import (
-    Code,
-    Finding,
-    SegmentLeaf,
-    findings_to_value,
-    make_opening,
-    opening_to_value,
-    verdict_seal,
-    window_proof_to_value,
-)
-from tasks.queries import Action, CheckDuty, WorkDuty
-from tasks.registry import NodeProfile, NodeRole
-from tasks.spec import encode_spec
-from tasks.transitions import (
+from tasks.ledger import queries
+from tasks.ledger.carriage import FUND_CARRIAGE, WITHDRAW_CARRIAGE
+from tasks.ledger.lifecycle import Phase
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.queries import Action, CheckDuty, WorkDuty
+from tasks.ledger.registry import NodeProfile, NodeRole
+from tasks.ledger.transitions import (
     ACCEPT_TASK,
     CANCEL_TASK,
     CREATE_TASK,
@@ -54,6 +43,17 @@ from tasks.transitions import (
     node_payload,
     task_id_of,
 )
+from tasks.proofs import (
+    Code,
+    Finding,
+    SegmentLeaf,
+    findings_to_value,
+    make_opening,
+    opening_to_value,
+    verdict_seal,
+    window_proof_to_value,
+)
+from tasks.spec import encode_spec
 from tests.state.transition.chain import signed
 from tests.state.transition.test_hostile import FEE, KEYS, Chaos
 from tests.tasks.world import DKB, leaves_of, probe, proof_of, salt, spec, state_after

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-import node.config
+import node.home.config
 import testnet.cli
 from state.store import profiles
 
@@ -21,13 +21,19 @@ LEAN = SERVERS | {"numpy", "trio", "plyvel", "structlog", "p2p", "consensus"}
     ("module", "absent"),
     [
         ("node.cli", SERVERS | {"numpy", "torch", "trio", "plyvel", "cryptography", "structlog", "rpc", "p2p"}),
-        ("node.home", LEAN),
+        ("node.home.create", LEAN),
         ("node.cli.wallet", LEAN),
         ("node.cli.light", LEAN - {"consensus"}),
-        ("node.service", SERVERS | {"torch", "sklearn", "rpc.gateway", "relay.daemon"}),
-        ("node.signature_worker", SERVERS | {"numpy", "trio", "plyvel", "structlog", "click", "p2p", "consensus"}),
-        ("node.signer.service", SERVERS | {"numpy", "rpc.gateway", "p2p.service", "node.chain"}),
-        ("rpc.gateway", {"numpy", "torch", "plyvel", "trio", "p2p.service", "consensus.core"}),
+        ("node.daemon.service", SERVERS | {"torch", "sklearn", "rpc.gateway.process", "relay.server.daemon"}),
+        (
+            "node.process.signature_worker",
+            SERVERS | {"numpy", "trio", "plyvel", "structlog", "click", "p2p", "consensus"},
+        ),
+        (
+            "node.signer.service",
+            SERVERS | {"numpy", "rpc.gateway.process", "p2p.service", "node.chain.block_tree"},
+        ),
+        ("rpc.gateway.process", {"numpy", "torch", "plyvel", "trio", "p2p.service", "consensus.core"}),
     ],
 )
 def test_a_process_loads_nothing_that_it_does_not_need(module: str, absent: set[str]) -> None:
@@ -39,7 +45,7 @@ def test_a_process_loads_nothing_that_it_does_not_need(module: str, absent: set[
 def test_the_list_of_commands_loads_no_command() -> None:
     program = (
         "import sys; from node.cli import group; group.main(['--help'], standalone_mode=False); "
-        "assert not {'trio', 'plyvel', 'node.home', 'testnet.cli'} & set(sys.modules), sorted(sys.modules)"
+        "assert not {'trio', 'plyvel', 'node.home.create', 'testnet.cli'} & set(sys.modules), sorted(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -47,7 +53,7 @@ def test_the_list_of_commands_loads_no_command() -> None:
 
 
 def test_options_know_the_profiles_of_the_database() -> None:
-    assert node.config.PROFILES == profiles.PROFILES
+    assert node.home.config.PROFILES == profiles.PROFILES
 
 
 def test_an_added_command_is_listed_by_its_own_help() -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from node.chain import Chain
-from node.ledger import NodeLedger
-from node.mempool import MempoolOptions
-from node.stages import Stages
-from node.transactions import TransactionGossip, encode_batch
-from node.verifier import SignatureVerifier, VerifierOptions
-from p2p.gossip import Verdict
+from node.chain.block_tree import Chain
+from node.chain.ledger import NodeLedger
+from node.chain.mempool import MempoolOptions
+from node.chain.tx_gossip import TransactionGossip, encode_batch
+from node.process.signature_pool import SignatureVerifier, VerifierOptions
+from node.telemetry.cpu_accounting import Stages
+from p2p.gossip.core import Verdict
 from p2p.service import GossipItem
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.keys import SecretKey
@@ -102,7 +102,7 @@ async def test_more_than_one_turn_of_batches_keeps_the_order_of_verdicts(world: 
 
 
 def test_what_is_remembered_of_blocks_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.ledger.RECENT_MAX", 3)
+    monkeypatch.setattr("node.chain.ledger.RECENT_MAX", 3)
     raws = [transfer(ANN, nonce) for nonce in range(5)]
     for raw in raws:
         transaction = decode_transaction(raw)

@@ -8,16 +8,16 @@ from typing import Final
 
 import trio
 
-from node.chain import Chain, Executed
-from node.config import ExecutorOptions, NodeOptions, RegistryOptions
-from node.duties import Duties
-from node.home import Home
-from node.ledger import NodeLedger
-from node.machine import describe_machine
-from node.mempool import MempoolOptions
-from node.runtime import make_runtime
-from node.wallet import Wallet
-from p2p.limits import NetworkLimits
+from node.chain.block_tree import Chain, Executed
+from node.chain.ledger import NodeLedger
+from node.chain.mempool import MempoolOptions
+from node.chain.runtime import make_runtime
+from node.home.config import ExecutorOptions, NodeOptions, RegistryOptions
+from node.home.create import Home
+from node.market.duties import Duties
+from node.market.machine import describe_machine
+from node.market.wallet import Wallet
+from p2p.base.limits import NetworkLimits
 from p2p.service import Network, NetworkConfig
 from state.primitives.blocks import encode_block
 from state.primitives.genesis import Genesis, GenesisValidator
@@ -27,7 +27,7 @@ from state.primitives.vrf import vrf_key_of
 from state.store import Store
 from state.transition.epochs import epoch_of
 from state.view import Table
-from tasks.transitions import REGISTER_NODE, node_payload
+from tasks.ledger.transitions import REGISTER_NODE, node_payload
 from tests.p2p.helpers import NOW_MS, account, identity
 from tests.p2p.test_service import Wires, memory_endpoint
 

@@ -14,12 +14,12 @@ from math import inf
 from random import Random
 from typing import Final
 
-from p2p.bulk_plan import BulkPlanner
-from p2p.frame import frames
-from p2p.lanes import BulkIn, BulkOut, WindowLimits
-from p2p.limits import ReceiveMemory
-from p2p.paths import Path, PathTable
-from p2p.transport import Endpoint
+from p2p.base.limits import ReceiveMemory
+from p2p.base.transport import Endpoint
+from p2p.path.bulk_plan import BulkPlanner
+from p2p.path.paths import Path, PathTable
+from p2p.secure.frame import frames
+from p2p.session.bulk_streams import BulkIn, BulkOut, WindowLimits
 
 MBIT: Final = 125_000
 MIB: Final = 1024 * 1024

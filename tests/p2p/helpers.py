@@ -1,7 +1,7 @@
 """What the tests of this package share: deterministic identities and sessions that never touched a socket."""
 
-from p2p.handshake import Handshake, Session
-from p2p.identity import Identity, Purpose, Role
+from p2p.secure.handshake import Handshake, Session
+from p2p.secure.identity import Identity, Purpose, Role
 from state.primitives.keys import SecretKey
 
 GENESIS = b"g" * 32

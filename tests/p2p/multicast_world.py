@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from p2p.multicast import Multicast
-from p2p.multicast_wire import (
+from p2p.multicast.core import Multicast
+from p2p.multicast.wire import (
     TICK_S,
     Blame,
     Deliver,

@@ -13,8 +13,8 @@ from math import inf
 from random import Random
 from typing import Final
 
-from p2p.limits import NetworkLimits
-from p2p.vigil import Act, Pings, Vigil
+from p2p.base.limits import NetworkLimits
+from p2p.session.liveness import Act, Pings, Vigil
 
 TICK_S: Final = NetworkLimits().probe_s / 2
 HANDSHAKE_ROUND_TRIPS: Final = 3

@@ -10,19 +10,19 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.channel import Channel
-from p2p.crowds import site_of
-from p2p.errors import FrameInvalid
-from p2p.frame import Class, frame, header
-from p2p.gossip import PAYLOADS_MAX, Gossip, Send, Verdict
-from p2p.limits import NetworkLimits, ReceiveMemory
-from p2p.mux import Mux
-from p2p.peer import KIND_GOSSIP
-from p2p.record import seal
-from p2p.records import sign_record
+from p2p.base.errors import FrameInvalid
+from p2p.base.limits import NetworkLimits, ReceiveMemory
+from p2p.base.netgroups import site_of
+from p2p.base.sockets import TcpDialer
+from p2p.base.transport import Endpoint
+from p2p.gossip.core import PAYLOADS_MAX, Gossip, Send, Verdict
+from p2p.records.records import sign_record
+from p2p.secure.channel import Channel
+from p2p.secure.frame import Class, frame, header
+from p2p.secure.record import seal
 from p2p.service import Network, NetworkConfig
-from p2p.sockets import TcpDialer
-from p2p.transport import Endpoint
+from p2p.session.mux import Mux
+from p2p.session.peer import KIND_GOSSIP
 from state.primitives.codec import Value, encode
 from tests.p2p.helpers import NOW_MS, identity, sessions
 from tests.p2p.test_service import VOTE, Inbox, Wires, in_memory, running

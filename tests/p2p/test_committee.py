@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import trio
 
-from p2p.frame import Class
+from p2p.secure.frame import Class
 from p2p.service import Network
 from tests.p2p.helpers import account
 from tests.p2p.test_service import Wires, in_memory, memory_endpoint

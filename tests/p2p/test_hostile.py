@@ -10,21 +10,21 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.channel import GENERATION_MAX, Channel, Hello, Opening, Word, conversation_of
-from p2p.errors import FrameInvalid, PeerUnreachable, PunchFailed, RecordDamaged
-from p2p.frame import Class, frame, header
-from p2p.gossip import BACKOFFS_MAX, Deliver, Gossip, GossipParameters, Verdict
-from p2p.lanes import OUTSTANDING_MAX, BulkIn, BulkOut, Lane, WindowLimits
-from p2p.limits import Holding, NetworkLimits, ReceiveMemory, who_holds_too_much
-from p2p.mux import Mux, MuxLimits
-from p2p.punch import PUNCHED, Observed, Puncher, PunchOptions, _Port
-from p2p.record import RecordReader
+from p2p.base.errors import FrameInvalid, PeerUnreachable, PunchFailed, RecordDamaged
+from p2p.base.limits import Holding, NetworkLimits, ReceiveMemory, who_holds_too_much
+from p2p.base.transport import Endpoint
+from p2p.gossip.core import BACKOFFS_MAX, Deliver, Gossip, GossipParameters, Verdict
+from p2p.path.hole_punch import PUNCHED, Observed, Puncher, PunchOptions, _Port
+from p2p.secure.channel import GENERATION_MAX, Channel, Hello, Opening, Word, conversation_of
+from p2p.secure.frame import Class, frame, header
+from p2p.secure.record import RecordReader
 from p2p.service import Network, NetworkConfig
-from p2p.transport import Endpoint
+from p2p.session.bulk_streams import OUTSTANDING_MAX, BulkIn, BulkOut, Lane, WindowLimits
+from p2p.session.mux import Mux, MuxLimits
 from state.primitives.codec import Value, encode
 from tests.p2p.helpers import NOW_MS, identity, sessions
+from tests.p2p.path.test_hole_punch import ALICE, observer, pair
 from tests.p2p.test_moves import FIRST, SECOND, Roads, member, until
-from tests.p2p.test_punch import ALICE, observer, pair
 from tests.p2p.test_service import BLOCK, VOTE, A, B, C, Inbox, connect, drained, running
 
 MIB = 1024 * 1024
@@ -311,7 +311,7 @@ async def test_an_attempt_that_is_given_up_while_observers_are_asked_keeps_no_po
         await trio.sleep_forever()
         raise AssertionError
 
-    monkeypatch.setattr("p2p.punch._Port", Noted)
+    monkeypatch.setattr("p2p.path.hole_punch._Port", Noted)
     observers = [Endpoint("127.0.0.1", 9), Endpoint("127.0.0.1", 10)]
     puncher = Puncher(lambda: observers, look_up=never)
     async with trio.open_nursery() as nursery:
@@ -331,7 +331,7 @@ async def test_a_peer_may_say_go_only_so_often(monkeypatch: pytest.MonkeyPatch) 
         dialled.append(theirs)
         await trio.sleep_until(deadline)
 
-    monkeypatch.setattr("p2p.punch._dial_until", count)
+    monkeypatch.setattr("p2p.path.hole_punch._dial_until", count)
     async with trio.open_nursery() as nursery:
         observers = [await observer(nursery), await observer(nursery)]
         _, bob, _, bobs = await pair(nursery, observers)

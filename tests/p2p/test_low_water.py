@@ -11,8 +11,8 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.link import Link, LinkLost
-from p2p.sockets import LOW_WATER_BYTES_MAX, LOW_WATER_BYTES_MIN, LowWater
+from p2p.base.sockets import LOW_WATER_BYTES_MAX, LOW_WATER_BYTES_MIN, LowWater
+from p2p.session.connection import Link, LinkLost
 from tests.p2p.helpers import sessions
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of the kernel's low-water mark")

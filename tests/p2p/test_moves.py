@@ -10,15 +10,15 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.channel import Hello, Opening
-from p2p.errors import PeerUnreachable
-from p2p.frame import Class, header
-from p2p.handshake import Handshake
-from p2p.identity import Purpose
-from p2p.limits import NetworkLimits
+from p2p.base.errors import PeerUnreachable
+from p2p.base.limits import NetworkLimits
+from p2p.base.sockets import kernel_notes
+from p2p.base.transport import Endpoint
+from p2p.secure.channel import Hello, Opening
+from p2p.secure.frame import Class, header
+from p2p.secure.handshake import Handshake
+from p2p.secure.identity import Purpose
 from p2p.service import Network, NetworkConfig
-from p2p.sockets import kernel_notes
-from p2p.transport import Endpoint
 from tests.p2p.helpers import NOW_MS, account, identity
 from tests.p2p.test_service import BLOCK, VOTE, A, B, Inbox, connect, drained, in_memory, running
 

@@ -6,11 +6,11 @@ import sys
 import pytest
 import trio
 
-from p2p.frame import Class
-from p2p.link import Link
+from p2p.base.sockets import PACE_BYTES_MIN
+from p2p.base.transport import Endpoint
+from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
-from p2p.sockets import PACE_BYTES_MIN
-from p2p.transport import Endpoint
+from p2p.session.connection import Link
 from tests.p2p.helpers import NOW_MS, identity, sessions
 from tests.p2p.test_service import running
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import structlog
 
-import relay.splice
-from p2p.identity import Identity, Role
-from p2p.transport import Endpoint
-from relay.credit import CreditOptions
-from relay.daemon import RelayDaemon, RelayOptions, run_relay
-from relay.fanout import FanoutLimits
-from relay.limits import RelayLimits
-from relay.metering import Tariff
+import relay.server.splice
+from p2p.base.transport import Endpoint
+from p2p.secure.identity import Identity, Role
+from relay.payment.credit import CreditOptions
+from relay.payment.metering import Tariff
+from relay.protocol.fanout import FanoutLimits
+from relay.protocol.limits import RelayLimits
+from relay.server.daemon import RelayDaemon, RelayOptions, run_relay
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 
@@ -115,21 +115,21 @@ class DaemonProcess:
 def _wiretap(path: str) -> None:
     """Write down all that the relay carries, as a spying operator would."""
     file = open(path, "ab", buffering=0)  # noqa: SIM115  open as long as the process
-    carry = relay.splice._Half.data_received
+    carry = relay.server.splice._Half.data_received
 
-    def spy(half: relay.splice._Half, data: bytes) -> None:
+    def spy(half: relay.server.splice._Half, data: bytes) -> None:
         file.write(data)
         carry(half, data)
 
-    relay.splice._Half.data_received = spy  # type: ignore[method-assign,assignment]
+    relay.server.splice._Half.data_received = spy  # type: ignore[method-assign,assignment]
 
 
 def _mischief(what: str) -> None:
     """``swallow``, ``flip``, ``replay`` or ``delay`` what is to be carried, as soon as a file is there."""
     kind, _, switch = what.partition(":")
-    carry = relay.splice._Half.data_received
+    carry = relay.server.splice._Half.data_received
 
-    def lie(half: relay.splice._Half, data: bytes) -> None:
+    def lie(half: relay.server.splice._Half, data: bytes) -> None:
         if not Path(switch).exists():
             carry(half, data)
         elif kind == "flip":
@@ -141,7 +141,7 @@ def _mischief(what: str) -> None:
         else:
             half.received += len(data)
 
-    relay.splice._Half.data_received = lie  # type: ignore[method-assign,assignment]
+    relay.server.splice._Half.data_received = lie  # type: ignore[method-assign,assignment]
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import trio
 
-from p2p.handshake import Handshake, Session
-from p2p.identity import Purpose
-from p2p.transport import Endpoint
-from relay.client import RelayClient, RelayClientOptions
+from p2p.base.transport import Endpoint
+from p2p.secure.handshake import Handshake, Session
+from p2p.secure.identity import Purpose
+from relay.client.client import RelayClient, RelayClientOptions
 from tests.relay.daemon_process import identity_of
 
 

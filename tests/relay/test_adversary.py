@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from p2p.frame import Class
-from p2p.limits import NetworkLimits
-from p2p.peerinfo import LaneStats
+from p2p.base.limits import NetworkLimits
+from p2p.base.transport import Endpoint
+from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
-from p2p.transport import Endpoint
-from relay.client import RelayClient, RelayClientOptions
-from relay.judge import Fault
-from relay.route import HOPS_MAX
+from p2p.session.peerinfo import LaneStats
+from relay.client.client import RelayClient, RelayClientOptions
+from relay.client.reputation import Fault
+from relay.protocol.route import HOPS_MAX
 from state.primitives.address import format_address
 from tests.relay.daemon_process import DELAY_S, DaemonProcess, identity_of
 from tests.relay.nodes import wait_until

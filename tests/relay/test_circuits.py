@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from p2p.errors import WrongPeer
-from p2p.transport import Endpoint
-from relay.client import RelayClientOptions
-from relay.errors import Refusal, RelayRefused, RelayUnreachable
-from relay.stream import CircuitStream
+from p2p.base.errors import WrongPeer
+from p2p.base.transport import Endpoint
+from relay.client.circuit_stream import CircuitStream
+from relay.client.client import RelayClientOptions
+from relay.protocol.errors import Refusal, RelayRefused, RelayUnreachable
 from tests.relay.daemon_process import DaemonProcess, account_of
 from tests.relay.nodes import Node, Sealed, shake_hands, wait_until
 

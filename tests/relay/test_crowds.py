@@ -12,15 +12,13 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.handshake import Handshake
-from p2p.identity import Purpose
-from p2p.limits import Place
-from p2p.link import shake_hands
-from relay.circuit import Drop, Effect, End, Join, Refuse, Send
-from relay.door import Door
-from relay.errors import Refusal
-from relay.limits import HostTable, HostUse, RelayLimits
-from relay.protocol import (
+from p2p.base.limits import Place
+from p2p.secure.handshake import Handshake
+from p2p.secure.identity import Purpose
+from p2p.session.connection import shake_hands
+from relay.protocol.errors import Refusal
+from relay.protocol.limits import HostTable, HostUse, RelayLimits
+from relay.protocol.wire import (
     CONTROL_PREAMBLE,
     DATA_PREAMBLE,
     Connect,
@@ -34,9 +32,11 @@ from relay.protocol import (
     Reserved,
     Terms,
 )
+from relay.server.admission import Door
+from relay.server.core import Drop, Effect, End, Join, Refuse, Send
 from tests.relay.daemon_process import DaemonProcess, identity_of
 from tests.relay.nodes import wait_until
-from tests.relay.test_circuit_core import LIMITS, Relay, refusal_of
+from tests.relay.server.test_core import LIMITS, Relay, refusal_of
 
 
 def name(number: int) -> bytes:

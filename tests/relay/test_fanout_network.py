@@ -9,11 +9,11 @@ from random import Random
 
 import trio
 
-from p2p.frame import Class
+from p2p.base.transport import Endpoint
+from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
-from p2p.transport import Endpoint
-from relay.client import RelayClient, RelayClientOptions
-from relay.publisher import FanoutClient, FanoutOptions
+from relay.client.client import RelayClient, RelayClientOptions
+from relay.client.publisher import FanoutClient, FanoutOptions
 from state.primitives.address import format_address
 from tests.relay.daemon_process import DaemonProcess, identity_of
 from tests.relay.nodes import wait_until

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.handshake import Handshake
-from p2p.identity import Purpose
-from relay.client import RelayClientOptions
-from relay.errors import Refusal, RelayRefused
-from relay.protocol import (
+from p2p.secure.handshake import Handshake
+from p2p.secure.identity import Purpose
+from relay.client.circuit_stream import CircuitStream
+from relay.client.client import RelayClientOptions
+from relay.protocol.errors import Refusal, RelayRefused
+from relay.protocol.wire import (
     CONTROL_PREAMBLE,
     DATA_PREAMBLE,
     Connect,
@@ -28,7 +29,6 @@ from relay.protocol import (
     Reserve,
     Terms,
 )
-from relay.stream import CircuitStream
 from state.primitives.hashing import digest
 from tests.relay.daemon_process import DaemonProcess, account_of, identity_of
 from tests.relay.nodes import Node, wait_until
@@ -130,7 +130,7 @@ async def test_a_wrong_token_is_answered_with_its_refusal(shared_relay: DaemonPr
 
 
 async def test_a_handshake_of_another_chain_or_purpose_is_refused(shared_relay: DaemonProcess) -> None:
-    from p2p.identity import Identity
+    from p2p.secure.identity import Identity
 
     elsewhere = Identity.create(
         account_of("alice"), genesis_hash=digest(b"test", b"elsewhere"), now_ms=time.time_ns() // 1_000_000

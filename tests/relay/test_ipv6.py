@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from p2p.frame import Class
+from p2p.base.transport import Endpoint
+from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
-from p2p.transport import Endpoint
-from relay.control_link import is_no_way
+from relay.client.control_link import is_no_way
 from tests.relay.daemon_process import DaemonProcess, identity_of
 from tests.relay.nodes import wait_until
 from tests.relay.test_network import KIND, Member, members

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 import trio
 
-from p2p.transport import Endpoint
-from relay.daemon import RelayDaemon, RelayOptions
-from relay.errors import Refusal, RelayRefused
-from relay.protocol import Extend, Offered, Refused
-from relay.route import Route
+from p2p.base.transport import Endpoint
+from relay.protocol.errors import Refusal, RelayRefused
+from relay.protocol.route import Route
+from relay.protocol.wire import Extend, Offered, Refused
+from relay.server.daemon import RelayDaemon, RelayOptions
 from tests.relay.daemon_process import DaemonProcess, account_of, identity_of
 from tests.relay.nodes import Node, Sealed, shake_hands, wait_until
 from tests.relay.test_circuits import QUICK, running

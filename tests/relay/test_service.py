@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from relay.client import RelayClientOptions
-from relay.errors import Refusal, RelayRefused, RelayUnreachable
-from relay.judge import Fault
-from relay.limits import RelayLimits, paces
-from relay.protocol import Connect, Refused, Reserve, Terms
-from relay.receipts import ReceiptStore
-from relay.stream import CircuitStream
+from relay.client.circuit_stream import CircuitStream
+from relay.client.client import RelayClientOptions
+from relay.client.reputation import Fault
+from relay.payment.receipts import ReceiptStore
+from relay.protocol.errors import Refusal, RelayRefused, RelayUnreachable
+from relay.protocol.limits import RelayLimits, paces
+from relay.protocol.wire import Connect, Refused, Reserve, Terms
 from tests.relay.daemon_process import DaemonProcess, account_of
 from tests.relay.nodes import Node, wait_until
 from tests.relay.test_circuits import QUICK, running

@@ -16,14 +16,14 @@ import trio
 from consensus.metrics import NoMetrics
 from consensus.votes import Certificate
 from consensus.wire import decode_certificate, encode_certificate
-from node.chain import Chain
-from node.evidence import EvidenceService
-from node.mempool import Mempool, MempoolOptions
-from rpc.backend import Backend, BackendOptions
-from rpc.gateway import GatewayOptions, gateway_command, options_to_json
-from rpc.store_view import StoreView, describe
-from rpc.surface import DOCUMENT, SURFACE
-from rpc.view import Head, KnownNode, Network, Peer, Submitted, Sync
+from node.chain.block_tree import Chain
+from node.chain.evidence import EvidenceService
+from node.chain.mempool import Mempool, MempoolOptions
+from rpc.backend.server import Backend, BackendOptions
+from rpc.backend.store_view import StoreView, describe
+from rpc.gateway.process import GatewayOptions, gateway_command, options_to_json
+from rpc.gateway.surface import DOCUMENT, SURFACE
+from rpc.protocol.node_view import Head, KnownNode, Network, Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.codec import Value
 from state.primitives.genesis import Genesis, GenesisValidator

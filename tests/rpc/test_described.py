@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rpc import schema
-from rpc.errors import RpcError
 from rpc.ethereum import params
-from rpc.schema import CURSOR, Param, ParamType, Schema, choice, data, make_cursor, natural, text
-from rpc.surface import SURFACE
+from rpc.gateway.surface import SURFACE
+from rpc.methods import schema
+from rpc.methods.schema import CURSOR, Param, ParamType, Schema, choice, data, make_cursor, natural, text
+from rpc.protocol.errors import RpcError
 from tests.rpc.validate import validate
 
 OTHERS: tuple[Any, ...] = (
@@ -99,7 +99,7 @@ def types() -> dict[str, ParamType[Any]]:
 
 
 TYPES = types()
-OPAQUE = {"rpc.schema.CURSOR"}
+OPAQUE = {"rpc.methods.schema.CURSOR"}
 """What only whoever made it can tell from others of its kind."""
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import rpc
-import rpc.errors
 import rpc.ethereum.errors
-from rpc.surface import DOCUMENT as SPECIFIED
-from rpc.surface import SURFACE, table_of
-from rpc.table import Method
+import rpc.protocol.errors
+from rpc.gateway.surface import DOCUMENT as SPECIFIED
+from rpc.gateway.surface import SURFACE, table_of
+from rpc.methods.method import Method
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "rpc.md"
 
@@ -45,7 +45,7 @@ def test_what_a_module_has_of_methods_is_dispatched() -> None:
 
 
 def test_every_number_of_an_error_is_described() -> None:
-    modules = (rpc.errors, rpc.ethereum.errors)
+    modules = (rpc.protocol.errors, rpc.ethereum.errors)
     numbers = {v for m in modules for n, v in vars(m).items() if type(v) is int and n.isupper()}
     assert {error["code"] for error in SPECIFIED["components"]["errors"].values()} == numbers
     rows = re.findall(r"^\| ((?:-?\d+(?:, )?)+) \|", DOCUMENT.read_text(), re.MULTILINE)
@@ -54,12 +54,12 @@ def test_every_number_of_an_error_is_described() -> None:
 
 
 def test_every_reason_of_a_number_is_described() -> None:
-    of_rules = rpc.errors.SERVER_ERROR
+    of_rules = rpc.protocol.errors.SERVER_ERROR
     rows = re.findall(r"^\| ((?:-?\d+(?:, )?)+) \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
     shown = {int(number): text for numbers, text in rows for number in numbers.split(", ")}
     for number, error in SPECIFIED["components"]["errors"].items():
         reasons = set(error["data"]["reason"].split(" | "))
-        known = {reason for reason, of in rpc.errors._NUMBERS.items() if of == int(number)}
+        known = {reason for reason, of in rpc.protocol.errors._NUMBERS.items() if of == int(number)}
         if int(number) < 0:  # the others are those of one error each
             assert reasons == (known or {"*"}), number
             assert bool(known) == (int(number) != of_rules)

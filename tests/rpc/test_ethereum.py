@@ -15,19 +15,18 @@ from hypothesis import strategies as st
 from web3._utils.error_formatters_utils import raise_contract_logic_error_on_revert
 from web3.exceptions import ContractLogicError
 
+from rpc.backend.store_view import describe
 from rpc.client import ClientError
-from rpc.dispatch import DispatchOptions
-from rpc.errors import RpcError
 from rpc.ethereum import render
 from rpc.ethereum.contracts import VIEWS, abi_json
-from rpc.ethereum.filters import FILTERS_PER_CALLER_MAX, LIFETIME_S, Filters
 from rpc.ethereum.logs import LogFilter, bloom_of
 from rpc.ethereum.params import BLOCK, FILTER, SYNC_WAIT, SYNC_WAIT_MS
-from rpc.events import EVENTS
-from rpc.gateway import GatewayOptions
-from rpc.parameters import parameters_of
-from rpc.store_view import describe
-from rpc.surface import DOCUMENT, SURFACE
+from rpc.gateway.dispatch import DispatchOptions
+from rpc.gateway.process import GatewayOptions
+from rpc.gateway.surface import DOCUMENT, SURFACE
+from rpc.methods.parameters import parameters_of
+from rpc.methods.poll_filters import FILTERS_PER_CALLER_MAX, LIFETIME_S, Filters
+from rpc.protocol.errors import RpcError
 from state.primitives.abi import AbiValue, Function, encode_values
 from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey
@@ -37,9 +36,11 @@ from state.transition.runtime import Runtime
 from state.transition.staking import STAKE_KIND, STAKED, STAKING_ADDRESS, UNBONDED, stake_payload
 from state.transition.transfer import TRANSFER_GAS
 from state.view import EMPTY, Overlay
-from tasks.parameters import TaskParameters
+from tasks.ledger.events import EVENTS
+from tasks.ledger.parameters import TaskParameters
 from tests.ethereum import rlp, sign_dynamic, sign_legacy
 from tests.fuzz.mutate import mutate
+from tests.rpc.gateway.test_websocket_server import Socket
 from tests.rpc.harness import (
     ALICE,
     BOB,
@@ -56,7 +57,6 @@ from tests.rpc.harness import (
     served,
     transfer,
 )
-from tests.rpc.test_websocket import Socket
 from tests.rpc.validate import validate
 
 COMPONENTS = DOCUMENT["components"]["schemas"]

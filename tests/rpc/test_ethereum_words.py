@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from rpc.surface import SURFACE, absent
+from rpc.gateway.surface import SURFACE, absent
 from state.primitives.blocks import decode_header
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import CALL_KIND, decode_transaction
 from state.transition.staking import STAKING_ADDRESS
 from tests.ethereum import rlp
+from tests.rpc.gateway.test_websocket_server import Socket
 from tests.rpc.harness import ALICE, BOB, COIN, DAVE, FEE, Gateway, Node, gateway, hexed, mint, served
 from tests.rpc.test_ethereum import UNSTAKE, dynamic, legacy, who
-from tests.rpc.test_websocket import Socket
 
 ZEROS = "0x" + "00" * 32
 DEAD = "0x" + "00" * 28 + "deadbeef"

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from rpc.errors import HeightUnknown, Pruned, RpcError
 from rpc.ethereum.fees import fee_history
+from rpc.protocol.errors import HeightUnknown, Pruned, RpcError
 
 PARAMETERS: Final = (("chain.block_gas_limit", 100), ("chain.base_fee_initial", 7))
 

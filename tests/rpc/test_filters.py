@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import pytest
 
-from rpc.errors import NodeUnavailable, RpcError
-from rpc.ethereum import filtering, logs
-from rpc.ethereum.filtering import get_filter_changes, get_logs
-from rpc.ethereum.filters import Filters
+from rpc.ethereum import filter_methods, logs
+from rpc.ethereum.filter_methods import get_filter_changes, get_logs
 from rpc.ethereum.logs import LogFilter
 from rpc.ethereum.params import FILTER
-from rpc.limits import Cache
+from rpc.gateway.limits import Cache
+from rpc.methods.poll_filters import Filters
+from rpc.protocol.errors import NodeUnavailable, RpcError
 from state.primitives.receipts import Event
 
 EVENT: Final = Event(bytes(20), (bytes(32),), b"")
@@ -72,7 +72,7 @@ def heights(told: list[Any]) -> list[int]:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "LOGS_MAX", 10)
-    for module in (logs, filtering):
+    for module in (logs, filter_methods):
         monkeypatch.setattr(module, "BLOCKS_MAX", 8)
 
 

@@ -14,8 +14,8 @@ from eth_utils.abi import function_signature_to_4byte_selector
 from node.cli.contracts import TESTNET_CHAIN_ID, contracts
 from rpc.ethereum.contracts import CONTRACTS, VIEWS, abi_json, rules_of
 from rpc.ethereum.interfaces import _TEXTS, KINDS, RESERVED, contract_files, interface_of, text_of
-from rpc.events import EVENTS
 from state.primitives.address import format_address
+from tasks.ledger.events import EVENTS
 from testnet.plan import CHAIN_ID
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "contracts"

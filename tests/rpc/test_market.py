@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from rpc.errors import RpcError
-from rpc.events import EVENTS
-from rpc.surface import DOCUMENT, SURFACE
-from rpc.table import bind
-from rpc.view import Description, Head
+from rpc.gateway.surface import DOCUMENT, SURFACE
+from rpc.methods.method import bind
+from rpc.protocol.errors import RpcError
+from rpc.protocol.node_view import Description, Head
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
 from state.view import Overlay
-from tasks.lifecycle import Reason
-from tasks.records import JobReport, save_report
-from tasks.registry import NodeRole
-from tasks.screening import DatasetFacts, read_dataset_facts
+from tasks.ledger.events import EVENTS
+from tasks.ledger.lifecycle import Reason
+from tasks.ledger.records import JobReport, save_report
+from tasks.ledger.registry import NodeRole
+from tasks.ledger.screening import DatasetFacts, read_dataset_facts
 from tasks.spec import Requirements, encode_spec, spec_hash
 from tests.rpc.harness import hexed
 from tests.rpc.validate import validate

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.errors import INVALID_PARAMS, RpcError
-from rpc.limits import Budgets, Cache, caller_key
-from rpc.openrpc import describe
-from rpc.schema import (
+from rpc.gateway.limits import Budgets, Cache, caller_key
+from rpc.gateway.surface import DOCUMENT, SURFACE
+from rpc.methods.method import bind
+from rpc.methods.openrpc import describe
+from rpc.methods.schema import (
     ADDRESS,
     AMOUNT,
     BLOCK,
@@ -23,8 +24,7 @@ from rpc.schema import (
     natural,
     text,
 )
-from rpc.surface import DOCUMENT, SURFACE
-from rpc.table import bind
+from rpc.protocol.errors import INVALID_PARAMS, RpcError
 from tests.rpc.validate import validate
 
 JSON = st.recursive(

@@ -13,11 +13,11 @@ from typing import Any, Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.dispatch import Caller, Dispatcher, DispatchOptions, Late, Posted
-from rpc.errors import NodeUnavailable, RpcError
-from rpc.gather import Gatherer, Waiter
-from rpc.surface import SURFACE
-from rpc.view import Head
+from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, Late, Posted
+from rpc.gateway.node.batcher import Gatherer, Waiter
+from rpc.gateway.surface import SURFACE
+from rpc.protocol.errors import NodeUnavailable, RpcError
+from rpc.protocol.node_view import Head
 from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey
 from state.primitives.signing import sign_dynamic, sign_legacy
@@ -226,7 +226,7 @@ def test_a_batch_that_is_given_up_gives_its_places_back() -> None:
 
 
 class Request:
-    """Knows what it waits for, as a request of ``rpc.direct`` does, and is told when that is there."""
+    """Knows what it waits for, as a request of ``rpc.gateway.fast_path`` does, and is told when that is there."""
 
     def __init__(self, task: Late) -> None:
         self.task = task

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import pytest
 
-from rpc import accounts, history, light, render, transactions
-from rpc.accounts import get_nonce
-from rpc.history import get_history
-from rpc.light import get_receipt_proof, get_transaction_proof
-from rpc.table import Json
-from rpc.transactions import get_receipt, get_transaction, wait_receipt
+from rpc.methods import accounts, history, light, render, transactions
+from rpc.methods.accounts import get_nonce
+from rpc.methods.history import get_history
+from rpc.methods.light import get_receipt_proof, get_transaction_proof
+from rpc.methods.method import Json
+from rpc.methods.transactions import get_receipt, get_transaction, wait_receipt
 
 HASH: Final = bytes(32)
 WHO: Final = bytes(20)

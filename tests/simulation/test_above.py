@@ -13,10 +13,10 @@ import pytest
 
 from consensus.guard import JOURNAL_CERTIFICATE
 from consensus.simulation.oracle import Violation
-from node.simulation import people
-from node.simulation.above import run_above
-from node.simulation.branches import Branches
+from node.simulation import operators
+from node.simulation.above_bound import run_above
 from node.simulation.campaign import RUNS
+from node.simulation.fork_oracle import Branches
 from node.simulation.world import WholeMachine, WholeWorld
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Equivocation, Vote, vote_digest
@@ -71,19 +71,19 @@ class Standing:
 def stand_still(monkeypatch: pytest.MonkeyPatch, cluster: Standing, certificates: Sequence[Known]) -> bool:
     """Settle a cluster that does not go on, whose node has these certificates above its newest final block."""
     header = SimpleNamespace(epoch=2, view=10)
-    monkeypatch.setattr(people, "honest_of", lambda nodes: nodes)
-    monkeypatch.setattr(people, "_turn_back", lambda _cluster: False)
-    monkeypatch.setattr(people, "_has_seat", lambda _world, _node: True)
+    monkeypatch.setattr(operators, "honest_of", lambda nodes: nodes)
+    monkeypatch.setattr(operators, "_turn_back", lambda _cluster: False)
+    monkeypatch.setattr(operators, "_has_seat", lambda _world, _node: True)
     store = SimpleNamespace(tip=SimpleNamespace(header=b"", block_hash=b"tip"))
-    monkeypatch.setattr(people, "machine_of", lambda _node: SimpleNamespace(pending=[], store=store))
-    monkeypatch.setattr(people, "decode_header", lambda _data: header)
+    monkeypatch.setattr(operators, "machine_of", lambda _node: SimpleNamespace(pending=[], store=store))
+    monkeypatch.setattr(operators, "decode_header", lambda _data: header)
     records = [(JOURNAL_CERTIFICATE, bytes([number])) for number in range(len(certificates))]
-    monkeypatch.setattr(people, "read_journal", lambda _data: (records, 0))
+    monkeypatch.setattr(operators, "read_journal", lambda _data: (records, 0))
     monkeypatch.setattr(
-        people, "decode_certificate", lambda data: SimpleNamespace(**certificates[data[0]]._asdict())
+        operators, "decode_certificate", lambda data: SimpleNamespace(**certificates[data[0]]._asdict())
     )
     cluster.world = None  # type: ignore[attr-defined]
-    return people.settle(cluster)  # type: ignore[arg-type]
+    return operators.settle(cluster)  # type: ignore[arg-type]
 
 
 class Known(NamedTuple):
@@ -128,7 +128,7 @@ def test_a_run_is_a_part_of_a_campaign() -> None:
 
 def test_a_proof_that_never_gets_into_a_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of the test: leaders that leave out the evidence."""
-    monkeypatch.setattr("node.evidence.EvidencePool.take", lambda self, limit_bytes=0: ())
+    monkeypatch.setattr("node.chain.evidence.EvidencePool.take", lambda self, limit_bytes=0: ())
     with pytest.raises(Violation, match=r"slashed held 0\.00|proofs"):
         run_above(4)
 

@@ -9,9 +9,9 @@ import pytest
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.ascending import Ascending
 from consensus.core import Core
 from consensus.guard import Guard
+from consensus.min_key_dict import Ascending
 from consensus.simulation.cluster import Cluster, Node
 from consensus.simulation.oracle import Violation
 from consensus.simulation.scenarios import run_scenario

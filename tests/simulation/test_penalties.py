@@ -8,9 +8,9 @@ from fractions import Fraction
 import pytest
 
 from consensus.simulation.cluster import Cluster, sim_parameters
-from node.simulation import above, penalties
-from node.simulation.above import run_above
-from node.simulation.people import machine_of
+from node.simulation import above_bound, penalties
+from node.simulation.above_bound import run_above
+from node.simulation.operators import machine_of
 from node.simulation.world import WholeWorld
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.votes import FINALIZE, NULLIFY, Candidate, Equivocation, Vote, vote_digest
@@ -98,7 +98,7 @@ def test_faults_too_far_apart_do_not_and_their_committees_are_remembered() -> No
 
 def test_a_run_that_outlasts_its_evidence_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state has forgotten the committees of the faults when the last penalties are checked."""
-    monkeypatch.setattr(above, "WholeWorld", Forgetful)
+    monkeypatch.setattr(above_bound, "WholeWorld", Forgetful)
     found = run_above(4)
     assert found.slashed >= 1 and found.epochs > WINDOW + 2
 

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
-from tasks.executor.needs import needs_of
+from tasks.executor.resource_needs import needs_of
 from tasks.executor.supervisor import ProcessOptions
-from tasks.lifecycle import Phase
+from tasks.ledger.lifecycle import Phase
+from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, profile_from_value, profile_to_value
+from tasks.ledger.transitions import rules
 from tasks.proofs import (
     Code,
     Finding,
@@ -33,7 +35,6 @@ from tasks.proofs import (
     window_proof_from_value,
     window_proof_to_value,
 )
-from tasks.registry import Gpu, NodeProfile, NodeRole, profile_from_value, profile_to_value
 from tasks.spec import (
     SEGMENT_MS_MAX,
     SPEC_LIMIT_BYTES,
@@ -48,7 +49,6 @@ from tasks.spec import (
     encode_spec,
     spec_hash,
 )
-from tasks.transitions import rules
 from tests.tasks.world import DKB, QUICK, World, leaves_of, probe, proof_of, salt, spec
 
 JOB = spec(total=55)

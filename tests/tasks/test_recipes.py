@@ -1,5 +1,5 @@
-from tasks.datasets import make_dataset
-from tasks.engine.training import initial_state
+from tasks.engines.datasets import make_dataset
+from tasks.engines.training import initial_state
 from tasks.executor.job import Job
 from tasks.recipes import digits_spec
 from tasks.spec import Price, decode_spec, encode_spec

@@ -15,9 +15,27 @@ from state.primitives.receipts import Event
 from state.transition.rules import BlockContext, Context
 from state.view import EMPTY, Overlay, Table
 from state.view.accounts import balance_of, burned, credit
-from tasks import queries
-from tasks.lifecycle import Phase
-from tasks.parameters import TaskParameters
+from tasks.ledger import queries
+from tasks.ledger.lifecycle import Phase
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.queries import Action, CheckDuty, WorkDuty
+from tasks.ledger.records import TaskRecord, load_window
+from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, require_node, save_node
+from tasks.ledger.transitions import (
+    ACCEPT_TASK,
+    CREATE_TASK,
+    HOLDINGS,
+    OPEN_WINDOW,
+    REGISTER_NODE,
+    REVEAL_VERDICT,
+    SEAL_VERDICT,
+    START_TASK,
+    SUBMIT_WINDOW,
+    hooks,
+    node_payload,
+    rules,
+    task_id_of,
+)
 from tasks.proofs import (
     Code,
     Finding,
@@ -33,25 +51,7 @@ from tasks.proofs import (
     verdict_seal,
     window_proof_to_value,
 )
-from tasks.queries import Action, CheckDuty, WorkDuty
-from tasks.records import TaskRecord, load_window
-from tasks.registry import Gpu, NodeProfile, NodeRole, require_node, save_node
 from tasks.spec import Dataset, JobSpec, Model, Optimiser, Price, Requirements, Schedule, encode_spec
-from tasks.transitions import (
-    ACCEPT_TASK,
-    CREATE_TASK,
-    HOLDINGS,
-    OPEN_WINDOW,
-    REGISTER_NODE,
-    REVEAL_VERDICT,
-    SEAL_VERDICT,
-    START_TASK,
-    SUBMIT_WINDOW,
-    hooks,
-    node_payload,
-    rules,
-    task_id_of,
-)
 
 DKB: Final = 10**18
 REQUESTER: Final = b"R" * 20

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from consensus.guard import JOURNAL_BLOCK, JOURNAL_CERTIFICATE, read_journal
 from consensus.guard_log import VoteDirectory
-from node.home import Home
-from node.runtime import make_runtime
+from node.chain.runtime import make_runtime
+from node.home.create import Home
 from node.sync.audit import audit_chain
 from state.primitives.genesis import ChainParameters, read_parameters
 from state.store import Store

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from node.cli import group, main
-from node.control import ControlRefused
-from node.home import Home
+from node.home.create import Home
+from node.process.control import ControlRefused
 from state.primitives.errors import ConfigError
 from testnet.cluster import PLAN_FILE, TestnetError, lay_out, note_up
 

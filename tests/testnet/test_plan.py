@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from node.config import dump_options, load_options, parse_peer
-from node.runtime import make_runtime
+from node.chain.runtime import make_runtime
+from node.home.config import dump_options, load_options, parse_peer
 from p2p.service import parse_bootstrap
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_from_json, genesis_hash, genesis_to_json

@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from rpc.events import EVENTS
 from state.primitives.receipts import Event
+from tasks.ledger.events import EVENTS
 from tests.wallets.tools import cast, installed
 
 REFUSALS: Final = {

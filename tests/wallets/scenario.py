@@ -15,7 +15,7 @@ from eth_account import Account as EthAccount
 from eth_account.messages import encode_defunct, encode_typed_data
 
 from state.primitives.hashing import keccak
-from tasks.lifecycle import Phase, Reason
+from tasks.ledger.lifecycle import Phase, Reason
 from testnet.plan import CHAIN_ID, COIN
 from tests.wallets.clients import NOT_MADE, REFUSALS, Client
 from tests.wallets.world import BOND, FUNDS, VALIDATORS, Account, Job, World, carriage_of, work_of

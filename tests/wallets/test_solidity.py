@@ -11,7 +11,7 @@ import pytest
 
 from rpc.ethereum.contracts import CONTRACTS, abi_json
 from rpc.ethereum.interfaces import contract_files, interface_of
-from rpc.events import EVENTS
+from tasks.ledger.events import EVENTS
 from tests.wallets.tools import installed
 
 pytestmark = [

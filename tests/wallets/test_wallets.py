@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from rpc.surface import SURFACE
+from rpc.gateway.surface import SURFACE
 from tests.wallets.clients import Client, clients
 from tests.wallets.scenario import Play
 from tests.wallets.tap import Judge, Verdict

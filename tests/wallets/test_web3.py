@@ -18,9 +18,9 @@ from web3.exceptions import ContractLogicError, TransactionNotFound, Web3RPCErro
 from web3.providers.persistent import WebSocketProvider
 
 from rpc.ethereum.contracts import abi_json
-from rpc.events import EVENTS
 from state.primitives.keys import SecretKey
 from state.transition.staking import STAKING_ADDRESS, stake_payload
+from tasks.ledger.events import EVENTS
 from tests.rpc.harness import (
     ALICE,
     BOB,

@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from billing.relay import GIB, RECEIPT_LIFE_MS, Receipt
-from node.config import dump_options
-from node.home import Home
-from p2p.identity import Identity
+from node.home.config import dump_options
+from node.home.create import Home
+from p2p.secure.identity import Identity
 from rpc.client import Client as NativeClient
 from rpc.client import ClientError
 from rpc.ethereum.contracts import rules_of
@@ -32,7 +32,10 @@ from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import sign_transaction
 from state.transition.staking import stake_payload
-from tasks.parameters import TaskParameters
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.registry import NodeProfile, NodeRole, profile_to_value
+from tasks.ledger.settlement import bond_at, budget_of
+from tasks.ledger.transitions import REGISTER_NODE
 from tasks.proofs import (
     Code,
     Finding,
@@ -48,8 +51,6 @@ from tasks.proofs import (
     verdict_seal,
     window_proof_to_value,
 )
-from tasks.registry import NodeProfile, NodeRole, profile_to_value
-from tasks.settlement import bond_at, budget_of
 from tasks.spec import (
     Dataset,
     JobSpec,
@@ -60,7 +61,6 @@ from tasks.spec import (
     Schedule,
     encode_spec,
 )
-from tasks.transitions import REGISTER_NODE
 from testnet.cluster import lay_out
 from testnet.plan import CHAIN_ID, COIN
 from tests.cluster.network import Network, wait_for

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from node.cli.commands import Commands
-from node.cli.tasks.acts import cancel, demand, resume, top_up
-from node.cli.tasks.following import watch
+from node.cli.tasks.actions import cancel, demand, resume, top_up
 from node.cli.tasks.posting import create, quote
 from node.cli.tasks.result import result
 from node.cli.tasks.views import bill, list_, proof, show_
+from node.cli.tasks.watch import watch
 
 __all__ = ["task"]
 

@@ -11,25 +11,25 @@ import click
 
 from node.cli.arguments import AMOUNT
 from node.cli.blobs import show_progress
-from node.cli.combinations import not_with, only_with
 from node.cli.commands import next_command
+from node.cli.confirm import send_signed, yes_option
 from node.cli.files import check_free, overwrite_option
 from node.cli.jobs import read_spec, spec_to_json, write_file
+from node.cli.option_conflicts import not_with, only_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.session import Session, reading_options, session_options
-from node.cli.spending import send_signed, yes_option
-from node.cli.tasks.following import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
-from node.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
+from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
+from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
 from rpc.client import Client, JobRefused
 from rpc.client.core import hexed
-from rpc.client.shapes import TaskQuote
+from rpc.client.results import TaskQuote
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.transactions import decode_transaction
-from tasks.engine.errors import UnsupportedJob
-from tasks.screening import check_start, dataset_objections
+from tasks.engines.errors import UnsupportedJob
+from tasks.ledger.screening import check_start, dataset_objections
+from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import GPU_MS_PER_STEP_MAX, PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
-from tasks.transitions import CREATE_TASK, task_id_of
 
 __all__ = ["DIGITS_ENDS", "create", "quote"]
 

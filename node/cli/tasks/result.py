@@ -9,12 +9,12 @@ import click
 
 from node.cli.arguments import TASK
 from node.cli.blobs import download_folder, show_progress
-from node.cli.combinations import only_with
 from node.cli.files import check_free, overwrite_option
 from node.cli.jobs import FORMATS, encode_state, write_file
+from node.cli.option_conflicts import only_with
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, reading_options
-from node.cli.tasks.following import record_of, say
+from node.cli.tasks.watch import record_of, say
 from rpc.client import NoResult
 from rpc.client.core import hexed
 

@@ -9,15 +9,15 @@ from typing import Any, Final
 import click
 
 from node.cli.arguments import TASK
-from node.cli.combinations import not_with
+from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, reading_options
-from node.cli.tasks.following import record_of, show_sums
+from node.cli.tasks.watch import record_of, show_sums
 from node.cli.terminal import printable
-from node.posting import next_of
+from node.market.posting import next_of
 from rpc.client.core import hexed
-from rpc.client.shapes import Bill, BillLine
-from tasks.lifecycle import Phase
+from rpc.client.results import Bill, BillLine
+from tasks.ledger.lifecycle import Phase
 
 __all__ = ["bill", "list_", "proof", "show_", "show_bill"]
 

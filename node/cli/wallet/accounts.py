@@ -8,12 +8,12 @@ from typing import Any, Final
 import click
 
 from node.cli.arguments import FILE
-from node.cli.combinations import not_with, only_with
+from node.cli.option_conflicts import not_with, only_with
 from node.cli.options import STDIO, ask_line, ask_new_passphrase, open_key
 from node.cli.output import json_option, show_fields, show_rows
 from node.cli.session import Session, new_key_options, wallet_options
-from node.home import save_key, write_private
-from node.keyring import (
+from node.home.create import save_key, write_private
+from node.home.keyring import (
     MNEMONIC_WORDS,
     Keyring,
     key_at_path,

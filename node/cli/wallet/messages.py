@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from node.cli.arguments import FILE, parse_hex
-from node.cli.combinations import only_with
 from node.cli.files import parse_json, read_text
+from node.cli.option_conflicts import only_with
 from node.cli.options import ask_whether, read_input
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, signing_options, wallet_options

@@ -9,8 +9,9 @@ from typing import Any, Final, TypeVar
 import click
 
 from node.cli.arguments import AMOUNT, FEE
-from node.cli.combinations import refuse_given
 from node.cli.commands import next_command
+from node.cli.confirm import hand_in, yes_option
+from node.cli.option_conflicts import refuse_given
 from node.cli.output import (
     counted,
     json_option,
@@ -20,9 +21,8 @@ from node.cli.output import (
     show_receipt,
     show_rows,
 )
-from node.cli.patience import TellingClient
+from node.cli.progress_client import TellingClient
 from node.cli.session import Session, reading_options, session_options
-from node.cli.spending import hand_in, yes_option
 from node.cli.wallet.watching import wait_for_receipt
 from rpc.client import Client, GatewayUnreachable
 from rpc.client.contracts import functions_of, parse_argument, shown

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from node.cli.arguments import parse_hash
-from node.cli.combinations import only_with
+from node.cli.option_conflicts import only_with
 from node.cli.output import (
     json_option,
     show,
@@ -23,7 +23,7 @@ from node.cli.output import (
     show_time,
 )
 from node.cli.session import Session, reading_options
-from rpc.client.shapes import Transaction
+from rpc.client.results import Transaction
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.transactions import CALL_KIND
@@ -75,7 +75,7 @@ def balance(session: Session, name: str | None, proves: bool, genesis: Path | No
 def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any]:
     """Return an account as the light client proves it; it goes on where `dekube light` is."""
     from node.cli.light import FILE, begin, check_genesis, open_light
-    from node.home import load_genesis
+    from node.home.create import load_genesis
 
     place = session.home.root / "light" / FILE
     urls = session.gateways()

@@ -13,13 +13,13 @@ import click
 
 from node.cli.arguments import SECONDS, parse_hash
 from node.cli.output import json_option, show_amount
-from node.cli.patience import NotFinal
+from node.cli.progress_client import NotFinal
 from node.cli.session import Session, reading_options
 from node.cli.terminal import printable
 from node.cli.wallet.views import HISTORY_MAX, change_text
 from rpc.client import Client
 from rpc.client.core import hexed
-from rpc.client.shapes import HistoryEntry, Receipt
+from rpc.client.results import HistoryEntry, Receipt
 
 __all__ = ["wait_for_receipt", "watch"]
 

@@ -16,7 +16,7 @@ from typing import Final
 from testnet.wan.agent import AgentSpec
 from testnet.wan.bench.adsl import first_minute
 from testnet.wan.bench.measure import bulk_rate, lab_name, lateness_of, node_at, relays_at, say, verdict
-from testnet.wan.bench.silent import false_alarms, silent_death
+from testnet.wan.bench.silent_loss import false_alarms, silent_death
 from testnet.wan.fleet import NODE_PORT, RELAY_PORT, agents
 from testnet.wan.lab import Lab
 from testnet.wan.topology import Host, Shape, Topology, plan

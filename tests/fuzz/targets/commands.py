@@ -9,7 +9,7 @@ from click import BadParameter
 from node.cli.arguments import parse_hash
 from node.cli.files import parse_json
 from node.cli.relay_status import NUMBERS, parse_counts
-from node.keyring import check_keystore, parse_path
+from node.home.keyring import check_keystore, parse_path
 from state.primitives.errors import ConfigError, KeystoreError
 from tests.fuzz.targets.base import Target, of_file, of_text
 from tests.fuzz.targets.samples import KEYSTORE
@@ -26,12 +26,12 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("node.cli.relay_status:parse_counts",), (ConfigError,), cost=8, memory=400,
     )  # fmt: skip
     yield "keystore file, its fields", Target(
-        of_file("fields.json", check_keystore), (KEYSTORE,), ("node.keyring:check_keystore",), (KeystoreError,),
-        cost=8,
+        of_file("fields.json", check_keystore), (KEYSTORE,), ("node.home.keyring:check_keystore",),
+        (KeystoreError,), cost=8,
     )  # fmt: skip
     yield (
         "path of a key",
-        Target(of_text(parse_path), (b"m/44'/60'/1'/0/0",), ("node.keyring:parse_path",), (ConfigError,)),
+        Target(of_text(parse_path), (b"m/44'/60'/1'/0/0",), ("node.home.keyring:parse_path",), (ConfigError,)),
     )
     yield "JSON file of a person", Target(
         lambda data: parse_json(data, "file.json", "a document"), (b'\xef\xbb\xbf{"a": [1, null]}\n', KEYSTORE),

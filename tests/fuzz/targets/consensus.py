@@ -18,7 +18,6 @@ from consensus.guard import (
     journal_record,
     read_journal,
 )
-from consensus.hearsay import decode_said, decode_wanted, encode_said, encode_wanted
 from consensus.inbound import decode_inbound
 from consensus.light import (
     EpochRecord,
@@ -27,6 +26,7 @@ from consensus.light import (
     encode_epoch_record,
     encode_merkle_proof,
 )
+from consensus.vote_relay import decode_said, decode_wanted, encode_said, encode_wanted
 from consensus.wire import decode_certificate, decode_message, encode_certificate, encode_message
 from state.primitives.blocks import encode_block
 from state.primitives.errors import DecodeError
@@ -138,11 +138,11 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "word of a seat", Target(
         lambda data: encode_said(decode_said(data)),
         tuple(encode_said(said) for said in (VOTE, FINAL)),
-        ("consensus.hearsay:decode_said",),
+        ("consensus.vote_relay:decode_said",),
     )  # fmt: skip
     yield "wanted proposal", Target(
         canonical(decode_wanted, encode_wanted), (encode_wanted(FINAL.candidate),),
-        ("consensus.hearsay:decode_wanted",),
+        ("consensus.vote_relay:decode_wanted",),
     )  # fmt: skip
     yield "certificate", Target(
         canonical(decode_certificate, encode_certificate), (encode_certificate(FINAL),),

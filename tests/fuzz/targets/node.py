@@ -12,15 +12,16 @@ from consensus.light import (
     LightClient,
     LightOptions,
 )
-from node.blob_search import Question, decode_question, encode_question
-from node.carriage import standing_from_document
-from node.chain import BodyInvalid, decode_body
+from node.chain.block_tree import BodyInvalid, decode_body
+from node.chain.evidence import decode_file, encode_file
+from node.chain.founding import check_founder, founder_from_json, founder_to_json
+from node.chain.local_transactions import decode_kept, decode_log, encode_kept, encode_log_part
+from node.chain.tx_gossip import decode_batch, encode_batch
 from node.cli.guard import read_watermark
 from node.cli.jobs import read_spec, spec_from_json, spec_to_json
 from node.cli.output import parse_amount
 from node.cli.transactions import read_possession
-from node.clocks import decode_clock
-from node.config import (
+from node.home.config import (
     NodeOptions,
     dump_options,
     load_options,
@@ -31,16 +32,15 @@ from node.config import (
     parse_signer,
     parse_vote_key,
 )
-from node.evidence import decode_file, encode_file
-from node.founders import check_founder, founder_from_json, founder_to_json
-from node.home import load_genesis, read_keystore, read_passphrase
-from node.kept import decode_kept, decode_log, encode_kept, encode_log_part
-from node.keyring import key_of_mnemonic, parse_secret
-from node.kinds import kind_of
-from node.light import Endpoint as LightEndpoint
-from node.light import LightFile, load_light_file, save_light_file
-from node.promises import decode_published
-from node.relay import RelayHomeOptions
+from node.home.create import load_genesis, read_keystore, read_passphrase
+from node.home.keyring import key_of_mnemonic, parse_secret
+from node.home.kind import kind_of
+from node.light.client import Endpoint as LightEndpoint
+from node.light.client import LightFile, load_light_file, save_light_file
+from node.market.blob_search import Question, decode_question, encode_question
+from node.market.promises import decode_published
+from node.relay.home import RelayHomeOptions
+from node.relay.settlement_gateway import standing_from_document
 from node.signer.home import SignerHomeOptions, load_signer_options
 from node.sync import messages as sync_messages
 from node.sync.messages import (
@@ -54,7 +54,7 @@ from node.sync.messages import (
     encode_offers,
     encode_records,
 )
-from node.transactions import decode_batch, encode_batch
+from node.telemetry.clock_skew import decode_clock
 from state.primitives.address import format_address
 from state.primitives.blocks import decode_block
 from state.primitives.codec import encode
@@ -81,7 +81,7 @@ from tests.fuzz.targets.samples import (
     RAW,
     RUNTIME,
 )
-from tests.node.test_founders import DRAFT, FOUNDERS
+from tests.node.chain.test_founding import DRAFT, FOUNDERS
 from tests.state.primitives.test_objects import FOUNDED as FILE
 
 KEPT_CHAIN = b"c" * 32
@@ -142,40 +142,42 @@ def read_words(text: str) -> None:
 def targets() -> Iterator[tuple[str, Target]]:
     yield "compact proposal", Target(
         compact.check_bulk, compact.BULK,
-        ("node.compact:decode_bulk", "node.compact:match_ids", "node.compact:short_ids"),
+        ("node.consensus.compact:decode_bulk", "node.consensus.compact:match_ids",
+        "node.consensus.compact:short_ids"),
     )  # fmt: skip
     yield "compact word", Target(
-        compact.check_word, compact.WORDS, ("node.compact:decode_word", "node.compact:numbers_of"),
+        compact.check_word, compact.WORDS, ("node.consensus.compact:decode_word",
+        "node.consensus.compact:numbers_of"),
     )  # fmt: skip
     yield "batch", Target(
         canonical(decode_batch, encode_batch), (encode_batch(PAYLOADS), encode_batch([RAW])),
-        ("node.transactions:decode_batch",),
+        ("node.chain.tx_gossip:decode_batch",),
     )  # fmt: skip
-    yield "body", Target(read_body, BLOCKS[:1], ("node.chain:decode_body",), (DecodeError, BodyInvalid))
+    yield "body", Target(read_body, BLOCKS[:1], ("node.chain.block_tree:decode_body",), (DecodeError, BodyInvalid))
     yield "question for a blob", Target(
         canonical(decode_question, encode_question),
         (encode_question(Question(b"t" * 32, b"b" * 32, b"a" * 20, 7)),),
-        ("node.blob_search:decode_question",),
+        ("node.market.blob_search:decode_question",),
     )  # fmt: skip
     yield (
         "clock",
         Target(
             canonical(decode_clock, lambda clock: clock.to_bytes(8, "big")),
             ((1_800_000_000_000).to_bytes(8, "big"), bytes(8)),
-            ("node.clocks:decode_clock",),
+            ("node.telemetry.clock_skew:decode_clock",),
         ),
     )
     yield "file of evidence", Target(
         canonical(decode_file, encode_file), (encode_file([]), encode_file(fault.encode() for fault in EVIDENCE)),
-        ("node.evidence:decode_file",),
+        ("node.chain.evidence:decode_file",),
     )  # fmt: skip
     yield "waiting transactions", Target(
         read_kept, (encode_kept(KEPT_CHAIN, [])[32:], encode_kept(KEPT_CHAIN, [(7, RAW)])[32:]),
-        ("node.kept:decode_kept",),
+        ("node.chain.local_transactions:decode_kept",),
     )  # fmt: skip
     yield "log of waiting transactions", Target(
         read_log, (encode_log_part(KEPT_CHAIN, [(7, RAW)]), encode_kept(KEPT_CHAIN, [(7, RAW)])[32:]),
-        ("node.kept:decode_log",),
+        ("node.chain.local_transactions:decode_log",),
     )  # fmt: skip
     sync = "node.sync.messages:"
     yield "sync offers", Target(
@@ -197,40 +199,40 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "checkpoint", Target(
         of_text(parse_checkpoint), (b"8:" + b"ab" * 32, b"3600:0x" + b"cd" * 32),
-        ("node.config:parse_checkpoint",), (ConfigError,),
+        ("node.home.config:parse_checkpoint",), (ConfigError,),
     )  # fmt: skip
     yield (
         "published window",
         Target(
             decode_published,
             (encode([[b"p" * 32, b"q" * 32], [b"s" * 32, b"t" * 32], b"l" * 32, b"o" * 32]),),
-            ("node.promises:decode_published",),
+            ("node.market.promises:decode_published",),
         ),
     )
     yield "genesis file", Target(
-        of_file("genesis.json", load_genesis), (genesis_to_json(FILE).encode(),), ("node.home:load_genesis",),
-        (ConfigError,), cost=4, memory=400,
+        of_file("genesis.json", load_genesis), (genesis_to_json(FILE).encode(),),
+        ("node.home.create:load_genesis",), (ConfigError,), cost=4, memory=400,
     )  # fmt: skip
     yield "founder's file", Target(
         of_text(read_founder), (founder_to_json(FOUNDERS[0]).encode(),),
-        ("node.founders:founder_from_json", "node.cli.genesis:_read_founder"), (ConfigError,), cost=8,
+        ("node.chain.founding:founder_from_json", "node.cli.genesis:_read_founder"), (ConfigError,), cost=8,
     )  # fmt: skip
     yield "keystore file", Target(
         of_file("key.json", read_keystore), (KEYSTORE,),
-        ("node.home:read_keystore", "node.home:load_key"),
+        ("node.home.create:read_keystore", "node.home.create:load_key"),
         (KeystoreError,), cost=8,
     )  # fmt: skip
     yield "passphrase file", Target(
-        of_file("passphrase", read_passphrase), (b"secret\n",), ("node.home:read_passphrase",), (KeystoreError,),
-        cost=8,
+        of_file("passphrase", read_passphrase), (b"secret\n",), ("node.home.create:read_passphrase",),
+        (KeystoreError,), cost=8,
     )  # fmt: skip
     toml = dump_options(NodeOptions(roles=("validator", "compute"))).encode()
     yield "node options", Target(
         of_file("config.toml", load_options),
         (toml, b'[p2p]\nlisten = ":1"\nbootstrap = ["a"]\n[registry]\nstake = "5"\n'),
         (
-            "node.config:load_options", "node.config:load_table", "node.config:read_table",
-            "node.places:Home.load_options",
+            "node.home.config:load_options", "node.home.config:load_table", "node.home.config:read_table",
+            "node.home.paths:Home.load_options",
         ),
         (ConfigError,),
         cost=4, memory=400,
@@ -246,18 +248,18 @@ def targets() -> Iterator[tuple[str, Target]]:
     }  # fmt: skip
     yield "standing of a payer", Target(
         lambda data: standing_from_document(json.loads(data), b"r" * 20), (json.dumps(carried).encode(),),
-        ("node.carriage:standing_from_document", "node.carriage:_with_relay"),
+        ("node.relay.settlement_gateway:standing_from_document", "node.relay.settlement_gateway:_with_relay"),
         (DecodeError, ValueError, RecursionError), memory=400,
     )  # fmt: skip
     yield "relay options", Target(
         of_file("relay.toml", lambda path: load_table(path, RelayHomeOptions)),
         (dump_options(RelayHomeOptions()).encode(),),
-        ("node.config:load_table",), (ConfigError,), cost=4, memory=400,
+        ("node.home.config:load_table",), (ConfigError,), cost=4, memory=400,
     )  # fmt: skip
     yield "kind of a home", Target(
         of_file("home.toml", kind_of),
         (toml, dump_options(RelayHomeOptions()).encode(), b'roles = []\nlisten = ""\n'),
-        ("node.kinds:kind_of",), (), cost=4, memory=400,
+        ("node.home.kind:kind_of",), (), cost=4, memory=400,
     )  # fmt: skip
     job_text = json.dumps(spec_to_json(JOB)).encode()
     yield "job file", Target(
@@ -270,8 +272,8 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "light client's file", Target(
         of_file("light.json", load_light_file), light_files(),
-        ("node.light:load_light_file", "node.light:_read_fork", "node.light:_from_document"), (ConfigError,),
-        cost=8, memory=400,
+        ("node.light.client:load_light_file", "node.light.client:_read_fork", "node.light.client:_from_document"),
+        (ConfigError,), cost=8, memory=400,
     )  # fmt: skip
     mark = {"version": 1, "genesis_hash": "0x" + "ab" * 32, "vote_key": "0x" + "cd" * 32, "epoch": 0, "view": 9}
     yield "watermark", Target(
@@ -291,17 +293,17 @@ def targets() -> Iterator[tuple[str, Target]]:
         ),
     )
     yield "signer endpoint", Target(
-        of_text(parse_signer), (PEER, b"unix:/run/signer.sock"), ("node.config:parse_signer",), (ConfigError,)
+        of_text(parse_signer), (PEER, b"unix:/run/signer.sock"), ("node.home.config:parse_signer",), (ConfigError,)
     )  # fmt: skip
     yield "vote key", Target(
-        of_text(parse_vote_key), (b"0x" + b"ab" * 32,), ("node.config:parse_vote_key",), (ConfigError,)
+        of_text(parse_vote_key), (b"0x" + b"ab" * 32,), ("node.home.config:parse_vote_key",), (ConfigError,)
     )  # fmt: skip
     yield "signer options", Target(
         of_file("signer.toml", load_signer_options),
         (dump_options(SignerHomeOptions(listen="h:1", clients=(format_address(KEY.address),))).encode(),),
         ("node.signer.home:load_signer_options",), (ConfigError,), cost=4, memory=400,
     )  # fmt: skip
-    yield "peer text", Target(of_text(parse_peer), (PEER,), ("node.config:parse_peer",), (ConfigError,))
+    yield "peer text", Target(of_text(parse_peer), (PEER,), ("node.home.config:parse_peer",), (ConfigError,))
     yield (
         "host and port",
         Target(
@@ -313,9 +315,9 @@ def targets() -> Iterator[tuple[str, Target]]:
     )
     yield "book of uploads", Target(
         blobs.check_book, blobs.BOOKS,
-        ("node.uploads:decode_book", "node.uploads:_upload", "node.uploads:_charge"),
+        ("node.market.uploads:decode_book", "node.market.uploads:_upload", "node.market.uploads:_charge"),
     )  # fmt: skip
     yield "words of a wallet", Target(
         of_text(read_words), (b"test test test test test test test test test test test junk", b"0x" + b"ab" * 32),
-        ("node.keyring:parse_secret",), (), cost=5, memory=4000,
+        ("node.home.keyring:parse_secret",), (), cost=5, memory=4000,
     )  # fmt: skip

@@ -9,30 +9,12 @@ from typing import cast
 
 import trio
 
-from p2p.addrbook import AddressBook
-from p2p.channel import Channel, Opening
-from p2p.channel import Hello as PeerHello
-from p2p.dialling import parse_bootstrap
-from p2p.errors import FrameInvalid, HandshakeFailed, RecordInvalid
-from p2p.frame import Class, frame, frames
-from p2p.gossip import Gossip
-from p2p.handshake import Handshake
-from p2p.identity import NodeCertificate, Purpose, prologue
-from p2p.lanes import BulkIn, BulkOut, Lane, WindowLimits
-from p2p.limits import NetworkLimits, ReceiveMemory
-from p2p.multicast import Multicast
-from p2p.multicast_wire import (
-    Announce,
-    Ask,
-    Done,
-    Have,
-    Swap,
-    Want,
-    encode_control,
-)
-from p2p.mux import Message, Mux, MuxLimits
-from p2p.noise import HandshakeState, StaticKey
-from p2p.pieces import (
+from p2p.base.errors import FrameInvalid, HandshakeFailed, RecordInvalid
+from p2p.base.limits import NetworkLimits, ReceiveMemory
+from p2p.base.transport import Endpoint
+from p2p.gossip.core import Gossip
+from p2p.multicast.core import Multicast
+from p2p.multicast.pieces import (
     MESSAGE_BYTES_MAX,
     SEAL_BYTES,
     Piece,
@@ -41,13 +23,23 @@ from p2p.pieces import (
     decode_piece,
     encode_piece,
 )
-from p2p.punch import Observed, Word
-from p2p.reach import Answer
-from p2p.record import RecordReader
-from p2p.records import sign_record, verify_record
-from p2p.requests import KIND_REFUSAL, KIND_REQUEST, KIND_RESPONSE, Requests
-from p2p.revocations import Revocations
-from p2p.transport import Endpoint
+from p2p.multicast.wire import Announce, Ask, Done, Have, Swap, Want, encode_control
+from p2p.path.dial_back import Answer
+from p2p.path.dialling import parse_bootstrap
+from p2p.path.hole_punch import Observed, Word
+from p2p.records.addrbook import AddressBook
+from p2p.records.records import sign_record, verify_record
+from p2p.records.revocations import Revocations
+from p2p.secure.channel import Channel, Opening
+from p2p.secure.channel import Hello as PeerHello
+from p2p.secure.frame import Class, frame, frames
+from p2p.secure.handshake import Handshake
+from p2p.secure.identity import NodeCertificate, Purpose, prologue
+from p2p.secure.noise import HandshakeState, StaticKey
+from p2p.secure.record import RecordReader
+from p2p.session.bulk_streams import BulkIn, BulkOut, Lane, WindowLimits
+from p2p.session.mux import Message, Mux, MuxLimits
+from p2p.session.requests import KIND_REFUSAL, KIND_REQUEST, KIND_RESPONSE, Requests
 from state.primitives.codec import encode
 from state.primitives.errors import (
     ConfigError,
@@ -195,19 +187,21 @@ def read_book(data: bytes) -> None:
 def targets() -> Iterator[tuple[str, Target]]:
     yield "node certificate", Target(
         canonical(NodeCertificate.decode, NodeCertificate.encode), (identity(1).certificate.encode(),),
-        ("p2p.identity:NodeCertificate.decode", "p2p.identity:NodeCertificate.from_value"),
+        ("p2p.secure.identity:NodeCertificate.decode", "p2p.secure.identity:NodeCertificate.from_value"),
     )  # fmt: skip
     yield "hello", Target(
         read_hello, (first_message(),),
-        ("p2p.noise:HandshakeState.read_message", "p2p.handshake:Handshake.receive"), (HandshakeFailed,), cost=10,
+        ("p2p.secure.noise:HandshakeState.read_message", "p2p.secure.handshake:Handshake.receive"),
+        (HandshakeFailed,), cost=10,
     )  # fmt: skip
     yield "handshake payload", Target(
         read_handshake_payload, (encode([identity(0).certificate.to_value(), 0]),),
-        ("p2p.handshake:Handshake._check_peer", "p2p.identity:NodeCertificate.verify"), (HandshakeFailed,),
+        ("p2p.secure.handshake:Handshake._check_peer", "p2p.secure.identity:NodeCertificate.verify"),
+        (HandshakeFailed,),
     )  # fmt: skip
     whole = frame(1, 2, 3, b"body") + frame(0, 0xF0, 0, bytes(8)) + frame(4, 1, 0, b"")
     parts = frame(2, 1, 0, b"gossip") + frame(1, 1, 7, (90_000).to_bytes(4, "big") + bytes(50))
-    yield "frames", Target(read_frames, (whole, parts), ("p2p.frame:frames",), (FrameInvalid,))
+    yield "frames", Target(read_frames, (whole, parts), ("p2p.secure.frame:frames",), (FrameInvalid,))
     lanes = b"".join(
         frame(0, kind, 0, body)
         for kind, body in ((0xFA, b"\0\1\2\3"), (0xFB, b"\1\0\2\2"), (0xFC, bytes(24)), (0xFD, bytes(16)))
@@ -215,22 +209,25 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "mux", Target(
         read_mux, (parts, whole, lanes),
         (
-            "p2p.mux:Mux.receive", "p2p.mux:Mux._take_fragment", "p2p.mux:Mux._take_control",
-            "p2p.ways:decode_ways", "p2p.ways:decode_wishes", "p2p.channel:Channel.feed",
+            "p2p.session.mux:Mux.receive", "p2p.session.mux:Mux._take_fragment",
+            "p2p.session.mux:Mux._take_control",
+            "p2p.session.path_offers:decode_ways", "p2p.session.path_offers:decode_wishes",
+            "p2p.secure.channel:Channel.feed",
         ),
         (FrameInvalid,), cost=20,
     )  # fmt: skip
     yield "lane", Target(
         read_lane, (frame(4, 1, 1, bytes(4) + b"bulk"), whole),
-        ("p2p.lanes:Lane.receive", "p2p.lanes:BulkIn.take"), (FrameInvalid,), cost=20,
+        ("p2p.session.bulk_streams:Lane.receive", "p2p.session.bulk_streams:BulkIn.take"), (FrameInvalid,),
+        cost=20,
     )  # fmt: skip
     yield "conversation hello", Target(
         canonical(PeerHello.decode, PeerHello.encode), (PeerHello(Opening.RESUME, bytes(16), 1, 2).encode(),),
-        ("p2p.channel:Hello.decode",), (FrameInvalid,),
+        ("p2p.secure.channel:Hello.decode",), (FrameInvalid,),
     )  # fmt: skip
     yield "sealed record", Target(
         read_sealed, (b"\0\x20" + bytes(32), b"\xff\xff" + bytes(200)),
-        ("p2p.record:RecordReader.receive", "p2p.record:RecordReader.feed"),
+        ("p2p.secure.record:RecordReader.receive", "p2p.secure.record:RecordReader.feed"),
         (FrameInvalid,),
     )  # fmt: skip
     gossip = (
@@ -240,31 +237,33 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield (
         "gossip",
-        Target(read_gossip, gossip, ("p2p.gossip:Gossip._receive", "p2p.gossip:Gossip.receive"), (), cost=2),
+        Target(
+            read_gossip, gossip, ("p2p.gossip.core:Gossip._receive", "p2p.gossip.core:Gossip.receive"), (), cost=2
+        ),
     )
     yield "peer request", Target(
         read_peer_request, (encode([1, "blob", 1000, b"body"]), bytes(8) + b"busy"),
         (
-            "p2p.requests:Requests.take", "p2p.requests:Requests._on_request",
-            "p2p.requests:Requests._on_response", "p2p.requests:Requests._on_refusal",
+            "p2p.session.requests:Requests.take", "p2p.session.requests:Requests._on_request",
+            "p2p.session.requests:Requests._on_response", "p2p.session.requests:Requests._on_refusal",
         ),
         (DecodeError, FrameInvalid),
     )  # fmt: skip
     yield "peer record", Target(
         canonical(lambda data: verify_record(data, genesis_hash=GENESIS, now_ms=NOW_MS), lambda found: found.data),
-        (RECORD.data,), ("p2p.records:verify_record",), (RecordInvalid,),
+        (RECORD.data,), ("p2p.records.records:verify_record",), (RecordInvalid,),
     )  # fmt: skip
     book = AddressBook(key=b"key", genesis_hash=GENESIS)
     book.add(RECORD, source=b"")
     newest = encode([[b"a" * 20, 5, b"k" * 32, 2**62, 1], [b"b" * 20, 5, b"k" * 32, 2**62, 0]])
-    yield "newest certificates", Target(read_revocations, (newest,), ("p2p.revocations:Revocations.load",))
-    yield "address book", Target(read_book, (book.encode(),), ("p2p.addrbook:AddressBook.load",))
+    yield "newest certificates", Target(read_revocations, (newest,), ("p2p.records.revocations:Revocations.load",))
+    yield "address book", Target(read_book, (book.encode(),), ("p2p.records.addrbook:AddressBook.load",))
     yield (
         "endpoint",
         Target(
             canonical(lambda data: Endpoint.parse(data.decode("utf-8", "replace")), lambda e: str(e).encode()),
             (b"tcp:h.example:26656", b"tcp:[::1]:1", b"relay:" + b"ab" * 20 + b":h:1"),
-            ("p2p.transport:Endpoint.parse",),
+            ("p2p.base.transport:Endpoint.parse",),
         ),
     )
     seen = Observed.of("192.0.2.1", 4_000)
@@ -273,7 +272,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         Target(
             canonical(Observed.decode, Observed.encode),
             (seen.encode(), Observed.of("2001:db8::1", 1).encode()),
-            ("p2p.punch:Observed.decode",),
+            ("p2p.path.hole_punch:Observed.decode",),
         ),
     )
     yield (
@@ -281,7 +280,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         Target(
             canonical(Answer.decode, Answer.encode),
             (Answer("192.0.2.1", True).encode(), Answer("2001:db8::1", False).encode()),
-            ("p2p.reach:Answer.decode",),
+            ("p2p.path.dial_back:Answer.decode",),
         ),
     )
     yield (
@@ -289,12 +288,12 @@ def targets() -> Iterator[tuple[str, Target]]:
         Target(
             canonical(Word.decode, Word.encode),
             (Word(bytes(16), seen).encode(), Word(bytes(16)).encode()),
-            ("p2p.punch:Word.decode",),
+            ("p2p.path.hole_punch:Word.decode",),
         ),
     )
     yield (
         "bootstrap",
-        Target(of_text(parse_bootstrap), (PEER, b"h:1"), ("p2p.dialling:parse_bootstrap",), (ConfigError,)),
+        Target(of_text(parse_bootstrap), (PEER, b"h:1"), ("p2p.path.dialling:parse_bootstrap",), (ConfigError,)),
     )
     multicast = (
         Announce(bytes(32), bytes(32), 2, Shape(100_000, 4_096)), Have(bytes(32), 5), Done(bytes(32)),
@@ -303,11 +302,11 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "multicast", Target(
         read_multicast, tuple(encode_control(message) for message in multicast),
-        ("p2p.multicast_wire:decode_control", "p2p.multicast:Multicast.control"), cost=2,
+        ("p2p.multicast.wire:decode_control", "p2p.multicast.core:Multicast.control"), cost=2,
     )  # fmt: skip
     cut = cut_message(bytes(5_000), Shape(5_000, 1_024))
     pieces = tuple(
         encode_piece(Piece(cut.root, number, cut.proofs[number].siblings, data, bool(number)))
         for number, data in enumerate(cut.pieces[:2])
     )
-    yield "piece", Target(canonical(decode_piece, encode_piece), pieces, ("p2p.pieces:decode_piece",))
+    yield "piece", Target(canonical(decode_piece, encode_piece), pieces, ("p2p.multicast.pieces:decode_piece",))

@@ -11,11 +11,13 @@ from typing import cast
 from prometheus_client import CollectorRegistry
 
 from billing.relay import Receipt as Carried
-from p2p.transport import Endpoint
-from relay import fanout as fanout_wire
-from relay.errors import Refusal, RelayProtocolError
-from relay.links import Link, LinkState
-from relay.protocol import (
+from p2p.base.transport import Endpoint
+from relay.payment.receipts import StoredReceipt
+from relay.protocol import fanout as fanout_wire
+from relay.protocol.errors import Refusal, RelayProtocolError
+from relay.protocol.link_state import Link, LinkState
+from relay.protocol.route import NONCE_BYTES, Route
+from relay.protocol.wire import (
     MESSAGE_BYTES_MAX,
     AskLinks,
     Charged,
@@ -38,11 +40,9 @@ from relay.protocol import (
     Terms,
     Voucher,
 )
-from relay.protocol import decode_message as decode_relay_message
-from relay.protocol import encode_message as encode_relay_message
-from relay.receipts import StoredReceipt
-from relay.route import NONCE_BYTES, Route
-from relay.telemetry import HTTP_REQUEST_BYTES_MAX, HttpAnswerer
+from relay.protocol.wire import decode_message as decode_relay_message
+from relay.protocol.wire import encode_message as encode_relay_message
+from relay.server.telemetry import HTTP_REQUEST_BYTES_MAX, HttpAnswerer
 from state.primitives.keys import SIGNATURE_BYTES
 from tests.fuzz.targets.base import Target, canonical
 from tests.fuzz.targets.samples import CARRIED
@@ -126,36 +126,38 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "fan-out message", Target(
         canonical(fanout_wire.decode_fanout, fanout_wire.encode_fanout),
-        tuple(fanout_wire.encode_fanout(message) for message in fanout), ("relay.fanout:decode_fanout",),
+        tuple(fanout_wire.encode_fanout(message) for message in fanout), ("relay.protocol.fanout:decode_fanout",),
     )  # fmt: skip
     yield "fan-out records", Target(
         read_fanout, (fanout_wire.encode_fanout(fanout[3]), b"\xff\xff" + bytes(200)),
-        ("relay.fanout:FanoutChannel.receive",),
+        ("relay.protocol.fanout:FanoutChannel.receive",),
         (RelayProtocolError,), cost=10,
     )  # fmt: skip
     yield "relay records", Target(
         read_control_records, tuple(encode_relay_message(message) for message in RELAYED[:4]),
-        ("relay.protocol:ControlChannel.receive",), (RelayProtocolError,),
+        ("relay.protocol.wire:ControlChannel.receive",), (RelayProtocolError,),
     )  # fmt: skip
     yield "question for a relay's metrics", Target(
         read_metrics_request, (b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n", b"GET /healthz HTTP/1.0\r\n\r\n"),
-        ("relay.telemetry:HttpAnswerer.data_received",), (),
+        ("relay.server.telemetry:HttpAnswerer.data_received",), (),
     )  # fmt: skip
     yield "relay message", Target(
         canonical(decode_relay_message, encode_relay_message),
         tuple(encode_relay_message(message) for message in RELAYED),
-        ("relay.protocol:decode_message",),
+        ("relay.protocol.wire:decode_message",),
     )  # fmt: skip
     yield (
         "relay voucher",
-        Target(canonical(Voucher.decode, Voucher.encode), (VOUCHER.encode(),), ("relay.protocol:Voucher.decode",)),
+        Target(
+            canonical(Voucher.decode, Voucher.encode), (VOUCHER.encode(),), ("relay.protocol.wire:Voucher.decode",)
+        ),
     )
     yield "relay route", Target(
-        canonical(Route.decode, Route.encode), (ROUTE.encode(),), ("relay.route:Route.decode",),
+        canonical(Route.decode, Route.encode), (ROUTE.encode(),), ("relay.protocol.route:Route.decode",),
     )  # fmt: skip
     yield "relay links", Target(
         canonical(LinkState.decode, LinkState.encode), (LINK_STATE.encode(),),
-        ("relay.links:LinkState.decode", "relay.links:_link"),
+        ("relay.protocol.link_state:LinkState.decode", "relay.protocol.link_state:_link"),
     )  # fmt: skip
     yield "relay receipt", Target(
         canonical(Carried.decode, Carried.encode), (CARRIED.encode(),), ("billing.relay:Receipt.decode",),
@@ -163,5 +165,5 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "stored relay receipt", Target(
         canonical(StoredReceipt.decode, StoredReceipt.encode),
         (StoredReceipt(CARRIED, identity(3).certificate.encode()).encode(),),
-        ("relay.receipts:StoredReceipt.decode", "relay.receipts:ReceiptStore.load"),
+        ("relay.payment.receipts:StoredReceipt.decode", "relay.payment.receipts:ReceiptStore.load"),
     )  # fmt: skip

@@ -9,19 +9,21 @@ from pathlib import Path
 
 from websockets.utils import accept_key
 
-from relay.errors import RelayProtocolError
+from relay.protocol.errors import RelayProtocolError
 from rpc.client.api import read_grant
+from rpc.client.block_stream import news_of
 from rpc.client.contracts import functions_of, parse_argument, read_revert
 from rpc.client.control import ControlRefused, ControlUnavailable
 from rpc.client.control import read_answer as read_control_answer
 from rpc.client.core import read_answers
 from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
-from rpc.client.news import news_of
-from rpc.client.shapes import Account, Contract, News, Task, Window, read_shape
-from rpc.client.shapes import Receipt as ShownReceipt
+from rpc.client.results import Account, Contract, News, Task, Window, read_shape
+from rpc.client.results import Receipt as ShownReceipt
 from rpc.client.websocket import Conversation
-from rpc.faucet import FaucetRefused, read_address
-from rpc.frames import (
+from rpc.faucet.service import FaucetRefused, read_address
+from rpc.gateway.node.client import read_submitted
+from rpc.gateway.process import GatewayOptions, options_from_json, options_to_json
+from rpc.protocol.frames import (
     REQUEST_LIMIT_BYTES,
     FrameBuffer,
     encode_answer,
@@ -31,9 +33,7 @@ from rpc.frames import (
     read_answer,
     read_request,
 )
-from rpc.gateway import GatewayOptions, options_from_json, options_to_json
-from rpc.link import read_submitted
-from rpc.view import Head, PoolStatus, read_record, record_value
+from rpc.protocol.node_view import Head, PoolStatus, read_record, record_value
 from state.primitives.codec import decode, encode
 from state.primitives.errors import (
     ConfigError,
@@ -193,7 +193,8 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "unix frames", Target(
         read_unix_frames, (*unix, b"".join(unix)),
-        ("rpc.frames:FrameBuffer.feed", "rpc.frames:read_request", "rpc.frames:read_answer"),
+        ("rpc.protocol.frames:FrameBuffer.feed", "rpc.protocol.frames:read_request",
+        "rpc.protocol.frames:read_answer"),
     )  # fmt: skip
     yield "unix submitted", Target(
         lambda data: read_submitted(decode(data, limit_bytes=len(data))),
@@ -201,23 +202,31 @@ def targets() -> Iterator[tuple[str, Target]]:
             encode([bytes(64), [[1, "nonce_too_low", "nonce too low", [["expected", 3]]]]]), encode([b"", []]),
             encode([bytes(32), [[1, "a", "b", []]]]),
         ),
-        ("rpc.link:read_submitted",),
+        ("rpc.gateway.node.client:read_submitted",),
     )  # fmt: skip
     yield (
         "unix records",
-        Target(read_unix_records, (encode(list(HEAD)), encode([1, 2, 3])), ("rpc.view:read_record",)),
+        Target(
+            read_unix_records, (encode(list(HEAD)), encode([1, 2, 3])), ("rpc.protocol.node_view:read_record",)
+        ),
     )
     yield "gateway options", Target(
         of_text(options_from_json), (options_to_json(GatewayOptions("socket")).encode(),),
-        ("rpc.gateway:options_from_json",), (ConfigError,), memory=400,
+        ("rpc.gateway.process:options_from_json",), (ConfigError,), memory=400,
     )  # fmt: skip
     yield "control answer", Target(
         read_control_line, (b'{"result": {"a": 1}}\n', b'{"error": {"code": "x", "message": "y"}}\n'),
         ("rpc.client.control:read_answer", "rpc.client.control:ask_node"),
         (ControlUnavailable, ControlRefused), memory=400,
     )  # fmt: skip
-    yield "upload signature", Target(blobs.check_grant, blobs.GRANTS, ("rpc.grants:read_grant",), (), cost=2)
-    yield "range of bytes", Target(blobs.check_range, blobs.RANGES, ("rpc.blobs:read_range",), (), memory=400)
+    yield (
+        "upload signature",
+        Target(blobs.check_grant, blobs.GRANTS, ("rpc.protocol.grants:read_grant",), (), cost=2),
+    )
+    yield (
+        "range of bytes",
+        Target(blobs.check_range, blobs.RANGES, ("rpc.gateway.blobs:read_range",), (), memory=400),
+    )
     yield "answers about blobs", Target(
         blobs.check_answer, blobs.ANSWERS,
         ("rpc.client.blobs:_missing", "rpc.client.blobs:_told", "rpc.client.blobs:_refusal"), (), memory=400,
@@ -229,11 +238,11 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "faucet", Target(
         read_faucet, (b'{"address": "0x%s"}' % (b"11" * 20), b'{"hash": "0x%s"}' % (b"ab" * 32),
                       b'{"error": {"reason": "r", "message": "m", "retry_after_s": 5}}'),
-        ("rpc.faucet:read_address", "rpc.client.api:read_grant"), (), memory=400,
+        ("rpc.faucet.service:read_address", "rpc.client.api:read_grant"), (), memory=400,
     )  # fmt: skip
     yield "client answers", Target(
         read_gateway_answer, GATEWAY_ANSWERS,
-        ("rpc.client.core:read_answers", "rpc.client.core:read_json", "rpc.client.shapes:read_shape",
+        ("rpc.client.core:read_answers", "rpc.client.core:read_json", "rpc.client.results:read_shape",
          "rpc.client.contracts:read_revert"), (), cost=2, memory=400,
     )  # fmt: skip
     yield "client contracts", Target(

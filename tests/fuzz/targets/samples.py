@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from billing.relay import Receipt as Carried
-from node.runtime import make_runtime
+from node.chain.runtime import make_runtime
 from state.primitives.address import format_address
 from state.primitives.blocks import Block, encode_block
 from state.primitives.committee import Committee, Seat
@@ -17,9 +17,10 @@ from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Equivocation, Vo
 from state.transition.evidence import Evidence
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import transfer_payload
-from tasks import transitions
-from tasks.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
-from tasks.lifecycle import Reason
+from tasks.ledger import transitions
+from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
+from tasks.ledger.lifecycle import Reason
+from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, profile_to_value
 from tasks.proofs import (
     Code,
     Finding,
@@ -28,7 +29,6 @@ from tasks.proofs import (
     opening_to_value,
     window_proof_to_value,
 )
-from tasks.registry import Gpu, NodeProfile, NodeRole, profile_to_value
 from tasks.spec import encode_spec
 from tests.consensus.test_wire import BLOCK
 from tests.p2p.helpers import NOW_MS, identity

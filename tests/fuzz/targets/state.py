@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from node.runtime import make_runtime
-from p2p.blobs import Manifest
+from node.chain.runtime import make_runtime
+from p2p.blob.store import Manifest
 from state.primitives.address import format_address, parse_address
 from state.primitives.blocks import decode_block, decode_header, encode_block, encode_header
 from state.primitives.codec import decode, encode
@@ -37,6 +37,7 @@ from state.primitives.transactions import CHAIN_ID_MAX, decode_transaction
 from state.primitives.typed_data import parse_typed_data
 from state.primitives.vrf import VrfKey, vrf_output, vrf_verify
 from state.store.errors import StoreDamaged
+from state.store.log_tail import _masked_crc, torn_at
 from state.store.nodes import decode_flushed, encode_flushed
 from state.store.records import (
     Bounds,
@@ -58,7 +59,6 @@ from state.store.records import (
     encode_span,
     encode_tip,
 )
-from state.store.tail import _masked_crc, torn_at
 from state.transition.calls import SYSTEM_PREFIX
 from state.transition.evidence import Evidence, decode_evidence
 from state.transition.staking import STAKE_KIND
@@ -75,7 +75,7 @@ from state.trie import (
 )
 from state.trie.proof import decode_proof
 from state.trie.trie import NO_NODES, NodeLayer, Trie
-from tasks import transitions
+from tasks.ledger import transitions
 from tasks.proofs import opening_to_value
 from tasks.spec import encode_spec
 from tests.consensus.test_wire import BLOCK
@@ -266,9 +266,9 @@ def targets() -> Iterator[tuple[str, Target]]:
         execute_payload, PAYLOADS,
         (
             "state.transition.transfer:_decode", "state.transition.staking:_decode_stake",
-            "state.transition.staking:_decode_unstake", "tasks.carriage:_decode",
-            "tasks.carriage:_decode_fund", "tasks.carriage:_decode_withdraw",
-            *(f"tasks.transitions:_decode_{name}" for name in (
+            "state.transition.staking:_decode_unstake", "tasks.ledger.carriage:_decode",
+            "tasks.ledger.carriage:_decode_fund", "tasks.ledger.carriage:_decode_withdraw",
+            *(f"tasks.ledger.transitions:_decode_{name}" for name in (
                 "offer", "nothing", "create", "task", "amount", "start", "give_up", "proof", "seal", "reveal",
                 "open",
             )),
@@ -376,7 +376,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "log of the database", Target(
         read_log, (log_record(b"one") + log_record(b"another")[:9] + bytes(40), log_record(b"one") + bytes(99)),
-        ("state.store.tail:torn_at",), (),
+        ("state.store.log_tail:torn_at",), (),
     )  # fmt: skip
     for name, record in state_records(COMMITTEE, PROFILE, PROOF, FINDINGS, encode_spec(JOB)).items():
         yield (

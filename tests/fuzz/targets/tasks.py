@@ -10,10 +10,10 @@ from pathlib import Path
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
-from tasks.datasets import Dataset
-from tasks.engine.errors import DatasetInvalid, StateInvalid, UnsupportedJob
-from tasks.engine.state import TrainingState
-from tasks.engine.training import initial_state
+from tasks.engines.datasets import Dataset
+from tasks.engines.errors import DatasetInvalid, StateInvalid, UnsupportedJob
+from tasks.engines.state import TrainingState
+from tasks.engines.training import initial_state
 from tasks.executor.job import (
     Cancel,
     Failed,
@@ -29,6 +29,8 @@ from tasks.executor.job import (
     encode_frame,
 )
 from tasks.executor.journal import Journal
+from tasks.ledger.registry import profile_from_value, profile_to_value
+from tasks.ledger.screening import read_dataset_facts
 from tasks.proofs import (
     decode_leaves,
     encode_leaves,
@@ -39,8 +41,6 @@ from tasks.proofs import (
     window_proof_from_value,
     window_proof_to_value,
 )
-from tasks.registry import profile_from_value, profile_to_value
-from tasks.screening import read_dataset_facts
 from tasks.spec import decode_spec, encode_spec
 from tests.fuzz.targets.base import Target, canonical, of_value, scratch
 from tests.fuzz.targets.samples import (
@@ -127,21 +127,24 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "node profile", Target(
         of_value(profile_from_value, profile_to_value), (encode(profile_to_value(PROFILE)),),
-        ("tasks.registry:profile_from_value", "tasks.registry:_gpu"),
+        ("tasks.ledger.registry:profile_from_value", "tasks.ledger.registry:_gpu"),
     )  # fmt: skip
     yield (
         "dataset",
         Target(
             canonical(Dataset.decode, Dataset.encode),
             (BLOB,),
-            ("tasks.datasets:Dataset.decode",),
+            ("tasks.engines.datasets:Dataset.decode",),
             (DatasetInvalid,),
         ),
     )
-    yield "blob that a job names", Target(read_dataset_facts, (BLOB,), ("tasks.screening:read_dataset_facts",))
+    yield (
+        "blob that a job names",
+        Target(read_dataset_facts, (BLOB,), ("tasks.ledger.screening:read_dataset_facts",)),
+    )
     yield "training state", Target(
         canonical(lambda data: TrainingState.decode(data, RUN.plan), TrainingState.encode), (STATE.encode(),),
-        ("tasks.engine.state:TrainingState.decode",), (StateInvalid,),
+        ("tasks.engines.state:TrainingState.decode",), (StateInvalid,),
     )  # fmt: skip
     yield "job", Target(
         canonical(Job.decode, Job.encode), (RUN.encode(),), ("tasks.executor.job:Job.decode",),

@@ -6,8 +6,8 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from p2p.handshake import Session
-from p2p.noise import CipherState
+from p2p.secure.handshake import Session
+from p2p.secure.noise import CipherState
 from tests.p2p.helpers import sessions
 
 

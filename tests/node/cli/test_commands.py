@@ -25,7 +25,7 @@ from node.cli.status import (
     is_following,
     is_slashed,
 )
-from node.home import Home
+from node.home.create import Home
 from testnet.cluster import write_home
 from testnet.plan import Placement, make_plan, member_names
 
@@ -238,7 +238,7 @@ def test_a_status_loads_what_asks_a_socket_and_nothing_else(tmp_path: Path) -> N
     """It is a health check, run every few seconds beside a node that needs its cores."""
     heavy = {
         "trio", "asyncio", "importlib.metadata", "cryptography", "plyvel", "numpy", "orjson", "rich", "tomllib",
-        "node.config", "node.home", "rpc.client.core", "consensus", "p2p", "tasks",
+        "node.home.config", "node.home.create", "rpc.client.core", "consensus", "p2p", "tasks",
     }  # fmt: skip
     code = (
         "import sys; from node.cli import main\ntry: main()\n"

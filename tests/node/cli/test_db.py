@@ -16,15 +16,15 @@ import plyvel
 import pytest
 from click.testing import CliRunner, Result
 
+from node.chain.runtime import make_runtime
 from node.cli import EXIT_FAILED, EXIT_LOOK_FIRST, exit_status, group, main
-from node.config import HistoryOptions, NetworkOptions, NodeOptions, RpcOptions
-from node.home import Home, create_home
-from node.runtime import make_runtime
+from node.home.config import HistoryOptions, NetworkOptions, NodeOptions, RpcOptions
+from node.home.create import Home, create_home
+from node.home.lock import HomeInUse, live_in
 from node.sync.audit import audit_chain
-from node.sync.begin import RootExpired
-from node.sync.keeper import SnapshotKeeper
-from node.sync.wiring import open_chain, snapshots_path
-from node.tenancy import HomeInUse, live_in
+from node.sync.database import open_chain, snapshots_path
+from node.sync.snapshot_keeper import SnapshotKeeper
+from node.sync.start_plan import RootExpired
 from state.primitives.codec import encode
 from state.primitives.errors import ConfigError, DekubeError, RecordDamaged, StoreError
 from state.primitives.keys import SecretKey

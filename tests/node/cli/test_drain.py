@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import node.cli.run
-from node.home import Home
+from node.home.create import Home
 
 ENDS_SLOWLY = """
 import json, os, socket, sys, time

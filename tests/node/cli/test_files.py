@@ -15,9 +15,9 @@ from node.cli.files import check_free, check_regular
 from node.cli.jobs import read_spec
 from node.cli.output import parse_amount
 from node.cli.transactions import read_possession
-from node.home import read_passphrase
+from node.home.create import read_passphrase
 from rpc.client import GatewayUnreachable
-from rpc.jobs import spec_to_json
+from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError, KeystoreError
 from tasks.spec import encode_spec
 from tests.tasks.world import spec

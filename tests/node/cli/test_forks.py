@@ -16,10 +16,10 @@ from consensus.guard import JOURNAL_BLOCK, JOURNAL_CERTIFICATE, journal_record, 
 from consensus.guard_log import JOURNAL_FILE, VoteDirectory
 from consensus.votes import Certificate
 from consensus.wire import encode_certificate
+from node.chain.forks import to_keep
 from node.cli import group
-from node.config import NodeOptions
-from node.forks import to_keep
-from node.home import Home, create_home
+from node.home.config import NodeOptions
+from node.home.create import Home, create_home
 from state.primitives.address import format_address
 from state.primitives.blocks import encode_block
 from state.primitives.errors import ConfigError

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from consensus.guard_log import VoteDirectory
 from node.cli import group
-from node.home import Home, create_founder, load_key, read_passphrase
+from node.home.create import Home, create_founder, load_key, read_passphrase
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash

@@ -13,10 +13,10 @@ from consensus.guard import Guard, GuardMissing
 from consensus.guard_log import VoteDirectory
 from node.cli import EXIT_LOOK_FIRST, exit_status, group
 from node.cli.guard import WatermarkLower, read_watermark
-from node.guards import GuardRetired, begin_guard, check_record, open_guard
-from node.home import Home, rewrite_options, save_key
-from node.service import run_node
-from node.tenancy import HomeInUse, live_in
+from node.daemon.service import run_node
+from node.home.create import Home, rewrite_options, save_key
+from node.home.guards import GuardRetired, begin_guard, check_record, open_guard
+from node.home.lock import HomeInUse, live_in
 from state.primitives.errors import ConfigError, DekubeError, StoreError
 from state.primitives.genesis import genesis_hash
 from state.primitives.votes import FINALIZE, NOTARIZE, Vote
@@ -182,7 +182,7 @@ def test_a_start_without_the_record_is_refused_before_anything_else(tmp_path: Pa
     check_record(home.guard, accepts_empty=True)
     began: list[object] = []
     with pytest.MonkeyPatch.context() as patch, pytest.raises(GuardMissing):
-        patch.setattr("node.service.Node", lambda *_, **__: began.append("a node"))
+        patch.setattr("node.daemon.service.Node", lambda *_, **__: began.append("a node"))
         run_node(home, lambda: "", accepts_empty_guard=False)
     assert began == []
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from node.cli.jobs import encode_state, read_spec, spec_from_json, spec_to_json, write_file
 from state.primitives.errors import ConfigError
-from tasks.engine.state import TrainingState
-from tasks.engine.training import initial_state
+from tasks.engines.state import TrainingState
+from tasks.engines.training import initial_state
 from tasks.spec import (
     KIND_TRAIN,
     LEVEL_EXACT,

@@ -20,13 +20,13 @@ from consensus.light import Fork
 from consensus.wire import decode_certificate
 from node.cli import group
 from node.cli.light import CHECKPOINT
-from node.light import NoEndpoint, Source, load_light_file, save_light_file
+from node.light.client import NoEndpoint, Source, load_light_file, save_light_file
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import genesis_to_json
 from state.primitives.transactions import decode_transaction
 from state.transition.evidence import decode_evidence
 from tests.consensus.lightchain import SENDER
-from tests.node.test_light import CHAIN, OTHER, Gateway, Twisted, changed, saved
+from tests.node.light.test_client import CHAIN, OTHER, Gateway, Twisted, changed, saved
 from tests.rpc.harness import ALICE, BOB, COIN, DAVE, Node, gateway, hexed, served, transfer
 
 EPOCH_BLOCKS = 4

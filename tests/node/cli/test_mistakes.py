@@ -15,9 +15,9 @@ import pytest
 
 from node.cli import SystemRefused, main
 from node.cli.run import _written
-from node.config import NodeOptions, dump_options, flat_options, load_options
-from node.home import create_home, load_key
-from node.keyring import random_key
+from node.home.config import NodeOptions, dump_options, flat_options, load_options
+from node.home.create import create_home, load_key
+from node.home.keyring import random_key
 from rpc.client import ClientError, GatewayUnreachable
 from rpc.client.control import ControlUnavailable, ask_node
 from state.primitives.address import format_address

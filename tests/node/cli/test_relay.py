@@ -15,7 +15,7 @@ from node.cli.session import Session
 from rpc.client import Client, TransactionRefused
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
-from tasks.carriage import FUND_CARRIAGE, WITHDRAW_CARRIAGE
+from tasks.ledger.carriage import FUND_CARRIAGE, WITHDRAW_CARRIAGE
 
 KEY = SecretKey(b"k" * 32)
 COIN = 10**18

@@ -19,14 +19,14 @@ from click.testing import CliRunner, Result
 
 from node.cli import group
 from node.cli.relay_status import METRICS_LIMIT_BYTES, NUMBERS, parse_counts
-from node.config import NodeOptions
-from node.home import Home, create_home
-from node.relay import RelayHomeOptions
+from node.home.config import NodeOptions
+from node.home.create import Home, create_home
+from node.relay.home import RelayHomeOptions
 from rpc.client.control import ControlUnavailable
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
-from tests.node.test_home import GENESIS
+from tests.node.home.test_create import GENESIS
 
 KEY = SecretKey(b"a" * 32)
 PATIENCE_S = 60

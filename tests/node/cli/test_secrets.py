@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from node.cli.options import LINE_LIMIT_BYTES
-from node.config import NodeOptions
-from node.home import Home, create_home, load_key
-from node.relay import RelayHomeOptions
+from node.home.config import NodeOptions
+from node.home.create import Home, create_home, load_key
+from node.relay.home import RelayHomeOptions
 from state.primitives.keys import SecretKey
-from tests.node.test_home import GENESIS
+from tests.node.home.test_create import GENESIS
 
 PASSPHRASE = "corréct horse"
 PROGRAM = (sys.executable, "-m", "node")

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import node.home
+import node.home.create
 from consensus.guard import GuardMissing
 from consensus.signer import SignerUnavailable
 from node.cli import group
 from node.cli.guard import WatermarkLower, read_watermark
 from node.cli.transactions import read_possession
-from node.config import NodeOptions, read_table
-from node.home import Home, load_key, save_key
+from node.home.config import NodeOptions, read_table
+from node.home.create import Home, load_key, save_key
+from node.home.lock import HomeInUse
 from node.signer.home import load_signer_options, vote_keys_of
-from node.tenancy import HomeInUse
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash, genesis_to_json
@@ -36,7 +36,7 @@ def cheap_keystores(monkeypatch: pytest.MonkeyPatch) -> None:
     def encrypt(key: SecretKey, passphrase: str, **rest: Any) -> str:
         return encrypt_keystore(key, passphrase, **rest | {"scrypt_n": 2})
 
-    monkeypatch.setattr(node.home, "encrypt_keystore", encrypt)
+    monkeypatch.setattr(node.home.create, "encrypt_keystore", encrypt)
 
 
 def run(home: Path, verb: str, *arguments: object, json_wanted: bool = True) -> Result:

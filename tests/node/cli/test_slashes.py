@@ -12,7 +12,7 @@ from node.cli import group
 from node.cli.slashes import _jail
 from state.primitives.address import format_address
 from tests.rpc.harness import BOB, COIN, VALIDATORS, Node, gateway, served
-from tests.rpc.test_evidence import faults, mint
+from tests.rpc.methods.test_evidence import faults, mint
 
 
 async def slashes(*arguments: str) -> Result:

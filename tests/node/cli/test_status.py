@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from node.cli import status as module
 from node.cli.status import _gateway, _seat, status
-from node.reachability import RelayDown, judge
+from node.daemon.reachability import RelayDown, judge
 
 OUT: dict[str, Any] = {"seat": None, "seats": 4, "epoch": 7, "stake": "5", "jail": None}
 

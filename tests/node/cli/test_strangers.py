@@ -13,13 +13,13 @@ import click
 import pytest
 
 from node.cli import SystemRefused, main
-from node.cli.answers import note_asked, reading_answers
 from node.cli.output import show_rows, show_time
-from node.cli.patience import TellingClient
+from node.cli.progress_client import TellingClient
+from node.cli.responses import note_asked, reading_answers
 from node.cli.terminal import printable, printable_heading
 from rpc.client import Client, TaskUpdate
 from rpc.client.core import Post, hexed
-from rpc.client.shapes import News, Task, TaskChange, Window, read_shape
+from rpc.client.results import News, Task, TaskChange, Window, read_shape
 from state.primitives.errors import ConfigError, DekubeError
 from state.transition.calls import SYSTEM_PREFIX
 from testnet.cluster import TestnetError

@@ -89,6 +89,10 @@ def test_no_message_of_the_command_line_counts_in_plurals_alone() -> None:
         "validator|view|window|worker"
     )
     plural = re.compile(rf"\{{(?![A-Z_]+\}})[^{{}}\"]+\}} (?:{things})s\b(?!/)")
-    for path in (*(root / "node/cli").glob("*.py"), *(root / "testnet").glob("*.py"), root / "node/posting.py"):
+    for path in (
+        *(root / "node/cli").glob("*.py"),
+        *(root / "testnet").glob("*.py"),
+        root / "node/market/posting.py",
+    ):
         for line in path.read_text().splitlines():
             assert not plural.search(line), f"{path.name}: {line.strip()}"

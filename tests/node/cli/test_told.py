@@ -13,14 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from billing.errors import PaymentMissing
+from node.chain.mempool import ReplacementUnderpriced
 from node.cli import _text, group
 from node.cli.commands import next_command
 from node.cli.options import home_option
 from node.cli.session import reading_options
 from node.cli.wallet.views import AMOUNT_AT, _in_coins
-from node.home import Home
-from node.mempool import ReplacementUnderpriced
-from rpc.client.shapes import Transaction
+from node.home.create import Home
+from rpc.client.results import Transaction
 from rpc.ethereum.contracts import rules_of
 from state.primitives.errors import ConfigError, DekubeError
 from state.transition.errors import FeeCapTooLow, InsufficientFunds, TipAboveFeeCap

@@ -13,11 +13,11 @@ import pytest
 import trio
 from click.testing import CliRunner, Result
 
-import node.home
+import node.home.create
 from node.cli import group
 from node.cli.validators import _state
-from node.config import KeyOptions, NetworkOptions, NodeOptions, RpcOptions
-from node.home import Home, create_home, load_key
+from node.home.config import KeyOptions, NetworkOptions, NodeOptions, RpcOptions
+from node.home.create import Home, create_home, load_key
 from rpc.client import TransactionRefused
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
@@ -35,7 +35,7 @@ def cheap_keystores(monkeypatch: pytest.MonkeyPatch) -> None:
     def encrypt(key: SecretKey, passphrase: str, **rest: Any) -> str:
         return encrypt_keystore(key, passphrase, **rest | {"scrypt_n": 2})
 
-    monkeypatch.setattr(node.home, "encrypt_keystore", encrypt)
+    monkeypatch.setattr(node.home.create, "encrypt_keystore", encrypt)
 
 
 def possession_of(chain: Node, vote: SecretKey, file: Path) -> Path:

@@ -19,14 +19,14 @@ import trio
 from click.testing import CliRunner, Result
 from eth_account import Account
 
-import node.home
+import node.home.create
 import rpc.client.api
 from node.cli import group
 from node.cli.arguments import FEE as FEE_TYPE
 from node.cli.arguments import SECONDS
 from node.cli.output import show_gwei
 from node.cli.wallet import wallet
-from node.keyring import key_of_mnemonic, new_mnemonic, parse_secret
+from node.home.keyring import key_of_mnemonic, new_mnemonic, parse_secret
 from rpc.client import GatewayUnreachable
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DecodeError, DekubeError, KeystoreError
@@ -50,7 +50,7 @@ def cheap_keystores(monkeypatch: pytest.MonkeyPatch) -> None:
     def encrypt(key: SecretKey, passphrase: str, **rest: Any) -> str:
         return encrypt_keystore(key, passphrase, **rest | {"scrypt_n": 2})
 
-    monkeypatch.setattr(node.home, "encrypt_keystore", encrypt)
+    monkeypatch.setattr(node.home.create, "encrypt_keystore", encrypt)
 
 
 class Shell:

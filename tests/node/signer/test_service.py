@@ -34,13 +34,13 @@ from consensus.signer import (
 )
 from consensus.signer_server import SignerKey, SignerServer
 from node.cli import EXIT_LOOK_FIRST
-from node.config import NodeOptions, SignerOptions, parse_host_port
-from node.control import short_path
-from node.home import Home
+from node.consensus.voter import make_voter
+from node.home.config import NodeOptions, SignerOptions, parse_host_port
+from node.home.create import Home
+from node.process.control import short_path
 from node.signer.channel import secured
 from node.signer.home import add_signer_key, load_signer_options, signer_socket
 from node.signer.service import serve_signer
-from node.voter import make_voter
 from state.primitives.address import format_address
 from state.primitives.errors import StoreError
 from state.primitives.hashing import ZERO_HASH
@@ -241,9 +241,9 @@ async def test_strangers_without_end_do_not_keep_a_node_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strangers: str
 ) -> None:
     """They come while its handshake is on its way; from its own block, it must have been here before."""
-    monkeypatch.setattr("node.signer.door.HALF_OPEN_MAX", 8)
-    monkeypatch.setattr("node.signer.door.HALF_OPEN_OF_KNOWN_MAX", 4)
-    monkeypatch.setattr("node.signer.door.HANDSHAKE_S", 120.0)
+    monkeypatch.setattr("node.signer.tcp_server.HALF_OPEN_MAX", 8)
+    monkeypatch.setattr("node.signer.tcp_server.HALF_OPEN_OF_KNOWN_MAX", 4)
+    monkeypatch.setattr("node.signer.tcp_server.HANDSHAKE_S", 120.0)
     async with listening(tmp_path) as (_, bound, nursery):
         host, port = parse_host_port(bound)
         endpoint = f"{format_address(SIGNER.address)}@tcp:{bound}"

@@ -13,11 +13,11 @@ import trio
 import trio.testing
 
 from consensus.remote_voter import RemoteVoter
-from node.config import NodeOptions, SignerOptions
-from node.home import Home, create_home
+from node.consensus.voter import make_voter
+from node.home.config import NodeOptions, SignerOptions
+from node.home.create import Home, create_home
 from node.signer.home import SignerHomeOptions
-from node.voter import make_voter
-from p2p.identity import Identity
+from p2p.secure.identity import Identity
 from state.primitives.address import format_address
 from state.primitives.genesis import genesis_hash
 from state.primitives.keys import SecretKey

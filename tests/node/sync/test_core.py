@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from consensus.light import EpochRecord, decode_epoch_record, encode_epoch_record
-from node.config import Checkpoint, parse_checkpoint
+from node.home.config import Checkpoint, parse_checkpoint
 from node.sync import core as c
 from node.sync.core import NoSnapshots, SyncCore
-from node.sync.keeper import SnapshotKeeper
 from node.sync.messages import (
     CHUNK,
     MANIFEST,
@@ -34,6 +33,7 @@ from node.sync.messages import (
     encode_records,
 )
 from node.sync.service import trust_root
+from node.sync.snapshot_keeper import SnapshotKeeper
 from state.primitives.blocks import header_hash
 from state.primitives.committee import Committee
 from state.primitives.errors import ConfigError, DekubeError, ProtocolError

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.config import Checkpoint, parse_checkpoint
+from node.home.config import Checkpoint, parse_checkpoint
 from node.sync import server as serving
 from node.sync.core import NOTHING_MS, NoSnapshots
-from node.sync.keeper import SnapshotKeeper
 from node.sync.messages import CHUNK, MANIFEST, OFFERS, RECORDS, encode_asked
 from node.sync.server import SyncServer
 from node.sync.service import StateSync, is_fresh, sync_first, sync_path, trust_root
-from p2p.errors import RequestRefused
-from p2p.frame import Class
+from node.sync.snapshot_keeper import SnapshotKeeper
+from p2p.base.errors import RequestRefused
+from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
 from state.primitives.blocks import encode_block
 from state.primitives.errors import ConfigError, DekubeError
@@ -143,7 +143,7 @@ async def test_a_database_that_was_left_behind_is_the_root_of_the_next_one(world
 
 def follow(world: World, store: object, height: int) -> None:
     """Execute a block of the source over the synced state."""
-    from node.chain import Chain, decode_body
+    from node.chain.block_tree import Chain, decode_body
     from state.primitives.blocks import decode_block
     from state.primitives.keys import recover_addresses
     from state.store import Store

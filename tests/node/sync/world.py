@@ -8,7 +8,7 @@ from typing import Final
 
 from consensus.votes import Certificate
 from consensus.wire import encode_certificate
-from node.chain import Chain, Executed
+from node.chain.block_tree import Chain, Executed
 from state.primitives.blocks import encode_block
 from state.primitives.committee import Committee
 from state.primitives.genesis import Genesis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rpc.client.shapes import Task, TaskChange, Window, read_shape
+from rpc.client.results import Task, TaskChange, Window, read_shape
 
 HASH = "0x" + "ab" * 32
 ADDRESS = "0x" + "11" * 20

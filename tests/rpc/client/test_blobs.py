@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rpc.client import AnswerMalformed, ClientError, ClientOptions, GatewayUnreachable, OtherChain
 from rpc.client.blobs import PAUSE_S_MIN, WAIT_S_MAX, blob_of_file, download, is_held, upload
 from rpc.client.core import Fetch, Reply
-from rpc.grants import read_grant
+from rpc.protocol.grants import read_grant
 from state.primitives.errors import StoreError
 from state.primitives.keys import SecretKey
 from state.primitives.manifests import PIECE_BYTES, Manifest, piece_hash

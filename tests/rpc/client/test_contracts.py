@@ -6,7 +6,7 @@ import pytest
 
 from rpc.client.contracts import find_function
 from rpc.client.errors import AnswerMalformed
-from rpc.client.shapes import Contract, read_shape
+from rpc.client.results import Contract, read_shape
 from state.primitives.address import format_address
 from state.transition.staking import STAKING_ADDRESS
 

@@ -22,10 +22,10 @@ from rpc.client import (
     TransactionRefused,
 )
 from rpc.client.api import GRACE_S, _sign, _submit, _wait, send
+from rpc.client.block_stream import REPLAY_BATCH, REPLAY_MAX, news
 from rpc.client.core import BATCH_MAX, Core, Flow, Post, http_url
-from rpc.client.news import REPLAY_BATCH, REPLAY_MAX, news
-from rpc.dispatch import DispatchOptions
-from rpc.errors import RpcError
+from rpc.gateway.dispatch import DispatchOptions
+from rpc.protocol.errors import RpcError
 from state.primitives.errors import ConfigError
 from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey

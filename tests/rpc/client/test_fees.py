@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rpc.client.api import TIP_QUOTED_MAX, _fees
-from rpc.client.shapes import Quote, read_shape
+from rpc.client.results import Quote, read_shape
 from tests.rpc.client.answers import at
 
 

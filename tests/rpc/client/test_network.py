@@ -11,14 +11,14 @@ import trio
 
 import rpc.client
 from rpc.client import Client, ClientError
-from rpc.surface import SURFACE
+from rpc.gateway.surface import SURFACE
 from state.transition.transfer import TRANSFER_KIND
 from tests.rpc.harness import ALICE, BOB, COIN, VALIDATORS, Node, gateway, served, transfer
-from tests.rpc.test_evidence import faults
-from tests.rpc.test_evidence import mint as mint_evidence
+from tests.rpc.methods.test_evidence import faults
+from tests.rpc.methods.test_evidence import mint as mint_evidence
 
 _EVIDENCE: Final = "nodes find faults and hand them in; the bytes are theirs"
-_LIGHT: Final = "answers to be proven, not believed: node.light reads and checks them"
+_LIGHT: Final = "answers to be proven, not believed: node.light.client reads and checks them"
 UNTYPED: Final = {
     "dekube_genesis": "a document, of which the file is the original",
     "dekube_getBalance": "a part of dekube_getAccount",

@@ -32,10 +32,10 @@ from rpc.client.api import (
 )
 from rpc.client.core import Core, Flow, gather
 from rpc.client.tasks import _bill, _create_task, _follow
-from rpc.errors import RpcError
+from rpc.protocol.errors import RpcError
 from state.primitives.hashing import keccak
 from state.primitives.transactions import decode_transaction
-from tasks.transitions import task_id_of
+from tasks.ledger.transitions import task_id_of
 from tests.rpc.client.answers import HASH, at
 from tests.rpc.client.test_core import KEY, RAW, Pool, chain_of, receipt
 from tests.rpc.client.world import World

@@ -24,7 +24,7 @@ from rpc.client.core import (
     Work,
 )
 from rpc.client.errors import GatewayUnreachable
-from rpc.errors import RpcError
+from rpc.protocol.errors import RpcError
 from state.primitives.errors import DekubeError
 
 _T = TypeVar("_T")

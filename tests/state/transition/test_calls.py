@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from billing.relay import Receipt
-from node.runtime import make_runtime
+from node.chain.runtime import make_runtime
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.receipts import decode_receipt
@@ -36,15 +36,13 @@ from state.transition.staking import (
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
 from state.view import Overlay
 from state.view.accounts import Account, balance_of, save_account
-from tasks.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
-from tasks.lifecycle import Phase, Reason
-from tasks.proofs import Code, Finding, findings_to_value, opening_to_value, window_proof_to_value
-from tasks.queries import Action
-from tasks.records import load_window
-from tasks.registry import NodeRole
-from tasks.settlement import delivery_fees
-from tasks.spec import encode_spec
-from tasks.transitions import (
+from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
+from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.queries import Action
+from tasks.ledger.records import load_window
+from tasks.ledger.registry import NodeRole
+from tasks.ledger.settlement import delivery_fees
+from tasks.ledger.transitions import (
     ACCEPT_TASK,
     CANCEL_TASK,
     CREATE_TASK,
@@ -64,9 +62,11 @@ from tasks.transitions import (
     UPDATE_NODE,
     node_payload,
 )
+from tasks.proofs import Code, Finding, findings_to_value, opening_to_value, window_proof_to_value
+from tasks.spec import encode_spec
 from tests.ethereum import sign_dynamic, sign_legacy
 from tests.state.transition.chain import CHAIN_ID, COIN, FEE, USERS, Ledger, genesis, signed
-from tests.tasks.test_carriage import GENESIS_HASH, RELAY, WORKER, Market, receipt
+from tests.tasks.ledger.test_carriage import GENESIS_HASH, RELAY, WORKER, Market, receipt
 from tests.tasks.test_codecs import OPENING, PROFILE
 from tests.tasks.world import QUICK, REQUESTER, Manners, leaves_of, proof_of, spec
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasks import spec as specs
-from tasks.engine.plan import TrainingPlan
-from tasks.engine.training import initial_state
+from tasks.engines.plan import TrainingPlan
+from tasks.engines.training import initial_state
 from tasks.executor.job import ChildFrame, Job, Train
-from tests.tasks.engine.helpers import SEED, made_up_dataset
+from tests.tasks.engines.helpers import SEED, made_up_dataset
 
 DATA = made_up_dataset()
 BLOB = DATA.encode()

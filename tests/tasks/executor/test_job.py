@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
-from tasks.engine.errors import UnsupportedJob
+from tasks.engines.errors import UnsupportedJob
 from tasks.executor.job import (
     Cancel,
     ChildFrame,

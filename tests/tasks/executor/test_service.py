@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.primitives.merkle import merkle_root
-from tasks.engine.arrays import NumpyArrays
-from tasks.engine.state import TrainingState
-from tasks.engine.training import Trainer
-from tasks.executor.ends import ENDS_MAX, ENDS_WITHIN_S, JOBS_MAX, Ends, JobEnd
+from tasks.engines.arrays import NumpyArrays
+from tasks.engines.state import TrainingState
+from tasks.engines.training import Trainer
 from tasks.executor.errors import JobFailed, JobGivenUp
+from tasks.executor.failure_count import ENDS_MAX, ENDS_WITHIN_S, JOBS_MAX, Ends, JobEnd
 from tasks.executor.job import ChildFrame, Finished, Hello, Job, Segment, SegmentRecord, Train, encode_frame
 from tasks.executor.journal import Journal
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts

@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from tasks.engine.errors import EngineMissing
+from tasks.engines.errors import EngineMissing
 from tasks.executor import sandbox
 from tasks.executor.errors import IsolationMissing, JobFailed, JobStalled
 from tasks.executor.job import ChildFrame, Finished, Hello, Progress, Segment

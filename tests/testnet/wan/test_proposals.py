@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from consensus.inbound import decode_inbound
 from consensus.wire import Proposal
-from node.compact import Rebuild, encode_bulk, make_form
+from node.consensus.compact import Rebuild, encode_bulk, make_form
 from testnet.wan.proposals import MadePool, make_proposal, make_transfers
 
 

@@ -1,0 +1,316 @@
+"""Transactions of this node's own users, kept over a restart: who handed one in here expects to find it again.
+
+What peers brought is not kept, since they have it; nor what the node itself signed, which it signs again. What
+came is appended to a log twice a second, so a node that is killed loses less than a second of it; a whole file
+takes the log's place once a minute and when the node ends. Neither is trusted: what they hold is checked as if it
+came just now. A file that is damaged is set aside; of a log that ends early, as after a loss of power, the
+beginning counts.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import structlog
+import trio
+
+from node.chain.ledger import NodeLedger
+from node.home.create import write_whole
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError, InvalidTransaction
+from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.transactions import Transaction, decode_transaction
+
+__all__ = ["Kept", "KeptTransactions", "decode_kept", "decode_log", "encode_kept", "encode_log_part"]
+
+_log = structlog.get_logger("mempool")
+
+KEPT_MAX: Final = 10_000
+KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
+FILE_LIMIT_BYTES: Final = KEPT_BYTES_MAX + 32 * KEPT_MAX
+APPEND_S: Final = 0.5
+"""What came in since is lost when the node is killed."""
+SAVE_S: Final = 60.0
+"""How often the whole file is written, and synced: what came in since may be lost with the machine's power."""
+SAVE_S_MIN: Final = 5.0
+"""No oftener, except for a log that is full: transactions that are removed by hand go with it."""
+LOG_ITEMS_MAX: Final = 50_000
+LOG_LIMIT_BYTES: Final = KEPT_BYTES_MAX + 64 * LOG_ITEMS_MAX
+RECOVERED_AT_ONCE: Final = 256
+HEARD_S: Final = 5.0
+"""A peer that came just now has said by then what it listens to."""
+HEIGHT_LIMIT: Final = 2**63
+_KIND: Final = b"kept-mempool"
+_PART_HEAD: Final = struct.Struct(">I")
+
+
+class Kept(NamedTuple):
+    """A transaction and the height since which it waits."""
+
+    since: int
+    raw: bytes
+
+
+Recover = Callable[[bytes], Awaitable[bytes]]
+"""Returns the addresses of a batch of digests and signatures, 20 bytes for each."""
+
+
+def encode_kept(chain_hash: bytes, items: Iterable[tuple[int, bytes]]) -> bytes:
+    """Return the bytes of the file that keeps ``items`` of a chain: a checksum, and what it is of."""
+    body = encode([chain_hash, [list(item) for item in items]])
+    return digest(_KIND, body) + body
+
+
+def decode_kept(data: bytes, chain_hash: bytes) -> list[Kept]:
+    """Return what the file kept, unchecked. Raises DecodeError, for a file of another chain too."""
+    if len(data) > FILE_LIMIT_BYTES:
+        raise DecodeError(f"more than {FILE_LIMIT_BYTES} bytes")
+    body = data[HASH_BYTES:]
+    if digest(_KIND, body) != data[:HASH_BYTES]:
+        raise DecodeError("the checksum is another one")
+    match decode(body, limit_bytes=FILE_LIMIT_BYTES):
+        case [bytes(chain), list(items)] if len(items) <= KEPT_MAX and all(map(_is_item, items)):
+            if chain != chain_hash:
+                raise DecodeError("of another chain")
+            return [Kept(since, raw) for since, raw in items]
+        case _:
+            raise DecodeError("not a file of waiting transactions")
+
+
+def encode_log_part(chain_hash: bytes, items: Iterable[tuple[int, bytes]]) -> bytes:
+    """Return the bytes that append ``items`` to the log."""
+    part = encode_kept(chain_hash, items)
+    return _PART_HEAD.pack(len(part)) + part
+
+
+def decode_log(data: bytes, chain_hash: bytes) -> tuple[list[Kept], int]:
+    """Return what the log says as far as it can be read, unchecked, and the length of that part of it."""
+    found: list[Kept] = []
+    at = 0
+    while len(found) <= LOG_ITEMS_MAX - KEPT_MAX and at + _PART_HEAD.size <= len(data) <= LOG_LIMIT_BYTES:
+        begin = at + _PART_HEAD.size
+        end = begin + _PART_HEAD.unpack_from(data, at)[0]
+        if end > len(data):
+            break
+        try:
+            found += decode_kept(data[begin:end], chain_hash)
+        except DecodeError:
+            break
+        at = end
+    return found, at
+
+
+def _is_item(item: Any) -> bool:
+    match item:
+        case [int(since), bytes()]:
+            return 0 <= since < HEIGHT_LIMIT
+        case _:
+            return False
+
+
+class KeptTransactions:
+    """The file at ``path``, and what it holds brought back into the pool of ``ledger``.
+
+    ``wait_peers`` returns when somebody is there who can be told of it.
+    """
+
+    def __init__(
+        self, ledger: NodeLedger, path: Path, *, recover: Recover, wait_peers: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._ledger = ledger
+        self._path = path
+        self._recover = recover
+        self._wait_peers = wait_peers
+        self._log_path = path.with_name(path.name + ".log")
+        self._saved: list[tuple[int, bytes]] | None = None
+        """What the file holds; None before it was read, and where it does not hold what it should."""
+        self._new: list[tuple[int, bytes]] = []
+        """What came in and is not in the log."""
+        self._new_bytes = 0
+        self._log_items = 0
+        self._log_bytes = 0
+        self._is_short = False
+        """The log lacks something that waits: only the whole file will have it."""
+        self._is_failing = False
+        self._removed = 0
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Bring back what was kept, then keep what waits until cancelled. A disk that refuses ends nothing."""
+        returned = await self._restore()
+        self._ledger.mempool.on_local = self._note
+        self._removed = self._ledger.mempool.local_removed
+        task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pass_on, returned)
+                # A log that cannot go on is replaced at once.
+                saved_s = trio.current_time() - (SAVE_S if self._is_short else 0.0)
+                while True:
+                    await trio.sleep(APPEND_S)
+                    if self._is_due(trio.current_time() - saved_s):
+                        saved_s = trio.current_time()
+                        items = self._snapshot()
+                        if items != self._saved or self._log_bytes:
+                            await trio.to_thread.run_sync(self._save, items)
+                    elif self._new and not self._is_short:
+                        await trio.to_thread.run_sync(self._append, self._taken())
+        finally:
+            self._ledger.mempool.on_local = None
+            items = self._waiting()
+            if items != self._saved or self._log_bytes:
+                self._save(items)
+
+    def _note(self, since: int, raw: bytes) -> None:
+        """Take what was handed in."""
+        self._new.append((since, raw))
+        self._new_bytes += len(raw)
+        if len(self._new) > KEPT_MAX or self._new_bytes > KEPT_BYTES_MAX:  # the disk is too slow
+            self._taken()
+            self._is_short = True
+
+    def _taken(self) -> list[tuple[int, bytes]]:
+        items, self._new, self._new_bytes = self._new, [], 0
+        return items
+
+    def _is_due(self, since_s: float) -> bool:
+        """Tell whether the whole file is to be written, which was ``since_s`` ago."""
+        if since_s >= SAVE_S:
+            return True
+        if self._is_short:
+            return since_s >= SAVE_S_MIN and not self._is_failing
+        if self._log_items + len(self._new) > LOG_ITEMS_MAX - KEPT_MAX:
+            return True
+        if self._log_bytes + self._new_bytes > KEPT_BYTES_MAX:
+            return True
+        return since_s >= SAVE_S_MIN and self._removed != self._ledger.mempool.local_removed
+
+    def _snapshot(self) -> list[tuple[int, bytes]]:
+        """Return what the whole file is to hold, which is then in no need of the log."""
+        self._taken()
+        self._is_short = False
+        self._removed = self._ledger.mempool.local_removed
+        return self._waiting()
+
+    def _waiting(self) -> list[tuple[int, bytes]]:
+        return self._ledger.mempool.local(transactions_max=KEPT_MAX, bytes_max=KEPT_BYTES_MAX)
+
+    async def _restore(self) -> list[bytes]:
+        """Return the bytes of what was brought back."""
+        kept = list({item.raw: item for item in (*self._read(), *self._read_log())}.values())
+        transactions: list[tuple[int, Transaction]] = []
+        for item in kept:
+            try:
+                transactions.append((item.since, decode_transaction(item.raw)))
+            except DecodeError:
+                continue  # of a release that knew more forms
+        for first in range(0, len(transactions), RECOVERED_AT_ONCE):
+            part = [transaction for _, transaction in transactions[first : first + RECOVERED_AT_ONCE]]
+            found = await self._recover(b"".join([each.digest + each.signature for each in part]))
+            for at, transaction in enumerate(part):
+                transaction.sender = found[20 * at : 20 * at + 20]
+        # A replacement has taken the place of another's arrival, and what waits behind it came before.
+        transactions.sort(key=lambda item: item[1].nonce)
+        returned = []
+        for since, transaction in transactions:
+            try:
+                self._ledger.readmit(transaction, since)
+            except InvalidTransaction:
+                continue  # final since, or no longer payable
+            returned.append(transaction.raw)
+        if kept:
+            _log.info("transactions kept over the restart", waiting=len(returned), gone=len(kept) - len(returned))
+        return returned
+
+    async def _pass_on(self, raws: list[bytes]) -> None:
+        """Tell peers of what was brought back: some may have had no restart, others never heard of it."""
+        if raws:
+            await self._wait_peers()
+            await trio.sleep(HEARD_S)
+            for raw in raws:
+                if self._ledger.mempool.find(raw) is not None:
+                    self._ledger.on_admitted(raw)
+
+    # The file
+
+    def _read(self) -> list[Kept]:
+        try:
+            with self._path.open("rb") as file:
+                kept = decode_kept(file.read(FILE_LIMIT_BYTES + 1), self._ledger.runtime.genesis_hash)
+        except FileNotFoundError:
+            self._saved = []
+            return []
+        except OSError as error:
+            _log.warning("waiting transactions cannot be read", path=str(self._path), error=str(error))
+            return []
+        except DecodeError as error:
+            self._set_aside(error)
+            return []
+        self._saved = [(item.since, item.raw) for item in kept]
+        return kept
+
+    def _set_aside(self, error: DecodeError) -> None:
+        aside = self._path.with_name(self._path.name + ".damaged")
+        try:
+            os.replace(self._path, aside)
+        except OSError as refusal:
+            _log.warning("waiting transactions cannot be set aside", path=str(self._path), error=str(refusal))
+        _log.warning(
+            "the file of waiting transactions is damaged and set aside", path=str(aside), error=str(error)
+        )
+
+    def _read_log(self) -> list[Kept]:
+        try:
+            with self._log_path.open("rb") as file:
+                data = file.read(LOG_LIMIT_BYTES + 1)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            _log.warning("waiting transactions cannot be read", path=str(self._log_path), error=str(error))
+            self._is_short = True
+            return []
+        found, read_bytes = decode_log(data, self._ledger.runtime.genesis_hash)
+        if read_bytes < len(data):
+            cut = len(data) - read_bytes
+            _log.warning("the log of waiting transactions ends early", path=str(self._log_path), cut_bytes=cut)
+            self._is_short = True  # behind what cannot be read nothing may stand
+        self._log_bytes, self._log_items = len(data), len(found)
+        return found
+
+    def _append(self, items: list[tuple[int, bytes]]) -> None:
+        part = encode_log_part(self._ledger.runtime.genesis_hash, items)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                written = os.write(handle, part)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            self._fail(error)
+            return
+        self._log_bytes += written
+        self._log_items += len(items)
+        self._is_short = written < len(part)
+
+    def _save(self, items: list[tuple[int, bytes]]) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(self._path, encode_kept(self._ledger.runtime.genesis_hash, items))
+            self._log_path.unlink(missing_ok=True)
+        except OSError as error:
+            self._fail(error)
+        else:
+            self._saved = items
+            self._log_bytes = self._log_items = 0
+            self._is_failing = False
+
+    def _fail(self, error: OSError) -> None:
+        """Note that the disk refused; the whole file is tried again."""
+        self._saved, self._is_short = None, True
+        if not self._is_failing:
+            self._is_failing = True
+            _log.warning("waiting transactions cannot be kept", path=str(self._path), error=str(error))

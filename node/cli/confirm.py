@@ -1,0 +1,156 @@
+"""What moves money: shown first, asked for at a terminal, handed in, in one way for every command.
+
+What is shown is read back from the signed bytes, with what the command says of them. Scripts are not asked: a
+question that nobody answers is a command that hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import click
+
+from node.cli.options import ask_whether
+from node.cli.output import show_amount, show_fields, show_gwei
+from node.cli.progress_client import NotFinal, TellingClient
+from rpc.client import Client, ClientError, GatewayUnreachable, TransactionRefused
+from rpc.client.results import Receipt
+from state.primitives.address import format_address
+from state.primitives.codec import Value
+from state.primitives.keys import SecretKey
+from state.primitives.transactions import decode_transaction
+
+__all__ = ["hand_in", "send", "send_signed", "why_refused", "yes_option"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+WHY: Final[Mapping[str, str]] = {
+    "wrong_phase": "the task is in a phase in which this cannot be done",
+    "not_yours": "it is another account's",
+    "task_unknown": "there is no such task",
+    "insufficient_funds": "the account does not own what this costs",
+    "stake_too_small": "less would be staked than the chain takes",
+    "stake_insufficient": "more would be taken out than is staked",
+    "too_many_unbondings": "too many withdrawals are on their way already",
+    "vote_key_taken": "another validator has this vote key",
+    "vote_key_not_proven": "the proof of the vote key does not hold",
+    "operator_tombstoned": "the account was slashed for voting twice, which is for ever",
+    "node_known": "the machine is registered already",
+    "node_unknown": "the machine is not registered",
+    "payment_missing": "more would be taken back than is put down",
+    "nothing_due": "nothing is due",
+}
+"""Reasons that rules refuse with, in words; the word of the chain stands beside them."""
+
+
+NONCE_TRIES: Final = 5
+NONCE_USED: Final = frozenset({"replacement_underpriced", "nonce_too_low"})
+"""Reasons of a gateway for a transaction whose nonce another one of the account has."""
+
+
+def yes_option(function: _Function) -> _Function:
+    """Add ``--yes`` to a command that moves money; the function gets ``yes``."""
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask before it is handed in.")(function)
+
+
+def send(
+    client: Client, key: SecretKey, kind: int, payload: Sequence[Value], what: Mapping[str, Any], *, yes: bool,
+    prepare: Callable[[], None] | None = None,
+) -> Receipt:  # fmt: skip
+    """Send a transaction as ``send_signed``; return its receipt alone."""
+    return send_signed(client, key, kind, payload, what, yes=yes, prepare=prepare)[0]
+
+
+def send_signed(
+    client: Client, key: SecretKey, kind: int, payload: Sequence[Value], what: Mapping[str, Any], *, yes: bool,
+    prepare: Callable[[], None] | None = None,
+) -> tuple[Receipt, bytes]:  # fmt: skip
+    """Send a transaction when it was shown and agreed to; return its receipt when it is final, and its bytes.
+
+    ``what`` says in words what it does; ``prepare`` is done between the answer and the hand-in. A transaction that
+    fails in a block costs its fee all the same, so the newest state is asked first. Raises TransactionRefused
+    before it is signed where that would refuse it, click.Abort where a person does.
+    """
+    outcome = client.estimate(key.address, kind, list(payload))
+    if not outcome.succeeded:
+        reason = outcome.reason or "unknown"
+        raise TransactionRefused(
+            f"the chain would refuse it: {why_refused(reason)}; nothing was sent", reason=reason
+        )
+    raw = client.sign(key, kind, list(payload))
+    first = decode_transaction(raw)
+
+    def again() -> bytes:
+        return client.sign(
+            key, kind, list(payload), max_fee_per_gas=first.max_fee_per_gas,
+            max_priority_fee_per_gas=first.max_priority_fee_per_gas,
+        )  # fmt: skip
+
+    return hand_in(client, raw, what, yes=yes, prepare=prepare, again=again)
+
+
+def why_refused(reason: str) -> str:
+    """Return a reason of a rule in words, with the word that the chain has for it."""
+    return f"{WHY[reason]} ({reason})" if reason in WHY else reason
+
+
+def hand_in(
+    client: Client, raw: bytes, what: Mapping[str, Any], *, yes: bool, prepare: Callable[[], None] | None = None,
+    again: Callable[[], bytes] | None = None,
+) -> tuple[Receipt, bytes]:  # fmt: skip
+    """Show what ``raw`` does and costs, ask where somebody is there to answer; return its receipt and its bytes.
+
+    ``what`` and ``prepare`` are as of ``send_signed``. ``again`` signs the same with the next nonce, and with the
+    fees that were shown: while a person thinks, the node of the account may have signed something else. Raises as
+    ``wait``, and click.Abort.
+    """
+    signed, chain = decode_transaction(raw), client.chain()
+    sender = signed.recover_sender()
+    behind = _behind(client, sender, signed.nonce)
+    fee, limit = signed.max_fee_per_gas, signed.gas_limit
+    shown = {
+        "chain": f"{chain.name} ({signed.chain_id})",
+        "from": format_address(sender),
+        **what,
+        "fee": f"at most {show_amount(fee * limit)} ({limit} gas, {show_gwei(fee)} each)",
+        "nonce": f"{signed.nonce}, which waits for {behind}" if behind else signed.nonce,
+    }
+    show_fields(shown, as_json=False, title="To be signed", err=True)
+    if not yes:
+        ask_whether("Hand it in?")
+    if prepare is not None:
+        prepare()
+    click.echo("Waiting until it is final ...", err=True)
+    if again is not None and client.account(sender).pending_nonce != signed.nonce:
+        raw = again()
+    for left in range(NONCE_TRIES - 1, -1, -1):
+        try:
+            return _wait(client, raw, sender), raw
+        except ClientError as error:  # it was surely not taken
+            if again is None or error.reason not in NONCE_USED or not left:
+                raise
+            raw = again()
+    raise AssertionError("at least one try")
+
+
+def _wait(client: Client, raw: bytes, sender: bytes) -> Receipt:
+    """Hand in and return the receipt. Raises as ``wait``; NotFinal says which nonces it waits for."""
+    nonce = decode_transaction(raw).nonce
+    behind = _behind(client, sender, nonce)
+    try:
+        return client.hand_in(raw, behind=behind) if isinstance(client, TellingClient) else client.wait(raw)
+    except NotFinal as error:
+        with suppress(ClientError, GatewayUnreachable):  # then what was so before still has to do
+            behind = _behind(client, sender, nonce)
+        if not behind:
+            raise
+        raise NotFinal(f"{error}: it waits for {behind} of {format_address(sender)}", hash_=error.hash) from None
+
+
+def _behind(client: Client, sender: bytes, nonce: int) -> str:
+    """Return the nonces that ``sender`` has to use before ``nonce``, in words; empty where there are none."""
+    first = client.account(sender).pending_nonce
+    if first >= nonce:
+        return ""
+    return f"nonces {first} to {nonce - 1}" if first < nonce - 1 else f"nonce {first}"

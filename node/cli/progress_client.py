@@ -1,0 +1,267 @@
+"""A client for people: it says on standard error what it waits for as soon as that takes long.
+
+A gateway may be silent for long and right: its node catches up, or the machine is busy. The client then asks again
+for up to a minute, and a person who sees nothing of that takes the command for broken.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from node.cli.commands import next_command
+from node.cli.responses import note_asked
+from node.cli.terminal import printable
+from rpc.client import Client, ClientError, GatewayUnreachable, TransactionRefused
+from rpc.client.control import short_path
+from rpc.client.core import ClientOptions, Fetch, Flow, Post
+from rpc.client.results import Receipt
+from state.primitives.hashing import keccak
+
+__all__ = ["NOTICE_S", "GatewayNotUp", "NotFinal", "TellingClient", "Watch", "watched"]
+
+_T = TypeVar("_T")
+NOTICE_S: Final = 3.0
+"""What takes longer is told."""
+LOOK_S: Final = 0.25
+LOOK_BYTES: Final = 4096
+"""So much of a request or an answer is looked at: the method stands first, and a refusal is short."""
+_METHOD: Final = re.compile(rb'"method":"([a-zA-Z_.]{1,64})"')
+RECEIPT: Final = "dekube_waitForReceipt"
+HAND_IN: Final = "dekube_sendTransaction"
+DOUBTFUL: Final = (b'"node_unavailable"', b'"internal_error"')
+"""Reasons of failure that refuse nothing: the node behind the gateway may have got what was handed in."""
+
+
+class GatewayNotUp(GatewayUnreachable):
+    """The node runs, and its gateway is not there yet, or not now."""
+
+
+class NotFinal(TransactionRefused):
+    """A transaction that was taken is not final in time; nothing has refused it."""
+
+    code = "not_final"
+
+
+class TellingClient(Client):
+    """Tells after NOTICE_S what it waits for, and the hash of what is handed in as soon as that is taken.
+
+    What fails or is interrupted when a transaction may be on its way tells how to look for it. In all else the
+    client that it is.
+    """
+
+    def __init__(self, *urls: str, control: Path | None = None, chain_id: int | None = None) -> None:
+        """``control``: the control socket of the node whose gateway is asked. Raises ConfigError for a bad URL."""
+        super().__init__(*urls, options=ClientOptions(chain_id=chain_id))
+        note_asked()
+        self._control = control
+        self._watches: Callable[[], Watch] = Watch
+
+    def hand_in(self, raw: bytes, *, behind: str = "") -> Receipt:
+        """Do as ``wait``; ``behind``: the nonces of the sender that come before and are not sent yet."""
+        self._watches = partial(Watch, behind=behind)
+        try:
+            return self.wait(raw)
+        finally:
+            self._watches = Watch
+
+    def perform(self, flow: Flow[_T]) -> _T:
+        """Perform the effects of ``flow``; return what it returns."""
+        with self._watches() as watch:
+            try:
+                return super().perform(watched(flow, watch))
+            except KeyboardInterrupt:
+                if watch.handed_in:
+                    click.echo(err=True)  # below the ^C of the terminal
+                _tell_of(watch)
+                raise
+            except TransactionRefused as error:
+                if error.reason or not error.hash:
+                    raise
+                _tell_of(watch)
+                raise NotFinal(str(error), hash_=error.hash) from None
+            except ClientError:
+                _tell_of(watch)
+                raise
+            except GatewayUnreachable as error:
+                _tell_of(watch)
+                if self._control is None or "refused" not in str(error) or not _listens(self._control):
+                    raise
+                raise GatewayNotUp(
+                    f"{error}; the node runs, but its gateway does not listen yet: try again in some seconds, "
+                    "`dekube status` says what the node does"
+                ) from None
+
+
+def _tell_of(watch: Watch) -> None:
+    """Say which transaction may be on its way, and how to look for it; nothing where there is none."""
+    if hash_ := _hash_of(watch.handed_in):
+        click.echo(
+            f"The transaction {hash_} was handed in and may still become final: "
+            f"`{next_command('wallet', 'tx', hash_)}` shows it.",
+            err=True,
+        )
+
+
+def _listens(control: Path) -> bool:
+    """Tell whether somebody is at a Unix socket: one that was killed leaves its file."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(short_path(control))
+        except OSError:
+            return False
+    return True
+
+
+class Watch:
+    """Knows what is waited for and since when, and says each thing once when it has taken NOTICE_S."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic, *, behind: str = "") -> None:
+        """``behind``: the nonces that a transaction which is handed in waits for."""
+        self._now = now
+        self._taken = ""
+        self.behind = behind
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._what, self._since = "", 0.0
+        self._told = ""
+        self.handed_in = b""
+        """The request with a transaction of which no receipt has come, and no refusal."""
+        self.is_doubtful = False
+        """Whether some gateway may have the transaction, so that another's refusal ends nothing."""
+
+    def __enter__(self) -> Watch:
+        threading.Thread(target=self._run, name="patience", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def wait_for(self, what: str) -> None:
+        """Note what is waited for from now on; empty: nothing."""
+        with self._lock:
+            if what != self._what:
+                self._what, self._since = what, self._now()
+
+    def taken(self, request: bytes) -> None:
+        """Say the hash of the transaction that ``request`` handed in, once: it is not to be lost with the rest."""
+        hash_ = _hash_of(request)
+        if hash_ and hash_ != self._taken:
+            self._taken = hash_
+            click.echo(f"Handed in: {hash_}", err=True)
+
+    def due(self) -> str:
+        """Return what is to be said now, empty where nothing is."""
+        with self._lock:
+            if not self._what or self._what == self._told or self._now() < self._since + NOTICE_S:
+                return ""
+            self._told = self._what
+            return self._told
+
+    def _run(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            if what := self.due():
+                click.echo(f"Waiting: {printable(what)} ...", err=True)
+
+
+def watched(flow: Flow[_T], watch: Watch) -> Flow[_T]:
+    """Pass the effects of ``flow`` on, and note what is under way."""
+    answer: Any = None
+    error: Exception | None = None
+    told = ""
+    while True:
+        try:
+            effect = flow.send(answer) if error is None else flow.throw(error)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+        if isinstance(effect, Post | Fetch):
+            watch.wait_for(told or _waiting_for(effect, watch.behind))
+            if _method(effect) == HAND_IN:
+                watch.handed_in = effect.body or b""
+        answer = error = None
+        try:
+            answer = yield effect
+        except Exception as failed:  # the flow's own to judge
+            error = failed
+        if isinstance(effect, Post | Fetch):
+            told = _still(effect, answer, watch.behind)
+            watch.wait_for(told)
+            _note(watch, _method(effect), answer, error)
+
+
+def _note(watch: Watch, method: str, answer: Any, error: Exception | None) -> None:
+    """Note what came of a request: whether a gateway has the transaction, may have it, or surely has not."""
+    has_receipt = isinstance(answer, bytes) and b'"receipt":{' in answer[:LOOK_BYTES]
+    if method == RECEIPT and has_receipt and _hash_of(watch.handed_in).encode() in answer:  # not that of another
+        watch.handed_in = b""
+    if method != HAND_IN:
+        return
+    if _is_taken(answer):
+        watch.taken(watch.handed_in)
+    if not _is_refused(answer, error):
+        watch.is_doubtful = True
+    elif not watch.is_doubtful:
+        watch.handed_in = b""
+
+
+def _is_refused(answer: Any, error: Exception | None) -> bool:
+    """Tell whether a gateway surely has not what was handed in: it refused it, or nobody listens there."""
+    if not isinstance(answer, bytes):
+        return str(error).endswith("refused")
+    head = answer[:LOOK_BYTES]
+    return b'"error"' in head and not _is_taken(answer) and not any(reason in head for reason in DOUBTFUL)
+
+
+def _is_taken(answer: Any) -> bool:
+    """Tell whether an answer says that a gateway has the transaction that was handed in."""
+    head = answer[:LOOK_BYTES] if isinstance(answer, bytes) else b""
+    return b'"already_known"' in head or (b'"result"' in head and b'"error"' not in head)
+
+
+def _hash_of(request: bytes) -> str:
+    """Return the hash of the transaction that a request hands in; empty where it hands in none."""
+    try:
+        raw = json.loads(request)["params"]["raw"]
+        return "0x" + keccak(bytes.fromhex(raw.removeprefix("0x"))).hex()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _method(request: Post | Fetch) -> str:
+    """Return the method that a request calls; empty for one that calls none."""
+    body = getattr(request, "body", None)
+    found = _METHOD.search(body[:LOOK_BYTES]) if isinstance(body, bytes) else None
+    return "" if found is None else found[1].decode()
+
+
+def _waiting_for(request: Post | Fetch, behind: str) -> str:
+    """Return what a request waits for, in words; ``behind``: what its transaction comes after."""
+    place = urlsplit(request.url).netloc
+    method = _method(request)
+    if not method:
+        return f"{place} has not answered yet"
+    if method == RECEIPT and behind:
+        return f"the transaction was taken and waits for {behind} of its sender"
+    if method == RECEIPT:
+        return "the transaction was taken and waits for a block (`dekube status` says whether blocks come)"
+    return f"{place} has not answered {method} yet; its node may be starting, catching up or busy"
+
+
+def _still(request: Post | Fetch, answer: Any, behind: str) -> str:
+    """Return what is waited for after ``answer`` as before, empty where that was an answer."""
+    if not isinstance(answer, bytes) or len(answer) > LOOK_BYTES:
+        return ""
+    if b'"node_unavailable"' in answer:
+        return f"{urlsplit(request.url).netloc} says that its node does not answer; asking it again"
+    return _waiting_for(request, behind) if b'"receipt":null' in answer else ""

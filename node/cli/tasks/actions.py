@@ -1,0 +1,157 @@
+"""``dekube task cancel``, ``top-up``, ``demand`` and ``resume``: what only the requester of a task may do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from node.cli.arguments import AMOUNT, TASK
+from node.cli.confirm import send, yes_option
+from node.cli.output import counted, json_option, show_amount, show_fields
+from node.cli.session import Session, session_options
+from node.cli.tasks.watch import record_of, say
+from rpc.client import Client, TransactionRefused
+from rpc.client.core import hexed
+from rpc.client.results import Task
+from state.primitives.address import format_address
+from state.primitives.codec import Value
+from state.primitives.errors import ConfigError
+from tasks.ledger.transitions import CANCEL_TASK, DEMAND_RESULT, RESUME_TASK, TOP_UP_TASK
+
+__all__ = ["cancel", "demand", "resume", "top_up"]
+
+
+@click.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@yes_option
+@json_option
+def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
+    """End a task early; what is locked and not earned comes back.
+
+    A window under way is still finished and paid; a worker that has begun to prepare is paid for its time.
+    """
+    what = {"does": "ends the task early", "comes back": "what is locked and not earned"}
+    _act(session, task_id, CANCEL_TASK, [task_id], what, yes, as_json)
+
+
+@click.command(name="top-up")
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@click.argument("amount", type=AMOUNT)
+@yes_option
+@json_option
+def top_up(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bool) -> None:
+    """Add AMOUNT (0.5 is 0.5 DKB) to what pays a task's verification; unused it comes back."""
+    if not amount:
+        raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
+    what = {"does": "locks more for the checks of the task", "amount": show_amount(amount)}
+    _act(session, task_id, TOP_UP_TASK, [task_id, amount], what, yes, as_json)
+
+
+@click.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@click.argument("amount", type=AMOUNT)
+@yes_option
+@json_option
+def demand(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bool) -> None:
+    """Have drawn machines fetch a result that cannot be had, within a day of the task's end.
+
+    AMOUNT (0.01 is 0.01 DKB) pays them if they can, and each then has a copy to download; it comes back, with the
+    last window's price, if its worker does not serve it. What is too much comes back too.
+    """
+    if not amount:
+        raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
+    what = {"does": "has drawn machines fetch the result", "amount": f"at most {show_amount(amount)}"}
+    _act(session, task_id, DEMAND_RESULT, [task_id, amount], what, yes, as_json, is_over=True)
+
+
+@click.command()
+@session_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@yes_option
+@json_option
+def resume(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
+    """Look for another worker for a paused task; it goes on from its last final window.
+
+    A machine that has lost or left the task is not offered it again, also when it is back: where no other one is
+    registered, the task pauses again. That is said before the fee is paid.
+    """
+    what = {"does": "has another worker looked for"}
+    _act(session, task_id, RESUME_TASK, [task_id], what, yes, as_json, only_in="paused", tell=_tell_of_machines)
+
+
+def _tell_of_machines(client: Client, record: Task) -> None:
+    """Say where a paused task would pause again: what its checks cost is used up, or no machine will take it."""
+    if record.document["reason"] == "funds_low":
+        say(
+            "Mind: it was paused because what is locked for its checks is used up: unless `dekube task top-up` "
+            "has added to that, it pauses again at once."
+        )
+    search_ms = int(client.call("dekube_genesis")["parameters"]["tasks.replace_ms"])
+    until_ms = client.head().time_ms + search_ms
+    machines = [node for node in client.items("dekube_getNodes") if "compute" in node["roles"]]
+    reasons = Counter(_why_not(node, record.document, until_ms) for node in machines)
+    if reasons[""]:
+        return
+    told = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()) if reason)
+    say(
+        f"Mind: of {counted(len(machines), 'machine')} for compute none will take this task"
+        f"{f' ({told})' if told else ''}: unless another one comes within {search_ms // 1000} s, it pauses again. "
+        "`dekube task cancel` ends it and pays what is proved."
+    )
+
+
+def _why_not(node: Mapping[str, Any], record: Mapping[str, Any], until_ms: int) -> str:
+    """Return why a machine is not offered a task before ``until_ms``; empty where it may be."""
+    if node["address"].lower() in {address.lower() for address in record["excluded"]}:
+        return "lost or left this task, which is for ever"
+    if node["status"] != "active":
+        return str(node["status"])
+    if int(node["price_per_gpu_s"]) > int(record["spec"]["price"]["max_price_per_gpu_s"]):
+        return "above its price limit"
+    if max(node["cool_down_until_ms"], node["match_from_ms"]) > until_ms:
+        return "in a longer pause after a fault"
+    return ""
+
+
+def _act(
+    session: Session, task_id: bytes, kind: int, payload: list[Value], what: dict[str, Any], yes: bool,
+    as_json: bool, *, only_in: str | None = None, is_over: bool = False,
+    tell: Callable[[Client, Task], None] | None = None,
+) -> None:  # fmt: skip
+    key = session.key()
+    with session.client() as client:
+        record = record_of(client, task_id)
+        # Known beforehand: a transaction that can only fail would still cost its fee.
+        if record.has_ended and not is_over:
+            raise TransactionRefused(
+                f"task {hexed(task_id)} has ended ({record.phase}): this can no longer be done; nothing was sent"
+            )
+        if is_over and not record.has_ended:
+            raise TransactionRefused(
+                f"task {hexed(task_id)} is {record.phase}; this is for a task that has ended; nothing was sent"
+            )
+        if only_in is not None and record.phase != only_in:
+            raise TransactionRefused(
+                f"task {hexed(task_id)} is {record.phase}; this is for a task that is {only_in}; nothing was sent"
+            )
+        if record.requester != key.address:
+            owner = format_address(record.requester)
+            raise ConfigError(f"the task is {owner}'s; sign with that account's key (--key, --home)")
+        if tell is not None:
+            tell(client, record)
+        shown = {**what, "task": f"{hexed(task_id)} ({record.phase})"}
+        receipt = send(client, key, kind, payload, shown, yes=yes)
+        record = record_of(client, task_id)
+    answer = {
+        "task": hexed(task_id),
+        "phase": record.phase,
+        "transaction": receipt.transaction_hash,
+        "height": receipt.block.height,
+    }
+    show_fields(answer, as_json=as_json)

@@ -1,0 +1,86 @@
+"""``dekube task watch``, and what commands about a task share: its record, its end, its sums."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+import click
+
+from node.cli.arguments import SECONDS, TASK
+from node.cli.commands import next_command
+from node.cli.output import json_option, show, show_amount
+from node.cli.session import Session, reading_options
+from node.cli.terminal import printable
+from node.market.posting import follow
+from rpc.client import Client, TaskEnded
+from rpc.client.core import hexed
+from rpc.client.results import EscrowTotals, Task
+from state.primitives.errors import ConfigError
+
+__all__ = ["WATCH_TIMEOUT_S", "expect_settled", "record_of", "say", "show_sums", "watch", "watch_to_end"]
+
+WATCH_TIMEOUT_S: Final = 24 * 3600.0
+
+
+def record_of(client: Client, task_id: bytes) -> Task:
+    """Return a task. Raises ConfigError where there is none of that id."""
+    record = client.task(task_id)
+    if record is None:
+        raise ConfigError(f"no task has the id {hexed(task_id)}")
+    return record
+
+
+def say(line: str, *, err: bool = True) -> None:
+    """Tell a person a line, on standard error unless it is what was asked for."""
+    click.echo(printable(line), err=err)
+
+
+def watch_to_end(client: Client, task_id: bytes, as_json: bool, timeout_s: float) -> str:
+    """Follow a task until it ends; return the phase in which it did."""
+    try:
+        phase = follow(client, task_id, partial(say, err=as_json), timeout_s=timeout_s)
+    except KeyboardInterrupt:
+        told = hexed(task_id)
+        click.echo(err=True)  # below the ^C of the terminal
+        watches, cancels = next_command("task", "watch", told), next_command("task", "cancel", told)
+        say(f"The task goes on: `{watches}` follows it, `{cancels}` ends it early.")
+        raise
+    if not as_json:
+        show_sums(client.bill(task_id).totals)
+        say(f"The task has ended: {phase}.", err=False)
+    return phase
+
+
+def expect_settled(task_id: bytes, phase: str) -> None:
+    """Raise TaskEnded unless ``phase`` is what a requester hopes for."""
+    if phase != "settled":
+        raise TaskEnded(f"task {hexed(task_id)} ended {phase}")
+
+
+def show_sums(totals: EscrowTotals) -> None:
+    """Show what became of the deposit of a task."""
+    parts = {"locked": totals.locked, "paid": totals.paid, "refunded": totals.refunded, "burned": totals.burned}
+    told = " + ".join(f"{name} {show_amount(amount)}" for name, amount in parts.items())
+    exact = "exact" if totals.is_exact else "DOES NOT ADD UP"
+    click.echo(f"Sums: deposited {show_amount(totals.deposited)} = {told} ({exact})")
+
+
+@click.command()
+@reading_options
+@click.argument("task_id", type=TASK, metavar="TASK")
+@click.option(
+    "--timeout", "timeout_s", type=SECONDS, default=WATCH_TIMEOUT_S, show_default=True, help="Seconds to wait."
+)
+@json_option
+def watch(session: Session, task_id: bytes, timeout_s: float, as_json: bool) -> None:
+    """Follow a task until it ends; exit status 1 unless it settles.
+
+    With --json the progress goes to standard error and the outcome to standard output.
+    """
+    with session.client() as client:
+        record_of(client, task_id)
+        phase = watch_to_end(client, task_id, as_json, timeout_s)
+    if as_json:
+        show({"task": hexed(task_id), "phase": phase})
+    expect_settled(task_id, phase)

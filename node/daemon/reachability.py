@@ -1,0 +1,80 @@
+"""How others reach this node, and why not otherwise, in words for its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from p2p.base.transport import Endpoint
+from p2p.path.dial_back import Verdict
+
+__all__ = ["Reachability", "RelayDown", "judge"]
+
+
+class RelayDown(NamedTuple):
+    """A relay at which the node wants a reservation and cannot get one."""
+
+    relay: str
+    since: str
+    """Date and time in UTC."""
+    since_ms: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.relay} is down since {self.since} UTC ({self.why})"
+
+
+class Reachability(NamedTuple):
+    """``how``: direct, relays, unconfirmed (advertised, and nobody said whether it answers), none or outbound.
+
+    ``outbound``: it is configured to dial only, so nobody is expected to reach it; ``none`` is a fault.
+    """
+
+    how: str
+    why: str
+    endpoints: dict[str, str]
+    """Own endpoints and what is known of each: public, closed or unknown."""
+    relays: tuple[str, ...]
+    """Where this node has reserved."""
+    relays_down: tuple[RelayDown, ...] = ()
+
+
+def judge(
+    *,
+    listens: bool,
+    configured: Sequence[Endpoint],
+    verdicts: Mapping[Endpoint, Verdict],
+    relays: Sequence[Endpoint],
+    down: Sequence[RelayDown] = (),
+) -> Reachability:
+    """Return how a node is reached that ``listens`` or not, has such endpoints, and reservations at ``relays``.
+
+    ``down``: relays at which it tried in vain to reserve.
+    """
+    public = [str(endpoint) for endpoint, verdict in verdicts.items() if verdict is Verdict.PUBLIC]
+    closed = [str(endpoint) for endpoint, verdict in verdicts.items() if verdict is Verdict.CLOSED]
+    is_advertised = any(verdicts.get(endpoint) is not Verdict.CLOSED for endpoint in configured)
+    if not listens:
+        why = "accepts no connection (p2p.listen is empty)"
+    elif public:
+        why = f"peers of two networks have dialled {' and '.join(public)}"
+    elif closed:
+        why = f"peers of two networks could not dial {' and '.join(closed)}"
+    elif configured:
+        why = f"no peers of two networks have tried {' and '.join(map(str, configured))} yet"
+    else:
+        why = "no peers of two networks have said yet where it is (p2p.advertise)"
+    if public:
+        how = "direct"
+    elif relays:
+        how = "relays"
+    elif is_advertised:
+        how = "unconfirmed"
+    else:
+        how = "none" if listens or down else "outbound"
+        if down:
+            why += "; " + "; ".join(map(str, down))
+        else:
+            why += "; no relay is known (p2p.relays, or one on the chain)"
+    endpoints = {str(endpoint): verdict.value for endpoint, verdict in verdicts.items()}
+    return Reachability(how, why, endpoints, tuple(map(str, relays)), tuple(down))

@@ -1,0 +1,347 @@
+"""Blobs for the gateway: pieces out of the node's store, fetches of what tasks name, and uploads of requesters.
+
+What is fetched from other nodes at a stranger's word is what a task on chain refers to, and no more of it than its
+job allows: somebody paid for each. What is taken from strangers is bounded by ``node.market.uploads``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+
+from node.market.uploads import UploadBook, UploadOptions, UploadRefused, decode_book
+from p2p.base.errors import BlobUnavailable
+from p2p.blob.store import BlobStore
+from p2p.service import Network
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import Value
+from state.primitives.errors import DecodeError, DekubeError
+from state.primitives.hashing import HASH_BYTES
+from state.primitives.manifests import Manifest, blob_id
+from state.view import Reader
+from state.view.accounts import balance_of
+from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.ledger.lifecycle import ENDED
+from tasks.ledger.queries import tasks_by_requester
+from tasks.ledger.records import load_spec, load_task, load_window
+from tasks.ledger.screening import DatasetFacts, read_dataset_facts
+from tasks.proofs import LEAVES_LIMIT_BYTES
+
+__all__ = ["GatewayBlobs", "missing_ranges"]
+
+_log = structlog.get_logger("blobs")
+
+FETCHES_MAX: Final = 16
+"""Blobs that are fetched for gateways at once."""
+QUIET_S_MAX: Final = 45.0
+"""A fetch to which nothing comes for so long gives its place to another."""
+FETCH_BYTES_MAX: Final = 4 * 1024**3
+SOURCES_MAX: Final = 16
+FAILED_S: Final = 60.0
+"""A fetch that failed is not tried again for so long."""
+FAILURES_KEPT_MAX: Final = 1_024
+SWEEP_S: Final = 60.0
+TASK_PAGES_MAX: Final = 100
+TASKS_OF_PAGE: Final = 100
+FACTS_KEPT_MAX: Final = 1_024
+"""Blobs of which it is remembered what they are as data sets."""
+RANGES_MAX: Final = 1_024
+"""Gaps of an upload that are named at once; who fills them asks again."""
+
+
+class GatewayBlobs:
+    """Answers gateways about blobs; ``run`` lets uploads expire."""
+
+    def __init__(
+        self, network: Network, state: Reader, options: UploadOptions, book: Path, address: bytes, *,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:  # fmt: skip
+        assert network.blobs is not None
+        self._network = network
+        self._store: BlobStore = network.blobs
+        self._state = state
+        self._options = options
+        self._path = book
+        self._address = address
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._book = self._load()
+        for upload in self._book.uploads:
+            if self._store.manifest(upload.blob) is None:
+                self._book.drop(upload)  # half made when the machine stopped, or removed by hand
+            else:
+                self._store.hold(upload.blob)
+        self._facts: dict[bytes, DatasetFacts] = {}
+        self._reading = threading.Lock()
+        self._fetching: dict[bytes, tuple[int, int]] = {}
+        self._failed: dict[bytes, tuple[float, str]] = {}
+        self._nursery: trio.Nursery | None = None
+        self.inline: dict[str, Callable[[list[Any]], Value]] = {"blob_want": self._want}
+        """Requests of gateways that are answered on the event loop."""
+        self.threaded: dict[str, Callable[[list[Any]], Value]] = {
+            "blob_piece": self._piece,
+            "blob_begin": self._begin,
+            "blob_lacks": self._lacks,
+            "blob_put": self._put,
+            "dataset_facts": self._dataset_facts,
+        }
+        """Those that are answered in threads."""
+
+    def _load(self) -> UploadBook:
+        try:
+            return decode_book(self._path.read_bytes(), self._options)
+        except FileNotFoundError:
+            pass
+        except (OSError, DecodeError) as error:
+            # What was promised to uploaders is a day's keeping at most: not worth a node that does not start.
+            _log.warning("the book of uploads is damaged and begun anew", error=str(error))
+        return UploadBook(self._options)
+
+    async def run(self) -> None:
+        """Fetch what is asked for and let uploads expire, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
+                while True:
+                    await trio.to_thread.run_sync(self.sweep)
+                    await trio.sleep(SWEEP_S)
+            finally:
+                self._nursery = None
+
+    # Fetching
+
+    def _want(self, params: list[Any]) -> Value:
+        """Return state and manifest of a blob, fetching it where a task names it."""
+        match params:
+            case [bytes(name), (None | bytes()) as task, (None | int()) as window] if (
+                len(name) == HASH_BYTES
+                and (task is None or len(task) == HASH_BYTES)
+                and (window is None or 0 <= window < 2**32)
+            ):
+                pass
+            case _:
+                raise DecodeError("blob_want: a blob, a task and a window expected")
+        if self._store.is_complete(name):
+            manifest = self._store.manifest(name)
+            if manifest is not None:
+                return ["complete", manifest.encode()]
+        if name in self._fetching:
+            return ["fetching", *self._fetching[name]]
+        when, why = self._failed.get(name, (0.0, ""))
+        if why and trio.current_time() < when:
+            raise BlobUnavailable(why)
+        if task is None:
+            raise BlobUnavailable("the blob is not here; a task that names it would say whom to ask")
+        if self._nursery is None or len(self._fetching) >= FETCHES_MAX:
+            return ["waiting", 0, 0]
+        limit_bytes, sources = self._named(name, task, window)
+        self._fetching[name] = (0, 0)
+        self._nursery.start_soon(self._fetch, name, sources, limit_bytes)
+        return ["fetching", 0, 0]
+
+    def _named(self, name: bytes, task: bytes, window: int | None) -> tuple[int, list[bytes]]:
+        """Return the size that a blob may have which ``task`` names, and who has it. Raises BlobUnavailable."""
+        record, spec = load_task(self._state, task), load_spec(self._state, task)
+        makers = [record.worker, record.requester]
+        limit_bytes = 0
+        if name == spec.dataset.blob:
+            limit_bytes = DATASET_BYTES_MAX
+            makers.reverse()
+        elif window is not None and window < record.next_window:
+            found = load_window(self._state, task, window)
+            makers.insert(0, found.worker)
+            if name == found.proof.output_blob:
+                limit_bytes = spec.plan().state_limit_bytes
+            elif name == found.proof.leaves_blob:
+                limit_bytes = LEAVES_LIMIT_BYTES
+        if not limit_bytes:
+            raise BlobUnavailable("the task does not name this blob")
+        others = [maker for maker in makers if maker and maker != self._address]
+        connected = [peer.address for peer in self._network.peers()]
+        # Those who surely had it come first, strangers that must be dialled last.
+        near = [maker for maker in others if maker in connected]
+        return min(limit_bytes, FETCH_BYTES_MAX), list(dict.fromkeys([*near, *connected, *others]))[:SOURCES_MAX]
+
+    async def _fetch(self, name: bytes, sources: list[bytes], limit_bytes: int) -> None:
+        why = f"nothing of it came in {QUIET_S_MAX:.0f} s"
+        scope = trio.CancelScope(deadline=trio.current_time() + QUIET_S_MAX)
+
+        def note(done: int, every: int) -> None:
+            self._fetching[name] = (done, every)
+            scope.deadline = trio.current_time() + QUIET_S_MAX
+
+        try:
+            with scope:
+                await self._network.fetch_blob(name, sources, progress=note, limit_bytes=limit_bytes)
+                why = ""
+        except DekubeError as error:
+            why = str(error) or error.code
+        finally:
+            self._fetching.pop(name, None)
+        if why:
+            while len(self._failed) >= FAILURES_KEPT_MAX:
+                self._failed.pop(next(iter(self._failed)))
+            self._failed[name] = (trio.current_time() + FAILED_S, why)
+        else:
+            self._failed.pop(name, None)
+
+    # Serving
+
+    def _piece(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(name), int(index)] if len(name) == HASH_BYTES and 0 <= index < 2**32:
+                return self._store.read_piece(name, index)
+            case _:
+                raise DecodeError("blob_piece: a blob and a number expected")
+
+    def _dataset_facts(self, params: list[Any]) -> Value:
+        """Return what a blob is as a data set; None where it is not whole here."""
+        match params:
+            case [bytes(name)] if len(name) == HASH_BYTES:
+                pass
+            case _:
+                raise DecodeError("dataset_facts: a blob expected")
+        with self._reading:  # one at a time: each takes several times its size for a while
+            manifest = self._store.manifest(name) if self._store.is_complete(name) else None
+            if manifest is None:
+                return None
+            facts = self._facts.get(name)
+            if facts is None:
+                size = manifest.size_bytes
+                if size > DATASET_BYTES_MAX:
+                    facts = DatasetFacts(size, 0, 0, 0, b"", "too large")
+                else:
+                    try:
+                        facts = read_dataset_facts(self._store.read(name))
+                    except (DekubeError, OSError):  # damaged on the disk, or evicted meanwhile: not whole here
+                        return None
+                while len(self._facts) >= FACTS_KEPT_MAX:
+                    self._facts.pop(next(iter(self._facts)))
+                self._facts[name] = facts
+        return list(facts)
+
+    # Uploads
+
+    def _begin(self, params: list[Any]) -> Value:
+        """Take an upload on; return its pieces in all and the ranges that are missing."""
+        match params:
+            case [bytes(data), bytes(account), str(caller)] if len(account) == ADDRESS_BYTES:
+                name = blob_id(data)
+            case _:
+                raise DecodeError("blob_begin: a manifest, an account and a caller expected")
+        balance = balance_of(self._state, account)
+        with self._lock:
+            self._book.check_account(name, account, balance)
+        manifest = Manifest.decode(data)  # work, so not for just anybody
+        with self._lock:
+            was_known = self._book.find(name, account) is not None
+            is_charged = self._book.begin(name, manifest.size_bytes, account, caller, balance, self._now_ms())
+            try:
+                self._store.begin(data, name=name)
+            except DekubeError:
+                if not was_known and (upload := self._book.find(name, account)) is not None:
+                    self._book.drop(upload)
+                raise
+            if not was_known:
+                self._store.hold(name)
+            if self._store.is_complete(name):
+                self._book.came(name, self._now_ms(), is_complete=True)
+            if is_charged:
+                self._save()
+        return [len(manifest.hashes), missing_ranges(self._store.missing(name))]
+
+    def _lacks(self, params: list[Any]) -> Value:
+        """Return whether a piece of an upload is still to come."""
+        match params:
+            case [bytes(name), int(index)] if len(name) == HASH_BYTES:
+                manifest = self._uploading(name)
+            case _:
+                raise DecodeError("blob_lacks: a blob and a number expected")
+        if not 0 <= index < len(manifest.hashes):
+            raise DecodeError(f"the blob has {len(manifest.hashes)} pieces")
+        return int(index in self._store.missing(name))
+
+    def _put(self, params: list[Any]) -> Value:
+        """Take a piece of an upload; return whether the blob is complete."""
+        match params:
+            case [bytes(name), int(index), bytes(data)] if len(name) == HASH_BYTES:
+                self._uploading(name)
+            case _:
+                raise DecodeError("blob_put: a blob, a number and a piece expected")
+        is_complete = self._store.write_piece(name, index, data)
+        with self._lock:
+            self._book.came(name, self._now_ms(), is_complete=is_complete)
+            if is_complete:
+                self._save()
+        return int(is_complete)
+
+    def _uploading(self, name: bytes) -> Manifest:
+        with self._lock:
+            is_known = name in self._book
+        manifest = self._store.manifest(name) if is_known else None
+        if manifest is None:
+            raise UploadRefused("upload_unknown", "nobody has begun to upload this blob here, or it has expired")
+        return manifest
+
+    def sweep(self) -> None:
+        """Let go of uploads that are due and that no task of their account refers to."""
+        with self._lock:
+            due, now_ms = self._book.due(self._now_ms()), self._now_ms()
+        if not due:
+            return
+        referred = {account: self._datasets(account) for account in {upload.account for upload in due}}
+        with self._lock:
+            for upload in due:
+                if upload.is_complete and upload.blob in referred[upload.account]:
+                    self._book.keep(upload, now_ms)
+                    continue
+                self._book.drop(upload)
+                self._store.release(upload.blob)
+                if upload.blob not in self._book:
+                    self._store.discard(upload.blob)
+            self._save()
+
+    def _datasets(self, account: bytes) -> set[bytes]:
+        """Return the data sets of the tasks of ``account`` that have not ended."""
+        found: set[bytes] = set()
+        cursor: bytes | None = None
+        for _ in range(TASK_PAGES_MAX):
+            page = tasks_by_requester(self._state, account, cursor, TASKS_OF_PAGE)
+            for record in page.items:
+                if record.phase not in ENDED:
+                    with suppress(DekubeError):
+                        found.add(load_spec(self._state, record.id).dataset.blob)
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return found
+
+    def _save(self) -> None:
+        """Write the book whole; called with the lock held. Without it a restart forgets uploads, and no more."""
+        temporary = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary.write_bytes(self._book.encode())
+            temporary.replace(self._path)
+        except OSError as error:
+            _log.warning("the book of uploads cannot be written", error=str(error))
+
+
+def missing_ranges(missing: list[int]) -> list[Value]:
+    """Return the runs of ``missing`` as [first, count], as many as are named at once."""
+    ranges: list[list[int]] = []
+    for index in missing:
+        if ranges and index == sum(ranges[-1]):
+            ranges[-1][1] += 1
+        elif len(ranges) < RANGES_MAX:
+            ranges.append([index, 1])
+        else:
+            break
+    return [list(item) for item in ranges]

@@ -1,0 +1,375 @@
+"""What the chain asks of this node as a worker and as a verifier, done as it is asked.
+
+The chain is the queue: each new head is read for duties, and whatever is not done yet is started, so a restart,
+a lost transaction or a failed fetch needs no other memory than the journal of the executor and the few files
+written here before anything is promised on chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar, Final
+
+import structlog
+import trio
+
+from node.chain.ledger import NodeLedger
+from node.home.config import NodeOptions
+from node.home.create import Home
+from node.market.attempts import Attempts, Trouble
+from node.market.blob_search import BlobSearch
+from node.market.cancellation import DAMAGE, Abandoned
+from node.market.inputs import Inputs
+from node.market.machine import Score, describe_machine, known_score, renewed_score
+from node.market.promises import Promises
+from node.market.verifier import Checker
+from node.market.wallet import TransactionFailed, TransactionLost, Wallet
+from node.market.worker import Worker
+from p2p.service import Network
+from state.primitives.amounts import format_amount
+from state.primitives.errors import DekubeError, InvalidTransaction
+from state.primitives.genesis import read_parameters
+from state.primitives.hashing import HASH_BYTES, digest
+from state.view.accounts import balance_of
+from tasks.errors import TaskUnknown
+from tasks.executor.errors import JobGivenUp
+from tasks.executor.failure_count import ENDS_MAX, JobEnd
+from tasks.executor.service import Executor, ExecutorOptions
+from tasks.executor.supervisor import ProcessOptions
+from tasks.ledger.lifecycle import ENDED
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.queries import Action, verification_duties, work_duties
+from tasks.ledger.records import by_duty_key, by_verifier_key, load_task
+from tasks.ledger.registry import NodeProfile, NodeStatus, load_node
+from tasks.ledger.transitions import (
+    OPEN_WINDOW,
+    REGISTER_NODE,
+    REVEAL_VERDICT,
+    SEAL_VERDICT,
+    SUBMIT_WINDOW,
+    SUSPEND_NODE,
+    UPDATE_NODE,
+    node_payload,
+)
+
+__all__ = ["Duties"]
+
+_log = structlog.get_logger("duties")
+
+RETRY_S: Final = 5.0
+"""Pause before a duty that failed is tried again."""
+MEASURE_AGAIN_S: Final = 600.0
+"""From one measurement of the machine's speed that was disturbed to the next."""
+SPEED_SPREAD_PERCENT: Final = 10
+"""Measurements that differ by no more are the same."""
+LEAVE_S: Final = 6.0
+"""How long a node that ends in order waits until the chain knows that its machine goes off, ..."""
+LEAVE_QUIET_S: Final = 4.0
+"""... and how long without a block."""
+LEAVE_LOOK_S: Final = 0.1
+COUNT_MAX: Final = 1_000
+"""Tasks and verdicts are counted up to here."""
+OWED: Final = (SUBMIT_WINDOW, OPEN_WINDOW, SEAL_VERDICT, REVEAL_VERDICT)
+"""Transactions that the account can always pay for, whatever it adds to its bond."""
+MOVED_ON: Final = ("wrong_phase", "not_yours", "proof_mismatch", "already_sealed", "already_revealed")
+"""Refusals that say that the chain needs nothing of us any more."""
+
+
+class Duties:
+    """The node's work for the market."""
+
+    worker_type: ClassVar[type[Worker]] = Worker
+
+    def __init__(
+        self, ledger: NodeLedger, wallet: Wallet, network: Network, options: NodeOptions, *, home: Home,
+        secret: bytes, is_synced: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._ledger = ledger
+        self._wallet = wallet
+        self._options = options
+        self._is_synced = is_synced
+        self._score = home.score
+        data_dir = home.jobs.parent  # there before the first job is
+        self._network = network
+        self._is_leaving = False
+        self._speed = Score(0, is_steady=False)
+        self._profile: NodeProfile | None = None
+        """What is registered by itself."""
+        self.is_draining: Callable[[], bool] = lambda: False
+        self._attempts = Attempts(RETRY_S)
+        self._parameters = parameters = read_parameters(TaskParameters, "tasks", ledger.runtime.genesis)
+        self._executor = executor = Executor(
+            ExecutorOptions(
+                process=ProcessOptions(engine=options.executor.engine),
+                jobs_max=options.executor.jobs_max,
+                verifications_max=options.executor.verifications_max,
+            ),
+            home.jobs,
+            on_end=self._note_end,
+        )
+        self.job_ends = 0
+        """Processes of jobs and checks that ended without being told to, since the start."""
+        blobs, secret = network.blobs, digest(b"duty-secret", secret)
+        assert blobs is not None
+        self._promises = promises = Promises(data_dir / "promises", blobs, wallet.address)
+        self._inputs = inputs = Inputs(network, wallet.address)
+        self._worker = self.worker_type(
+            ledger, wallet, inputs, executor, promises, blobs, parameters, data_dir=data_dir, secret=secret
+        )
+        self._checker = Checker(ledger, wallet, inputs, executor, promises, parameters, secret=secret)
+
+    def search_with(self, search: BlobSearch) -> None:
+        """Ask everybody for a data set that no peer has."""
+        self._inputs.search = search
+
+    @property
+    def address(self) -> bytes:
+        """The node's account."""
+        return self._wallet.address
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return the jobs that run now, for people."""
+        return [
+            {
+                "task": task.hex(),
+                "step": s.step,
+                "total_steps": s.total_steps,
+                "starts": s.starts,
+                "device": s.device,
+                "ends": s.ends,
+                "last_end": s.last_end,
+            }
+            for task, s in self._executor.status.items()
+        ]
+
+    def troubles(self) -> list[dict[str, Any]]:
+        """Return the duties that are tried again and again, each with why it was not done, for people."""
+        return [
+            {
+                "duty": str(key[0] if isinstance(key, tuple) else key),
+                "task": key[1].hex() if isinstance(key, tuple) else None,
+                "code": code,
+                "error": text,
+            }
+            for key, (code, text) in self._attempts.troubles.items()
+        ]
+
+    def under_way(self) -> tuple[int, int, int]:
+        """Return tasks of which something may still be asked, verdicts that are owed, and duties that run now."""
+        state = self._ledger.store
+        tasks, checks = by_duty_key(self.address), by_verifier_key(self.address)
+        owed = len(state.scan(checks, checks + b"\xff" * (HASH_BYTES + 5), COUNT_MAX))
+        return len(state.scan(tasks, tasks + b"\xff" * (HASH_BYTES + 1), COUNT_MAX)), owed, self._attempts.running
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether the registry offers this machine to tasks."""
+        return self._status() is NodeStatus.ACTIVE
+
+    def _status(self) -> NodeStatus | None:
+        node = load_node(self._ledger.store, self.address)
+        return None if node is None else node.status
+
+    async def leave(self) -> None:
+        """Have the chain know that this machine goes off, before its node ends in order: a short while is enough.
+
+        Nothing is offered to it then, and it is drawn for no check; what is asked of it already stays its duty.
+        Where no block or no peer comes (the whole network ends), it is not waited for.
+        """
+        self._is_leaving = True
+        if not self._is_synced() or not self.is_offered:
+            return
+        with trio.move_on_after(LEAVE_S) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._end_when_alone, nursery.cancel_scope)
+                try:
+                    await self._suspend()
+                except DAMAGE:
+                    raise
+                except (DekubeError, OSError) as error:
+                    _log.warning("the chain is not told that this machine goes off", error=str(error))
+                nursery.cancel_scope.cancel()
+        if scope.cancelled_caught or self.is_offered:
+            _log.warning("ends before the chain knows that this machine goes off: it may be offered work")
+
+    async def _end_when_alone(self, scope: trio.CancelScope) -> None:
+        """Cancel ``scope`` when no block comes for LEAVE_QUIET_S, or nobody is connected who was."""
+        had_peers = bool(self._network.peers())
+        height, heard_at = self._ledger.head().height, trio.current_time()
+        while trio.current_time() < heard_at + LEAVE_QUIET_S and (self._network.peers() or not had_peers):
+            await trio.sleep(LEAVE_LOOK_S)
+            if (now := self._ledger.head().height) != height:
+                height, heard_at = now, trio.current_time()
+        scope.cancel()
+
+    async def run(self) -> None:
+        """Do what is asked until cancelled."""
+        if ended := await self._executor.end_leftovers():
+            _log.warning("jobs of an earlier life of the node were still running and are killed", processes=ended)
+        if not {"compute", "verify"} & set(self._options.roles):
+            return
+        self._worker.known = {entry.task for entry in await self._executor.unfinished()}
+        if self._options.registry.auto_register:
+            self._speed = await trio.to_thread.run_sync(known_score, self._score)
+            self._profile = await trio.to_thread.run_sync(
+                describe_machine, self.address, self._options, self._speed.milli
+            )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._measure_again)
+            height = -1
+            while True:
+                height = (await self._ledger.wait_head(height)).height
+                if not self._is_synced():
+                    continue
+                self._attempts.look(trio.current_time())
+                if self._is_leaving:
+                    pass
+                elif self.is_draining():
+                    if self.is_offered:
+                        self._start(nursery, "register", self._suspend)
+                elif self._status() is NodeStatus.SUSPENDED:
+                    self._start(nursery, "register", self._return_to_market)
+                elif self._profile is not None:
+                    self._start(nursery, "register", self._register, self._profile)
+                self._look(nursery)
+
+    # Finding work
+
+    def _look(self, nursery: trio.Nursery) -> None:
+        state, checker = self._ledger.store, self._checker
+        for duty in work_duties(state, self.address, self._parameters):
+            if duty.action is Action.OPEN:
+                self._start(nursery, ("open", duty.task, duty.window), self._worker.open, duty)
+            else:
+                self._start(nursery, ("work", duty.task), self._worker.work, duty.task)
+        for check in verification_duties(state, self.address):
+            key = (check.action, check.task, check.window, check.is_jury)
+            self._start(nursery, key, checker.seal if check.action is Action.SEAL else checker.reveal, check)
+        for task in list(self._worker.known):
+            self._start_forgetting(nursery, task)
+        self._promises.tidy(state)
+        self._attempts.looked()
+
+    def _start(self, nursery: trio.Nursery, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+        if self._attempts.begin(key, trio.current_time()):
+            nursery.start_soon(self._guarded, key, function, *arguments)
+
+    async def _guarded(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+        """Do a duty; what fails for a reason outside this node is tried again, for the duty stays on chain."""
+        try:
+            await function(*arguments)
+        except DAMAGE:
+            raise
+        except Abandoned:
+            _log.info("the chain moved on", duty=str(key))
+            self._attempts.went_well(key)
+        except (TransactionFailed, InvalidTransaction, TransactionLost) as error:
+            if error.code in MOVED_ON:
+                _log.info("a transaction of a duty was refused", duty=str(key), code=error.code)
+                self._attempts.went_well(key)
+            else:
+                self._note(key, "a transaction of a duty was refused", error.code, str(error))
+            self._attempts.rest(key, trio.current_time())
+        except JobGivenUp as error:
+            self._note(key, "a duty is given up", error.code, str(error))
+            self._attempts.give_up(key)
+        except (DekubeError, OSError) as error:  # OSError: a full disk, or a file that is gone
+            code = error.code if isinstance(error, DekubeError) else "io_error"
+            self._note(key, "a duty failed and is tried again", code, str(error))
+            self._attempts.rest(key, trio.current_time())
+        else:
+            self._attempts.went_well(key)
+        finally:
+            self._attempts.ended(key)
+
+    def _note_end(self, end: JobEnd) -> None:
+        self.job_ends += 1
+        _log.warning(
+            "the process of a check ended by itself" if end.is_check else "the process of a job ended by itself",
+            task=end.task, code=end.code, error=end.text, times=end.times, of_at_most=ENDS_MAX,
+            given_up=end.is_last,
+        )  # fmt: skip
+
+    def _note(self, key: Hashable, event: str, code: str, text: str) -> None:
+        """Log why a duty was not done, unless it was so the last time."""
+        if self._attempts.failed(key, Trouble(code, text)):
+            _log.warning(event, duty=str(key), code=code, error=text)
+
+    # The registry
+
+    async def _register(self, profile: NodeProfile) -> None:
+        node = load_node(self._ledger.store, self.address)
+        bond = max(self._options.registry.stake, self._parameters.node_bond_min)
+        if node is None:
+            await self._wallet.send(REGISTER_NODE, node_payload(profile, bond))
+            _log.info("registered", bond=format_amount(bond), score=profile.score)
+            return
+        if node.status is NodeStatus.RETIRING:
+            return  # its owner wants out: renewing the entry would take that back
+        if not self._is_news(node.profile.score):
+            profile = profile._replace(score=node.profile.score)
+        same = node.profile == profile
+        seen_ms = self._ledger.head().time_ms - node.seen_ms
+        # Below the least bond nothing is offered: one fine, or a share in a jury's fees, would end its business.
+        lacks = bond - node.bond if node.bond < self._parameters.node_bond_min else 0
+        # What is owed to tasks has to be said in time, or it costs another fine: that much stays.
+        spare = balance_of(self._ledger.store, self.address) - self._wallet.cost_of(UPDATE_NODE, *OWED)
+        more = lacks if spare > lacks else 0
+        if more or not same or seen_ms > self._parameters.registration_valid_ms // 2:
+            await self._wallet.send(UPDATE_NODE, node_payload(profile, more))
+            _log.info("registration renewed", more_bond=format_amount(more))
+
+    async def _suspend(self) -> None:
+        """Have no more work assigned to this machine, without taking back its bond."""
+        await self._wallet.send(SUSPEND_NODE, [])
+        _log.info("suspended: this machine is offered nothing until it is back")
+
+    def _is_news(self, known: int) -> bool:
+        """Whether the measured speed is to take the place of the registered one.
+
+        No two measurements agree to the last digit, and one that was disturbed is too low, never too high.
+        """
+        measured = self._speed
+        if abs(measured.milli - known) * 100 <= SPEED_SPREAD_PERCENT * max(measured.milli, known):
+            return False
+        return measured.milli > 0 and (measured.is_steady or measured.milli > known)
+
+    async def _measure_again(self) -> None:
+        """Measure the machine's speed again, when it has nothing to do, until it was not disturbed."""
+        while self._profile is not None and not self._speed.is_steady:
+            await trio.sleep(MEASURE_AGAIN_S)
+            if self._attempts.running or self._is_leaving:
+                continue
+            found = await trio.to_thread.run_sync(renewed_score, self._score)
+            if found.is_steady or found.milli > self._speed.milli:
+                self._speed, self._profile = found, self._profile._replace(score=found.milli)
+                _log.info("the machine's speed is measured again", score=found.milli, steady=found.is_steady)
+
+    async def _return_to_market(self) -> None:
+        node = load_node(self._ledger.store, self.address)
+        if node is not None and node.status is NodeStatus.SUSPENDED:
+            profile = self._profile or node.profile
+            if not self._is_news(node.profile.score):
+                profile = profile._replace(score=node.profile.score)
+            await self._wallet.send(UPDATE_NODE, node_payload(profile, 0))
+            _log.info("back on the market")
+
+    # What outlives a restart
+
+    def _start_forgetting(self, nursery: trio.Nursery, task: bytes) -> None:
+        state = self._ledger.store
+        try:
+            over = load_task(state, task).phase in ENDED or state.get(by_duty_key(self.address, task)) is None
+        except TaskUnknown:
+            over = True  # of a state that never became final
+        if over and not self._attempts.is_running(("work", task)):
+            self._start(nursery, ("forget", task), self._forget, task)
+
+    async def _forget(self, task: bytes) -> None:
+        """Drop the journal of a task that asks nothing of this node any more: it has ended, or is another's.
+
+        Its blobs become ordinary, prunable ones (Promises.tidy).
+        """
+        await self._executor.forget(task)
+        self._worker.known.discard(task)
+        _log.info("task over", task=task)

@@ -1,0 +1,194 @@
+"""What a task needs on this machine: its data set and the states of its windows, from whoever has them.
+
+Who gives a blob does not matter: its name is its hash, and a state is checked against the root on chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import Final, NamedTuple
+
+import trio
+
+from node.market.blob_search import BlobSearch
+from p2p.service import Network
+from state.primitives.errors import DekubeError
+from tasks.engines.datasets import DATASET_BYTES_MAX, Dataset
+from tasks.engines.state import TrainingState
+from tasks.ledger.records import WindowRecord
+from tasks.spec import JobSpec
+
+__all__ = ["InputUnavailable", "Inputs", "Supply"]
+
+FETCH_QUIET_S: Final = 60.0
+"""A fetch that brings nothing for so long is begun again."""
+FETCH_TRIES_MAX: Final = 3
+"""Fetches in a row that bring nothing; what comes, however slowly, is waited for as long as there is time."""
+FETCH_PAUSE_S: Final = 5 / 3
+"""Between two of them."""
+QUIET_S: Final = 15.0
+"""Peers that bring nothing of a data set for so long do not keep it from being looked for elsewhere."""
+DATASETS_HELD_MAX: Final = 2
+"""Data sets kept decoded in memory."""
+
+
+class InputUnavailable(DekubeError):
+    """A blob that a duty needs could not be fetched from anybody, or is not what its root says."""
+
+    code = "input_unavailable"
+
+
+class Supply(NamedTuple):
+    """Whom to ask for blobs, and the moment (of trio's clock) after which none is waited for."""
+
+    sources: Sequence[bytes]
+    until: float = inf
+
+
+class _Patience:
+    """A scope that ends when nothing is noted for ``quiet_s``."""
+
+    def __init__(self, quiet_s: float) -> None:
+        self._quiet_s = quiet_s
+        self.scope = trio.CancelScope()
+        self.note()
+
+    def note(self, *_progress: int) -> None:
+        """Note that something came."""
+        self.scope.deadline = trio.current_time() + self._quiet_s
+
+
+class Inputs:
+    """Brings blobs to this machine and reads them."""
+
+    def __init__(self, network: Network, own: bytes) -> None:
+        assert network.blobs is not None
+        self._network = network
+        self._blobs = network.blobs
+        self._own = own
+        self.search: BlobSearch | None = None
+        """Asks everybody for a data set that no peer has."""
+        self._datasets: dict[bytes, tuple[bytes, bytes]] = {}
+        self._reading_dataset = trio.Lock()
+
+    def peers(self, *first: bytes) -> list[bytes]:
+        """Return whom to ask for a blob: those who should have it, then whoever is connected."""
+        connected = [peer.address for peer in self._network.peers()]
+        return [address for address in dict.fromkeys([*first, *connected]) if address != self._own]
+
+    def holders(self, window: WindowRecord) -> list[bytes]:
+        """Return whom to ask for a window's blobs: who made them, those who fetched them to check it, the rest."""
+        return self.peers(window.worker, *(seat.address for seat in (*window.verifiers, *window.jurors)))
+
+    async def dataset(self, spec: JobSpec, supply: Supply, task: bytes) -> bytes:
+        """Return the encoded data set of a job, checked against its root. Raises InputUnavailable."""
+        await self.obtain(spec.dataset.blob, supply, DATASET_BYTES_MAX, task)
+        async with self._reading_dataset:  # one at a time: each takes several times its size for a while
+            known = self._datasets.get(spec.dataset.blob)
+            if known is not None and known[0] == spec.dataset.root:
+                return known[1]
+            data = await self.fetch(spec.dataset.blob, supply, DATASET_BYTES_MAX, task)
+            try:
+                root = await trio.to_thread.run_sync(_dataset_root, data)
+            except DekubeError as error:
+                raise InputUnavailable(f"data set: {error}") from None
+            if root != spec.dataset.root:
+                raise InputUnavailable("the data set is not the one of its root")
+            while len(self._datasets) >= DATASETS_HELD_MAX:
+                self._datasets.pop(next(iter(self._datasets)))
+            self._datasets[spec.dataset.blob] = (root, data)
+            return data
+
+    async def fetch_state(self, window: WindowRecord, supply: Supply, spec: JobSpec) -> bytes:
+        """Return the state after a window, if it is the one that its worker proved. Raises InputUnavailable."""
+        state = await self.fetch(window.proof.output_blob, supply, spec.plan().state_limit_bytes)
+        await trio.to_thread.run_sync(_check_state, state, spec, window.proof.step_to, window.proof.state_root_out)
+        return state
+
+    async def fetch(self, name: bytes, supply: Supply, limit_bytes: int, dataset_of: bytes = b"") -> bytes:
+        """Return the content of a blob, from here or from peers. Raises InputUnavailable."""
+        await self.obtain(name, supply, limit_bytes, dataset_of)
+        try:
+            return await self._read(name)
+        except InputUnavailable:  # a piece turned out damaged on the disk: others have it
+            await self.obtain(name, supply, limit_bytes, dataset_of)
+            return await self._read(name)
+
+    async def _read(self, name: bytes) -> bytes:
+        try:
+            return await trio.to_thread.run_sync(self._blobs.read, name)
+        except DekubeError as error:  # evicted meanwhile, or damaged
+            raise InputUnavailable(f"blob {name.hex()}: {error}") from None
+
+    async def obtain(self, name: bytes, supply: Supply, limit_bytes: int, dataset_of: bytes = b"") -> None:
+        """Have a blob on this machine's disk. Raises InputUnavailable.
+
+        Where no peer has the data set of the task ``dataset_of``, everybody is asked who does. The name is a
+        stranger's: without ``limit_bytes`` it could be that of more than this machine holds.
+        """
+        blobs, tries = self._blobs, 0
+        error = InputUnavailable("not here in the time there is")
+        with trio.move_on_at(supply.until):
+            while not blobs.is_complete(name) and tries < FETCH_TRIES_MAX:
+                if tries:
+                    await trio.sleep(FETCH_PAUSE_S)
+                here = self._pieces_here(name)
+                try:
+                    patience = _Patience(FETCH_QUIET_S)
+                    with patience.scope:
+                        await self._bring(name, supply, limit_bytes, dataset_of, patience)
+                    if patience.scope.cancelled_caught:
+                        error = InputUnavailable(f"nothing came for {FETCH_QUIET_S} s")
+                except DekubeError as failure:
+                    error = InputUnavailable(str(failure))
+                tries = 1 if self._pieces_here(name) > here else tries + 1
+        if not blobs.is_complete(name):
+            raise InputUnavailable(f"blob {name.hex()}: {error}")
+        manifest = blobs.manifest(name)
+        if manifest is not None and manifest.size_bytes > limit_bytes:
+            raise InputUnavailable(f"blob {name.hex()}: {manifest.size_bytes} bytes, limit {limit_bytes}")
+
+    def _pieces_here(self, name: bytes) -> int:
+        manifest = self._blobs.manifest(name)
+        if manifest is None:
+            return 0
+        try:
+            return len(manifest.hashes) - len(self._blobs.missing(name))
+        except DekubeError:  # evicted meanwhile
+            return 0
+
+    async def _bring(
+        self, name: bytes, supply: Supply, limit_bytes: int, dataset_of: bytes, patience: _Patience
+    ) -> None:
+        fetch = partial(self._network.fetch_blob, name, supply.sources, limit_bytes=limit_bytes)
+        if not dataset_of or self.search is None:
+            await fetch(progress=patience.note)
+            return
+        direct = _Patience(QUIET_S)
+
+        def note(_done: int, _every: int) -> None:
+            direct.note()
+            patience.note()
+
+        with direct.scope, suppress(DekubeError):
+            await fetch(progress=note)
+            return
+        await self.search.fetch(dataset_of, name, limit_bytes)
+
+
+def _dataset_root(data: bytes) -> bytes:
+    return Dataset.decode(data).root()
+
+
+def _check_state(data: bytes, spec: JobSpec, step: int, root: bytes) -> None:
+    """Check that a state which another worker published is the one the chain knows. Raises InputUnavailable."""
+    plan = spec.plan()
+    try:
+        state = TrainingState.decode(data, plan)
+    except DekubeError as error:
+        raise InputUnavailable(f"state: {error}") from None
+    if (state.step, state.root(plan)) != (step, root):
+        raise InputUnavailable("the state is not the one on chain")

@@ -1,0 +1,261 @@
+"""What this machine has and how fast it is, for its entry in the registry.
+
+``python -m node.market.machine`` prints the score: it runs in a process of its own, so that nothing else of the
+node runs between its steps and the engine leaves no memory behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from node.home.config import NodeOptions, parse_operator
+from node.home.create import write_whole
+from tasks.ledger.registry import Gpu, NodeProfile, NodeRole
+
+__all__ = ["Score", "available_memory_bytes", "describe_machine", "known_score", "measure_score", "renewed_score"]
+
+SCORE_CPU_S: Final = 1.0
+"""Processor time that a measurement takes, in batches of a few steps, ..."""
+SCORE_WALL_S: Final = 20.0
+"""... and how long it goes on at most on a machine that has no time for it."""
+SCORE_STEPS: Final = 5
+SCORE_DECILE: Final = 9
+"""The batch that counts: of ten, the one that only the fastest exceeds. What disturbs makes batches slower, never
+faster."""
+OTHERS_SHARE_MAX: Final = 0.2
+"""Of all cores, what other processes may use meanwhile: they share caches, memory and the halves of cores."""
+STOLEN_SHARE_MAX: Final = 0.02
+"""Of all cores, what the machine that this one runs on may take away."""
+SCORE_MILLI: Final = 1000
+SCORE_AGE_MS_MAX: Final = 7 * 24 * 60 * 60 * 1000
+"""A score that was measured longer ago is measured again: machines throttle, and neighbours come and go."""
+SCORE_LIMIT_BYTES: Final = 4096
+SCORE_MAX: Final = 2**48
+PROBE_TIMEOUT_S: Final = 60
+CGROUPS: Final = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Where a container's memory is told, in the second and the first version of control groups: its limit, what is
+used, and what of that is files that give way."""
+REFERENCE_WIDTHS: Final = (64, 256, 128, 10)
+ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""As jobs run: processor time of several threads would count each of them."""
+
+
+class Score(NamedTuple):
+    """Steps of the reference job a second of processor time, times 1000, 0 if unknown.
+
+    ``is_steady``: the machine had little else to do, so that the next measurement will find the same.
+    """
+
+    milli: int
+    is_steady: bool
+
+
+def describe_machine(address: bytes, options: NodeOptions, score: int) -> NodeProfile:
+    """Return the profile of this machine; blocks for a moment where it asks the driver for its cards."""
+    roles = NodeRole(0)
+    if "compute" in options.roles:
+        roles |= NodeRole.COMPUTE
+    if "verify" in options.roles:
+        roles |= NodeRole.VERIFY
+    operator, consent = parse_operator(options.registry) or (address, b"")
+    return NodeProfile(
+        operator=operator,
+        roles=roles,
+        gpus=_gpus() if "compute" in options.roles else (),
+        cores=len(os.sched_getaffinity(0)),
+        memory_mib=_memory_mib(),
+        pcie_lanes=0,
+        price_per_gpu_s=options.registry.price_per_gpu_s,
+        score=score,
+        slots=options.executor.jobs_max,
+        notice_ms=0,
+        endpoints=options.p2p.advertise,
+        version=version("dekube-node"),
+        consent=consent,
+    )
+
+
+def measure_score() -> Score:
+    """Measure the speed of this machine in a process of its own; takes some two seconds."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "node.market.machine"], capture_output=True, timeout=PROBE_TIMEOUT_S,
+            check=True, env={**os.environ, **ONE_THREAD},
+        )  # fmt: skip
+        milli, is_steady = done.stdout.split()
+        return Score(int(milli), int(is_steady) == 1)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return Score(0, False)
+
+
+def known_score(path: Path) -> Score:
+    """Return the score that ``path`` keeps of this very machine and its programs, else measure it and keep it."""
+    kept = _kept_score(path, _fingerprint(), _now_ms())
+    return renewed_score(path) if kept is None else Score(kept, True)
+
+
+def renewed_score(path: Path) -> Score:
+    """Measure the score and keep it in ``path``, but for one that was disturbed: it is measured again later."""
+    score = measure_score()
+    if score.milli and score.is_steady:
+        text = json.dumps({"score": score.milli, "measured_ms": _now_ms(), "machine": _fingerprint()}, indent=1)
+        with suppress(OSError):  # no place for it: measured again the next time
+            write_whole(path, text + "\n")
+    return score
+
+
+def _kept_score(path: Path, machine: str, now_ms: int) -> int | None:
+    """Return the score in ``path``; None when there is none, it is old, or of another machine or version."""
+    try:
+        if path.stat().st_size > SCORE_LIMIT_BYTES:
+            return None
+        document = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    match document:
+        case {"score": int(score), "measured_ms": int(measured_ms), "machine": str(of)} if (
+            0 < score < SCORE_MAX and of == machine and 0 <= now_ms - measured_ms <= SCORE_AGE_MS_MAX
+        ):
+            return score
+        case _:
+            return None
+
+
+def _fingerprint() -> str:
+    """Return what the score depends on: processor, cores that may be used, and versions."""
+    cores = len(os.sched_getaffinity(0))
+    programs = " ".join(f"{name} {version(name)}" for name in ("dekube-node", "numpy"))
+    return f"{_processor()}, {cores} cores, python {platform.python_version()}, {programs}"
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True,
+        )  # fmt: skip
+        rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if "," in line]
+        return tuple(Gpu(name.strip(), int(memory)) for name, memory in rows)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ()
+
+
+def available_memory_bytes() -> int:
+    """Return how much memory programs could still take here, at most what a container around them has left."""
+    available = _memory_kib("MemAvailable") << 10
+    for directory, limit, usage, files in CGROUPS:
+        with suppress(OSError, ValueError):  # another version, or no limit ("max")
+            left = int((directory / limit).read_text())
+            with suppress(OSError, ValueError):
+                left -= max(0, int((directory / usage).read_text()) - _statistic(directory / "memory.stat", files))
+            available = min(available, max(0, left))
+    return available
+
+
+def _statistic(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        found, _, value = line.partition(" ")
+        if found == name:
+            return int(value)
+    return 0
+
+
+def _memory_mib() -> int:
+    return _memory_kib("MemTotal") // 1024
+
+
+def _memory_kib(name: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    return 0
+
+
+class _Processors(NamedTuple):
+    """Seconds of all cores since the start of the machine: in use, and stolen by the machine below."""
+
+    used_s: float
+    stolen_s: float
+
+    @classmethod
+    def read(cls) -> _Processors:
+        """Read /proc/stat. Raises OSError, ValueError."""
+        with open("/proc/stat", encoding="ascii") as file:
+            user, nice, system, _idle, _wait, irq, softirq, stolen = map(int, file.readline().split()[1:9])
+        ticks = os.sysconf("SC_CLK_TCK")
+        return cls((user + nice + system + irq + softirq) / ticks, stolen / ticks)
+
+
+def _is_steady(before: _Processors, after: _Processors, own_s: float, passed_s: float) -> bool:
+    """Tell whether the machine had little to do in ``passed_s`` beside the ``own_s`` of this process."""
+    cores = os.cpu_count() or 1
+    others_s = after.used_s - before.used_s - own_s
+    stolen_s = after.stolen_s - before.stolen_s
+    return others_s <= OTHERS_SHARE_MAX * cores * passed_s and stolen_s <= STOLEN_SHARE_MAX * cores * passed_s
+
+
+def _rate(batches_ns: Sequence[int]) -> int:
+    """Return steps a second, times 1000, of the batch that counts."""
+    if not batches_ns:
+        return 0
+    counts = sorted(batches_ns, reverse=True)[(len(batches_ns) - 1) * SCORE_DECILE // 10]
+    return SCORE_MILLI * SCORE_STEPS * 1_000_000_000 // max(1, counts)
+
+
+def _score() -> Score:
+    from tasks.engines.arrays import NumpyArrays
+    from tasks.engines.datasets import Dataset
+    from tasks.engines.plan import TrainingPlan
+    from tasks.engines.training import Trainer, initial_state
+
+    rows, columns = 256, REFERENCE_WIDTHS[0]
+    features = bytes((7 * i) % 17 for i in range(rows * columns))
+    labels = bytes(i % REFERENCE_WIDTHS[-1] for i in range(rows))
+    dataset = Dataset("score", rows, columns, REFERENCE_WIDTHS[-1], 4, rows, features, labels)
+    plan = TrainingPlan(
+        widths=REFERENCE_WIDTHS, activation="relu", batch=64, seed=bytes(32), learning_rate_nano=1_000_000,
+        beta1_nano=900_000_000, beta2_nano=999_000_000, epsilon_nano=10, weight_decay_nano=0,
+    )  # fmt: skip
+    trainer = Trainer(plan, dataset, NumpyArrays(), initial_state(plan))
+    trainer.run_segment(SCORE_STEPS)
+    batches: list[int] = []
+    before, began, used_ns = _Processors.read(), time.perf_counter(), time.process_time_ns()
+    while sum(batches) < SCORE_CPU_S * 1e9 and time.perf_counter() - began < SCORE_WALL_S:
+        started_ns = time.process_time_ns()
+        trainer.run_segment(SCORE_STEPS)
+        batches.append(time.process_time_ns() - started_ns)
+    own_s = (time.process_time_ns() - used_ns) / 1e9
+    return Score(_rate(batches), _is_steady(before, _Processors.read(), own_s, time.perf_counter() - began))
+
+
+if __name__ == "__main__":
+    found = _score()
+    print(found.milli, int(found.is_steady))

@@ -1,0 +1,190 @@
+"""Posting a task from this machine: the job with its data set in a node's blob store, and its life in words."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rpc.client import Client, TaskUpdate
+from rpc.client.blobs import Progress, blob_of_file
+from rpc.client.results import Task
+from state.primitives.address import format_address
+from state.primitives.errors import DekubeError
+from state.primitives.keys import SecretKey
+from tasks import spec as specs
+from tasks.engines.datasets import Dataset, make_dataset
+from tasks.ledger.screening import DatasetFacts
+
+__all__ = [
+    "DIGITS_BLOB",
+    "DIGITS_FACTS",
+    "NEXT",
+    "Job",
+    "follow",
+    "make_digits_job",
+    "next_of",
+    "put_digits_of",
+    "say_update",
+    "task_transactions",
+]
+
+
+DIGITS_BLOB: Final = bytes.fromhex("ac8af8cd1abda2e423f2ef654d6a78db02dee309b6bebc7e49f47a7aec755a0d")
+"""The content address of the digits data set: it is made only for a job that trains on it."""
+DIGITS_FACTS: Final = DatasetFacts(
+    116832, 64, 10, 1437,
+    bytes.fromhex("f8cb84299bd6aba273e83e4a872f2f673480ce6412539fbffa46f9f7b862a9ea"), "",
+)  # fmt: skip
+"""What it is as a data set."""
+
+
+class Job(NamedTuple):
+    """A job specification and the content address of its data set."""
+
+    spec: specs.JobSpec
+    dataset_blob: bytes
+
+
+def make_digits_job(
+    client: Client, *, control: Path | None, key: SecretKey | None, seed: bytes, max_price_per_gpu_s: int,
+    gpu_ms_per_step_max: int, progress: Progress | None = None, **sizes: Any,
+) -> Job:  # fmt: skip
+    """Put the digits data set where workers find it and return the job that trains a classifier on it.
+
+    That is the blob store of the node at ``control``, or of a gateway's node, signed for by ``key``; with neither
+    it goes nowhere, for a job that is only priced. ``sizes`` are those of ``tasks.recipes.digits_spec``.
+
+    Raises UnsupportedJob for what the engine cannot train, ConfigError without the extra ``datasets``,
+    ControlUnavailable when the node does not run, ClientError when no gateway takes it.
+    """
+    from tasks.recipes import digits_spec  # with NumPy, which what only asks a gateway does without
+
+    dataset, blob = _put_digits(client, control, key, progress)
+    price = specs.Price(max_price_per_gpu_s=max_price_per_gpu_s, gpu_ms_per_step_max=gpu_ms_per_step_max)
+    return Job(digits_spec(dataset, dataset_blob=blob, seed=seed, price=price, **sizes), blob)
+
+
+def put_digits_of(
+    client: Client, raw: bytes, *, control: Path | None, key: SecretKey, progress: Progress | None = None
+) -> None:
+    """Put the digits data set where workers find it, if the job of the canonical bytes ``raw`` trains on it.
+
+    A job that was only priced, and kept in a file, names it too. Errors are as of ``make_digits_job``.
+    """
+    if specs.decode_spec(raw).dataset.blob == DIGITS_BLOB:
+        _put_digits(client, control, key, progress)
+
+
+def _put_digits(
+    client: Client, control: Path | None, key: SecretKey | None, progress: Progress | None
+) -> tuple[Dataset, bytes]:
+    dataset = make_dataset("digits")
+    # Beside the control socket: the node, which may be in another container, opens the file by its path.
+    place = None if control is None else control.parent
+    with tempfile.NamedTemporaryFile(dir=place, suffix=".dataset") as file:
+        file.write(dataset.encode())
+        file.flush()
+        path = Path(file.name)
+        if control is None and key is None:
+            return dataset, blob_of_file(path).blob_id
+        return dataset, client.upload(path, control=control, key=key, progress=progress)
+
+
+def follow(client: Client, task: bytes, say: Callable[[str], None], *, timeout_s: float = 3600.0) -> str:
+    """Say each change of a task and of its windows as it becomes final; return the phase in which it ended.
+
+    Raises TaskEnded when it has not within ``timeout_s``.
+    """
+    phase = ""
+    for update in client.follow(task, timeout_s=timeout_s):
+        say_update(update, say, next_of_update(client, update))
+        phase = update.task.phase
+    return phase
+
+
+NEXT: Final = {
+    "matching": "the task waits for a machine (dekube worker list shows who there is)",
+    "degraded": "its worker is gone: another one is looked for, and goes on after the last final window",
+    "paused": "nobody works on it: `dekube task resume` looks for another machine (never one that has lost or "
+    "left this task), `dekube task cancel` ends it and pays what is proved; it fails by itself when the pause is "
+    "over",
+}
+"""What follows on phases in which a task waits for somebody."""
+
+
+REPORTED: Final = {
+    "job_diverged": "the machine reported that the job diverges: its numbers leave their range, as with too "
+    "large a learning rate. Another one is asked; a second such report ends the task and unlocks its coins",
+    "job_unfit": "the machine reported that the job does not fit itself: its data set, its start, or the time "
+    "that it allows. Another one is asked; `dekube task cancel` unlocks the coins",
+    "input_unavailable": "the machine could not have the data set from anybody. Another one is asked; "
+    "`dekube blob put` puts a data set there, `dekube task cancel` unlocks the coins",
+    "worker_declined": "the machine has no room or no coins for the task. Another one is asked",
+    "accept_timeout": "the machine did not answer. Another one is asked",
+}
+"""What a machine said as it left a task that it had not finished."""
+SEARCHING: Final = ("matching", "degraded")
+
+
+def next_of(client: Client, task: Task, phase: str, reason: str) -> list[str]:
+    """Return what follows on a phase in which a task waits for somebody: a line each, none where it does not."""
+    lines = [REPORTED[reason]] if phase in SEARCHING and reason in REPORTED else []
+    if phase in NEXT:
+        lines.append(NEXT[phase])
+    if phase in SEARCHING and task.phase in SEARCHING:
+        with suppress(DekubeError, KeyError, TypeError, ValueError):  # the gateway does not say
+            raw = bytes.fromhex(str(task.document["spec"]["raw"]).removeprefix("0x"))
+            found = client.quote_task(raw, task=task.id)
+            lines += [item.text for item in (*found.objections, *found.notices)]
+    return lines
+
+
+def next_of_update(client: Client, update: TaskUpdate) -> list[str]:
+    """Return what follows for the requester on the last change of an update; nothing where nothing does."""
+    if not update.changes:
+        return []
+    last = update.changes[-1]
+    return next_of(client, update.task, last.after, last.reason)
+
+
+def say_update(update: TaskUpdate, say: Callable[[str], None], what_follows: Sequence[str]) -> None:
+    """Say what is new of a task, a line each; ``what_follows`` is said after its changes."""
+    for change in update.changes:
+        actor = f" by {format_address(change.actor)}" if change.actor and any(change.actor) else ""
+        say(f"  height {change.height:>5}  {change.after.upper():<10} {change.reason}{actor}")
+    for line in what_follows:
+        say(f"                  {line}")
+    for window in update.windows:
+        say(f"                  window {window.number} {window.phase}{_detail(window.document)}")
+
+
+def _detail(window: Any) -> str:
+    match window["phase"]:
+        case "proved":
+            proof = window["proof"]
+            steps = f"steps {proof['step_from']}-{proof['step_to']}"
+            return f": {steps}, {proof['meter']['gpu_ms']} ms, segments {proof['segment_root'][:18]}..."
+        case "sealing" | "jury_sealing":
+            who = window["jurors"] if window["phase"] == "jury_sealing" else window["verifiers"]
+            does = "1 verifier re-runs" if len(who) == 1 else f"{len(who)} verifiers re-run"
+            return f": {does} segment{'s' * (len(window['sampled']) != 1)} {window['sampled']}"
+        case _:
+            return ""
+
+
+def task_transactions(client: Client, task: bytes) -> list[dict[str, Any]]:
+    """Return every transaction that names the task, in the order of the chain."""
+    record = client.task(task)
+    if record is None:
+        return []
+    found: list[dict[str, Any]] = []
+    for height in range(record.created_height, min(record.changed_height, client.head().at.height) + 1):
+        block = client.call("dekube_getBlock", block=height, transactions=True)["block"]
+        for transaction in block["transactions"]:
+            creates = height == record.created_height and transaction["from"] == format_address(record.requester)
+            if task.hex() in transaction["raw"] or (creates and transaction["kind_name"] == "create_task"):
+                found.append({**transaction, "height": height})
+    return found

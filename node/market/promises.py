@@ -1,0 +1,243 @@
+"""What a worker or verifier must still know after a restart: the windows it published, the verdicts it sealed.
+
+A file each, written before the chain hears of it, gone when the chain needs nothing of it any more. The blobs of a
+published window are pinned as long as somebody may ask for them, the data set of a task as long as it is this
+worker's or windows of it are open. Blocking; the files are small.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from p2p.blob.store import BlobStore
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
+from state.view import Reader
+from tasks.errors import TaskUnknown, WindowUnknown
+from tasks.ledger.lifecycle import ENDED, WindowPhase
+from tasks.ledger.records import (
+    TaskRecord,
+    WindowRecord,
+    by_duty_key,
+    by_verifier_key,
+    load_spec,
+    load_task,
+    load_window,
+)
+from tasks.proofs import Finding, findings_from_value, findings_to_value
+
+__all__ = ["Promises", "Published", "VerdictKey", "decode_published", "needed_blobs", "write_durably"]
+
+PROMISE_LIMIT_BYTES: Final = 256 * 1024
+_NAME: Final = re.compile(r"([0-9a-f]{64})-([0-9]{1,10})-(window|verdict|verdict-jury)")
+
+
+class Published(NamedTuple):
+    """A window that was put into blobs: the probes that open its seals, and the blobs' names."""
+
+    probes: tuple[bytes, ...]
+    states: tuple[bytes, ...]
+    leaves: bytes
+    output: bytes
+
+    @property
+    def blobs(self) -> frozenset[bytes]:
+        """All its blobs."""
+        return frozenset((*self.states, self.leaves, self.output))
+
+
+class VerdictKey(NamedTuple):
+    """A verdict that this node gives: on a window, as a verifier or as a juror."""
+
+    task: bytes
+    window: int
+    is_jury: bool
+
+
+def decode_published(data: bytes) -> Published:
+    """Read the record of a published window. Raises DecodeError."""
+    match decode(data, limit_bytes=PROMISE_LIMIT_BYTES):
+        case [list(probes), list(states), bytes(leaves), bytes(output)] if all(
+            type(item) is bytes and len(item) == HASH_BYTES for item in (*probes, *states, leaves, output)
+        ):
+            return Published(tuple(probes), tuple(states), leaves, output)
+        case _:
+            raise DecodeError("not the record of a published window")
+
+
+def needed_blobs(
+    published: Published, number: int, task: TaskRecord | None, window: WindowRecord | None, worker: bytes
+) -> frozenset[bytes]:
+    """Return which blobs of a window that ``worker`` published somebody may still ask for, by the chain's records.
+
+    ``task`` is None where the chain has none, ``window`` where it has no proof of that number.
+    """
+    nothing: frozenset[bytes] = frozenset()
+    if task is None:
+        return nothing
+    if task.phase in ENDED:  # its requester fetches the result as long as the worker's bond stays
+        is_last = window is not None and number + 1 == task.final_windows
+        is_ours = window is not None and window.proof.leaves_blob == published.leaves
+        return frozenset({published.output}) if task.deadline_ms and is_last and is_ours else nothing
+    if window is None or number >= task.next_window:  # not on chain yet, or to be done again
+        return published.blobs if task.worker == worker else nothing
+    if window.proof.leaves_blob != published.leaves:  # done again by somebody else
+        return nothing
+    if window.phase != WindowPhase.FINAL:
+        return published.blobs
+    # The next worker starts from the last state, and in the end the requester fetches it.
+    return frozenset({published.output}) if number + 1 >= task.final_windows else nothing
+
+
+class Promises:
+    """The files under one directory, and the pins in ``blobs`` of what they name."""
+
+    def __init__(self, root: Path, blobs: BlobStore, worker: bytes) -> None:
+        self._root, self._blobs, self._worker = root, blobs, worker
+        self._published: dict[tuple[bytes, int], Published] = {}
+        self._verdicts: set[VerdictKey] = set()
+        self._datasets: dict[bytes, bytes] = {}
+        """The pinned data sets of tasks."""
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in root.iterdir():
+            self._take_up(path)
+
+    def publish(self, task: bytes, window: int, published: Published) -> None:
+        """Note a window whose blobs are stored: they stay until the chain is through with it."""
+        before = self._published.get((task, window))
+        self._published[task, window] = published  # before its pins: ``tidy`` may look at any moment
+        for name in published.blobs:
+            self._blobs.pin(name)
+        if before is not None:
+            self._unpin(before.blobs)
+        value = encode([list(published.probes), list(published.states), published.leaves, published.output])
+        write_durably(self._window_path(task, window), value)
+
+    def abandon(self, names: Iterable[bytes]) -> None:
+        """Unpin blobs of a window that was not published after all."""
+        self._unpin(names)
+
+    def published(self, task: bytes, window: int) -> Published | None:
+        """Return what is known of a window that this node published."""
+        return self._published.get((task, window))
+
+    def keep_dataset(self, task: bytes, blob: bytes) -> None:
+        """Pin the data set of a task of this worker: after its requester, others may have it from nobody else."""
+        self._datasets[task] = blob
+        self._blobs.pin(blob)
+
+    def blobs_of(self, tasks: Collection[bytes]) -> frozenset[bytes]:
+        """Return what is pinned for these tasks."""
+        windows = (published.blobs for (task, _), published in list(self._published.items()) if task in tasks)
+        datasets = (blob for task, blob in list(self._datasets.items()) if task in tasks)
+        return frozenset(datasets).union(*windows)
+
+    def seal(self, key: VerdictKey, height: int, findings: tuple[Finding, ...]) -> None:
+        """Keep the findings that a seal will hide; ``height`` tells a draw from others of the same window."""
+        write_durably(self._verdict_path(key), encode([height, findings_to_value(findings)]))
+        self._verdicts.add(key)
+
+    def sealed(self, key: VerdictKey, height: int) -> tuple[Finding, ...]:
+        """Return the findings that were sealed in the draw of ``height``. Raises OSError, DecodeError."""
+        match decode(self._verdict_path(key).read_bytes(), limit_bytes=PROMISE_LIMIT_BYTES):
+            case [int(of), list(findings)] if of == height:
+                return findings_from_value(findings)
+            case _:
+                raise DecodeError("not the verdict of this draw")
+
+    def tidy(self, state: Reader) -> None:
+        """Let go of what the chain, whose newest final state is ``state``, needs no more."""
+        for key in [key for key in self._verdicts if not self._is_owed(state, key)]:
+            self._verdict_path(key).unlink(missing_ok=True)
+            self._verdicts.discard(key)
+        windows = list(self._published.items())
+        needed = [
+            needed_blobs(published, number, *_records(state, task, number), self._worker)
+            for (task, number), published in windows
+        ]
+        # The state between two windows belongs to both.
+        kept = frozenset[bytes]().union(*needed)
+        for ((task, number), published), wanted in zip(windows, needed, strict=True):
+            if not wanted:
+                del self._published[task, number]
+                self._window_path(task, number).unlink(missing_ok=True)
+            for name in published.blobs - kept:
+                self._blobs.unpin(name)
+        self._tidy_datasets(state)
+
+    def _tidy_datasets(self, state: Reader) -> None:
+        for task in {task for task, _ in self._published} - self._datasets.keys():
+            if self._has_duty(state, task):  # the window is of an earlier run of the node
+                self.keep_dataset(task, load_spec(state, task).dataset.blob)
+        for task, blob in list(self._datasets.items()):
+            if not self._has_duty(state, task):
+                del self._datasets[task]
+                self._unpin([blob])
+
+    def _has_duty(self, state: Reader, task: bytes) -> bool:
+        return state.get(by_duty_key(self._worker, task)) is not None
+
+    def _is_owed(self, state: Reader, key: VerdictKey) -> bool:
+        return state.get(by_verifier_key(self._worker, key.task, key.window)) is not None
+
+    def _unpin(self, names: Iterable[bytes]) -> None:
+        """Let blobs be evicted that belong to no window which is known, and are the data set of no task."""
+        windows = (published.blobs for published in list(self._published.values()))
+        for name in set(names).difference(list(self._datasets.values()), *windows):
+            self._blobs.unpin(name)
+
+    def _take_up(self, path: Path) -> None:
+        match = _NAME.fullmatch(path.name)
+        if match is None:  # half written when the node stopped
+            path.unlink(missing_ok=True)
+            return
+        task, window, kind = bytes.fromhex(match[1]), int(match[2]), match[3]
+        if kind != "window":
+            self._verdicts.add(VerdictKey(task, window, kind == "verdict-jury"))
+            return
+        try:
+            published = decode_published(path.read_bytes())
+        except (OSError, DecodeError):
+            path.unlink(missing_ok=True)
+            return
+        self._published[task, window] = published
+        for name in published.blobs:
+            self._blobs.pin(name)
+
+    def _window_path(self, task: bytes, window: int) -> Path:
+        return self._root / f"{task.hex()}-{window}-window"
+
+    def _verdict_path(self, key: VerdictKey) -> Path:
+        return self._root / f"{key.task.hex()}-{key.window}-verdict{'-jury' if key.is_jury else ''}"
+
+
+def _records(state: Reader, task_id: bytes, number: int) -> tuple[TaskRecord | None, WindowRecord | None]:
+    try:
+        task = load_task(state, task_id)
+    except TaskUnknown:
+        return None, None
+    try:
+        return task, load_window(state, task_id, number)
+    except WindowUnknown:
+        return task, None
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file whole and durably."""
+    temporary = path.with_suffix(".new")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,201 @@
+"""A verifier's work: re-run the segments that were drawn of a window, seal what was found, and reveal it later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from node.chain.ledger import NodeLedger
+from node.market.cancellation import work_while
+from node.market.inputs import Inputs, InputUnavailable, Supply
+from node.market.promises import Promises, VerdictKey
+from node.market.wallet import Wallet
+from state.primitives.codec import encode
+from state.primitives.errors import DecodeError, ProtocolError
+from state.primitives.hashing import digest
+from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.executor.results import Verdict
+from tasks.executor.service import Executor
+from tasks.ledger.lifecycle import WindowPhase
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.queries import CheckDuty
+from tasks.ledger.records import WindowRecord, load_spec, load_window
+from tasks.ledger.transitions import REVEAL_VERDICT, SEAL_VERDICT
+from tasks.ledger.verification import seal_time
+from tasks.proofs import (
+    LEAVES_LIMIT_BYTES,
+    Code,
+    Finding,
+    SegmentLeaf,
+    check_leaves,
+    decode_leaves,
+    delivery_digest,
+    findings_to_value,
+    verdict_seal,
+)
+from tasks.spec import JobSpec
+
+__all__ = ["Checker"]
+
+_log = structlog.get_logger("duties")
+
+CHECKS_AT_ONCE_MAX: Final = 4
+"""Windows whose inputs are held in memory for a check at one time; the executor re-runs fewer."""
+
+
+class Checker:
+    """Does what the chain asks of the verifier of a window, or of a juror."""
+
+    def __init__(
+        self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, executor: Executor, promises: Promises,
+        parameters: TaskParameters, *, secret: bytes,
+    ) -> None:  # fmt: skip
+        self._ledger = ledger
+        self._wallet = wallet
+        self._inputs = inputs
+        self._executor = executor
+        self._promises = promises
+        self._parameters = parameters
+        self._secret = secret
+        self._checks = trio.CapacityLimiter(CHECKS_AT_ONCE_MAX)
+
+    async def seal(self, duty: CheckDuty) -> None:
+        """Check a window and put the seal of the verdict on chain.
+
+        Once it may have left, no other will do: what is found again may differ, for a blob comes or goes, and the
+        chain may have the first seal all the same.
+        """
+        key = _verdict_key(duty)
+        try:
+            findings = self._promises.sealed(key, duty.height)
+        except (OSError, DecodeError):
+            findings = await work_while(self._ledger, partial(self._can_seal, duty), partial(self._find, duty))
+            await trio.to_thread.run_sync(self._promises.seal, key, duty.height, findings)
+        seal = verdict_seal(duty.task, duty.window, self._wallet.address, findings, self._nonce(duty))
+        await self._wallet.send(SEAL_VERDICT, [duty.task, duty.window, seal])
+        _log.info("verdict sealed", task=duty.task, window=duty.window, codes=[f.code.name for f in findings])
+
+    def _can_seal(self, duty: CheckDuty) -> bool:
+        """Whether the chain still waits for this verdict."""
+        window = load_window(self._ledger.store, duty.task, duty.window)
+        phase = WindowPhase.JURY_SEALING if duty.is_jury else WindowPhase.SEALING
+        if duty.is_delivery:
+            phase = WindowPhase.DELIVERY_SEALING
+        seats = window.jurors if duty.is_jury else window.verifiers
+        return (
+            (window.phase, window.height) == (phase, duty.height)
+            and any(seat.address == self._wallet.address and not seat.seal for seat in seats)
+            and self._ledger.head().time_ms < duty.deadline_ms
+        )
+
+    async def reveal(self, duty: CheckDuty) -> None:
+        """Say what was sealed."""
+        findings = self._promises.sealed(_verdict_key(duty), duty.height)
+        await self._wallet.send(
+            REVEAL_VERDICT, [duty.task, duty.window, findings_to_value(findings), self._nonce(duty)]
+        )
+        _log.info("verdict revealed", task=duty.task, window=duty.window)
+
+    async def _find(self, duty: CheckDuty) -> tuple[Finding, ...]:
+        """Re-run the drawn segments; what cannot be fetched from anybody is a finding too.
+
+        So is the state after the window: nobody pays for work whose result is nowhere to be had.
+        """
+        spec = load_spec(self._ledger.store, duty.task)
+        window = load_window(self._ledger.store, duty.task, duty.window)
+        supply = Supply(self._inputs.holders(window), trio.current_time() + self._fetch_s(duty, spec))
+        limit_bytes = spec.plan().state_limit_bytes
+        if duty.is_delivery:
+            return await self._try_result(duty, spec, window, supply)
+        # Fetching holds up nobody else: what one task's blobs lack must not cost another task its verdict.
+        lacks: dict[int, str] = {}
+        try:
+            leaves = await self._leaves(spec, window, supply)
+            await self._inputs.obtain(spec.dataset.blob, supply, DATASET_BYTES_MAX, duty.task)
+            await self._inputs.obtain(window.proof.output_blob, supply, limit_bytes)
+        except InputUnavailable as error:
+            return _unavailable(duty, error)
+        for segment in duty.segments:
+            try:
+                await self._inputs.obtain(leaves[segment].state_blob, supply, limit_bytes)
+            except InputUnavailable as error:
+                lacks[segment] = str(error)
+        async with self._checks:
+            try:
+                await self._inputs.fetch_state(window, supply, spec)
+                dataset = await self._inputs.dataset(spec, supply, duty.task)
+            except InputUnavailable as error:
+                return _unavailable(duty, error)
+            return await self._check(duty, spec, dataset, leaves, supply, lacks)
+
+    async def _try_result(
+        self, duty: CheckDuty, spec: JobSpec, window: WindowRecord, supply: Supply
+    ) -> tuple[Finding, ...]:
+        """Fetch the result that a requester says it cannot have; who can has a copy to serve then."""
+        try:
+            state = await self._inputs.fetch_state(window, supply, spec)
+        except InputUnavailable as error:
+            return _unavailable(duty, error)
+        digest_of_it = await trio.to_thread.run_sync(delivery_digest, duty.salt, state)
+        return (Finding(duty.segments[0], Code.COMPUTED, digest_of_it, window.proof.state_root_out),)
+
+    def _fetch_s(self, duty: CheckDuty, spec: JobSpec) -> float:
+        """Return how long a check waits for what it needs, which leaves time to do it and to seal."""
+        left_ms = max(0, duty.deadline_ms - self._ledger.head().time_ms)
+        run_ms = seal_time(spec, 0 if duty.is_delivery else len(duty.segments), self._parameters).run_ms
+        return max(left_ms - run_ms // 2, left_ms // 2) / 1000
+
+    async def _check(
+        self, duty: CheckDuty, spec: JobSpec, dataset: bytes, leaves: Sequence[SegmentLeaf], supply: Supply,
+        lacks: Mapping[int, str],
+    ) -> tuple[Finding, ...]:  # fmt: skip
+        found = []
+        for segment in duty.segments:
+            if segment in lacks:
+                verdict = Verdict.unavailable(segment, lacks[segment])
+            else:
+                try:
+                    state = await self._inputs.fetch(
+                        leaves[segment].state_blob, supply, spec.plan().state_limit_bytes
+                    )
+                except InputUnavailable as error:
+                    verdict = Verdict.unavailable(segment, str(error))
+                else:
+                    verdict = await self._executor.verify_segment(duty.task, spec, dataset, leaves[segment], state)
+            if not verdict.ok:
+                _log.warning(
+                    "a segment does not agree", task=duty.task, window=duty.window, segment=segment,
+                    code=verdict.code.name, mismatches=list(verdict.mismatches),
+                )  # fmt: skip
+            found.append(verdict.finding)
+        return tuple(found)
+
+    async def _leaves(self, spec: JobSpec, window: WindowRecord, supply: Supply) -> tuple[SegmentLeaf, ...]:
+        data = await self._inputs.fetch(window.proof.leaves_blob, supply, LEAVES_LIMIT_BYTES)
+        try:
+            leaves = decode_leaves(data)
+            check_leaves(spec, window.proof, leaves)
+        except ProtocolError as error:
+            raise InputUnavailable(f"leaves: {error}") from None
+        return leaves
+
+    def _nonce(self, duty: CheckDuty) -> bytes:
+        """Return the nonce of a seal: derived, so that a restarted verifier can still reveal.
+
+        Another one for each draw: once revealed it would let anybody guess what a later seal of the window hides.
+        """
+        value = encode([duty.task, duty.window, int(duty.is_jury), duty.height])
+        return digest(b"verdict-nonce", self._secret + value)
+
+
+def _verdict_key(duty: CheckDuty) -> VerdictKey:
+    return VerdictKey(duty.task, duty.window, duty.is_jury)
+
+
+def _unavailable(duty: CheckDuty, error: InputUnavailable) -> tuple[Finding, ...]:
+    _log.warning("a window cannot be checked", task=duty.task, window=duty.window, error=str(error))
+    return tuple(Verdict.unavailable(segment, str(error)).finding for segment in duty.segments)

@@ -1,0 +1,297 @@
+"""A worker's work: take a task on, try it, run it, prove its windows, open what the chain has drawn of them."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from node.chain.ledger import NodeLedger
+from node.market.cancellation import DAMAGE, Abandoned, work_while
+from node.market.inputs import Inputs, InputUnavailable, Supply
+from node.market.machine import available_memory_bytes
+from node.market.promises import Promises, Published
+from node.market.wallet import Wallet
+from p2p.base.errors import BlobUnavailable
+from p2p.blob.store import BlobStore
+from state.primitives.codec import encode
+from state.primitives.errors import DekubeError
+from state.primitives.hashing import digest
+from state.view.accounts import balance_of
+from tasks.executor.errors import JobFailed, JobGivenUp
+from tasks.executor.resource_needs import Needs, needs_of
+from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
+from tasks.executor.service import FINAL_REASONS, Executor
+from tasks.executor.supervisor import ProcessOptions
+from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.queries import Action, WorkDuty, work_duties
+from tasks.ledger.records import load_spec, load_task, load_window
+from tasks.ledger.registry import load_node, profile_to_value
+from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, OPEN_WINDOW, START_TASK, SUBMIT_WINDOW
+from tasks.proofs import decode_leaves, encode_leaves, make_opening, opening_to_value, window_proof_to_value
+from tasks.spec import JobSpec
+
+__all__ = ["JobUnfit", "Worker"]
+
+_log = structlog.get_logger("duties")
+
+PREPARE_SHARE: Final = 2 / 3
+"""Of the time until a task must be started that its trial may take; the rest is for saying that it cannot be."""
+PACE_MARGIN: Final = 2
+"""A window must be done in this part of its time at the pace of the trial: a machine is not always as fast."""
+DISK_SPARE_BYTES: Final = 512 << 20
+"""Of the disk, that no job may count on: the chain is written there too."""
+
+
+class JobUnfit(DekubeError):
+    """A job that this machine cannot do in the time or space there is, or that nobody can do."""
+
+    code = "job_unfit"
+
+
+class Worker:
+    """Does what the chain asks of the worker of a task."""
+
+    def __init__(
+        self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, executor: Executor, promises: Promises,
+        blobs: BlobStore, parameters: TaskParameters, *, data_dir: Path, secret: bytes,
+    ) -> None:  # fmt: skip
+        self._ledger = ledger
+        self._wallet = wallet
+        self._inputs = inputs
+        self._executor = executor
+        self._promises = promises
+        self._blobs = blobs
+        self._parameters = parameters
+        self._data_dir = data_dir
+        self._secret = secret
+        self.known: set[bytes] = set()
+        """Tasks of which the executor may have a journal."""
+
+    def _work_duty(self, task: bytes) -> WorkDuty | None:
+        for duty in work_duties(self._ledger.store, self._wallet.address, self._parameters):
+            if duty.task == task and duty.action is not Action.OPEN:
+                return duty
+        return None
+
+    async def work(self, task: bytes) -> None:
+        """Do what the chain asks for a task, one step after the other, until it asks for nothing more."""
+        spec = load_spec(self._ledger.store, task)
+        while (duty := self._work_duty(task)) is not None:
+            match duty.action:
+                case Action.ACCEPT:
+                    await self._accept(task, spec, duty)
+                case Action.START:
+                    await self._begin(task, spec, duty)
+                case Action.COMPUTE:
+                    await self._compute(task, spec, duty)
+                    return
+                case _:
+                    return
+
+    def _machine(self) -> bytes:
+        node = load_node(self._ledger.store, self._wallet.address)
+        return digest(b"machine", encode(profile_to_value(node.profile)) if node is not None else b"")
+
+    async def _accept(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        """Lock the bond, if this machine has the room that the job may take; declining costs nothing yet."""
+        lack = await trio.to_thread.run_sync(self._lack_of_room, task, spec) or self._lack_of_funds(spec, duty)
+        if lack:
+            await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.JOB_UNFIT)])
+            raise JobUnfit(lack)
+        await self._wallet.send(ACCEPT_TASK, [task, duty.bond])
+        _log.info("accepted", task=task)
+
+    def _lack_of_room(self, task: bytes, spec: JobSpec) -> str:
+        """Return what the machine lacks for a job beside those it has taken on, or an empty text."""
+        state, windows = self._ledger.store, self._parameters.open_windows_max
+        process_max = ProcessOptions().memory_mib << 20
+        asked = needs_of(spec, open_windows_max=windows)
+        taken = Needs(0, 0, 0, 0)
+        others = {duty.task for duty in work_duties(state, self._wallet.address, self._parameters)} - {task}
+        for other in others:
+            taken += needs_of(load_spec(state, other), open_windows_max=windows)
+        # Of tasks that ask for no more work, windows may wait for their verdicts and results for their requesters.
+        budget = self._blobs.budget_bytes - self._blobs.kept_bytes(self._promises.blobs_of({task, *others}))
+        free = shutil.disk_usage(self._data_dir).free - DISK_SPARE_BYTES
+        memory = available_memory_bytes()
+        for name, needed, there in (
+            ("memory of a job", asked.process, process_max),
+            ("memory", asked.process + asked.node, memory),
+            ("room for blobs", asked.blobs + taken.blobs, budget),
+            ("disk", asked.blobs + asked.journal + taken.blobs + taken.journal, free),
+        ):
+            if needed > there:
+                return f"{name}: {needed} bytes needed, {there} there"
+        return ""
+
+    def _lack_of_funds(self, spec: JobSpec, duty: WorkDuty) -> str:
+        """Return what the account lacks for the bond and for saying what the job will have it say.
+
+        Who cannot pay for a transaction when it is due is late, and fined for it.
+        """
+        windows = min(spec.windows, self._parameters.open_windows_max + 1)
+        needed = duty.bond + self._wallet.cost_of(
+            ACCEPT_TASK, START_TASK, GIVE_UP_TASK, *windows * (SUBMIT_WINDOW, OPEN_WINDOW)
+        )
+        there = balance_of(self._ledger.store, self._wallet.address)
+        return f"funds: {needed} needed, {there} there" if needed > there else ""
+
+    async def _begin(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        """Bind this machine to the job once its beginning was tried: until then giving up is nobody's fault."""
+        left_s = max(0, duty.deadline_ms - self._ledger.head().time_ms) / 1000
+        reason, why = Reason.JOB_UNFIT, "not ready in time"
+        with trio.move_on_after(PREPARE_SHARE * left_s) as scope:
+            try:
+                await work_while(
+                    self._ledger, partial(self._is_at, task, Action.START), partial(self._try, task, spec, duty)
+                )
+                reason, why = Reason.STARTED, ""
+            except InputUnavailable as error:
+                reason, why = Reason.INPUT_UNAVAILABLE, str(error)
+            except JobFailed as error:
+                why = str(error)
+                if error.reason == "diverged":
+                    reason = Reason.JOB_DIVERGED
+            except DAMAGE:
+                raise
+            except (DekubeError, OSError) as error:  # of this machine: no engine, no isolation, a full disk
+                why = str(error)
+        if scope.cancelled_caught or reason != Reason.STARTED:
+            await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
+            await self._executor.forget(task)
+            raise JobUnfit(why)
+        await self._wallet.send(START_TASK, [task, self._machine()])
+        _log.info("started", task=task)
+
+    async def _try(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        """Do the first segment. Raises InputUnavailable, JobUnfit where a window would be late, or as run_task."""
+        dataset, start = await self._supply(task, spec, duty)
+        pace_ms = await self._executor.try_task(task, spec, dataset, start=start)
+        step_from, step_to = spec.window_range(duty.window)
+        parameters = self._parameters
+        allowed_ms = parameters.window_slack * spec.gpu_ms_max(duty.window) + parameters.window_grace_ms
+        if PACE_MARGIN * pace_ms * (step_to - step_from) > allowed_ms:
+            raise JobUnfit(f"{pace_ms} ms a step: window {duty.window} would be late")
+
+    async def _supply(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
+        """Return the data set, and the state to start from where neither journal nor job has it."""
+        self._promises.keep_dataset(task, spec.dataset.blob)
+        dataset = await self._inputs.dataset(spec, Supply(self._inputs.peers()), task)
+        start: bytes | None = None
+        if not await self._executor.resumes(task, spec, duty.window, duty.state_root) and duty.window:
+            before = load_window(self._ledger.store, task, duty.window - 1)
+            start = await self._inputs.fetch_state(before, Supply(self._inputs.holders(before)), spec)
+            if before.proof.state_root_out != duty.state_root:
+                raise Abandoned
+        self.known.add(task)
+        return dataset, start
+
+    def _is_at(self, task: bytes, action: Action) -> bool:
+        duty = self._work_duty(task)
+        return duty is not None and duty.action is action
+
+    def _is_ours(self, task: bytes) -> bool:
+        """Whether the chain still has this node as the worker of a task that runs, or waits for its verdicts."""
+        record = load_task(self._ledger.store, task)
+        return record.worker == self._wallet.address and record.phase in (
+            Phase.RUNNING,
+            Phase.OUTPUT,
+            Phase.VERIFYING,
+        )
+
+    async def _compute(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        is_ours = partial(self._is_ours, task)
+        dataset, start = await work_while(self._ledger, is_ours, partial(self._supply, task, spec, duty))
+        outcome: list[BaseException | None] = [None]
+
+        async def hand_on(result: WindowResult) -> None:
+            try:
+                await self._submit_window(task, spec, result)
+            except Abandoned as stop:
+                outcome[0] = stop
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+
+        with trio.CancelScope() as scope:
+            run = partial(self._executor.run_task, task, spec, dataset, hand_on, start=start)
+            try:
+                done = await work_while(self._ledger, is_ours, run)
+            except JobFailed as error:
+                if error.reason not in FINAL_REASONS:
+                    raise
+                # It comes again however often it is tried: waiting for the deadline would only cost time.
+                reason = Reason.JOB_DIVERGED if error.reason == "diverged" else Reason.JOB_UNFIT
+                await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
+                raise
+            except JobGivenUp:
+                # Its deadline would bring the same fine, and keep the requester waiting until then.
+                await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)])
+                raise
+            _log.info("job done", task=task, steps=done.steps, right=done.accuracy[0], samples=done.accuracy[1])
+        if outcome[0] is not None:
+            raise Abandoned
+
+    async def _submit_window(self, task: bytes, spec: JobSpec, result: WindowResult) -> None:
+        """Publish a window's blobs, keep what opening it will need, and put its proof on chain."""
+        salts = segment_salts(self._secret, task, result.window, len(result.segments))
+        names: list[bytes] = []
+        try:
+            for number in range(len(result.segments) + 1):
+                names.append(  # noqa: PERF401 - what is pinned must be known where a later one fails
+                    await trio.to_thread.run_sync(self._store_state, result, number)
+                )
+            leaves = make_leaves(result, salts, names[:-1])
+            leaves_blob = await trio.to_thread.run_sync(self._blobs.add, encode_leaves(leaves))
+            probes = tuple(segment.probe_root for segment in result.segments)
+            published = Published(probes, tuple(names[:-1]), leaves_blob, names[-1])
+            await trio.to_thread.run_sync(self._promises.publish, task, result.window, published)
+            self._check_kept(published)
+        except BaseException:
+            self._promises.abandon(names)
+            raise
+        proof = make_window_proof(task, result, leaves, leaves_blob=leaves_blob, output_blob=names[-1])
+        height = -1
+        while True:
+            height = (await self._ledger.wait_head(height)).height
+            duty = self._work_duty(task)
+            if duty is None or duty.action is not Action.COMPUTE:
+                raise Abandoned
+            if duty.window > result.window:
+                return  # an earlier run of this node has submitted it
+            if duty.window < result.window:
+                raise Abandoned  # what this stands on does not count any more
+            if not duty.blocked and duty.window == result.window:
+                break
+        await self._wallet.send(SUBMIT_WINDOW, [window_proof_to_value(proof)])
+        _log.info(
+            "window proved", task=task, window=result.window, gpu_ms=result.meter.gpu_ms, device=result.device
+        )
+
+    def _store_state(self, result: WindowResult, number: int) -> bytes:
+        name = self._blobs.add(result.load_state(number))
+        self._blobs.pin(name)
+        return name
+
+    def _check_kept(self, published: Published) -> None:
+        """Raise BlobUnavailable where a blob gave way to another one before it was pinned: it is stored again."""
+        for name in published.blobs:
+            if not self._blobs.is_complete(name):
+                raise BlobUnavailable(f"blob {name.hex()} was evicted before its window was published")
+
+    async def open(self, duty: WorkDuty) -> None:
+        """Open the segments that were drawn of a window. Raises InputUnavailable: it was not published here."""
+        published = self._promises.published(duty.task, duty.window)
+        if published is None:
+            raise InputUnavailable(f"window {duty.window} of task {duty.task.hex()} was not published here")
+        probes = published.probes
+        leaves = decode_leaves(await trio.to_thread.run_sync(self._blobs.read, duty.state_blob))
+        salts = segment_salts(self._secret, duty.task, duty.window, len(leaves))
+        openings = [make_opening(leaves, i, probes[i], salts[i]) for i in duty.segments]
+        await self._wallet.send(OPEN_WINDOW, [duty.task, duty.window, [opening_to_value(o) for o in openings]])
+        _log.info("window opened", task=duty.task, window=duty.window)

@@ -1,0 +1,121 @@
+"""The chain as a relay sees it through gateways: what its payers are good for, where it brings their receipts."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from billing.relay import Receipt
+from relay.payment.credit import Standing
+from relay.protocol.errors import LedgerUnavailable
+from rpc.client import Client, TransactionRefused
+from rpc.client.errors import ClientError, GatewayUnreachable, OtherChain
+from state.primitives.address import parse_address
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
+from state.primitives.keys import SecretKey
+from tasks.ledger.carriage import SETTLE_CARRIAGE
+
+__all__ = ["GatewayLedger", "settlement_fee", "standing_from_document"]
+
+TIMEOUT_S: Final = 15.0
+SETTLE_TIMEOUT_S: Final = 70.0
+"""A gateway holds the answer back until the transaction is final, for a minute at most."""
+RELAYS_MAX: Final = 16
+AMOUNT_LIMIT: Final = 1 << 128
+AMOUNT_DIGITS_MAX: Final = 39
+
+
+def standing_from_document(document: Any, relay: bytes) -> Standing:
+    """Return what an answer of dekube_getCarriage means to ``relay``. Raises DecodeError."""
+    match document:
+        case {
+            "deposit": str(deposit),
+            "withdrawing": str(withdrawing),
+            "earning": bool(is_earning),
+            "room": bool(has_room),
+            "due": str(dues),
+            "relays": list(relays),
+        } if len(relays) <= RELAYS_MAX:
+            leaving = _amount(withdrawing)
+            free = max(0, _amount(deposit) - leaving)
+            here = Standing(free, _amount(dues), 0, is_earning, has_room, b"", -1, 0, leaving)
+            for item in relays:
+                here = _with_relay(here, item, relay)
+            return here
+        case _:
+            raise DecodeError("not what an account has put down for relays")
+
+
+def _with_relay(standing: Standing, item: Any, relay: bytes) -> Standing:
+    match item:
+        case {
+            "relay": str(who),
+            "channel": str(channel),
+            "opened_ms": int(opened_ms),
+            "amount": str(amount),
+            "due": str(due),
+        } if channel.startswith("0x") and len(channel) == 2 + 2 * HASH_BYTES:
+            if parse_address(who) != relay:
+                return standing
+            try:
+                named = bytes.fromhex(channel[2:])
+            except ValueError:
+                raise DecodeError("a channel that is none") from None
+            return standing._replace(
+                due_here=_amount(due), has_room=True, channel=named, opened_ms=opened_ms, amount=_amount(amount)
+            )
+        case _:
+            raise DecodeError("not what an account owes a relay")
+
+
+def _amount(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= AMOUNT_DIGITS_MAX) or int(text) >= AMOUNT_LIMIT:
+        raise DecodeError("not an amount")
+    return int(text)
+
+
+class GatewayLedger:
+    """``relay.payment.credit.Ledger`` through the gateways at ``urls``; the relay's account ``key`` pays the fees.
+
+    Each call opens a connection of its own, so threads may share it.
+    """
+
+    def __init__(self, urls: tuple[str, ...], key: SecretKey) -> None:
+        """Raises ConfigError for an URL that cannot be used."""
+        Client(*urls).close()
+        self._urls = urls
+        self._key = key
+
+    def standing(self, payer: bytes) -> Standing:
+        """Return what the chain says of ``payer``. Raises LedgerUnavailable."""
+        try:
+            with Client(*self._urls, timeout_s=TIMEOUT_S) as client:
+                document = client.call("dekube_getCarriage", address="0x" + payer.hex())
+            return standing_from_document(document, self._key.address)
+        except (GatewayUnreachable, ClientError, DecodeError) as error:
+            raise LedgerUnavailable(str(error)) from error
+
+    def fee(self) -> int:
+        """Return what settling one receipt costs at most. Raises LedgerUnavailable."""
+        try:
+            with Client(*self._urls, timeout_s=TIMEOUT_S) as client:
+                return settlement_fee(client)
+        except (GatewayUnreachable, ClientError) as error:
+            raise LedgerUnavailable(str(error)) from error
+
+    def settle(self, receipt: Receipt, certificate: bytes) -> str | None:
+        """Bring a receipt on chain; returns why it was refused, None: it was not. Raises LedgerUnavailable."""
+        try:
+            with Client(*self._urls, timeout_s=SETTLE_TIMEOUT_S) as client:
+                client.send(self._key, SETTLE_CARRIAGE, [receipt.encode(), certificate])
+        except TransactionRefused as error:
+            return error.reason or str(error)
+        except (GatewayUnreachable, ClientError, OtherChain) as error:
+            raise LedgerUnavailable(str(error)) from error
+        return None
+
+
+def settlement_fee(client: Client) -> int:
+    """Return what settling one receipt costs now at most."""
+    quote = client.quote()
+    return sum(item.gas for item in quote.kinds if item.kind == SETTLE_CARRIAGE) * quote.max_fee_per_gas

@@ -1,0 +1,148 @@
+"""The signer's door on TCP: the nodes on its list come in, and what everyone else can cost is bounded."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from node.signer.channel import SealedStream, secured
+from p2p.base.netgroups import block_of, site_of
+from p2p.base.sockets import tune
+from p2p.secure.identity import Identity
+from state.primitives.errors import DekubeError
+
+__all__ = ["Door", "HalfOpen"]
+
+_log = structlog.get_logger("signer")
+
+HANDSHAKE_S: Final = 5.0
+HALF_OPEN_MAX: Final = 256
+"""Connections in the middle of a handshake; one more ends another."""
+HALF_OPEN_OF_KNOWN_MAX: Final = HALF_OPEN_MAX // 2
+"""Of these, those from where a node on the list came before, which no stranger can end."""
+KNOWN_MAX: Final = 64
+"""Addresses that are remembered for that."""
+
+
+class _Place(NamedTuple):
+    """Of a connection that has not yet proved who it is."""
+
+    site: str
+    block: str
+    lose: Callable[[], None]
+
+
+class HalfOpen:
+    """The places of connections in the middle of a handshake.
+
+    Where all are taken, one of the block of addresses that has most of them makes room, drawn by lot: whoever
+    floods the door fights with itself first, and a node of the same block still gets through now and then: it
+    never would if always the oldest had to go. From where a node on the list came before nobody makes room for
+    strangers.
+    """
+
+    def __init__(self, draw: Random | None = None) -> None:
+        self._draw = draw or Random()
+        self._places: dict[int, _Place] = {}
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def prove(self, host: str) -> None:
+        """Take notice that a node on the list is at an address."""
+        self._known[site_of(host)] = None
+        self._known.move_to_end(site_of(host))
+        while len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+
+    def enter(self, host: str, lose: Callable[[], None]) -> int:
+        """Return the number of a newcomer's place; ``lose`` is called when it has to make room."""
+        while len(self._places) >= HALF_OPEN_MAX:
+            self._make_room()
+        self._number += 1
+        self._places[self._number] = _Place(site_of(host), block_of(host), lose)
+        return self._number
+
+    def leave(self, number: int) -> None:
+        """Give a place back; one that was lost already is not held any more."""
+        self._places.pop(number, None)
+
+    def _make_room(self) -> None:
+        known = [number for number, place in self._places.items() if place.site in self._known]
+        if len(known) > HALF_OPEN_OF_KNOWN_MAX:
+            candidates = known
+        else:
+            blocks = Counter(place.block for place in self._places.values() if place.site not in self._known)
+            [(largest, _)] = blocks.most_common(1)
+            candidates = [
+                number
+                for number, place in self._places.items()
+                if place.block == largest and place.site not in self._known
+            ]
+        self._places.pop(self._draw.choice(candidates)).lose()
+
+
+class Door:
+    """Lets the nodes on the list in, and bounds what everyone else can cost."""
+
+    def __init__(
+        self,
+        serve: Callable[[SealedStream], Awaitable[None]],
+        make_identity: Callable[[], Identity],
+        *,
+        clients: frozenset[bytes],
+        connections_of_one: int,
+    ) -> None:
+        self._serve = serve
+        self._make_identity = make_identity
+        self._clients = clients
+        self._connections_of_one = connections_of_one
+        self._half_open = HalfOpen()
+        self._inside: dict[bytes, int] = {}
+
+    async def enter(self, stream: trio.SocketStream) -> None:
+        """Serve a connection until it ends, if it is of a node on the list that has a place left."""
+        sealed = await self._shake_hands(stream)
+        if sealed is None:
+            return
+        address = sealed.address
+        if self._inside.get(address, 0) >= self._connections_of_one:
+            await trio.aclose_forcefully(stream)
+            return
+        self._inside[address] = self._inside.get(address, 0) + 1
+        _log.info("a node is connected", address=address)
+        try:
+            await self._serve(sealed)
+        finally:
+            self._inside[address] -= 1
+            _log.info("a node is gone", address=address)
+
+    async def _shake_hands(self, stream: trio.SocketStream) -> SealedStream | None:
+        try:
+            host = str(stream.socket.getpeername()[0])
+        except OSError:  # gone before it came
+            await trio.aclose_forcefully(stream)
+            return None
+        tune(stream.socket)
+        scope = trio.CancelScope(deadline=trio.current_time() + HANDSHAKE_S)
+        place = self._half_open.enter(host, scope.cancel)
+        try:
+            with scope:
+                sealed = await secured(stream, self._make_identity(), is_initiator=False)
+                if sealed.address in self._clients:
+                    self._half_open.prove(host)
+                    return sealed
+                _log.warning("a node that is not on the list was refused", address=sealed.address)
+                await trio.aclose_forcefully(stream)
+        except DekubeError as error:
+            _log.debug("a handshake failed", reason=str(error))
+        finally:
+            self._half_open.leave(place)
+        return None

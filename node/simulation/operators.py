@@ -1,0 +1,297 @@
+"""What people do where a chain has forked: carry proofs, agree on a chain, turn back when it stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Final
+
+from consensus import events as c
+from consensus import replica as r
+from consensus.events import ConsensusParameters, Epoch
+from consensus.evidence import evidence_of_certificates
+from consensus.guard import JOURNAL_CERTIFICATE, read_journal
+from consensus.guard_log import blocks_alone
+from consensus.simulation.cluster import Cluster, Node
+from consensus.simulation.disk import SimulatedLog
+from consensus.simulation.oracle import Violation
+from consensus.simulation.worlds import World
+from consensus.votes import Certificate
+from consensus.wire import decode_certificate
+from node.chain.forks import certificates_of
+from node.simulation.fork_oracle import Branches
+from node.simulation.world import WholeMachine
+from state.primitives.blocks import decode_header
+from state.primitives.votes import NULLIFY
+
+__all__ = [
+    "EVER_MS", "LIMIT_MS", "LIVE_BLOCKS", "ForkingCluster", "carry_proofs", "decide", "honest_of", "machine_of",
+    "settle", "sides_of", "tallest", "waits_for_proofs",
+]  # fmt: skip
+
+AGAIN_MS: Final = 300
+RETRIES: Final = 3
+DECISIONS_MAX: Final = 3
+"""How often people agree on a chain: the liars that are left may sign two blocks of one height once more."""
+LIMIT_MS: Final = 90_000
+"""Virtual time until every proof is on chain, and again until those it names have no seat."""
+LIMIT_AGAIN_MS: Final = 4 * LIMIT_MS
+"""The same after a first attempt that stood still: who has voted in a view there votes for nothing else in it."""
+HALT_MS: Final = 700
+"""Virtual time from the first node that halts until people decide: the others hear of the fork too."""
+LIVE_BLOCKS: Final = 5
+EVER_MS: Final = 10**9
+
+
+class ForkingCluster(Cluster):
+    """A network whose chain may fork; who is of another branch looks like a liar there."""
+
+    def __init__(
+        self, seed: int, world: World, honest: frozenset[int], twins: int, parameters: ConsensusParameters
+    ) -> None:
+        super().__init__(seed, world, honest, twins=twins, parameters=parameters, may_fork=True)
+        self.branches = Branches(self._honest, world.root_hash, world.genesis_hash, self.is_valid)
+        self.aside: dict[int, tuple[WholeMachine, SimulatedLog]] = {}
+        """By node: the database and the journal that it had before it began anew."""
+        self.oracle = self.branches
+
+    def _blame(self, node: Node, replica: r.Replica, sender: bytes, reason: str) -> None:
+        if sender in self._honest and self.branches.forks:
+            self.perform(node, replica.blamed(sender, self._clock(node)))
+            return
+        super()._blame(node, replica, sender, reason)
+
+    def _enter_epoch(self, node: Node, epoch: int) -> Epoch:
+        reign = super()._enter_epoch(node, epoch)
+        if node.honest:
+            self.branches.saw_committee(epoch, reign.committee)
+        return reign
+
+    def _perform(self, node: Node, action: r.Action) -> None:
+        super()._perform(node, action)
+        if isinstance(action, c.FoundFork):
+            self.convict(node, action.certificate)
+
+    def convict(self, node: Node, *certificates: Certificate) -> None:
+        """A node takes in certificates of a fork, as its consensus or a person brings them."""
+        for equivocation in machine_of(node).convict(*certificates):
+            super()._perform(node, c.FoundEquivocation(equivocation))
+
+    def accuse(self, node: Node, recorded: Iterable[Certificate]) -> None:
+        """A person brings a node what the databases of others say, two at a time where they contradict."""
+        by_view: dict[tuple[int, int], list[Certificate]] = {}
+        for certificate in dict.fromkeys(recorded):
+            by_view.setdefault((certificate.epoch, certificate.view), []).append(certificate)
+        for found in by_view.values():
+            for one, other in combinations(found, 2):
+                if evidence_of_certificates(one, other):
+                    self.convict(node, one, other)
+
+    def bring_proofs(self, node: Node) -> None:
+        """A person brings a node every proof that there is."""
+        for equivocation in tuple(self.branches.proofs):
+            super()._perform(node, c.FoundEquivocation(equivocation))
+
+
+def machine_of(node: Node) -> WholeMachine:
+    """Return a node's machine."""
+    assert isinstance(node.machine, WholeMachine)
+    return node.machine
+
+
+def honest_of(nodes: Sequence[Node]) -> list[Node]:
+    """Return the honest of some nodes."""
+    return [node for node in nodes if node.honest]
+
+
+def sides_of(cluster: ForkingCluster) -> list[list[Node]]:
+    """The nodes that hear each other, of the sides that have any honest one."""
+    blocked = cluster.network.blocked
+    assert blocked is not None
+    sides: list[list[Node]] = []
+    for node in cluster.nodes:
+        side = next((side for side in sides if not blocked(side[0].number, node.number)), None)
+        if side is None:
+            sides.append([node])
+        else:
+            side.append(node)
+    return [side for side in sides if honest_of(side)]
+
+
+def carry_proofs(cluster: ForkingCluster, sides: list[list[Node]]) -> None:
+    """Somebody who has seen both chains brings each what the nodes of both have on record, and all proofs."""
+    recorded = _recorded(cluster)
+    for side in sides:
+        cluster.accuse(tallest(cluster, side), recorded)
+    for side in sides:
+        cluster.bring_proofs(tallest(cluster, side))
+
+
+def _recorded(cluster: ForkingCluster) -> list[Certificate]:
+    """What the databases of honest nodes have; nothing that is in memory or journal alone."""
+    return [
+        certificate
+        for node in honest_of(cluster.nodes)
+        for certificate in certificates_of(machine_of(node).store, from_height=1)
+    ]
+
+
+def tallest(cluster: ForkingCluster, nodes: Sequence[Node]) -> Node:
+    """Return the honest node of some that has committed most."""
+    return max(honest_of(nodes), key=lambda node: (cluster.branches.height(node.number), -node.number))
+
+
+def _follows(machine: WholeMachine, other: WholeMachine) -> bool:
+    """Whether one chain is the beginning of the other."""
+    shared = min(machine.store.tip.height, other.store.tip.height)
+    one, two = machine.store.height(shared), other.store.height(shared)
+    return one is not None and two is not None and one.block_hash == two.block_hash
+
+
+def decide(cluster: ForkingCluster, chosen: Node | None = None) -> None:
+    """People agree on a chain, the longest: who follows it starts again as it is, the others begin anew on it.
+
+    Their guards stay, and who halts once more begins anew too. Of a liar one process is left, of that chain if it
+    has any. What the databases that are given up had on record is brought to the chain that goes on.
+    """
+    chosen = tallest(cluster, cluster.nodes) if chosen is None else chosen
+    chain = machine_of(chosen)
+    followers = {node.number for node in cluster.nodes if _follows(machine_of(node), chain)}
+    recorded = _recorded(cluster)
+    stays = {node.number for node in cluster.nodes if node.honest}
+    for account in {node.account for node in cluster.nodes if not node.honest}:
+        processes = [node for node in cluster.nodes if node.account == account]
+        stays.add(max(processes, key=lambda node: (node.number in followers, -node.number)).number)
+    cluster.on_deliver.clear()
+    for node in cluster.nodes:
+        cluster.crash(node, EVER_MS)
+        if node.number not in followers:
+            _begin_anew(cluster, node)
+    for node in cluster.nodes:
+        # What the key of a liar has said elsewhere is no secret to it.
+        node.watches_own_seat = node.honest
+        node.votes = node.refused is None
+        if node.number in stays:
+            _start_again(cluster, node)
+    for _ in range(RETRIES):
+        cluster.run(cluster.now_ms + AGAIN_MS)
+        halted = [node for node in cluster.nodes if node.halted and node.number in stays]
+        if not halted:
+            break
+        for node in halted:  # its journal says of the views to come what others deny
+            if _follows(machine_of(node), chain):
+                node.journal_log.durable = blocks_alone(node.journal_log.durable)
+            else:
+                _begin_anew(cluster, node)
+            _start_again(cluster, node)
+    cluster.accuse(chosen, recorded)
+    cluster.bring_proofs(chosen)
+
+
+def _turn_back(cluster: ForkingCluster) -> bool:
+    """People take the other chain, from the databases that were put aside; tell whether there are any."""
+    aside, cluster.aside = cluster.aside, {}
+    back = [node for node in cluster.nodes if node.number in aside]
+    if not honest_of(back):
+        return False
+    for node in cluster.nodes:
+        cluster.crash(node, EVER_MS)
+    for node in back:
+        earlier, node.journal_log = aside[node.number]
+        node.machine = machine_of(node).put_back(earlier)
+        cluster.branches.is_back(node.number, earlier)
+    decide(cluster, tallest(cluster, back))
+    return True
+
+
+def _begin_anew(cluster: ForkingCluster, node: Node) -> None:
+    cluster.aside.setdefault(node.number, (machine_of(node), node.journal_log))
+    node.journal_log = SimulatedLog()
+    node.machine = machine_of(node).anew()
+    cluster.branches.begins_anew(node.number)
+
+
+def _start_again(cluster: ForkingCluster, node: Node) -> None:
+    node.halted = None
+    cluster.start(node)
+
+
+def waits_for_proofs(side: Sequence[Node]) -> bool:
+    """Tell whether an honest node of a side has a proof that is not on its chain."""
+    return any(machine_of(node).pending for node in honest_of(side))
+
+
+def settle(cluster: ForkingCluster) -> bool:
+    """Run until all that is provable is on the chain, and it goes on; tell whether it does.
+
+    It need not where a lie leads past what can be built on; then the proofs must tell whose lie it is. A node that
+    halts has people decide soon, long before evidence is too old to count. Raises Violation when it takes too long
+    for no such reason.
+    """
+    honest, branches = honest_of(cluster.nodes), cluster.branches
+
+    def halts() -> set[int]:
+        return {node.number for node in honest if node.halted}
+
+    def is_done() -> bool:
+        return (
+            all(branches.height(node.number) >= goal for node in honest)
+            and not halts()
+            and not waits_for_proofs(honest)
+        )
+
+    def is_over() -> bool:
+        return not halts() <= halted or is_done()
+
+    limit_ms = LIMIT_MS
+    for decision in range(1, DECISIONS_MAX + 1):
+        goal = max(branches.height(node.number) for node in honest) + LIVE_BLOCKS
+        halted = halts()
+        cluster.run(cluster.now_ms + limit_ms, is_over)
+        if is_done():
+            return True
+        if not halts() <= halted:
+            cluster.run(cluster.now_ms + HALT_MS)
+        if decision == DECISIONS_MAX:
+            break
+        if any(node.halted for node in honest):
+            decide(cluster)
+        elif limit_ms == LIMIT_MS and _turn_back(cluster):
+            limit_ms = LIMIT_AGAIN_MS
+        else:
+            break
+    heights = [branches.height(node.number) for node in honest]
+    waiting = [len(machine_of(node).pending) for node in honest]
+    seated = [node for node in honest if _has_seat(cluster.world, node)]
+    if not all(_is_led_astray(cluster, node) for node in seated):
+        raise Violation(f"not all proofs are on chain: heights {heights} of {goal}, waiting {waiting}")
+    if 3 * branches.named_share() <= 1:
+        raise Violation(f"the chain stands still at {heights}, and the proofs name too few")
+    return False
+
+
+def _has_seat(world: World, node: Node) -> bool:
+    reign = node.machine.reign(node.epoch)
+    assert reign is not None
+    return reign.committee.seat_of(world.address(node.account)) is not None
+
+
+def _is_led_astray(cluster: ForkingCluster, node: Node) -> bool:
+    """Whether a certificate of another chain leads a node past a view that no NULLIFY certificate lets through."""
+    if node.halted:
+        return False
+    tip = machine_of(node).store.tip
+    final = decode_header(tip.header)
+    above = [
+        certificate
+        for kind, data in read_journal(node.journal_log.durable)[0]
+        if kind == JOURNAL_CERTIFICATE
+        and ((certificate := decode_certificate(data)).epoch, certificate.view) > (final.epoch, final.view)
+    ]
+    nullified = {(certificate.epoch, certificate.view) for certificate in above if certificate.kind == NULLIFY}
+    return any(
+        certificate.kind != NULLIFY
+        and (certificate.epoch, certificate.view) not in nullified
+        and not cluster.branches.stands_on(certificate.block_hash, tip.block_hash)
+        for certificate in above
+    )

@@ -1,0 +1,425 @@
+"""What one node lets strangers cost it, in one place; times in seconds unless named otherwise."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+from p2p.base.errors import ReceiveMemoryExceeded
+
+__all__ = [
+    "Account",
+    "Charge",
+    "HalfOpen",
+    "Holding",
+    "LoopShare",
+    "NetworkLimits",
+    "Place",
+    "RateLimiter",
+    "ReceiveMemory",
+    "SharedRate",
+    "who_holds_too_much",
+]
+
+MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkLimits:
+    """Bounds of the network service (NETWORK.md, section 6, abuse limits)."""
+
+    peers_in_max: int = 64
+    peers_out_target: int = 12
+    peers_per_ip_max: int = 8
+    peers_per_network_max: int = 16
+    """Of those that come in, from one public /24 or /48 of IPv6; whom the node wants always is not counted."""
+    accepts_per_ip_per_s: float = 10.0
+    accepts_per_ip_burst: float = 20.0
+    accepts_per_network_per_s: float = 40.0
+    accepts_per_network_burst: float = 80.0
+    accepts_per_block_per_s: float = 80.0
+    """From one /16 or /32 of IPv6: the rate in sum is not for one of them to use up."""
+    accepts_per_block_burst: float = 160.0
+    accepts_per_s: float = 200.0
+    accepts_kept_per_s: float = 50.0
+    """On top of these, for blocks from which hardly anybody has come of late: three blocks use up the rest."""
+    half_open_max: int = 256
+    handshake_timeout_s: float = 5.0
+    dial_timeout_s: float = 10.0
+    dials_max: int = 32
+    dials_reserved: int = 12
+    """Of these, for whom we always want and for those that the owner named."""
+    redial_min_s: float = 0.25
+    redial_max_s: float = 30.0
+    redial_refused_max_s: float = 600.0
+    """The same after connections that the other end did not keep."""
+    redial_persistent_max_s: float = 5.0
+    """Longest wait between attempts at peers that the node wants always (its committee)."""
+    dial_stagger_s: float = 0.3
+    """How long one way to a peer is tried alone before the next one is tried beside it."""
+    resume_s: float = 6.0
+    """How long the conversation with a peer waits for another connection when it has lost its own."""
+    resume_retry_s: float = 0.25
+    probe_s: float = 1.0
+    """Silence of a peer that owes an acknowledgement, after which it is pinged."""
+    stall_s: float = 2.5
+    """The same, after which another way to it is tried."""
+    roam_check_s: float = 1.0
+    """Between looks at this machine's own address."""
+    plan_interval_s: float = 0.25
+    """Between looks at what the lanes carry."""
+    lanes_max: int = 16
+    """Bulk connections of one peer."""
+    lanes_in_sum_max: int = 256
+    """Bulk connections that others opened to us."""
+    lane_open_bytes: int = 96 * 1024
+    """Waiting bulk that is worth a connection of its own."""
+    lane_wait_s: float = 1.5
+    """How long bulk waits for that connection before it takes the control connection."""
+    lane_idle_s: float = 30.0
+    lane_drain_s: float = 5.0
+    """How long a lane that is given up may take to finish what it has under way."""
+    lane_retry_s: float = 5.0
+    """After a bulk connection could not be opened."""
+    lane_answers_per_s: float = 2.0
+    """How often a peer's wishes for lanes are looked at."""
+    lanes_asked_sum_max: int = 64
+    """Bulk connections that we keep because others asked for them."""
+    lane_new_ways_per_s: float = 0.05
+    """How often a peer's wish may lead to a dial by a way that has never led to it; ..."""
+    lane_new_ways_burst: float = 3.0
+    """... so many at first. Where such a way leads, the peer's record says, and it may say anything."""
+    lane_new_ways_sum_per_s: float = 1.0
+    """The same of all peers."""
+    lane_ask_s: float = 0.5
+    """Between two of our wishes for lanes; and four times this where nothing has changed."""
+    lane_tick_s: float = 0.125
+    """Between looks at whether lanes move, ..."""
+    lane_report_s: float = 0.2
+    """... and between two reports of that to the peer, at least."""
+    receive_bytes_per_peer_max: int = 64 * MIB
+    """Memory that messages on their way in from one peer may hold."""
+    receive_bytes_max: int = 1024 * MIB
+    """The same of all peers."""
+    send_bytes_max: int = 1024 * MIB
+    """What may wait to leave, or to be acknowledged, of all peers together."""
+    short_records_s: float = 1.0
+    """After a message of class consensus, records stay short where bulk shares its connection."""
+    settled_s: float = 5.0
+    """A connection that lived so long was a success; before, its back-off runs on."""
+    ping_interval_s: float = 5.0
+    idle_timeout_s: float = 20.0
+    write_timeout_s: float = 20.0
+    rekey_interval_s: float = 3_600.0
+    ban_s: float = 3_600.0
+    bans_max: int = 4_096
+    outbox_bytes_max: int = 256 * 1024
+    """Messages that wait for a connection to one address."""
+    outbox_peers_max: int = 256
+    outbox_s: float = 5.0
+    requests_served_per_peer_max: int = 16
+    requests_asked_per_peer_max: int = 64
+    request_bytes_max: int = 64 * 1024
+    serve_timeout_s: float = 30.0
+    gossip_batch_max: int = 256
+    gossip_batch_bytes_max: int = 256 * 1024
+    """Payloads that a validator gets at once: it may work through them without giving others their turn."""
+    loop_share_percent: int = 75
+    """Most of the event loop's time that what one peer sends may take."""
+    loop_debt_s: float = 0.1
+    """How far a peer may be ahead of its share, in time, before its connection is read more slowly."""
+    records_per_peer_per_s: float = 20.0
+    records_per_peer_burst: float = 400.0
+    """Peer records that one peer passes on, whose signatures are checked."""
+    strangers_per_peer_per_s: float = 2.0
+    strangers_per_peer_burst: float = 200.0
+    """Of those, the ones of nodes that we have never met: anybody can make any number of them."""
+    records_per_author_per_s: float = 0.2
+    records_per_author_burst: float = 20.0
+    exchange_interval_s: float = 60.0
+    exchange_again_s: float = 4.0
+    """After its first answer a new peer is asked once more."""
+    feeler_interval_s: float = 120.0
+    """Between looks at whether an address that we were only told of answers, once there are peers enough."""
+    exchange_records_max: int = 50
+    blob_serves_max: int = 8
+    """Pieces read from disk at once."""
+    blob_peers_served_max: int = 4
+    """Peers that are served at once; who has had its turn makes room for who waits."""
+    blob_turn_s: float = 10.0
+    blob_upload_bytes_per_s: int = 0
+    """Pace of all blobs that are served together; 0: none."""
+    blob_requests_per_source: int = 2
+    """Pieces asked of one source at once, at first; ..."""
+    blob_requests_per_source_max: int = 8
+    """... and at most, as its rate and round trip call for it."""
+    blob_piece_timeout_s: float = 60.0
+    blob_source_failures_max: int = 4
+    blob_busy_retries_max: int = 60
+
+
+_KEYS_MAX: Final = 4_096
+_GRANT_BYTES: Final = 4 * 1024
+"""Charged ahead of what has come of a message: it is counted in steps, and to begin one costs something."""
+
+
+class RateLimiter:
+    """Token buckets by key; the least recently seen key is forgotten, so memory is bounded."""
+
+    __slots__ = ("_buckets", "_burst", "_per_s")
+
+    def __init__(self, *, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._buckets: OrderedDict[object, tuple[float, float]] = OrderedDict()
+
+    def allows(self, key: object, now: float) -> bool:
+        """Take one token of ``key`` if there is one."""
+        tokens, since = self._buckets.pop(key, (self._burst, now))
+        tokens = min(self._burst, tokens + (now - since) * self._per_s)
+        allowed = tokens >= 1.0
+        self._buckets[key] = (tokens - 1.0 if allowed else tokens), now
+        if len(self._buckets) > _KEYS_MAX:
+            self._buckets.popitem(last=False)
+        return allowed
+
+
+class SharedRate:
+    """A rate in sum with a part that is kept for crowds from which hardly anybody has come of late.
+
+    Each crowd is bounded by itself before; but a few that fill their bounds would leave nothing for all others.
+    """
+
+    __slots__ = ("_kept", "_rare", "_sum")
+
+    def __init__(self, *, per_s: float, burst: float, kept_per_s: float) -> None:
+        self._sum = RateLimiter(per_s=per_s, burst=burst)
+        self._rare = RateLimiter(per_s=1.0, burst=2.0)
+        self._kept = RateLimiter(per_s=kept_per_s, burst=kept_per_s)
+
+    def allows(self, crowd: str, now: float) -> bool:
+        """Tell whether one more of this crowd is let in."""
+        is_rare = self._rare.allows(crowd, now)
+        return self._sum.allows(None, now) or (is_rare and self._kept.allows(None, now))
+
+
+class LoopShare:
+    """One peer's share of the event loop: what is cheap to send and costly to take must not starve the others.
+
+    Who takes more than its share waits, and its own connection slows it down.
+    """
+
+    __slots__ = ("_debt_s", "_factor", "_free_at")
+
+    def __init__(self, now: float, *, percent: int, debt_s: float) -> None:
+        self._factor = 100 / percent
+        self._debt_s = debt_s
+        self._free_at = now
+
+    def wait_s(self, took_s: float, now: float) -> float:
+        """Return how long to wait after work of ``took_s`` that ends now; zero or less: not at all."""
+        self._free_at = max(self._free_at, now - took_s) + took_s * self._factor
+        return self._free_at - now - self._debt_s
+
+
+class ReceiveMemory:
+    """What all peers together may hold of messages on their way in.
+
+    When it is used up, whoever holds most gives way: who holds little is not harmed by who holds much.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._accounts: set[Account] = set()
+
+    def open(self, limit_bytes: int, on_evicted: Callable[[], None]) -> Account:
+        """Return the account of a peer; ``on_evicted`` ends that peer."""
+        account = Account(self, limit_bytes, on_evicted)
+        self._accounts.add(account)
+        return account
+
+    def closed(self, account: Account) -> None:
+        """Forget an account whose bytes have been given back."""
+        self._accounts.discard(account)
+
+    def make_room(self, asker: Account, size_bytes: int) -> None:
+        """Evict the largest holders until there is room. Raises ReceiveMemoryExceeded when that is the asker."""
+        while self.used_bytes + size_bytes > self.limit_bytes:
+            largest = max(self._accounts, key=lambda account: account.held_bytes, default=asker)
+            if largest is asker or largest.held_bytes <= asker.held_bytes + size_bytes:
+                raise ReceiveMemoryExceeded(f"{self.used_bytes} bytes of messages on their way in")
+            largest.evict()
+
+
+class Account:
+    """One peer's share of ``ReceiveMemory``."""
+
+    __slots__ = ("_is_open", "_limit_bytes", "_memory", "_on_evicted", "held_bytes")
+
+    def __init__(self, memory: ReceiveMemory, limit_bytes: int, on_evicted: Callable[[], None]) -> None:
+        self._memory = memory
+        self._limit_bytes = limit_bytes
+        self._on_evicted = on_evicted
+        self._is_open = True
+        self.held_bytes = 0
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether so much is held by all that windows should shrink."""
+        return self._memory.used_bytes > self._memory.limit_bytes // 2
+
+    def take(self, size_bytes: int) -> None:
+        """Hold so much more. Raises ReceiveMemoryExceeded."""
+        if self.held_bytes + size_bytes > self._limit_bytes:
+            raise ReceiveMemoryExceeded(f"{self.held_bytes} bytes of one peer's messages on their way in")
+        if self._memory.used_bytes + size_bytes > self._memory.limit_bytes:
+            self._memory.make_room(self, size_bytes)
+        self.take_always(size_bytes)
+
+    def take_always(self, size_bytes: int) -> None:
+        """Hold so much more whatever the limits say (consensus: small, bounded by its class)."""
+        if self._is_open:
+            self.held_bytes += size_bytes
+            self._memory.used_bytes += size_bytes
+
+    def give(self, size_bytes: int) -> None:
+        """Hold so much less."""
+        if self._is_open:
+            self.held_bytes -= size_bytes
+            self._memory.used_bytes -= size_bytes
+
+    def evict(self) -> None:
+        """Close, and end the peer whose account it is."""
+        self.close()
+        self._on_evicted()
+
+    def close(self) -> None:
+        """Give everything back; afterwards nothing is counted."""
+        if self._is_open:
+            self._is_open = False
+            self._memory.used_bytes -= self.held_bytes
+            self.held_bytes = 0
+            self._memory.closed(self)
+
+
+class Holding(NamedTuple):
+    """What waits to leave to one peer."""
+
+    size_bytes: int
+    """All of it."""
+    blocks: tuple[tuple[int, int], ...] = ()
+    """Of it what may wait for others too, and is held once then: (which object, bytes)."""
+
+
+_Holder = TypeVar("_Holder")
+
+
+def who_holds_too_much(holdings: Mapping[_Holder, Holding], limit_bytes: int) -> list[_Holder]:
+    """Return who has to go until the rest is within the limit, those first for whom most waits.
+
+    Whoever asks for much and reads little, or acknowledges nothing, has it all kept here.
+    """
+    if sum(holding.size_bytes for holding in holdings.values()) <= limit_bytes:
+        return []
+    waits_for = Counter(block for holding in holdings.values() for block in dict.fromkeys(holding.blocks))
+    own = {
+        holder: holding.size_bytes - sum(block[1] for block in holding.blocks if waits_for[block] > 1)
+        for holder, holding in holdings.items()
+    }
+    shared = sum(size for (_, size), count in waits_for.items() if count > 1)
+    excess = sum(own.values()) + shared - limit_bytes
+    found: list[_Holder] = []
+    for holder in sorted(own, key=lambda holder: -own[holder]):
+        if excess <= 0:
+            break
+        found.append(holder)
+        excess -= own[holder]
+    return found
+
+
+class Charge:
+    """What one message on its way in holds of its peer's account: as much as has come, and a little more.
+
+    What is merely announced holds nothing, or a few words would keep everybody else from receiving.
+    """
+
+    __slots__ = ("_account", "_held_bytes", "_is_exempt", "_size_bytes")
+
+    def __init__(self, account: Account, size_bytes: int, *, is_exempt: bool = False) -> None:
+        self._account = account
+        self._size_bytes = size_bytes
+        self._is_exempt = is_exempt
+        """Consensus: counted, and never refused."""
+        self._held_bytes = 0
+
+    def cover(self, arrived_bytes: int) -> None:
+        """Hold what has come so far. Raises ReceiveMemoryExceeded."""
+        if arrived_bytes <= self._held_bytes and self._held_bytes:
+            return
+        wanted = min(self._size_bytes, arrived_bytes + _GRANT_BYTES)
+        more = wanted - self._held_bytes
+        if self._is_exempt:
+            self._account.take_always(more)
+        else:
+            self._account.take(more)
+        self._held_bytes = wanted
+
+    def give_back(self) -> None:
+        """Hold nothing any more."""
+        self._account.give(self._held_bytes)
+        self._held_bytes = 0
+
+
+class Place:
+    """One of the places for connections that have not yet proved who they are."""
+
+    __slots__ = ("crowd", "is_lost", "on_lost")
+
+    def __init__(self, crowd: str) -> None:
+        self.crowd = crowd
+        self.is_lost = False
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called when the place is given to somebody else."""
+
+
+class HalfOpen:
+    """The places for connections that have not yet proved who they are, by the network that they come from.
+
+    Where all are taken, the network that has most of them makes room for a newcomer with its oldest: whoever fills
+    the places, from however many addresses, fights for them with itself first.
+    """
+
+    def __init__(self, places_max: int) -> None:
+        self._places_max = places_max
+        self._crowds: dict[str, OrderedDict[Place, None]] = {}
+        """Each with its oldest first; among the crowds, whoever came to be one first."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def enter(self, crowd: str) -> Place:
+        """Return a place for a newcomer from the network ``crowd``, taken from another where none is free."""
+        if self._crowds and self._count >= self._places_max:
+            largest = max(self._crowds.values(), key=len)
+            oldest = next(iter(largest))
+            self.leave(oldest)
+            oldest.is_lost = True
+            oldest.on_lost()
+        place = Place(crowd)
+        self._crowds.setdefault(crowd, OrderedDict())[place] = None
+        self._count += 1
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Give a place back; one that was lost already is not held any more."""
+        places = self._crowds.get(place.crowd)
+        if places is None or place not in places:
+            return
+        del places[place]
+        self._count -= 1
+        if not places:
+            del self._crowds[place.crowd]

@@ -1,0 +1,151 @@
+"""Where connections come from, at three widths, and which crowd is the largest; without I/O.
+
+Addresses are cheap, blocks of them less so: a home or a rented machine has all of a /64 of IPv6, a customer of a
+provider a /48, a provider a /32. So what one *site* (an IPv4 address, a /64), one *network* (/24, /48) and one
+*block* (/16, /32) may have is bounded, and where places are short the largest block makes room first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from p2p.base.dial_policy import Zone, zone_of
+
+__all__ = ["Crowds", "Origin", "address_of", "block_of", "crowd_of", "network_of", "origin_of", "site_of"]
+
+_PUNCHED: Final = "punch:"
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Origin(NamedTuple):
+    """Where a connection comes from."""
+
+    network: str
+    block: str
+    is_bounded: bool
+    """Whether the bound for one network holds: not within a house or a machine, nor for a relay, which brings
+    others."""
+    is_relayed: bool = False
+    """Whether a relay brought it: all that one brings are one network and one block."""
+
+    def of_its_own(self, address: bytes) -> Origin:
+        """Return the origin of a peer that stands for itself, wherever it comes from."""
+        return self._replace(block=f"0x{address.hex()}")
+
+
+def address_of(host: str) -> IpAddress:
+    """Return the address of an IP host, of an IPv4 one in either spelling. Raises ValueError."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def site_of(host: str) -> str:
+    """Return what the bounds for one address hold for: an IPv4 address, or the /64 that one site has of IPv6."""
+    address = address_of(host)
+    if address.version == 4 or address.is_loopback:
+        return str(address)
+    return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
+
+
+def network_of(host: str) -> str:
+    """Return the network that an IP host lies in: its /24, or /48 of IPv6."""
+    return _prefix(address_of(host), 24, 48)
+
+
+def block_of(host: str) -> str:
+    """Return the block of networks that an IP host lies in: its /16, or /32 of IPv6."""
+    return _prefix(address_of(host), 16, 32)
+
+
+def _prefix(address: IpAddress, bits_v4: int, bits_v6: int) -> str:
+    bits = bits_v4 if address.version == 4 else bits_v6
+    rest = address.max_prefixlen - bits
+    return f"{type(address)(int(address) >> rest << rest)}/{bits}"
+
+
+def crowd_of(host: str | None) -> str | None:
+    """Return the network in whose crowd a peer counts; only public addresses have one."""
+    return None if host is None or zone_of(host) is not Zone.OPEN else network_of(host)
+
+
+@lru_cache(maxsize=4_096)
+def origin_of(remote: str) -> Origin:
+    """Return where a connection comes from by the name of its other end: an IP address, or what brought it."""
+    host = remote.removeprefix(_PUNCHED)
+    try:
+        return Origin(network_of(host), block_of(host), zone_of(host) is Zone.OPEN)
+    except ValueError:
+        return Origin(remote, remote, False, is_relayed=True)
+
+
+_Member = TypeVar("_Member", bound=Hashable)
+
+
+class Crowds(Generic[_Member]):
+    """Members by the crowd that they belong to, each crowd in the order of coming; every question is O(1)."""
+
+    __slots__ = ("_by_size", "_crowd_of", "_largest", "_members")
+
+    def __init__(self) -> None:
+        self._members: dict[str, dict[_Member, None]] = {}
+        self._crowd_of: dict[_Member, str] = {}
+        self._by_size: dict[int, dict[str, None]] = {}
+        self._largest = 0
+
+    def __len__(self) -> int:
+        return len(self._crowd_of)
+
+    def __contains__(self, member: object) -> bool:
+        return member in self._crowd_of
+
+    def size(self, crowd: str) -> int:
+        """Return how many members a crowd has."""
+        return len(self._members.get(crowd, ()))
+
+    def enter(self, crowd: str, member: _Member) -> None:
+        """Note a newcomer."""
+        assert member not in self._crowd_of
+        self._crowd_of[member] = crowd
+        members = self._members.setdefault(crowd, {})
+        self._resize(crowd, len(members), len(members) + 1)
+        members[member] = None
+
+    def leave(self, member: _Member) -> None:
+        """Note that a member is gone; one that was not here is none."""
+        crowd = self._crowd_of.pop(member, None)
+        if crowd is None:
+            return
+        members = self._members[crowd]
+        self._resize(crowd, len(members), len(members) - 1)
+        del members[member]
+        if not members:
+            del self._members[crowd]
+
+    def who_gives_way(self, crowd: str) -> _Member | None:
+        """Return the newest of the largest crowd if a newcomer of ``crowd`` may have its place, else None.
+
+        Only where the newcomer's crowd stays smaller by it: nobody gives way that is alone in its crowd, and two
+        crowds of a size do not push each other out in turn.
+        """
+        if self._largest < self.size(crowd) + 2:
+            return None
+        largest = next(iter(self._by_size[self._largest]))
+        return next(reversed(self._members[largest]))
+
+    def _resize(self, crowd: str, before: int, after: int) -> None:
+        if before:
+            del self._by_size[before][crowd]
+            if not self._by_size[before]:
+                del self._by_size[before]
+        if after:
+            self._by_size.setdefault(after, {})[crowd] = None
+        if after > self._largest:
+            self._largest = after
+        elif before == self._largest and before not in self._by_size:
+            self._largest = after  # its crowd was the only one of that size, and has one less now

@@ -1,0 +1,298 @@
+"""Direct TCP: options that keep votes ahead of bulk, and the dialer for ``tcp`` endpoints."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from functools import cache, partial
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple, Protocol
+
+import trio
+
+from p2p.base.dial_policy import Vicinity, zone_of
+from p2p.base.transport import Endpoint
+
+__all__ = [
+    "Connector",
+    "LowWater",
+    "Opener",
+    "SocketTuning",
+    "TcpDialer",
+    "TcpInfo",
+    "kernel_notes",
+    "local_address",
+    "pace",
+    "tcp_info",
+    "tune",
+]
+
+USER_TIMEOUT_MS: Final = 20_000
+NOTSENT_LOWAT_BYTES: Final = 64 * 1024
+"""What the kernel may hold unsent: little, or a vote waits behind it (NETWORK.md, section 3)."""
+NOTSENT_LOWAT_BULK_BYTES: Final = 512 * 1024
+"""The same where only bulk travels: fewer and larger writes."""
+CONGESTION: Final = b"bbr"
+LOW_WATER_BYTES_MIN: Final = 4 * 1024
+"""Less than this is not worth a call to wait for."""
+LOW_WATER_BYTES_MAX: Final = 16 * 1024
+"""Whether anything moves on a slow line is seen in steps of this."""
+_SO_MAX_PACING_RATE: Final = 47
+_UNPACED: Final = 2**64 - 1
+PACE_BYTES_MIN: Final = 64 * 1024
+"""A connection is slowed to this at most: what moves slower is taken for dead."""
+_TCP_INFO_BYTES: Final = 168
+_TCP_INFO: Final = Struct("=24xI40xI28xIQ8xQQ8xII4xIQ")
+"""unacked, rtt, total_retrans, pacing_rate, bytes_acked, bytes_received, notsent_bytes, min_rtt, data_segs_out,
+delivery_rate."""
+_PROBES: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Addresses for documentation: a datagram socket connected to one shows our own address and sends nothing."""
+_SYSCTLS: Final = (
+    ("net.ipv4.tcp_slow_start_after_idle", "0", "a block after a silence starts slowly"),
+    ("net.ipv4.tcp_wmem", 16 * 1024 * 1024, "long fast lines are not filled"),
+    ("net.ipv4.tcp_rmem", 16 * 1024 * 1024, "long fast lines are not filled"),
+)
+
+
+OWN_LOOKUPS_MAX: Final = 8
+"""Threads that look up names of the owner's own options."""
+LOOKUPS_MAX: Final = 4
+"""Threads that look up what strangers named; such a name may take as long as its owner likes."""
+ADDRESSES_MAX: Final = 4
+"""Of one name."""
+ADDRESS_STAGGER_S: Final = 0.3
+
+CONNECT_ERRORS: Final = (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError)
+"""What dialling a host within a time may raise. ValueError: a name that cannot be encoded."""
+
+
+class SocketTuning(NamedTuple):
+    """What the kernel granted."""
+
+    congestion: str
+    is_tuned: bool
+
+
+class SupportsOptions(Protocol):
+    """A socket as far as its options go: of trio, of asyncio."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+
+
+class TcpInfo(NamedTuple):
+    """What the kernel knows of a connection's way to its next hop."""
+
+    rtt_s: float
+    min_rtt_s: float
+    delivery_bytes_per_s: int
+    retransmits: int
+    """Segments sent again since the connection began."""
+    segments: int
+    """Segments of data sent since then, those sent again too."""
+    unacked: int
+    """Segments under way."""
+    notsent_bytes: int
+    bytes_acked: int
+    bytes_received: int
+
+
+def tcp_info(sock: trio.socket.SocketType) -> TcpInfo | None:
+    """Return the kernel's figures, where it is Linux and still has them."""
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except (AttributeError, OSError):
+        return None
+    if len(data) < _TCP_INFO_BYTES:
+        return None
+    unacked, rtt, retransmits, _pacing, acked, received, notsent, min_rtt, segments, rate = _TCP_INFO.unpack(data)
+    return TcpInfo(rtt / 1e6, min_rtt / 1e6, rate, retransmits, segments, unacked, notsent, acked, received)
+
+
+def local_address() -> tuple[str, ...]:
+    """Return from which addresses this machine would now reach the world, for each family that it could."""
+    found = []
+    for family, probe in _PROBES:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect((probe, 9))
+                found.append(str(sock.getsockname()[0]))
+        except OSError:
+            continue
+    return tuple(found)
+
+
+def kernel_notes(proc: Path = Path("/proc/sys")) -> list[str]:
+    """Return what the kernel's settings cost, a sentence for each that is not as docs/operations.md advises."""
+    notes = []
+    for name, wanted, cost in _SYSCTLS:
+        try:
+            value = proc.joinpath(*name.split(".")).read_text().split()[-1]
+        except (OSError, IndexError):
+            continue
+        if value != wanted if isinstance(wanted, str) else not value.isdigit() or int(value) < wanted:
+            notes.append(f"{name} is {value}, {wanted} advised: {cost}")
+    return notes
+
+
+def tune(sock: trio.socket.SocketType, *, is_bulk: bool = False) -> SocketTuning:
+    """Set what this platform and its administrator allow; nothing here is needed for correctness."""
+    is_tuned = True
+    for level, option, value in (
+        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+        (socket.IPPROTO_TCP, "TCP_NOTSENT_LOWAT", NOTSENT_LOWAT_BULK_BYTES if is_bulk else NOTSENT_LOWAT_BYTES),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    ):
+        try:
+            sock.setsockopt(level, getattr(socket, option), value)
+        except (AttributeError, OSError):
+            is_tuned = False
+    congestion = ""
+    name = getattr(socket, "TCP_CONGESTION", None)
+    if name is not None:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, name, CONGESTION)
+        except OSError:
+            is_tuned = False  # not in net.ipv4.tcp_allowed_congestion_control
+        try:
+            congestion = sock.getsockopt(socket.IPPROTO_TCP, name, 16).rstrip(b"\0").decode("ascii", "replace")
+        except OSError:
+            pass
+    return SocketTuning(congestion, is_tuned)
+
+
+def pace(sock: trio.socket.SocketType, bytes_per_s: int | None) -> None:
+    """Let a connection send no faster than this, where the kernel can see to it; None: as fast as it will."""
+    value = _UNPACED if bytes_per_s is None else max(bytes_per_s, PACE_BYTES_MIN)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, value.to_bytes(8, sys.byteorder))
+    except OSError:
+        pass  # no Linux of 64 bits: what should be slowed is not, and what it is tried for comes out as before
+
+
+class LowWater:
+    """Wakes who reads a socket once enough has come, not at each packet.
+
+    A part of a record is of no use, and on a slow line each of its packets comes alone: 700 a megabyte. The end
+    of a connection, and a window that is full, are told of whatever the mark is.
+    """
+
+    __slots__ = ("_limit", "_mark", "_socket")
+
+    def __init__(self, sock: SupportsOptions | None, *, limit: int = LOW_WATER_BYTES_MAX) -> None:
+        self._socket = sock
+        self._mark = 1
+        self._limit = limit
+
+    def expect(self, lacking: int) -> None:
+        """Say how many bytes the record that has begun still lacks; 0 where none has."""
+        mark = 1 if lacking < LOW_WATER_BYTES_MIN else min(lacking, self._limit)
+        if mark == self._mark or self._socket is None:
+            return
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
+        except OSError:
+            self._socket = None  # closed, or of a system without it: each packet wakes
+        self._mark = mark
+
+
+@cache
+def is_paced() -> bool:
+    """Whether the kernel grants BBR here: then one flow fills a line without help."""
+    name = getattr(socket, "TCP_CONGESTION", None)
+    if name is None:
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, name, CONGESTION)
+        except OSError:
+            return False
+    return True
+
+
+def _family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+Opener = Callable[[str, int], Awaitable[trio.SocketStream]]
+"""Opens a TCP connection to a host and port. Raises OSError; the caller sets the time limit."""
+
+
+class Connector:
+    """Opens TCP connections to hosts by name or number, within what ``vicinity`` allows.
+
+    Names are looked up in threads of their own, few, so that slow names of strangers keep nothing else waiting:
+    an abandoned lookup holds its thread until the system gives it up.
+    """
+
+    def __init__(self, vicinity: Vicinity) -> None:
+        self.vicinity = vicinity
+        self._own = trio.CapacityLimiter(OWN_LOOKUPS_MAX)
+        self._strangers = trio.CapacityLimiter(LOOKUPS_MAX)
+
+    async def look_up(self, host: str, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[str]:
+        """Return the addresses of a host that may be dialled. Raises OSError where there is none."""
+        is_named = self.vicinity.is_named(host)
+        if zone_of(host) is not None:
+            found = [host] if family in (socket.AF_UNSPEC, _family_of(host)) else []
+        else:
+            look = partial(socket.getaddrinfo, host, None, family, socket.SOCK_STREAM)
+            limiter = self._own if is_named else self._strangers
+            answers = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=limiter)
+            found = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
+        allowed = [address for address in found if is_named or self.vicinity.may_dial(address)]
+        if not allowed:
+            raise OSError(f"{host}: no address that this node may be sent to")
+        return allowed[:ADDRESSES_MAX]
+
+    async def connect(self, host: str, port: int) -> trio.SocketStream:
+        """Return a stream to the first address that answers. Raises OSError; the caller sets the time limit."""
+        addresses = await self.look_up(host)
+        if len(addresses) == 1:
+            return await trio.open_tcp_stream(addresses[0], port)
+        won: trio.SocketStream | None = None
+        error: OSError | None = None
+
+        async def attempt(address: str, failed: trio.Event) -> None:
+            nonlocal won, error
+            try:
+                stream = await trio.open_tcp_stream(address, port)
+            except OSError as problem:
+                error = problem
+                failed.set()
+                return
+            if won is None:
+                won = stream
+                nursery.cancel_scope.cancel()
+            else:
+                await trio.aclose_forcefully(stream)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                for address in addresses:
+                    failed = trio.Event()
+                    nursery.start_soon(attempt, address, failed)
+                    with trio.move_on_after(ADDRESS_STAGGER_S):
+                        await failed.wait()
+        except BaseException:
+            if won is not None:
+                await trio.aclose_forcefully(won)
+            raise
+        if won is None:
+            raise error or OSError(f"{host}:{port}: no address answered")
+        return won
+
+
+class TcpDialer:
+    """Dials ``tcp:host:port`` by way of a connector; without one, wherever it is told to."""
+
+    def __init__(self, connector: Connector | None = None) -> None:
+        self._connector = connector or Connector(Vicinity(is_inner=True))
+
+    async def dial(self, endpoint: Endpoint, target: bytes | None) -> trio.abc.Stream:
+        """Return a tuned stream. Raises OSError."""
+        stream = await self._connector.connect(endpoint.host, endpoint.port)
+        tune(stream.socket)
+        return stream

@@ -1,0 +1,86 @@
+"""Payloads that wait for their verdict: one queue and one validator a topic, as many at once as may be."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from p2p.base.limits import NetworkLimits
+from p2p.gossip.core import Deliver, Verdict
+
+__all__ = ["BatchValidator", "GossipItem", "Validation", "Validator", "one_by_one"]
+
+
+@dataclass(frozen=True, slots=True)
+class GossipItem:
+    """One payload that waits for its verdict, and who sent it first."""
+
+    peer: bytes
+    payload: bytes
+
+
+Validator = Callable[[bytes, bytes], Awaitable[Verdict]]
+BatchValidator = Callable[[Sequence[GossipItem]], Awaitable[Sequence[Verdict]]]
+
+
+def one_by_one(validator: Validator) -> BatchValidator:
+    """Return what asks ``validator(peer address, payload)`` for each of many."""
+
+    async def validate(items: Sequence[GossipItem]) -> Sequence[Verdict]:
+        return [await validator(item.peer, item.payload) for item in items]
+
+    return validate
+
+
+class Validation:
+    """The queue of one topic, bounded by the gossip core's pending limits.
+
+    ``judged`` takes its verdicts, ``credit`` those who brought what was good.
+    """
+
+    def __init__(
+        self,
+        validator: BatchValidator,
+        limits: NetworkLimits,
+        judged: Callable[[Iterable[tuple[bytes, Verdict]]], None],
+        credit: Callable[[bytes], None] = lambda _address: None,
+    ) -> None:
+        self._validator = validator
+        self._limits = limits
+        self._judged = judged
+        self._credit = credit
+        self._waiting: OrderedDict[bytes, Deliver] = OrderedDict()
+        self._wake = trio.Event()
+
+    def put(self, item: Deliver) -> None:
+        """Let a payload wait for its turn."""
+        self._waiting[item.message_id] = item
+        self._wake.set()
+
+    def withdraw(self, message_id: bytes) -> None:
+        """Let go of a payload, where its turn has not come; else its verdict is given and nobody asks for it."""
+        self._waiting.pop(message_id, None)
+
+    async def run(self) -> None:
+        """Validate until cancelled."""
+        while True:
+            if not self._waiting:
+                self._wake = trio.Event()
+                await self._wake.wait()
+            batch: list[Deliver] = []
+            size = 0
+            while self._waiting and len(batch) < self._limits.gossip_batch_max:
+                item = next(iter(self._waiting.values()))
+                size += len(item.payload)
+                if batch and size > self._limits.gossip_batch_bytes_max:
+                    break
+                batch.append(self._waiting.pop(item.message_id))
+            verdicts = await self._validator([GossipItem(item.peer, item.payload) for item in batch])
+            assert len(verdicts) == len(batch)
+            self._judged([(item.message_id, verdict) for item, verdict in zip(batch, verdicts, strict=True)])
+            for address in {item.peer for item, v in zip(batch, verdicts, strict=True) if v is Verdict.ACCEPT}:
+                self._credit(address)
+            await trio.lowlevel.checkpoint()

@@ -1,0 +1,151 @@
+"""One message to many, without I/O: pieces through relays, a swap among the receivers, the rest by request.
+
+The sender announces root and key to every receiver over its own connection; the pieces take the cheapest way:
+
+- *relays*: each piece leaves the sender once, the relays that the receivers reserved hand out copies;
+- *ask*: who has no relay, or one that fails, is told which others have the pieces, and asks those;
+- *swap*: pieces that hardly anybody has go to one receiver each, who hands them on to the others;
+- *pull*: what still lacks is asked for by number.
+
+A receiver tells the sender what it has, so the sender sees before long that a relay is dead, slow or a censor, and
+goes on by another relay, or by swap, for those who lack pieces. Every piece is checked under the announced root
+before it is kept or handed on. To its receiver a message that came in pieces is one that the announcer sent.
+
+The shell passes monotonic seconds in, calls ``tick`` every ``pause_s`` while ``is_active``, and does the
+effects in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from random import Random
+
+from p2p.multicast.pieces import decode_piece
+from p2p.multicast.receive import Receiving
+from p2p.multicast.send import Sending
+from p2p.multicast.wire import (
+    FORGET_S,
+    TICK_S,
+    Announce,
+    Ask,
+    Done,
+    Effect,
+    Have,
+    Member,
+    MulticastParameters,
+    Swap,
+    Want,
+    decode_control,
+)
+
+__all__ = ["Multicast"]
+
+
+class Multicast:
+    """What one node sends and receives in pieces; ``own`` is its address."""
+
+    def __init__(self, own: bytes, *, random: Random, parameters: MulticastParameters | None = None) -> None:
+        self.counters: Counter[str] = Counter()
+        """Events by name since the start, for metrics."""
+        bounds = parameters or MulticastParameters()
+        self._sending = Sending(own, random, bounds, self.counters)
+        self._receiving = Receiving(own, random, bounds, self.counters)
+
+    @property
+    def trusted(self) -> frozenset[bytes]:
+        """Those who may make this node hand on pieces; see ``Receiving``."""
+        return self._receiving.trusted
+
+    @trusted.setter
+    def trusted(self, addresses: frozenset[bytes]) -> None:
+        self._receiving.trusted = addresses
+
+    @property
+    def is_active(self) -> bool:
+        """Whether ``tick`` has anything to do."""
+        return self._sending.is_active or self._receiving.is_active
+
+    @property
+    def pause_s(self) -> float:
+        """How long after a tick the next one is due."""
+        return TICK_S if self._sending.is_urgent or self._receiving.is_urgent else FORGET_S
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory promised to messages of others, and held by pieces without an announcement."""
+        return self._receiving.held_bytes
+
+    def send(
+        self,
+        kind: int,
+        body: bytes,
+        members: Sequence[Member],
+        ways: Mapping[bytes, Collection[bytes]],
+        *,
+        key: bytes,
+        now: float,
+    ) -> list[Effect]:
+        """Send a message to all ``members``; ``ways`` says who of them waits at which relay, preferred ones first.
+
+        ``key`` is a fresh secret. What is under way already is not sent again, only asked after.
+        """
+        return self._sending.send(kind, body, members, ways, key=key, now=now)
+
+    def published(self, root: bytes, relay: bytes, members: Collection[bytes], now: float) -> None:
+        """Note that a relay took one more piece for these."""
+        self._sending.published(root, relay, members, now)
+
+    def is_wanted(self, root: bytes, relay: bytes, members: Collection[bytes]) -> bool:
+        """Tell whether a part that was to be published still helps anybody."""
+        return self._sending.is_wanted(root, relay, members)
+
+    def publish_failed(self, root: bytes, relay: bytes, now: float) -> list[Effect]:
+        """Take the end of a relay in the middle: those who wait for its pieces are helped at once."""
+        return self._sending.publish_failed(root, relay, now)
+
+    def peer_joined(self, address: bytes, now: float) -> list[Effect]:
+        """Take a new connection: what is under way to this peer is announced again."""
+        return self._sending.peer_joined(address, now)
+
+    def peer_left(self, address: bytes) -> None:
+        """Take the end of a peer's last connection."""
+        self._sending.peer_left(address)
+
+    def control(self, peer: bytes, data: bytes, now: float) -> list[Effect]:
+        """Take a control message. Raises DecodeError: then drop the peer."""
+        message = decode_control(data)
+        match message:
+            case Announce():
+                return self._receiving.announce(peer, message, now)
+            case Have(root, bitmap):
+                self._sending.have(peer, root, bitmap, now)
+                return []
+            case Done(root):
+                self._receiving.done(peer, root)
+                return self._sending.done(peer, root, now)
+            case Swap():
+                return self._receiving.swap(peer, message, now)
+            case Ask():
+                return self._receiving.ask(peer, message)
+            case Want(root, bitmap):
+                effects = self._sending.want(peer, root, bitmap, now)
+                return self._receiving.want(peer, root, bitmap) if effects is None else effects
+            case _:
+                raise AssertionError(message)
+
+    def peer_piece(self, peer: bytes, data: bytes, now: float) -> list[Effect]:
+        """Take a piece from a peer. Raises DecodeError: then drop the peer."""
+        return self._receiving.peer_piece(peer, data, now)
+
+    def relay_piece(self, relay: bytes, publisher: bytes, data: bytes, now: float) -> list[Effect]:
+        """Take a piece that a relay says ``publisher`` gave it."""
+        return self._receiving.relay_piece(relay, publisher, data, now)
+
+    def pass_failed(self, address: bytes, frame: bytes) -> None:
+        """Note that a peer's connection had no room for a piece."""
+        self._sending.pass_failed(address, decode_piece(frame))
+
+    def tick(self, now: float) -> list[Effect]:
+        """Do what is due: help, reports, requests, forgetting."""
+        return self._sending.tick(now) + self._receiving.tick(now)

@@ -1,0 +1,219 @@
+"""A message in pieces, without I/O: sealed, cut, every piece provable under one root, with parity where it pays.
+
+What is cut is the sealed message, so whoever carries pieces for others sees neither content nor kind; the key
+travels in the announcement. A piece proves itself before it is kept or handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Final, NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from p2p.base.errors import PieceForged
+from p2p.multicast import erasure
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
+from state.primitives.merkle import MerkleProof, merkle_proofs, verify_merkle_proof
+
+__all__ = [
+    "KEY_BYTES",
+    "MESSAGE_BYTES_MAX",
+    "PARITY_MAX",
+    "PARITY_MESSAGE_BYTES_MAX",
+    "PIECE_BYTES_MAX",
+    "PIECE_BYTES_MIN",
+    "PIECE_FRAME_BYTES_MAX",
+    "SEAL_BYTES",
+    "Assembly",
+    "Cut",
+    "Piece",
+    "Shape",
+    "cut_message",
+    "cut_parity",
+    "decode_piece",
+    "encode_piece",
+    "open_message",
+    "seal_message",
+]
+
+KEY_BYTES: Final = 32
+SEAL_BYTES: Final = 16
+MESSAGE_BYTES_MAX: Final = 9 * 1024 * 1024
+"""Longest message before sealing: what a message of the class BLOCK may have."""
+PIECE_BYTES_MAX: Final = 64 * 1024
+PIECE_BYTES_MIN: Final = 1024
+DATA_PIECES_MAX: Final = 160
+PARITY_MAX: Final = 32
+"""Parity pieces of one message: rebuilding takes as many passes over the data."""
+PARITY_MESSAGE_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Longer messages go without: the event loop would stand for more than some 50 ms."""
+_PROOF_HASHES_MAX: Final = 8
+_HEAD: Final = Struct(">32sBHB")
+_FORWARD: Final = 1
+PIECE_FRAME_BYTES_MAX: Final = _HEAD.size + _PROOF_HASHES_MAX * HASH_BYTES + PIECE_BYTES_MAX
+_NONCE: Final = bytes(12)
+"""A key seals one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a sealed message of ``size_bytes`` is cut. Raises DecodeError where nothing sensible is."""
+
+    size_bytes: int
+    piece_bytes: int
+
+    def __post_init__(self) -> None:
+        if not (
+            SEAL_BYTES < self.size_bytes <= MESSAGE_BYTES_MAX + SEAL_BYTES
+            and PIECE_BYTES_MIN <= self.piece_bytes <= PIECE_BYTES_MAX
+            and self.count <= DATA_PIECES_MAX
+        ):
+            raise DecodeError("not the shape of a message in pieces")
+
+    @property
+    def count(self) -> int:
+        """Pieces of data."""
+        return -(-self.size_bytes // self.piece_bytes)
+
+    def piece_size(self, index: int) -> int:
+        """Return the bytes of one piece; the last of the data may be shorter than all others."""
+        return (
+            min(self.piece_bytes, self.size_bytes - index * self.piece_bytes)
+            if index < self.count
+            else self.piece_bytes
+        )
+
+    @classmethod
+    def fit(cls, size_bytes: int, receivers: int) -> Shape:
+        """Return the shape in which equal shares of the pieces are equal shares of the message too."""
+        shares = max(1, min(receivers, DATA_PIECES_MAX))
+        each = -(-size_bytes // (shares * PIECE_BYTES_MAX))
+        if shares * each > DATA_PIECES_MAX:
+            return cls(size_bytes, PIECE_BYTES_MAX)
+        return cls(size_bytes, max(PIECE_BYTES_MIN, -(-size_bytes // (shares * each))))
+
+
+class Piece(NamedTuple):
+    """One piece with its proof. Numbers from the count of data pieces on are parity, under a root of its own.
+
+    ``is_to_forward``: who gets it from the sender itself hands it on to the others.
+    """
+
+    root: bytes
+    number: int
+    siblings: tuple[bytes, ...]
+    data: bytes
+    is_to_forward: bool = False
+
+
+class Cut(NamedTuple):
+    """Pieces under one root."""
+
+    root: bytes
+    pieces: tuple[bytes, ...]
+    proofs: tuple[MerkleProof, ...]
+
+
+def encode_piece(piece: Piece) -> bytes:
+    """Return the bytes of a piece as they travel."""
+    head = _HEAD.pack(piece.root, _FORWARD if piece.is_to_forward else 0, piece.number, len(piece.siblings))
+    return b"".join((head, *piece.siblings, piece.data))
+
+
+def decode_piece(data: bytes) -> Piece:
+    """Return the piece of its one spelling, its proof not checked yet. Raises DecodeError."""
+    if len(data) < _HEAD.size or len(data) > PIECE_FRAME_BYTES_MAX:
+        raise DecodeError("not a piece")
+    root, flags, index, hashes = _HEAD.unpack_from(data)
+    at = _HEAD.size + hashes * HASH_BYTES
+    if flags > _FORWARD or hashes > _PROOF_HASHES_MAX or index >= DATA_PIECES_MAX + PARITY_MAX or len(data) <= at:
+        raise DecodeError("not a piece")
+    siblings = tuple(data[begin : begin + HASH_BYTES] for begin in range(_HEAD.size, at, HASH_BYTES))
+    return Piece(root, index, siblings, data[at:], flags == _FORWARD)
+
+
+def seal_message(key: bytes, kind: int, body: bytes) -> bytes:
+    """Return the sealed message; ``key`` must never be used again."""
+    return ChaCha20Poly1305(key).encrypt(_NONCE, body, bytes((kind,)))
+
+
+def open_message(key: bytes, kind: int, sealed: bytes) -> bytes:
+    """Return the message. Raises PieceForged where the sender announced another key, kind or content."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, bytes((kind,)))
+    except InvalidTag:
+        raise PieceForged("pieces that make no message") from None
+
+
+def cut_message(sealed: bytes, shape: Shape) -> Cut:
+    """Return the pieces of a sealed message."""
+    step = shape.piece_bytes
+    return _under_root(tuple(sealed[at : at + step] for at in range(0, len(sealed), step)))
+
+
+def cut_parity(pieces: Sequence[bytes], shape: Shape, count: int) -> Cut:
+    """Return ``count`` parity pieces of all data pieces, numbered from 0 under their own root."""
+    return _under_root(tuple(erasure.parity([*pieces[:-1], pieces[-1].ljust(shape.piece_bytes, b"\0")], count)))
+
+
+def _under_root(pieces: tuple[bytes, ...]) -> Cut:
+    root, proofs = merkle_proofs(pieces)
+    return Cut(root, pieces, proofs)
+
+
+@dataclass(slots=True)
+class Assembly:
+    """The pieces of one message that have come."""
+
+    root: bytes
+    shape: Shape
+    parity_root: bytes = b""
+    parity_count: int = 0
+    pieces: dict[int, Piece] = field(default_factory=dict)
+
+    def add(self, piece: Piece) -> bool:
+        """Take a piece; False: it was here already. Raises PieceForged, and keeps nothing then."""
+        count = self.shape.count
+        if piece.number < count:
+            proof, root = MerkleProof(piece.number, count, piece.siblings), self.root
+        else:
+            proof, root = MerkleProof(piece.number - count, self.parity_count, piece.siblings), self.parity_root
+        if piece.number in self.pieces:
+            return False
+        if len(piece.data) != self.shape.piece_size(piece.number) or not verify_merkle_proof(
+            root, piece.data, proof
+        ):
+            raise PieceForged(f"piece {piece.number} is not under its root")
+        self.pieces[piece.number] = piece
+        return True
+
+    def knows(self, index: int) -> bool:
+        """Tell whether a piece of that number can be checked yet: parity only once its root is known."""
+        return index < self.shape.count + self.parity_count
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the message can be put together."""
+        return len(self.pieces) >= self.shape.count
+
+    @property
+    def bitmap(self) -> int:
+        """The numbers of the pieces here, as bits."""
+        return sum(1 << index for index in self.pieces)
+
+    def sealed(self) -> bytes:
+        """Return the sealed message. Raises PieceForged when the parity belongs to other data."""
+        count, shape = self.shape.count, self.shape
+        if all(index in self.pieces for index in range(count)):
+            return b"".join(self.pieces[index].data for index in range(count))
+        padded = {index: piece.data.ljust(shape.piece_bytes, b"\0") for index, piece in self.pieces.items()}
+        data = erasure.rebuild(padded, count)
+        sealed = b"".join(data)[: shape.size_bytes]
+        if cut_message(sealed, shape).root != self.root:
+            raise PieceForged("parity of other data")
+        return sealed

@@ -1,0 +1,254 @@
+"""What senders and receivers of a multicast say to each other, and what their cores want done; without I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from p2p.multicast.pieces import KEY_BYTES, PARITY_MAX, Shape
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import Value, decode, encode
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
+
+__all__ = [
+    "ASK_SOURCES_MAX", "CONTROL_BYTES_MAX", "FORGET_S", "SWAP_MEMBERS_MAX", "TICK_S", "Announce", "Ask", "Blame",
+    "Control", "Deliver", "Done", "Effect", "Finished", "Have", "Member", "MulticastParameters", "Pass", "Publish",
+    "Swap", "Tell", "Want", "decode_control", "encode_control", "numbers_of",
+]  # fmt: skip
+
+TICK_S: Final = 0.02
+FORGET_S: Final = 0.5
+"""Between ticks while all that is known has arrived: there is only to forget it."""
+CONTROL_BYTES_MAX: Final = 4 * 1024
+SWAP_MEMBERS_MAX: Final = 128
+ASK_SOURCES_MAX: Final = 32
+_BITS_MAX: Final = 256
+_KIND_MAX: Final = 0xDF
+MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class MulticastParameters:
+    """Times in seconds and bounds of what is under way at once."""
+
+    stall_s: float = 0.15
+    """Silence beyond two round trips after which a receiver is helped; doubled with every round of help."""
+    rtt_s_max: float = 0.5
+    """Round trips that are longer speak of a receiver that is busy, not far away."""
+    standstill_s_max: float = 1.0
+    """How much of the time in which this node stood still itself is not held against receivers, in all."""
+    have_s: float = 0.05
+    """Least time between two reports of one receiver."""
+    pull_s: float = 0.75
+    """Silence after which a receiver asks for what it lacks; doubled with every time it asks."""
+    pulls_max: int = 6
+    later_s: float = 1.0
+    """How long those who may wait do so at most."""
+    expiry_s: float = 15.0
+    """After this a sender and a receiver forget what is not complete."""
+    keep_s: float = 3.0
+    """How long a receiver keeps the pieces of a complete message for others."""
+    remember_s: float = 60.0
+    relays_max: int = 3
+    """Relays of one message."""
+    relay_members_min: int = 2
+    """A relay that reaches fewer saves nothing."""
+    relay_percent_min: int = 50
+    """A further relay takes the message once more: it has to reach so many others, in percent of those reached."""
+    split_max: int = 2
+    """Relays among which pieces are shared out where one would reach everybody."""
+    shun_s: float = 10.0
+    """How long a relay that failed for a receiver is not used for it; doubled with every failure in a row."""
+    shun_s_max: float = 600.0
+    swap_members_min: int = 3
+    """Fewer receivers are served by the sender itself."""
+    swap_rounds_max: int = 2
+    """Rounds of help by swap; after these the sender serves who lacks pieces itself."""
+    outgoing_max: int = 4
+    incoming_per_sender_max: int = 8
+    incoming_bytes_per_sender_max: int = 20 * MIB
+    incoming_bytes_max: int = 128 * MIB
+    incoming_bytes_of_strangers_max: int = 32 * MIB
+    early_bytes_per_source_max: int = 2 * MIB
+    early_bytes_max: int = 16 * MIB
+    """Pieces that came before their announcement."""
+    early_s: float = 5.0
+    remembered_max: int = 4_096
+    resend_s: float = 2.0
+    """What was handed to a connection is on its way: it is not sent there again before so much silence."""
+    serves_percent_max: int = 150
+    """Pieces served to one receiver alone, in percent of those that the message has."""
+
+
+class Announce(NamedTuple):
+    """Sender: a message of this kind comes in pieces of this shape under ``root``, sealed with ``key``."""
+
+    root: bytes
+    key: bytes
+    kind: int
+    shape: Shape
+
+
+class Have(NamedTuple):
+    """Receiver: I have the pieces whose bits are set."""
+
+    root: bytes
+    bitmap: int
+
+
+class Done(NamedTuple):
+    """Receiver: I have the message and want no more of it."""
+
+    root: bytes
+
+
+class Swap(NamedTuple):
+    """Sender: hand on what I mark to these; parity has this root (empty: there is none)."""
+
+    root: bytes
+    parity_root: bytes
+    parity_count: int
+    members: tuple[bytes, ...]
+
+
+class Want(NamedTuple):
+    """Receiver: send me the pieces whose bits are set."""
+
+    root: bytes
+    bitmap: int
+
+
+class Ask(NamedTuple):
+    """Sender: these have the pieces whose bits are set; ask them, not me."""
+
+    root: bytes
+    sources: tuple[tuple[bytes, int], ...]
+
+
+Control: TypeAlias = Announce | Have | Done | Swap | Want | Ask
+
+
+def encode_control(message: Control) -> bytes:
+    """Return the canonical bytes of ``message``."""
+    value: Value
+    match message:
+        case Announce(root, key, kind, shape):
+            value = [1, root, key, kind, shape.size_bytes, shape.piece_bytes]
+        case Have(root, bitmap):
+            value = [2, root, bitmap]
+        case Done(root):
+            value = [3, root]
+        case Swap(root, parity_root, parity_count, members):
+            value = [4, root, parity_root, parity_count, list(members)]
+        case Want(root, bitmap):
+            value = [5, root, bitmap]
+        case Ask(root, sources):
+            value = [6, root, [[address, bitmap] for address, bitmap in sources]]
+        case _:
+            raise AssertionError(message)
+    return encode(value)
+
+
+def decode_control(data: bytes) -> Control:
+    """Return the message of its canonical bytes. Raises DecodeError."""
+    match decode(data, limit_bytes=CONTROL_BYTES_MAX):
+        case [1, bytes(root), bytes(key), int(kind), int(size_bytes), int(piece_bytes)] if (
+            len(root),
+            len(key),
+        ) == (HASH_BYTES, KEY_BYTES) and 0 <= kind <= _KIND_MAX:
+            return Announce(root, key, kind, Shape(size_bytes, piece_bytes))
+        case [2, bytes(root), int(bitmap)] if len(root) == HASH_BYTES and 0 <= bitmap < 1 << _BITS_MAX:
+            return Have(root, bitmap)
+        case [3, bytes(root)] if len(root) == HASH_BYTES:
+            return Done(root)
+        case [4, bytes(root), bytes(parity_root), int(parity_count), list(members)] if (
+            len(root) == HASH_BYTES
+            and 0 <= parity_count <= PARITY_MAX
+            and len(parity_root) == (HASH_BYTES if parity_count else 0)
+            and len(members) <= SWAP_MEMBERS_MAX
+            and all(isinstance(member, bytes) and len(member) == ADDRESS_BYTES for member in members)
+        ):
+            return Swap(root, parity_root, parity_count, tuple(members))
+        case [5, bytes(root), int(bitmap)] if len(root) == HASH_BYTES and 0 < bitmap < 1 << _BITS_MAX:
+            return Want(root, bitmap)
+        case [6, bytes(root), list(sources)] if len(root) == HASH_BYTES and len(sources) <= ASK_SOURCES_MAX:
+            return Ask(root, tuple([_decode_source(source) for source in sources]))
+        case _:
+            raise DecodeError("not a message of a multicast")
+
+
+def _decode_source(value: Value) -> tuple[bytes, int]:
+    match value:
+        case [bytes(address), int(bitmap)] if len(address) == ADDRESS_BYTES and 0 < bitmap < 1 << _BITS_MAX:
+            return address, bitmap
+        case _:
+            raise DecodeError("not a source of pieces")
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a control message to a peer, ahead of all but votes."""
+
+    address: bytes
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Send a piece to a connected peer; to nobody where it is not connected."""
+
+    address: bytes
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Give a relay these pieces in order, each for its members; report ``published`` or ``publish_failed``."""
+
+    root: bytes
+    relay: bytes
+    parts: tuple[tuple[frozenset[bytes], bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """A message of ``sender`` is whole."""
+
+    sender: bytes
+    kind: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """A peer sent what only a faulty one sends."""
+
+    address: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An own message has reached everybody, or its time is over and ``missing`` have not got it."""
+
+    size_bytes: int
+    members: int
+    missing: int
+    took_s: float
+
+
+Effect: TypeAlias = Tell | Pass | Publish | Deliver | Blame | Finished
+
+
+class Member(NamedTuple):
+    """A receiver as the sender knows it; ``may_wait``: the others come first, and it hands nothing on."""
+
+    address: bytes
+    rtt_s: float = 0.0
+    is_connected: bool = True
+    may_wait: bool = False
+
+
+def numbers_of(bitmap: int) -> list[int]:
+    """Return the numbers of the bits that are set."""
+    return [number for number in range(bitmap.bit_length()) if bitmap >> number & 1]

@@ -1,0 +1,395 @@
+"""Where others can dial this node: peers are asked to dial back (NETWORK.md, section 6, "NAT").
+
+The question names a port alone. Who is asked dials it at the host from which the asker's own connection comes, so
+nobody can be made to knock at a third door and no price is needed, and tells that host: so a node that listens
+everywhere learns where it is. It goes as far as the second message of the handshake, which proves whose listener
+answered, and closes. Peers of two networks must agree before an endpoint counts as public or as closed; and that a
+learnt one is public, the node believes only of peers whose own connections it saw arrive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from ipaddress import IPv6Address, ip_address, ip_network
+from math import inf
+from typing import Final, Protocol
+
+import trio
+
+from p2p.base.dial_policy import Zone, zone_of
+from p2p.base.errors import HandshakeFailed, PeerUnreachable, RequestFailed, RequestRefused, RequestTimeout
+from p2p.base.limits import RateLimiter
+from p2p.base.sockets import Connector
+from p2p.base.transport import Acceptance, Endpoint
+from p2p.secure.handshake import Handshake
+from p2p.secure.identity import Identity, Purpose
+from p2p.session.peerinfo import PeerInfo
+from p2p.session.requests import RequestHandler
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError
+
+__all__ = [
+    "METHOD_DIAL_BACK", "SOURCE_LISTEN", "Answer", "Reach", "ReachOptions", "Verdict", "Votes", "network_of",
+]  # fmt: skip
+
+METHOD_DIAL_BACK: Final = "dial back"
+SOURCE_LISTEN: Final = "listen"
+"""Under which the network advertises what it listens on."""
+_READ_BYTES: Final = 4_096
+_QUESTION_BYTES_MAX: Final = 8
+_ANSWER_BYTES_MAX: Final = 64
+_LEARNT_MAX: Final = 4
+"""Hosts of ours that peers told us, and that are asked about."""
+_V4_NETWORK_BITS: Final = 16
+_V6_NETWORK_BITS: Final = 32
+
+
+class Verdict(Enum):
+    """What is known of an own endpoint."""
+
+    UNKNOWN = "unknown"
+    PUBLIC = "public"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class ReachOptions:
+    """Bounds of asking and of being asked; times in seconds."""
+
+    networks_min: int = 2
+    """So many networks must say the same."""
+    ask_every_s: float = 900.0
+    said_s: float = 3_600.0
+    """How long a network's word counts: it may be gone, and the port closed since."""
+    ask_again_s: float = 5.0
+    """Between looks for somebody who may be asked, while the verdict is open."""
+    timeout_s: float = 5.0
+    per_peer_s: float = 60.0
+    in_all_per_s: float = 1.0
+    dials_max: int = 4
+    """Dials for others under way at once."""
+
+
+def network_of(host: str) -> str:
+    """Return the network of an IP address: a /16, or a /32 of IPv6. Raises ValueError for anything else."""
+    address = ip_address(host.partition("%")[0])
+    bits = _V4_NETWORK_BITS if address.version == 4 else _V6_NETWORK_BITS
+    return str(ip_network((address, bits), strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Which host was dialled, and whether this node's listener answered there."""
+
+    host: str
+    is_reached: bool
+
+    def encode(self) -> bytes:
+        """Return the canonical bytes."""
+        return encode([self.host, int(self.is_reached)])
+
+    @classmethod
+    def decode(cls, data: bytes) -> Answer:
+        """Return it from its canonical bytes. Raises DecodeError."""
+        match decode(data, limit_bytes=_ANSWER_BYTES_MAX):
+            case [str(host), 0 | 1 as is_reached]:
+                answer = cls(_plain(host) or "", bool(is_reached))
+                if answer.host != host or zone_of(host) in (None, Zone.NONE):
+                    raise DecodeError("not the address of a host")
+                return answer
+            case _:
+                raise DecodeError("not an answer to a dial-back")
+
+
+def _plain(host: str | None) -> str | None:
+    """Return the one spelling of an IP address, or None for anything else."""
+    try:
+        address = ip_address((host or "").partition("%")[0])
+    except ValueError:
+        return None
+    return str((isinstance(address, IPv6Address) and address.ipv4_mapped) or address)
+
+
+@dataclass(slots=True)
+class Votes:
+    """What the networks that were asked say of one endpoint; a network has one voice, its newest."""
+
+    networks_min: int
+    said: dict[str, bool] = field(default_factory=dict)
+    said_at: dict[str, float] = field(default_factory=dict)
+
+    def add(self, network: str, is_reached: bool, now: float = 0.0) -> None:
+        """Take in an answer."""
+        self.said[network], self.said_at[network] = is_reached, now
+
+    def forget(self, before: float) -> None:
+        """Let no word count that was said before then."""
+        for network in [network for network, at in self.said_at.items() if at < before]:
+            del self.said_at[network]
+            self.said.pop(network, None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Enough yes make it public, whatever others say: their way may be bad. Nothing but no closes it."""
+        yes = sum(self.said.values())
+        if yes >= self.networks_min:
+            return Verdict.PUBLIC
+        if not yes and len(self.said) >= self.networks_min:
+            return Verdict.CLOSED
+        return Verdict.UNKNOWN
+
+
+class _Network(Protocol):
+    """What is needed of the network."""
+
+    identity: Identity
+
+    @property
+    def direct(self) -> Sequence[Endpoint]: ...
+
+    @property
+    def open_ports(self) -> Sequence[int]: ...
+
+    @property
+    def connector(self) -> Connector: ...
+
+    def arrived_at(self, host: str) -> float: ...
+
+    def peers(self) -> list[PeerInfo]: ...
+
+    def peer(self, address: bytes) -> PeerInfo | None: ...
+
+    async def request(
+        self, address: bytes, method: str, body: bytes, *, timeout_s: float, limit_bytes: int
+    ) -> bytes: ...
+
+    def on_request(self, method: str, handler: RequestHandler) -> None: ...
+
+
+class Reach:
+    """Asks peers to dial this node, and dials those that ask.
+
+    It is an acceptor of the network: what is found closed is advertised no more until it is found open again.
+    """
+
+    def __init__(
+        self,
+        options: ReachOptions | None = None,
+        *,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        log: Callable[..., None] = lambda *_args, **_fields: None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._options = options or ReachOptions()
+        self._on_change = on_change
+        self._now_ms = now_ms
+        self._log = log
+        self._network: _Network | None = None
+        self._acceptance: Acceptance | None = None
+        self._votes: dict[Endpoint, Votes] = {}
+        self._told: dict[Endpoint, Verdict] = {}
+        self._asked_at: dict[tuple[int, str], tuple[float, float]] = {}
+        """When a network was asked about a port, and how long it is left alone then."""
+        self._moved = trio.Event()
+        self._dials = 0
+        self._per_peer = RateLimiter(per_s=1 / self._options.per_peer_s, burst=2)
+        self._in_all = RateLimiter(per_s=self._options.in_all_per_s, burst=4)
+
+    def attach(self, network: _Network) -> None:
+        """Register with the network, before it runs."""
+        self._network = network
+        network.on_request(METHOD_DIAL_BACK, self._serve)
+
+    def verdict(self, endpoint: Endpoint) -> Verdict:
+        """Return what is known of an own endpoint."""
+        votes = self._votes.get(endpoint)
+        return Verdict.UNKNOWN if votes is None else votes.verdict
+
+    @property
+    def verdicts(self) -> dict[Endpoint, Verdict]:
+        """What is known of the own endpoints, configured and learnt."""
+        own = dict.fromkeys((*self._own.direct, *self._votes))
+        return {endpoint: self.verdict(endpoint) for endpoint in own}
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether others can dial this node."""
+        return Verdict.PUBLIC in self.verdicts.values()
+
+    @property
+    def _own(self) -> _Network:
+        assert self._network is not None, "not attached"
+        return self._network
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    async def run(self, acceptance: Acceptance) -> None:
+        """Ask, soon after the start and from time to time, until cancelled."""
+        options, network = self._options, self._own
+        self._acceptance = acceptance
+        while True:
+            ports = dict.fromkeys((*(endpoint.port for endpoint in network.direct), *network.open_ports))
+            self._forget_old(trio.current_time() - options.said_s)
+            self._asked_at = {key: at for key, at in self._asked_at.items() if key[0] in ports}
+            for port in ports:
+                await self._ask_about(port)
+            verdicts = self.verdicts.values()
+            is_open = bool(ports) and not self.is_confirmed and (not verdicts or Verdict.UNKNOWN in verdicts)
+            with trio.move_on_after(options.ask_again_s if is_open else options.ask_every_s):
+                await self._moved.wait()
+                self._moved = trio.Event()
+                await trio.sleep(options.ask_again_s)  # they must be reached first, over other connections
+
+    def _forget_old(self, before: float) -> None:
+        """Forget what was said long ago: whoever says it now is asked, and peers of many networks come and go."""
+        for endpoint, votes in list(self._votes.items()):
+            votes.forget(before)
+            if not votes.said and endpoint not in self._own.direct:
+                del self._votes[endpoint]
+        self._asked_at = {key: asked for key, asked in self._asked_at.items() if asked[0] >= before}
+
+    def roamed(self, _gone: frozenset[str]) -> None:
+        """Forget where others saw this node: its address has changed. They are asked again as they come back."""
+        if self._network is None:
+            return
+        self._votes = {e: votes for e, votes in self._votes.items() if e in self._network.direct}
+        for votes in self._votes.values():
+            votes.said.clear()
+        self._asked_at.clear()
+        self._tell()
+        self._moved.set()
+
+    async def _ask_about(self, port: int) -> None:
+        """Ask one peer of each network, until enough have spoken; each again after a while, and ever later."""
+        network = self._own
+        options, now = self._options, trio.current_time()
+        asked: set[str] = set()
+        for peer in network.peers():
+            host = _plain(peer.host)
+            if host is None:
+                continue  # it comes through a relay: from there nothing can be said
+            group = network_of(host)
+            asked_at, wait_s = self._asked_at.get((port, group), (-inf, options.per_peer_s / 2))
+            alike = sum(
+                (":" in other) == (":" in group) for other in asked
+            )  # of IPv4, or of IPv6: each is its own
+            if group in asked or now - asked_at < wait_s or alike > options.networks_min:
+                continue
+            asked.add(group)
+            self._asked_at[port, group] = now, min(2 * wait_s, options.ask_every_s)
+            try:
+                said = await network.request(
+                    peer.address,
+                    METHOD_DIAL_BACK,
+                    encode([port]),
+                    timeout_s=2 * options.timeout_s,
+                    limit_bytes=_ANSWER_BYTES_MAX,
+                )
+                answer = Answer.decode(said)
+            except (RequestTimeout, PeerUnreachable):
+                self._asked_at[port, group] = now, options.ask_again_s  # it has hardly heard the question
+                continue
+            except (RequestFailed, DecodeError):
+                continue  # it will not or cannot say
+            self._heard(port, group, answer, is_seen=network.arrived_at(host) >= now)
+        self._tell()
+
+    def _heard(self, port: int, group: str, answer: Answer, *, is_seen: bool) -> None:
+        """Count an answer for each endpoint that it speaks of; ``is_seen``: a connection came from there."""
+        network, now = self._own, trio.current_time()
+        for endpoint in network.direct:
+            if endpoint.port != port:
+                continue
+            own = _plain(endpoint.host)
+            # Of a name, which may lead elsewhere than from where we are seen, only a yes says something.
+            if own == answer.host or (own is None and answer.is_reached):
+                self._votes_of(endpoint).add(group, answer.is_reached, now)
+        is_place = network.connector.vicinity.may_dial(answer.host)
+        if port not in network.open_ports or not is_place or (answer.is_reached and not is_seen):
+            return
+        found = Endpoint(answer.host, port)
+        for endpoint, votes in self._votes.items():
+            if endpoint != found and endpoint.port == port and endpoint not in network.direct:
+                votes.said.pop(group, None)  # a network has one voice: it sees us elsewhere now
+        self._votes_of(found).add(group, answer.is_reached, now)
+        learnt = {e: votes for e, votes in self._votes.items() if e not in network.direct}
+        for endpoint in [e for e, votes in learnt.items() if not votes.said]:
+            del learnt[endpoint], self._votes[endpoint]
+        if len(learnt) > _LEARNT_MAX:
+            del self._votes[min(learnt, key=lambda e: (e == found, sum(learnt[e].said.values())))]
+
+    def _votes_of(self, endpoint: Endpoint) -> Votes:
+        return self._votes.setdefault(endpoint, Votes(self._options.networks_min))
+
+    def _tell(self) -> None:
+        """Log and advertise what has changed."""
+        verdicts = self.verdicts
+        known: dict[Endpoint, Verdict] = {
+            endpoint: verdict for endpoint, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN
+        }
+        if known == self._told:
+            return
+        for endpoint in {**known, **self._told}:
+            if known.get(endpoint) is not self._told.get(endpoint):
+                verdict = known.get(endpoint, Verdict.UNKNOWN)
+                self._log("own endpoint judged by others", endpoint=str(endpoint), verdict=verdict.value)
+        self._told = known
+        configured = self._own.direct
+        open_ones = [
+            endpoint
+            for endpoint, verdict in verdicts.items()
+            if verdict is Verdict.PUBLIC or (verdict is Verdict.UNKNOWN and endpoint in configured)
+        ]
+        if self._acceptance is not None:
+            self._acceptance.advertise(SOURCE_LISTEN, tuple(open_ones))
+        self._on_change()
+
+    # -- being asked -----------------------------------------------------------------------------------------
+
+    async def _serve(self, peer: bytes, body: bytes) -> bytes:
+        match decode(body, limit_bytes=_QUESTION_BYTES_MAX):
+            case [int(port)] if 0 < port < 65_536:
+                pass
+            case _:
+                raise DecodeError("not a port")
+        info = self._own.peer(peer)
+        host = None if info is None else _plain(info.host)
+        if host is None:
+            raise RequestRefused("not seen from where you come")
+        endpoint = Endpoint(host, port)
+        now = trio.current_time()
+        if self._dials >= self._options.dials_max:
+            raise RequestRefused("busy")
+        if not self._per_peer.allows(peer, now) or not self._in_all.allows(None, now):
+            raise RequestRefused("asked too often")
+        self._dials += 1
+        try:
+            return Answer(host, await self._answers(endpoint, peer)).encode()
+        finally:
+            self._dials -= 1
+
+    async def _answers(self, endpoint: Endpoint, peer: bytes) -> bool:
+        """Whether the listener at ``endpoint`` proves to be ``peer``."""
+        assert self._network is not None
+        handshake = Handshake(
+            self._network.identity, Purpose.PEER, is_initiator=True, now_ms=self._now_ms(), expected=peer
+        )
+        stream: trio.abc.Stream | None = None
+        try:
+            with trio.fail_after(self._options.timeout_s):
+                stream = await trio.open_tcp_stream(endpoint.host, endpoint.port)
+                await stream.send_all(handshake.start())
+                while handshake.session is None:
+                    data = await stream.receive_some(_READ_BYTES)
+                    if not data:
+                        return False
+                    handshake.receive(bytes(data))  # our own last word is not sent: this is no connection
+            return True
+        except (OSError, HandshakeFailed, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        finally:
+            if stream is not None:
+                await trio.aclose_forcefully(stream)

@@ -1,0 +1,206 @@
+"""Ways out: where an address can be reached, when to try it again, and several ways tried side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import trio
+
+from p2p.base.limits import NetworkLimits
+from p2p.base.transport import Dialer, Endpoint, Estimator, Wary
+from p2p.path.paths import PathBook, PathTable
+from p2p.records.addrbook import AddressBook
+from p2p.secure.handshake import Session
+from p2p.secure.identity import Purpose
+from p2p.session.connection import Link
+from state.primitives.address import parse_address
+from state.primitives.errors import ConfigError, DecodeError, DekubeError
+
+__all__ = ["Dialling", "PathMaker", "Way", "parse_bootstrap"]
+
+EXPECTED_ERRORS: Final = (OSError, ValueError, DekubeError, trio.BrokenResourceError, trio.ClosedResourceError)
+"""ValueError: a stranger's host name that cannot be encoded."""
+_ENDPOINTS_MAX: Final = 8
+
+PathMaker = Callable[[bytes, "tuple[Endpoint, ...]"], Iterable[Endpoint]]
+"""Makes more paths to an address out of those that are known, for example through a relay of our own."""
+Shake = Callable[[trio.abc.Stream, Purpose, "bytes | None"], Awaitable["Session | None"]]
+
+
+def parse_bootstrap(text: str) -> tuple[bytes | None, Endpoint]:
+    """Return the address, where one is given, and the endpoint of a bootstrap peer. Raises ConfigError."""
+    name, at, where = text.rpartition("@")
+    try:
+        address = parse_address(name) if at else None
+        endpoint = Endpoint.named(where)
+    except DecodeError as error:
+        raise ConfigError(f"bootstrap peer {text!r}: {error}") from None
+    return address, endpoint
+
+
+@dataclass(slots=True)
+class Way:
+    """What dialling one address, or one endpoint whose address is not known yet, has brought so far."""
+
+    target: bytes | None
+    endpoints: tuple[Endpoint, ...] = ()
+    """Fixed by configuration; those of the address's record come after them."""
+    is_dialling: bool = False
+    delay_s: float = 0.0
+    next_at: float = 0.0
+    found: bytes | None = None
+    """Who answered at an endpoint without an address."""
+
+    def is_open(self, now: float) -> bool:
+        """Whether it may be dialled now."""
+        return not self.is_dialling and now >= self.next_at
+
+    def ended(
+        self, now: float, *, is_settled: bool, limit_s: float, limits: NetworkLimits, random: Random
+    ) -> None:
+        """Note the end of an attempt, or of the connection that came of it: a short one makes the next wait."""
+        self.is_dialling = False
+        self.delay_s = 0.0 if is_settled else min(max(2 * self.delay_s, limits.redial_min_s), limit_s)
+        self.next_at = now + self.delay_s * random.uniform(0.75, 1.25)
+
+
+class Dialling:
+    """The ways of one node. ``shake`` completes a handshake on a stream, or returns None."""
+
+    def __init__(
+        self,
+        *,
+        limits: NetworkLimits,
+        dialers: Mapping[str, Dialer],
+        book: AddressBook,
+        counters: Counter[str],
+        shake: Shake,
+        log: Callable[..., None],
+    ) -> None:
+        self.ways: dict[object, Way] = {}
+        self.paths = PathBook()
+        self._limits = limits
+        self._dialers = dialers
+        self._book = book
+        self._counters = counters
+        self._shake = shake
+        self._log = log
+        self._makers: list[PathMaker] = []
+
+    def on_paths(self, maker: PathMaker) -> None:
+        """Ask ``maker`` for more paths whenever those to an address are looked up."""
+        self._makers.append(maker)
+
+    def way_to(self, address: bytes) -> Way:
+        """Return the way to an address, made on first use."""
+        return self.ways.setdefault(address, Way(address))
+
+    def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
+        """Say where an address can be reached, as far as the caller knows; its records add to that."""
+        way = self.way_to(address)
+        if endpoint not in way.endpoints:
+            way.endpoints = (endpoint, *way.endpoints)[:_ENDPOINTS_MAX]
+
+    def forget(self, count_max: int, now: float) -> None:
+        """Drop ways that hold nothing but an old back-off, once there are many."""
+        if len(self.ways) <= count_max:
+            return
+        for key, way in list(self.ways.items()):
+            if not way.endpoints and not way.is_dialling and way.next_at < now:
+                del self.ways[key]
+
+    def table(self, address: bytes) -> PathTable:
+        """Return the paths to an address, as they are known now."""
+        table = self.paths.table(address)
+        known = self._known(self.ways.get(address) or Way(address))
+        # What is avoided is dialled in need, by ``endpoints_of``, and is no choice.
+        known = [endpoint for endpoint in known if not self.is_avoided(endpoint)] or known
+        table.offer(known)
+        for endpoint in known:
+            dialer = self._dialers[endpoint.scheme]
+            if isinstance(dialer, Estimator):
+                table.guessed_rtt(endpoint, dialer.estimate(endpoint))
+        return table
+
+    def endpoints_of(self, way: Way) -> list[Endpoint]:
+        """Return where to try, the best first; direct endpoints before relays where nothing was measured."""
+        if way.target is None:
+            return self._known(way)
+        ordered = self.table(way.target).order(trio.current_time())
+        found = [path for path in ordered if isinstance(path, Endpoint)]
+        avoided = [endpoint for endpoint in self._known(way) if self.is_avoided(endpoint)]
+        return list(dict.fromkeys(found + avoided))
+
+    def is_avoided(self, endpoint: Endpoint) -> bool:
+        """Tell whether so much is held against a way that it is not to be taken while there is another."""
+        dialer = self._dialers.get(endpoint.scheme)
+        return isinstance(dialer, Wary) and dialer.is_avoided(endpoint)
+
+    def _known(self, way: Way) -> list[Endpoint]:
+        record = None if way.target is None else self._book.get(way.target)
+        known = dict.fromkeys((*way.endpoints, *(() if record is None else record.endpoints)))
+        if way.target is not None:
+            for maker in self._makers:
+                known.update(dict.fromkeys(maker(way.target, tuple(known))))
+        return sorted((e for e in known if e.scheme in self._dialers), key=lambda e: len(e.hops))
+
+    async def open(self, target: bytes | None, endpoints: Iterable[Endpoint]) -> Link | None:
+        """Return the connection that is there first; each way gets a head start over the next.
+
+        Nothing has been said on it but the handshake; the others are given up without a word.
+        """
+        won: Link | None = None
+
+        async def attempt(endpoint: Endpoint, failed: trio.Event) -> None:
+            nonlocal won
+            link = await self.open_one(target, endpoint)
+            if link is None:
+                failed.set()
+            elif won is None:
+                won = link
+                nursery.cancel_scope.cancel()
+            else:
+                await link.aclose()
+
+        async with trio.open_nursery() as nursery:
+            for endpoint in endpoints:
+                failed = trio.Event()
+                nursery.start_soon(attempt, endpoint, failed)
+                with trio.move_on_after(self._limits.dial_stagger_s):
+                    await failed.wait()
+        return won
+
+    async def open_one(self, target: bytes | None, endpoint: Endpoint) -> Link | None:
+        """Return a connection over one path, or None; what came of it is remembered."""
+        self._counters["dials"] += 1
+        stream: trio.abc.Stream | None = None
+        session: Session | None = None
+        began = 0.0
+        with trio.move_on_after(self._limits.dial_timeout_s):
+            try:
+                stream = await self._dialers[endpoint.scheme].dial(endpoint, target)
+            except EXPECTED_ERRORS as error:
+                self._log("dial failed", endpoint=str(endpoint), error=str(error))
+        if stream is not None:
+            try:
+                purpose = Purpose.PEER if endpoint.scheme == "tcp" else Purpose.CIRCUIT
+                began = trio.current_time()
+                session = await self._shake(stream, purpose, target)
+            finally:
+                if session is None:
+                    await trio.aclose_forcefully(stream)
+        table = None if target is None else self.paths.table(target)
+        if session is None or stream is None:
+            self._counters["dials_failed"] += 1
+            if table is not None:
+                table.failed(endpoint, trio.current_time())
+            return None
+        if table is not None:
+            table.worked(endpoint)
+            now = trio.current_time()
+            table.shook_hands(endpoint, now - began, now)
+        return Link(session, stream, remote=str(endpoint), endpoint=endpoint, is_direct=endpoint.scheme == "tcp")

@@ -1,0 +1,446 @@
+"""What is known of the ways to a peer, and which one control takes; without I/O.
+
+A *path* is an ``Endpoint``: direct, through the peer's relay, or through an own relay to the peer's. Where this
+end knows none, it is one of the peer's, asked for by its number (``p2p.session.path_offers``). Control and bulk
+choose apart, for they want different things (NETWORK.md, section 6, "Choice"): control takes the shortest round
+trip, bulk whatever carries most (``p2p.path.bulk_plan``).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from p2p.base.transport import Endpoint
+from p2p.session.path_offers import PeerWay
+
+__all__ = ["Path", "PathBook", "PathParameters", "PathTable", "hops_of", "shares_way"]
+
+Path = Endpoint | PeerWay
+
+_EWMA: Final = 0.25
+"""Weight of a new sample of a round trip, ..."""
+_EWMA_DOWN: Final = 0.75
+"""... and of one that is shorter: what load has added, here or there, goes with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathParameters:
+    """When to change a path; times in seconds, thresholds in percent."""
+
+    paths_max: int = 12
+    """Candidates kept for one peer; those offered first stay."""
+    switch_gain_percent: int = 25
+    """By how much another control path must be better, ..."""
+    switch_samples: int = 3
+    """... and in how many samples in a row, before control moves."""
+    loss_weight: int = 20
+    """How many losses in a hundred double what a way's round trip counts for control: a hundred over this. ..."""
+    loss_prior: int = 100
+    """... It takes so many segments to be believed by half, ..."""
+    loss_half_life_s: float = 300.0
+    """... is forgotten by half in this time, ..."""
+    loss_factor_max: float = 2.0
+    """... and never makes a way longer than this; one that fell silent is counted so for ``silence_s_max``."""
+    rtt_age_s: float = 90.0
+    """Round trips measured longer ago are forgotten."""
+    rate_age_s: float = 600.0
+    """How long the rate that a path once reached is believed."""
+    backoff_s_min: float = 0.5
+    backoff_s_max: float = 60.0
+    doubt_s: float = 3.0
+    """How long a path whose connection is doubted is left: longer than it takes to know."""
+    silence_s_min: float = 30.0
+    """How long a path that took what was sent and brought nothing back is left, doubling each time, ..."""
+    silence_s_max: float = 600.0
+    """... up to this; so long after the last time it counts as the first again."""
+    probe_interval_s: float = 20.0
+    """How often another path's round trip is taken for control, by a handshake and no more, ..."""
+    probe_rtt_s_min: float = 0.02
+    """... unless control is as quick as this, ..."""
+    probe_age_s: float = 60.0
+    """... and of paths that were measured no longer ago than this, none."""
+    handshake_age_s: float = 15.0
+    """The round trip of a handshake says nothing beside one that was taken so short a time ago by what travels."""
+    race_paths_max: int = 3
+    """Paths tried side by side when nothing is known of any."""
+    race_bytes_min: int = 1024 * 1024
+    """Less waiting bulk than this goes out on the best path known: a race would cost more than it finds, ..."""
+    race_patience_s: float = 1.0
+    """... unless bulk has waited for so long: then there is more of it than once waited, or the path is bad."""
+    open_patience_s: float = 4.0
+    """How long a plan is not measured because lanes of it are not open yet."""
+    settle_s: float = 0.5
+    """After a change of plan what arrives says nothing: flows begin slowly and others make room slowly."""
+    window_s: float = 1.0
+    """How long a plan is measured, at least; and four round trips, ..."""
+    window_s_max: float = 2.0
+    """... but no longer: the round trips of a path that is filled beyond its rate say nothing of the others."""
+    window_grains: int = 12
+    """On a slow line a window is as long as so many messages take, ..."""
+    slow_window_s_max: float = 10.0
+    """... but no longer: of two messages more or less nobody can tell which way is the better one."""
+    loser_windows: int = 2
+    """A path with less than ``drop_loss_percent`` of the sum in so many windows is left without a trial."""
+    add_gain_percent: int = 15
+    """By how much the sum must grow for more lanes or one more path to stay."""
+    drop_loss_percent: int = 5
+    """How much of the sum may be missing for a path or lanes that were taken away to stay away."""
+    doubt_percent: int = 10
+    """A trial that ends so near to what it had to bring is measured for another window, ..."""
+    trial_windows_max: int = 3
+    """... until there are so many."""
+    hopeless_percent: int = 85
+    """A trial that brings less than so much of what it had to ..."""
+    hopeless_s: float = 0.3
+    """... is given up so long after it settled: each second of it is lost."""
+    squeeze_percent: tuple[int, ...] = (70, 40, 15)
+    """A way that shall be left carries so much of what it did, bit by bit, before it goes: a paced flow beside it
+    needs two dozen round trips to double, and half of the line would lie idle meanwhile."""
+    hold_s: float = 20.0
+    """Between two rounds of trials when the last one found nothing better."""
+    hold_s_max: float = 160.0
+    lanes_max: int = 16
+    paced_patience_s: float = 30.0
+    """Where the kernel paces flows (BBR) one lane fills a line, and a second one only fills its queue, behind
+    which votes wait: more lanes are tried for the rare flow that sticks, and so late ..."""
+    stuck_percent: int = 80
+    """... and again within ``rate_age_s`` only where a path carries less than this of what it once did."""
+    steady_windows_max: int = 5
+    """Windows that are waited for the sum to stand still: what flows gain as they begin is no move's merit."""
+
+    def __post_init__(self) -> None:
+        assert 0 < self.drop_loss_percent < self.add_gain_percent < 100
+        assert 1 <= self.race_paths_max <= self.lanes_max
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one path."""
+
+    rank: int
+    guess_s: float | None = None
+    rtt_s: float | None = None
+    rtt_at: float = 0.0
+    rate: float | None = None
+    """Bytes a second that it carried when it carried alone, as far as that was ever seen."""
+    rate_at: float = 0.0
+    best_rate: float = 0.0
+    best_at: float = -inf
+    doubled_at: float = -inf
+    """When more lanes were last tried on it."""
+    lost: float = 0.0
+    """Segments of control connections that were sent again, ..."""
+    sent: float = 0.0
+    """... of so many, both fading."""
+    sent_at: float = 0.0
+    failures: int = 0
+    next_at: float = 0.0
+    has_worked: bool = False
+    silences: int = 0
+    silent_at: float = -inf
+    silent_until: float = -inf
+    probed_at: float = -inf
+
+    @property
+    def ready_at(self) -> float:
+        """When its pause ends."""
+        return max(self.next_at, self.silent_until)
+
+
+def hops_of(path: Path) -> int:
+    """Return how many relays a path crosses: relays are paid, so of two equal paths the shorter one is taken."""
+    return len(path.hops)
+
+
+def shares_way(one: Path, other: Path) -> bool:
+    """Tell whether two paths are known to lead through the same relay, or both through none."""
+    if one == other:
+        return True
+    if isinstance(one, PeerWay) or isinstance(other, PeerWay):
+        return False  # nothing is known of where they lead
+    if not one.hops and not other.hops:
+        return one.is_punched or other.is_punched or one.host == other.host
+    return not {hop.relay for hop in one.hops}.isdisjoint(hop.relay for hop in other.hops)
+
+
+@dataclass(slots=True)
+class _Better:
+    """A path that seems better for control."""
+
+    path: Path
+    since: float
+    samples: int = 0
+    asked_at: float = -inf
+    """When its round trip was last taken again, or was to be."""
+
+
+class PathTable:
+    """The paths to one peer and what is known of them."""
+
+    def __init__(self, parameters: PathParameters | None = None) -> None:
+        self.parameters = parameters or PathParameters()
+        self._known: dict[Path, _Known] = {}
+        self._better: _Better | None = None
+        """The path that is better than the present one, and in how many samples in a row."""
+
+    def offer(self, paths: Iterable[Path]) -> None:
+        """Say which paths there are now, the likeliest first; what is known of those that stay is kept."""
+        offered = list(dict.fromkeys(paths))[: self.parameters.paths_max]
+        self._known = {path: self._known.get(path) or _Known(rank) for rank, path in enumerate(offered)}
+        for rank, path in enumerate(offered):
+            self._known[path].rank = rank
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The candidates, in the order in which they were offered."""
+        return tuple(self._known)
+
+    def guessed_rtt(self, path: Path, rtt_s: float | None) -> None:
+        """Note what others say of a path's round trip: of paths as long as it, which is tried first, until one is
+        measured."""
+        known = self._known.get(path)
+        if known is not None:
+            known.guess_s = rtt_s
+
+    # -- what is learnt --------------------------------------------------------------------------------------
+
+    def measured_rtt(self, path: Path, rtt_s: float, now: float) -> None:
+        """Note a round trip taken on the path itself: a shorter one counts soon, a longer one by and by."""
+        known = self._known.get(path)
+        if known is None or rtt_s < 0:
+            return
+        if known.rtt_s is None or self._is_asked(path):  # what it was before is what is doubted
+            known.rtt_s = rtt_s
+        else:
+            known.rtt_s += (_EWMA if rtt_s > known.rtt_s else _EWMA_DOWN) * (rtt_s - known.rtt_s)
+        known.rtt_at = now
+
+    def shook_hands(self, path: Path, took_s: float, now: float) -> None:
+        """Note a handshake on a path: one round trip and some work, so it counts where nothing young is known."""
+        known = self._known.get(path)
+        is_old = known is not None and now - known.rtt_at > self.parameters.handshake_age_s
+        if self.rtt_s(path, now) is None or is_old or self._is_asked(path):
+            self.measured_rtt(path, took_s, now)
+
+    def measured_loss(self, path: Path, lost: int, sent: int, now: float) -> None:
+        """Note that of so many segments of a control connection these had to be sent again."""
+        known = self._known.get(path)
+        if known is not None and 0 <= lost <= sent and sent:
+            kept = self._loss_kept(known, now)
+            known.lost, known.sent, known.sent_at = known.lost * kept + lost, known.sent * kept + sent, now
+
+    def _loss_kept(self, known: _Known, now: float) -> float:
+        return float(0.5 ** (max(now - known.sent_at, 0.0) / self.parameters.loss_half_life_s))
+
+    def measured_rate(self, path: Path, bytes_per_s: float, now: float) -> None:
+        """Note what a path carried while it alone was filled."""
+        known = self._known.get(path)
+        if known is not None and bytes_per_s >= 0:
+            known.rate, known.rate_at = bytes_per_s, now
+            if bytes_per_s >= known.best_rate or now - known.best_at > self.parameters.rate_age_s:
+                known.best_rate, known.best_at = bytes_per_s, now
+
+    def doubled(self, path: Path, now: float) -> None:
+        """Note that more lanes are tried on a path."""
+        known = self._known.get(path)
+        if known is not None:
+            known.doubled_at = now
+
+    def may_be_stuck(self, path: Path, bytes_per_s: float, now: float) -> bool:
+        """Whether more lanes are worth a try on a path where one should be enough."""
+        known = self._known.get(path)
+        if known is None or now - known.doubled_at > self.parameters.rate_age_s:
+            return True
+        return bytes_per_s * 100 < known.best_rate * self.parameters.stuck_percent
+
+    def failed(self, path: Path, now: float) -> None:
+        """Note that a path could not be opened, or broke."""
+        known = self._known.get(path)
+        if known is None:
+            return
+        known.failures += 1
+        wait_s = self.parameters.backoff_s_min * 2 ** min(known.failures - 1, 16)
+        known.next_at = now + min(wait_s, self.parameters.backoff_s_max)
+        known.rtt_s, known.rate = None, None
+
+    def doubted(self, path: Path, now: float) -> None:
+        """Note that a path brings nothing at the moment: nothing new is put on it for a while."""
+        known = self._known.get(path)
+        if known is not None:
+            known.next_at = max(known.next_at, now + self.parameters.doubt_s)
+
+    def fell_silent(self, path: Path, now: float) -> None:
+        """Note that a path took what was sent and brought nothing: that it can be opened speaks not for it."""
+        known = self._known.get(path)
+        if known is None:
+            return
+        parameters = self.parameters
+        if now - known.silent_at > parameters.silence_s_max:
+            known.silences = 0
+        known.silences += 1
+        known.silent_at = now
+        wait_s = parameters.silence_s_min * 2 ** min(known.silences - 1, 16)
+        known.silent_until = now + min(wait_s, parameters.silence_s_max)
+        known.rtt_s, known.rate = None, None
+
+    def to_probe(self, current: Path, now: float) -> Path | None:
+        """Return the path whose round trip should be taken now, if any: control moves only to what is known.
+
+        Each path has its turn; where only votes go, nothing else would ever measure one.
+        """
+        parameters = self.parameters
+        here = self.rtt_s(current, now)
+        if here is None or here < parameters.probe_rtt_s_min:
+            return None
+        better = self._better
+        if (
+            better is not None
+            and not self._is_confirmed(better)
+            and now - better.asked_at >= parameters.probe_interval_s
+        ):
+            better.asked_at = now
+            self._known[better.path].probed_at = now
+            return better.path
+        if any(now - known.probed_at < parameters.probe_interval_s for known in self._known.values()):
+            return None
+        due = [
+            (known.probed_at, known.rank, path)
+            for path, known in self._known.items()
+            if path != current
+            and self.is_ready(path, now)
+            and (known.rtt_s is None or now - known.rtt_at > parameters.probe_age_s)
+        ]
+        if not due:
+            return None
+        path = min(due, key=lambda item: item[:2])[2]
+        self._known[path].probed_at = now
+        return path
+
+    def worked(self, path: Path) -> None:
+        """Note that a path was opened."""
+        known = self._known.get(path)
+        if known is not None:
+            known.failures, known.next_at, known.has_worked = 0, 0.0, True
+
+    def has_worked(self, path: Path) -> bool:
+        """Whether a path was ever opened, so that the peer is known to be at its other end."""
+        known = self._known.get(path)
+        return known is not None and known.has_worked
+
+    # -- what follows from it --------------------------------------------------------------------------------
+
+    def rtt_s(self, path: Path, now: float) -> float | None:
+        """Return the round trip of a path, where something young enough is known of it."""
+        known = self._known.get(path)
+        if known is None or known.rtt_s is None or now - known.rtt_at > self.parameters.rtt_age_s:
+            return None
+        return known.rtt_s
+
+    def length_s(self, path: Path, now: float) -> float | None:
+        """Return the round trip of a path as it counts for control: longer where packets get lost, or all did.
+
+        What is lost comes a retransmission later, and a committee waits for its slower votes.
+        """
+        rtt_s = self.rtt_s(path, now)
+        if rtt_s is None:
+            return None
+        known, parameters = self._known[path], self.parameters
+        kept = self._loss_kept(known, now)
+        share = known.lost * kept / (known.sent * kept + parameters.loss_prior)
+        is_silent = now - known.silent_at <= parameters.silence_s_max
+        most = parameters.loss_factor_max
+        return rtt_s * (most if is_silent else min(1 + parameters.loss_weight * share, most))
+
+    def rate(self, path: Path, now: float) -> float | None:
+        """Return the bytes a second that a path is believed to carry."""
+        known = self._known.get(path)
+        if known is None or known.rate is None or now - known.rate_at > self.parameters.rate_age_s:
+            return None
+        return known.rate
+
+    def is_ready(self, path: Path, now: float) -> bool:
+        """Whether a path is a candidate and not in its pause after a failure."""
+        known = self._known.get(path)
+        return known is not None and known.ready_at <= now
+
+    def order(self, now: float) -> list[Path]:
+        """Return the paths as control should dial them: ready ones first, then by round trip, then as offered.
+
+        Of those of which nothing was measured the shorter come first, and of equals those of which good is said.
+        """
+
+        def cost(item: tuple[Path, _Known]) -> tuple[float, float, int, float, int]:
+            path, known = item
+            pause_s = max(known.next_at - now, 0.0)
+            rtt_s = self.rtt_s(path, now)
+            if rtt_s is not None:
+                return pause_s, rtt_s, 0, 0.0, known.rank
+            return pause_s, inf, hops_of(path), inf if known.guess_s is None else known.guess_s, known.rank
+
+        return [path for path, _known in sorted(self._known.items(), key=cost)]
+
+    def better_control(self, current: Path, now: float) -> Path | None:
+        """Take one sample; return the path that control should move to, once it has been better often enough.
+
+        A path whose round trip is not known is never moved to: the move itself costs a handshake. Nor is one that
+        was quick at another time: what makes this one slow, a busy machine or a full line, may slow both.
+        """
+        here = self.length_s(current, now)
+        lengths = (
+            (length_s, self._known[path].rank, path) for path in self._known
+            if path != current and self.is_ready(path, now)
+            and (length_s := self.length_s(path, now)) is not None
+        )  # fmt: skip
+        best = min(lengths, default=None, key=lambda item: item[:2])
+        if here is None or best is None or best[0] * (100 + self.parameters.switch_gain_percent) > here * 100:
+            self._better = None
+            return None
+        if self._better is None or self._better.path != best[2]:
+            self._better = _Better(best[2], now)
+        better = self._better
+        better.samples += 1
+        if better.samples < self.parameters.switch_samples or not self._is_confirmed(better):
+            return None
+        self._better = None
+        return better.path
+
+    def _is_asked(self, path: Path) -> bool:
+        """Whether a path seems better for control, and its round trip is yet to be taken again."""
+        return self._better is not None and self._better.path == path and not self._is_confirmed(self._better)
+
+    def _is_confirmed(self, better: _Better) -> bool:
+        known = self._known.get(better.path)
+        return known is not None and known.rtt_at >= better.since
+
+    def best_bulk(self, now: float) -> Path | None:
+        """Return the path for a little bulk: the fastest known, else the one that control would take."""
+        ready = [path for path in self.order(now) if self.is_ready(path, now)]
+        if not ready:
+            return None
+        known = [(rate, path) for path in ready if (rate := self.rate(path, now)) is not None]
+        if not known:
+            return ready[0]
+        fastest = max(rate for rate, _path in known)
+        floor = fastest * (100 - self.parameters.drop_loss_percent) / 100
+        return min((path for rate, path in known if rate >= floor), key=hops_of)
+
+
+class PathBook:
+    """The tables of many peers; the one used longest ago is forgotten, so memory is bounded."""
+
+    def __init__(self, parameters: PathParameters | None = None, *, peers_max: int = 1_024) -> None:
+        self.parameters = parameters or PathParameters()
+        self._peers_max = peers_max
+        self._tables: OrderedDict[bytes, PathTable] = OrderedDict()
+
+    def table(self, peer: bytes) -> PathTable:
+        """Return the table of a peer, made on first use."""
+        table = self._tables.pop(peer, None) or PathTable(self.parameters)
+        self._tables[peer] = table
+        if len(self._tables) > self._peers_max:
+            self._tables.popitem(last=False)
+        return table

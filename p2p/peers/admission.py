@@ -1,0 +1,144 @@
+"""Who may become a peer: the decision about each connection whose other end has proved who it is.
+
+Nothing is closed or changed here but what is remembered of peers that are gone; ``p2p.peers.lifecycle`` carries
+out what is said. How many may knock before they prove who they are is ``p2p.peers.handshake_limits``; who makes
+room among those that come in, ``p2p.peers.eviction``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from p2p.base.limits import NetworkLimits
+from p2p.base.netgroups import Origin
+from p2p.peers.eviction import Admission, Guest, Service, Standings, admit
+from p2p.peers.roster import Roster
+from p2p.secure.identity import NodeCertificate
+from p2p.session.connection import Link
+from p2p.session.peer import Peer
+
+__all__ = ["Claim", "Doorkeeper", "replaces"]
+
+_SIMULTANEOUS_S: Final = 5.0
+_WELCOME: Final = Admission()
+
+
+class Claim(NamedTuple):
+    """A connection of an address, where there are two."""
+
+    sequence: int
+    """Of the certificate."""
+    static_key: bytes
+    is_outbound: bool
+    since: float
+
+    @classmethod
+    def of(cls, connected: Link | Peer) -> Claim:
+        """Return the claim of a new connection, or of a peer that there is."""
+        certificate = connected.session.certificate
+        return cls(certificate.sequence, certificate.static_key, connected.is_outbound, connected.since)
+
+
+def replaces(new: Claim, old: Claim, *, is_old_attached: bool, own: bytes, other: bytes) -> bool:
+    """Whether of two connections between ``own`` and ``other`` the new one is kept.
+
+    Of two that were dialled at once, one by each end, both ends must keep the same, in whichever order they see
+    them: that of the lower address.
+    """
+    if new.sequence != old.sequence:
+        return new.sequence > old.sequence  # a later certificate revokes
+    if new.static_key != old.static_key or new.is_outbound == old.is_outbound or not is_old_attached:
+        return True  # the newest handshake is the one that is alive
+    if new.since - old.since > _SIMULTANEOUS_S:
+        return True
+    initiator = own if new.is_outbound else other
+    return initiator == min(own, other)
+
+
+class _Certificates(Protocol):
+    """What is needed of those who know certificates."""
+
+    def is_revoked(self, address: bytes, certificate: NodeCertificate) -> bool: ...
+    def met(self, address: bytes, certificate: NodeCertificate) -> None: ...
+
+
+class Doorkeeper:
+    """Decides by the roster. ``score`` is the gossip's; ``origin_of`` says where the name of a remote end lies.
+
+    ``draw`` is a hash of a block of addresses that is this node's secret; see ``p2p.peers.eviction``.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        *,
+        limits: NetworkLimits,
+        certificates: _Certificates,
+        score: Callable[[bytes], float],
+        origin_of: Callable[[str], Origin],
+        draw: Callable[[str], int],
+    ) -> None:
+        self.is_bonded: Callable[[bytes], bool] = lambda _address: False
+        """Who answers for itself with something that it has locked."""
+        self._roster = roster
+        self._limits = limits
+        self._certificates = certificates
+        self._score = score
+        self._origin_of = origin_of
+        self._draw = draw
+        self._standings = Standings()
+
+    def admit(self, link: Link, now: float) -> Admission:
+        """Say whether a new connection may become a peer, and whose place it takes."""
+        roster, address, certificate = self._roster, link.session.address, link.session.certificate
+        if address == roster.own:
+            return Admission("refused_self")
+        if address in roster.bans:
+            return Admission("refused_banned")
+        if self._certificates.is_revoked(address, certificate):
+            return Admission("refused_revoked")
+        self._certificates.met(address, certificate)
+        old = roster.peers.get(address)
+        if old is not None:
+            is_kept = replaces(
+                Claim.of(link), Claim.of(old), is_old_attached=old.is_attached, own=roster.own, other=address
+            )
+            return _WELCOME if is_kept else Admission("refused_duplicate")
+        if link.is_outbound or address in roster.persistent:
+            return _WELCOME
+        origin = self.origin(address, link.remote)
+        return admit(
+            self._guests(), origin, now=now, places_max=self._limits.peers_in_max,
+            per_network_max=self._limits.peers_per_network_max, draw=self._draw,
+            service=self._standings.periods(address, origin.block, now),
+        )  # fmt: skip
+
+    def _guests(self) -> list[Guest]:
+        """Return those who came in and have no place of their own."""
+        return [
+            Guest(
+                address, self.origin(address, peer.remote), peer.since, peer.service.periods,
+                self._score(address), peer.rtt_s,
+            )
+            for address, peer in self._roster.peers.items()
+            if not peer.is_outbound and address not in self._roster.persistent and peer.closed_for is None
+        ]  # fmt: skip
+
+    def is_revoked(self, peer: Peer) -> bool:
+        """Tell whether a peer is known by now to have a later certificate."""
+        return self._certificates.is_revoked(peer.address, peer.session.certificate)
+
+    def origin(self, address: bytes, remote: str) -> Origin:
+        """Return where a peer comes from; who has locked a bond and comes by a relay, from a block of its own."""
+        origin = self._origin_of(remote)
+        return origin.of_its_own(address) if origin.is_relayed and self.is_bonded(address) else origin
+
+    def came(self, peer: Peer, now: float) -> Service:
+        """Return what a peer that has been let in begins with."""
+        return self._standings.take(peer.address, self.origin(peer.address, peer.remote).block, now)
+
+    def left(self, peer: Peer, now: float) -> None:
+        """Remember what a peer had done that is gone."""
+        block = self.origin(peer.address, peer.remote).block
+        self._standings.keep(peer.address, block, peer.service, now)

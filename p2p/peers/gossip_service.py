@@ -1,0 +1,108 @@
+"""Gossip in a running network: the core of ``p2p.gossip.core`` between peers and validators.
+
+The core says what is sent to whom, what is to be judged and who is to go; here that is done. What a topic carries
+is the node's matter, which brings a validator for each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import trio
+
+from p2p.base.limits import NetworkLimits
+from p2p.gossip.core import Deliver, Disconnect, Effect, Gossip, Send, Verdict, Withdraw
+from p2p.gossip.validation import BatchValidator, Validation
+from p2p.peers.roster import Roster
+from p2p.secure.frame import Class
+from p2p.session.peer import KIND_GOSSIP
+
+__all__ = ["GossipService"]
+
+
+class GossipService:
+    """The topics of one node. ``credit`` takes the address of whoever was the first to bring something good."""
+
+    def __init__(
+        self,
+        core: Gossip,
+        roster: Roster,
+        *,
+        limits: NetworkLimits,
+        counters: Counter[str],
+        credit: Callable[[bytes], None],
+    ) -> None:
+        self.core = core
+        self._roster = roster
+        self._limits = limits
+        self._counters = counters
+        self._credit = credit
+        self._validations: dict[str, Validation] = {}
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Validate from now on what comes."""
+        for validation in self._validations.values():
+            nursery.start_soon(validation.run)
+
+    def subscribe(self, topic: str, validator: BatchValidator, *, payload_bytes_max: int, earns: bool) -> None:
+        """Take part in a topic; ``earns``: whether to bring something good of it speaks for a peer."""
+        assert topic not in self._validations
+        credit = self._credit if earns else lambda _address: None
+        self._validations[topic] = Validation(validator, self._limits, self._judged, credit)
+        self._apply(self.core.subscribe(topic, payload_bytes_max))
+
+    def publish(self, topic: str, payloads: tuple[bytes, ...]) -> None:
+        """Gossip own payloads; those seen before are not sent again."""
+        self._apply(self.core.publish(topic, payloads))
+
+    def receive(self, address: bytes, body: bytes) -> None:
+        """Take a message of gossip of a peer."""
+        self._apply(self.core.receive(address, body, trio.current_time()))
+
+    def joined(self, address: bytes, *, outbound: bool, network: str | None) -> None:
+        """Take part with a peer; of ``network`` only so many are heard at once."""
+        self._apply(self.core.peer_joined(address, outbound=outbound, network=network))
+
+    def left(self, address: bytes) -> None:
+        """Note that a peer is gone; its score is not forgotten."""
+        self.core.peer_left(address)
+
+    def penalise(self, address: bytes, points: float) -> None:
+        """Take points from a peer; enough of them drop or ban it."""
+        self._apply(self.core.penalise(address, points))
+
+    def blame(self, address: bytes) -> None:
+        """Take points from a peer for an answer that broke a rule."""
+        self.penalise(address, self.core.parameters.reject_points)
+
+    def blame_malformed(self, address: bytes) -> None:
+        """Take points from a peer for bytes that nobody sends by mistake."""
+        self.penalise(address, self.core.parameters.malformed_points)
+
+    def beat(self, now: float) -> None:
+        """Do what is due; once a heartbeat."""
+        self._apply(self.core.heartbeat(now))
+
+    def _judged(self, verdicts: Iterable[tuple[bytes, Verdict]]) -> None:
+        self._apply(self.core.verdict(verdicts))
+
+    def _apply(self, effects: list[Effect]) -> None:
+        peers = self._roster.peers
+        for effect in effects:
+            match effect:
+                case Send(address, body):
+                    peer = peers.get(address)
+                    if peer is not None:
+                        peer.queue(Class.GOSSIP, KIND_GOSSIP, body)
+                case Deliver():
+                    self._validations[effect.topic].put(effect)
+                case Withdraw(topic, message_id):
+                    self._validations[topic].withdraw(message_id)
+                case Disconnect(address, is_banned):
+                    if address in self._roster.persistent:
+                        self._counters["limited_persistent"] += 1  # its score limits it; it is heard all the same
+                    elif is_banned:
+                        self._roster.ban(address, "bad_score")
+                    else:
+                        self._roster.close(address, "bad_score")

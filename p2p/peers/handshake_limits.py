@@ -1,0 +1,82 @@
+"""The door for connections from outside, without I/O: how many are let in before they prove who they are."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from typing import Final
+
+from p2p.base.limits import HalfOpen, NetworkLimits, Place, RateLimiter, SharedRate
+from p2p.base.netgroups import address_of, block_of, network_of, site_of
+
+__all__ = ["Entrance"]
+
+_UNPROVEN_PER_SITE: Final = 4
+"""Connections of one site beyond its bound that may say who they are: some are wanted always."""
+_ARRIVALS_MAX: Final = 1_024
+"""Hosts whose last connection to us is remembered."""
+
+
+class Entrance:
+    """Rates and places of one node; times in seconds of any one clock."""
+
+    def __init__(self, limits: NetworkLimits) -> None:
+        self._limits = limits
+        self.half_open = HalfOpen(limits.half_open_max)
+        """The places for connections that have not yet proved who they are."""
+        self._arrivals: OrderedDict[str, float] = OrderedDict()
+        self._per_site: Counter[str] = Counter()
+        self._site_rate = RateLimiter(per_s=limits.accepts_per_ip_per_s, burst=limits.accepts_per_ip_burst)
+        self._network_rate = RateLimiter(
+            per_s=limits.accepts_per_network_per_s, burst=limits.accepts_per_network_burst
+        )
+        self._block_rate = RateLimiter(per_s=limits.accepts_per_block_per_s, burst=limits.accepts_per_block_burst)
+        self._rate = SharedRate(
+            per_s=limits.accepts_per_s, burst=limits.accepts_per_s, kept_per_s=limits.accepts_kept_per_s
+        )
+        self._relay_rate = RateLimiter(per_s=limits.accepts_per_block_per_s, burst=limits.accepts_per_block_burst)
+        self._circuit_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
+
+    def arrived_at(self, host: str) -> float:
+        """Return when a connection last came from an IP address; minus infinity: long ago."""
+        return self._arrivals.get(host, -math.inf)
+
+    def connection(self, remote: str, now: float) -> Place | None:
+        """Return a place for a connection from the IP address ``remote``, or None: turn it away."""
+        host, site, limits = str(address_of(remote)), site_of(remote), self._limits
+        self._arrivals[host] = now
+        self._arrivals.move_to_end(host)
+        if len(self._arrivals) > _ARRIVALS_MAX:
+            self._arrivals.popitem(last=False)
+        # A test network lives behind one address, and this machine can harm itself otherwise.
+        if not address_of(remote).is_loopback and not (
+            self._per_site[site] < limits.peers_per_ip_max + _UNPROVEN_PER_SITE
+            and self._site_rate.allows(site, now)
+            and self._network_rate.allows(network_of(remote), now)
+            and self._block_rate.allows(block_of(remote), now)
+            and self._rate.allows(block_of(remote), now)
+        ):
+            return None
+        return self.half_open.enter(network_of(remote))
+
+    def circuit(self, remote: str, now: float) -> Place | None:
+        """Return a place for what an acceptor has brought, or None: turn it away."""
+        # All that one relay brings are one block: what it makes up is not to keep out what others bring.
+        if not (self._relay_rate.allows(remote, now) and self._circuit_rate.allows(None, now)):
+            return None
+        return self.half_open.enter(remote)
+
+    def is_crowded(self, site: str | None) -> bool:
+        """Tell whether a site has more connections than one may have, where it counts for one."""
+        return (
+            site is not None
+            and not address_of(site).is_loopback
+            and self._per_site[site] > self._limits.peers_per_ip_max
+        )
+
+    def count(self, site: str | None, change: int) -> None:
+        """Note a connection of a site more (1) or less (-1), where it counts for one."""
+        if site is not None:
+            self._per_site[site] += change
+            if not self._per_site[site]:
+                del self._per_site[site]

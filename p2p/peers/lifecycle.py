@@ -1,0 +1,139 @@
+"""The life of a peer in the network: let in, entered into the roster, told to everybody, carried, let go.
+
+It comes here with a link from outside (``p2p.peers.accepting``) or from our own dialling (``p2p.peers.outbound``);
+``p2p.peers.admission`` decides, ``p2p.session.peer`` is the conversation that then begins.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from p2p.base.limits import NetworkLimits, ReceiveMemory, who_holds_too_much
+from p2p.base.netgroups import crowd_of
+from p2p.peers.admission import Doorkeeper
+from p2p.peers.gossip_service import GossipService
+from p2p.peers.roster import Roster
+from p2p.secure.channel import Hello, Opening
+from p2p.secure.frame import Class
+from p2p.session.connection import Link, LinkLost
+from p2p.session.outbox import Outbox
+from p2p.session.peer import Peer, PeerOwner
+
+__all__ = ["Peering"]
+
+_FAULTS: Final = frozenset({"frame_invalid", "decode_error", "protocol_error", "signature_invalid"})
+"""Reasons to end a connection that speak against the peer. A want of memory does not: others may have made it."""
+
+
+class Peering:
+    """Brings peers into the roster and out of it; messages that wait for one are in ``outbox``."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        doorkeeper: Doorkeeper,
+        gossip: GossipService,
+        outbox: Outbox,
+        *,
+        owner: PeerOwner,
+        memory: ReceiveMemory,
+        limits: NetworkLimits,
+        counters: Counter[str],
+        log: Callable[..., None],
+    ) -> None:
+        self._roster = roster
+        self._doorkeeper = doorkeeper
+        self._gossip = gossip
+        self._outbox = outbox
+        self._owner = owner
+        self._memory = memory
+        self._limits = limits
+        self._counters = counters
+        self._log = log
+
+    async def live(self, link: Link) -> bool:
+        """Carry one peer from the end of its first handshake to its own; whether it was let in at all."""
+        address = link.session.address
+        if not await self._let_in(link):
+            return False
+        peer = Peer(
+            link, own_address=self._roster.own, limits=self._limits, memory=self._memory, owner=self._owner
+        )
+        self._enter(peer, link)
+        self._log("peer connected", peer=address.hex(), remote=link.remote, outbound=peer.is_outbound)
+        try:
+            await peer.run()
+        finally:
+            self._leave(peer)
+            if peer.closed_for == "connection_lost":
+                self._keep_for_later(peer)
+            self._counters[f"closed_{peer.closed_for}"] += 1
+            self._log("peer gone", peer=address.hex(), reason=peer.closed_for)
+        return True
+
+    def recheck(self, address: bytes) -> None:
+        """Drop a peer of whom is known by now that its certificate is an old one."""
+        peer = self._roster.peers.get(address)
+        if peer is not None and self._doorkeeper.is_revoked(peer):
+            peer.close("certificate_revoked")
+
+    def bound_memory(self) -> None:
+        """Let those go for whom most waits to be read, where all that waits is too much."""
+        holdings = {peer: peer.holding() for peer in self._roster.peers.values() if peer.closed_for is None}
+        for peer in who_holds_too_much(holdings, self._limits.send_bytes_max):
+            peer.close("send_memory")
+
+    async def _let_in(self, link: Link) -> bool:
+        admission = self._doorkeeper.admit(link, trio.current_time())
+        if admission.refusal is not None:
+            self._counters[admission.refusal] += 1
+            if not link.is_outbound:
+                await link.part()
+            return False
+        if admission.gives_way is not None:
+            self._roster.close(admission.gives_way, "crowded_out")
+        if link.is_outbound:
+            try:
+                await link.say_hello(Hello(Opening.NEW), timeout_s=self._limits.handshake_timeout_s)
+            except (LinkLost, trio.TooSlowError):
+                return False
+            # Somebody may have come in meanwhile.
+            return self._doorkeeper.admit(link, trio.current_time()).refusal is None
+        return True
+
+    def _enter(self, peer: Peer, link: Link) -> None:
+        address, now = peer.address, trio.current_time()
+        old = self._roster.peers.get(address)
+        if old is not None:
+            self._leave(old)
+            old.close("replaced")
+            for message in old.undelivered():
+                peer.queue(*message)
+        peer.service = self._doorkeeper.came(peer, now)
+        self._roster.peers[address] = peer
+        self._gossip.joined(address, outbound=peer.is_outbound, network=crowd_of(link.remote_host))
+        for _, cls, kind, body in self._outbox.take(address, now):
+            peer.queue(cls, kind, body)
+        self._roster.tell(address, True)
+
+    def _leave(self, peer: Peer) -> None:
+        if self._roster.peers.get(peer.address) is not peer:
+            return
+        del self._roster.peers[peer.address]
+        if peer.closed_for in _FAULTS:
+            # The score outlives the connection: who comes back to do it again is banned before long.
+            self._gossip.blame_malformed(peer.address)
+        elif peer.address not in self._roster.bans:
+            self._doorkeeper.left(peer, trio.current_time())
+        self._gossip.left(peer.address)
+        self._roster.tell(peer.address, False)
+
+    def _keep_for_later(self, peer: Peer) -> None:
+        """Keep what a lost peer was to hear of the consensus: it may be back in a moment, and know nothing."""
+        for cls, kind, body in peer.undelivered():
+            if cls is Class.CONSENSUS:
+                self._outbox.post(peer.address, cls, kind, body, trio.current_time())

@@ -1,0 +1,246 @@
+"""Whom a node dials: those that it wants always, its bootstrap peers, others of its book up to the wished number.
+
+How one address is dialled, and when again, is ``p2p.path.dialling``; what comes of it is carried by
+``p2p.peers.lifecycle``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+from random import Random
+from typing import Final
+
+import trio
+
+from p2p.base.errors import PeerUnreachable
+from p2p.base.limits import NetworkLimits
+from p2p.base.transport import Endpoint
+from p2p.path.dialling import Dialling, Way
+from p2p.peers.roster import Roster
+from p2p.records.addrbook import ANCHORS_MAX, AddressBook
+from p2p.session.connection import Link
+from p2p.session.peer import Peer
+
+__all__ = ["Outreach", "SeatDraw"]
+
+_LOOK_INTERVAL_S: Final = 0.25
+
+
+class SeatDraw:
+    """Draws whom to dial of many of whom a few are enough: one at a time, and ever more slowly; without I/O."""
+
+    def __init__(self, *, limits: NetworkLimits, random: Random) -> None:
+        self._limits = limits
+        self._random = random
+        self._next_at = 0.0
+        self._delay_s = 0.0
+
+    def next(self, wanted: Collection[bytes], *, connected: int, enough: int, now: float) -> bytes | None:
+        """Return whom of the ``wanted`` to dial now, where fewer than ``enough`` are ``connected``."""
+        if connected >= enough:
+            self._delay_s = 0.0
+            return None
+        if not wanted or now < self._next_at:
+            return None
+        limits = self._limits
+        limit_s = limits.redial_max_s if connected else limits.redial_persistent_max_s
+        self._delay_s = min(max(2 * self._delay_s, limits.redial_min_s), limit_s)
+        self._next_at = now + self._delay_s * self._random.uniform(0.75, 1.25)
+        return self._random.choice(sorted(wanted))
+
+
+class Outreach:
+    """Dials for one node; ``live`` carries a link to its end and says whether a peer was let in by it."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        dialling: Dialling,
+        book: AddressBook,
+        *,
+        live: Callable[[Link], Awaitable[bool]],
+        limits: NetworkLimits,
+        random: Random,
+        counters: Counter[str],
+    ) -> None:
+        self._roster = roster
+        self._dialling = dialling
+        self._book = book
+        self._live = live
+        self._limits = limits
+        self._random = random
+        self._counters = counters
+        self._draw = SeatDraw(limits=limits, random=random)
+        self._dialling_now = 0
+        self._something = trio.Event()
+        self._nursery: trio.Nursery | None = None
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Dial from now on, first those who stayed longest in an earlier run."""
+        self._nursery = nursery
+        for anchor in self._book.anchors:
+            self.reach(anchor)
+        nursery.start_soon(self._keep_peers)
+
+    def stop(self) -> None:
+        """Dial no more."""
+        self._nursery = None
+
+    def wake(self) -> None:
+        """Say that there may be somebody else to dial."""
+        self._something.set()
+
+    def on_peer(self, _address: bytes, is_there: bool) -> None:
+        """Note that a peer has come or gone."""
+        self.wake()
+        if is_there:
+            self._choose_anchors()
+
+    def reach(self, address: bytes) -> None:
+        """Dial an address now unless its back-off says to wait."""
+        self._dial(self._dialling.way_to(address))
+
+    def insist(self, address: bytes) -> None:
+        """Dial an address now, whatever its back-off says."""
+        way = self._dialling.way_to(address)
+        way.next_at = 0.0
+        if address not in self._roster.peers and address not in self._roster.bans:
+            self._dial(way)
+
+    async def connected(self, address: bytes) -> Peer:
+        """Return the peer of an address as soon as there is one. Raises PeerUnreachable: there can be none."""
+        roster = self._roster
+        while True:
+            peer = roster.peers.get(address)
+            if peer is not None and peer.closed_for is None:
+                return peer
+            if roster.is_shut_out(address):
+                what = "banned" if address in roster.bans else "this node"
+                raise PeerUnreachable(f"0x{address.hex()} is {what}")
+            self.reach(address)
+            with trio.move_on_after(_LOOK_INTERVAL_S):
+                await roster.changed.wait()
+
+    # -- one way ---------------------------------------------------------------------------------------------
+
+    def _dial(self, way: Way) -> None:
+        if (
+            self._nursery is None
+            or not way.is_open(trio.current_time())
+            or self._dialling_now >= self._dials_max(way)
+            or not (endpoints := self._dialling.endpoints_of(way))
+        ):
+            return
+        way.is_dialling = True
+        self._dialling_now += 1
+        self._nursery.start_soon(self._dial_and_live, way, endpoints)
+
+    def _dials_max(self, way: Way) -> int:
+        """Dials of strangers leave room: however slow they make theirs, those that we need are made meanwhile."""
+        is_needed = bool(way.endpoints) or self._roster.is_needed(way.target)
+        return self._limits.dials_max - (0 if is_needed else self._limits.dials_reserved)
+
+    async def _dial_and_live(self, way: Way, endpoints: list[Endpoint]) -> None:
+        link = None
+        is_settled = False
+        try:
+            try:
+                link = await self._dialling.open(way.target, endpoints)
+            finally:
+                self._dialling_now -= 1
+            if link is not None:
+                way.found = link.session.address
+                self._book.succeeded(link.session.address, link.endpoint)
+                began = trio.current_time()
+                if await self._live(link):
+                    is_settled = trio.current_time() - began >= self._limits.settled_s
+            elif way.target is not None and self._roster.peers and way.target not in self._roster.persistent:
+                self._book.failed(way.target)  # alone, the fault is more likely on our side
+        finally:
+            way.ended(
+                trio.current_time(),
+                is_settled=is_settled,
+                limit_s=self._redial_max_s(way, is_there=link is not None),
+                limits=self._limits,
+                random=self._random,
+            )
+            if link is not None:
+                await link.aclose()
+
+    def _redial_max_s(self, way: Way, *, is_there: bool) -> float:
+        """Return how long a way is left alone at most."""
+        if self._roster.is_needed(way.target):
+            return self._limits.redial_persistent_max_s
+        if is_there and not way.endpoints:
+            return self._limits.redial_refused_max_s  # it has no place for us
+        return self._limits.redial_max_s
+
+    # -- all of them -----------------------------------------------------------------------------------------
+
+    async def _keep_peers(self) -> None:
+        """Dial whom the node wants always, the bootstrap peers, and others up to the wished number."""
+        felt_at = trio.current_time()
+        while True:
+            self._something = trio.Event()
+            now = trio.current_time()
+            self._dialling.forget(2 * self._limits.bans_max, now)
+            for address in self._wanted(now):
+                self.reach(address)
+            outgoing = sum(peer.is_outbound for peer in self._roster.peers.values())
+            lacking = self._limits.peers_out_target - outgoing
+            if lacking > 0:
+                # Without any peer the bootstrap list is the way back in; with some, it fills up what is lacking.
+                for way in self._named():
+                    self._dial(way)
+                others = self._book.candidates(self._random, exclude=self._roster.not_to_dial())
+                for address in others[:lacking]:
+                    self.reach(address)
+            elif now - felt_at >= self._limits.feeler_interval_s:
+                felt_at = now
+                self._feel()
+            with trio.move_on_after(_LOOK_INTERVAL_S):
+                await self._something.wait()
+            await trio.lowlevel.checkpoint()
+
+    def _wanted(self, now: float) -> list[bytes]:
+        """Return whom to dial of those that are wanted always."""
+        roster = self._roster
+        lacking = [a for a in roster.persistent if a not in roster.peers and a not in roster.bans]
+        if roster.kept is None:
+            return lacking
+        connected = sum(address in roster.peers for address in roster.persistent)
+        drawn = self._draw.next(lacking, connected=connected, enough=roster.kept, now=now)
+        return [] if drawn is None else [drawn]
+
+    def _named(self) -> list[Way]:
+        """Return the ways with endpoints that this node was told of, to those who are no peers yet."""
+        shut = self._roster.not_to_dial()
+        return [
+            way
+            for way in self._dialling.ways.values()
+            if way.endpoints and ((known := way.target or way.found) is None or known not in shut)
+        ]
+
+    def _choose_anchors(self) -> None:
+        """Keep the names of those whom we dialled and that have stayed longest."""
+        peers = self._roster.peers.values()
+        settled = [peer for peer in peers if peer.is_outbound and peer.address in self._book]
+        settled.sort(key=lambda peer: peer.since)
+        self._book.set_anchors(peer.address for peer in settled[:ANCHORS_MAX])
+
+    def _feel(self) -> None:
+        """Find out whether somebody of whom we were only told is there, so that the tried stay many."""
+        address = self._book.untried(self._random, exclude=self._roster.not_to_dial())
+        if address is not None and self._nursery is not None:
+            self._counters["feelers"] += 1
+            self._nursery.start_soon(self._feel_for, address)
+
+    async def _feel_for(self, address: bytes) -> None:
+        endpoints = self._dialling.endpoints_of(self._dialling.way_to(address))
+        link = await self._dialling.open(address, endpoints)
+        if link is None:
+            self._book.failed(address)
+        else:
+            self._book.succeeded(address, link.endpoint)
+            await link.aclose()

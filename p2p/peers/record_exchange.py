@@ -1,0 +1,258 @@
+"""Peer records in a running network: our own told and renewed, those of others asked for, checked and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import trio
+
+from p2p.base.errors import PeerUnreachable, RecordInvalid, RecordOutOfTime, RequestFailed, RequestRefused
+from p2p.base.limits import NetworkLimits, RateLimiter
+from p2p.base.transport import Endpoint
+from p2p.gossip.core import Verdict
+from p2p.records.addrbook import AddressBook
+from p2p.records.records import RECORD_BYTES_MAX, PeerRecord, sign_record, verify_record
+from p2p.records.revocations import REVOCATIONS_BYTES_MAX, Revocations
+from p2p.secure.identity import Identity, NodeCertificate
+from p2p.session.peer import Peer
+from state.primitives.codec import decode, encode
+from state.primitives.errors import DecodeError, ProtocolError
+
+__all__ = ["METHOD_PEERS", "RecordKeeper"]
+
+METHOD_PEERS: Final = "peers"
+_BOOK_BYTES_MAX: Final = 4 * 1024 * 1024
+_SAVE_INTERVAL_S: Final = 60.0
+_RECORD_INTERVAL_S: Final = 1_800.0
+_OUTDONE_INTERVAL_S: Final = 60.0
+"""How often we sign again because others know a later record of ours: our clock was set back, or a twin runs."""
+_SEQUENCE_MAX: Final = 2**62
+
+
+class RecordKeeper:
+    """What one node knows of where others are, and what it says of itself.
+
+    ``publish`` gossips a record; ``blame`` takes points from a peer whose answer broke a rule; ``on_news`` is
+    called when the book has grown, ``on_revoked`` when an address has other keys than before; of an address that
+    ``is_kept`` the newest certificate is never forgotten.
+    """
+
+    def __init__(
+        self,
+        book: AddressBook,
+        *,
+        path: Path | None,
+        identity: Callable[[], Identity],
+        limits: NetworkLimits,
+        random: Random,
+        now_ms: Callable[[], int],
+        publish: Callable[[bytes], None],
+        blame: Callable[[bytes], None],
+        on_news: Callable[[], None],
+        is_kept: Callable[[bytes], bool],
+        on_revoked: Callable[[bytes], None],
+        log: Callable[..., None],
+    ) -> None:
+        self.book = book
+        self.own: PeerRecord | None = None
+        """Our own record, once it has been signed."""
+        self._told = -1
+        """The highest sequence under which others know us; a run of ours before this one may have told it."""
+        self._path = path
+        self._certificates = None if path is None else path.with_name("certificates")
+        self._identity = identity
+        self._limits = limits
+        self._random = random
+        self._now_ms = now_ms
+        self._publish = publish
+        self._blame = blame
+        self._on_news = on_news
+        self._is_kept = is_kept
+        self._on_revoked = on_revoked
+        self._revocations = Revocations(is_kept=is_kept)
+        self._log = log
+        self._endpoints: dict[str, tuple[Endpoint, ...]] = {}
+        self._record_rate = RateLimiter(per_s=limits.records_per_peer_per_s, burst=limits.records_per_peer_burst)
+        self._stranger_rate = RateLimiter(
+            per_s=limits.strangers_per_peer_per_s, burst=limits.strangers_per_peer_burst
+        )
+        self._author_rate = RateLimiter(
+            per_s=limits.records_per_author_per_s, burst=limits.records_per_author_burst
+        )
+        self._exchange_rate = RateLimiter(per_s=2 / limits.exchange_interval_s, burst=4)
+
+    def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> bool:
+        """Note where we can be reached by way of ``source``; whether that is new."""
+        is_new = self._endpoints.get(source, ()) != endpoints
+        if endpoints:
+            self._endpoints[source] = endpoints
+        else:
+            self._endpoints.pop(source, None)  # a relay of long ago, say: there are ever more of those
+        return is_new
+
+    def sign(self) -> None:
+        """Sign our record as it now is, and tell it."""
+        endpoints = tuple(dict.fromkeys(e for group in self._endpoints.values() for e in group))
+        # Two in one millisecond, or after the clock was set back, still follow one upon the other.
+        self.own = sign_record(self._identity(), endpoints, now_ms=self._now_ms(), above=self._told)
+        self._told = self.own.sequence
+        self._publish(self.own.data)
+
+    def verify(self, data: bytes) -> PeerRecord:
+        """Return the record of these bytes, if it is one of this chain and now. Raises RecordInvalid."""
+        return verify_record(data, genesis_hash=self._identity().genesis_hash, now_ms=self._now_ms())
+
+    async def validate(self, sender: bytes, payload: bytes) -> Verdict:
+        """Say whether a gossiped record is news.
+
+        Anybody can sign any number of records, as many nodes, and honest peers pass them on. So there is a ration
+        for those of strangers, and the word of a node that we know gets through however much junk comes the same
+        way; and what is over a ration is not taken for seen.
+        """
+        now = trio.current_time()
+        if not self._record_rate.allows(sender, now):
+            return Verdict.LATER
+        try:
+            record = self.verify(payload)
+        except RecordOutOfTime:
+            # Its author chose the end: whoever passed it on found it good a moment ago, or by another clock.
+            return Verdict.IGNORE
+        except RecordInvalid:
+            return Verdict.REJECT
+        author = record.address
+        is_known = author == sender or self._is_kept(author) or self.book.has_met(author)
+        if not is_known and not self._stranger_rate.allows(sender, now):
+            return Verdict.LATER
+        # Old words of an author, which anybody may send again, take nothing of the ration of its next one.
+        if self._may_be_news(record) and not self._author_rate.allows(author, now):
+            return Verdict.IGNORE
+        return Verdict.ACCEPT if self._note(record, sender) else Verdict.IGNORE
+
+    def _may_be_news(self, record: PeerRecord) -> bool:
+        if self._revocations.is_revoked(record.address, record.certificate):
+            return False
+        known = self.book.get(record.address)
+        return known is None or record.supersedes(known)
+
+    def _note(self, record: PeerRecord, source: bytes) -> bool:
+        if record.address == self._identity().address:
+            self._told = max(self._told, min(record.sequence, _SEQUENCE_MAX))
+            return False
+        if self._revocations.is_revoked(record.address, record.certificate):
+            return False
+        if self._revocations.note(record.address, record.certificate, is_met=False):
+            self._on_revoked(record.address)
+        is_news = self.book.add(record, source=source)
+        if is_news:
+            self._on_news()
+        return is_news
+
+    def is_revoked(self, address: bytes, certificate: NodeCertificate) -> bool:
+        """Tell whether an address is known to have a later certificate, for other keys."""
+        return self._revocations.is_revoked(address, certificate)
+
+    def met(self, address: bytes, certificate: NodeCertificate) -> None:
+        """Note the certificate of a node that has proved its keys."""
+        self._revocations.note(address, certificate, is_met=True)
+
+    async def serve(self, sender: bytes, body: bytes) -> bytes:
+        """Answer a peer that asks for others."""
+        if not self._exchange_rate.allows(sender, trio.current_time()):
+            raise RequestRefused("asked too often")
+        own = [] if self.own is None else [self.own]
+        records = own + self.book.sample(self._random, self._limits.exchange_records_max - len(own))
+        now_ms = self._now_ms()
+        return encode([record.data for record in records if record.expiry_ms > now_ms])
+
+    async def run(self, peers: Callable[[], Collection[Peer]], changed: Callable[[], trio.Event]) -> None:
+        """Ask peers for others, sign our own record again in time, keep the book on disk; until cancelled."""
+        again_at: dict[Peer, float] = {}
+        signed_at = saved_at = asked_at = trio.current_time()
+        while True:
+            again_at = {peer: at for peer, at in again_at.items() if peer in peers()}
+            for peer in list(peers()):
+                # Twice: what it says between its first answer and our meeting in the mesh would pass us by.
+                if again_at.setdefault(peer, 0.0) <= trio.current_time():
+                    again_at[peer] = inf if again_at[peer] else trio.current_time() + self._limits.exchange_again_s
+                    await self._exchange(peer)
+            now = trio.current_time()
+            if peers() and now - asked_at >= self._limits.exchange_interval_s:
+                asked_at = now
+                await self._exchange(self._random.choice(list(peers())))
+            is_outdone = self.own is not None and self.own.sequence < self._told
+            if now - signed_at >= (_OUTDONE_INTERVAL_S if is_outdone else _RECORD_INTERVAL_S):
+                signed_at = now
+                self.sign()
+            if now - saved_at >= _SAVE_INTERVAL_S:
+                saved_at = now
+                self.book.expire(self._now_ms())
+                self._revocations.expire(self._now_ms())
+                await self.save()
+            look_at = now + min(_SAVE_INTERVAL_S, _OUTDONE_INTERVAL_S) / 4
+            with trio.move_on_at(min([look_at, *again_at.values()])):
+                await changed().wait()
+
+    async def _exchange(self, peer: Peer) -> None:
+        limit_bytes = (self._limits.exchange_records_max + 1) * (RECORD_BYTES_MAX + 8)
+        try:
+            answer = await peer.requests.ask(METHOD_PEERS, b"", timeout_s=5.0, limit_bytes=limit_bytes)
+            items = decode(answer, limit_bytes=limit_bytes)
+            if not isinstance(items, list) or len(items) > self._limits.exchange_records_max + 1:
+                raise DecodeError("not a list of records")
+            for item in items:
+                if not isinstance(item, bytes):
+                    raise DecodeError("not a record")
+                try:
+                    record = self.verify(item)
+                except RecordOutOfTime:
+                    continue  # the peer's book is looked through once in a while, by its own clock
+                if self._note(record, peer.address):
+                    self._publish(item)  # what is news to us may be to others
+        except (RequestFailed, PeerUnreachable):
+            return
+        except ProtocolError:
+            self._blame(peer.address)
+
+    async def load(self) -> None:
+        """Take up the book of an earlier run, where there is one, and the certificates that it knew."""
+        book, now_ms = self.book, self._now_ms()
+        for path, limit, load in (
+            (self._path, _BOOK_BYTES_MAX, book.load),
+            (self._certificates, REVOCATIONS_BYTES_MAX, self._revocations.load),
+        ):
+            if path is None or not path.exists():
+                continue
+            try:
+                data = await trio.to_thread.run_sync(_content_of, path, limit)
+                load(data, now_ms=now_ms)
+            except (OSError, DecodeError) as error:
+                self._log("file not readable, starting without it", file=path.name, error=str(error))
+
+    async def save(self) -> None:
+        """Write the book, and the newest certificates where there are others."""
+        if self._path is None or self._certificates is None:
+            return
+        files = {self._path: self.book.encode()}
+        if self._revocations.has_changed:
+            files[self._certificates] = self._revocations.encode()
+        try:
+            await trio.to_thread.run_sync(_replace_files, files)
+        except OSError as error:  # a full disk costs what was learnt of peers, not the node
+            self._log("address book not written", error=str(error))
+
+
+def _content_of(path: Path, limit_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(limit_bytes)
+
+
+def _replace_files(files: Mapping[Path, bytes]) -> None:
+    for path, data in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".new")
+        temporary.write_bytes(data)
+        temporary.replace(path)

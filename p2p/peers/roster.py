@@ -1,0 +1,92 @@
+"""The roster of one node: who is connected, who is wanted always, who is kept away.
+
+It is the one table that the parts of the network share. ``p2p.peers.lifecycle`` writes peers into it,
+``p2p.peers.admission`` and ``p2p.peers.outbound`` decide by it, gossip and the node send by it. It opens no
+connection and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import trio
+
+from p2p.base.limits import NetworkLimits
+from p2p.peers.bans import Bans
+from p2p.session.peer import Peer
+
+__all__ = ["PeerWatcher", "Roster"]
+
+PeerWatcher = Callable[[bytes, bool], None]
+
+
+class Roster:
+    """Peers by their addresses; ``own`` is this node's."""
+
+    def __init__(
+        self, own: bytes, *, limits: NetworkLimits, counters: Counter[str], log: Callable[..., None]
+    ) -> None:
+        self.own = own
+        self.peers: dict[bytes, Peer] = {}
+        """Those that are connected; between two of its connections a peer is one still."""
+        self.bans = Bans(limits.bans_max, trio.current_time)
+        self.persistent: frozenset[bytes] = frozenset()
+        """To whom connections shall always be kept; they have places of their own."""
+        self.kept: int | None = None
+        """To how many of these; None: to all."""
+        self.changed = trio.Event()
+        """Set, and replaced by another one, whenever a peer comes or goes."""
+        self._watchers: list[PeerWatcher] = []
+        self._limits = limits
+        self._counters = counters
+        self._log = log
+
+    def is_shut_out(self, address: bytes) -> bool:
+        """Whether there can be no connection to an address: it is our own, or banned."""
+        return address == self.own or address in self.bans
+
+    def not_to_dial(self) -> set[bytes]:
+        """Return everybody to whom there is a connection already or can be none."""
+        return {*self.peers, *self.bans, self.own}
+
+    def is_needed(self, address: bytes | None) -> bool:
+        """Tell whether a connection to this address is wanted before those to others."""
+        return self.kept is None and address in self.persistent
+
+    def want(self, addresses: Iterable[bytes], *, kept: int | None) -> None:
+        """Say who is wanted always; whoever is, is heard, whatever came before."""
+        self.persistent = frozenset(addresses) - {self.own}
+        self.kept = kept
+        for address in self.persistent:
+            self.bans.lift(address)
+
+    def watch(self, watcher: PeerWatcher) -> None:
+        """Call ``watcher(address, True)`` when a peer comes and ``watcher(address, False)`` when it goes."""
+        self._watchers.append(watcher)
+
+    def tell(self, address: bytes, is_there: bool) -> None:
+        """Tell everybody who waits or watches that a peer has come or gone."""
+        self.changed.set()
+        self.changed = trio.Event()
+        for watcher in self._watchers:
+            watcher(address, is_there)
+
+    async def wait_peers(self, count: int) -> None:
+        """Wait until at least so many are connected."""
+        while len(self.peers) < count:
+            await self.changed.wait()
+
+    def close(self, address: bytes, reason: str) -> bool:
+        """End the connection to a peer; tell whether there was one."""
+        peer = self.peers.get(address)
+        if peer is not None:
+            peer.close(reason)
+        return peer is not None
+
+    def ban(self, address: bytes, reason: str, *, ban_s: float | None = None) -> None:
+        """Drop a peer and keep it away for ``ban_s``; None: as long as the limits say."""
+        self.bans.add(address, self._limits.ban_s if ban_s is None else ban_s)
+        self._counters["bans"] += 1
+        self._log("peer banned", peer=address.hex(), reason=reason)
+        self.close(address, reason)

@@ -1,0 +1,248 @@
+"""The address book: bounded memory of where peers are, hard to fill for whoever owns one corner of the network.
+
+A record falls into one of a fixed number of buckets by a keyed hash of where it can be reached (the /16 of an IPv4
+address, the /32 of an IPv6 one, a host name, a relay) and of who told us, so one source can crowd a few buckets
+only. In a full bucket the least useful gives way: never a node that we have spoken with for one that we have not.
+
+Where it can be reached a record merely says. Once a node was met it stands in a bucket of the place where it was:
+else one host could be met under names all over the world, and all buckets be full of it for ever.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from random import Random
+from typing import Final
+
+from p2p.base.errors import RecordInvalid
+from p2p.base.transport import Endpoint
+from p2p.records.records import PeerRecord, verify_record
+from state.primitives.codec import Value, decode, encode
+from state.primitives.errors import DecodeError
+
+__all__ = ["ANCHORS_MAX", "BUCKETS", "BUCKET_ENTRIES_MAX", "AddressBook", "group_of"]
+
+BUCKETS: Final = 64
+BUCKET_ENTRIES_MAX: Final = 32
+_BUCKETS_OF_GROUP: Final = 8
+"""How many buckets the endpoints of one group can reach, whoever tells of them."""
+_KEPT_MAX: Final = 512
+"""Of the file's entries, those that may stand beside full buckets."""
+_FILE_BYTES_MAX: Final = 4 * 1024 * 1024
+_FAILURES_MAX: Final = 8
+ANCHORS_MAX: Final = 2
+_ANCHOR: Final = 2
+"""What stands in the file for an anchor; 1: tried, 0: not."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    record: PeerRecord
+    bucket: int
+    source: bytes
+    is_tried: bool = False
+    is_anchor: bool = False
+    """Connected when the book was written last: dialled first after a restart."""
+    failures: int = 0
+    changed: int = 0
+    """Counts up with every change of the book: the lower, the longer untouched."""
+
+
+class AddressBook:
+    """Verified records by address. ``key`` is this node's secret; no two nodes sort alike.
+
+    One that ``is_kept`` (the committee) has a place in any case, and gives way to nobody.
+    """
+
+    def __init__(
+        self, *, key: bytes, genesis_hash: bytes, is_kept: Callable[[bytes], bool] = lambda _address: False
+    ) -> None:
+        self._key = key
+        self._is_kept = is_kept
+        self._genesis_hash = genesis_hash
+        self._entries: dict[bytes, _Entry] = {}
+        self._sizes = [0] * BUCKETS
+        self._changes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, address: object) -> bool:
+        return address in self._entries
+
+    def get(self, address: bytes) -> PeerRecord | None:
+        """Return the newest record known of an address."""
+        entry = self._entries.get(address)
+        return None if entry is None else entry.record
+
+    def add(self, record: PeerRecord, *, source: bytes) -> bool:
+        """Note a verified record that ``source`` (an address, or empty for ourselves) gave us.
+
+        Returns whether it was news; an older record of the address, or one for which its bucket has no place,
+        is not.
+        """
+        entry = self._entries.get(record.address)
+        if entry is not None:
+            if not record.supersedes(entry.record):
+                return False
+            entry.record = record
+            self._touch(entry)
+            return True
+        if not record.endpoints:
+            return False
+        bucket = self._bucket(record.endpoints[0], source)
+        if not self._has_room(bucket) and not self._is_kept(record.address):
+            return False
+        entry = self._entries[record.address] = _Entry(record, bucket, source)
+        self._sizes[bucket] += 1
+        self._touch(entry)
+        return True
+
+    def succeeded(self, address: bytes, endpoint: Endpoint | None = None) -> None:
+        """Note that a connection to the address was made, at this of its endpoints.
+
+        Where its place there is taken by others that were met it is forgotten: enough is known of that network.
+        """
+        entry = self._entries.get(address)
+        if entry is None:
+            return
+        entry.is_tried, entry.failures = True, 0
+        self._touch(entry)
+        if endpoint is None or endpoint.is_punched:
+            return  # nobody names such a place
+        bucket = self._bucket(endpoint, entry.source)
+        if bucket != entry.bucket:
+            if not self._has_room(bucket) and not self._is_kept(address):
+                self.remove(address)
+                return
+            self._sizes[entry.bucket] -= 1
+            self._sizes[bucket] += 1
+            entry.bucket = bucket
+
+    def failed(self, address: bytes) -> None:
+        """Note that none could be made."""
+        entry = self._entries.get(address)
+        if entry is not None:
+            entry.failures += 1
+            if entry.failures >= _FAILURES_MAX:
+                self.remove(address)
+
+    def has_met(self, address: bytes) -> bool:
+        """Tell whether a connection to the address was ever made."""
+        entry = self._entries.get(address)
+        return entry is not None and entry.is_tried
+
+    def remove(self, address: bytes) -> None:
+        """Forget an address."""
+        entry = self._entries.pop(address, None)
+        if entry is not None:
+            self._sizes[entry.bucket] -= 1
+
+    def expire(self, now_ms: int) -> None:
+        """Forget the records whose time is over."""
+        for address in [a for a, e in self._entries.items() if e.record.expiry_ms <= now_ms]:
+            self.remove(address)
+
+    def candidates(self, random: Random, *, exclude: Iterable[bytes]) -> list[bytes]:
+        """Return addresses worth dialling, in a random order that prefers few failures and mixes the buckets."""
+        excluded = set(exclude)
+        entries = [(address, entry) for address, entry in self._entries.items() if address not in excluded]
+        random.shuffle(entries)
+        taken = [0] * BUCKETS
+        ranked: list[tuple[int, int, bool, int, bytes]] = []
+        for address, entry in entries:
+            ranked.append((entry.failures, taken[entry.bucket], not entry.is_tried, len(ranked), address))
+            taken[entry.bucket] += 1
+        return [address for *_, address in sorted(ranked)]
+
+    @property
+    def anchors(self) -> list[bytes]:
+        """Return the peers to go back to first, so that whoever restarts this node cannot choose its company."""
+        return [address for address, entry in self._entries.items() if entry.is_anchor]
+
+    def set_anchors(self, addresses: Iterable[bytes]) -> None:
+        """Say which these are; at most ANCHORS_MAX are kept."""
+        kept = list(addresses)[:ANCHORS_MAX]
+        for address, entry in self._entries.items():
+            entry.is_anchor = address in kept
+
+    def untried(self, random: Random, *, exclude: Iterable[bytes]) -> bytes | None:
+        """Return an address of which nobody knows whether it answers, for a feeler."""
+        excluded = set(exclude)
+        found = [a for a, e in self._entries.items() if not e.is_tried and not e.failures and a not in excluded]
+        return random.choice(sorted(found)) if found else None
+
+    def sample(self, random: Random, count: int) -> list[PeerRecord]:
+        """Return records to tell a peer that asks for some."""
+        addresses = sorted(self._entries)
+        chosen = random.sample(addresses, min(count, len(addresses)))
+        return [self._entries[address].record for address in chosen]
+
+    def records(self) -> Iterator[PeerRecord]:
+        """Yield every record."""
+        return (entry.record for entry in self._entries.values())
+
+    def encode(self) -> bytes:
+        """Return the bytes to keep over a restart."""
+        items: list[Value] = [
+            [e.record.data, _ANCHOR if e.is_anchor else int(e.is_tried)] for e in self._entries.values()
+        ]
+        return encode(items)
+
+    def load(self, data: bytes, *, now_ms: int) -> None:
+        """Add what was kept and still holds. Raises DecodeError when the bytes are not a book at all."""
+        items = decode(data, limit_bytes=_FILE_BYTES_MAX)
+        if not isinstance(items, list) or len(items) > BUCKETS * BUCKET_ENTRIES_MAX + _KEPT_MAX:
+            raise DecodeError("not an address book")
+        for item in items:
+            match item:
+                case [bytes(record), 0 | 1 | 2 as rank]:
+                    try:
+                        found = verify_record(record, genesis_hash=self._genesis_hash, now_ms=now_ms)
+                    except RecordInvalid:
+                        continue  # expired meanwhile
+                    # Spread as what many have told: who told of it is not kept, and was this node before.
+                    if self.add(found, source=found.address) and rank:
+                        self.succeeded(found.address)
+                        self._entries[found.address].is_anchor = (
+                            rank == _ANCHOR and len(self.anchors) < ANCHORS_MAX
+                        )
+                case _:
+                    raise DecodeError("not an address book")
+
+    def _touch(self, entry: _Entry) -> None:
+        self._changes += 1
+        entry.changed = self._changes
+
+    def _bucket(self, endpoint: Endpoint, source: bytes) -> int:
+        group = group_of(endpoint)
+        slot = self._hash(group + b"\0" + source) % _BUCKETS_OF_GROUP
+        return self._hash(group + b"\1" + bytes((slot,))) % BUCKETS
+
+    def _hash(self, data: bytes) -> int:
+        return int.from_bytes(blake2b(data, digest_size=8, key=self._key, person=b"address book").digest(), "big")
+
+    def _has_room(self, bucket: int) -> bool:
+        """Tell whether a bucket has a place, made by the least useful of its entries if need be."""
+        if self._sizes[bucket] < BUCKET_ENTRIES_MAX:
+            return True
+        entries = [(a, e) for a, e in self._entries.items() if e.bucket == bucket and not self._is_kept(a)]
+        worst = min(entries, key=lambda item: (item[1].is_tried, -item[1].failures, item[1].changed), default=None)
+        if worst is None or (worst[1].is_tried and not worst[1].failures):
+            return False
+        self.remove(worst[0])
+        return True
+
+
+def group_of(endpoint: Endpoint) -> bytes:
+    """Return the part of the network that an endpoint lies in."""
+    if endpoint.relay is not None:
+        return b"relay " + endpoint.relay
+    try:
+        address = ipaddress.ip_address(endpoint.host)
+    except ValueError:
+        return b"host " + endpoint.host.encode()
+    return address.packed[: 2 if address.version == 4 else 4]

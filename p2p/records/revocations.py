@@ -1,0 +1,134 @@
+"""The newest node certificate known of each address, so that an older one serves nobody; without I/O.
+
+A certificate of a higher sequence revokes those below it. Whoever stole a node's keys has one that is good for up
+to 30 days: it must be refused also while its owner is not connected, and after a restart.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from p2p.secure.identity import NodeCertificate
+from p2p.secure.noise import KEY_BYTES
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import Value, decode, encode
+from state.primitives.errors import DecodeError
+
+__all__ = ["REVOCATIONS_BYTES_MAX", "Revocations"]
+
+KNOWN_MAX: Final = 8_192
+REVOCATIONS_BYTES_MAX: Final = 1024 * 1024
+
+
+class _Newest(NamedTuple):
+    sequence: int
+    static_key: bytes
+    not_after_ms: int
+    """When it ends; those that it revokes have ended by then, for they were issued before it."""
+
+
+class Revocations:
+    """What was proved once is remembered until it does not matter any more; at most KNOWN_MAX addresses.
+
+    Strangers can make any number of addresses, so when there are too many those go first that were only heard of,
+    and never one that ``is_kept`` (the committee).
+    """
+
+    def __init__(
+        self, *, is_kept: Callable[[bytes], bool] = lambda _address: False, known_max: int = KNOWN_MAX
+    ) -> None:
+        self._is_kept = is_kept
+        self._known_max = known_max
+        self._met: OrderedDict[bytes, _Newest] = OrderedDict()
+        self._heard: OrderedDict[bytes, _Newest] = OrderedDict()
+        self.has_changed = False
+        """Whether there is something to write down."""
+
+    def __len__(self) -> int:
+        return len(self._met) + len(self._heard)
+
+    def is_revoked(self, address: bytes, certificate: NodeCertificate) -> bool:
+        """Tell whether a later certificate of the address names other keys.
+
+        One for the same keys takes nothing away from them: nodes renew theirs every day, and clocks are set back.
+        """
+        newest = self._met.get(address) or self._heard.get(address)
+        return (
+            newest is not None
+            and newest.sequence > certificate.sequence
+            and newest.static_key != certificate.static_key
+        )
+
+    def note(self, address: bytes, certificate: NodeCertificate, *, is_met: bool) -> bool:
+        """Note a verified certificate, of a node at the other end of a handshake or of which others told.
+
+        Whether it names other keys than the newest known until now, which it revokes.
+        """
+        known = self._met.get(address) or self._heard.get(address)
+        newest = _Newest(certificate.sequence, certificate.static_key, certificate.not_after_ms)
+        if known is not None and known.sequence >= newest.sequence:
+            newest = known
+        self.has_changed |= newest != known
+        if is_met or address in self._met:
+            self._heard.pop(address, None)
+            self._met[address] = newest
+            if is_met:
+                self._met.move_to_end(address)
+        else:
+            self._heard[address] = newest
+        self._bound()
+        return known is not None and newest.static_key != known.static_key
+
+    def expire(self, now_ms: int) -> None:
+        """Forget what has ended."""
+        for known in (self._met, self._heard):
+            for address in [address for address, newest in known.items() if newest.not_after_ms <= now_ms]:
+                del known[address]
+                self.has_changed = True
+
+    def encode(self) -> bytes:
+        """Return the bytes to keep over a restart."""
+        self.has_changed = False
+        items: list[Value] = [
+            [address, *newest, is_met]
+            for is_met, known in ((1, self._met), (0, self._heard))
+            for address, newest in known.items()
+        ]
+        return encode(items)
+
+    def load(self, data: bytes, *, now_ms: int) -> None:
+        """Add what was kept and still holds. Raises DecodeError, and then nothing was added."""
+        items = decode(data, limit_bytes=REVOCATIONS_BYTES_MAX)
+        if not isinstance(items, list) or len(items) > self._known_max:
+            raise DecodeError("not a list of known certificates")
+        found: list[tuple[bytes, _Newest, int]] = []
+        for item in items:
+            match item:
+                case [bytes(address), int(sequence), bytes(static_key), int(not_after_ms), 0 | 1 as is_met] if (
+                    (len(address), len(static_key)) == (ADDRESS_BYTES, KEY_BYTES)
+                    and 0 <= sequence < 2**63
+                    and 0 <= not_after_ms < 2**63
+                ):
+                    found.append((address, _Newest(sequence, static_key, not_after_ms), is_met))
+                case _:
+                    raise DecodeError("not a list of known certificates")
+        for address, newest, is_met in found:
+            if newest.not_after_ms > now_ms and address not in self._met and address not in self._heard:
+                (self._met if is_met else self._heard)[address] = newest
+
+    def _bound(self) -> None:
+        while len(self) > self._known_max:
+            if not (self._drop_loose(self._heard) or self._drop_loose(self._met)):
+                (self._heard or self._met).popitem(last=False)
+
+    def _drop_loose(self, known: OrderedDict[bytes, _Newest]) -> bool:
+        """Drop the first that is not kept, if any; those passed over go to the end, so nobody is passed twice."""
+        for _ in range(len(known)):
+            address = next(iter(known))
+            if not self._is_kept(address):
+                del known[address]
+                return True
+            known.move_to_end(address)
+        return False

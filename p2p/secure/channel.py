@@ -1,0 +1,223 @@
+"""One connection after its handshake, without I/O: records out, plaintexts in, words about itself.
+
+Words are frames of class 0 that concern this one connection: pings, the change of a key, and how it belongs to the
+conversation of two peers, which outlives the connections that carry it (``p2p.session.mux``). They stand in front
+of what the conversation puts into a record, and are never sent again on another connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from p2p.base.errors import FrameInvalid
+from p2p.secure.frame import HEADER_BYTES, Class, frame, frames
+from p2p.secure.handshake import Session
+from p2p.secure.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal, seal_into
+from state.primitives.hashing import digest
+
+__all__ = [
+    "CONVERSATION_BYTES",
+    "GENERATION_MAX",
+    "PAYLOAD_BYTES_MAX",
+    "REKEY_RECORDS",
+    "WORD_KIND_MAX",
+    "WORD_KIND_MIN",
+    "Channel",
+    "Hello",
+    "Opening",
+    "Word",
+    "conversation_of",
+]
+
+CONVERSATION_BYTES: Final = 16
+GENERATION_MAX: Final = 2**32 - 1
+"""Never taken from a peer: whatever it said, there is one more to answer with."""
+REKEY_RECORDS: Final = 2**20
+"""Records sent under one key."""
+WORD_KIND_MIN: Final = 0xF0
+WORD_KIND_MAX: Final = 0xF7
+"""Kinds of words; those above are the conversation's own, those below are messages."""
+_WORDS_BYTES_MAX: Final = 128
+PAYLOAD_BYTES_MAX: Final = RECORD_PLAINTEXT_BYTES_MAX - _WORDS_BYTES_MAX
+"""What a record has room for beside every word at once."""
+_PING_BYTES: Final = 8
+_COUNT_BYTES: Final = 8
+_HELLO: Final = Struct(">B16sIQ")
+
+
+class Word(IntEnum):
+    """What is said about a connection on that connection."""
+
+    PING = 0xF0
+    PONG = 0xF1
+    REKEY = 0xF3
+    ACK = 0xF4
+    """Count of the conversation's records that have come."""
+    HELLO = 0xF5
+    START = 0xF6
+    """Number of the conversation's record that comes next on this connection."""
+    BYE = 0xF7
+    """The conversation is over; do not come back for it."""
+
+
+_SIZES: Final = {
+    Word.PING: _PING_BYTES,
+    Word.PONG: _PING_BYTES,
+    Word.REKEY: 0,
+    Word.ACK: _COUNT_BYTES,
+    Word.HELLO: _HELLO.size,
+    Word.START: _COUNT_BYTES,
+    Word.BYE: 0,
+}
+
+
+class Opening(IntEnum):
+    """What a new connection is for; the first thing said on it."""
+
+    NEW = 0
+    """A conversation begins."""
+    RESUME = 1
+    """The conversation goes on here."""
+    LANE = 2
+    """Bulk of the conversation travels here as well."""
+    GONE = 3
+    """The answer to RESUME of a conversation that is not known any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first record of a connection."""
+
+    opening: Opening
+    conversation: bytes = bytes(CONVERSATION_BYTES)
+    generation: int = 0
+    """How often the conversation has moved, this time included: of two moves at once the later one counts.
+
+    Of a lane: the way it comes by, where its other end asked for it (``p2p.session.path_offers``); else 0."""
+    received: int = 0
+    """Records of the conversation that the sender has."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it opens a lane that its other end has asked for."""
+        return self.opening is Opening.LANE and self.generation > 0
+
+    def encode(self) -> bytes:
+        """Return the whole plaintext of the record."""
+        body = _HELLO.pack(self.opening, self.conversation, self.generation, self.received)
+        return frame(Class.CONSENSUS, Word.HELLO, 0, body)
+
+    @classmethod
+    def decode(cls, plaintext: bytes) -> Hello:
+        """Return the hello that a connection begins with. Raises FrameInvalid."""
+        if len(plaintext) != HEADER_BYTES + _HELLO.size:
+            raise FrameInvalid("a connection that does not begin with a hello")
+        for found in frames(plaintext):
+            match found:
+                case [Class.CONSENSUS, Word.HELLO, 0, bytes(body)] if len(body) == _HELLO.size:
+                    opening, conversation, generation, received = _HELLO.unpack(body)
+                    if opening <= max(Opening) and generation < GENERATION_MAX:
+                        return cls(Opening(opening), conversation, generation, received)
+                case _:
+                    pass
+        raise FrameInvalid("not a hello")
+
+
+def conversation_of(session: Session) -> bytes:
+    """Return the name of the conversation that begins with this session; its two ends alone know it."""
+    return digest(b"conversation", session.channel_binding)[:CONVERSATION_BYTES]
+
+
+class Channel:
+    """Seals and opens the records of one connection. Any ProtocolError that it raises is the end of it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._send = session.send
+        self._receive = session.receive
+        self._reader = RecordReader(session.receive)
+        self._words: dict[int, bytes] = {}
+        self._records_under_key = 0
+        self._wants_rekey = False
+        if session.rest:
+            self._reader.feed(session.rest)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether something is to be said even if the conversation is silent."""
+        return bool(self._words) or self._wants_rekey
+
+    def say(self, word: Word, body: bytes = b"") -> None:
+        """Say a word with the next record; of each kind the newest counts."""
+        assert len(body) == _SIZES[word]
+        self._words[word] = body
+
+    def rekey(self) -> None:
+        """Change the sending key behind the next record (for connections that send little)."""
+        self._wants_rekey = True
+
+    def seal(self, payload: bytes = b"") -> bytes:
+        """Return the next record: the words that wait, and ``payload`` of at most PAYLOAD_BYTES_MAX."""
+        if not self._words and not self._wants_rekey and self._records_under_key + 1 < REKEY_RECORDS:
+            self._records_under_key += 1
+            return seal(self._send, payload)
+        parts = [frame(Class.CONSENSUS, word, 0, body) for word, body in self._words.items()]
+        self._words.clear()
+        parts.append(payload)
+        rekey = self._wants_rekey or self._records_under_key + 1 >= REKEY_RECORDS
+        if rekey:
+            parts.append(frame(Class.CONSENSUS, Word.REKEY, 0, b""))
+        record = seal(self._send, b"".join(parts))
+        self._records_under_key += 1
+        if rekey:
+            self._send.rekey()
+            self._records_under_key = 0
+            self._wants_rekey = False
+        return record
+
+    def seal_into(self, payload: bytes, buffer: memoryview) -> int:
+        """Write the next record to the front of ``buffer``; return its length."""
+        if not self._words and not self._wants_rekey and self._records_under_key + 1 < REKEY_RECORDS:
+            self._records_under_key += 1
+            return seal_into(self._send, payload, buffer)
+        record = self.seal(payload)
+        buffer[: len(record)] = record
+        return len(record)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes from the wire."""
+        self._reader.feed(data)
+
+    @property
+    def lacking(self) -> int:
+        """Bytes that the record which has begun still lacks, once there is no whole one."""
+        return self._reader.lacking
+
+    def next_plaintext(self) -> bytes | None:
+        """Return the next whole plaintext, or None. Raises FrameInvalid."""
+        return self._reader.next_plaintext()
+
+    def take(self, kind: int, body: bytes) -> Word | None:
+        """Take a word that came; return it when it concerns the conversation or the caller, else None.
+
+        Raises FrameInvalid.
+        """
+        if not WORD_KIND_MIN <= kind <= WORD_KIND_MAX or kind not in _SIZES:
+            return None  # of a later version
+        word = Word(kind)
+        if len(body) != _SIZES[word]:
+            raise FrameInvalid("a malformed word")
+        match word:
+            case Word.PING:
+                self._words[Word.PONG] = body  # one answer is kept, the newest: a flood of pings costs nothing
+                return None
+            case Word.REKEY:
+                self._receive.rekey()
+                return None
+            case Word.HELLO:
+                raise FrameInvalid("a second hello")
+            case _:
+                return word

@@ -1,0 +1,557 @@
+"""Bulk between two peers without I/O: whole messages over any of several connections, within one window.
+
+Each message has a number; it travels on one lane (or, where there is none, on the control connection) and counts
+against the window until the receiver says that it is done with it. A lane that dies gives its unfinished messages
+back to be sent on another, and the receiver takes each number once. Between messages there is no order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from struct import Struct
+from typing import Final, NamedTuple
+
+from p2p.base.errors import FrameInvalid, QueueOverflow
+from p2p.base.limits import Account, Charge
+from p2p.secure.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MIN, Channel, Word, conversation_of
+from p2p.secure.frame import HEADER_BYTES, STREAM_MAX, Class, frames, header
+from p2p.secure.noise import MESSAGE_BYTES_MAX
+
+__all__ = [
+    "DONE_NUMBERS_MAX",
+    "LANE_NAME_BYTES",
+    "OUTSTANDING_MAX",
+    "RECORD_BYTES_MAX",
+    "BulkIn",
+    "BulkOut",
+    "Lane",
+    "Message",
+    "WindowLimits",
+]
+
+MIB: Final = 1024 * 1024
+OUTSTANDING_MAX: Final = 4_096
+"""Messages under way at once, however small."""
+WINDOW_BYTES_MAX: Final = 32 * MIB
+DONE_NUMBERS_MAX: Final = 1_024
+"""Numbers in one frame that says what is done."""
+RECORD_BYTES_MAX: Final = 2 + MESSAGE_BYTES_MAX
+LANE_NAME_BYTES: Final = 8
+"""What both ends call a lane: a hash of its handshake, which nobody else knows."""
+_LEFT: Final = Struct(">I")
+_FRAGMENT_HEADER_BYTES: Final = HEADER_BYTES + _LEFT.size
+_SLIVER_BYTES: Final = 1024
+"""A fragment that leaves more behind is not cut shorter than this."""
+_EPOCH_S_MIN: Final = 0.01
+"""Shortest time over which a rate is taken: below it scheduling, not the line, decides."""
+_WINDOW_ROUND_TRIPS: Final = 4
+"""The window holds what comes in so many."""
+_TELL_S: Final = 0.025
+"""So much later at most what is done is told, while more comes: lanes are judged by it."""
+
+
+class Message(NamedTuple):
+    """A message that has wholly arrived."""
+
+    cls: Class
+    kind: int
+    body: bytes
+    number: int = 0
+    """Of bulk: what to release once it has been dealt with."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLimits:
+    """How much bulk one peer may have under way towards us."""
+
+    first_bytes: int = MIB // 4
+    max_bytes: int = WINDOW_BYTES_MAX
+
+
+@dataclass(slots=True, eq=False)
+class _Outgoing:
+    number: int
+    kind: int
+    body: bytes
+    lane: object = None
+    """Where it travels; None: it waits."""
+    sent: int = 0
+    is_again: bool = False
+    """A lane died with it: it may have arrived whole."""
+
+
+class BulkOut:
+    """The sending half."""
+
+    __slots__ = (
+        "_current",
+        "_message_bytes_max",
+        "_number",
+        "_queue_bytes_max",
+        "_under_way",
+        "_undone",
+        "_waiting",
+        "_window_bytes_max",
+        "carried",
+        "grain_bytes",
+        "lanes",
+        "outstanding_bytes",
+        "waiting_bytes",
+        "window_bytes",
+    )
+
+    def __init__(
+        self,
+        *,
+        queue_bytes_max: int,
+        message_bytes_max: int,
+        window_bytes: int,
+        window_bytes_max: int = WINDOW_BYTES_MAX,
+    ) -> None:
+        self._queue_bytes_max = queue_bytes_max
+        self._message_bytes_max = message_bytes_max
+        self._window_bytes_max = window_bytes_max
+        self._waiting: deque[_Outgoing] = deque()
+        self._undone: OrderedDict[int, _Outgoing] = OrderedDict()
+        """By number, the lowest first, whether it waits or is under way."""
+        self._current: dict[object, _Outgoing] = {}
+        self._under_way: Counter[object] = Counter()
+        """Bytes by lane of what it was given and is not done."""
+        self._number = 0
+        self.carried: Counter[object] = Counter()
+        """Bytes by lane of which the receiver said that they are done; whoever measures takes them out."""
+        self.grain_bytes = 0
+        """What ``carried`` is counted in: the size of the message that was queued last."""
+        self.lanes = 1
+        """Lanes that may begin messages. Each has its share of the window: what a slow one has taken into its
+        buffers would else leave nothing for a quick one, which then seems to bring nothing."""
+        self.outstanding_bytes = 0
+        """What has been given to lanes and is not done."""
+        self.waiting_bytes = 0
+        """Of messages that no lane has taken yet."""
+        self.window_bytes = window_bytes
+        """What the receiver allows to be under way."""
+
+    def queue(self, kind: int, body: bytes) -> bool:
+        """Queue a message; False when the queue is full."""
+        size = len(body)
+        assert size <= self._message_bytes_max, f"bulk of {size} bytes, limit {self._message_bytes_max}"
+        if self.waiting_bytes + size + HEADER_BYTES > self._queue_bytes_max:
+            return False
+        if self._number >= STREAM_MAX:
+            raise QueueOverflow("as many bulk messages as one conversation can number")
+        self._number += 1
+        self.grain_bytes = size
+        entry = self._undone[self._number] = _Outgoing(self._number, kind, body)
+        self._waiting.append(entry)
+        self.waiting_bytes += size + HEADER_BYTES
+        return True
+
+    def is_ready(self, lane: object, *, may_begin: bool = True) -> bool:
+        """Whether ``take`` would find something for this lane."""
+        return lane in self._current or (may_begin and self._may_begin(lane))
+
+    def _may_begin(self, lane: object) -> bool:
+        if not self._waiting:
+            return False
+        first = self._waiting[0]
+        size, has = len(first.body), self._under_way[lane]
+        if self.outstanding_bytes and self.outstanding_bytes + size > self.window_bytes:
+            return False  # one message may go, however small the window
+        if has and (has + size) * self.lanes > self.window_bytes:
+            return False  # and one on each lane, however small its share
+        # Numbers stay close together, so that the receiver's memory of them is bounded.
+        return first.number - next(iter(self._undone)) < OUTSTANDING_MAX
+
+    def take(self, lane: object, parts: list[bytes | memoryview], room: int, *, may_begin: bool = True) -> int:
+        """Append fragments for a lane to ``parts``, at most ``room`` bytes; return how many."""
+        taken = 0
+        while True:
+            entry = self._current.get(lane)
+            if entry is None:
+                if (
+                    room - taken < _FRAGMENT_HEADER_BYTES + _SLIVER_BYTES
+                    or not may_begin
+                    or not self._may_begin(lane)
+                ):
+                    break
+                entry = self._waiting.popleft()
+                self.waiting_bytes -= len(entry.body) + HEADER_BYTES
+                self.outstanding_bytes += len(entry.body)
+                self._under_way[lane] += len(entry.body)
+                entry.lane, entry.sent = lane, 0
+                self._current[lane] = entry
+            body, at = entry.body, entry.sent
+            left = len(body) - at
+            chunk = min(room - taken - _FRAGMENT_HEADER_BYTES, left)
+            if chunk < min(left, _SLIVER_BYTES):
+                break
+            left -= chunk
+            parts.append(
+                header(Class.BULK, entry.kind, entry.number, chunk + _LEFT.size) + left.to_bytes(_LEFT.size, "big")
+            )
+            if chunk:
+                parts.append(body if chunk == len(body) else memoryview(body)[at : at + chunk])
+            entry.sent = at + chunk
+            taken += chunk + _FRAGMENT_HEADER_BYTES
+            if not left:
+                del self._current[lane]
+        return taken
+
+    def done(self, numbers: Iterable[int]) -> None:
+        """Take the receiver's word for what it is done with. Raises FrameInvalid."""
+        for number in numbers:
+            entry = self._undone.pop(number, None)
+            if entry is None or (entry.sent < len(entry.body) and not entry.is_again):
+                raise FrameInvalid("a message done that had not been sent")
+            if entry.lane is not None:
+                self.outstanding_bytes -= len(entry.body)
+                self._under_way[entry.lane] -= len(entry.body)
+                self.carried[entry.lane] += len(entry.body)
+            elif entry.is_again:  # it had arrived before its lane died
+                self._waiting.remove(entry)
+                self.waiting_bytes -= len(entry.body) + HEADER_BYTES
+            else:
+                raise FrameInvalid("a message done that had not been sent")
+
+    def grant(self, window_bytes: int) -> None:
+        """Take the receiver's window; what is under way is kept here, so no more of it than both ends allow."""
+        self.window_bytes = min(window_bytes, self._window_bytes_max)
+
+    def undone(self) -> list[tuple[int, bytes]]:
+        """Return what is not done, whether it waits or is under way."""
+        return [(entry.kind, entry.body) for entry in self._undone.values()]
+
+    def has_under_way(self, lane: object) -> bool:
+        """Whether a lane has taken what is not done."""
+        return any(entry.lane is lane for entry in self._undone.values())
+
+    def suspend(self, lane: object) -> int:
+        """Put what a doubtful lane has under way to the front, for others; return how many messages.
+
+        The lane may yet finish the message that it is at: to the receiver it goes on where it was.
+        """
+        current = self._current.get(lane)
+        if current is not None and current.lane is lane:
+            self._current[lane] = replace(current, is_again=True)
+        return self._give_back(lane)
+
+    def lane_lost(self, lane: object) -> int:
+        """Put what a dead lane had under way back to the front; return how many messages."""
+        self._current.pop(lane, None)
+        self.carried.pop(lane, None)
+        return self._give_back(lane)
+
+    def _give_back(self, lane: object) -> int:
+        self._under_way.pop(lane, None)
+        lost = [entry for entry in self._undone.values() if entry.lane is lane]
+        for entry in reversed(lost):
+            self.outstanding_bytes -= len(entry.body)
+            self.waiting_bytes += len(entry.body) + HEADER_BYTES
+            entry.lane, entry.sent, entry.is_again = None, 0, True
+            self._waiting.appendleft(entry)
+        return len(lost)
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A message on its way in on one lane."""
+
+    kind: int
+    size: int
+    left: int
+    charge: Charge
+    body: bytearray = field(default_factory=bytearray)
+    """One buffer: a list of pieces would cost a multiple of its bytes where a peer cuts them tiny."""
+
+
+class BulkIn:
+    """The receiving half. ``account`` is charged for what has come of a message until its release."""
+
+    __slots__ = (
+        "_account",
+        "_charges",
+        "_epoch_at",
+        "_epoch_bytes",
+        "_finished",
+        "_floor",
+        "_grant_max",
+        "_held",
+        "_limits",
+        "_message_bytes_max",
+        "_partials",
+        "_released_at",
+        "_to_tell",
+        "_to_tell_bytes",
+        "_told_at",
+        "granted_bytes",
+        "held_bytes",
+        "wants_grant",
+    )
+
+    def __init__(self, account: Account, *, message_bytes_max: int, limits: WindowLimits) -> None:
+        self._account = account
+        self._message_bytes_max = message_bytes_max
+        self._limits = limits
+        self._partials: dict[object, dict[int, _Incoming]] = {}
+        self._held: dict[int, int] = {}
+        """Sizes of messages begun and not released."""
+        self._charges: dict[int, Charge] = {}
+        """Of those that have wholly come."""
+        self.held_bytes = 0
+        """Announced size of what has begun to arrive and is not released."""
+        self._floor = 0
+        """Every number up to this one has wholly come."""
+        self._finished: set[int] = set()
+        self._to_tell: list[int] = []
+        self._to_tell_bytes = 0
+        self._released_at = self._told_at = 0.0
+        self.granted_bytes = limits.first_bytes
+        self._grant_max = limits.first_bytes
+        self.wants_grant = False
+        """Whether the window has changed and the sender has not been told."""
+        self._epoch_at = 0.0
+        self._epoch_bytes = 0
+
+    def take(self, lane: object, kind: int, number: int, body: memoryview) -> Message | None:
+        """Take a fragment; return the message that it completes. Raises FrameInvalid, ReceiveMemoryExceeded."""
+        if len(body) < _LEFT.size or not number:
+            raise FrameInvalid("malformed bulk")
+        if number <= self._floor or number in self._finished:
+            stale = self._partials.get(lane, {}).pop(number, None)
+            if stale is not None:
+                stale.charge.give_back()
+            return None  # it came by another lane meanwhile
+        left = int.from_bytes(body[: _LEFT.size], "big")
+        size = len(body) - _LEFT.size
+        partials = self._partials.setdefault(lane, {})
+        partial = partials.get(number)
+        if partial is None:
+            self._begin(number, size + left)
+            charge = Charge(self._account, size + left)
+            if not left:
+                charge.cover(size)
+                self._finish(number, charge)
+                return Message(Class.BULK, kind, bytes(body[_LEFT.size :]), number)
+            if partials:
+                raise FrameInvalid("two bulk messages at once on one lane")
+            partial = partials[number] = _Incoming(kind, size + left, size + left, charge)
+        if kind != partial.kind or partial.left - size != left or not size:
+            raise FrameInvalid("a fragment that does not continue its message")
+        partial.charge.cover(partial.size - left)
+        partial.left = left
+        partial.body += body[_LEFT.size :]
+        if left:
+            return None
+        del partials[number]
+        self._finish(number, partial.charge)
+        return Message(Class.BULK, kind, bytes(partial.body), number)
+
+    def _begin(self, number: int, total: int) -> None:
+        if total > self._message_bytes_max:
+            raise FrameInvalid(f"message of {total} bytes of class BULK")
+        if number > self._floor + OUTSTANDING_MAX:
+            raise FrameInvalid("bulk numbers that run ahead")
+        if len(self._to_tell) > OUTSTANDING_MAX:
+            raise FrameInvalid("more bulk than may be under way without a word of what is done")
+        held = self._held.get(number)
+        if held is not None:  # again, for its lane died; the other end noticed first
+            if held != total:
+                raise FrameInvalid("a message sent again with another size")
+            return
+        if self.held_bytes and self.held_bytes + total > self._grant_max:
+            raise FrameInvalid("more bulk than the window allows")
+        self._held[number] = total
+        self.held_bytes += total
+
+    def _finish(self, number: int, charge: Charge) -> None:
+        self._charges[number] = charge
+        self._finished.add(number)
+        for partials in self._partials.values():
+            if number in partials:  # it was coming by another lane too
+                partials.pop(number).charge.give_back()
+        while self._floor + 1 in self._finished:
+            self._floor += 1
+            self._finished.discard(self._floor)
+
+    def lane_lost(self, lane: object) -> None:
+        """Forget what had begun to arrive on a lane; it comes again on another."""
+        for number, partial in self._partials.pop(lane, {}).items():
+            partial.charge.give_back()
+            is_elsewhere = any(number in others for others in self._partials.values())
+            if number > self._floor and number not in self._finished and not is_elsewhere:
+                self._drop(number)
+
+    def _drop(self, number: int) -> int:
+        size = self._held.pop(number)
+        self.held_bytes -= size
+        charge = self._charges.pop(number, None)
+        if charge is not None:
+            charge.give_back()
+        return size
+
+    def release(self, number: int, now: float, rtt_s: float) -> None:
+        """Say that a message has been dealt with; the sender will be told, and may send as much again."""
+        size = self._drop(number)
+        self._released_at = now
+        self._to_tell.append(number)
+        self._to_tell_bytes += size
+        self._epoch_bytes += size
+        epoch_s = now - self._epoch_at
+        if epoch_s >= max(rtt_s / _WINDOW_ROUND_TRIPS, _EPOCH_S_MIN):  # a slow lane's round trip holds up nobody
+            # While the window is the bound it grows, also where half of it lies idle because whole messages do not
+            # fill the shares of lanes.
+            wanted = int(_WINDOW_ROUND_TRIPS * self._epoch_bytes * max(rtt_s, _EPOCH_S_MIN) / epoch_s)
+            self._epoch_at, self._epoch_bytes = now, 0
+            wanted = min(max(wanted, self.granted_bytes), self._limits.max_bytes)
+            if self._account.is_scarce:
+                wanted = self._limits.first_bytes
+            if wanted > self.granted_bytes * 5 // 4 or wanted < self.granted_bytes:
+                self.granted_bytes = wanted
+                self._grant_max = max(self._grant_max, wanted)
+                self.wants_grant = True
+
+    @property
+    def wants_to_tell(self) -> bool:
+        """Whether enough is done, or nothing is left to do, so that the sender should hear of it now."""
+        return bool(self._to_tell) and (
+            self._to_tell_bytes >= self.granted_bytes // 4
+            or not self._held
+            or len(self._to_tell) >= DONE_NUMBERS_MAX // 4
+            or self._released_at - self._told_at >= _TELL_S
+        )
+
+    def take_done(self) -> list[int]:
+        """Return the numbers to tell now, at most DONE_NUMBERS_MAX."""
+        told, self._to_tell = self._to_tell[:DONE_NUMBERS_MAX], self._to_tell[DONE_NUMBERS_MAX:]
+        self._to_tell_bytes = 0 if not self._to_tell else self._to_tell_bytes
+        self._told_at = self._released_at
+        return told
+
+
+class Lane:
+    """The core of one bulk connection: bulk in, bulk out, and nothing else."""
+
+    __slots__ = (
+        "_incoming",
+        "_outgoing",
+        "arrived_records",
+        "channel",
+        "is_busy",
+        "is_doubtful",
+        "is_draining",
+        "is_ours",
+        "is_spare",
+        "is_suspended",
+        "moved",
+        "name",
+        "received_bytes",
+        "received_records",
+        "sent_bytes",
+        "sent_records",
+    )
+
+    def __init__(self, channel: Channel, outgoing: BulkOut, incoming: BulkIn, *, is_ours: bool = True) -> None:
+        self.channel = channel
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self.name = conversation_of(channel.session)[:LANE_NAME_BYTES]
+        self.is_ours = is_ours
+        """Whether it is there for our bulk, by our plan; each end plans for its own."""
+        self.is_spare = False
+        """Whether it takes no bulk of ours, for there are lanes of ours that do."""
+        self.is_draining = False
+        """Whether it finishes what it has and takes no more."""
+        self.is_suspended = False
+        """Whether it takes nothing until it moves, for what it has does not arrive."""
+        self.is_busy = False
+        """Whether what came on it is being dealt with, and nothing is read meanwhile."""
+        self.is_doubtful = False
+        """Whether nothing has moved on it for a while, as far as the peer has said."""
+        self.sent_bytes = 0
+        """Bulk that has left on it."""
+        self.received_bytes = 0
+        """Bulk that has come on it, of messages that are not whole too."""
+        self.sent_records = 0
+        self.received_records = 0
+        """Records with bulk in them."""
+        self.arrived_records = 0
+        """Of those sent, how many have come, as the peer has said."""
+        self.moved = 0
+        """How often it has said so."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing that it took is still under way."""
+        return not self._outgoing.has_under_way(self)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether something that was sent has not come yet, as far as is known."""
+        return self.sent_records > self.arrived_records
+
+    def note_moved(self, records: int) -> None:
+        """Take the peer's word that the lane lives. Raises FrameInvalid."""
+        if records > self.sent_records:
+            raise FrameInvalid("more records of a lane than were sent")
+        self.arrived_records = max(self.arrived_records, records)
+        self.moved += 1
+
+    def next_record(self) -> bytes | None:
+        """Return the next record to write, or None when there is nothing for this lane now."""
+        parts: list[bytes | memoryview] = []
+        self._take(parts)
+        if parts:
+            return self.channel.seal(b"".join(parts))
+        return self.channel.seal() if self.channel.has_words else None
+
+    def _take(self, parts: list[bytes | memoryview]) -> int:
+        may_begin = not (self.is_draining or self.is_spare or self.is_suspended)
+        taken = self._outgoing.take(self, parts, PAYLOAD_BYTES_MAX, may_begin=may_begin)
+        if taken:
+            self.sent_bytes += taken
+            self.sent_records += 1
+        return taken
+
+    def fill(self, buffer: memoryview) -> int:
+        """Write records to ``buffer``, a multiple of RECORD_BYTES_MAX, while there are any; return their size."""
+        at = 0
+        channel = self.channel
+        while len(buffer) - at >= RECORD_BYTES_MAX:
+            parts: list[bytes | memoryview] = []
+            if not self._take(parts) and not channel.has_words:
+                break
+            at += channel.seal_into(b"".join(parts), buffer[at:])
+        return at
+
+    def receive(self, data: bytes) -> tuple[list[Message], list[bytes]]:
+        """Return the messages that ``data`` completes, and the tokens of pongs. Raises ProtocolError."""
+        messages: list[Message] = []
+        pongs: list[bytes] = []
+        self.channel.feed(data)
+        while (plaintext := self.channel.next_plaintext()) is not None:
+            is_rekeyed = has_bulk = False
+            for cls, kind, number, body in frames(memoryview(plaintext)):
+                if is_rekeyed:
+                    raise FrameInvalid("a frame behind the one that ends a key")
+                if cls is Class.BULK:
+                    has_bulk = True
+                    self.received_bytes += len(body)
+                    message = self._incoming.take(self, kind, number, body)
+                    if message is not None:
+                        messages.append(message)
+                elif cls is Class.CONSENSUS and not number and kind >= WORD_KIND_MIN:
+                    is_rekeyed = kind == Word.REKEY
+                    if self.channel.take(kind, bytes(body)) is Word.PONG:
+                        pongs.append(bytes(body))
+                else:
+                    raise FrameInvalid(f"class {cls.name} on a bulk lane")
+            self.received_records += has_bulk
+        return messages, pongs
+
+    def lost(self) -> int:
+        """Give back what was under way; return how many messages will be sent again."""
+        self._incoming.lane_lost(self)
+        return self._outgoing.lane_lost(self)

@@ -1,0 +1,292 @@
+"""One connection and its stream: whole records out, bytes in, and an end that harms nobody who waits on it."""
+
+from __future__ import annotations
+
+import secrets
+from math import inf
+from typing import Final
+
+import trio
+
+from p2p.base.errors import ConnectionUnused, HandshakeFailed
+from p2p.base.sockets import LOW_WATER_BYTES_MAX, LowWater, TcpInfo, pace, tcp_info, tune
+from p2p.base.transport import Doubt, Endpoint
+from p2p.secure.channel import Channel, Hello, Word
+from p2p.secure.handshake import Handshake, Session
+from p2p.session.bulk_pacing import Yielding
+from p2p.session.liveness import Pings
+from p2p.session.path_offers import PeerWay
+from state.primitives.errors import ProtocolError
+
+__all__ = ["Link", "LinkLost", "shake_hands"]
+
+_READ_BYTES: Final = 256 * 1024
+_MUCH_BYTES: Final = 4 * LOW_WATER_BYTES_MAX
+_HANDSHAKE_READ_BYTES: Final = 4_096
+_BYE_S: Final = 0.2
+_RETIRED_S: Final = 0.01
+_PING_BYTES: Final = 8
+
+
+async def shake_hands(
+    stream: trio.abc.Stream, handshake: Handshake, *, preamble: bytes = b"", heard: bytes = b""
+) -> Session:
+    """Complete a handshake on a stream; ``preamble`` goes before its first word, ``heard`` was read already.
+
+    Raises HandshakeFailed and its kinds; what the stream raises passes. The stream stays the caller's to close.
+    """
+    out = preamble + handshake.start()
+    if heard:
+        out += handshake.receive(heard)
+    while True:
+        if out:
+            await stream.send_all(out)
+        if handshake.session is not None:
+            return handshake.session
+        data = await stream.receive_some(_HANDSHAKE_READ_BYTES)
+        if not data:
+            raise HandshakeFailed("closed during the handshake")
+        out = handshake.receive(bytes(data))
+
+
+class LinkLost(Exception):
+    """The stream ended, broke or was retired; what was under way on it is somebody else's now."""
+
+
+class Link:
+    """A stream on which a handshake has been completed."""
+
+    def __init__(
+        self,
+        session: Session,
+        stream: trio.abc.Stream,
+        *,
+        remote: str,
+        endpoint: Endpoint | None = None,
+        is_direct: bool = False,
+    ) -> None:
+        self.session = session
+        self.channel = Channel(session)
+        self.remote = remote
+        self.endpoint = endpoint
+        """Where it was dialled; None where it came in."""
+        self.way: PeerWay | None = None
+        """Of one that the peer opened because it was asked: by which of its ways."""
+        self.is_direct = is_direct
+        self.since = trio.current_time()
+        self.used_at = self.since
+        self.rtt_s: float | None = None
+        self.least_rtt_s = inf
+        """The least that it was found to be."""
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.is_retired = False
+        self.is_broken = True
+        """Of one that has ended: whether that was nobody's wish here."""
+        self.is_stalled = False
+        """Whether it was given up, at either end, because nothing moved on it."""
+        self.ended = trio.Event()
+        self._stream = stream
+        self._reading = trio.CancelScope()
+        self._writing = trio.CancelScope()
+        self._is_mid_record = False
+        self._counted = 0, 0
+        self._paced: int | None = None
+        self._yielding = Yielding()
+        self._pings = Pings()
+        self._low_water = LowWater(self._socket)
+        self._read_bytes = 0
+        """What the last read has brought."""
+
+    def __repr__(self) -> str:
+        return f"Link({self.endpoint or self.remote})"
+
+    @property
+    def is_outbound(self) -> bool:
+        """Whether this node dialled it."""
+        return self.session.is_initiator
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something is being written, or was when it broke."""
+        return self._is_mid_record
+
+    async def send(self, data: bytes | bytearray | memoryview, *, timeout_s: float) -> None:
+        """Send whole records. Raises LinkLost, trio.TooSlowError."""
+        if self.is_retired:
+            raise LinkLost
+        self._is_mid_record = True
+        try:
+            with trio.CancelScope(deadline=trio.current_time() + timeout_s) as self._writing:
+                await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            raise LinkLost from None
+        if self._writing.cancelled_caught:
+            if self.is_retired:
+                raise LinkLost
+            raise trio.TooSlowError
+        self._is_mid_record = False
+        self.bytes_out += len(data)
+
+    async def receive(self, size_max: int = _READ_BYTES) -> bytes:
+        """Return the next bytes, at most ``size_max``. Raises LinkLost at the end."""
+        if self.is_retired:
+            raise LinkLost
+        data: bytes | bytearray = b""
+        # Where a read brings much, packets do not come one by one, and the calls would cost more than they save.
+        self._low_water.expect(self.channel.lacking if self._read_bytes < _MUCH_BYTES else 0)
+        try:
+            with trio.CancelScope() as self._reading:
+                data = await self._stream.receive_some(size_max)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            raise LinkLost from None
+        if not data or self.is_retired:
+            raise LinkLost
+        self._read_bytes = len(data)
+        self.bytes_in += self._read_bytes
+        return data if isinstance(data, bytes) else bytes(data)
+
+    async def say_hello(self, hello: Hello, *, timeout_s: float) -> None:
+        """Send the first record. Raises LinkLost, trio.TooSlowError."""
+        await self.send(self.channel.seal(hello.encode()), timeout_s=timeout_s)
+
+    async def hear_hello(self) -> Hello:
+        """Return what the connection is for. Raises ConnectionUnused, HandshakeFailed, FrameInvalid."""
+        try:
+            while (plaintext := self.channel.next_plaintext()) is None:
+                self.channel.feed(await self.receive())
+        except LinkLost:
+            raise ConnectionUnused("closed before it said what for") from None
+        return Hello.decode(plaintext)
+
+    def new_ping(self, now: float) -> bytes:
+        """Return the token of a ping that leaves on this connection now."""
+        token = secrets.token_bytes(_PING_BYTES)
+        self._pings.ask(token, now)
+        return token
+
+    def take_pong(self, token: bytes, now: float) -> float | None:
+        """Take the answer to a ping and return how long it took: ``rtt_s`` is what follows from it."""
+        took_s = self._pings.answered(token, now)
+        self.rtt_s = self._pings.rtt_s
+        return took_s
+
+    def retire(self) -> None:
+        """End it: who reads or writes on it gets LinkLost."""
+        self.is_retired = True
+        self._reading.cancel()
+        self._writing.cancel()
+
+    async def is_dead(self, timeout_s: float) -> bool:
+        """Wait on a retired connection for a record of the peer's; whether none came.
+
+        Its end proves nothing: a relay that swallows all may end it too.
+        """
+        self._low_water.expect(0)
+        with trio.move_on_after(timeout_s):
+            while True:
+                try:
+                    data = await self._stream.receive_some(_READ_BYTES)
+                    if not data:
+                        break
+                    self.channel.feed(bytes(data))
+                    if self.channel.next_plaintext() is not None:
+                        return False
+                except trio.BusyResourceError:  # who read on it has not noticed yet that it is retired
+                    await trio.sleep(_RETIRED_S)
+                except (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolError):
+                    break
+            await trio.sleep_forever()
+        return True
+
+    async def leave(self, received: int) -> None:
+        """Close after a word by which the other end, which doubts this connection, sees that it works."""
+        self.channel.say(Word.ACK, received.to_bytes(8, "big"))
+        await self.aclose(goodbye=self.channel.seal())
+
+    async def aclose(self, *, goodbye: bytes = b"") -> None:
+        """Retire and close, after a last record where nothing stands half written before it."""
+        is_clean = not self._is_mid_record and not self.is_retired
+        self.retire()
+        if goodbye and is_clean:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _BYE_S):
+                try:
+                    await self._stream.send_all(goodbye)
+                except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+                    pass
+        self.ended.set()
+        await trio.aclose_forcefully(self._stream)
+
+    async def part(self) -> None:
+        """Close after a word of farewell."""
+        self.channel.say(Word.BYE)
+        await self.aclose(goodbye=self.channel.seal())
+
+    def doubt(self, doubt: Doubt) -> None:
+        """Tell who carries the stream for us, where somebody does, what was wrong with it."""
+        report = getattr(self._stream, "doubt", None)
+        if report is not None:
+            report(doubt)
+
+    def make_bulk(self) -> None:
+        """Let the kernel hold more unsent data: no vote waits behind it here."""
+        if self._socket is not None:
+            tune(self._socket, is_bulk=True)
+
+    def pace(self, bytes_per_s: int | None) -> None:
+        """Send no faster than this on the way to the next hop; None: as fast as it goes."""
+        if self._socket is not None and bytes_per_s != self._paced:
+            self._paced = bytes_per_s
+            pace(self._socket, bytes_per_s)
+
+    def give_way(self, now: float, *, is_needed: bool) -> int | None:
+        """Return how many bytes a second this lane leaves room with for votes; None: as many as it will.
+
+        Called at each tick; ``is_needed`` while votes are about and the lane has something to send.
+        """
+        info = self.tcp_info() if is_needed else None
+        if info is None:
+            self._yielding.let_go()
+            return None
+        return self._yielding.tick(now, acked_bytes=info.bytes_acked, waiting_s=info.rtt_s - info.min_rtt_s)
+
+    def tcp_info(self) -> TcpInfo | None:
+        """Return the kernel's figures of the way to the next hop: the peer, or a relay."""
+        return None if self._socket is None else tcp_info(self._socket)
+
+    def take_losses(self) -> tuple[int, int]:
+        """Return how many segments were sent again, and how many in all, since this was last asked.
+
+        On the way to the next hop, and as far as the kernel tells.
+        """
+        info = self.tcp_info()
+        if info is None:
+            return 0, 0
+        (again, sent), self._counted = self._counted, (info.retransmits, info.segments)
+        return info.retransmits - again, info.segments - sent
+
+    @property
+    def _socket(self) -> trio.socket.SocketType | None:
+        """The socket below, where there is one: a direct connection's, or that of a circuit to its first relay."""
+        found = getattr(self._stream, "socket", None)
+        return found if isinstance(found, trio.socket.SocketType) else None
+
+    @property
+    def remote_host(self) -> str | None:
+        """The other end's address, where the connection goes to it directly."""
+        if self._socket is None or not self.is_direct:
+            return None
+        try:
+            return str(self._socket.getpeername()[0])
+        except OSError:
+            return None
+
+    @property
+    def local_host(self) -> str | None:
+        """Our own address on this connection, where it has one."""
+        if self._socket is None:
+            return None
+        try:
+            return str(self._socket.getsockname()[0])
+        except OSError:
+            return None

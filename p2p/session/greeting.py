@@ -1,0 +1,100 @@
+"""The first words on a stream: a handshake and what the connection is for, in time, and counted where it fails.
+
+Both ways use it, ``p2p.path.dialling`` out and ``p2p.peers.accepting`` in; before it is done neither end has any
+right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import trio
+
+from p2p.base.errors import HandshakeFailed
+from p2p.path.hole_punch import OBSERVE_PREAMBLE, observed_answer
+from p2p.secure.channel import Hello
+from p2p.secure.handshake import Handshake, Session
+from p2p.secure.identity import Identity, Purpose
+from p2p.session.connection import Link, shake_hands
+from state.primitives.errors import ProtocolError
+
+__all__ = ["Greeter"]
+
+_FIRST_BYTES_MAX: Final = 4_096
+_Said = TypeVar("_Said")
+
+
+class Greeter:
+    """Greets under the node's ``identity`` of the moment; all it returns is None where the peer failed to."""
+
+    def __init__(
+        self,
+        identity: Callable[[], Identity],
+        *,
+        timeout_s: float,
+        now_ms: Callable[[], int],
+        counters: Counter[str],
+    ) -> None:
+        self._identity = identity
+        self._timeout_s = timeout_s
+        self._now_ms = now_ms
+        self._counters = counters
+
+    async def dialled(self, stream: trio.abc.Stream, purpose: Purpose, expected: bytes | None) -> Session | None:
+        """Return the session of a stream that we opened, to the address ``expected`` where that is known."""
+        return await self._shake(stream, purpose, is_initiator=True, expected=expected)
+
+    async def accepted(
+        self, stream: trio.abc.Stream, purpose: Purpose, *, seen: tuple[str, int] | None = None
+    ) -> Session | None:
+        """Return the session of a stream that came in.
+
+        ``seen``: the address from which it comes, told to who asks for nothing else (``p2p.path.hole_punch``).
+        """
+        heard = b"" if seen is None else await self._in_time(self._begin(stream, seen))
+        if heard is None:
+            return None
+        return await self._shake(stream, purpose, is_initiator=False, expected=None, heard=heard)
+
+    async def _begin(self, stream: trio.abc.Stream, seen: tuple[str, int]) -> bytes | None:
+        """Return the first bytes of a handshake; None: it was the question of who punches, and is answered."""
+        heard = bytes(await stream.receive_some(_FIRST_BYTES_MAX))
+        if not heard:
+            raise HandshakeFailed("closed during the handshake")
+        if heard != OBSERVE_PREAMBLE:  # exactly: a handshake begins with more bytes, which are random
+            return heard
+        self._counters["observed"] += 1
+        await stream.send_all(observed_answer(*seen))
+        with trio.move_on_after(self._timeout_s / 2):  # as long as this stays open the mapping at its NAT lives
+            await stream.receive_some(1)
+        return None
+
+    async def hear(self, link: Link) -> Hello | None:
+        """Return what a connection is for."""
+        return await self._in_time(link.hear_hello())
+
+    async def _shake(
+        self,
+        stream: trio.abc.Stream,
+        purpose: Purpose,
+        *,
+        is_initiator: bool,
+        expected: bytes | None,
+        heard: bytes = b"",
+    ) -> Session | None:
+        handshake = Handshake(
+            self._identity(), purpose, is_initiator=is_initiator, now_ms=self._now_ms(), expected=expected
+        )
+        return await self._in_time(shake_hands(stream, handshake, heard=heard))
+
+    async def _in_time(self, words: Awaitable[_Said]) -> _Said | None:
+        try:
+            with trio.fail_after(self._timeout_s):
+                return await words
+        except ProtocolError as error:
+            self._counters[error.code] += 1
+        except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+            self._counters["handshake_failed"] += 1
+        return None

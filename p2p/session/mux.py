@@ -1,0 +1,631 @@
+"""The conversation of two peers, without I/O: priorities, fragments, bounds, nothing lost in a move.
+
+A writer calls ``next_record`` whenever the socket takes more, so what leaves next is chosen as late as possible: a
+vote queued behind a block of 8 MiB is in the next record. Strict priority for consensus and block parts; gossip,
+requests and bulk share what is left 60 : 30 : 10, so that none of them starves another.
+
+The conversation is a sequence of numbered records. A sender keeps each until its receiver has acknowledged it;
+when a connection dies, or a better one is there, the rest is sealed again for that one: every message arrives
+once, in the order of its class, however often the way between the peers changes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from struct import Struct
+from typing import Final, NamedTuple
+
+from p2p.base.errors import FrameInvalid, QueueOverflow, RecordDamaged
+from p2p.base.limits import Account, Charge, Holding, ReceiveMemory
+from p2p.secure.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MAX, WORD_KIND_MIN, Channel, Word
+from p2p.secure.frame import HEADER_BYTES, STREAM_MAX, Class, frame, frames, header
+from p2p.session.bulk_streams import DONE_NUMBERS_MAX, LANE_NAME_BYTES, BulkIn, BulkOut, Message, WindowLimits
+from p2p.session.path_offers import PeerWay, decode_ways, decode_wishes, encode_ways, encode_wishes
+
+__all__ = [
+    "APPLICATION_KIND_MAX",
+    "FRAGMENT_BYTES",
+    "ClassLimits",
+    "Message",
+    "Mux",
+    "MuxLimits",
+]
+
+MIB: Final = 1024 * 1024
+FRAGMENT_BYTES: Final = 16 * 1024
+"""Messages up to this size travel whole; longer ones in pieces of about this size."""
+SHORT_RECORD_BYTES: Final = 16 * 1024
+_QUICK_BYTES: Final = 1024
+"""No class forbids messages of this size."""
+APPLICATION_KIND_MAX: Final = 0xEF
+"""Kinds above this one are the connection's own."""
+
+_DONE: Final = 0xF8
+_WINDOW: Final = 0xF9
+_LANES: Final = 0xFA
+_WAYS: Final = 0xFB
+_MOVED: Final = 0xFC
+_GIVEN_UP: Final = 0xFD
+_NUMBER_BYTES: Final = 4
+_MOVED_BYTES: Final = LANE_NAME_BYTES + _NUMBER_BYTES
+_LANES_TOLD_MAX: Final = 64
+"""Lanes named in one frame: more than two ends may have between them."""
+_CONTROL: Final = "control"
+"""The name of the control connection among the lanes."""
+_LEFT: Final = Struct(">I")
+_FRAGMENT_HEADER_BYTES: Final = HEADER_BYTES + _LEFT.size
+_SLIVER_BYTES: Final = 1024
+"""A fragment that leaves more behind is not cut shorter than this."""
+_WEIGHTED: Final = (Class.GOSSIP, Class.REQUEST, Class.BULK)
+_COST: Final = {Class.GOSSIP: 1, Class.REQUEST: 2, Class.BULK: 6}
+"""Virtual time a byte takes: the inverse of the shares 60, 30, 10."""
+_ACK_BYTES: Final = 256 * 1024
+"""Received since the last acknowledgement, after which the next one is said unasked."""
+
+
+@lru_cache(maxsize=4 * _QUICK_BYTES)
+def _quick_header(cls: int, kind: int, size_bytes: int) -> bytes:
+    """Return the header of a small message: the same few are made again and again."""
+    return header(cls, kind, 0, size_bytes)
+
+
+class ClassLimits(NamedTuple):
+    """What one class may hold: bytes queued for sending, and bytes of one message."""
+
+    queue_bytes_max: int
+    message_bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class MuxLimits:
+    """Bounds of one connection; both ends must agree on ``message_bytes_max`` and on the window."""
+
+    classes: tuple[ClassLimits, ...] = (
+        ClassLimits(4 * MIB, MIB // 4),
+        ClassLimits(32 * MIB, 9 * MIB),
+        ClassLimits(4 * MIB, MIB),
+        ClassLimits(20 * MIB, 9 * MIB),
+        ClassLimits(16 * MIB, 9 * MIB),
+    )
+    window: WindowLimits = field(default_factory=WindowLimits)
+    """Bulk received and not yet dealt with, over all lanes."""
+    retained_bytes_max: int = 8 * MIB
+    """Records sent and not yet acknowledged; then the sender waits."""
+    reassembly_bytes_max: int = 32 * MIB
+    """Announced size of all messages of which a part has come."""
+    partial_messages_max: int = 128
+    """Above the requests and answers that two honest ends may have under way at once."""
+
+
+@dataclass(slots=True)
+class _Large:
+    """A message on its way out in fragments."""
+
+    cls: Class
+    kind: int
+    stream: int
+    body: memoryview
+    sent: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.body) - self.sent
+
+
+@dataclass(slots=True)
+class _Partial:
+    """A message on its way in."""
+
+    kind: int
+    size: int
+    left: int
+    charge: Charge
+    body: bytearray = field(default_factory=bytearray)
+    """One buffer: a list of pieces would cost a multiple of its bytes where a peer cuts them tiny."""
+
+
+class Mux:
+    """One side of a conversation: messages in, records out, and the other way round.
+
+    Any ProtocolError that it raises is the end of the conversation, with one exception: ``receive`` raises while a
+    record is damaged or out of order too, and the cause may be the connection alone.
+    """
+
+    def __init__(self, channel: Channel, limits: MuxLimits | None = None, account: Account | None = None) -> None:
+        self.limits = limits or MuxLimits()
+        self.channel: Channel | None = channel
+        """The connection that carries the conversation now; None between two."""
+        bulk = self.limits.classes[Class.BULK]
+        if account is None:
+            account = ReceiveMemory(2**62).open(2**62, lambda: None)
+        self._account = account
+        self.bulk_out = BulkOut(
+            queue_bytes_max=bulk.queue_bytes_max,
+            message_bytes_max=bulk.message_bytes_max,
+            window_bytes=self.limits.window.first_bytes,
+            window_bytes_max=self.limits.window.max_bytes,
+        )
+        self.bulk_in = BulkIn(account, message_bytes_max=bulk.message_bytes_max, limits=self.limits.window)
+        self.may_begin_bulk = True
+        """Whether bulk may travel on this connection: not while lanes carry it."""
+        self.lanes_wanted: dict[int, int] = {}
+        """Lanes that the peer has asked us to open, by way; whoever opens them empties it."""
+        self.ways_told: tuple[PeerWay, ...] | None = None
+        """The ways to us that the peer has told; whoever takes them sets it back."""
+        self.lanes_moved: dict[bytes, int] = {}
+        """How many records have come on which lane, as the peer has said; whoever notes it empties it."""
+        self.lanes_given_up: set[bytes] = set()
+        """Lanes on which the peer waits for nothing any more; whoever closes them empties it."""
+        self._queues: tuple[deque[bytes | _Large], ...] = tuple(deque() for _ in Class)
+        self._queued_bytes = [0] * len(Class)
+        self._queue_bytes_max = tuple(limits.queue_bytes_max for limits in self.limits.classes)
+        self._virtual = [0] * len(Class)
+        self._virtual_now = 0
+        self._stream = 0
+        self._partials: dict[tuple[Class, int], _Partial] = {}
+        self._reassembly_bytes = 0
+        self._control: dict[int, bytes] = {}
+        self._moved: dict[bytes, int] = {}
+        self._given_up: dict[bytes, None] = {}
+        self._retained: deque[bytes] = deque()
+        self._retained_bytes = 0
+        self._acknowledged = 0
+        self._again: deque[bytes] = deque()
+        """Retained records that are still to be sent on the present connection."""
+        self._damage: RecordDamaged | None = None
+        self._received = 0
+        self._next: int | None = 0
+        """Number of the record that comes next on the present connection; None until it says."""
+        self._unacknowledged_bytes = 0
+        self.records_opened = 0
+        """Authentic records that have come over all connections, whatever was in them."""
+        self.dropped_messages = 0
+        """Gossip given up for newer gossip since the conversation began."""
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def queue(self, cls: Class, kind: int, body: bytes) -> bool:
+        """Queue a message; False when its class is full and may refuse (block parts, requests, bulk).
+
+        A full queue of gossip gives up its oldest message instead. Raises QueueOverflow where consensus does not
+        fit: a peer that is this slow must go, or it would hear votes of another age.
+        """
+        assert 0 <= kind <= APPLICATION_KIND_MAX, "a kind of the connection's own"
+        queue = self._queues[cls]
+        size = len(body)
+        if queue and size <= _QUICK_BYTES:  # the short way for one of many small messages
+            total = self._queued_bytes[cls] + size + HEADER_BYTES
+            if total <= self._queue_bytes_max[cls]:
+                queue.append(_quick_header(cls, kind, size) + body)
+                self._queued_bytes[cls] = total
+                return True
+        if not queue and self._virtual[cls] < self._virtual_now:
+            self._virtual[cls] = self._virtual_now  # an idle class saves nothing up
+        if cls is Class.BULK:
+            return self.bulk_out.queue(kind, body)
+        queue_bytes_max, message_bytes_max = self.limits.classes[cls]
+        assert size <= message_bytes_max, f"message of {size} bytes, class {cls.name} allows {message_bytes_max}"
+        queued = self._queued_bytes
+        if queued[cls] + size + HEADER_BYTES > queue_bytes_max:
+            if cls is Class.CONSENSUS:
+                raise QueueOverflow(f"{queued[cls]} bytes of consensus wait for a slow peer")
+            if cls is not Class.GOSSIP or not self._make_room(queue_bytes_max - size - HEADER_BYTES):
+                return False
+        if size <= FRAGMENT_BYTES:
+            queue.append(frame(cls, kind, 0, body))
+        else:
+            self._stream = self._stream % STREAM_MAX + 1
+            queue.append(_Large(cls, kind, self._stream, memoryview(body)))
+        queued[cls] += size + HEADER_BYTES
+        return True
+
+    def queued_bytes(self, cls: Class) -> int:
+        """Return how much of a class waits to leave."""
+        return self.bulk_out.waiting_bytes if cls is Class.BULK else self._queued_bytes[cls]
+
+    def holding(self) -> Holding:
+        """Return what is kept here of what the peer is to hear, until it has said that it has."""
+        bulk = self.bulk_out
+        size_bytes = sum(self._queued_bytes) + self._retained_bytes + bulk.waiting_bytes + bulk.outstanding_bytes
+        large = [entry.body for entry in self._queues[Class.BLOCK] if isinstance(entry, _Large) and not entry.sent]
+        return Holding(size_bytes, tuple([(id(body.obj), len(body)) for body in large]))
+
+    def undelivered(self) -> Iterator[tuple[Class, int, bytes]]:
+        """Yield the node's messages of consensus, block parts and bulk that may not have arrived.
+
+        For the case that the conversation ends and another one begins: some of them may then arrive twice.
+        """
+        for payload in self._retained:
+            for cls, kind, stream, body in frames(payload):
+                if cls <= Class.BLOCK and kind < APPLICATION_KIND_MAX and not stream:
+                    yield cls, kind, body
+        for cls in (Class.CONSENSUS, Class.BLOCK):
+            for entry in self._queues[cls]:
+                if isinstance(entry, bytes):
+                    yield cls, entry[1], entry[HEADER_BYTES:]
+                else:
+                    yield cls, entry.kind, bytes(entry.body)
+        for kind, body in self.bulk_out.undone():
+            yield Class.BULK, kind, body
+
+    @property
+    def has_output(self) -> bool:
+        """Whether ``next_record`` has something to return."""
+        if self.channel is None:
+            return False
+        if self.channel.has_words or self._again:
+            return True
+        if self._retained_bytes >= self.limits.retained_bytes_max:
+            return False
+        queues = self._queues
+        return bool(
+            self._control
+            or self._moved
+            or self._given_up
+            or queues[0]
+            or queues[1]
+            or queues[2]
+            or queues[3]
+            or self._is_bulk_ready
+            or self.bulk_in.wants_grant
+            or self.bulk_in.wants_to_tell
+        )
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the peer has not acknowledged all that was sent."""
+        return bool(self._retained)
+
+    def next_record(self, *, is_short: bool = False) -> bytes | None:
+        """Return the next record to write, filled by priority, or None when nothing may leave.
+
+        ``is_short``: of SHORT_RECORD_BYTES at most where bulk is in it, for votes may follow on a thin line.
+        """
+        channel = self.channel
+        if channel is None:
+            return None
+        if self._again:
+            return channel.seal(self._again.popleft())
+        payload = b""
+        if self._retained_bytes < self.limits.retained_bytes_max:
+            is_short = is_short and self._is_bulk_ready
+            payload = self._payload(SHORT_RECORD_BYTES + _FRAGMENT_HEADER_BYTES if is_short else PAYLOAD_BYTES_MAX)
+        if payload:
+            self._retained.append(payload)
+            self._retained_bytes += len(payload)
+        elif not channel.has_words:
+            return None
+        return channel.seal(payload)
+
+    def _payload(self, room: int) -> bytes:
+        parts: list[bytes | memoryview] = []
+        if self.bulk_in.wants_grant:
+            self.bulk_in.wants_grant = False
+            self._control[_WINDOW] = self.bulk_in.granted_bytes.to_bytes(_NUMBER_BYTES, "big")
+        if self.bulk_in.wants_to_tell:
+            numbers = self.bulk_in.take_done()
+            parts.append(
+                frame(Class.CONSENSUS, _DONE, 0, b"".join(n.to_bytes(_NUMBER_BYTES, "big") for n in numbers))
+            )
+        if self._moved:
+            self._control[_MOVED] = b"".join(name + _LEFT.pack(count) for name, count in self._moved.items())
+            self._moved.clear()
+        if self._given_up:
+            self._control[_GIVEN_UP] = b"".join(self._given_up)
+            self._given_up.clear()
+        for kind, body in self._control.items():
+            parts.append(frame(Class.CONSENSUS, kind, 0, body))
+        self._control.clear()
+        room -= sum(map(len, parts))
+        for cls in (Class.CONSENSUS, Class.BLOCK):
+            if self._queues[cls]:
+                room -= self._take(cls, parts, room)
+        # Below, a class that has a message which does not fit any more ends the record: order is kept.
+        while room > _FRAGMENT_HEADER_BYTES + _SLIVER_BYTES:
+            chosen = None
+            for cls in _WEIGHTED:
+                is_there = self._queues[cls] if cls is not Class.BULK else self._is_bulk_ready
+                if is_there and (chosen is None or self._virtual[cls] < self._virtual[chosen]):
+                    chosen = cls
+            if chosen is None:
+                break
+            limit = min(room, FRAGMENT_BYTES + _FRAGMENT_HEADER_BYTES)
+            if chosen is Class.BULK:
+                taken = self.bulk_out.take(_CONTROL, parts, limit, may_begin=self.may_begin_bulk)
+            else:
+                taken = self._take(chosen, parts, limit)
+            if not taken:
+                break
+            self._virtual_now = self._virtual[chosen]
+            self._virtual[chosen] += taken * _COST[chosen]
+            room -= taken
+        return b"".join(parts)
+
+    @property
+    def _is_bulk_ready(self) -> bool:
+        return self.bulk_out.is_ready(_CONTROL, may_begin=self.may_begin_bulk)
+
+    def ping(self, token: bytes) -> None:
+        """Ask for ``token`` (8 bytes) back; it comes as the message that ``is_pong`` knows."""
+        if self.channel is not None:
+            self.channel.say(Word.PING, token)
+            self._acknowledge()
+
+    @staticmethod
+    def is_pong(message: Message) -> bool:
+        """Whether the message is the answer to a ping; its body is the token."""
+        return message.kind == Word.PONG
+
+    @staticmethod
+    def is_bye(message: Message) -> bool:
+        """Whether the message is the peer's word that the conversation is over."""
+        return message.kind == Word.BYE
+
+    def ask_for_lanes(self, wishes: Mapping[int, int]) -> None:
+        """Ask the peer for so many lanes by each of its ways, for it can reach us better than we it."""
+        self._control[_LANES] = encode_wishes(wishes)
+
+    def tell_ways(self, ways: Iterable[PeerWay]) -> None:
+        """Say by which ways the peer may ask for lanes."""
+        self._control[_WAYS] = encode_ways(ways)
+
+    def tell_moved(self, lane: bytes, records: int) -> None:
+        """Say that a lane lives, and how many records of bulk have come on it."""
+        if lane in self._moved or len(self._moved) < _LANES_TOLD_MAX:
+            self._moved[lane] = records
+
+    def give_up(self, lane: bytes) -> None:
+        """Say that a lane is dead, for its other end may not have noticed."""
+        if len(self._given_up) < _LANES_TOLD_MAX:
+            self._given_up[lane] = None
+
+    def release_bulk(self, number: int, now: float, rtt_s: float) -> None:
+        """Say that a bulk message has been dealt with, so that the peer may send more; see ``BulkIn.release``."""
+        self.bulk_in.release(number, now, rtt_s)
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    @property
+    def received(self) -> int:
+        """Records of the conversation that have come: what a hello says."""
+        return self._received
+
+    def detach(self) -> None:
+        """Note that the connection is lost; queues go on filling."""
+        self.channel = None
+        self._again.clear()
+
+    def attach(self, channel: Channel, received: int) -> None:
+        """Go on over another connection, whose peer said that it has ``received`` so many records.
+
+        Raises FrameInvalid for a count that cannot be.
+        """
+        if received > self._acknowledged + len(self._retained):
+            raise FrameInvalid("a peer that has received more than was sent")
+        self._forget_until(max(received, self._acknowledged))
+        self._again = deque(self._retained)
+        self.channel = channel
+        self._damage = None
+        self._next = None
+        channel.say(Word.START, self._acknowledged.to_bytes(8, "big"))
+
+    def _forget_until(self, count: int) -> None:
+        while self._acknowledged < count:
+            self._retained_bytes -= len(self._retained.popleft())
+            self._acknowledged += 1
+
+    def _acknowledge(self) -> None:
+        assert self.channel is not None
+        self._unacknowledged_bytes = 0
+        self.channel.say(Word.ACK, self._received.to_bytes(8, "big"))
+
+    def _take(self, cls: Class, parts: list[bytes | memoryview], room: int) -> int:
+        """Move what fits of a class into ``parts``; return the bytes taken."""
+        queue = self._queues[cls]
+        taken = overhead = 0
+        append, popleft = parts.append, queue.popleft
+        while queue:
+            entry = queue[0]
+            if type(entry) is bytes:
+                taken += len(entry)
+                if taken > room:
+                    taken -= len(entry)
+                    break
+                append(entry)
+                popleft()
+                continue
+            assert isinstance(entry, _Large)
+            chunk = min(room - taken - _FRAGMENT_HEADER_BYTES, entry.left)
+            if chunk < min(entry.left, _SLIVER_BYTES):
+                break
+            at = entry.sent
+            entry.sent += chunk
+            parts.append(header(cls, entry.kind, entry.stream, chunk + _LEFT.size) + _LEFT.pack(entry.left))
+            parts.append(entry.body[at : at + chunk])
+            taken += chunk + _FRAGMENT_HEADER_BYTES
+            overhead += _FRAGMENT_HEADER_BYTES
+            if not entry.left:
+                queue.popleft()
+                overhead -= HEADER_BYTES
+            elif cls is Class.REQUEST:
+                queue.rotate(-1)  # a short answer need not wait for a long one; elsewhere order is kept
+        self._queued_bytes[cls] -= taken - overhead
+        return taken
+
+    def _make_room(self, limit_bytes: int) -> bool:
+        """Drop gossip from the oldest on until ``limit_bytes`` remain; never one that has begun to leave."""
+        queue = self._queues[Class.GOSSIP]
+        at = 0
+        while self._queued_bytes[Class.GOSSIP] > limit_bytes and at < len(queue):
+            entry = queue[at]
+            if isinstance(entry, _Large):
+                if entry.sent:
+                    at += 1
+                    continue
+                size = len(entry.body) + HEADER_BYTES
+            else:
+                size = len(entry)
+            del queue[at]
+            self._queued_bytes[Class.GOSSIP] -= size
+            self.dropped_messages += 1
+        return self._queued_bytes[Class.GOSSIP] <= limit_bytes
+
+    # -- receiving -------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> list[Message]:
+        """Return the messages that ``data`` completes, pongs among them.
+
+        Every bulk message must later be given back by ``release_bulk``. Raises FrameInvalid,
+        ReceiveMemoryExceeded.
+        """
+        channel = self.channel
+        assert channel is not None
+        if self._damage is not None:
+            raise self._damage
+        messages: list[Message] = []
+        append, new, bulk = messages.append, tuple.__new__, Class.BULK
+        sizes = [limits.message_bytes_max for limits in self.limits.classes]
+        channel.feed(data)
+        while True:
+            try:
+                plaintext = channel.next_plaintext()
+            except RecordDamaged as error:
+                if not messages:
+                    raise
+                self._damage = error  # what came before it is whole and counts as received; the next call raises
+                break
+            if plaintext is None:
+                break
+            is_rekeyed = is_old = is_counted = is_plain = False
+            for cls, kind, stream, body in frames(plaintext):
+                if is_plain and not stream and kind <= APPLICATION_KIND_MAX and cls is not bulk:
+                    if len(body) > sizes[cls]:
+                        raise FrameInvalid(f"message of {len(body)} bytes of class {cls.name}")
+                    append(new(Message, (cls, kind, body, 0)))  # nearly every frame is one of these
+                    continue
+                if is_rekeyed:  # the sender changed its key behind that frame, and a key costs its receiver
+                    raise FrameInvalid("a frame behind the one that ends a key")
+                if WORD_KIND_MIN <= kind <= WORD_KIND_MAX and not stream:
+                    is_rekeyed = kind == Word.REKEY
+                    is_plain = is_plain and not is_rekeyed
+                    word = channel.take(kind, body)
+                    if word is not None:
+                        self._take_word(messages, word, body)
+                    continue
+                if not is_counted:
+                    is_counted, is_old = True, self._count()
+                    is_plain = not is_old
+                if is_old:
+                    continue
+                if stream:
+                    self._take_fragment(messages, cls, kind, stream, body)
+                elif kind > APPLICATION_KIND_MAX:
+                    self._take_control(kind, body)
+                elif cls is bulk or len(body) > sizes[cls]:
+                    raise FrameInvalid(f"message of {len(body)} bytes of class {cls.name}")
+                else:
+                    append(Message(cls, kind, body))
+            self._unacknowledged_bytes += len(plaintext)
+            self.records_opened += 1
+        if self._unacknowledged_bytes >= _ACK_BYTES:
+            self._acknowledge()
+        return messages
+
+    @property
+    def reassembly_bytes(self) -> int:
+        """Announced size of the messages that have arrived in part."""
+        return self._reassembly_bytes
+
+    def _count(self) -> bool:
+        """Count a record of the conversation; whether it came before, by an earlier connection."""
+        if self._next is None:
+            raise FrameInvalid("a connection that does not say where it goes on")
+        self._next += 1
+        if self._next <= self._received:
+            return True
+        self._received = self._next
+        return False
+
+    def _take_word(self, messages: list[Message], word: Word, body: bytes) -> None:
+        match word:
+            case Word.PONG | Word.BYE:
+                messages.append(Message(Class.CONSENSUS, word, body))
+            case Word.ACK:
+                count = int.from_bytes(body, "big")
+                # Of what is still to be sent again, some may have come by the connection before.
+                if count > self._acknowledged + len(self._retained):
+                    raise FrameInvalid("an acknowledgement of what was not sent")
+                self._forget_until(count)
+            case Word.START:
+                if self._next is not None or int.from_bytes(body, "big") > self._received:
+                    raise FrameInvalid("a connection that leaves something out")
+                self._next = int.from_bytes(body, "big")
+            case _:
+                raise AssertionError(word)
+
+    def _take_control(self, kind: int, body: bytes) -> None:
+        size = len(body)
+        match kind:
+            case 0xF8 if size and size % _NUMBER_BYTES == 0 and size <= DONE_NUMBERS_MAX * _NUMBER_BYTES:
+                self.bulk_out.done(number for (number,) in _LEFT.iter_unpack(body))
+            case 0xF9 if size == _NUMBER_BYTES:
+                self.bulk_out.grant(int.from_bytes(body, "big"))
+            case 0xFA:
+                self.lanes_wanted = decode_wishes(body)
+            case 0xFB:
+                self.ways_told = decode_ways(body)
+            case 0xFC if size and size % _MOVED_BYTES == 0 and size <= _LANES_TOLD_MAX * _MOVED_BYTES:
+                for at in range(0, size, _MOVED_BYTES):
+                    name_end = at + LANE_NAME_BYTES
+                    self.lanes_moved[body[at:name_end]] = _LEFT.unpack_from(body, name_end)[0]
+            case 0xFD if size and size % LANE_NAME_BYTES == 0 and size <= _LANES_TOLD_MAX * LANE_NAME_BYTES:
+                self.lanes_given_up.update(
+                    body[at : at + LANE_NAME_BYTES] for at in range(0, size, LANE_NAME_BYTES)
+                )
+            case 0xF8 | 0xF9 | 0xFC | 0xFD:
+                raise FrameInvalid("malformed control frame")
+            case _:
+                pass  # of a later version
+
+    def _take_fragment(self, messages: list[Message], cls: Class, kind: int, stream: int, body: bytes) -> None:
+        if kind > APPLICATION_KIND_MAX:
+            raise FrameInvalid("malformed fragment")
+        if cls is Class.BULK:
+            message = self.bulk_in.take(_CONTROL, kind, stream, memoryview(body))
+            if message is not None:
+                messages.append(message)
+            return
+        if len(body) <= _LEFT.size:
+            raise FrameInvalid("malformed fragment")
+        left = _LEFT.unpack_from(body)[0]
+        size = len(body) - _LEFT.size
+        key = cls, stream
+        partial = self._partials.get(key)
+        if partial is None:
+            total = size + left
+            if total > self.limits.classes[cls].message_bytes_max:
+                raise FrameInvalid(f"message of {total} bytes of class {cls.name}")
+            if (
+                len(self._partials) >= self.limits.partial_messages_max
+                or self._reassembly_bytes + total > self.limits.reassembly_bytes_max
+            ):
+                raise FrameInvalid("too much begun and not finished")
+            if cls is Class.CONSENSUS and any(begun is cls for begun, _ in self._partials):
+                # It leaves in order; and what is never refused for want of memory must be little.
+                raise FrameInvalid("two messages of consensus at once")
+            charge = Charge(self._account, total, is_exempt=cls is Class.CONSENSUS)
+            partial = self._partials[key] = _Partial(kind, total, total, charge)
+            self._reassembly_bytes += total
+        if kind != partial.kind or partial.left - size != left:
+            raise FrameInvalid("a fragment that does not continue its message")
+        partial.charge.cover(partial.size - left)
+        partial.left = left
+        partial.body += memoryview(body)[_LEFT.size :]
+        if not left:
+            del self._partials[key]
+            self._reassembly_bytes -= partial.size
+            partial.charge.give_back()
+            messages.append(Message(cls, kind, bytes(partial.body)))

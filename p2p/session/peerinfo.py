@@ -1,0 +1,52 @@
+"""What is told of a peer and of its connections to whoever asks: operators, metrics, what chooses paths.
+
+Snapshots without a way back: nothing here reaches into the peer that it was taken from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p.base.sockets import TcpInfo
+from p2p.secure.identity import Role
+
+__all__ = ["LaneStats", "PeerInfo"]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStats:
+    """One connection of a peer, for whoever chooses paths."""
+
+    is_control: bool
+    path: str
+    """The endpoint that was dialled, or who brought it in."""
+    is_outbound: bool
+    age_s: float
+    rtt_ms: float | None
+    """Measured by pings from end to end."""
+    bytes_in: int
+    bytes_out: int
+    tcp: TcpInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """What an operator sees of a peer."""
+
+    address: bytes
+    roles: Role
+    is_outbound: bool
+    remote: str
+    rtt_ms: float | None
+    score: float
+    age_s: float
+    bytes_in: int
+    bytes_out: int
+    lanes: int = 0
+    """Bulk connections beside the one for everything else."""
+    moves: int = 0
+    """How often the conversation was to go on over another connection."""
+    is_attached: bool = True
+    """Whether a connection carries the conversation now."""
+    host: str | None = None
+    """The IP address at the other end, where that connection goes there directly."""

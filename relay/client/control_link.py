@@ -1,0 +1,373 @@
+"""One control connection of a node to a relay, on trio: questions and answers, pings, what the relay announces."""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+
+from p2p.base.errors import HandshakeFailed
+from p2p.base.limits import LoopShare
+from p2p.base.sockets import CONNECT_ERRORS, Opener, tune
+from p2p.base.transport import Endpoint
+from p2p.secure.handshake import Handshake
+from p2p.secure.identity import Identity, Purpose
+from p2p.session.connection import shake_hands
+from relay.client.reputation import Fault
+from relay.protocol.errors import RelayProtocolError, RelayUnreachable
+from relay.protocol.wire import (
+    CONTROL_PREAMBLE,
+    Charged,
+    ControlChannel,
+    Decline,
+    Incoming,
+    Links,
+    Message,
+    Offered,
+    Ping,
+    Pong,
+    Refused,
+    Reserved,
+    Restarting,
+    Terms,
+)
+
+__all__ = ["Link", "LinkOwner", "Parked", "RelayClientOptions", "is_no_way", "local_host", "wall_ms"]
+
+RECEIVE_BYTES: Final = 4_096
+NUMBERS: Final = 2**31
+OUTBOX_MESSAGES_MAX: Final = 64
+"""Answers that a relay may provoke without reading them."""
+_NO_WAY: Final = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL))
+
+
+@dataclass(frozen=True, slots=True)
+class RelayClientOptions:
+    """Times in seconds and bounds of the client's side."""
+
+    reservations: int = 3
+    """Relays to reserve at, of those that are known: two, and a third to spare."""
+    reservation_s: int = 3_600
+    connect_s_max: float = 10
+    """To connect and shake hands with a relay, and to open a data connection."""
+    answer_s_max: float = 10
+    ping_s: float = 10
+    """Between pings; a relay that then says nothing for ``answer_s_max`` is dead."""
+    busy_ping_s: float = 1
+    """Between pings while circuits run through the relay."""
+    busy_silent_s: float = 2.5
+    """Such a relay is dead when so long after a ping neither it nor a circuit has said anything."""
+    link_idle_s: float = 60
+    """How long the link to a relay that is not one of ours is kept after its last use."""
+    links_max: int = 64
+    """Relays connected to at once; ours come first."""
+    backoff_s_min: float = 0.25
+    backoff_s_max: float = 15
+    incoming_max: int = 32
+    """Circuits being brought in at once; more are declined."""
+    parked: int = 2
+    """Data connections kept waiting at each of our relays that is in use."""
+    parked_s: float = 600
+    """How long after the last circuit through it a relay counts as in use."""
+    choose_s: float = 30
+    """How often the choice of relays is thought over."""
+    loop_share_percent: int = 75
+    """Most of the event loop's time that what one relay says may take, ..."""
+    loop_debt_s: float = 0.1
+    """How far it may be ahead of its share before it is read more slowly (``p2p.base.limits.LoopShare``)."""
+    price_per_gib_max: int = 10**18
+    """Relays that ask for more are not dialled through, and are not signed for. By default one token."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    answered: trio.Event = field(default_factory=trio.Event)
+    answer: Message | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Parked:
+    """A data connection that waits at a relay for a circuit, ours or another's to us."""
+
+    token: bytes
+    stream: trio.SocketStream
+    is_asked: bool = False
+    """Whether we have asked for it to be the end of a circuit of ours."""
+    status: int | None = None
+    """What the relay wrote on it; -1: it ended."""
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+class LinkOwner(Protocol):
+    """What a link needs of the client that it belongs to."""
+
+    @property
+    def connect(self) -> Opener:
+        """What opens connections."""
+
+    def incoming(self, link: Link, message: Incoming) -> bool:
+        """Start to fetch a circuit that a relay announced; False: not now."""
+
+    def terms(self, link: Link, terms: Terms) -> None:
+        """Take a relay's terms."""
+
+    def charged(self, link: Link, size_bytes: int) -> None:
+        """Take a relay's claim."""
+
+    def leaving(self, link: Link, left_ms: int) -> None:
+        """Take a relay's word that it ends soon."""
+
+    def measured(self, endpoint: Endpoint, rtt_s: float) -> None:
+        """Take a round trip to a relay."""
+
+    def has_circuits(self, endpoint: Endpoint) -> bool:
+        """Whether circuits run through this relay."""
+
+    def heard_at(self, endpoint: Endpoint) -> float:
+        """Return when a circuit through this relay has brought bytes last."""
+
+    def cut(self, endpoint: Endpoint) -> None:
+        """End the circuits through a relay that has fallen silent."""
+
+
+class Link:
+    """One control connection to one relay: questions and answers, pings, and what the relay announces."""
+
+    channel: ControlChannel
+
+    def __init__(
+        self, owner: LinkOwner, identity: Identity, endpoint: Endpoint, options: RelayClientOptions
+    ) -> None:
+        assert endpoint.relay is not None
+        self.endpoint = endpoint
+        self.relay: bytes = endpoint.relay
+        self.own_address = identity.address
+        self.opened = trio.Event()
+        """Set when questions may be asked, or ``error`` says why not."""
+        self.ended = trio.Event()
+        self.error: Exception | None = None
+        self.fault: Fault | None = None
+        """What its end says of the relay; None: nothing."""
+        self.is_ours = False
+        """Kept open while nothing is asked."""
+        self.is_no_way = False
+        """Whether this machine has no way to such an address, as one of IPv4 alone to one of IPv6."""
+        self.used_at = -math.inf
+        """When a circuit was last dialled or brought in through it."""
+        self.parked: list[Parked] = []
+        self.parking = 0
+        self._owner = owner
+        self._identity = identity
+        self._options = options
+        self._stream: trio.SocketStream | None = None
+        # One task seals and sends, so that an asker who is cancelled leaves no record half sent.
+        self._outbox, self._to_send = trio.open_memory_channel[Message](OUTBOX_MESSAGES_MAX)
+        self._scope = trio.CancelScope()
+        self._calls: dict[int, _Call] = {}
+        self._number = 0
+        self.heard_at = -math.inf
+        """When the relay itself has last said something."""
+        self._pinged: tuple[int, float] | None = None
+        self._used = trio.current_time()
+
+    @property
+    def local_host(self) -> str | None:
+        """The address of this machine from which the relay is reached, once it is."""
+        return None if self._stream is None else local_host(self._stream.socket)
+
+    async def run(self) -> None:
+        """Connect and serve until something fails; afterwards ``error`` says what."""
+        try:
+            with self._scope:
+                if await self._open():
+                    self.opened.set()
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._ping)
+                        nursery.start_soon(self._write)
+                        await self._read()
+        finally:
+            if self.error is None:
+                self.error = RelayUnreachable("the link was closed")
+            self.opened.set()
+            self.ended.set()
+            for call in self._calls.values():
+                call.answered.set()
+            if self._stream is not None:
+                await trio.aclose_forcefully(self._stream)
+
+    def fail(self, error: Exception, fault: Fault | None = None) -> Exception:
+        """End the link because of ``error``, which is returned."""
+        if self.error is None:
+            self.error = error
+            self.fault = Fault.LIED if isinstance(error, RelayProtocolError) else fault
+        self._scope.cancel()
+        return error
+
+    async def ask(self, question: Callable[[int], Message]) -> Message:
+        """Return the relay's answer. Raises RelayUnreachable."""
+        self._used = trio.current_time()
+        self._number = (self._number + 1) % NUMBERS
+        number, call = self._number, _Call()
+        self._calls[number] = call
+        try:
+            with trio.move_on_after(self._options.answer_s_max):
+                await self._outbox.send(question(number))
+                await call.answered.wait()
+        finally:
+            del self._calls[number]
+        if call.answer is None:
+            raise RelayUnreachable(f"{self.endpoint}: {self.error or 'no answer'}")
+        return call.answer
+
+    def take_parked(self) -> Parked | None:
+        """Return a data connection that waits at the relay, asked for from now on."""
+        if not self.parked:
+            return None
+        parked = self.parked.pop()
+        parked.is_asked = True
+        return parked
+
+    async def _open(self) -> bool:
+        try:
+            with trio.fail_after(self._options.connect_s_max):
+                began = trio.current_time()
+                stream = await self._owner.connect(self.endpoint.host, self.endpoint.port)
+                self._stream = stream
+                connected_s = trio.current_time() - began
+                tune(stream.socket)
+                handshake = Handshake(
+                    self._identity,
+                    Purpose.RELAY_CONTROL,
+                    is_initiator=True,
+                    now_ms=wall_ms(),
+                    expected=self.relay,
+                )
+                session = await shake_hands(stream, handshake, preamble=CONTROL_PREAMBLE)
+        except (*CONNECT_ERRORS, HandshakeFailed) as error:
+            self.is_no_way = self._stream is None and is_no_way(error)
+            fault = None if self.is_no_way else Fault.UNREACHED  # which says nothing of the relay
+            self.fail(error if str(error) else RelayUnreachable("too slow to answer"), fault)
+            return False
+        self.channel = ControlChannel(session)
+        self.heard_at = trio.current_time()
+        self._owner.measured(self.endpoint, connected_s)
+        return True
+
+    async def _read(self) -> None:
+        assert self._stream is not None
+        data = b""  # what came right behind the handshake is in the channel already
+        options = self._options
+        share = LoopShare(trio.current_time(), percent=options.loop_share_percent, debt_s=options.loop_debt_s)
+        while True:
+            started = time.thread_time()
+            try:
+                messages = self.channel.receive(data)
+            except RelayProtocolError as error:
+                self.fail(error)
+                return
+            for message in messages:
+                self._take(message)
+            ahead_s = share.wait_s(time.thread_time() - started, trio.current_time())
+            if ahead_s > 0:
+                await trio.sleep(ahead_s)
+            try:
+                data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = b""
+            if not data:
+                self.fail(RelayUnreachable("the relay closed the connection"), Fault.LOST)
+                return
+            self.heard_at = trio.current_time()
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Reserved(request) | Offered(request) | Refused(request) | Links(request):
+                call = self._calls.get(request)
+                if call is not None:  # else its asker gave up
+                    call.answer = message
+                    call.answered.set()
+            case Incoming(token):
+                if not self._owner.incoming(self, message):
+                    self.post(Decline(token))
+            case Ping(number):
+                self.post(Pong(number))
+            case Pong(number):
+                if self._pinged is not None and self._pinged[0] == number:
+                    now = trio.current_time()
+                    self._owner.measured(self.endpoint, now - self._pinged[1])
+                    self._pinged = None
+            case Terms():
+                self._owner.terms(self, message)
+            case Charged(size_bytes):
+                self._owner.charged(self, size_bytes)
+            case Restarting(left_ms):
+                self._owner.leaving(self, left_ms)
+            case _:
+                self.fail(RelayProtocolError("a client's message from a relay"))
+
+    async def _ping(self) -> None:
+        options = self._options
+        number, asked_at = 0, -math.inf
+        while True:
+            await trio.sleep(min(options.ping_s, options.busy_ping_s))
+            now = trio.current_time()
+            is_busy = self._owner.has_circuits(self.endpoint)
+            pause_s = min(options.ping_s, options.busy_ping_s) if is_busy else options.ping_s
+            silent_s = min(options.answer_s_max, options.busy_silent_s) if is_busy else options.answer_s_max
+            heard = max(self.heard_at, self._owner.heard_at(self.endpoint))
+            if heard < asked_at and now - asked_at > silent_s:
+                self.fail(RelayUnreachable("the relay fell silent"), Fault.LOST)
+                self._owner.cut(self.endpoint)
+                return
+            if is_busy:
+                self._used = now
+            elif not self.is_ours and not self._calls and now - self._used > options.link_idle_s:
+                self.fail(RelayUnreachable("the link was idle"))
+                return
+            if heard >= asked_at and now - asked_at >= pause_s * 0.99:
+                number = (number + 1) % NUMBERS
+                asked_at, self._pinged = now, (number, now)
+                self.post(Ping(number))
+
+    def post(self, message: Message) -> None:
+        """Send without waiting; a relay that does not read loses the link."""
+        try:
+            self._outbox.send_nowait(message)
+        except trio.WouldBlock:
+            self.fail(RelayUnreachable("the relay does not read"), Fault.LOST)
+
+    async def _write(self) -> None:
+        assert self._stream is not None
+        async for message in self._to_send:
+            try:
+                await self._stream.send_all(self.channel.seal(message))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self.fail(RelayUnreachable("the connection broke"), Fault.LOST)
+                return
+
+
+def is_no_way(error: BaseException) -> bool:
+    """Whether the system says that it has no route of this kind at all."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_no_way, error.exceptions))
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _NO_WAY
+    return error.__cause__ is not None and is_no_way(error.__cause__)
+
+
+def local_host(sock: trio.socket.SocketType) -> str | None:
+    """Return the address of this machine that a socket is bound to."""
+    try:
+        return str(sock.getsockname()[0]).partition("%")[0]
+    except OSError:
+        return None
+
+
+def wall_ms() -> int:
+    """Return the time of day."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,366 @@
+"""A node's side of the fan-out of relays, on trio: one connection to each relay that it publishes to or waits at.
+
+A relay that dies, lies or falls silent costs the pieces that were under way; those who lack them see to it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from p2p.base.errors import HandshakeFailed
+from p2p.base.limits import LoopShare
+from p2p.base.sockets import CONNECT_ERRORS, LowWater, Opener, tune
+from p2p.base.transport import Endpoint
+from p2p.secure.handshake import Handshake
+from p2p.secure.identity import Identity, Purpose
+from p2p.session.connection import shake_hands
+from relay.protocol.errors import RelayProtocolError, RelayUnreachable
+from relay.protocol.fanout import (
+    FANOUT_PREAMBLE,
+    GROUPS_MAX,
+    MEMBERS_MAX,
+    PIECE_BYTES_MAX,
+    PUBLISHERS_MAX,
+    Accept,
+    FanoutChannel,
+    FanoutMessage,
+    Group,
+    Handed,
+    Ping,
+    Pong,
+    Publish,
+)
+
+__all__ = ["FanoutClient", "FanoutOptions"]
+
+RECEIVE_BYTES: Final = 256 * 1024
+log = structlog.get_logger("relay")
+
+
+@dataclass(frozen=True, slots=True)
+class FanoutOptions:
+    """Times in seconds of the client's side."""
+
+    connect_s_max: float = 10
+    ping_s: float = 15
+    silence_s_max: float = 40
+    """A relay that says nothing for so long is dead."""
+    idle_s: float = 300
+    """How long a connection that only published is kept after its last piece."""
+    backoff_s_min: float = 0.25
+    backoff_s_max: float = 15
+    loop_share_percent: int = 75
+    loop_debt_s: float = 0.1
+    """What one relay brings may take no more of the event loop's time, as what a peer sends."""
+    relays_max: int = 16
+    """Connected to at once."""
+
+
+class FanoutClient:
+    """``p2p.base.transport.Fanout`` over relays; ``make_identity`` is asked before each handshake.
+
+    ``on_published`` hears of each piece that a relay was given: which one, and how many bytes all copies may be.
+    """
+
+    def __init__(
+        self,
+        make_identity: Callable[[], Identity],
+        options: FanoutOptions | None = None,
+        *,
+        on_published: Callable[[Endpoint, int], None] = lambda _relay, _size_bytes: None,
+        connect: Opener = trio.open_tcp_stream,
+    ) -> None:
+        self._make_identity = make_identity
+        self._connect = connect
+        self._on_published = on_published
+        self._options = options or FanoutOptions()
+        self._nursery: trio.Nursery | None = None
+        self._receive: Callable[[bytes, bytes, bytes], None] = lambda _relay, _publisher, _piece: None
+        self._lines: dict[bytes, _Line] = {}
+        self._wanted: dict[bytes, Endpoint] = {}
+        self._kept: dict[bytes, trio.CancelScope] = {}
+        self._publishers: tuple[bytes, ...] = ()
+
+    @property
+    def waiting_at(self) -> tuple[bytes, ...]:
+        """Addresses of the relays from which pieces can come now."""
+        return tuple(relay for relay, line in self._lines.items() if line.is_open and relay in self._wanted)
+
+    async def run(self, receive: Callable[[bytes, bytes, bytes], None]) -> None:
+        """Serve until cancelled; see ``p2p.base.transport.Fanout``."""
+        assert self._nursery is None, "runs already"
+        self._receive = receive
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._reconcile()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+            self._lines.clear()
+            self._kept.clear()
+
+    def subscribe(self, relays: Collection[Endpoint], publishers: Collection[bytes]) -> None:
+        """Wait for pieces of ``publishers`` at ``relays`` from now on."""
+        self._wanted = {endpoint.relay: endpoint for endpoint in relays if endpoint.relay is not None}
+        self._wanted = dict(list(self._wanted.items())[: self._options.relays_max])
+        accepted = tuple(sorted(publishers))[:PUBLISHERS_MAX]
+        if accepted != self._publishers:
+            self._publishers = accepted
+            for line in self._lines.values():
+                line.accept(accepted)
+        self._reconcile()
+
+    async def publish(self, relay: Endpoint, members: Collection[bytes], piece: bytes) -> None:
+        """Give a relay one piece for ``members``; see ``p2p.base.transport.Fanout``."""
+        assert len(piece) <= PIECE_BYTES_MAX and len(members) <= MEMBERS_MAX
+        line = await self._line(relay)
+        await line.publish(frozenset(members), piece)
+        self._on_published(relay, len(piece) * len(members))
+
+    def _reconcile(self) -> None:
+        """Keep a connection to each relay where pieces are waited for, and to no other."""
+        if self._nursery is None:
+            return
+        for relay, scope in list(self._kept.items()):
+            if relay not in self._wanted:
+                scope.cancel()
+                del self._kept[relay]
+        for relay in self._wanted:
+            if relay not in self._kept:
+                self._kept[relay] = trio.CancelScope()
+                self._nursery.start_soon(self._keep, relay, self._kept[relay])
+
+    async def _keep(self, relay: bytes, scope: trio.CancelScope) -> None:
+        options = self._options
+        failures = 0
+        with scope:
+            while True:
+                began = trio.current_time()
+                endpoint = self._wanted[relay]  # it may have moved
+                try:
+                    line = await self._line(endpoint)
+                    await line.ended.wait()
+                except RelayUnreachable as error:
+                    log.debug("relay not reached for fan-out", relay=str(endpoint), detail=str(error))
+                if trio.current_time() - began > options.backoff_s_max:
+                    failures = 0
+                pause_s = min(options.backoff_s_max, options.backoff_s_min * 2 ** min(failures, 16))
+                failures += 1
+                await trio.sleep(pause_s * random.uniform(0.5, 1))
+
+    async def _line(self, endpoint: Endpoint) -> _Line:
+        """Return the open connection to a relay, opening it if need be. Raises RelayUnreachable."""
+        relay = endpoint.relay
+        if relay is None or self._nursery is None:
+            raise RelayUnreachable("a relay is needed, and the client has to run")
+        line = self._lines.get(relay)
+        if line is None or line.error is not None:
+            if len(self._lines) >= self._options.relays_max and relay not in self._wanted:
+                raise RelayUnreachable("connected to as many relays as allowed")
+            line = self._lines[relay] = _Line(
+                self._make_identity(), endpoint, relay, self._options, self._connect
+            )  # fmt: skip
+            line.accept(self._publishers)
+            self._nursery.start_soon(self._run_line, line)
+        await line.opened.wait()
+        if line.error is not None:
+            raise RelayUnreachable(f"{endpoint}: {line.error}")
+        return line
+
+    async def _run_line(self, line: _Line) -> None:
+        try:
+            await line.run(self._receive, lambda: line.relay in self._wanted)
+        finally:
+            if self._lines.get(line.relay) is line:
+                del self._lines[line.relay]
+
+
+class _Line:
+    """One connection to one relay."""
+
+    channel: FanoutChannel
+
+    def __init__(
+        self, identity: Identity, endpoint: Endpoint, relay: bytes, options: FanoutOptions, connect: Opener
+    ) -> None:
+        self._connect = connect
+        self.endpoint = endpoint
+        self.relay = relay
+        self.opened = trio.Event()
+        """Set when pieces may pass, or ``error`` says why not."""
+        self.ended = trio.Event()
+        self.error: Exception | None = None
+        self._identity = identity
+        self._options = options
+        self._stream: trio.SocketStream | None = None
+        self._scope = trio.CancelScope()
+        self._lock = trio.Lock()
+        self._accepted: dict[bytes, None] = {}
+        self._told: dict[bytes, None] | None = None
+        self._news = trio.Event()
+        self._groups: dict[frozenset[bytes], int] = {}
+        self._next_group = 0
+        self._heard = self._used = -math.inf
+
+    @property
+    def is_open(self) -> bool:
+        """Whether pieces can pass."""
+        return self.opened.is_set() and self.error is None
+
+    def accept(self, publishers: tuple[bytes, ...]) -> None:
+        """Say from whom pieces are taken; the relay hears of it soon."""
+        self._accepted = dict.fromkeys(publishers)
+        self._news.set()
+
+    async def run(self, receive: Callable[[bytes, bytes, bytes], None], is_wanted: Callable[[], bool]) -> None:
+        """Connect and serve until something fails; afterwards ``error`` says what."""
+        try:
+            with self._scope:
+                if await self._open():
+                    self.opened.set()
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._ping, is_wanted)
+                        nursery.start_soon(self._tell)
+                        await self._read(receive)
+        finally:
+            if self.error is None:
+                self.error = RelayUnreachable("the connection was closed")
+            self.opened.set()
+            self.ended.set()
+            if self._stream is not None:
+                await trio.aclose_forcefully(self._stream)
+
+    async def publish(self, members: frozenset[bytes], piece: bytes) -> None:
+        """Send a piece once the socket takes it. Raises RelayUnreachable."""
+        async with self._lock:
+            # Not before the kernel has passed on what it holds: how far the sender is, is how far the line is.
+            await self._wait_room()
+            messages: list[FanoutMessage] = []
+            group = self._groups.get(members)
+            if group is None:
+                group, self._next_group = self._next_group, (self._next_group + 1) % GROUPS_MAX
+                self._groups = {known: number for known, number in self._groups.items() if number != group}
+                self._groups[members] = group
+                messages.append(Group(group, tuple(sorted(members))))
+            await self._send([*messages, Publish(group, len(piece))], piece)
+        self._used = trio.current_time()
+
+    async def _wait_room(self) -> None:
+        if self.error is not None or self._stream is None:
+            raise RelayUnreachable(f"{self.endpoint}: {self.error}")
+        try:
+            await self._stream.wait_send_all_might_not_block()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise RelayUnreachable(f"{self.endpoint}: the connection broke") from error
+
+    async def _send(self, messages: list[FanoutMessage], piece: bytes = b"") -> None:
+        """Send under the lock; one that is cancelled in the middle ends the connection."""
+        assert self._stream is not None
+        is_whole = False
+        try:
+            await self._stream.send_all(b"".join((*map(self.channel.seal, messages), piece)))
+            is_whole = True
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise RelayUnreachable(f"{self.endpoint}: the connection broke") from error
+        finally:
+            if not is_whole:
+                self._fail(RelayUnreachable("the connection broke, or a piece was given up in the middle"))
+
+    def _fail(self, error: Exception) -> None:
+        if self.error is None:
+            self.error = error
+        self._scope.cancel()
+
+    async def _open(self) -> bool:
+        try:
+            with trio.fail_after(self._options.connect_s_max):
+                stream = await self._connect(self.endpoint.host, self.endpoint.port)
+                self._stream = stream
+                tune(stream.socket)
+                handshake = Handshake(
+                    self._identity,
+                    Purpose.RELAY_FANOUT,
+                    is_initiator=True,
+                    now_ms=time.time_ns() // 1_000_000,
+                    expected=self.relay,
+                )
+                session = await shake_hands(stream, handshake, preamble=FANOUT_PREAMBLE)
+        except (*CONNECT_ERRORS, HandshakeFailed) as error:
+            self._fail(error if str(error) else RelayUnreachable("too slow to answer"))
+            return False
+        self.channel = FanoutChannel(session)
+        self._heard = self._used = trio.current_time()
+        return True
+
+    async def _read(self, receive: Callable[[bytes, bytes, bytes], None]) -> None:
+        assert self._stream is not None
+        data = b""
+        low_water = LowWater(self._stream.socket, limit=PIECE_BYTES_MAX)
+        options = self._options
+        share = LoopShare(trio.current_time(), percent=options.loop_share_percent, debt_s=options.loop_debt_s)
+        while True:
+            started = time.thread_time()
+            try:
+                messages = self.channel.receive(data)
+            except RelayProtocolError as error:
+                self._fail(error)
+                return
+            for message, piece in messages:
+                match message:
+                    case Handed(publisher) if publisher in self._accepted:
+                        receive(self.relay, publisher, piece)
+                    case Handed() | Pong():  # a piece of somebody whom it was not asked for, or not any more
+                        pass
+                    case _:
+                        self._fail(RelayProtocolError("a client's message from a relay"))
+                        return
+            low_water.expect(self.channel.lacking)
+            ahead_s = share.wait_s(time.thread_time() - started, trio.current_time())
+            if ahead_s > 0:
+                await trio.sleep(ahead_s)
+            try:
+                data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = b""
+            if not data:
+                self._fail(RelayUnreachable("the relay closed the connection"))
+                return
+            self._heard = trio.current_time()
+
+    async def _tell(self) -> None:
+        """Tell the relay whose pieces are welcome, at first and whenever that changes."""
+        while True:
+            self._news = trio.Event()
+            if self._told != self._accepted:
+                self._told = self._accepted
+                await self._write(Accept(tuple(self._accepted)))
+            await self._news.wait()
+
+    async def _ping(self, is_wanted: Callable[[], bool]) -> None:
+        options = self._options
+        while True:
+            await trio.sleep(options.ping_s)
+            now = trio.current_time()
+            if now - self._heard > options.silence_s_max:
+                self._fail(RelayUnreachable("the relay fell silent"))
+            elif now - self._used > options.idle_s and not is_wanted():
+                self._fail(RelayUnreachable("the connection was idle"))
+            else:
+                await self._write(Ping(0))
+
+    async def _write(self, message: FanoutMessage) -> None:
+        try:
+            async with self._lock:
+                await self._wait_room()
+                await self._send([message])
+        except RelayUnreachable:
+            return  # the connection is ending

@@ -1,0 +1,277 @@
+"""What carrying costs, without I/O: both ends count, the payer signs, the relay stops where it is not paid.
+
+The payer is who dialled. It signs its own count; the relay's is a claim that it follows only so far. A relay that
+asks for nothing (price 0) keeps no accounts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from billing.errors import ReceiptInvalid
+from billing.relay import CLOCK_SKEW_MS_MAX, RECEIPT_LIFE_MS, Receipt
+from p2p.secure.identity import Identity, NodeCertificate
+from relay.protocol.errors import RelayProtocolError
+from state.primitives.errors import DecodeError
+
+__all__ = [
+    "ACCOUNTS_MAX",
+    "CHANNEL_AGE_MS_MAX",
+    "CLAIM_PERCENT",
+    "PAY_BYTES",
+    "PAY_MS",
+    "Cashier",
+    "FreeTier",
+    "Tally",
+    "Tariff",
+]
+
+PAY_BYTES: Final = 16 * 2**20
+"""A payer signs anew after so many bytes, ..."""
+PAY_MS: Final = 10_000
+"""... or after so long, whichever comes first."""
+CLAIM_PERCENT: Final = 2
+CLAIM_BYTES: Final = 16 * 2**20
+"""How far a payer follows a relay that has counted more: what was under way when circuits broke, say."""
+AHEAD_BYTES_MAX: Final = 64 * 2**20
+"""How far signing ahead carries a payer: it signs for what lies in buffers on the way, so a little is usual."""
+ACCOUNTS_MAX: Final = 65_536
+CHANNEL_AGE_MS_MAX: Final = 7 * 24 * 3_600_000
+"""A channel that is paid on is given up after so long: its payer's certificate and the chain's patience end."""
+SETTLE_MS: Final = 24 * 3_600_000
+"""How long at least the certificate of a payer has to be good for, to leave time to settle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    """What a relay asks for carrying, per GiB of both directions, and what it carries for nothing."""
+
+    price_per_gib: int = 0
+    free_bytes: int = 4 * 2**20
+    """Free in each circuit, ..."""
+    free_ms: int = 120_000
+    """... within its first so many milliseconds: enough to punch a hole or to fetch headers."""
+    unpaid_bytes_max: int = 64 * 2**20
+    """What one payer may owe before nothing moves for it."""
+    unpaid_ms_max: int = 30_000
+    """How long a circuit that stands still for want of payment is kept."""
+
+
+class FreeTier:
+    """The free bytes of one circuit; both of its ends reckon alike."""
+
+    __slots__ = ("_left", "_until_ms")
+
+    def __init__(self, tariff: Tariff, started_ms: int) -> None:
+        self._left = tariff.free_bytes
+        self._until_ms = started_ms + tariff.free_ms
+
+    def charge(self, size_bytes: int, now_ms: int) -> int:
+        """Return how many of ``size_bytes`` that moved just now are to be paid."""
+        if now_ms >= self._until_ms:
+            return size_bytes
+        free = min(size_bytes, self._left)
+        self._left -= free
+        return size_bytes - free
+
+
+@dataclass(slots=True, eq=False)
+class _Account:
+    charged: int = 0
+    paid: int = 0
+    last: Receipt | None = None
+    """The newest receipt of the newest channel: none of an older one can be settled after it."""
+    told: int | None = None
+    """Of what ``charged`` the payer was last told on its present channel."""
+
+    @property
+    def unpaid(self) -> int:
+        return self.charged - self.paid
+
+
+class Cashier:
+    """A relay's accounts with those who dial through it."""
+
+    def __init__(self, tariff: Tariff, *, genesis_hash: bytes, relay: bytes) -> None:
+        self.tariff = tariff
+        self._genesis_hash = genesis_hash
+        self._relay = relay
+        self._accounts: OrderedDict[bytes, _Account] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def charge(self, payer: bytes, size_bytes: int) -> None:
+        """Note bytes carried for ``payer`` that are not free."""
+        if not size_bytes or not self.tariff.price_per_gib:
+            return
+        account = self._accounts.get(payer)
+        if account is None:
+            account = self._accounts[payer] = _Account()
+            while len(self._accounts) > ACCOUNTS_MAX:
+                self._accounts.popitem(last=False)
+        else:
+            self._accounts.move_to_end(payer)
+        account.charged += size_bytes
+
+    def unpaid(self, payer: bytes) -> int:
+        """Return what ``payer`` owes, in bytes; below 0: it has paid ahead."""
+        account = self._accounts.get(payer)
+        return 0 if account is None else account.unpaid
+
+    def charged(self, payer: bytes) -> int:
+        """Return what was carried for ``payer`` that is not free, signed for or not."""
+        account = self._accounts.get(payer)
+        return 0 if account is None else account.charged
+
+    def has_carried(self, payer: bytes) -> bool:
+        """Tell whether anything was carried for ``payer`` that is not free."""
+        return self.charged(payer) > 0
+
+    @property
+    def unpaid_bytes(self) -> int:
+        """What all payers together owe, those who have paid ahead apart."""
+        return sum(max(0, account.unpaid) for account in self._accounts.values())
+
+    def is_served(self, payer: bytes) -> bool:
+        """Tell whether ``payer`` owes less than this relay carries unpaid."""
+        return self.unpaid(payer) < self.tariff.unpaid_bytes_max
+
+    def opened(self, payer: bytes) -> None:
+        """Note that ``payer`` has come on a new channel."""
+        account = self._accounts.get(payer)
+        if account is not None:
+            account.told = None
+
+    def claim(self, payer: bytes, channel: bytes) -> int | None:
+        """Return what ``payer`` should sign next on ``channel``; None: no need to tell it (again) yet."""
+        account = self._accounts.get(payer)
+        if account is None or account.unpaid < min(2 * PAY_BYTES, self.tariff.unpaid_bytes_max // 2):
+            return None
+        step = min(PAY_BYTES, self.tariff.unpaid_bytes_max // 4)  # or who stands still would not hear of it again
+        if account.told is not None and account.charged - account.told < step:
+            return None
+        account.told = account.charged
+        last = account.last
+        return account.unpaid + (last.size_bytes if last is not None and last.channel == channel else 0)
+
+    def take(
+        self,
+        payer: bytes,
+        certificate: NodeCertificate,
+        channel: bytes,
+        data: bytes,
+        *,
+        opened_ms: int,
+        now_ms: int,
+    ) -> Receipt | None:
+        """Take a receipt that came over ``channel``, opened at ``opened_ms``; None: it says nothing that counts.
+
+        Raises RelayProtocolError for one that is not this payer's valid word for this channel at this price, or
+        that could not be settled: too short-lived, or of another channel than the payer's newest.
+        """
+        try:
+            receipt = Receipt.decode(data)
+            if receipt.channel != channel or receipt.price_per_gib != self.tariff.price_per_gib:
+                raise ReceiptInvalid("for another channel or price")
+            if abs(receipt.opened_ms - opened_ms) > CLOCK_SKEW_MS_MAX:
+                raise ReceiptInvalid("of a channel opened at another time")
+            if (
+                receipt.not_after_ms < now_ms + RECEIPT_LIFE_MS - 2 * CLOCK_SKEW_MS_MAX
+                or certificate.not_after_ms < now_ms + SETTLE_MS
+            ):
+                raise ReceiptInvalid("good for too short a time")
+            receipt.check(
+                genesis_hash=self._genesis_hash, relay=self._relay, payer=payer, signer=certificate.signer,
+                now_ms=now_ms,
+            )  # fmt: skip
+        except (DecodeError, ReceiptInvalid) as error:
+            raise RelayProtocolError(str(error)) from None
+        account = self._accounts.get(payer)
+        if not receipt.amount or (account is None and len(self._accounts) >= ACCOUNTS_MAX):
+            return None  # worth nothing, or from one for whom nothing was carried and who would displace a debtor
+        if account is None:
+            account = self._accounts[payer] = _Account()
+        last = account.last
+        known_bytes = 0
+        if last is not None and last.channel == channel:
+            if receipt.opened_ms != last.opened_ms:
+                raise RelayProtocolError("a channel opened at two times")
+            if receipt.sequence <= last.sequence or receipt.size_bytes <= last.size_bytes:
+                return None
+            known_bytes = last.size_bytes
+        elif last is not None and receipt.opened_ms <= last.opened_ms:
+            raise RelayProtocolError("a channel older than one that was paid on")
+        # Nobody is carried far ahead of its account: where the account was forgotten, old bytes would count twice.
+        paid = account.paid + receipt.size_bytes - known_bytes
+        account.paid = min(paid, account.charged + AHEAD_BYTES_MAX)
+        account.last = receipt
+        return receipt
+
+
+class Tally:
+    """A payer's own count of what one relay has carried for it, over all connections with that relay."""
+
+    def __init__(self, relay: bytes) -> None:
+        self.relay = relay
+        self.tariff: Tariff | None = None
+        """The relay's terms, once it has told them."""
+        self.size_bytes = 0
+        """Counted here beyond what is free."""
+        self._published = 0
+        self._granted = 0
+        self._settled = 0
+        self._channel = b""
+        self._opened_ms = 0
+        self._sequence = 0
+        self._signed = 0
+        self._signed_at_ms = 0
+        self._is_pressed = False
+
+    @property
+    def channel(self) -> bytes:
+        """The channel that is paid on now."""
+        return self._channel
+
+    def opened(self, channel: bytes, opened_ms: int, now_ms: int) -> None:
+        """Begin a channel; what was not signed on the one before is signed on this one."""
+        self._settled += self._signed
+        self._channel = channel
+        self._opened_ms = max(opened_ms, self._opened_ms + 1)
+        self._sequence = self._signed = 0
+        self._signed_at_ms = now_ms
+
+    def published(self, size_bytes: int) -> None:
+        """Note what a relay was given to hand on, for all who may get it: its claim may be so much higher.
+
+        Who was there to get it only the relay knows, so nothing of this is signed unasked.
+        """
+        self._published += size_bytes
+
+    def claimed(self, size_bytes: int) -> bool:
+        """Take the relay's count of the channel and follow it within bounds; whether it was within them."""
+        bound = CLAIM_BYTES + self.size_bytes * CLAIM_PERCENT // 100 + self._published
+        missing = size_bytes - (self.size_bytes - self._settled)
+        self._granted = max(self._granted, min(missing, bound))
+        self._is_pressed = True
+        return missing <= bound
+
+    def due(self, payer: Identity, now_ms: int, wall_ms: int) -> Receipt | None:
+        """Return the receipt to send now, if it is time for one."""
+        if self.tariff is None or not self.tariff.price_per_gib or not self._channel:
+            return None
+        total = self.size_bytes - self._settled + self._granted
+        unsigned = total - self._signed
+        step = min(PAY_BYTES, self.tariff.unpaid_bytes_max // 4)
+        is_time = self._is_pressed or unsigned >= step or now_ms - self._signed_at_ms >= PAY_MS
+        if unsigned <= 0 or not is_time:
+            return None
+        self._is_pressed = False
+        self._sequence += 1
+        self._signed, self._signed_at_ms = total, now_ms
+        return Receipt(
+            payer.genesis_hash, self.relay, payer.address, self._channel, self._opened_ms, self._sequence, total,
+            self.tariff.price_per_gib, wall_ms + RECEIPT_LIFE_MS,
+        ).signed_by(payer.signer)  # fmt: skip

@@ -1,0 +1,141 @@
+"""All connections of a relay: who is let in, what each network has, and who makes room when it is full."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from p2p.base.limits import HalfOpen, Place, RateLimiter, SharedRate
+from p2p.base.netgroups import Crowds
+from relay.protocol.limits import HostTable, HostUse, RelayLimits
+
+__all__ = ["Door"]
+
+_TRUSTED = "trusted"
+
+
+class Door:
+    """``drop(transport, reason, host)`` ends a connection that has to make room for another.
+
+    Where all places are taken a newcomer is half open on top of them: who has one loses it to nobody who has not
+    yet proved what it came for.
+    """
+
+    def __init__(
+        self,
+        limits: RelayLimits,
+        hosts: HostTable,
+        drop: Callable[[asyncio.Transport, str, str], None],
+    ) -> None:
+        self._limits = limits
+        self._hosts = hosts
+        self._drop = drop
+        self._connections: dict[asyncio.Transport, HostUse] = {}
+        self._crowds: Crowds[asyncio.Transport] = Crowds()
+        """Of those that have places the ones that came in, but for hosts that the relay trusts."""
+        self._placed: set[asyncio.Transport] = set()
+        """Those that have one of ``connections_max`` places."""
+        self._half_open = HalfOpen(limits.half_open_max)
+        self._network_rate = RateLimiter(
+            per_s=limits.accepts_per_network_per_s, burst=limits.accepts_per_network_burst
+        )
+        self._block_rate = RateLimiter(per_s=limits.accepts_per_block_per_s, burst=limits.accepts_per_block_burst)
+        self._accepts = SharedRate(
+            per_s=limits.accepts_per_s, burst=limits.accepts_burst, kept_per_s=limits.accepts_kept_per_s
+        )
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    @property
+    def half_open(self) -> int:
+        """Connections that have not yet proved what they are for."""
+        return len(self._half_open)
+
+    def admit(self, transport: asyncio.Transport, ip: str, now_ms: int) -> tuple[HostUse, Place] | str:
+        """Count a new connection in, with its place among the half-open ones, or return why it is turned away."""
+        limits = self._limits
+        host = self._hosts.use(ip, now_ms)
+        if host is None:
+            return "hosts"
+        if not host.is_trusted:
+            if not host.accepts.take(now_ms):
+                return "host_rate"
+            if not (
+                self._network_rate.allows(host.network, now_ms / 1000)
+                and self._block_rate.allows(host.block, now_ms / 1000)
+            ):
+                return "network_rate"
+            if host.connections >= limits.connections_per_host_max:
+                return "host_connections"
+            if host.net.connections >= limits.connections_per_network_max:
+                return "network_connections"
+            if host.half_open >= limits.half_open_per_host_max:
+                return "host_half_open"
+        if not self._accepts.allows(host.block, now_ms / 1000):
+            return "rate"
+        if self._is_full and self._crowds.who_gives_way(host.block) is None:
+            return "connections"
+        self._enter(transport, host)
+        host.half_open += 1
+        place = self._half_open.enter(_TRUSTED if host.is_trusted else host.block)
+        place.on_lost = partial(self._drop, transport, "half_open_lost", ip)
+        return host, place
+
+    def left(self, host: HostUse, place: Place) -> None:
+        """Count a connection out of the half-open ones that proved nothing."""
+        host.half_open -= 1
+        self._half_open.leave(place)
+
+    def opened(self, transport: asyncio.Transport, ip: str, host: HostUse, place: Place) -> bool:
+        """Give a connection that has proved what it is for its place; False: there is none, it is dropped."""
+        self.left(host, place)
+        if self._is_full:
+            last = self._crowds.who_gives_way(host.block)
+            if last is None:
+                self._drop(transport, "refused_connections", ip)
+                return False
+            self._displace(last)
+            self._drop(last, "crowded_out", ip)
+        self._placed.add(transport)
+        if not host.is_trusted:
+            self._crowds.enter(host.block, transport)
+        return True
+
+    def adopt(self, transport: asyncio.Transport, ip: str, now_ms: int) -> HostUse | None:
+        """Count a connection that this relay opened; None: too many."""
+        host = self._hosts.use(ip, now_ms)
+        if host is None or self._is_full:
+            return None
+        self._enter(transport, host)
+        self._placed.add(transport)
+        return host
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._placed) >= self._limits.connections_max
+
+    def _displace(self, transport: asyncio.Transport) -> None:
+        self._placed.discard(transport)
+        self._crowds.leave(transport)
+
+    def _enter(self, transport: asyncio.Transport, host: HostUse) -> None:
+        host.count(connections=1)
+        self._connections[transport] = host
+        self._all_gone.clear()
+
+    def gone(self, transport: asyncio.Transport) -> None:
+        """Count a closed connection out."""
+        self._connections.pop(transport).count(connections=-1)
+        self._displace(transport)
+        if not self._connections:
+            self._all_gone.set()
+
+    async def close(self) -> None:
+        """End all, and wait until they are gone."""
+        for transport in list(self._connections):
+            transport.abort()
+        await self._all_gone.wait()  # connection_lost is called from the loop

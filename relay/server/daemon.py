@@ -1,0 +1,518 @@
+"""The relay daemon: asyncio on uvloop, protocols only, one process.
+
+It carries circuits between addresses and knows nothing of their content. The state is ``relay.server.core``'s,
+whose effects are carried out here; what clients open is ``relay.server.handshake``'s, what runs
+``relay.server.circuits``'s, what was signed for it ``relay.payment.accounts``'. What a client does wrong costs
+that client its connection, nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import secrets
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import uvloop
+
+from p2p.base.limits import Place
+from p2p.base.listening import open_sockets
+from p2p.base.transport import Endpoint
+from p2p.secure.handshake import Session
+from p2p.secure.identity import Identity
+from relay.payment.accounts import Accounts
+from relay.payment.credit import CreditOptions, Ledger
+from relay.payment.metering import CHANNEL_AGE_MS_MAX, Cashier, Tariff
+from relay.protocol.errors import Refusal
+from relay.protocol.fanout import FanoutLimits
+from relay.protocol.limits import HostTable, HostUse, RelayLimits
+from relay.protocol.link_state import LINK_STATE_S, LinkState
+from relay.protocol.route import Route, VerifiedRoute
+from relay.protocol.wire import (
+    ALTERNATIVES_MAX,
+    AskLinks,
+    Charged,
+    ControlChannel,
+    Links,
+    Message,
+    Pay,
+    Pong,
+    Terms,
+    Voucher,
+)
+from relay.server.admission import Door
+from relay.server.circuits import Carrying
+from relay.server.core import Drop, Effect, End, Hold, Join, Onward, Refuse, RelayCore, Send
+from relay.server.fanout_daemon import FanoutServer
+from relay.server.handshake import Control, Opening, wall_ms
+from relay.server.next_hop import OnwardConnection, OnwardLinks
+from relay.server.telemetry import HttpAnswerer, registry_of
+from state.primitives.address import format_address
+from state.primitives.errors import ConfigError, DecodeError
+from state.primitives.listen import parse_listen
+
+__all__ = ["RelayDaemon", "RelayOptions", "run_relay"]
+
+TICK_S: Final = 0.25
+IDENTITY_RENEWAL_MS: Final = 24 * 3_600_000
+LISTEN_BACKLOG: Final = 1024
+DESCRIPTORS_SPARE: Final = 64
+SLOW_TICKS: Final = 4
+"""Pacing and links to other relays are looked after every so many ticks."""
+EXPIRE_TICKS: Final = 240
+"""Certificates that have ended are looked for every so many ticks: there may be very many."""
+
+log = structlog.get_logger("relay")
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOptions:
+    """Options of a relay daemon."""
+
+    listen: str = ":26680"
+    """host:port for clients; port 0: any free one."""
+    metrics_listen: str = ""
+    """host:port for /metrics and /healthz; empty: none."""
+    limits: RelayLimits = field(default_factory=RelayLimits)
+    fanout: FanoutLimits = field(default_factory=FanoutLimits)
+    tariff: Tariff = field(default_factory=Tariff)
+    credit: CreditOptions = field(default_factory=CreditOptions)
+    peers: tuple[str, ...] = ()
+    """Other relays, as ``relay:<address>:host:port``: connections to them are kept, and measured."""
+    receipts: Path | None = None
+    """Directory of the payers' receipts; None: they are not kept."""
+    collectors: tuple[Any, ...] = ()
+    """Collectors of prometheus_client for /metrics beside the relay's own: those of its process."""
+    drain_s_max: int = 20
+    """How long clients may take to go elsewhere when the relay is told to end; 0: it ends at once."""
+
+
+def run_relay(
+    options: RelayOptions,
+    make_identity: Callable[[], Identity],
+    *,
+    on_ready: Callable[[RelayDaemon], None] | None = None,
+    ledger: Ledger | None = None,
+) -> None:
+    """Run a relay until SIGTERM or SIGINT; ``on_ready`` is called when it listens.
+
+    At the first signal it sends its clients away and ends when they are gone or ``drain_s_max`` is over; at the
+    second it ends at once.
+
+    ``make_identity`` returns the relay's identity with a fresh certificate, always of the same node secret, for
+    vouchers are signed with it. It is called again every day. A relay that asks a price and has a ``ledger``
+    learns there what its payers are good for and settles what they sign; without one they are strangers to it.
+    Raises ConfigError where it cannot listen; any other exception is a bug that ended the daemon.
+    """
+
+    async def main() -> None:
+        daemon = RelayDaemon(options, make_identity, ledger)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, daemon.drain)
+        await daemon.start()
+        try:
+            if on_ready is not None:
+                on_ready(daemon)
+            await daemon.wait_stopped()
+        finally:
+            await daemon.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+class RelayDaemon:
+    """One relay on the running loop; ``start``, then ``wait_stopped``, then ``close``."""
+
+    def __init__(
+        self, options: RelayOptions, make_identity: Callable[[], Identity], ledger: Ledger | None = None
+    ) -> None:
+        self.options = options
+        self.limits = options.limits
+        self.hosts = HostTable(options.limits)
+        self.endpoint: tuple[str, int] = ("", 0)
+        """Host and port that clients reach, once started."""
+        self.metrics_endpoint: tuple[str, int] | None = None
+        self.drops: Counter[str] = Counter()
+        """Connections closed by the relay, by reason."""
+        self.has_bbr = False
+        self._loop = asyncio.get_running_loop()
+        self._make_identity = make_identity
+        self._identity = make_identity()
+        self._identity_until_ms = self.now_ms() + IDENTITY_RENEWAL_MS
+        self.accounts = Accounts(
+            Cashier(options.tariff, genesis_hash=self._identity.genesis_hash, relay=self._identity.address),
+            options.credit,
+            receipts=options.receipts,
+            ledger=ledger,
+            now_ms=self.now_ms,
+            on_bug=self._end_for,
+        )
+        self.core = RelayCore(
+            options.limits,
+            self.hosts,
+            issue=self._issue,
+            random=secrets.token_bytes,
+            address=self._identity.address,
+            check_route=self._check_route,
+            may_dial=self.accounts.is_served,
+            others=self._others,
+        )
+        self.carrying = Carrying(
+            self.accounts, options.tariff, options.limits, now_ms=self.now_ms, end_closed=self.gone,
+            closed=self.core.circuit_closed,
+        )  # fmt: skip
+        self.links = OnwardLinks(self)
+        self.fanout = FanoutServer(
+            options.fanout,
+            is_reserved=lambda address: self.core.is_reserved(address, self.now_ms()),
+            is_served=self.accounts.is_served,
+            charge=self._charge_copies,
+            now_ms=self.now_ms,
+            drop=self.drop,
+            gone=self.gone,
+        )
+        self._peers = tuple(_relay_endpoint(text) for text in options.peers)
+        self._link_state = b""
+        self._link_names: set[bytes] = set()
+        self._link_state_at_ms = -LINK_STATE_S * 1000
+        self._ticks = 0
+        self._drain_until_ms: int | None = None
+        self._stopped: asyncio.Future[None] = self._loop.create_future()
+        self._servers: list[asyncio.AbstractServer] = []
+        self._door = Door(options.limits, self.hosts, self.drop)
+        self._number = 0
+        self._controls: dict[int, Control] = {}
+        self._waiting: dict[int, Opening | OnwardConnection] = {}
+        self._tick: asyncio.TimerHandle | None = None
+
+    def now_ms(self) -> int:
+        """Return the loop's monotonic time."""
+        return int(self._loop.time() * 1000)
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError."""
+        self._loop.set_exception_handler(self._on_exception)
+        await self.accounts.load()
+        _raise_descriptor_limit(self.limits.connections_max + self.limits.half_open_max + DESCRIPTORS_SPARE)
+        self.endpoint = await self._listen(self.options.listen, lambda: Opening(self), "relay.listen")
+        if self.options.metrics_listen:
+            registry, answerers = registry_of(self), set[HttpAnswerer]()
+            self.metrics_endpoint = await self._listen(
+                self.options.metrics_listen, lambda: HttpAnswerer(registry, answerers), "relay.metrics_listen"
+            )
+        self.links.keep(self._peers)
+        self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        log.info(
+            "relay listens",
+            address=format_address(self._identity.address),
+            host=self.endpoint[0],
+            port=self.endpoint[1],
+        )
+
+    def stop(self) -> None:
+        """Let ``wait_stopped`` return."""
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
+    def drain(self) -> None:
+        """Take nothing new and send the clients away; ``wait_stopped`` returns when they are gone, or in time."""
+        if self._drain_until_ms is not None or self.core.is_empty or not self.options.drain_s_max:
+            self.stop()
+            return
+        now_ms = self.now_ms()
+        self._drain_until_ms = now_ms + self.options.drain_s_max * 1000
+        log.info("relay drains", reservations=self.core.reservations, circuits=self.core.circuits)
+        self.do(self.core.drain(now_ms, self._drain_until_ms))
+
+    async def wait_stopped(self) -> None:
+        """Wait for ``stop``; raises what ended the daemon if that is a bug."""
+        await self._stopped
+
+    async def close(self) -> None:
+        """Close everything; circuits end, clients find another relay."""
+        if self._tick is not None:
+            self._tick.cancel()
+        for server in self._servers:
+            server.close()
+        self.links.close()
+        await self._door.close()
+        await self.accounts.close()
+        log.info("relay stopped", circuits=self.carrying.circuits_total, bytes=self.carrying.bytes_total)
+
+    def identity(self) -> Identity:
+        """Return what this relay proves itself with, certified within the last day."""
+        now_ms = self.now_ms()
+        if self._identity_until_ms <= now_ms:
+            self._identity = self._make_identity()
+            self._identity_until_ms = now_ms + IDENTITY_RENEWAL_MS
+        return self._identity
+
+    @property
+    def half_open(self) -> int:
+        """Connections that have not yet proved what they are for."""
+        return self._door.half_open
+
+    @property
+    def connections(self) -> int:
+        """All connections of clients."""
+        return len(self._door)
+
+    # What the links to other relays need and report.
+
+    def may_reach(self, ip: str, *, is_trusted: bool) -> bool:
+        """Say whether a client, trusted or not, may make this relay connect to ``ip``.
+
+        Anybody to the world; to what is trusted only who is trusted, or strangers could probe local services.
+        """
+        host = self.hosts.use(ip, self.now_ms())
+        if host is None:
+            return False
+        address = ip_address(ip.partition("%")[0])
+        return (address.is_global and not address.is_multicast) or (host.is_trusted and is_trusted)
+
+    def adopt(self, transport: asyncio.Transport, ip: str) -> HostUse | None:
+        """Count a connection that this relay opened; None: too many."""
+        return self._door.adopt(transport, ip, self.now_ms())
+
+    def onward_opened(self, circuit: int, connection: OnwardConnection) -> None:
+        """Take the joined data connection of a circuit's next relay."""
+        self._number += 1
+        connection.number = self._number
+        self._waiting[connection.number] = connection
+        self.do(self.core.onward_opened(circuit, connection.number))
+
+    def onward_failed(self, circuit: int, refusal: Refusal) -> None:
+        """Note that a circuit goes no further."""
+        self.do(self.core.onward_failed(circuit, refusal))
+
+    def onward_lost(self, connection: OnwardConnection) -> None:
+        """Note that a joined data connection ended before its circuit ran."""
+        if self._waiting.pop(connection.number, None) is not None:
+            self.do(self.core.data_closed(connection.number))
+
+    def _check_route(self, data: bytes) -> VerifiedRoute:
+        return Route.decode(data).check(genesis_hash=self._identity.genesis_hash, now_ms=wall_ms())
+
+    def _others(self) -> tuple[str, ...]:
+        return tuple(str(endpoint) for endpoint in self.links.known[:ALTERNATIVES_MAX])
+
+    # What the connections of clients report.
+
+    def admit(self, opening: Opening) -> tuple[HostUse, Place] | str:
+        """Count a new connection in, or return why it is turned away."""
+        answer = self._door.admit(opening.transport, opening.peer[0], self.now_ms())
+        if not isinstance(answer, str):
+            self._number += 1
+            opening.number = self._number
+        return answer
+
+    def opened(self, opening: Opening, place: Place) -> bool:
+        """Give a connection that has proved what it is for its place; False: there is none, it is dropped."""
+        return self._door.opened(opening.transport, opening.peer[0], opening.host, place)
+
+    def left(self, opening: Opening, place: Place) -> None:
+        """Count a connection out of the half-open ones that proved nothing."""
+        self._door.left(opening.host, place)
+
+    def gone(self, transport: asyncio.Transport) -> None:
+        """Count a closed connection out."""
+        self._door.gone(transport)
+
+    def control_opened(self, opening: Opening, channel: ControlChannel) -> None:
+        """Take a connection whose handshake proved an address."""
+        control = Control(self, opening.number, opening.transport, channel)
+        self._controls[opening.number] = control
+        name, port = opening.peer
+        observed = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        self.core.control_opened(
+            opening.number, channel.address, opening.host, observed, self.now_ms(), channel.certificate
+        )
+        opening.transport.set_protocol(control)
+        tariff = self.options.tariff
+        control.send(Terms(tariff.price_per_gib, tariff.free_bytes, tariff.free_ms, tariff.unpaid_bytes_max))
+        self.accounts.met(channel.address, opening.host)
+        control.data_received(b"")  # what came right behind the handshake
+
+    def control_message(self, control: Control, message: Message) -> None:
+        """Take a client's message. Raises RelayProtocolError."""
+        match message:
+            case Pay(data):
+                self.accounts.take_receipt(control.channel, data, opened_ms=control.opened_ms, wall_ms=wall_ms())
+                message = Pong(0)  # it counts as a message like others
+            case AskLinks(request):
+                control.send(Links(request, self._signed_links()))
+                message = Pong(0)
+            case _:
+                pass
+        self.do(self.core.control_message(control.number, message, self.now_ms()))
+
+    def _signed_links(self) -> bytes:
+        now_ms = self.now_ms()
+        measured = self.links.measured()
+        if now_ms - self._link_state_at_ms >= LINK_STATE_S * 1000 or self._link_names != set(measured):
+            self._link_state_at_ms, self._link_names = now_ms, set(measured)
+            self._link_state = LinkState.sign(self.identity(), measured, now_ms=wall_ms()).encode()
+        return self._link_state
+
+    def control_closed(self, control: Control) -> None:
+        """Take the end of a control connection."""
+        if self._controls.pop(control.number, None) is not None:
+            self.do(self.core.control_closed(control.number))
+
+    def is_awaited(self, token: bytes) -> bool:
+        """Tell whether a token was given out to somebody who has not shown it yet."""
+        return self.core.is_awaited(token)
+
+    def fanout_opened(self, opening: Opening, session: Session) -> None:
+        """Take a connection for fan-out whose handshake proved an address."""
+        self.fanout.open(opening.number, opening.transport, session, opening.host)
+
+    def data_opened(self, opening: Opening, token: bytes) -> None:
+        """Take a connection that showed a token."""
+        self._waiting[opening.number] = opening
+        self.do(self.core.data_opened(opening.number, token))
+
+    def data_closed(self, opening: Opening) -> None:
+        """Take the end of a data connection that waited for its other end."""
+        if self._waiting.pop(opening.number, None) is not None:
+            self.do(self.core.data_closed(opening.number))
+
+    def drop(self, transport: asyncio.Transport, reason: str, peer: str) -> None:
+        """Close a connection that broke a rule."""
+        self.drops[reason] += 1
+        log.debug("connection dropped", reason=reason, peer=peer)
+        transport.abort()
+
+    def do(self, effects: Iterable[Effect]) -> None:
+        """Carry out what the core says, in order."""
+        for effect in effects:
+            match effect:
+                case Send(connection, message):
+                    control = self._controls.get(connection)
+                    if control is not None:
+                        control.send(message)
+                case Drop(connection, reason):
+                    control = self._controls.pop(connection, None)
+                    if control is not None:
+                        self.drop(control.transport, reason, control.channel.address.hex())
+                case Refuse(connection, refusal):
+                    self._waiting.pop(connection).refuse(refusal)
+                case Hold(connection):
+                    opening = self._waiting[connection]
+                    assert isinstance(opening, Opening)
+                    opening.hold()
+                case Onward(circuit, following, route, asker):
+                    assert asker is not None
+                    self.links.carry(circuit, following, route, asker)
+                case Join():
+                    self._join(effect)
+                case End(circuit, reason):
+                    self.drops[f"circuit_{reason}"] += 1
+                    self.carrying.abort(circuit)
+
+    def _join(self, join: Join) -> None:
+        dialler, target = self._waiting.pop(join.dialler), self._waiting.pop(join.target)
+        assert isinstance(dialler, Opening)  # what this relay opened leads onward, never back
+        dialler.joined()
+        onward = None
+        if isinstance(target, OnwardConnection):
+            onward = target.endpoint
+        else:
+            target.joined()
+        self.carrying.begin(
+            join.circuit, dialler, target, payer=join.dialler_address, host=dialler.host, onward=onward
+        )
+        log.debug("circuit joined", circuit=join.circuit, dialler=join.dialler_address, target=join.target_address)
+
+    def _on_tick(self) -> None:
+        now_ms = self.now_ms()
+        self.do(self.core.tick(now_ms))
+        for circuit, reason in self.carrying.tick(now_ms):
+            self.drops[f"circuit_{reason}"] += 1
+            circuit.abort()
+        self._ticks += 1
+        if self._ticks % EXPIRE_TICKS == 0:
+            self.core.expire(wall_ms())
+        if self._ticks % SLOW_TICKS == 0:
+            self._claim()
+            self.links.tick(self.carrying.look_after())
+            self.accounts.consult()
+            self.fanout.tick(now_ms)
+        self.accounts.save_in_time()
+        if self._drain_until_ms is not None and (self.core.is_empty or now_ms >= self._drain_until_ms):
+            self.stop()
+        self._tick = self._loop.call_later(TICK_S, self._on_tick)
+
+    def _claim(self) -> None:
+        """Say to each client what it owes, and send away who is due for a new channel."""
+        cashier = self.accounts.cashier
+        too_old_ms = wall_ms() - CHANNEL_AGE_MS_MAX
+        for control in list(self._controls.values()) if len(cashier) else ():
+            if control.opened_ms < too_old_ms:
+                self.drop(control.transport, "channel_age", control.channel.address.hex())
+                continue
+            claim = cashier.claim(control.channel.address, control.channel.channel)
+            if claim is not None:
+                control.send(Charged(claim))
+
+    def _charge_copies(self, publisher: bytes, host: HostUse, size_bytes: int) -> None:
+        self.accounts.carried(publisher, host, size_bytes, charged_bytes=size_bytes)
+
+    def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is None or isinstance(error, OSError):
+            self.drops["socket_error"] += 1  # a line that broke; its connection is closed already
+            return
+        self._end_for(error)
+
+    def _end_for(self, bug: BaseException) -> None:
+        """End as a whole rather than run on with a state that nobody vouches for."""
+        if not self._stopped.done():
+            self._stopped.set_exception(bug)
+
+    def _issue(self, client: bytes, life_s: int) -> bytes:
+        return Voucher.issue(
+            self.identity(),
+            client=client,
+            not_after_ms=wall_ms() + life_s * 1000,
+        ).encode()
+
+    async def _listen(self, where: str, factory: Callable[[], asyncio.Protocol], option: str) -> tuple[str, int]:
+        try:
+            listeners = open_sockets(parse_listen(where), backlog=LISTEN_BACKLOG)
+        except ConfigError as error:
+            raise ConfigError(f"{option}: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"{option}: cannot listen on {where}: {error.strerror or error}") from None
+        for listener in listeners:
+            self._servers.append(await self._loop.create_server(factory, sock=listener, backlog=LISTEN_BACKLOG))
+        bound = listeners[0].getsockname()
+        return bound[0], bound[1]
+
+
+def _relay_endpoint(text: str) -> Endpoint:
+    try:
+        endpoint = Endpoint.parse(text)
+    except DecodeError as error:
+        raise ConfigError(f"relay.peers: {text!r}: {error}") from None
+    if endpoint.relay is None:
+        raise ConfigError(f"relay.peers: {text!r}: relay:<address>:host:port expected")
+    return endpoint
+
+
+def _raise_descriptor_limit(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with contextlib.suppress(OSError, ValueError):  # fewer descriptors: accepting fails sooner, nothing else
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,0 +1,165 @@
+"""The connections of a relay for fan-out: asyncio protocols around ``relay.protocol.fanout``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from p2p.base.sockets import LowWater
+from p2p.secure.handshake import Session
+from relay.protocol.errors import RelayProtocolError
+from relay.protocol.fanout import (
+    PIECE_BYTES_MAX,
+    Copy,
+    FanoutChannel,
+    FanoutCore,
+    FanoutLimits,
+    FanoutMessage,
+    Handed,
+    Pong,
+)
+from relay.protocol.limits import HostUse
+
+__all__ = ["FanoutServer"]
+
+ANSWERS_BYTES_MAX: Final = 64 * 1024
+"""Unsent bytes of a client beyond which its pings are not answered."""
+
+
+class FanoutServer:
+    """All connections for fan-out of one relay.
+
+    ``drop`` closes a connection that broke a rule (transport, reason, who), ``gone`` notes each that closed;
+    ``is_served`` says whether a publisher, coming from a host, owes nothing that matters, and ``charge`` takes
+    what was handed on for it, every copy counted.
+    """
+
+    def __init__(
+        self,
+        limits: FanoutLimits,
+        *,
+        is_reserved: Callable[[bytes], bool],
+        is_served: Callable[[bytes, HostUse], bool],
+        charge: Callable[[bytes, HostUse, int], None],
+        now_ms: Callable[[], int],
+        drop: Callable[[asyncio.Transport, str, str], None],
+        gone: Callable[[asyncio.Transport], None],
+    ) -> None:
+        self.core = FanoutCore(limits, is_reserved=is_reserved, is_served=self._serves, backlog=self._backlog)
+        self._is_served = is_served
+        self._charge = charge
+        self._now_ms = now_ms
+        self._drop = drop
+        self._gone = gone
+        self._lines: dict[int, _Line] = {}
+        self._taking: _Line | None = None
+        """Whose message is being looked at."""
+        self._backlog_bytes = 0
+        """Unsent bytes of all connections, as of the last tick and what was written since."""
+
+    def open(self, number: int, transport: asyncio.Transport, session: Session, host: HostUse) -> None:
+        """Take over a connection whose handshake is finished."""
+        line = _Line(self, number, transport, FanoutChannel(session), host)
+        transport.set_protocol(line)
+        host.fanouts += 1
+        if host.fanouts > self.core.limits.connections_per_host_max and not host.is_trusted:
+            self._drop(transport, "fanout_host", session.address.hex())
+            return
+        try:
+            old = self.core.opened(number, session.address, self._now_ms())
+        except RelayProtocolError as error:
+            self._drop(transport, error.code, session.address.hex())
+            return
+        self._lines[number] = line
+        # Whether a subscriber keeps up is judged by its backlog: it is passed over, never waited for.
+        transport.set_write_buffer_limits(high=2 * self.core.limits.backlog_bytes_max)
+        if old is not None and old in self._lines:
+            self._lines[old].transport.abort()
+        line.data_received(b"")  # what came right behind the handshake
+
+    def tick(self, now_ms: int) -> None:
+        """Drop who fell silent."""
+        self._backlog_bytes = sum(line.transport.get_write_buffer_size() for line in self._lines.values())
+        for number in self.core.idle(now_ms):
+            line = self._lines[number]
+            self._drop(line.transport, "fanout_idle", line.channel.address.hex())
+
+    def _backlog(self, number: int) -> int:
+        line = self._lines.get(number)
+        if line is None or line.transport.is_closing():
+            return self.core.limits.backlog_bytes_max
+        if self._backlog_bytes >= self.core.limits.backlog_bytes_sum_max:
+            return self.core.limits.backlog_bytes_max
+        return line.transport.get_write_buffer_size()
+
+    def _serves(self, publisher: bytes) -> bool:
+        assert self._taking is not None
+        return self._is_served(publisher, self._taking.host)
+
+    def take(self, line: _Line, message: FanoutMessage, piece: bytes) -> None:
+        """Take a client's message. Raises RelayProtocolError."""
+        self._taking = line
+        match self.core.message(line.number, message, self._now_ms()):
+            case Copy(connections):
+                handed = Handed(line.channel.address, len(piece))
+                for number in connections:
+                    receiver = self._lines[number]
+                    receiver.transport.writelines((receiver.channel.seal(handed), piece))
+                    self._backlog_bytes += len(piece)
+                self._charge(line.channel.address, line.host, len(piece) * len(connections))
+            case Pong() as pong:
+                # Who does not read gets no more answers: they would pile up here for as long as it asks.
+                if line.transport.get_write_buffer_size() < ANSWERS_BYTES_MAX:
+                    line.transport.write(line.channel.seal(pong))
+            case None:
+                pass
+
+    def closed(self, line: _Line) -> None:
+        """Take the end of a connection."""
+        if self._lines.get(line.number) is line:
+            del self._lines[line.number]
+            self.core.closed(line.number)
+        line.host.fanouts -= 1
+        self._gone(line.transport)
+
+    def broke(self, line: _Line, error: RelayProtocolError) -> None:
+        """Drop a connection that broke a rule."""
+        self._drop(line.transport, error.code, line.channel.address.hex())
+
+
+class _Line(asyncio.Protocol):
+    """One connection after its handshake."""
+
+    __slots__ = ("_low_water", "_server", "channel", "host", "number", "transport")
+
+    def __init__(
+        self,
+        server: FanoutServer,
+        number: int,
+        transport: asyncio.Transport,
+        channel: FanoutChannel,
+        host: HostUse,
+    ) -> None:
+        self._server = server
+        self.number = number
+        self.transport = transport
+        self.channel = channel
+        self.host = host
+        self._low_water = LowWater(transport.get_extra_info("socket"), limit=PIECE_BYTES_MAX)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message, piece in self.channel.receive(data):
+                if self.transport.is_closing():
+                    return
+                self._server.take(self, message, piece)
+            self._low_water.expect(self.channel.lacking)
+        except RelayProtocolError as error:
+            self._server.broke(self, error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.closed(self)

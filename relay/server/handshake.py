@@ -1,0 +1,294 @@
+"""The connections that a relay's clients open: what each is for, its handshake, and the messages of a control one.
+
+A connection is an ``Opening`` from its first byte until it is known what it is; then it is handed on, as a
+``Control`` connection, as one for fan-out, or as an end of a circuit. What is wrong with it costs that one alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any, Final, Protocol, cast
+
+from p2p.base.errors import HandshakeFailed
+from p2p.base.limits import Place
+from p2p.base.sockets import tune
+from p2p.path.hole_punch import OBSERVE_PREAMBLE, observed_answer
+from p2p.secure.handshake import Handshake, Session
+from p2p.secure.identity import Identity, Purpose
+from relay.protocol.errors import Refusal, RelayProtocolError
+from relay.protocol.fanout import FANOUT_PREAMBLE
+from relay.protocol.limits import HostUse, RelayLimits
+from relay.protocol.wire import (
+    CONTROL_PREAMBLE,
+    DATA_PREAMBLE,
+    DATA_PREAMBLE_BYTES,
+    JOINED,
+    PREAMBLE_BYTES,
+    ControlChannel,
+    Message,
+)
+from relay.server.splice import keep_alive
+
+__all__ = ["Control", "Opening", "wall_ms"]
+
+EARLY_BYTES_MAX: Final = 4_096
+"""What an end may send after its token, before the other end has come."""
+
+_PREAMBLES: Final = (CONTROL_PREAMBLE, DATA_PREAMBLE, OBSERVE_PREAMBLE, FANOUT_PREAMBLE)
+_PURPOSES: Final = {CONTROL_PREAMBLE: Purpose.RELAY_CONTROL, FANOUT_PREAMBLE: Purpose.RELAY_FANOUT}
+
+
+def wall_ms() -> int:
+    """Return the time of day, which clients and relays agree on."""
+    return time.time_ns() // 1_000_000
+
+
+class Daemon(Protocol):
+    """What connections need of the daemon around them."""
+
+    limits: RelayLimits
+    has_bbr: bool
+
+    def identity(self) -> Identity:
+        """Return what this relay proves itself with."""
+        ...
+
+    def admit(self, opening: Opening) -> tuple[HostUse, Place] | str:
+        """Count a new connection in, or return why it is turned away."""
+        ...
+
+    def opened(self, opening: Opening, place: Place) -> bool:
+        """Give a connection that has proved what it is for its place; False: there is none, it is dropped."""
+        ...
+
+    def left(self, opening: Opening, place: Place) -> None:
+        """Count a connection out of the half-open ones that proved nothing."""
+        ...
+
+    def gone(self, transport: asyncio.Transport) -> None:
+        """Count a closed connection out."""
+        ...
+
+    def drop(self, transport: asyncio.Transport, reason: str, peer: str) -> None:
+        """Close a connection that broke a rule."""
+        ...
+
+    def is_awaited(self, token: bytes) -> bool:
+        """Tell whether a token was given out to somebody who has not shown it yet."""
+        ...
+
+    def control_opened(self, opening: Opening, channel: ControlChannel) -> None:
+        """Take a connection whose handshake proved an address."""
+        ...
+
+    def control_message(self, control: Control, message: Message) -> None:
+        """Take a client's message. Raises RelayProtocolError."""
+        ...
+
+    def control_closed(self, control: Control) -> None:
+        """Take the end of a control connection."""
+        ...
+
+    def fanout_opened(self, opening: Opening, session: Session) -> None:
+        """Take a connection for fan-out whose handshake proved an address."""
+        ...
+
+    def data_opened(self, opening: Opening, token: bytes) -> None:
+        """Take a connection that showed a token."""
+        ...
+
+    def data_closed(self, opening: Opening) -> None:
+        """Take the end of a data connection that waited for its other end."""
+        ...
+
+
+class Opening(asyncio.Protocol):
+    """A connection from its first byte until it is known what it is; a data end also while it waits."""
+
+    __slots__ = (
+        "_buffer", "_daemon", "_handshake", "_is_held", "_place", "_purpose", "_timer", "early", "host", "number",
+        "peer", "transport",
+    )  # fmt: skip
+
+    transport: asyncio.Transport
+    host: HostUse
+    _place: Place
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._buffer = b""
+        self._handshake: Handshake | None = None
+        self._purpose = Purpose.RELAY_CONTROL
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_held = False
+        self.number = 0
+        self.peer: tuple[str, int] = ("", 0)
+        self.early = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count it in, or turn it away."""
+        self.transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        if not peer:  # gone between the kernel's accept and ours
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        self.peer = peer[0], peer[1]
+        answer = self._daemon.admit(self)
+        if isinstance(answer, str):
+            self._daemon.drop(self.transport, f"refused_{answer}", self.peer[0])
+            return
+        self.host, self._place = answer
+        self._daemon.has_bbr = tune(cast(Any, self.socket())).congestion == "bbr"
+        self._timer = asyncio.get_running_loop().call_later(
+            self._daemon.limits.handshake_ms_max / 1000, self._too_slow
+        )
+
+    def socket(self) -> socket.socket:
+        """Return the socket, for its options only."""
+        return cast(socket.socket, self.transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        """Find out what it is for; while it waits for its other end nothing may come."""
+        if self._timer is None:
+            if self._is_held:
+                self._daemon.drop(self.transport, "garbage", self.peer[0])
+            return  # refused already, or its preamble is complete
+        try:
+            if self._handshake is not None:
+                self._shake(data)
+                return
+            self._buffer += data
+            if self._buffer[:PREAMBLE_BYTES] in _PURPOSES:
+                self._purpose = _PURPOSES[self._buffer[:PREAMBLE_BYTES]]
+                self._handshake = Handshake(
+                    self._daemon.identity(), self._purpose, is_initiator=False, now_ms=wall_ms()
+                )
+                rest, self._buffer = self._buffer[PREAMBLE_BYTES:], b""
+                self._shake(rest)
+            elif self._buffer[:PREAMBLE_BYTES] == DATA_PREAMBLE:
+                self._take_token()
+            elif self._buffer == OBSERVE_PREAMBLE:
+                # Stays open as long as an opening may: its mapping at the asker's NAT lives with it.
+                self.transport.write(observed_answer(*self.peer))
+            elif not any(preamble.startswith(self._buffer) for preamble in _PREAMBLES):
+                raise RelayProtocolError("not a client of a relay")
+        except HandshakeFailed as error:
+            self._daemon.drop(self.transport, error.code, self.peer[0])
+        except RelayProtocolError:
+            self._daemon.drop(self.transport, "garbage", self.peer[0])
+
+    def _shake(self, data: bytes) -> None:
+        assert self._handshake is not None
+        answer = self._handshake.receive(data)
+        if answer:
+            self.transport.write(answer)
+        session = self._handshake.session
+        if session is not None:
+            if not self._finish(has_proved=True):
+                return
+            if self._purpose is Purpose.RELAY_FANOUT:
+                self._daemon.fanout_opened(self, session)
+            else:
+                self._daemon.control_opened(self, ControlChannel(session))
+
+    def hold(self) -> None:
+        """Wait parked: reading, so that its end is noticed, though nothing may come."""
+        if self.early:
+            self._daemon.drop(self.transport, "garbage", self.peer[0])
+            return
+        self._is_held = True
+        keep_alive(self.socket())
+        self.transport.resume_reading()
+
+    def _take_token(self) -> None:
+        if len(self._buffer) < DATA_PREAMBLE_BYTES:
+            return
+        self.early = self._buffer[DATA_PREAMBLE_BYTES:]
+        if len(self.early) > EARLY_BYTES_MAX:
+            raise RelayProtocolError("too much before the circuit is joined")
+        token = self._buffer[PREAMBLE_BYTES:DATA_PREAMBLE_BYTES]
+        if not self._finish(has_proved=self._daemon.is_awaited(token)):
+            return
+        self.transport.pause_reading()
+        self._daemon.data_opened(self, token)
+
+    def _finish(self, *, has_proved: bool) -> bool:
+        """Be half open no more; False: there is no place for this one, and it was dropped."""
+        assert self._timer is not None
+        self._timer.cancel()
+        self._timer = None
+        if has_proved:
+            return self._daemon.opened(self, self._place)
+        self._daemon.left(self, self._place)
+        return True
+
+    def _too_slow(self) -> None:
+        self._daemon.drop(self.transport, "slow_handshake", self.peer[0])
+
+    def joined(self) -> None:
+        """Tell the other side that its circuit is there."""
+        self.transport.write(bytes((JOINED,)))
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Tell the other side why, and close."""
+        self.transport.write(bytes((refusal,)))
+        self.transport.close()
+
+    def eof_received(self) -> bool:
+        """Close: whoever sends no more wants nothing more."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Count it out."""
+        if not self.number:
+            return  # never admitted
+        if self._timer is not None:
+            self._finish(has_proved=False)
+        self._daemon.gone(self.transport)
+        self._daemon.data_closed(self)
+
+
+class Control(asyncio.Protocol):
+    """A client's control connection after its handshake."""
+
+    __slots__ = ("_daemon", "channel", "number", "opened_ms", "transport")
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        number: int,
+        transport: asyncio.Transport,
+        channel: ControlChannel,
+    ) -> None:
+        self._daemon = daemon
+        self.number = number
+        self.transport = transport
+        self.channel = channel
+        self.opened_ms = wall_ms()
+
+    def send(self, message: Message) -> None:
+        """Send a message; who does not read is dropped."""
+        self.transport.write(self.channel.seal(message))
+        if self.transport.get_write_buffer_size() > self._daemon.limits.control_backlog_bytes_max:
+            self._daemon.drop(self.transport, "slow_reader", self.channel.address.hex())
+
+    def data_received(self, data: bytes) -> None:
+        """Hand its messages to the daemon."""
+        try:
+            for message in self.channel.receive(data):
+                if self.transport.is_closing():
+                    return
+                self._daemon.control_message(self, message)
+        except RelayProtocolError as error:
+            self._daemon.drop(self.transport, error.code, self.channel.address.hex())
+
+    def eof_received(self) -> bool:
+        """Close: whoever sends no more wants nothing more."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Count it out."""
+        self._daemon.gone(self.transport)
+        self._daemon.control_closed(self)

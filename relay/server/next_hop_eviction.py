@@ -1,0 +1,63 @@
+"""Which links to other relays are kept when somebody asks for one more, without I/O.
+
+Anybody can name relays of its own as the next ones, so what one network asks for is bounded, and where all places
+are taken the links that nobody uses go first, then those of whoever has asked for most. A link that goes costs the
+next circuit over it a round trip; those that run go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2p.base.transport import Endpoint
+from relay.protocol.errors import Refusal
+from relay.protocol.limits import HostUse, RelayLimits
+
+__all__ = ["LinkUse", "Room", "room_for_link"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """A link, and when it was used last."""
+
+    endpoint: Endpoint
+    asker: HostUse | None
+    """Who wanted it; None: the operator, or somebody whom the relay trusts."""
+    used_at_ms: int
+    is_kept: bool = False
+    """Of the configuration: it stays, used or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Whether there is room for one more link."""
+
+    refusal: Refusal | None = None
+    gives_way: Endpoint | None = None
+
+
+def room_for_link(links: Sequence[LinkUse], asker: HostUse | None, limits: RelayLimits, now_ms: int) -> Room:
+    """Say whether ``asker`` (None: as in ``LinkUse``) may have another link beside these."""
+    loose = [link for link in links if not link.is_kept]
+    spare = [link for link in loose if now_ms - link.used_at_ms >= limits.relay_spare_ms]
+
+    def oldest(candidates: Sequence[LinkUse]) -> Room | None:
+        last = min(candidates, key=lambda link: (link.used_at_ms, str(link.endpoint)), default=None)
+        return None if last is None else Room(gives_way=last.endpoint)
+
+    if asker is not None:
+        its = [link for link in loose if link.asker is not None and link.asker.network == asker.network]
+        if len(its) >= limits.relays_per_asker_max:
+            return oldest([link for link in its if link in spare]) or Room(Refusal.HOST_LIMIT)
+    if len(links) < limits.relays_max:
+        return Room()
+    blocks = Counter(link.asker.block for link in loose if link.asker is not None)
+    own = 0 if asker is None else blocks[asker.block]
+    largest = max(blocks.values(), default=0)
+    crowd = [
+        link for link in loose
+        if link.asker is not None and blocks[link.asker.block] == largest and largest >= own + 2
+    ]  # fmt: skip
+    return oldest(spare) or oldest(crowd) or Room(Refusal.RELAY_FULL)

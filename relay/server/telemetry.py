@@ -1,0 +1,139 @@
+"""What a relay tells of itself: /metrics and /healthz, one request a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from relay.server.daemon import RelayDaemon
+
+__all__ = ["HttpAnswerer", "registry_of"]
+
+HTTP_REQUEST_BYTES_MAX: Final = 8_192
+HTTP_TIMEOUT_S: Final = 5
+HTTP_CONNECTIONS_MAX: Final = 64
+
+
+def registry_of(daemon: RelayDaemon) -> CollectorRegistry:
+    """Return what answers for a daemon's counts."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(cast(Any, _Collector(daemon)))
+    for collector in daemon.options.collectors:
+        registry.register(collector)
+    return registry
+
+
+class HttpAnswerer(asyncio.Protocol):
+    """Answers one GET or HEAD of /metrics or /healthz."""
+
+    def __init__(self, registry: CollectorRegistry, others: set[HttpAnswerer] | None = None) -> None:
+        self._registry = registry
+        self._others = set() if others is None else others
+        """All of the listener that are open."""
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the request, and for whoever asked to read the answer, not for long."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._timer = asyncio.get_running_loop().call_later(HTTP_TIMEOUT_S, self._reset)
+        if len(self._others) >= HTTP_CONNECTIONS_MAX:
+            self._transport.abort()
+        self._others.add(self)
+        # What is still in the kernel when this end has closed goes as soon.
+        with contextlib.suppress(OSError):
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * HTTP_TIMEOUT_S)
+
+    def _reset(self) -> None:
+        with contextlib.suppress(OSError):
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Answer the request when it is whole."""
+        self._buffer += data
+        if len(self._buffer) > HTTP_REQUEST_BYTES_MAX:
+            self._transport.abort()
+        elif b"\r\n\r\n" in self._buffer and not self._transport.is_closing():
+            method, _, rest = self._buffer.split(b"\r\n", 1)[0].partition(b" ")
+            is_head = method == b"HEAD"
+            match method, rest.split(b" ")[0].partition(b"?")[0]:
+                case b"GET" | b"HEAD", b"/metrics":
+                    self._answer("200 OK", generate_latest(self._registry), is_head=is_head)
+                case b"GET" | b"HEAD", b"/healthz":
+                    self._answer("200 OK", b"ok\n", is_head=is_head)
+                case _:
+                    self._answer("404 Not Found", b"/metrics or /healthz\n", is_head=is_head)
+
+    def _answer(self, status: str, body: bytes, *, is_head: bool) -> None:
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self._transport.write(head.encode() + (b"" if is_head else body))
+        self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget it."""
+        self._timer.cancel()
+        self._others.discard(self)
+
+
+class _Collector:
+    """Reads the daemon's counts when somebody asks; nothing is counted twice on the way."""
+
+    def __init__(self, daemon: RelayDaemon) -> None:
+        self._daemon = daemon
+
+    def collect(self) -> Iterable[Metric]:
+        daemon, core, accounts = self._daemon, self._daemon.core, self._daemon.accounts
+        carried = daemon.carrying.count_bytes()  # first: what is unpaid follows from it
+        for name, text, value in (
+            ("reservations", "Clients that can be reached through this relay", core.reservations),
+            ("circuits", "Circuits that run", core.circuits),
+            ("pending_circuits", "Circuits that wait for an end", core.pending),
+            ("controls", "Control connections", core.controls),
+            ("connections", "Connections of clients", daemon.connections),
+            ("parked", "Data connections that wait for a circuit", core.parked),
+            ("fanout_connections", "Connections for fan-out", daemon.fanout.core.connections),
+            ("links", "Connections to other relays", len(daemon.links.known)),
+            ("unpaid_bytes", "What payers owe beyond what is free", accounts.cashier.unpaid_bytes),
+            ("known_payers", "Payers that something is known of", len(accounts.credit)),
+            (
+                "strangers_bytes",
+                "Carried today for those who cannot pay",
+                accounts.credit.strangers.size_bytes,
+            ),
+            ("load_percent", "How full the relay is", core.load_percent),
+            ("half_open", "Connections that have not yet proved what they are for", daemon.half_open),
+            ("hosts", "Hosts remembered", len(daemon.hosts)),
+            ("bbr", "Whether the kernel gave BBR to the last connection", int(daemon.has_bbr)),
+        ):
+            yield GaugeMetricFamily(f"dekube_relay_{name}", text, value=value)
+        yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.carrying.circuits_total)
+        yield CounterMetricFamily("dekube_relay_bytes", "Payload carried", value=carried)
+        yield CounterMetricFamily("dekube_relay_receipts", "Receipts taken", value=accounts.receipts_total)
+        yield CounterMetricFamily(
+            "dekube_relay_settled", "Receipts brought on chain", value=accounts.settled_total
+        )
+        fanout = CounterMetricFamily("dekube_relay_fanout", "Pieces and bytes of fan-out", labels=["what"])
+        for what, count in sorted(daemon.fanout.core.counters.items()):
+            fanout.add_metric([what], count)
+        yield fanout
+        refusals = CounterMetricFamily("dekube_relay_refusals", "Requests refused", labels=["reason"])
+        for refusal, count in core.refusals.items():
+            refusals.add_metric([refusal.label], count)
+        yield refusals
+        drops = CounterMetricFamily("dekube_relay_drops", "Connections closed by the relay", labels=["reason"])
+        for reason, count in sorted(daemon.drops.items()):
+            drops.add_metric([reason], count)
+        yield drops

@@ -1,0 +1,632 @@
+"""The node's side of the socket: answers its gateways from a ``NodeView`` without letting them slow the node.
+
+Cheap reads are answered on the event loop, what touches more of the disk in a few worker threads. The share of
+the loop's time that gateways may take together is bounded (``share_percent``), and so are the requests in
+flight and the answers waiting to be sent of each connection.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+import structlog
+import trio
+
+from rpc.protocol.frames import (
+    ANSWER_LIMIT_BYTES,
+    REQUEST_LIMIT_BYTES,
+    FrameBuffer,
+    Request,
+    Unreadable,
+    encode_answer,
+    encode_failure,
+    encode_push,
+    failure_value,
+    read_request,
+)
+from rpc.protocol.node_view import NodeView, Waiting, record_value
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import Value, decode
+from state.primitives.errors import ConfigError, DecodeError, DekubeError
+from state.primitives.hashing import HASH_BYTES, ZERO_HASH
+from state.view.overlay import KEY_BYTES_MAX
+
+__all__ = ["Backend", "BackendOptions"]
+
+_log = structlog.get_logger(__name__)
+
+KEYS_MAX: Final = 256
+"""Keys of one ``read``."""
+SCAN_MAX: Final = 1024
+HISTORY_MAX: Final = 256
+POOL_MAX: Final = 1024
+POOL_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of the transactions of one answer, which shows them in more than twice as many."""
+POOL_NEWS_MAX: Final = 4096
+"""Hashes of one answer about what came into the pool."""
+PLACES_MAX: Final = 256
+SUBMITS_MAX: Final = 64
+"""Transactions of one ``submit``: some 2 ms of the loop."""
+HEIGHT_LIMIT: Final = 2**63
+KNOWN_MAX: Final = 1_000
+"""Nodes of the network that are told in one answer."""
+HEADERS_MAX: Final = 512
+RECORDS_MAX: Final = 32
+EPOCH_LIMIT: Final = 2**32
+INDEX_LIMIT: Final = 2**32
+FORK_CERTIFICATES_MAX: Final = 2
+HEADS_MAX: Final = 8
+CHANGES_MAX: Final = 20_000
+"""Heads and changed keys that one piece of news tells of."""
+BURST: Final = 32
+"""Requests answered between two looks at what else the loop has to do."""
+DEBT_S: Final = 0.005
+"""Loop time taken ahead of the permitted share before the connection sleeps it off."""
+_CHUNK_BYTES: Final = 64 * 1024
+_BYTES: Final = frozenset((bytes,))
+_ADDRESS_LENGTHS: Final = frozenset((ADDRESS_BYTES,))
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """Limits of the socket that the gateway connects to."""
+
+    connections_max: int = 8
+    in_flight_max: int = 64
+    """Requests of one connection that wait for a thread."""
+    unsent_bytes_max: int = 64 * 1024 * 1024
+    """Answers waiting for a gateway that does not read; over it nothing more is read from it."""
+    threads: int = 2
+    share_percent: int = 33
+    """Most of the loop's time that all gateways may take together."""
+
+
+class Answers(Protocol):
+    """Requests that another part of the node answers."""
+
+    inline: dict[str, Callable[[list[Any]], Value]]
+    threaded: dict[str, Callable[[list[Any]], Value]]
+
+
+class _Share:
+    """Counts the loop time that gateways took, and says how long they must sleep for it."""
+
+    def __init__(self, percent: int) -> None:
+        self._factor = 100 / percent
+        self._free_at = 0.0
+
+    def spend(self, start: float, end: float) -> float:
+        """Return the seconds to sleep after having worked from ``start`` to ``end``."""
+        self._free_at = max(self._free_at, start) + (end - start) * self._factor
+        ahead = self._free_at - end
+        return ahead if ahead > DEBT_S else 0.0
+
+
+class _Connection:
+    def __init__(self, backend: Backend, stream: trio.SocketStream) -> None:
+        self._backend = backend
+        self._stream = stream
+        self._limit_bytes = backend.options.unsent_bytes_max
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._wake = trio.Event()
+        self._drained = trio.Event()
+        self._is_writing = False
+        self.in_flight = trio.Semaphore(backend.options.in_flight_max)
+        self.watching = False
+
+    def put(self, frame: bytes) -> None:
+        self.add(frame)
+        self._wake.set()
+
+    def add(self, frame: bytes) -> None:
+        """Take a frame that ``flush`` will send."""
+        self._unsent.append(frame)
+        self._unsent_bytes += len(frame)
+
+    def flush(self) -> None:
+        """Send what the socket takes at once: waking the writer costs as much as ten answers."""
+        if not self._unsent:
+            return
+        if not self._is_writing:
+            chunk = b"".join(self._unsent)
+            try:
+                sent = os.write(self._stream.socket.fileno(), chunk)
+            except OSError:  # full, or gone, which the writer will see
+                sent = 0
+            self._unsent = [chunk[sent:]] if sent < len(chunk) else []
+            self._unsent_bytes -= sent
+        if self._unsent:
+            self._wake.set()
+
+    @property
+    def is_full(self) -> bool:
+        return self._unsent_bytes > self._limit_bytes
+
+    async def wait_room(self) -> None:
+        while self.is_full:
+            self._drained = trio.Event()
+            await self._drained.wait()
+
+    async def write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            chunk, self._unsent = b"".join(self._unsent), []
+            self._is_writing = True
+            await self._stream.send_all(chunk)
+            self._is_writing = False
+            self._unsent_bytes -= len(chunk)
+            self._drained.set()
+
+
+class Backend:
+    """Serves gateways at a Unix socket; run it in the node's nursery.
+
+    ``path`` lies in a directory that only the node's user may enter; the socket itself has mode 0600.
+    """
+
+    def __init__(
+        self, view: NodeView, path: Path, options: BackendOptions | None = None, *, blobs: Answers | None = None
+    ) -> None:
+        """``blobs`` answers what is asked about blobs; without it the gateways have none."""
+        self.options = options or BackendOptions()
+        self._view = view
+        self._path = path
+        self._threads = trio.CapacityLimiter(self.options.threads)
+        self._share = _Share(self.options.share_percent)
+        self._connections = 0
+        self.gateway: tuple[str, int] = ("", 0)
+        """Where the gateway that connected last is listening."""
+        self._gateway_known = trio.Event()
+        self._inline: dict[str, Callable[[list[Any]], Value]] = {
+            "hello": self._hello,
+            "head": self._head,
+            "read": self._read,
+            "hash": self._hash,
+            "height_of": self._height_of,
+            "locate": self._locate,
+            "pending_nonces": self._pending_nonces,
+            "pool_get": self._pool_get,
+            "pool": self._pool,
+            "pool_list": self._pool_list,
+            "pool_page": self._pool_page,
+            "pool_queued": self._pool_queued,
+            "pool_of": self._pool_of,
+            "pool_news": self._pool_news,
+            "peers": self._peers,
+            "network": self._network,
+            "sync": self._sync,
+            "serving": self._serving,
+            "submit": self._submit,
+            "submit_evidence": self._submit_evidence,
+        }
+        self._threaded: dict[str, Callable[[list[Any]], Value]] = {
+            "read_old": self._read,
+            "scan": self._scan,
+            "block": self._block,
+            "history": self._history,
+            "prove": self._prove,
+            "header_path": self._header_path,
+            "epoch_records": self._epoch_records,
+            "leaders": self._leaders,
+            "simulate": self._simulate,
+            "submit_fork": self._submit_fork,
+        }
+        if blobs is not None:
+            self._inline.update(blobs.inline)
+            self._threaded.update(blobs.threaded)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled; tells ``task_status`` when gateways may connect. Raises ConfigError."""
+        listener = self._listen()
+        try:
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                await trio.serve_listeners(self._serve, [listener], handler_nursery=nursery)
+        finally:
+            self._path.unlink(missing_ok=True)
+
+    def _listen(self) -> trio.SocketListener:
+        path = self._path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with suppress(FileNotFoundError):
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink()  # left by a node that was killed: the data directory has one writer, us
+            mask = os.umask(0o177)
+            try:
+                sock._sock.bind(str(path))  # type: ignore[attr-defined]
+            finally:
+                os.umask(mask)
+            sock.listen(self.options.connections_max)
+        except OSError as error:
+            sock.close()
+            raise ConfigError(f"rpc socket {path}: {error.strerror or error}") from None
+        return trio.SocketListener(sock)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        if self._connections >= self.options.connections_max:
+            _log.warning("rpc gateway refused", connections=self._connections)
+            await stream.aclose()
+            return
+        self._connections += 1
+        connection = _Connection(self, stream)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.write)
+                await self._read_requests(connection, stream, nursery)
+                nursery.cancel_scope.cancel()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the gateway went away; it connects again by itself
+        except* DecodeError as group:
+            _log.warning("rpc gateway speaks another protocol", error=str(group.exceptions[0]))
+        finally:
+            self._connections -= 1
+            with trio.move_on_after(1) as scope:
+                scope.shield = True
+                await stream.aclose()
+
+    async def _read_requests(
+        self, connection: _Connection, stream: trio.SocketStream, nursery: trio.Nursery
+    ) -> None:
+        buffer = FrameBuffer(REQUEST_LIMIT_BYTES)
+        while data := await _receive(stream):
+            values = buffer.feed(data)
+            for first in range(0, len(values), BURST):
+                start = perf_counter()
+                waiting: list[Request] = []
+                for value in values[first : first + BURST]:
+                    if type(value) is Unreadable:
+                        connection.put(encode_failure(value.identifier, DecodeError(value.reason)))
+                        continue
+                    request = read_request(value)
+                    handler = self._inline.get(request.method)
+                    if handler is not None:
+                        connection.add(_answer(request, handler))
+                    else:
+                        waiting.append(request)
+                connection.flush()
+                pause = self._share.spend(start, perf_counter())
+                for request in waiting:
+                    # The semaphore is taken here: a gateway that asks too much at once is no longer read.
+                    await connection.in_flight.acquire()
+                    nursery.start_soon(self._answer_later, connection, request, nursery)
+                if pause or first + BURST < len(values):  # else reading gives the rest of the node its turn
+                    await trio.sleep(pause)
+                await connection.wait_room()
+
+    async def _answer_later(self, connection: _Connection, request: Request, nursery: trio.Nursery) -> None:
+        try:
+            connection.put(await self._frame_of(connection, request, nursery))
+        finally:
+            connection.in_flight.release()
+
+    async def _frame_of(self, connection: _Connection, request: Request, nursery: trio.Nursery) -> bytes:
+        try:
+            if (threaded := self._threaded.get(request.method)) is not None:
+                return await trio.to_thread.run_sync(
+                    _answer, request, threaded, limiter=self._threads, abandon_on_cancel=False
+                )
+            if request.method == "watch":
+                if not connection.watching:
+                    connection.watching = True
+                    nursery.start_soon(self._push_heads, connection)
+                return encode_answer(request.identifier, None)
+            raise DecodeError(f"no such request: {request.method}")
+        except DekubeError as error:
+            return encode_failure(request.identifier, error)
+
+    async def _push_heads(self, connection: _Connection) -> None:
+        view, known = self._view, -1
+        while True:
+            await view.wait_head(known)
+            # A gateway that does not read is told the newest head when it reads again; it fills the gap itself.
+            await connection.wait_room()
+            head = view.head()
+            connection.put(encode_push("head", [record_value(head), self._changes(known, head.height)]))
+            known = head.height
+
+    def _changes(self, known: int, height: int) -> Value:
+        """Return ``known`` and the keys changed since, None where they are too many or not at hand."""
+        if not 0 <= known < height <= known + HEADS_MAX:
+            return None
+        keys: set[bytes] = set()
+        for above in range(known + 1, height + 1):
+            changed = self._view.changed_keys(above)
+            if changed is None or len(keys) + len(changed) > CHANGES_MAX:
+                return None
+            keys.update(changed)
+        return [known, list(keys)]
+
+    # Each of these reads its own parameters; the shapes are the gateway's half of rpc/gateway/node/client.py.
+
+    def _hello(self, _params: list[Any]) -> Value:
+        return record_value(self._view.description())
+
+    def _serving(self, params: list[Any]) -> Value:
+        match params:
+            case [str(host), int(port)]:
+                self.gateway = (host, port)
+                self._gateway_known.set()
+                return None
+            case _:
+                raise DecodeError("serving: a host and a port expected")
+
+    async def wait_gateway(self) -> tuple[str, int]:
+        """Return host and port of the gateway that connected last, as soon as one has."""
+        await self._gateway_known.wait()
+        return self.gateway
+
+    def _head(self, _params: list[Any]) -> Value:
+        return record_value(self._view.head())
+
+    def _read(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height), list(keys)] if (
+                _is_height(height) and len(keys) <= KEYS_MAX and all(map(_is_key, keys))
+            ):
+                get = self._view.reader(height).get
+                return [get(key) for key in keys]
+            case _:
+                raise DecodeError("read: a height and keys expected")
+
+    def _scan(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height), bytes(start), bytes(stop), int(limit)] if (
+                _is_height(height) and 0 < limit <= SCAN_MAX
+            ):
+                return [[key, value] for key, value in self._view.reader(height).scan(start, stop, limit)]
+            case _:
+                raise DecodeError("scan: height, start, stop and limit expected")
+
+    def _hash(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height)] if _is_height(height):
+                return self._view.block_hash(height)
+            case _:
+                raise DecodeError("hash: a height expected")
+
+    def _block(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height)] if _is_height(height):
+                record = self._view.block(height)
+                return None if record is None else record_value(record)
+            case _:
+                raise DecodeError("block: a height expected")
+
+    def _height_of(self, params: list[Any]) -> Value:
+        return self._view.height_of(_hash_of(params))
+
+    def _locate(self, params: list[Any]) -> Value:
+        if len(params) > PLACES_MAX or not all(map(_is_hash, params)):
+            raise DecodeError("locate: hashes expected")
+        places = map(self._view.locate, params)
+        return [None if place is None else list(place) for place in places]
+
+    def _history(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(address), None, int(limit)] if 0 < limit <= HISTORY_MAX:
+                return [list(found) for found in self._view.history(address, None, limit)]
+            case [bytes(address), [int(height), int(index)], int(limit)] if (
+                _is_height(height) and 0 <= index < INDEX_LIMIT and 0 < limit <= HISTORY_MAX
+            ):
+                return [list(found) for found in self._view.history(address, (height, index), limit)]
+            case _:
+                raise DecodeError("history: an address, a place and a limit expected")
+
+    def _prove(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height), bytes(key)] if _is_height(height) and _is_key(key):
+                return self._view.prove(key, height)
+            case _:
+                raise DecodeError("prove: a height and a key expected")
+
+    def _header_path(self, params: list[Any]) -> Value:
+        match params:
+            case [int(height), int(limit), (0 | 1) as to_certificate] if (
+                _is_height(height) and 0 < limit <= HEADERS_MAX
+            ):
+                headers, certificate = self._view.header_path(height, limit, to_certificate=to_certificate == 1)
+                return [list(headers), certificate]
+            case _:
+                raise DecodeError("header_path: a height, a limit and whether to a certificate expected")
+
+    def _epoch_records(self, params: list[Any]) -> Value:
+        match params:
+            case [int(first), int(limit)] if 0 <= first < EPOCH_LIMIT and 0 < limit <= RECORDS_MAX:
+                return list(self._view.epoch_records(first, limit))
+            case _:
+                raise DecodeError("epoch_records: an epoch and a limit expected")
+
+    def _simulate(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(sender), int(kind), bytes(encoded), (None | int()) as price] if (
+                price is None or price >= 0
+            ):
+                payload = decode(encoded, limit_bytes=REQUEST_LIMIT_BYTES)
+                if type(payload) is not list:
+                    raise DecodeError("simulate: the payload is no array")
+                return self._view.simulate(sender, kind, payload, price)
+            case _:
+                raise DecodeError("simulate: a sender, a kind, an encoded payload and a price expected")
+
+    def _leaders(self, params: list[Any]) -> Value:
+        match params:
+            case [int(epoch)] if 0 <= epoch < EPOCH_LIMIT:
+                return list(self._view.leaders(epoch))
+            case _:
+                raise DecodeError("leaders: an epoch expected")
+
+    def _submit(self, params: list[Any]) -> Value:
+        """Return the hashes, zeros for what was refused, and with their places the failures, each of one alone."""
+        if (
+            len(params) > 2 * SUBMITS_MAX
+            or len(params) % 2
+            or not set(map(type, params)) <= _BYTES  # a loop over them would cost a fiftieth of their admission
+            or not set(map(len, params[1::2])) <= _ADDRESS_LENGTHS
+        ):
+            raise DecodeError(f"submit: at most {SUBMITS_MAX} transactions, each with its sender, expected")
+        hashes: list[Any] = []
+        failures: list[Value] = []
+        raws = iter(params)
+        with self._view.admission() as admit:
+            for raw, sender in zip(raws, raws, strict=True):
+                try:
+                    hashes.append(admit(raw, sender))
+                    continue
+                except DekubeError as error:
+                    failure = failure_value(error)
+                except Exception:
+                    _log.exception("a transaction of the gateway failed")
+                    failure = failure_value(_Unanswered("internal error"))
+                failures.append([len(hashes), *failure])
+                hashes.append(ZERO_HASH)
+        return [b"".join(hashes), failures]
+
+    def _submit_evidence(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(raw)]:
+                return record_value(self._view.submit_evidence(raw))
+            case _:
+                raise DecodeError("submit_evidence: evidence expected")
+
+    def _submit_fork(self, params: list[Any]) -> Value:
+        match params:
+            case [list(certificates), (None | bytes()) as reporter] if 0 < len(
+                certificates
+            ) <= FORK_CERTIFICATES_MAX and all(type(certificate) is bytes for certificate in certificates):
+                return [record_value(found) for found in self._view.submit_fork(certificates, reporter)]
+            case _:
+                raise DecodeError("submit_fork: certificates and a reporter expected")
+
+    def _pending_nonces(self, params: list[Any]) -> Value:
+        if len(params) > KEYS_MAX or not all(type(address) is bytes for address in params):
+            raise DecodeError("pending_nonces: addresses expected")
+        return [self._view.pending_nonce(address) for address in params]
+
+    def _pool_get(self, params: list[Any]) -> Value:
+        found = self._view.pool_get(_hash_of(params))
+        return None if found is None else record_value(found)
+
+    def _pool(self, _params: list[Any]) -> Value:
+        return record_value(self._view.pool_status())
+
+    def _pool_list(self, params: list[Any]) -> Value:
+        match params:
+            case [int(limit)] if 0 < limit <= POOL_MAX:
+                return record_value(_within(self._view.pool_transactions(limit)))
+            case _:
+                raise DecodeError("pool_list: a limit expected")
+
+    def _pool_page(self, params: list[Any]) -> Value:
+        match params:
+            case [(int() | None) as before, int(limit)] if 0 < limit <= POOL_MAX:
+                return record_value(self._view.pool_page(before, limit))
+            case _:
+                raise DecodeError("pool_page: a place and a limit expected")
+
+    def _pool_queued(self, params: list[Any]) -> Value:
+        match params:
+            case [int(limit)] if 0 < limit <= POOL_MAX:
+                return record_value(_within(self._view.pool_queued(limit)))
+            case _:
+                raise DecodeError("pool_queued: a limit expected")
+
+    def _pool_of(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(address)]:
+                return record_value(_within(self._view.pool_of(address)[:POOL_MAX]))
+            case _:
+                raise DecodeError("pool_of: an address expected")
+
+    def _pool_news(self, params: list[Any]) -> Value:
+        match params:
+            case [int(since), int(limit)] if 0 <= since < HEIGHT_LIMIT and 0 <= limit <= POOL_NEWS_MAX:
+                now, hashes = self._view.pool_news(since, limit)
+                return [now, list(hashes)]
+            case _:
+                raise DecodeError("pool_news: a place and a limit expected")
+
+    def _peers(self, _params: list[Any]) -> Value:
+        return [record_value(peer) for peer in self._view.peers()]
+
+    def _network(self, params: list[Any]) -> Value:
+        match params:
+            case [bytes(after), int(limit)] if len(after) <= ADDRESS_BYTES and 0 <= limit <= KNOWN_MAX:
+                return record_value(self._view.network(after, limit))
+            case _:
+                raise DecodeError("network: an address and a limit expected")
+
+    def _sync(self, _params: list[Any]) -> Value:
+        return record_value(self._view.sync())
+
+
+async def _receive(stream: trio.SocketStream) -> bytes:
+    """Return what came, nothing at the end; not looking first, for what comes next is seldom here."""
+    while True:
+        await trio.lowlevel.wait_readable(stream.socket)
+        try:
+            return os.read(stream.socket.fileno(), _CHUNK_BYTES)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            raise trio.BrokenResourceError from error
+
+
+def _answer(request: Request, handler: Callable[[list[Any]], Value]) -> bytes:
+    try:
+        answer = encode_answer(request.identifier, handler(request.params))
+        if len(answer) <= ANSWER_LIMIT_BYTES:
+            return answer
+        _log.error("an answer is too long for the gateway", method=request.method, size_bytes=len(answer))
+        return encode_failure(request.identifier, _Unanswered("the answer is too long"))
+    except DekubeError as error:
+        return encode_failure(request.identifier, error)
+    except Exception:
+        # What the public may ask must not end the node, whatever was overlooked: only the asker gets no answer.
+        _log.exception("a request of the gateway failed", method=request.method)
+        return encode_failure(request.identifier, _Unanswered("internal error"))
+
+
+def _within(waiting: list[Waiting]) -> list[Waiting]:
+    """Return the first of ``waiting`` that have no more than so many bytes."""
+    left = POOL_BYTES_MAX
+    for count, item in enumerate(waiting):
+        left -= len(item.raw)
+        if left < 0:
+            return waiting[:count]
+    return waiting
+
+
+class _Unanswered(DekubeError):
+    code = "internal_error"
+
+
+def _is_height(height: int) -> bool:
+    return 0 <= height < HEIGHT_LIMIT
+
+
+def _is_key(key: object) -> bool:
+    return type(key) is bytes and 0 < len(key) <= KEY_BYTES_MAX
+
+
+def _is_hash(item: object) -> bool:
+    return type(item) is bytes and len(item) == HASH_BYTES
+
+
+def _hash_of(params: list[Any]) -> bytes:
+    match params:
+        case [bytes(found)] if len(found) == HASH_BYTES:
+            return found
+        case _:
+            raise DecodeError("a hash expected")

@@ -1,0 +1,195 @@
+"""What is asked for by a filter: logs at once, and news to poll."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rpc.ethereum.block_ids import block_height, find_block, genesis_at
+from rpc.ethereum.logs import BLOCKS_MAX, add_logs, find_first_logs, find_logs
+from rpc.ethereum.method import method
+from rpc.ethereum.params import FILTER, QUANTITY, FilterParam
+from rpc.ethereum.render import LOGS_OUT, QUANTITY_OUT, quantity
+from rpc.methods.fair_queue import Lane
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.poll_filters import LiveFilter
+from rpc.methods.render import BOOLEAN_OUT, HASH_OUT, hexed
+from rpc.methods.schema import BOOLEAN, Param, array
+from rpc.protocol.errors import RpcError
+
+__all__ = ["FILTER_METHODS"]
+
+BLOCKS_OF_UNIT: Final = 10
+"""Blocks looked through that cost as much as reading one record."""
+
+
+def _range(node: Node, wanted: FilterParam) -> tuple[int, int]:
+    head = node.head.height
+    first, last = block_height(node, wanted.first), block_height(node, wanted.last)
+    if first > last:
+        raise RpcError("invalid_params", "invalid params: invalid block range params", param="fromBlock")
+    if last > head:
+        raise RpcError(
+            "invalid_params", "invalid params: block range extends beyond current head block", param="toBlock"
+        )
+    return first, last
+
+
+def _weigh_logs(node: Node, wanted: FilterParam) -> int:
+    if wanted.block_hash is not None:
+        return 0
+    first, last = _range(node, wanted)
+    return (last - first) // BLOCKS_OF_UNIT
+
+
+def _weigh_filter(node: Node, identifier: int) -> int:
+    live = node.filters.get(identifier)
+    return 0 if live.of_pool else max(_end(node, live) - live.first, 0) // BLOCKS_OF_UNIT
+
+
+def _weigh_changes(node: Node, identifier: int) -> int:
+    live = node.filters.get(identifier)
+    first, last = _due(node, live)
+    return 0 if live.of_pool else max(last - first, 0) // BLOCKS_OF_UNIT
+
+
+async def get_logs(node: Node, wanted: FilterParam) -> Json:
+    """Answer ``eth_getLogs``."""
+    if wanted.block_hash is None:
+        return await find_logs(node, wanted.logs, *_range(node, wanted))
+    loaded = await find_block(node, wanted.block_hash)
+    if loaded is None:
+        if await genesis_at(node, wanted.block_hash):
+            return []
+        raise RpcError("not_found", "unknown block", block_hash=hexed(wanted.block_hash))
+    found: list[Json] = []
+    await add_logs(node, loaded, wanted.logs, found)
+    return found
+
+
+async def new_filter(node: Node, caller: str, wanted: FilterParam) -> Json:
+    """Answer ``eth_newFilter``: it tells of blocks after the newest one, or from a later ``fromBlock`` on."""
+    if wanted.block_hash is not None:
+        raise RpcError("invalid_params", "invalid params: blockHash: a filter follows a range", param="blockHash")
+    head = node.head.height
+    first = block_height(node, wanted.first)
+    last = None if wanted.last is None else block_height(node, wanted.last)
+    if last is not None and first > last:
+        raise RpcError("invalid_params", "invalid params: invalid block range params", param="fromBlock")
+    start = max(head + 1, first)
+    return quantity(node.filters.add(caller, wanted.logs, first=first, last=last, start=start))
+
+
+async def new_block_filter(node: Node, caller: str) -> Json:
+    """Answer ``eth_newBlockFilter``."""
+    start = node.head.height + 1
+    return quantity(node.filters.add(caller, None, first=start, last=None, start=start))
+
+
+async def new_pending_filter(node: Node, caller: str, whole: bool) -> Json:
+    """Answer ``eth_newPendingTransactionFilter``."""
+    if whole:
+        text = "invalid params: whole: whole transactions are not told, ask for them by their hashes"
+        raise RpcError("invalid_params", text, param="whole")
+    place, _ = await node.pool_news(None)
+    return quantity(node.filters.add(caller, None, first=0, last=None, start=place, of_pool=True))
+
+
+async def get_filter_changes(node: Node, identifier: int) -> Json:
+    """Answer ``eth_getFilterChanges``."""
+    live = node.filters.get(identifier)
+    if live.is_polled:  # who polls twice at a time is told each thing once: what is left comes with the next poll
+        return []
+    live.is_polled = True
+    try:
+        return await _news(node, live)
+    finally:
+        live.is_polled = False
+
+
+async def _news(node: Node, live: LiveFilter) -> list[Json]:
+    """Return what is new; what was not looked at, or failed, is told at the next poll."""
+    if live.of_pool:
+        live.next, news = await node.pool_news(live.next)
+        return [hexed(item) for item in news]
+    first, last = _due(node, live)
+    if last < first:
+        return []
+    if live.logs is None:
+        found: list[Json] = [hexed(await node.hash_of(height)) for height in range(first, last + 1)]
+    else:
+        found, last = await find_first_logs(node, live.logs, first, last)
+    live.next = last + 1
+    return found
+
+
+def _due(node: Node, live: LiveFilter) -> tuple[int, int]:
+    """Return the first and the last block of the next poll: a client that is far behind comes up in several.
+
+    A refusal would be for ever, since what is new would only become more.
+    """
+    return live.next, min(_end(node, live), live.next + BLOCKS_MAX - 1)
+
+
+def _end(node: Node, live: LiveFilter) -> int:
+    return node.head.height if live.last is None else min(live.last, node.head.height)
+
+
+async def get_filter_logs(node: Node, identifier: int) -> Json:
+    """Answer ``eth_getFilterLogs``."""
+    live = node.filters.get(identifier)
+    if live.logs is None:
+        raise RpcError("filter_not_found", "filter not found: it is not one of logs")
+    return await find_logs(node, live.logs, live.first, _end(node, live))
+
+
+async def uninstall_filter(node: Node, identifier: int) -> Json:
+    """Answer ``eth_uninstallFilter``."""
+    return node.filters.remove(identifier)
+
+
+_FILTER: Final = Param("filter", FILTER, "fromBlock, toBlock or blockHash; address, topics.")
+_FILTER_ID: Final = Param("filter", QUANTITY, "What the method that made the filter returned.")
+
+FILTER_METHODS: Final[tuple[Method, ...]] = (
+    method(
+        "eth_getLogs",
+        f"Logs of up to {BLOCKS_MAX} blocks",
+        get_logs,
+        LOGS_OUT,
+        _FILTER,
+        cost=10,
+        weigh=_weigh_logs,
+        lane=Lane.LISTING,
+    ),
+    method("eth_newFilter", "A filter of logs to poll", new_filter, QUANTITY_OUT, _FILTER, caller=True),
+    method("eth_newBlockFilter", "A filter of new blocks to poll", new_block_filter, QUANTITY_OUT, caller=True),
+    method(
+        "eth_newPendingTransactionFilter",
+        "A filter of what comes into the mempool, to poll",
+        new_pending_filter,
+        QUANTITY_OUT,
+        Param("whole", BOOLEAN, "False: whole transactions are not told.", required=False, default=False),
+        caller=True,
+    ),
+    method(
+        "eth_getFilterChanges",
+        "What is new since the last poll",
+        get_filter_changes,
+        {"anyOf": [LOGS_OUT, array(HASH_OUT)]},
+        _FILTER_ID,
+        cost=10,
+        weigh=_weigh_changes,
+        lane=Lane.LISTING,
+    ),
+    method(
+        "eth_getFilterLogs",
+        "All logs of a filter",
+        get_filter_logs,
+        LOGS_OUT,
+        _FILTER_ID,
+        cost=10,
+        weigh=_weigh_filter,
+        lane=Lane.LISTING,
+    ),
+    method("eth_uninstallFilter", "End a filter", uninstall_filter, BOOLEAN_OUT, _FILTER_ID),
+)

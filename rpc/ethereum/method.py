@@ -1,0 +1,43 @@
+"""A line of the table as the methods of this namespace have it: no ``min_height``, one heading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rpc.methods.fair_queue import Lane
+from rpc.methods.method import Method, Posting
+from rpc.methods.schema import Param, Schema
+
+__all__ = ["method"]
+
+
+def method(
+    name: str,
+    summary: str,
+    handle: Any,
+    result: Schema,
+    *params: Param,
+    cost: int = 1,
+    caller: bool = False,
+    weigh: Callable[..., int] | None = None,
+    lane: Lane | None = None,
+    posting: Posting | None = None,
+    may_revert: bool = False,
+) -> Method:
+    """Return the line; ``caller`` says whether ``handle`` gets the name of the caller's budget."""
+    return Method(
+        name,
+        summary,
+        handle,
+        result,
+        params,
+        cost,
+        has_min_height=False,
+        needs_caller=caller,
+        weigh=weigh,
+        group="ethereum",
+        lane=lane,
+        may_revert=may_revert,
+        posting=posting,
+    )

@@ -1,0 +1,458 @@
+"""The gateway's ASGI application: JSON-RPC at POST / and over WebSocket, the rest by ``rpc.gateway.rest``."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily
+
+from rpc.gateway.blobs import PREFIX as BLOBS
+from rpc.gateway.blobs import BlobDoor, BlobOptions
+from rpc.gateway.connections import Doors
+from rpc.gateway.dispatch import FIRST_CALL_BYTES, Caller, Dispatcher, DispatchOptions, Late
+from rpc.gateway.fast_path import BODY_DEADLINE_S, CHUNK_BYTES, RETRY_S, SEND_DEADLINE_S
+from rpc.gateway.limits import caller_key
+from rpc.gateway.memory_quota import Held, Ledger
+from rpc.gateway.node.client import Link
+from rpc.gateway.subscriptions import Hub, Session, SessionOptions, answering
+from rpc.gateway.surface import SURFACE, absent
+from rpc.process.log_output import LogCollector
+from rpc.protocol.errors import RpcError
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+__all__ = ["Application", "WebOptions"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+HEALTH_PATHS: Final = ("/healthz", "/health", "/livez")
+"""The loop turns. Answered without FastAPI and for nothing: who floods must not make it look dead."""
+HOSTLESS_PATHS: Final = frozenset((*HEALTH_PATHS, "/readyz"))
+"""Answered under every Host: load balancers write the name of their service there, and nothing is told in them."""
+ALLOWED_HEADERS: Final = b"content-type, authorization, range"
+"""What a preflight is told where it names no request headers."""
+REQUEST_HEADERS_MAX: Final = 64
+REQUEST_HEADERS_BYTES_MAX: Final = 2_048
+_HEADER_NAMES: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
+REST_UNITS: Final = 5
+"""What any other request costs beside its method, if it has one: its way is that much longer."""
+HOST_KEPT_BYTES_MAX: Final = 512
+"""Longer than any name with its port; what a stranger writes there may have 64 KiB, and each is kept."""
+LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """What the application lets in."""
+
+    cors: tuple[str, ...] = ("*",)
+    hosts: tuple[str, ...] = ()
+    """Host names to accept beside the loopback ones; used only where ``is_loopback``, else all are accepted."""
+    is_loopback: bool = True
+    ready_blocks_behind_max: int = 5
+    ready_peers_min: int = 1
+    ready_disk_mib_min: int = 256
+
+
+class Application:
+    """The ASGI callable."""
+
+    def __init__(
+        self,
+        link: Link,
+        hub: Hub,
+        doors: Doors,
+        dispatch: DispatchOptions,
+        sessions: SessionOptions,
+        options: WebOptions,
+        clock: Callable[[], float],
+        pages: Iterable[APIRouter] = (),
+        blobs: BlobOptions | None = None,
+    ) -> None:
+        from rpc.gateway.rest import rest_api  # FastAPI: a node, which only starts the gateway, does not load it
+
+        self._link = link
+        self._hub = hub
+        self._ledger = doors.ledger
+        self._body_bytes_max = dispatch.body_bytes_max
+        self._session_options = sessions
+        self._options = options
+        self.metrics = Metrics(link, doors)
+        self.dispatcher = Dispatcher(link, SURFACE, dispatch, clock, self.metrics.observe, absent, doors.ledger)
+        self._blobs = BlobDoor(link, blobs or BlobOptions(), clock, self.metrics.observe)
+        self._rest = rest_api(self, pages)
+        self._origin_any = "*" in options.cors
+        self._origins = frozenset(options.cors)
+        self._hosts = frozenset((*LOOPBACK_NAMES, *options.hosts)) if options.is_loopback else None
+
+    @property
+    def link(self) -> Link:
+        """The node."""
+        return self._link
+
+    @property
+    def options(self) -> WebOptions:
+        """What is let in."""
+        return self._options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request."""
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._rest(scope, receive, send)
+            return
+        host, origin, length = _read_headers(scope["headers"])
+        if not self._is_known(host) and not (kind == "http" and scope["path"] in HOSTLESS_PATHS):
+            await _refuse_host(scope, send)
+            return
+        if kind == "websocket":
+            await self._websocket(scope, receive, send, origin)
+        elif scope["method"] == "POST" and scope["path"] == "/":
+            await self._post(scope, receive, send, origin, length)
+        elif scope["method"] == "OPTIONS":
+            await self._preflight(scope, _with_headers(send, self._cors_headers(origin)))
+        else:
+            await self._other(scope, receive, _with_headers(send, self._cors_headers(origin)))
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is neither JSON-RPC nor asked by a browser beforehand."""
+        method, path, caller = scope["method"], scope["path"], _caller_of(scope)
+        if path in HEALTH_PATHS and method in ("GET", "HEAD"):
+            await _say(send, 200, b"ok\n", [(b"content-type", b"text/plain; charset=utf-8")])
+            return
+        if wait_s := self.dispatcher.charge(caller, 0):
+            await _refuse_now(method, send, wait_s)
+            return
+        try:
+            if path == BLOBS or path.startswith(BLOBS + "/"):
+                await self._blobs(scope, receive, send, caller)
+            else:
+                await self._rest(scope, receive, send)
+        finally:
+            self.dispatcher.owe(caller, REST_UNITS)
+
+    # Plain requests (rpc.gateway.fast_path)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What counts the bytes that are held."""
+        return self._ledger
+
+    @property
+    def body_bytes_max(self) -> int:
+        """Longest body that is read."""
+        return self._body_bytes_max
+
+    def admit(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+        """Return the head of the answer to a plain request; None for a host or a length that is refused."""
+        host, origin, length = _read_headers(headers)
+        if length > self._body_bytes_max or not self._is_known(host):
+            return None
+        if not origin and self._origin_any:
+            return _HEAD
+        return b"".join(
+            b"%s: %s\r\n" % header
+            for header in ((b"content-type", b"application/json"), *self._cors_headers(origin))
+        )
+
+    def answer(self, body: bytes | bytearray, caller: Caller) -> Coroutine[Any, Any, bytes | None]:
+        """Return the answer to a body."""
+        return self.dispatcher.answer(body, caller)
+
+    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
+        """Return the answer to a body where it is at hand, else what goes on by itself until it is."""
+        return self.dispatcher.begin(body, caller)
+
+    def charge(self, caller: str, units: int) -> float:
+        """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
+        return self.dispatcher.charge(caller, units)
+
+    def refuse(self, error: RpcError, body: bytes | bytearray = b"") -> bytes:
+        """Return the answer to a body that is not read, or to one whose answer cannot be sent."""
+        return self.dispatcher.refuse(error, body)
+
+    # ASGI
+
+    def _is_known(self, host: bytes) -> bool:
+        """Tell whether a request under ``host`` is answered.
+
+        A web page could be misled to this machine by a name that its owner points here. Browsers always send Host,
+        and an address has no owner: a request without Host and one under an address are answered.
+        """
+        return self._hosts is None or not host or (name := _name_of(host)) in self._hosts or _is_address(name)
+
+    def _cors_headers(self, origin: bytes) -> list[tuple[bytes, bytes]]:
+        if self._origin_any:
+            return [(b"access-control-allow-origin", b"*")]
+        if origin.decode("latin-1") in self._origins:
+            return [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        return []
+
+    async def _preflight(self, scope: Scope, send: Send) -> None:
+        if wait_s := self.dispatcher.charge(_caller_of(scope), 1):
+            await _refuse_now(scope["method"], send, wait_s)
+            return
+        headers = [
+            (b"access-control-allow-methods", b"POST, GET, PUT, OPTIONS"),
+            (b"access-control-allow-headers", allowed_headers(scope["headers"])),
+            (b"access-control-max-age", b"86400"),
+            (b"vary", b"access-control-request-headers"),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body"})
+
+    async def _post(self, scope: Scope, receive: Receive, send: Send, origin: bytes, length: int) -> None:
+        caller = Caller(_caller_of(scope))
+        headers = [(b"content-type", b"application/json"), *self._cors_headers(origin)]
+        held = Held(self._ledger, caller.key)
+        began = bytearray()
+        """The beginning of what is refused, which names who is answered."""
+        try:
+            if length > self._body_bytes_max and any(name == b"expect" for name, _ in scope["headers"]):
+                raise self._too_large()  # to read its beginning would be to ask for all of it
+            async with asyncio.timeout(BODY_DEADLINE_S):
+                body = await self._read_body(receive, held, length, began)
+            answer = await self.dispatcher.answer(body, caller) or b""
+            del body
+            if not held.keep(len(answer)):
+                began[:] = answer[:FIRST_CALL_BYTES]
+                raise _holds_too_much()
+            await _respond(scope, send, answer, headers)
+        except RpcError as error:
+            headers.append((b"connection", b"close"))  # what follows of the body is not read
+            await _respond(scope, send, self.dispatcher.refuse(error, began), headers)
+        except TimeoutError:
+            scope["state"]["drop"]()
+        except ConnectionError:
+            pass
+        finally:
+            held.keep(0)
+
+    def _too_large(self) -> RpcError:
+        return RpcError("invalid_request", "request too large", limit=self._body_bytes_max)
+
+    async def _read_body(self, receive: Receive, held: Held, length: int, began: bytearray) -> bytearray:
+        """Return the body, its first bytes also in ``began``. Raises RpcError for one that is too long,
+        ConnectionError.
+        """
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionError
+            body += message.get("body", b"")
+            began[:] = body[:FIRST_CALL_BYTES]
+            if max(length, len(body)) > self._body_bytes_max:
+                raise self._too_large()
+            if not held.keep(len(body)):
+                raise _holds_too_much()
+            if not message.get("more_body", False):
+                return body
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send, origin: bytes) -> None:
+        await receive()  # websocket.connect
+        wrong_origin = origin and not self._origin_any and origin.decode("latin-1") not in self._origins
+        if scope["path"] not in ("/", "/ws") or wrong_origin:
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await send({"type": "websocket.accept"})
+        key = _caller_of(scope)
+        session = Session(self._hub, self._session_options, scope["state"]["drop"], Held(self._ledger, key))
+        caller = Caller(key, session)
+        self.metrics.websockets.inc()
+        writer = asyncio.ensure_future(_write(session, send))
+        under_way = asyncio.Semaphore(self._session_options.requests_max)
+        tasks: set[asyncio.Task[None]] = set()
+
+        def let_go() -> None:
+            for task in tasks:
+                task.cancel()
+
+        # As many requests as there may be keep this from hearing that the client has left.
+        scope["state"]["when_lost"](let_go)
+        try:
+            while (message := await receive())["type"] == "websocket.receive":
+                body = message[
+                    "bytes"
+                ]  # text is too (rpc.gateway.websocket); web3.py sends its requests as binary frames
+                await under_way.acquire()  # who asks faster than is answered is not read
+                await session.wait_room()
+                task = asyncio.ensure_future(self._answer(session, body, caller, under_way))
+                del body, message  # or an idle connection would keep its longest message
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+        finally:
+            session.end()
+            writer.cancel()
+            let_go()
+            self.metrics.websockets.dec()
+
+    async def _answer(self, session: Session, body: bytes, caller: Caller, under_way: asyncio.Semaphore) -> None:
+        try:
+            with answering():
+                answer = await self.dispatcher.answer(body, caller)
+                if answer is not None:
+                    await session.answer(answer)
+        finally:
+            under_way.release()
+
+
+def _holds_too_much() -> RpcError:
+    return RpcError("limit_exceeded", "limit exceeded: too many bytes under way", retry_after_s=RETRY_S)
+
+
+async def _write(session: Session, send: Send) -> None:
+    try:
+        while (message := await session.next_message()) is not None:
+            await send({"type": "websocket.send", "utf8": message})
+    except (OSError, RuntimeError):  # the client is gone; the reading side ends the session
+        session.end()
+
+
+async def _respond(scope: Scope, send: Send, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    headers.append((b"content-length", str(len(body)).encode()))
+    start = {"type": "http.response.start", "status": 200, "headers": headers}
+    if len(body) <= CHUNK_BYTES:
+        await send(start)
+        await send({"type": "http.response.body", "body": body})
+        return
+    try:
+        async with asyncio.timeout(SEND_DEADLINE_S):
+            await send(start)
+            for first in range(0, len(body), CHUNK_BYTES):
+                more = first + CHUNK_BYTES < len(body)
+                await send(
+                    {"type": "http.response.body", "body": body[first : first + CHUNK_BYTES], "more_body": more}
+                )
+    except TimeoutError:
+        scope["state"]["drop"]()
+
+
+async def _say(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes, int]:
+    host = origin = b""
+    length = 0
+    for name, value in headers:
+        if name == b"host":
+            host = value
+        elif name == b"origin":
+            origin = value
+        elif name == b"content-length":
+            length = int(value) if value.isdigit() and len(value) < 16 else 2**63
+    return host, origin, length
+
+
+def allowed_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the request headers that a preflight is allowed: those that it names.
+
+    Libraries add headers of their own (``x-requested-with``), which are not read here.
+    """
+    for name, value in headers:
+        if name == b"access-control-request-headers" and len(value) <= REQUEST_HEADERS_BYTES_MAX:
+            asked = value.strip()
+            if asked.count(b",") < REQUEST_HEADERS_MAX and _HEADER_NAMES.fullmatch(asked):
+                return asked
+    return ALLOWED_HEADERS
+
+
+_HEAD: Final = b"content-type: application/json\r\naccess-control-allow-origin: *\r\n"
+
+
+def _name_of(host: bytes) -> str:
+    return _kept_name_of(host) if len(host) <= HOST_KEPT_BYTES_MAX else ""  # which is nobody's name
+
+
+@lru_cache(maxsize=1024)
+def _kept_name_of(host: bytes) -> str:
+    name, _, port = host.decode("latin-1").lower().rpartition(":")
+    return name if name and port.isdigit() else host.decode("latin-1").lower()
+
+
+@lru_cache(maxsize=1024)
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+    except ValueError:
+        return False
+    return True
+
+
+def _caller_of(scope: Scope) -> str:
+    client = scope.get("client")
+    return caller_key(client[0]) if client else ""
+
+
+async def _refuse_host(scope: Scope, send: Send) -> None:
+    """Refuse a name that is not ours: a page that rebinds its name to this machine must not read the node."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    await _say(send, 403, b"unknown host name\n", [(b"content-type", b"text/plain")])
+
+
+async def _refuse_now(method: str, send: Send, wait_s: float) -> None:
+    """Refuse a request whose caller has used up its budget."""
+    error = RpcError("limit_exceeded", "limit exceeded: too many requests", retry_after_s=round(wait_s, 3))
+    headers = [(b"content-type", b"application/json"), (b"retry-after", b"%d" % (int(wait_s) + 1))]
+    if method not in ("GET", "HEAD"):
+        headers.append((b"connection", b"close"))  # a body is not read
+    await _say(send, 429, orjson.dumps({"error": error.to_json()}), headers)
+
+
+def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *headers]
+        await send(message)
+
+    return sender
+
+
+class Metrics:
+    """Counters of the gateway; methods and reasons are bounded sets, so are the labels."""
+
+    def __init__(self, link: Link, doors: Doors) -> None:
+        self.registry = CollectorRegistry()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self.websockets = Gauge("dekube_rpc_websockets", "Open WebSocket connections", registry=self.registry)
+        connections = Gauge("dekube_rpc_connections", "Open connections", registry=self.registry)
+        connections.set_function(lambda: doors.open)
+        connected = Gauge("dekube_rpc_node_connected", "1 while the node answers", registry=self.registry)
+        connected.set_function(lambda: float(link.is_connected))
+        held = Gauge("dekube_rpc_held_bytes", "Bodies not whole and answers not read", registry=self.registry)
+        held.set_function(lambda: doors.ledger.bytes)
+        self.registry.register(self)
+        self.registry.register(LogCollector())
+
+    def observe(self, method: str, outcome: str) -> None:
+        """Count a request: a number of our own, which costs a tenth of the library's counter."""
+        self._counts[method, outcome] += 1
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """Return the counts as the library shows them."""
+        family = CounterMetricFamily("dekube_rpc_requests", "JSON-RPC requests", labels=("method", "outcome"))
+        for (method, outcome), count in self._counts.items():
+            family.add_metric((method or "none", outcome), count)
+        return (family,)
+
+    def expose(self) -> bytes:
+        """Return the text of Prometheus."""
+        return generate_latest(self.registry)

@@ -1,0 +1,671 @@
+"""JSON-RPC 2.0 over any transport: bytes of a body in, bytes of an answer out (RPC.md 4, 5 and 10)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+import structlog
+
+from rpc.gateway.limits import Budgets
+from rpc.gateway.memory_quota import FREE_BYTES, Held, Ledger, exact
+from rpc.methods.fair_queue import Lane, Turns
+from rpc.methods.method import Json, Method, Node, Posting, bind
+from rpc.methods.schema import Param
+from rpc.protocol.errors import RpcError, as_rpc_error
+from state.primitives.errors import DekubeError
+
+__all__ = [
+    "FIRST_CALL_BYTES",
+    "Caller",
+    "DispatchOptions",
+    "Dispatcher",
+    "Late",
+    "Posted",
+    "Suspended",
+    "start",
+]
+
+_log = structlog.get_logger(__name__)
+
+IDENTIFIER_LIMIT_CHARACTERS: Final = 256
+IDENTIFIER_LIMIT: Final = 2**53
+YIELD_EVERY: Final = 16
+"""Requests of a batch started before other callers get their turn."""
+BYTES_OF_UNIT: Final = 16 * 1024
+"""Bytes of a body that cost as much as reading one record."""
+VALUES_OF_UNIT: Final = 256
+VALUES_MAX: Final = 65_536
+"""Values of one body, by the marks that separate them: far more than a full batch of the largest questions has.
+
+Each takes a fraction of a microsecond and some hundred bytes, and nobody else has a turn until all are read.
+"""
+VALUE_BYTES: Final = 128
+WIDTH: Final = 5
+"""A text with one unusual character takes four bytes for each, beside the body that it was read from."""
+IDENTIFIER_WITHIN_BYTES: Final = 1_024
+"""At the beginning and at the end of a body that is refused unread: there its identifier is looked for."""
+FIRST_CALL_BYTES: Final = BYTES_OF_UNIT
+"""Of a batch that is refused unread, so much is read for the identifier of its first call."""
+CALLS_LOOKED_AT: Final = 64
+"""Of its elements: those before the first call are notifications, or no requests."""
+_BETWEEN: Final = re.compile(r"[ \t\r\n,]*")
+_SCALAR: Final = rb'(-?[0-9][0-9.eE+-]*|"(?:[^"\\]|\\.)*"|null)'
+_MEMBERS: Final = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]*"\s*'
+_IDENTIFIER_FIRST: Final = re.compile(rb"\s*\[?\s*\{\s*(?:" + _MEMBERS + rb',\s*)*"id"\s*:\s*' + _SCALAR)
+_IDENTIFIER_LAST: Final = re.compile(rb'"id"\s*:\s*' + _SCALAR + rb"\s*(?:,\s*" + _MEMBERS + rb")*\}\s*\Z")
+ANSWER_BYTES_OF_UNIT: Final = 1024
+"""Bytes of an answer beyond the first so many that cost as much as reading one record."""
+
+
+POLICY_VIOLATION: Final = 1008
+_CLOSE_CODES: Final[Mapping[str, int]] = {"limit_exceeded": 1013}
+"""Close codes of WebSockets (RFC 6455, 7.4) by the reason of the refusal: 1013 is to try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchOptions:
+    """Limits of requests; ``rate_per_s`` and ``burst`` are units of cost for one address (0: no limit)."""
+
+    batch_max: int = 1_000
+    body_bytes_max: int = 4 * 1024 * 1024
+    answer_bytes_max: int = 25 * 1024 * 1024
+    rate_per_s: int = 5_000
+    burst: int = 20_000
+    requests_max: int = 20_000
+    """Requests under way in the whole gateway."""
+    requests_per_caller_max: int = 2_000
+    """Of these, one address's: it could hold all places with requests that wait. 0: no limit, behind a proxy."""
+    views_max: int = 48
+    """Calls of ``Lane.VIEW`` that run at once; more wait for their turn."""
+    views_per_caller_max: int = 8
+    """Of these, one address's; all where its requests have no limit."""
+    blocks_max: int = 32
+    """The same of ``Lane.BLOCK``."""
+    blocks_per_caller_max: int = 8
+    lookups_max: int = 1_024
+    """The same of ``Lane.LOOKUP``: the node answers in the order in which it was asked."""
+    lookups_per_caller_max: int = 64
+    listings_max: int = 16
+    """The same of ``Lane.LISTING``, each of which may have some ten megabytes in memory."""
+    listings_per_caller_max: int = 4
+
+
+class Caller:
+    """Who asks: ``key`` names its budget; ``session`` is its WebSocket connection, if it has one."""
+
+    __slots__ = ("key", "session")
+
+    def __init__(self, key: str, session: Any = None) -> None:
+        self.key = key
+        self.session = session
+
+
+Observer = Callable[[str, str], None]
+"""Told the method and the outcome of each request: "ok" or the reason of its error."""
+
+
+class Dispatcher:
+    """Runs requests against the table. ``clock`` gives seconds for the budgets.
+
+    ``absent`` says what to add to the refusal of a method that there is not.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        table: Mapping[str, Method],
+        options: DispatchOptions,
+        clock: Callable[[], float],
+        observe: Observer = lambda _method, _outcome: None,
+        absent: Callable[[str], str] = lambda _method: "",
+        ledger: Ledger | None = None,
+    ) -> None:
+        self._node = node
+        self._table = {name: (method, method.all_params) for name, method in table.items()}
+        self._postings = {
+            name: (method, method.posting, method.params[0])
+            for name, method in table.items() if method.posting is not None
+        }  # fmt: skip
+        self._options = options
+        self._clock = clock
+        self._observe = observe
+        self._absent = absent
+        self._ledger = ledger or Ledger()
+        self._large_from = min(BYTES_OF_UNIT, options.body_bytes_max)
+        self._answer_free = min(ANSWER_BYTES_OF_UNIT, options.answer_bytes_max)
+        self._budgets = Budgets(options.rate_per_s, options.burst)
+        self._running = 0
+        self._running_of: dict[str, int] = {}
+        is_bounded = options.requests_per_caller_max > 0
+        self._turns = {
+            Lane.VIEW: Turns(options.views_max, options.views_per_caller_max * is_bounded),
+            Lane.BLOCK: Turns(options.blocks_max, options.blocks_per_caller_max * is_bounded),
+            Lane.LOOKUP: Turns(options.lookups_max, options.lookups_per_caller_max * is_bounded),
+            Lane.LISTING: Turns(options.listings_max, options.listings_per_caller_max * is_bounded),
+        }
+
+    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
+        """Do what ``answer`` does as far as it can be done now; what has to wait goes on by itself."""
+        if len(body) <= self._large_from:
+            try:
+                parsed = orjson.loads(body)
+            except ValueError:
+                parsed = None  # ``answer`` says what is wrong
+            if type(parsed) is dict:
+                return self._begin(parsed, caller)
+        return start(self.answer(body, caller))
+
+    async def answer(self, body: bytes | bytearray, caller: Caller) -> bytes | None:
+        """Return the answer to a request or batch; None where nothing is to be answered (notifications)."""
+        held: Held | None = None
+        try:
+            if len(body) > self._large_from:
+                held = self._admit_large(body, caller)
+            try:
+                parsed = orjson.loads(body)
+            except ValueError:  # malformed, not UTF-8, or nested deeper than the parser goes
+                raise RpcError("parse_error", "parse error") from None
+            if type(parsed) is dict:
+                return await self._one(parsed, caller)
+            if type(parsed) is list:
+                return await self._batch(parsed, caller)
+            raise RpcError("invalid_request", "invalid request: an object or an array expected")
+        except RpcError as error:
+            self._budgets.take(caller.key, 1, self._clock())
+            if caller.session is not None and error.reason != "parse_error" and _asks_nobody_knows(body):
+                # Its client waits for an answer with an identifier; of this one it would hear nothing.
+                caller.session.close(_CLOSE_CODES.get(error.reason, POLICY_VIOLATION), error.message)
+                return None
+            return self.refuse(error, body)
+        finally:
+            if held is not None:
+                held.keep(0)
+
+    def _admit_large(self, body: bytes | bytearray, caller: Caller) -> Held:
+        """Charge for a large body before it is read. Raises RpcError where it is not read at all."""
+        if len(body) > self._options.body_bytes_max:
+            raise RpcError("invalid_request", "request too large", limit=self._options.body_bytes_max)
+        values = body.count(b",") + body.count(b"[") + body.count(b"{")
+        self._charge(caller, len(body) // BYTES_OF_UNIT + values // VALUES_OF_UNIT)
+        if values > VALUES_MAX:
+            raise RpcError("invalid_request", f"invalid request: more than {VALUES_MAX} values", limit=VALUES_MAX)
+        held = Held(self._ledger, caller.key)
+        is_plain = body.isascii() and b"\\" not in body
+        if not held.keep(len(body) * (1 if is_plain else WIDTH) + VALUE_BYTES * values):
+            raise RpcError("limit_exceeded", "limit exceeded: too many bytes under way", retry_after_s=1)
+        return held
+
+    def weigh_answer(self, caller: Caller, size: int) -> None:
+        """Charge for an answer by its length, which is what the work for it follows."""
+        self._budgets.owe(caller.key, max(size // ANSWER_BYTES_OF_UNIT - 1, 0), self._clock())
+
+    def charge(self, caller: str, units: int) -> float:
+        """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
+        return self._budgets.take(caller, units, self._clock())
+
+    def owe(self, caller: str, units: int) -> None:
+        """Take ``units`` for what was done, whatever is left."""
+        self._budgets.owe(caller, units, self._clock())
+
+    def refuse(self, error: RpcError, body: bytes | bytearray = b"") -> bytes:
+        """Return the answer to a body that is refused as a whole; of ``body`` the beginning may do.
+
+        Clients match answers by identifiers, and expect an array for an array: of a batch, the first call is told.
+        """
+        self._observe("", error.reason)
+        answer = _failure(_identifier_of(body), error.to_json())
+        return b"[%s]" % answer if _is_batch(body) and error.reason != "parse_error" else answer
+
+    async def call(self, name: str, params: Any, caller: Caller) -> Json:
+        """Return the result of one call, for REST. Raises DekubeError."""
+        method, expected = self._table[name]
+        self._charge(caller, method.cost)
+        return await self._run(method, bind(expected, params), caller)
+
+    async def _batch(self, requests: list[Any], caller: Caller) -> bytes | None:
+        if not requests:
+            raise RpcError("invalid_request", "invalid request: an empty batch")
+        if len(requests) > self._options.batch_max:
+            limit = self._options.batch_max
+            raise RpcError("invalid_request", f"invalid request: batch over {limit}", limit=limit)
+        answers: list[bytes | Late | None] = []
+        late: dict[Late, Any] = {}
+        sum_ = _Sum(Held(self._ledger, caller.key), self._options.answer_bytes_max, self._failure_of)
+        try:
+            for index, request in enumerate(requests):
+                if index % YIELD_EVERY == YIELD_EVERY - 1:
+                    await asyncio.sleep(0)
+                answer = self._begin(request, caller)
+                if isinstance(answer, Late):
+                    late[answer] = request
+                elif answer is not None:
+                    answer = sum_.fit(request, answer)
+                answers.append(answer)
+            await _all_done(late, sum_)
+            whole = [item.answer if isinstance(item, Late) else item for item in answers]
+            found = [item for item in whole if item is not None]
+            return b"[" + b",".join(found) + b"]" if found else None
+        finally:
+            for one in late:
+                one.cancel()
+            sum_.held.keep(0)
+
+    def _begin(self, request: Any, caller: Caller) -> bytes | Late | None:
+        """Do what ``_one`` does; transactions in the shape in which clients send them need no coroutine."""
+        if (
+            type(request) is dict
+            and type(name := request.get("method")) is str
+            and (found := self._postings.get(name)) is not None
+            and len(request) == 4
+            and request.get("jsonrpc") == "2.0"
+            and (identifier := request.get("id")) is not None
+            and (type(identifier) is int or _is_identifier(identifier))
+            and type(params := request.get("params")) is list
+            and len(params) == 1
+            and type(params[0]) is str
+            and self._has_room(caller.key)
+            and not self._budgets.take(caller.key, found[0].cost, self._clock())
+        ):
+            return self._post(request, caller, *found)
+        return start(self._one(request, caller))
+
+    def _post(
+        self, request: Any, caller: Caller, method: Method, posting: Posting, param: Param
+    ) -> bytes | Late | None:
+        """Answer a call of a transaction's method that is whole and paid for."""
+        identifier = request["id"]
+        try:
+            raw = param.read(request["params"][0])
+            prepared = posting.prepare(self._node, raw)
+            if prepared is None:
+                return start(self._one(request, caller, is_paid=True))
+            sender, known = prepared
+            posted = Posted(self, method.name, posting, known, identifier, caller)
+            self._node.post(raw, sender, posted)
+            self._enter(caller.key)
+            return posted
+        except Exception as error:
+            return self._fail(method.name, identifier, error)
+
+    def finish(self, posted: Posted, outcome: bytes | Exception) -> bytes:
+        """Return the answer to a call, of what the node has said."""
+        try:
+            if not isinstance(outcome, bytes):
+                if isinstance(outcome, DekubeError):
+                    outcome = posted.posting.error(posted.known, outcome)
+                return self._fail(posted.name, posted.identifier, outcome)
+            self._observe(posted.name, "ok")
+            return self._say(posted.identifier, posted.posting.result(posted.known, outcome), posted.caller)
+        except Exception as error:
+            return self._fail(posted.name, posted.identifier, error)
+
+    async def _one(self, request: Any, caller: Caller, *, is_paid: bool = False) -> bytes | None:
+        identifier: Any = None
+        name = ""
+        wants_answer = True
+        try:
+            if type(request) is not dict:
+                self._charge(caller, 1)
+                raise RpcError("invalid_request", "invalid request: an object expected")
+            wants_answer = "id" in request
+            if not _is_identifier(asked := request.get("id")):
+                self._charge(caller, 1)
+                raise RpcError("invalid_request", "invalid request: id: a string, a number or null expected")
+            identifier = asked
+            if request.get("jsonrpc") != "2.0" or type(request.get("method")) is not str:
+                wants_answer = True  # an invalid request is answered, whatever it was meant to be
+                self._charge(caller, 1)
+                raise RpcError("invalid_request", 'invalid request: jsonrpc "2.0" and a method expected')
+            found = self._table.get(request["method"])
+            if found is None:
+                self._charge(caller, 1)
+                absent = request["method"][:64]
+                message = f"the method {absent} does not exist/is not available"
+                if hint := self._absent(absent):
+                    message = f"{message}: {hint}"
+                raise RpcError("method_not_found", message, method=absent)
+            method, expected = found
+            name = method.name
+            if not is_paid:
+                self._charge(caller, method.cost)
+            if method.needs_session and caller.session is None:  # before its parameters, which nobody can mend
+                message = f"the method {name} does not exist/is not available over HTTP, use a WebSocket"
+                raise RpcError("method_not_found", message, method=name)
+            result = await self._run(method, bind(expected, request.get("params")), caller)
+            self._observe(name, "ok")
+            return self._say(identifier, result, caller) if wants_answer else None
+        except Exception as error:
+            failure = self._fail(name, identifier, error)
+            return failure if wants_answer else None
+
+    def _say(self, identifier: Any, result: Json, caller: Caller) -> bytes:
+        answer = exact(orjson.dumps({"jsonrpc": "2.0", "id": identifier, "result": result}))
+        if len(answer) > self._answer_free:
+            if len(answer) > self._options.answer_bytes_max:
+                raise RpcError("limit_exceeded", "limit exceeded: the answer is too large")
+            self.weigh_answer(caller, len(answer))
+        return answer
+
+    def _fail(self, name: str, identifier: Any, error: Exception) -> bytes:
+        if isinstance(error, DekubeError):
+            known = as_rpc_error(error)
+        else:
+            # A bug of ours, never a mistake of the caller: logged whole, told without its inside.
+            _log.error("rpc method failed", method=name, exc_info=error)
+            known = RpcError("internal_error", "internal error")
+        self._observe(name, known.reason)
+        return self._failure_of(name, identifier, known)
+
+    def _failure_of(self, name: str, identifier: Any, error: RpcError) -> bytes:
+        found = self._table.get(name)
+        told = error.to_json()
+        if found is not None and found[0].may_revert and type(told["data"]) is dict:
+            told["data"] = [told["data"]]
+        return _failure(identifier, told)
+
+    def _charge(self, caller: Caller, cost: int) -> None:
+        wait_s = self._budgets.take(caller.key, cost, self._clock())
+        if wait_s:
+            raise RpcError("limit_exceeded", "limit exceeded: too many requests", retry_after_s=round(wait_s, 3))
+
+    async def _run(self, method: Method, values: list[Any], caller: Caller) -> Json:
+        if self._running >= self._options.requests_max:
+            raise RpcError("limit_exceeded", "limit exceeded: the gateway is busy", retry_after_s=1)
+        mine = self._running_of.get(caller.key, 0)
+        if self._options.requests_per_caller_max and mine >= self._options.requests_per_caller_max:
+            raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
+        self._enter(caller.key)
+        turns = None
+        try:
+            if method.has_min_height:
+                min_height = values.pop()
+                if min_height is not None and self._node.head.height < min_height:
+                    await self._node.wait_height(min_height)
+            if method.weigh is not None:
+                self._budgets.owe(caller.key, method.weigh(self._node, *values), self._clock())
+            if method.lane is not None:
+                lane = self._turns[method.lane]
+                await lane.enter(caller.key)
+                turns = lane
+            if method.needs_session:
+                return await method.handle(caller.session, *values)
+            if method.needs_caller:
+                return await method.handle(self._node, caller.key, *values)
+            return await method.handle(self._node, *values)
+        finally:
+            if turns is not None:
+                turns.leave(caller.key)
+            self.leave(caller.key)
+
+    def _has_room(self, caller: str) -> bool:
+        most = self._options.requests_per_caller_max
+        return self._running < self._options.requests_max and (not most or self._running_of.get(caller, 0) < most)
+
+    def _enter(self, caller: str) -> None:
+        self._running += 1
+        self._running_of[caller] = self._running_of.get(caller, 0) + 1
+
+    def leave(self, caller: str) -> None:
+        """Count a request out."""
+        self._running -= 1
+        left = self._running_of[caller] - 1
+        if left:
+            self._running_of[caller] = left
+        else:
+            del self._running_of[caller]
+
+
+def _is_identifier(value: Any) -> bool:
+    kind = type(value)
+    return (
+        kind is int
+        or value is None
+        or (kind is str and len(value) <= IDENTIFIER_LIMIT_CHARACTERS)
+        or (kind is float and abs(value) < IDENTIFIER_LIMIT)  # beyond it the echo would be another number
+    )
+
+
+def _is_batch(body: bytes | bytearray) -> bool:
+    """Tell whether a body is that of a batch that asks for something: an empty one is answered by one object."""
+    head = body[:IDENTIFIER_WITHIN_BYTES].lstrip()
+    return head[:1] == b"[" and not head[1:].lstrip().startswith(b"]")
+
+
+def _identifier_of(body: bytes | bytearray) -> Any:
+    """Return the identifier of a request or of a batch's first call, read from a part of it; None: not found."""
+    found = _IDENTIFIER_FIRST.match(body, 0, IDENTIFIER_WITHIN_BYTES)
+    if found is None and not _is_batch(body):
+        found = _IDENTIFIER_LAST.search(body, max(len(body) - IDENTIFIER_WITHIN_BYTES, 0))
+    if found is not None:
+        return _as_identifier(found[1])
+    return _identifier_of_first_call(body) if _is_batch(body) else None
+
+
+def _identifier_of_first_call(body: bytes | bytearray) -> Any:
+    text = body[:FIRST_CALL_BYTES].decode("utf-8", "replace")
+    reader, at = json.JSONDecoder(), text.index("[") + 1
+    try:
+        for _ in range(CALLS_LOOKED_AT):
+            found = _BETWEEN.match(text, at)
+            assert found is not None  # it may be empty
+            request, at = reader.raw_decode(text, found.end())
+            if type(request) is dict and (identifier := _as_identifier(json.dumps(request.get("id")))) is not None:
+                return identifier
+    except (ValueError, RecursionError):  # it ends here, or is not JSON
+        pass
+    return None
+
+
+def _as_identifier(text: bytes | str) -> Any:
+    try:
+        value = orjson.loads(text)
+    except ValueError:
+        return None
+    return value if _is_identifier(value) else None
+
+
+def _asks_nobody_knows(body: bytes | bytearray) -> bool:
+    """Tell whether a body asks for an answer that its client could not match."""
+    is_request = body[:IDENTIFIER_WITHIN_BYTES].lstrip()[:1] == b"{" or _is_batch(body)
+    return is_request and _identifier_of(body) is None
+
+
+def _failure(identifier: Any, error: Json) -> bytes:
+    return exact(orjson.dumps({"jsonrpc": "2.0", "id": identifier, "error": error}))
+
+
+class Late:
+    """An answer that is not there yet."""
+
+    __slots__ = ("_then", "answer", "is_cancelled", "is_waiting")
+
+    def __init__(self) -> None:
+        self._then: Callable[[Late], None] = _ignore
+        self.answer: bytes | None = None
+        self.is_cancelled = False
+        self.is_waiting = True
+
+    def then(self, function: Callable[[Late], None]) -> None:
+        """Call ``function`` when the answer is there; where it is given up that may never be."""
+        self._then = function
+
+    def tell(self) -> None:
+        """Say that the answer is there, once: who is told knows this one, and that would keep both alive."""
+        then, self._then = self._then, _ignore
+        then(self)
+
+    def cancel(self) -> None:
+        """Give up; does nothing to what is done."""
+        raise NotImplementedError
+
+
+class Posted(Late):
+    """A transaction whose hash, or refusal, the node has yet to say; a waiter of ``rpc.gateway.node.batcher``."""
+
+    __slots__ = ("_dispatcher", "caller", "identifier", "known", "name", "posting")
+
+    def __init__(
+        self, dispatcher: Dispatcher, name: str, posting: Posting, known: Any, identifier: Any, caller: Caller
+    ) -> None:
+        self._then = _ignore  # as every Late begins; a call more would be a tenth of this one's
+        self.answer = None
+        self.is_cancelled = False
+        self.is_waiting = True
+        self._dispatcher = dispatcher
+        self.name = name
+        self.posting = posting
+        self.known = known
+        """What ``prepare`` has left for the other halves."""
+        self.identifier = identifier
+        self.caller = caller
+
+    def done(self) -> bool:
+        """Tell whether nobody waits for the node's word any more."""
+        return not self.is_waiting
+
+    def answered(self, outcome: bytes | Exception) -> None:
+        """Take the node's word."""
+        self.is_waiting = False
+        self._dispatcher.leave(self.caller.key)
+        self.answer = self._dispatcher.finish(self, outcome)
+        self.tell()
+
+    def cancel(self) -> None:
+        """Give up; the node may have it all the same."""
+        if self.is_waiting:
+            self.is_waiting = False
+            self.is_cancelled = True
+            self._dispatcher.leave(self.caller.key)
+
+
+class Suspended(Late):
+    """A coroutine that had to wait and goes on by itself, for half of what a task costs.
+
+    It may wait for futures; what asks for the current task, as ``asyncio.timeout`` does, fails in it.
+    """
+
+    __slots__ = ("_coroutine", "_waiting_for")
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, bytes | None], waiting_for: asyncio.Future[Any] | None
+    ) -> None:
+        super().__init__()
+        self._coroutine = coroutine
+        self._wait(waiting_for)
+
+    def cancel(self) -> None:
+        """Give up; does nothing to what is done."""
+        if not self.is_waiting:
+            return
+        self.is_cancelled = True
+        if self._waiting_for is not None:
+            self._waiting_for.cancel()
+
+    def _wait(self, waiting_for: asyncio.Future[Any] | None) -> None:
+        self._waiting_for = waiting_for
+        if waiting_for is None:  # it only lets others have their turn
+            asyncio.get_running_loop().call_soon(self._go_on)
+            return
+        waiting_for._asyncio_future_blocking = False
+        waiting_for.add_done_callback(self._go_on)
+        if self.is_cancelled:
+            waiting_for.cancel()
+
+    def _go_on(self, _waited_for: asyncio.Future[Any] | None = None) -> None:
+        try:
+            if self.is_cancelled:  # also where what it waited for came in the very moment, as in a task
+                waiting_for = self._coroutine.throw(asyncio.CancelledError())
+            else:
+                waiting_for = self._coroutine.send(None)  # what the future failed with is raised within
+        except StopIteration as done:
+            self.answer = done.value
+            self.is_cancelled = False
+        except asyncio.CancelledError:
+            self.is_cancelled = True
+        else:
+            self._wait(waiting_for)
+            return
+        self.is_waiting = False
+        self.tell()
+
+
+def _ignore(_late: Late) -> None:
+    pass
+
+
+class _Sum:
+    """Bounds the answers of one batch together, as they come."""
+
+    __slots__ = ("_failure_of", "_limit", "_noted", "_size", "held")
+
+    def __init__(self, held: Held, limit: int, failure_of: Callable[[str, Any, RpcError], bytes]) -> None:
+        self.held = held
+        self._failure_of = failure_of
+        self._limit = limit
+        self._size = 0
+        self._noted = FREE_BYTES
+
+    def fit(self, request: Any, answer: bytes) -> bytes:
+        """Return ``answer``, or the refusal in its place where all together would be too large."""
+        size = self._size + len(answer)
+        if size > self._noted:
+            if size > self._limit or not self.held.keep(size):
+                identifier, name = None, None
+                if type(request) is dict:
+                    identifier, name = request.get("id"), request.get("method")
+                error = RpcError("limit_exceeded", "limit exceeded: the answer to the batch is too large")
+                answer = self._failure_of(
+                    name if type(name) is str else "", identifier if _is_identifier(identifier) else None, error
+                )  # fmt: skip
+                self._size += len(answer)  # a full batch of refusals is small
+                return answer
+            self._noted = self.held.told
+        self._size = size
+        return answer
+
+
+async def _all_done(late: Mapping[Late, Any], sum_: _Sum) -> None:
+    """Wait until none of them waits any more; one that was cancelled cancels this.
+
+    They come with their requests; what they answer is fitted into the sum of all.
+    """
+    left = 0
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def one_is(one: Late) -> None:
+        nonlocal left
+        left -= 1
+        if one.answer is not None:
+            one.answer = sum_.fit(late[one], one.answer)
+        if done.done():
+            return
+        if one.is_cancelled:
+            done.cancel()
+        elif not left:
+            done.set_result(None)
+
+    for one in late:
+        if one.is_waiting:
+            left += 1
+            one.then(one_is)
+        elif one.is_cancelled:
+            raise asyncio.CancelledError
+        elif one.answer is not None:
+            one.answer = sum_.fit(late[one], one.answer)
+    if left:
+        await done
+
+
+def start(coroutine: Coroutine[Any, Any, bytes | None]) -> bytes | Suspended | None:
+    """Run ``coroutine`` until it has to wait: most have their answer by then."""
+    try:
+        waiting_for = coroutine.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    return Suspended(coroutine, waiting_for)

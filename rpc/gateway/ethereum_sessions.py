@@ -1,0 +1,102 @@
+"""``eth_subscribe``: new heads and logs over a WebSocket, in order and without gaps, as the native ones are.
+
+What comes into the mempool is told too, as far as a client keeps up with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rpc.ethereum import render
+from rpc.ethereum.logs import LogFilter, logs_in
+from rpc.ethereum.params import TOPIC_FILTER
+from rpc.gateway.node.client import Link
+from rpc.gateway.subscriptions import Filter, Session
+from rpc.methods.method import Json, Method
+from rpc.methods.schema import STRING, Param, choice, text
+from rpc.protocol.blocks import LoadedBlock
+from rpc.protocol.errors import RpcError
+
+__all__ = ["SESSION_METHODS"]
+
+ENVELOPE: Final = "eth_subscription"
+EVERYTHING: Final = LogFilter(frozenset(), ())
+
+
+@dataclass(frozen=True, slots=True)
+class NewHeads:
+    """Every header."""
+
+    envelope: str = ENVELOPE
+
+    def __call__(self, loaded: LoadedBlock, link: Link) -> list[Json]:
+        """Return the header."""
+        return [render.header(loaded, link.description)]
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """The wanted logs, one notification for each."""
+
+    logs: LogFilter
+    envelope: str = ENVELOPE
+
+    def __call__(self, loaded: LoadedBlock, _link: Link) -> list[Json]:
+        """Return the logs of a block."""
+        return logs_in(loaded, self.logs)
+
+
+async def _subscribe(session: Session, kind: str, wanted: LogFilter | bool | None) -> Json:
+    """Answer ``eth_subscribe``."""
+    select: Filter
+    if kind == "newPendingTransactions":
+        if wanted is True:
+            raise _refuse("whole transactions are not told, ask for them by their hashes")
+        if wanted not in (None, False):
+            raise _refuse(f"not with {kind}")
+        return (await session.start_of_pool(ENVELOPE)).identifier
+    if kind == "newHeads":
+        select = NewHeads()
+    else:
+        select = Logs(wanted if isinstance(wanted, LogFilter) else EVERYTHING)
+    if isinstance(wanted, bool) if kind == "logs" else wanted not in (None, False, EVERYTHING):
+        raise _refuse(f"not with {kind}")
+    return session.start(select, None, select.logs.weight if isinstance(select, Logs) else 1).identifier
+
+
+def _refuse(why: str) -> RpcError:
+    return RpcError("invalid_params", f"invalid params: filter: {why}", param="filter")
+
+
+async def _unsubscribe(session: Session, identifier: str) -> Json:
+    """Answer ``eth_unsubscribe``."""
+    return session.unsubscribe(identifier)
+
+
+SESSION_METHODS: Final = (
+    Method(
+        "eth_subscribe",
+        "News of each block, as `eth_subscription` notifications (WebSocket)",
+        _subscribe,
+        STRING,
+        (
+            Param("kind", choice("newHeads", "logs", "newPendingTransactions"), "What to be told."),
+            Param("filter", TOPIC_FILTER, "logs: address and topics.", required=False),
+        ),
+        cost=10,
+        has_min_height=False,
+        needs_session=True,
+        group="ethereum",
+    ),
+    Method(
+        "eth_unsubscribe",
+        "End a subscription (WebSocket)",
+        _unsubscribe,
+        {"type": "boolean"},
+        (Param("subscription", text(18), "What eth_subscribe returned."),),
+        has_min_height=False,
+        needs_session=True,
+        group="ethereum",
+    ),
+)

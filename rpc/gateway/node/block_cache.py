@@ -1,0 +1,135 @@
+"""Blocks at hand: each is fetched, recovered and shown once for all who ask, and kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Generic, TypeVar
+
+import orjson
+
+from rpc.gateway.limits import Cache
+from rpc.protocol.blocks import LoadedBlock
+
+__all__ = ["ITEMS_OF_TURN", "Shelf"]
+
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+
+ITEMS_OF_TURN: Final = 16
+"""Transactions of a block shown, or recovered, before others have their turn: a millisecond."""
+FETCHES_MAX: Final = 64
+"""Blocks that are asked for or decoded at once: the node gives them faster than they are decoded."""
+RENDERS_MAX: Final = 2
+"""Blocks shown at once; what they take of each turn of the loop adds up."""
+
+
+class Shelf:
+    """Keeps final blocks, and large ones as they are shown; ``fetch`` gets one from the node.
+
+    Runs on asyncio. What is long to compute has a thread of its own: large blocks must not take the places of
+    views, nor more than one processor.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[int], Coroutine[Any, Any, LoadedBlock | None]],
+        *,
+        block_bytes_max: int,
+        rendered_bytes_max: int,
+    ) -> None:
+        self._fetch = fetch
+        self._blocks: Cache[int, LoadedBlock] = Cache(block_bytes_max)
+        self._rendered: Cache[tuple[str, bytes], bytes] = Cache(rendered_bytes_max)
+        self._fetching: _UnderWay[int, LoadedBlock | None] = _UnderWay()
+        self._recovering: _UnderWay[int, None] = _UnderWay()
+        self._rendering: _UnderWay[tuple[str, bytes], bytes] = _UnderWay()
+        self._fetches = asyncio.Semaphore(FETCHES_MAX)
+        self._renders = asyncio.Semaphore(RENDERS_MAX)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rpc-block")
+
+    def put(self, loaded: LoadedBlock) -> None:
+        """Keep a block."""
+        self._blocks.put(loaded.height, loaded, loaded.weight_bytes)
+
+    def clear(self) -> None:
+        """Forget the blocks; what was shown of one stands under its hash and holds whatever the chain is."""
+        self._blocks.clear()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, function: Callable[..., None], *args: Any) -> None:
+        """Run ``function(*args)`` in the thread for blocks."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    async def block(self, height: int) -> LoadedBlock | None:
+        """Return the block at ``height``, None above the newest."""
+        found = self._blocks.get(height)
+        if found is not None:
+            return found
+        return await self._fetching.join(height, lambda: self._load(height))
+
+    async def _load(self, height: int) -> LoadedBlock | None:
+        async with self._fetches:
+            loaded = await self._fetch(height)
+        if loaded is not None:
+            self.put(loaded)
+        return loaded
+
+    async def block_with_senders(self, height: int) -> LoadedBlock | None:
+        """Return the block at ``height`` with the senders of all its transactions."""
+        loaded = await self.block(height)
+        if loaded is not None and not loaded.has_senders:
+            if len(loaded.block.transactions) <= ITEMS_OF_TURN:
+                loaded.recover()
+            else:
+                await self._recovering.join(height, lambda: self.in_thread(LoadedBlock.recover, loaded))
+        return loaded
+
+    async def rendered(self, part: str, loaded: LoadedBlock, item: Callable[[int], Any]) -> Any:
+        """Return the JSON of ``item`` of each transaction of a block; ``part`` names it.
+
+        That of a large block is made in turns, once for all who ask, and kept.
+        """
+        count = len(loaded.block.transactions)
+        if count <= ITEMS_OF_TURN:
+            return [item(index) for index in range(count)]
+        key = (part, loaded.hash)
+        found = self._rendered.get(key)
+        if found is None:
+            found = await self._rendering.join(key, lambda: self._render(key, count, item))
+        return orjson.Fragment(found)
+
+    async def _render(self, key: tuple[str, bytes], count: int, item: Callable[[int], Any]) -> bytes:
+        async with self._renders:
+            parts = []
+            for first in range(0, count, ITEMS_OF_TURN):
+                items = [item(index) for index in range(first, min(first + ITEMS_OF_TURN, count))]
+                parts.append(orjson.dumps(items)[1:-1])
+                await asyncio.sleep(0)
+        found = b"[" + b",".join(parts) + b"]"
+        self._rendered.put(key, found, len(found))
+        return found
+
+
+class _UnderWay(Generic[_K, _V]):
+    """Work that several may wait for, by what it is about; it goes on when those who wait leave."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[_K, asyncio.Task[_V]] = {}
+
+    def join(self, key: _K, begin: Callable[[], Coroutine[Any, Any, _V]]) -> asyncio.Future[_V]:
+        """Return what will come of the work on ``key``, which begins now unless it is under way."""
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.ensure_future(begin())
+            task.add_done_callback(lambda done: self._ended(key, done))
+        return asyncio.shield(task)
+
+    def _ended(self, key: _K, done: asyncio.Task[_V]) -> None:
+        self._tasks.pop(key, None)
+        if not done.cancelled():
+            done.exception()  # whoever waited may be gone

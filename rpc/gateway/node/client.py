@@ -1,0 +1,566 @@
+"""The gateway's side of the socket: a ``Node`` over frames, with caches of what can never change.
+
+Runs on asyncio. Questions of one turn of the loop travel in one frame; state at a height
+(``rpc.gateway.node.state_cache``), blocks (``rpc.gateway.node.block_cache``) and places of transactions are
+immutable once final, so they are kept. The link reconnects by itself, and while it is down every question
+(``rpc.gateway.node.pending``) fails with NodeUnavailable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import structlog
+
+from rpc.gateway.limits import Cache
+from rpc.gateway.node.batcher import Gatherer, Waiter
+from rpc.gateway.node.block_cache import Shelf
+from rpc.gateway.node.pending import Questions, as_error
+from rpc.gateway.node.receipt_waiters import Waits
+from rpc.gateway.node.state_cache import KEYS_OF_FRAME, Values
+from rpc.gateway.node.view_threads import Queries
+from rpc.methods.poll_filters import FILTERS_PER_CALLER_MAX, Filters
+from rpc.protocol.blocks import LoadedBlock
+from rpc.protocol.errors import HeightNotReached, HeightUnknown, NodeUnavailable, RpcError
+from rpc.protocol.frames import ANSWER_LIMIT_BYTES, FrameBuffer, Push, read_answer, read_failure
+from rpc.protocol.node_view import (
+    BlockRecord,
+    Description,
+    Head,
+    KindInfo,
+    KnownNode,
+    Network,
+    Peer,
+    PoolStatus,
+    Submitted,
+    Sync,
+    Waiting,
+    read_record,
+)
+from state.primitives.codec import Value, encode
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
+from state.primitives.receipts import EventType
+from state.primitives.transactions import CALL_KIND
+from tasks.ledger.events import EVENTS
+from tasks.ledger.screening import DatasetFacts
+
+__all__ = ["Link", "LinkOptions", "read_submitted"]
+
+_log = structlog.get_logger(__name__)
+
+SUBMITS_OF_FRAME: Final = 64
+SUBMIT_PAUSE_S: Final = 0.003
+"""How long at most a frame waits to hold as many as the last one: it costs as much as two transactions do."""
+POOL_NEWS_MAX: Final = 4096
+"""Hashes of one answer about what came into the mempool; the newest ones where there were more."""
+EPOCHS_KEPT: Final = 64
+"""Epochs whose leaders are kept."""
+MIN_HEIGHT_WAIT_MS: Final = 2_000
+"""How long a request waits for its ``min_height``: about two blocks."""
+RECONNECT_S_MIN: Final = 0.05
+RECONNECT_S_MAX: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """Bounds of what the gateway keeps and of what it has under way at the node."""
+
+    requests_max: int = 4096
+    request_timeout_s: float = 15.0
+    state_entries_max: int = 200_000
+    block_bytes_max: int = 192 * 1024 * 1024
+    place_entries_max: int = 200_000
+    bloom_entries_max: int = 50_000
+    """About 300 bytes each; a question about logs reads the blocks that are not among them."""
+    waiters_max: int = 16_384
+    """Requests that wait for a height, and as many more that wait for a transaction."""
+    rendered_bytes_max: int = 64 * 1024 * 1024
+    """Parts of large blocks as JSON."""
+    queries_max: int = 64
+    query_threads: int = 4
+    large_block_transactions: int = 128
+    """Blocks with more are decoded in a worker thread."""
+    filters_per_caller_max: int = FILTERS_PER_CALLER_MAX
+
+
+class _Session(asyncio.Protocol):
+    """One connection to the node."""
+
+    def __init__(self, questions: Questions, on_lost: Callable[[_Session], None]) -> None:
+        self._questions = questions
+        self._on_lost = on_lost
+        self._buffer = FrameBuffer(ANSWER_LIMIT_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._frames: list[bytes] = []
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for value in self._buffer.feed(data):
+                self._questions.received(read_answer(value))
+        except DecodeError as error:
+            _log.error("the node speaks another protocol", error=str(error))
+            self.close()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+        # At once, and not when ``run`` gets there: it may itself be waiting for an answer that will not come.
+        self._on_lost(self)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def send(self, frame: bytes) -> None:
+        if not self._frames:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._frames.append(frame)
+
+    def _flush(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(self._frames))
+        self._frames = []
+
+
+class Link:
+    """The node as the methods see it (``rpc.methods.method.Node``); ``run`` keeps it connected."""
+
+    def __init__(self, path: Path, options: LinkOptions | None = None) -> None:
+        self._path = path
+        self._options = options = options or LinkOptions()
+        self._session: _Session | None = None
+        self._questions = Questions(options.requests_max, options.request_timeout_s, self._told)
+        self._values = Values(self._read_keys, options.state_entries_max)
+        self._shelf = Shelf(
+            self._fetch_block,
+            block_bytes_max=options.block_bytes_max,
+            rendered_bytes_max=options.rendered_bytes_max,
+        )
+        self._queries = Queries(
+            self._questions, self._values.read, running_max=options.queries_max, threads=options.query_threads
+        )
+        # Bound here and not wrapped in methods: no question takes a call more.
+        self.request = self._questions.request
+        self.read = self._values.read
+        self.query = self._queries.query
+        self.block = self._shelf.block
+        self.block_with_senders = self._shelf.block_with_senders
+        self.rendered = self._shelf.rendered
+        self._head: Head | None = None
+        self._last: Head | None = None
+        """The head when the node was heard last."""
+        self._description: Description | None = None
+        self._kinds: dict[int, str] = {}
+        self._places: Cache[bytes, tuple[int, int]] = Cache(options.place_entries_max)
+        self._leaders: Cache[int, list[bytes]] = Cache(EPOCHS_KEPT)
+        self._heights: Cache[bytes, int] = Cache(options.place_entries_max)
+        self._hashes: Cache[int, bytes] = Cache(options.place_entries_max)
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._locates: Gatherer[bytes, tuple[int, int] | None] = Gatherer(
+            self._locate_all, frame_items_max=KEYS_OF_FRAME, waiting_max=options.waiters_max
+        )
+        self._nonces: Gatherer[bytes, int] = Gatherer(
+            self._ask_nonces, frame_items_max=KEYS_OF_FRAME, waiting_max=options.requests_max
+        )
+        self._submits: Gatherer[tuple[bytes, bytes], bytes] = Gatherer(
+            self._submit_all,
+            frame_items_max=SUBMITS_OF_FRAME,
+            waiting_max=options.requests_max,
+            size_of=lambda transaction: len(transaction[0]) + 64,
+            pause_s=SUBMIT_PAUSE_S,
+        )
+        self.waits = Waits(self, options.waiters_max)
+        self._listeners: list[Callable[[Head], None]] = []
+        self.blooms: Cache[int, int] = Cache(options.bloom_entries_max)
+        self.filters = Filters(time.monotonic, options.filters_per_caller_max)
+        self.era = 0
+        """How often the blocks that were told turned out not to be the node's: of another chain, or set back."""
+        self.serving: tuple[str, int] = ("", 0)
+        """Where the gateway listens; told to the node at each connection."""
+
+    # Connection
+
+    async def run(self) -> None:
+        """Stay connected until cancelled."""
+        delay_s = RECONNECT_S_MIN
+        sweeper = asyncio.ensure_future(self._questions.sweep())
+        try:
+            while True:
+                try:
+                    if await self._connect():
+                        delay_s = RECONNECT_S_MIN
+                except (OSError, NodeUnavailable, DecodeError, RpcError) as error:
+                    _log.debug("no connection to the node", error=str(error))
+                finally:
+                    self._disconnected()
+                await asyncio.sleep(delay_s * (1 + random.random()))
+                delay_s = min(delay_s * 2, RECONNECT_S_MAX)
+        finally:
+            sweeper.cancel()
+            self._queries.close()
+            self._shelf.close()
+
+    async def _connect(self) -> bool:
+        loop = asyncio.get_running_loop()
+        _, session = await loop.create_unix_connection(
+            lambda: _Session(self._questions, self._session_lost), str(self._path)
+        )
+        try:
+            self._session = session
+            self._questions.connect(session.send)
+            await self._greet()
+            _log.info("connected to the node", height=self.head.height)
+            await session.lost
+            _log.warning("connection to the node lost")
+            return True
+        finally:
+            session.close()
+
+    async def _greet(self) -> None:
+        hello = read_record(Description, await self.request("hello"))
+        hello = hello._replace(kinds=tuple(KindInfo(*item) for item in hello.kinds))
+        if self._description is not None and self._description.genesis_hash != hello.genesis_hash:
+            _log.warning("the node is of another chain now", genesis=hello.genesis_hash.hex())
+            self._forget()
+        elif self._last is not None and await self.request("hash", self._last.height) != self._last.hash:
+            _log.warning("the node was set back", height=self._last.height)
+            self._forget()
+        self._description = hello
+        self._kinds = {CALL_KIND: "call", **{item.kind: item.name for item in hello.kinds}}
+        self._new_head(read_record(Head, await self.request("head")))
+        await self.request("watch")
+        await self.request("serving", *self.serving)
+
+    def _forget(self) -> None:
+        self.era += 1
+        self._last = None
+        self._values.clear()
+        self._shelf.clear()
+        self._places.clear()
+        self._heights.clear()
+        self._hashes.clear()
+        self._leaders.clear()
+        self.blooms.clear()
+        self.filters.clear()
+        self.waits.look_again()
+
+    def _session_lost(self, session: _Session) -> None:
+        if session is self._session:
+            self._disconnected()
+
+    def _disconnected(self) -> None:
+        self._session = None
+        self._last, self._head = self._head or self._last, None
+        self._values.disconnect()
+        self._questions.disconnect()
+
+    def _told(self, news: Push) -> None:
+        match news:
+            case Push("head", [list(record), changes]):
+                self._new_head(read_record(Head, record), changes)
+            case _:
+                pass  # news of a later version
+
+    def _new_head(self, head: Head, changes: Any = None) -> None:
+        if self._head is not None and head.height <= self._head.height:
+            return
+        self._values.on_head(head.height, changes)
+        self._head = head
+        self._hashes.put(head.height, head.hash)
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self.waits.on_head(head)
+        for listener in self._listeners:
+            listener(head)
+
+    def on_head(self, listener: Callable[[Head], None]) -> None:
+        """Call ``listener`` at each new head; heights may be skipped."""
+        self._listeners.append(listener)
+
+    # Facts
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the node answers."""
+        return self._head is not None
+
+    @property
+    def head(self) -> Head:
+        """The newest finalised block. Raises NodeUnavailable."""
+        if self._head is None:
+            raise NodeUnavailable
+        return self._head
+
+    @property
+    def description(self) -> Description:
+        """What does not change. Raises NodeUnavailable before the first connection."""
+        if self._description is None:
+            raise NodeUnavailable
+        return self._description
+
+    @property
+    def kinds(self) -> Mapping[int, str]:
+        """Names of the kinds."""
+        return self._kinds
+
+    @property
+    def events(self) -> Mapping[tuple[bytes, bytes], EventType]:
+        """Known events."""
+        return EVENTS
+
+    # State
+
+    async def _read_keys(self, height: int, keys: list[bytes]) -> list[bytes | None]:
+        """Return the values of ``keys`` after ``height``. Raises DecodeError, and what ``request`` does."""
+        # State below the head comes from undo records: more work, so the node does it in a thread.
+        method = "read" if self._head is not None and height == self._head.height else "read_old"
+        values = await self._questions.ask(method, [height, cast("list[Value]", keys)])
+        if type(values) is not list or len(values) != len(keys):
+            raise DecodeError("not the values that were asked for")
+        return values
+
+    # Blocks and transactions
+
+    async def hash_of(self, height: int) -> bytes:
+        """Return the hash of the block at ``height``."""
+        found = self._hashes.get(height)
+        if found is None:
+            found = await self.request("hash", height)
+            if type(found) is not bytes:
+                raise HeightUnknown(height=height, newest_height=self.head.height)
+            self._hashes.put(height, found)
+        return found
+
+    async def _fetch_block(self, height: int) -> LoadedBlock | None:
+        """Return the block at ``height`` with its leader, None above the newest.
+
+        Asked for again where the node has turned out to have other blocks: decoding may outlast a connection.
+        """
+        era = None
+        while era != self.era:
+            era = self.era
+            value = await self.request("block", height)
+            if value is None:
+                return None
+            loaded = LoadedBlock(read_record(BlockRecord, value))
+            if len(loaded.block.transactions) > self._options.large_block_transactions:
+                await self._shelf.in_thread(_decode_all, loaded)
+            await self._name_leader(loaded)
+        self._hashes.put(height, loaded.hash)
+        self._heights.put(loaded.hash, height)
+        return loaded
+
+    async def _name_leader(self, loaded: LoadedBlock) -> None:
+        header = loaded.block.header
+        leaders = self._leaders.get(header.epoch)
+        if leaders is None:
+            leaders = list(await self.request("leaders", header.epoch))
+            if leaders:
+                self._leaders.put(header.epoch, leaders)
+        if header.proposer_seat < len(leaders):
+            loaded.leader = leaders[header.proposer_seat]
+
+    async def height_of(self, block_hash: bytes) -> int | None:
+        """Return the height of a finalised block."""
+        found = self._heights.get(block_hash)
+        if found is None:
+            found = await self.request("height_of", block_hash)
+            if found is not None:
+                self._heights.put(block_hash, found)
+        return found
+
+    async def locate(self, transaction_hash: bytes) -> tuple[int, int] | None:
+        """Return height and index of a finalised transaction."""
+        found = self._places.get(transaction_hash)
+        if found is None:
+            found = await self._locates.answer(transaction_hash)
+            if found is not None:
+                self._places.put(transaction_hash, found)
+        return found
+
+    async def dataset_facts(self, blob: bytes) -> DatasetFacts | None:
+        """Return what a blob is as a data set, None where the node does not hold all of it."""
+        match await self.request("dataset_facts", blob):
+            case None:
+                return None
+            case [int(size), int(columns), int(classes), int(rows), bytes(root), str(error)]:
+                return DatasetFacts(size, columns, classes, rows, root, error)
+            case _:
+                raise DecodeError("not the facts of a data set")
+
+    async def _locate_all(self, hashes: Sequence[bytes]) -> list[tuple[int, int] | Exception | None]:
+        found = await self.request("locate", *hashes)
+        return [None if place is None else (place[0], place[1]) for place in found]
+
+    async def _head_above(self, height: int, until: float) -> bool:
+        """Wait for a head above ``height``; return False when the time ``until`` is over first."""
+        if self._head is not None and self._head.height > height:
+            return True  # it came while the caller was waiting for something else
+        if len(self._waiters) >= self._options.waiters_max:
+            raise RpcError("limit_exceeded", "limit exceeded: too many requests wait", retry_after_s=1)
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=max(until - loop.time(), 0))
+            return waiter.done()
+        finally:
+            self._waiters.discard(waiter)
+
+    async def wait_transaction(self, transaction_hash: bytes, timeout_ms: int) -> tuple[int, int] | None:
+        """Return height and index as soon as a transaction is final, None when the time is over."""
+        place = await self.waits.wait(transaction_hash, timeout_ms / 1000)
+        if place is not None:
+            self._places.put(transaction_hash, place)
+        return place
+
+    async def yield_turn(self) -> None:
+        """Let other requests have their turn."""
+        await asyncio.sleep(0)
+
+    async def wait_height(self, height: int) -> None:
+        """Wait a little for the head to be at ``height``. Raises HeightNotReached."""
+        until = asyncio.get_running_loop().time() + MIN_HEIGHT_WAIT_MS / 1000
+        while self.head.height < height:
+            if not await self._head_above(self.head.height, until):
+                raise HeightNotReached(height=self.head.height, min_height=height)
+
+    async def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
+        """Return places of transactions that touch ``address``, newest first."""
+        found = await self.request("history", address, None if before is None else list(before), limit)
+        return [(height, index) for height, index in found]
+
+    async def prove(self, height: int, key: bytes) -> bytes:
+        """Return the encoded proof of ``key``."""
+        return cast(bytes, await self.request("prove", height, key))
+
+    async def header_path(
+        self, height: int, limit: int, *, to_certificate: bool = True
+    ) -> tuple[list[bytes], bytes | None]:
+        """Return headers from ``height`` up to the first that a kept certificate names, and that certificate."""
+        headers, certificate = await self.request("header_path", height, limit, int(to_certificate))
+        return headers, certificate
+
+    async def epoch_records(self, first: int, limit: int) -> list[bytes]:
+        """Return the records of at most ``limit`` epochs from ``first`` on."""
+        return cast(list[bytes], await self.request("epoch_records", first, limit))
+
+    # What changes at any time
+
+    async def pending_nonce(self, address: bytes) -> int:
+        """Return the nonce of the next transaction."""
+        return await self._nonces.answer(address)
+
+    async def _ask_nonces(self, addresses: Sequence[bytes]) -> list[int | Exception]:
+        return cast("list[int | Exception]", await self.request("pending_nonces", *addresses))
+
+    async def pool_status(self) -> PoolStatus:
+        """Return the mempool in numbers."""
+        return read_record(PoolStatus, await self.request("pool"))
+
+    async def pool_transactions(self, limit: int) -> list[Waiting]:
+        """Return transactions of the mempool, the best first."""
+        return _waiting(await self.request("pool_list", limit))
+
+    async def pool_page(self, before: int | None, limit: int) -> list[tuple[int, Waiting]]:
+        """Return transactions of the mempool with the numbers of their arrival, the newest first."""
+        found = await self.request("pool_page", before, limit)
+        return [(number, read_record(Waiting, item)) for number, item in found]
+
+    async def pool_queued(self, limit: int) -> list[Waiting]:
+        """Return transactions of the mempool that wait for an earlier nonce."""
+        return _waiting(await self.request("pool_queued", limit))
+
+    async def pool_of(self, address: bytes) -> list[Waiting]:
+        """Return what waits from one sender."""
+        return _waiting(await self.request("pool_of", address))
+
+    async def pool_news(self, since: int | None) -> tuple[int, list[bytes]]:
+        """Return where the mempool is now, and the hashes of what came in after ``since``."""
+        now, hashes = await self.request("pool_news", since or 0, 0 if since is None else POOL_NEWS_MAX)
+        return now, hashes
+
+    async def pool_get(self, transaction_hash: bytes) -> Waiting | None:
+        """Return a waiting transaction."""
+        found = await self.request("pool_get", transaction_hash)
+        return None if found is None else read_record(Waiting, found)
+
+    async def submit(self, raw: bytes, sender: bytes) -> bytes:
+        """Hand a transaction to the mempool; return its hash."""
+        return await self._submits.ask((raw, sender))
+
+    def post(self, raw: bytes, sender: bytes, waiter: Waiter[bytes]) -> None:
+        """Hand a transaction to the mempool, and tell ``waiter`` its hash."""
+        self._submits.tell((raw, sender), waiter)
+
+    def _submit_all(self, transactions: Sequence[tuple[bytes, bytes]]) -> asyncio.Future[list[bytes | Exception]]:
+        return self._questions.ask(
+            "submit", [part for transaction in transactions for part in transaction], read_submitted
+        )
+
+    async def submit_evidence(self, raw: bytes) -> Submitted:
+        """Hand evidence of a fault to the node."""
+        return read_record(Submitted, await self.request("submit_evidence", raw))
+
+    async def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
+        """Hand the proof of a fork to the node."""
+        values: list[Value] = list(certificates)
+        return [read_record(Submitted, item) for item in await self.request("submit_fork", values, reporter)]
+
+    async def simulate(self, sender: bytes, kind: int, payload: list[Any], price: int | None = None) -> bytes:
+        """Return the encoded receipt of a dry run; see ``NodeView.simulate``."""
+        # As bytes: what strangers have nested goes no deeper into a frame than anything else.
+        return cast(bytes, await self.request("simulate", sender, kind, encode(payload), price))
+
+    async def peers(self) -> list[Peer]:
+        """Return the connected peers."""
+        return [read_record(Peer, item) for item in await self.request("peers")]
+
+    async def network(self, after: bytes, limit: int) -> Network:
+        """Return how the node is reached, and some whom it knows; see ``NodeView.network``."""
+        value = await self.request("network", after, limit)
+        found = read_record(Network, value)
+        return found._replace(nodes=tuple(read_record(KnownNode, item) for item in value[-1]))
+
+    async def sync(self) -> Sync:
+        """Return how far the node is."""
+        return read_record(Sync, await self.request("sync"))
+
+
+def read_submitted(value: Any) -> list[bytes | Exception]:
+    """Return the hash of each transaction, or why it was refused. Raises DecodeError."""
+    match value:
+        case [bytes(hashes), list(failures)] if not len(hashes) % HASH_BYTES:
+            outcomes: list[bytes | Exception] = [
+                hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)
+            ]
+            for failure in failures:
+                match failure:
+                    case [int(position), *why] if 0 <= position < len(outcomes):
+                        outcomes[position] = as_error(read_failure(0, why))
+                    case _:
+                        raise DecodeError("not the failure of a transaction")
+            return outcomes
+        case _:
+            raise DecodeError("not the hashes of transactions")
+
+
+def _waiting(items: Any) -> list[Waiting]:
+    return [read_record(Waiting, item) for item in items]
+
+
+def _decode_all(loaded: LoadedBlock) -> None:
+    _ = loaded.hashes, loaded.before, loaded.tips_paid

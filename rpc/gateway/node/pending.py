@@ -1,0 +1,111 @@
+"""What the node was asked and has not answered yet: matched by number, bounded in number and in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from rpc.protocol.errors import NodeUnavailable, RpcError, fields_to_json
+from rpc.protocol.frames import REQUEST_LIMIT_BYTES, Answer, Failure, Push, encode_request
+from state.primitives.codec import Value
+
+__all__ = ["Questions", "as_error"]
+
+SWEEP_S: Final = 1.0
+_NOBODY: Final = (None, 0.0, None)
+
+
+class Questions:
+    """The questions of one gateway; ``told`` takes what the node says unasked. Runs on asyncio."""
+
+    def __init__(self, open_max: int, timeout_s: float, told: Callable[[Push], None]) -> None:
+        self._open_max = open_max
+        self._timeout_s = timeout_s
+        self._told = told
+        self._send: Callable[[bytes], None] | None = None
+        self._next_identifier = 1
+        self._open: dict[int, tuple[asyncio.Future[Any], float, Callable[[Any], Any] | None]] = {}
+        """What the node is to answer, since when, and how that is read."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a node to ask."""
+        return self._send is not None
+
+    def connect(self, send: Callable[[bytes], None]) -> None:
+        """Ask by ``send`` from now on."""
+        self._send = send
+
+    def disconnect(self) -> None:
+        """Fail whatever waits for an answer."""
+        self._send = None
+        opened, self._open = self._open, {}
+        for future, _, _ in opened.values():
+            if not future.done():
+                _fail(future, NodeUnavailable())
+
+    async def sweep(self) -> None:
+        """Fail what is not answered in time, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            late = loop.time() - self._timeout_s
+            for identifier, (future, since, _) in list(self._open.items()):
+                if since > late:
+                    break
+                del self._open[identifier]
+                if not future.done():
+                    _fail(future, NodeUnavailable())
+
+    async def request(self, method: str, *params: Value) -> Any:
+        """Ask the node. Raises NodeUnavailable, or RpcError with the code of the node's error."""
+        return await self.ask(method, list(params))
+
+    def ask(
+        self, method: str, params: list[Value], read: Callable[[Any], Any] | None = None
+    ) -> asyncio.Future[Any]:
+        """Return what the node will answer, or what ``read`` makes of it. Raises what ``request`` does."""
+        send = self._send
+        if send is None:
+            raise NodeUnavailable
+        if len(self._open) >= self._open_max:
+            raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
+        loop = asyncio.get_running_loop()
+        identifier = self._next_identifier
+        self._next_identifier += 1
+        frame = encode_request(identifier, method, params)
+        if len(frame) > REQUEST_LIMIT_BYTES:
+            raise RpcError("limit_exceeded", "limit exceeded: too much for one question")
+        future: asyncio.Future[Any] = loop.create_future()
+        self._open[identifier] = (future, loop.time(), read)
+        send(frame)
+        return future
+
+    def received(self, reply: Answer | Failure | Push) -> None:
+        """Take what the node says. Raises DecodeError where it says something else than our own node would."""
+        match reply:
+            case Answer(identifier, value):
+                future, _, read = self._open.pop(identifier, _NOBODY)
+                if future is None or future.done():
+                    return
+                try:
+                    future.set_result(value if read is None else read(value))
+                except Exception as error:  # it is not what was asked for
+                    _fail(future, error)
+            case Failure(identifier):
+                future, _, _ = self._open.pop(identifier, _NOBODY)
+                if future is not None and not future.done():
+                    _fail(future, as_error(reply))
+            case Push():
+                self._told(reply)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    future.set_exception(error)
+    future.exception()  # whoever waited may be gone
+
+
+def as_error(failure: Failure) -> RpcError:
+    """Return the error that the node has answered with."""
+    return RpcError(failure.code, failure.message, **fields_to_json(failure.fields))

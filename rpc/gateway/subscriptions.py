@@ -1,0 +1,587 @@
+"""Subscriptions over WebSockets: finalised heads and events, in order and without gaps.
+
+A session has one bounded queue of what waits to be sent. Answers wait for room in it, which stops the reading of
+further requests. News of a block go into it whole, or the subscription falls behind and reads the blocks by itself
+as room comes; a session in whose queue none comes for ``slow_reader_s`` is closed with SLOW_READER, and its client
+subscribes again with ``from_height``. Nothing here can delay another session or the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+import structlog
+
+from billing.escrow import BILLING_ADDRESS
+from rpc.ethereum.logs import LogFilter, logs_of
+from rpc.gateway.memory_quota import Held, exact
+from rpc.gateway.node.client import Link
+from rpc.methods import render
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.render import AT, HASH_OUT, hexed
+from rpc.methods.schema import (
+    ADDRESS,
+    HASH,
+    HEIGHT,
+    NUMBER,
+    STRING,
+    Param,
+    array,
+    choice,
+    nullable,
+    obj,
+    ref,
+    text,
+)
+from rpc.protocol.blocks import LoadedBlock
+from rpc.protocol.errors import Pruned, RpcError
+from rpc.protocol.node_view import Head
+from state.primitives.errors import DekubeError
+from tasks.ledger.open_task import LEDGER_ADDRESS
+
+__all__ = [
+    "CATCH_UP_MAX",
+    "SESSION_METHODS",
+    "SLOW_READER",
+    "Hub",
+    "PoolNews",
+    "Session",
+    "SessionOptions",
+    "answering",
+]
+
+_log = structlog.get_logger(__name__)
+
+SLOW_READER: Final = 4008
+"""Close code: more news than the client took. Subscribe again with ``from_height``."""
+GAP: Final = 4009
+"""Close code: the gateway itself missed more blocks than it replays."""
+ENVELOPE: Final = "dekube_subscription"
+CATCH_UP_MAX: Final = 1_000
+"""Blocks that a subscription replays."""
+POOL_POLL_S: Final = 0.25
+"""How often the node is asked what came into its mempool, while somebody wants to know."""
+POOL_NEWS_MAX: Final = 1_000
+"""Hashes told at a time; the newest, where more came in."""
+IDENTIFIER_BITS: Final = 64
+TELLS_OF_TURN: Final = 8
+"""Subscriptions told of a block before others have their turn: each may look at every event of it."""
+BLOCKS_OF_UNIT: Final = 10
+"""Blocks replayed that cost as much as reading one record."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Bounds of one WebSocket connection."""
+
+    queue_messages_max: int = 1_024
+    queue_bytes_max: int = 4 * 1024 * 1024
+    slow_reader_s: float = 10.0
+    """How long the queue may stay full while there is news."""
+    subscriptions_max: int = 32
+    subscriptions_per_address_max: int = 1_024
+    """Of all connections of one address: each may look at every event. 0: no limit."""
+    requests_max: int = 32
+    """Requests under way; over it the connection is not read."""
+
+
+class Filter(Protocol):
+    """Turns a block into the results of notifications; ``envelope`` is the method that these name."""
+
+    @property
+    def envelope(self) -> str:
+        """The notifications' method."""
+        ...
+
+    def __call__(self, loaded: LoadedBlock, link: Link, /) -> list[Json]:
+        """Return the results, one for each notification."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNews:
+    """Hashes of what comes into the mempool: of no block, so nothing is replayed, and what is missed is missed."""
+
+    envelope: str
+
+    def __call__(self, _loaded: LoadedBlock, _link: Link) -> list[Json]:
+        """Return nothing: no block tells of the mempool."""
+        return []
+
+
+class Subscription:
+    """One subscription: from ``height`` on, what ``select`` finds in each block; told once it is ``answered``."""
+
+    __slots__ = ("answered", "height", "identifier", "select", "session", "weight")
+
+    def __init__(self, identifier: str, session: Session, select: Filter, height: int, weight: int) -> None:
+        self.identifier = identifier
+        self.session = session
+        self.select = select
+        self.height = height
+        self.weight = weight
+        self.answered = asyncio.Event()
+
+
+_begun: ContextVar[list[Subscription] | None] = ContextVar("_begun", default=None)
+"""What the message that is being answered has begun."""
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Tell nothing of the subscriptions that begin within until the end, when what names them is said.
+
+    Of a batch that may be long after: a client would drop news of what it does not know.
+    """
+    begun: list[Subscription] = []
+    token = _begun.set(begun)
+    try:
+        yield
+    finally:
+        _begun.reset(token)
+        for subscription in begun:
+            subscription.answered.set()
+
+
+class Session:
+    """One WebSocket connection. ``drop`` ends it at once with a close code."""
+
+    def __init__(self, hub: Hub, options: SessionOptions, drop: Callable[[int, str], None], held: Held) -> None:
+        self._hub = hub
+        self._options = options
+        self._drop = drop
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._other_bytes = 0
+        """Of answers that wait for room, and of what is being sent."""
+        self._sending_bytes = 0
+        self._held = held
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self.subscriptions: dict[str, Subscription] = {}
+        self.is_closed = False
+
+    @property
+    def caller(self) -> str:
+        """Whose connection it is."""
+        return self._held.caller
+
+    @property
+    def head(self) -> Head:
+        """The newest finalised block."""
+        return self._hub.link.head
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client is behind by as much as the queue holds."""
+        options = self._options
+        return len(self._queue) >= options.queue_messages_max or self._queued_bytes >= options.queue_bytes_max
+
+    def _put(self, message: bytes) -> None:
+        if self.is_closed:
+            return
+        self._queue.append(message)
+        self._queued_bytes += len(message)
+        self._wake.set()
+        self._note_held()
+
+    async def answer(self, message: bytes) -> None:
+        """Queue an answer, waiting for room."""
+        self._other_bytes += len(message)
+        try:
+            self._note_held()
+            await self.wait_room()
+        finally:
+            self._other_bytes -= len(message)
+        self._put(message)
+
+    def _note_held(self) -> None:
+        """Count what is in memory for the client; one that holds more than it may has not read for long."""
+        if not self.is_closed and not self._held.keep(self._queued_bytes + self._other_bytes):
+            self.close(SLOW_READER, "too much that is not read; subscribe again with from_height")
+
+    async def wait_reader(self) -> None:
+        """Wait until the queue is not full, and end the session where that takes too long."""
+        try:
+            async with asyncio.timeout(self._options.slow_reader_s):
+                await self.wait_room()
+        except TimeoutError:
+            self.close(SLOW_READER, "too slow; subscribe again with from_height")
+
+    async def wait_room(self) -> None:
+        """Wait until the queue is not full."""
+        while self.is_full and not self.is_closed:
+            self._room.clear()
+            await self._room.wait()
+
+    def tell(self, messages: list[bytes]) -> None:
+        """Queue the news of one block, for which there has to be room."""
+        for message in messages:  # of one block: bounded by the events that it may have
+            self._put(message)
+
+    def close(self, code: int, reason: str) -> None:
+        """End the session and tell the client why, if it still reads."""
+        if not self.is_closed:
+            self.end()
+            self._drop(code, reason)
+
+    def end(self) -> None:
+        """Forget the subscriptions and what was queued."""
+        self.is_closed = True
+        for subscription in self.subscriptions.values():
+            self._hub.remove(subscription)
+        self.subscriptions.clear()
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._held.keep(0)
+        self._room.set()
+        self._wake.set()
+
+    async def next_message(self) -> bytes | None:
+        """Return what is to be sent next, None when the session is over."""
+        self._other_bytes -= self._sending_bytes
+        self._sending_bytes = 0
+        while not self._queue:
+            if self.is_closed:
+                return None
+            if self._held.told:
+                self._note_held()
+            self._wake.clear()
+            await self._wake.wait()
+        message = self._queue.popleft()
+        self._queued_bytes -= len(message)
+        self._sending_bytes = len(message)
+        self._other_bytes += len(message)
+        if not self.is_full:
+            self._room.set()
+        return message
+
+    def start(self, select: Filter, from_height: int | None, weight: int = 1) -> Subscription:
+        """Start a subscription to the blocks from ``from_height`` on, which counts as ``weight``.
+
+        Raises Pruned or RpcError.
+        """
+        if self.is_closed:  # since it was asked for: ``end`` has been, and nothing else would remove it
+            raise RpcError("connection_closed", "the connection is closed")
+        if len(self.subscriptions) >= self._options.subscriptions_max:
+            limit = self._options.subscriptions_max
+            raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions", limit=limit)
+        limit = self._options.subscriptions_per_address_max
+        if limit and self._hub.weight_of(self.caller) + weight > limit:
+            raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions of one address", limit=limit)
+        head = self._hub.link.head
+        start = head.height + 1 if from_height is None else from_height
+        if start < max(head.oldest_block, 1):
+            raise Pruned(height=start, oldest_height=max(head.oldest_block, 1))
+        if start <= head.height - CATCH_UP_MAX:
+            raise RpcError(
+                "limit_exceeded", f"limit exceeded: {CATCH_UP_MAX} blocks are replayed", limit=CATCH_UP_MAX
+            )
+        # Drawn, and not counted anew for each connection: a client that has come back and still ends what it began
+        # on the one before (viem) would end another subscription.
+        identifier = f"0x{secrets.randbits(IDENTIFIER_BITS) | 1 << (IDENTIFIER_BITS - 1):x}"
+        subscription = Subscription(identifier, self, select, start, weight)
+        self.subscriptions[identifier] = subscription
+        if (begun := _begun.get()) is None:
+            subscription.answered.set()
+        else:
+            begun.append(subscription)
+        self._hub.add(subscription)
+        return subscription
+
+    async def start_of_pool(self, envelope: str) -> Subscription:
+        """Start a subscription to the mempool. Raises NodeUnavailable or RpcError."""
+        await self._hub.enter_pool()
+        return self.start(PoolNews(envelope), None)
+
+    def unsubscribe(self, identifier: str) -> bool:
+        """End a subscription; return whether there was one."""
+        subscription = self.subscriptions.pop(identifier, None)
+        if subscription is None:
+            return False
+        self._hub.remove(subscription)
+        return True
+
+
+class Hub:
+    """Follows the chain for all sessions: one look at each block, one rendering for each distinct selection."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._live: set[Subscription] = set()
+        self._late: dict[Subscription, asyncio.Task[None]] = {}
+        self._told = 0
+        """Height up to which live subscriptions have been told."""
+        self._of_pool: set[Subscription] = set()
+        self._polling: asyncio.Task[None] | None = None
+        self._place: int | None = None
+        """Where the mempool was when those who listen to it were told last."""
+        self._of_caller: Counter[str] = Counter()
+        self._era = link.era
+        self._news = asyncio.Event()
+        link.on_head(lambda _head: self._news.set())
+
+    def add(self, subscription: Subscription) -> None:
+        """Take in a new subscription; one that begins below what was told replays by itself first."""
+        self._of_caller[subscription.session.caller] += subscription.weight
+        if isinstance(subscription.select, PoolNews):
+            self._of_pool.add(subscription)
+            if self._polling is None or self._polling.done():
+                self._polling = asyncio.ensure_future(self._poll())
+            return
+        if not self._live:
+            self._told = max(self._told, self.link.head.height)
+        if subscription.height > self._told:
+            self._live.add(subscription)
+        else:
+            self._late[subscription] = asyncio.ensure_future(self._catch_up(subscription))
+
+    def weight_of(self, caller: str) -> int:
+        """Return as how many the subscriptions of one address's connections count."""
+        return self._of_caller[caller]
+
+    async def enter_pool(self) -> None:
+        """Note where the mempool is, so that a first listener misses nothing of what comes after its answer."""
+        if not self._of_pool:
+            self._place, _ = await self.link.pool_news(None)
+
+    def remove(self, subscription: Subscription) -> None:
+        """Forget a subscription; once for each."""
+        caller = subscription.session.caller
+        self._of_caller[caller] -= subscription.weight
+        if not self._of_caller[caller]:
+            del self._of_caller[caller]
+        self._live.discard(subscription)
+        self._of_pool.discard(subscription)
+        task = self._late.pop(subscription, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    async def run(self) -> None:
+        """Tell subscriptions of each block, until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                await self._advance()
+            except DekubeError as error:
+                _log.warning("news are late", error=str(error))  # the next head tries again
+
+    async def _advance(self) -> None:
+        if self.link.head.height < self._told or self._era != self.link.era:  # it was set back, or another chain's
+            self._told, self._era = self.link.head.height, self.link.era
+            for subscription in [*self._live, *self._late]:
+                subscription.session.close(GAP, "blocks are gone; subscribe again with from_height")
+        while self._told < self.link.head.height:
+            newest = self.link.head.height
+            if not self._live:
+                self._told = newest
+                return
+            if newest - self._told > CATCH_UP_MAX:
+                for subscription in list(self._live):
+                    subscription.session.close(GAP, "blocks were missed; subscribe again with from_height")
+                continue
+            loaded = await self.link.block(self._told + 1)
+            if loaded is None:
+                return
+            if loaded.height != self._told + 1:
+                continue  # all have left meanwhile, and others have come who begin later
+            self._told += 1
+            rendered: dict[Filter, list[bytes]] = {}
+            for number, subscription in enumerate(list(self._live)):
+                if number % TELLS_OF_TURN == TELLS_OF_TURN - 1:
+                    await asyncio.sleep(0)
+                if subscription.height > loaded.height or subscription not in self._live:
+                    continue  # of later blocks, or gone
+                if subscription.session.is_full or not subscription.answered.is_set():
+                    # Full of this very block, perhaps: the writer had no turn yet.
+                    self._live.discard(subscription)
+                    self._late[subscription] = asyncio.ensure_future(self._catch_up(subscription))
+                else:
+                    self._tell(subscription, loaded, rendered)
+
+    def _tell(self, subscription: Subscription, loaded: LoadedBlock, rendered: dict[Filter, list[bytes]]) -> None:
+        select = subscription.select
+        results = rendered.get(select)
+        if results is None:
+            results = rendered[select] = [orjson.dumps(found) for found in select(loaded, self.link)]
+        subscription.height = loaded.height + 1
+        if results:
+            subscription.session.tell(
+                [_notification(select.envelope, subscription.identifier, result) for result in results]
+            )
+
+    async def _poll(self) -> None:
+        """Tell of the mempool while anybody listens; a client that is behind misses some."""
+        while self._of_pool:
+            try:
+                self._place, hashes = await self.link.pool_news(self._place)
+            except DekubeError:
+                self._place, hashes = None, []  # the node is away, and its next mempool another one
+            results = [b'"0x%s"' % item.hex().encode() for item in hashes[-POOL_NEWS_MAX:]]
+            for subscription in list(self._of_pool) if results else ():
+                await asyncio.sleep(0)
+                is_heard = subscription.answered.is_set() and not subscription.session.is_full
+                if subscription in self._of_pool and is_heard:
+                    envelope, identifier = subscription.select.envelope, subscription.identifier
+                    subscription.session.tell([_notification(envelope, identifier, item) for item in results])
+            await asyncio.sleep(POOL_POLL_S)
+
+    async def _catch_up(self, subscription: Subscription) -> None:
+        try:
+            await subscription.answered.wait()
+            while subscription.height <= self._told:
+                loaded = await self.link.block(subscription.height)
+                if loaded is None:  # the node has gone back behind what was told
+                    subscription.session.close(GAP, "blocks are gone; subscribe again with from_height")
+                    return
+                if subscription.session.is_full:
+                    await subscription.session.wait_reader()
+                    if subscription.session.is_closed:
+                        return
+                self._tell(subscription, loaded, {})
+                await asyncio.sleep(0)  # blocks at hand were no wait
+            # Nothing was awaited since the look at what was told: no block falls between.
+            self._live.add(subscription)
+        except DekubeError as error:
+            subscription.session.close(GAP, f"replay failed: {error.code}; subscribe again with from_height")
+        finally:
+            self._late.pop(subscription, None)
+
+
+def _notification(envelope: str, identifier: str, result: bytes) -> bytes:
+    params = {"subscription": identifier, "result": orjson.Fragment(result)}
+    return exact(orjson.dumps({"jsonrpc": "2.0", "method": envelope, "params": params}))
+
+
+# What can be subscribed to
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Every finalised header."""
+
+    envelope: str = ENVELOPE
+
+    def __call__(self, loaded: LoadedBlock, _link: Link) -> list[Json]:
+        """Return the header."""
+        return [{"at": {"height": loaded.height, "hash": hexed(loaded.hash)}, "header": render.header(loaded)}]
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The events that are wanted."""
+
+    wanted: LogFilter
+    envelope: str = ENVELOPE
+
+    def __call__(self, loaded: LoadedBlock, link: Link) -> list[Json]:
+        """Return the events of a block in one result; those of the block itself come last."""
+        items: list[Json] = []
+        for log in logs_of(loaded):
+            if self.wanted.matches(log.event):
+                is_of_block = log.transaction == len(loaded.receipts)
+                items.append(
+                    {
+                        "transaction_hash": None if is_of_block else hexed(loaded.hashes[log.transaction]),
+                        "index": None if is_of_block else log.transaction,
+                        "event": render.event(log.event, link.events),
+                    }
+                )
+        if not items:
+            return []
+        return [{"at": {"height": loaded.height, "hash": hexed(loaded.hash)}, "items": items}]
+
+
+_MARKET: Final = frozenset((LEDGER_ADDRESS, BILLING_ADDRESS))
+
+
+async def _subscribe(
+    session: Session,
+    kind: str,
+    address: bytes | None,
+    topic: bytes | None,
+    task: bytes | None,
+    from_height: int | None,
+) -> Json:
+    """Answer ``dekube_subscribe``."""
+    given = {"address": address, "topic": topic, "task": task}
+    allowed = {"heads": (), "events": ("address", "topic"), "tasks": ("task",)}[kind]
+    for name, value in given.items():
+        if value is not None and name not in allowed:
+            raise RpcError("invalid_params", f"invalid params: {name}: not with {kind}", param=name)
+    select: Filter
+    if kind == "heads":
+        select = Heads()
+    elif kind == "events":
+        select = Events(LogFilter(_among(address), (_among(topic),) if topic else ()))
+    else:
+        select = Events(LogFilter(_MARKET, (None, _among(task)) if task else ()))
+    subscription = session.start(select, from_height)
+    return {
+        "at": render.at(session.head),
+        "subscription": subscription.identifier,
+        "from_height": subscription.height,
+    }
+
+
+def _among(item: bytes | None) -> frozenset[bytes]:
+    return frozenset((item,) if item else ())
+
+
+def _weigh_replay(node: Node, *params: Any) -> int:
+    from_height = params[-1]
+    return 0 if from_height is None else max(node.head.height - from_height, 0) // BLOCKS_OF_UNIT
+
+
+async def _unsubscribe(session: Session, identifier: str) -> Json:
+    """Answer ``dekube_unsubscribe``."""
+    return {"found": session.unsubscribe(identifier)}
+
+
+_ITEM: Final = obj({"transaction_hash": nullable(HASH_OUT), "index": nullable(NUMBER), "event": ref("Event")})
+NOTIFICATIONS: Final[dict[str, Any]] = {
+    "Heads": obj({"at": AT, "header": ref("Header")}),
+    "Events": obj({"at": AT, "items": array(_ITEM)}),
+}
+"""Schemas of the results that notifications carry."""
+
+SESSION_METHODS: Final = (
+    Method(
+        "dekube_subscribe",
+        "News of each finalised block, as `dekube_subscription` notifications (WebSocket)",
+        _subscribe,
+        obj({"at": AT, "subscription": STRING, "from_height": NUMBER}),
+        (
+            Param("kind", choice("heads", "events", "tasks"), "What to be told."),
+            Param("address", ADDRESS, "events: only from this system contract.", required=False),
+            Param("topic", HASH, "events: only with this first topic.", required=False),
+            Param("task", HASH, "tasks: only of this task.", required=False),
+            Param("from_height", HEIGHT, "Replay from this block on; absent: from the next one.", required=False),
+        ),
+        cost=10,
+        has_min_height=False,
+        needs_session=True,
+        weigh=_weigh_replay,
+        group="subscriptions",
+    ),
+    Method(
+        "dekube_unsubscribe",
+        "End a subscription (WebSocket)",
+        _unsubscribe,
+        obj({"found": {"type": "boolean"}}),
+        (Param("subscription", text(18), "What dekube_subscribe returned."),),
+        has_min_height=False,
+        needs_session=True,
+        group="subscriptions",
+    ),
+)

@@ -1,0 +1,248 @@
+"""Methods over the money of the market: what a task would cost, its bill, what an account has earned."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from billing.errors import EscrowUnknown
+from billing.escrow import Line, bill_lines, earnings_of, escrow_totals
+from billing.prices import Role
+from rpc.methods.accounts import PARTY_PARAM
+from rpc.methods.fair_queue import Lane
+from rpc.methods.heights import stamp
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.names import word, words_of
+from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, next_number, number_after, place_in
+from rpc.methods.parameters import parameters_of
+from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
+from rpc.methods.schema import HASH, NUMBER, STRING, Param, Schema, array, data, nullable, obj, ref
+from rpc.methods.tasks import TASK_ID, unknown_task
+from state.view import Reader
+from tasks.errors import TaskUnknown
+from tasks.ledger.lifecycle import Reason
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.queries import find_task, quote, report_on
+from tasks.ledger.records import JobReport
+from tasks.ledger.screening import (
+    Objection,
+    Outlook,
+    check_start,
+    dataset_objections,
+    look_out,
+    machine_notices,
+    machine_objections,
+)
+from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
+
+__all__ = ["BILL_COMPONENTS", "BILL_METHODS"]
+
+
+def _line(line: Line) -> Json:
+    return {
+        "number": line.number,
+        "height": line.height,
+        "movement": word(line.movement),
+        "purpose": word(line.purpose),
+        "pool": word(line.pool),
+        "party": address(line.party) if any(line.party) else None,
+        "amount": str(line.amount),
+        "window": line.subject,
+    }
+
+
+async def get_bill(node: Node, task: bytes, cursor: list[Any] | None, limit: int) -> Json:
+    """Answer ``dekube_getBill``; the totals are of the whole bill, whatever page is shown."""
+    subject = b"bill" + task
+    height, after = place_in(node, subject, cursor)
+    start = number_after(after)
+    totals, lines = await node.query(height, _bill, task, start, limit + 1)
+    return {
+        "at": await stamp(node, height),
+        "totals": {name: str(amount) for name, amount in totals._asdict().items()},
+        "items": [_line(line) for line in lines[:limit]],
+        "next": cursor_of(height, subject, next_number(start, limit, len(lines))),
+    }
+
+
+def _bill(reader: Reader, task_id: bytes, start: int, limit: int) -> Any:
+    try:
+        totals = escrow_totals(reader, task_id)
+    except EscrowUnknown:  # a task has one from its creation on
+        raise unknown_task(task_id) from None
+    return totals, bill_lines(reader, task_id, start=start, limit=limit)
+
+
+async def get_earnings(node: Node, who: bytes) -> Json:
+    """Answer ``dekube_getEarnings``."""
+    height = node.head.height
+    earned = await node.query(height, earnings_of, who)
+    return {
+        "at": await stamp(node, height),
+        "earnings": {word(role): str(earned.get(role, 0)) for role in Role},
+        "total": str(sum(earned.values())),
+    }
+
+
+async def quote_task(node: Node, spec: bytes, task: bytes | None) -> Json:
+    """Answer ``dekube_quoteTask``."""
+    job, height = decode_spec(spec), node.head.height
+    parameters = parameters_of(node.description.parameters).tasks
+    budget = quote(job, parameters)
+    seen = await node.query(height, _look, job, spec, node.head.time_ms, parameters, task)
+    objections = [*seen.start, *machine_objections(job, seen.outlook)]
+    notices = machine_notices(job, seen.outlook)
+    facts = await node.dataset_facts(job.dataset.blob)
+    if facts is None:
+        text = f"the node that is asked does not hold the data set {hexed(job.dataset.blob)}"
+        notices.append(Objection("dataset_not_held", text))
+    else:
+        objections = [*dataset_objections(job, facts), *objections]
+    return {
+        "at": await stamp(node, height),
+        "price": str(budget.price),
+        "verification": str(budget.verification),
+        "fee": str(budget.fee),
+        "total": str(budget.total),
+        "objections": [item._asdict() for item in objections],
+        "notices": [item._asdict() for item in notices],
+        "machines": {
+            "registered": seen.outlook.machines,
+            "capable": seen.outlook.capable,
+            "affordable": seen.outlook.affordable,
+            "free": seen.outlook.free,
+            "least_price": str(seen.outlook.least_price) if seen.outlook.capable else None,
+        },
+        "reported": None
+        if seen.report is None
+        else {
+            "reason": word(seen.report.reason),
+            "height": seen.report.height,
+            "worker": address(seen.report.worker),
+            "task": hexed(seen.report.task),
+            "times": seen.report.times,
+        },
+    }
+
+
+class _Seen(NamedTuple):
+    outlook: Outlook
+    start: list[Objection]
+    report: JobReport | None
+
+
+def _look(
+    reader: Reader, job: JobSpec, raw: bytes, now_ms: int, parameters: TaskParameters, task: bytes | None
+) -> _Seen:
+    excluded: tuple[bytes, ...] = ()
+    if task is not None:
+        try:
+            excluded = find_task(reader, task).excluded
+        except TaskUnknown:
+            raise unknown_task(task) from None
+    outlook = look_out(reader, job, now_ms, parameters, excluded)
+    return _Seen(outlook, check_start(job, any_size=False), report_on(reader, spec_hash(raw)))
+
+
+BILL_COMPONENTS: Final[dict[str, Schema]] = {
+    "Objection": obj({"code": STRING, "text": STRING}, description="Something that is known against a job."),
+    "BillLine": obj(
+        {
+            "number": NUMBER,
+            "height": NUMBER,
+            "movement": STRING,
+            "purpose": STRING,
+            "pool": STRING,
+            "party": nullable(ADDRESS_OUT),
+            "amount": AMOUNT_OUT,
+            "window": nullable(NUMBER),
+        }
+    ),
+}
+
+BILL_METHODS: Final[tuple[Method, ...]] = (
+    Method(
+        "dekube_quoteTask",
+        "What creating a task would lock, and what is known against its job: objections, which keep it from being "
+        "done, notices, with which it may wait, and what workers reported",
+        quote_task,
+        obj(
+            {
+                "at": AT,
+                "price": AMOUNT_OUT,
+                "verification": AMOUNT_OUT,
+                "fee": AMOUNT_OUT,
+                "total": AMOUNT_OUT,
+                "objections": array(ref("Objection")),
+                "notices": array(ref("Objection")),
+                "machines": obj(
+                    {
+                        "registered": NUMBER,
+                        "capable": NUMBER,
+                        "affordable": NUMBER,
+                        "free": NUMBER,
+                        "least_price": nullable(AMOUNT_OUT),
+                    }
+                ),
+                "reported": nullable(
+                    obj(
+                        {
+                            "reason": words_of(Reason),
+                            "height": NUMBER,
+                            "worker": ADDRESS_OUT,
+                            "task": HASH_OUT,
+                            "times": NUMBER,
+                        }
+                    )
+                ),
+            }
+        ),
+        (
+            Param("spec", data(SPEC_LIMIT_BYTES), "The job specification, canonical CBOR."),
+            Param("task", HASH, "A task of this job: machines that have left it are not counted.", required=False),
+        ),
+        cost=10,
+        group="billing",
+        lane=Lane.VIEW,
+    ),
+    Method(
+        "dekube_getBill",
+        "The bill of a task line by line, and its sums",
+        get_bill,
+        obj(
+            {
+                "at": AT,
+                "totals": obj(
+                    {
+                        "deposited": AMOUNT_OUT,
+                        "locked": AMOUNT_OUT,
+                        "paid": AMOUNT_OUT,
+                        "refunded": AMOUNT_OUT,
+                        "burned": AMOUNT_OUT,
+                    }
+                ),
+                "items": array(ref("BillLine"), maximum=100),
+                "next": NEXT_OUT,
+            }
+        ),
+        (TASK_ID, CURSOR_PARAM, LIMIT_PARAM),
+        cost=10,
+        group="billing",
+        lane=Lane.VIEW,
+    ),
+    Method(
+        "dekube_getEarnings",
+        "What an account was ever paid by the market, by role",
+        get_earnings,
+        obj(
+            {
+                "at": AT,
+                "earnings": obj({word(role): AMOUNT_OUT for role in Role}),
+                "total": AMOUNT_OUT,
+            }
+        ),
+        (PARTY_PARAM,),
+        cost=2,
+        group="billing",
+        lane=Lane.VIEW,
+    ),
+)

@@ -1,0 +1,48 @@
+"""The height whose state is asked for, and the stamp of an answer that holds for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rpc.methods.method import Json, Node
+from rpc.methods.render import at, hexed
+from rpc.methods.schema import HEIGHT, Param
+from rpc.protocol.errors import HeightUnknown, Pruned
+from rpc.protocol.node_view import Head
+
+__all__ = ["AT_HEIGHT", "found_at", "no_state", "stamp", "state_height"]
+
+AT_HEIGHT: Final = Param("height", HEIGHT, "The state after this block; absent: the newest.", required=False)
+
+
+def state_height(node: Node, height: int | None) -> int:
+    """Return the height that a state query is for. Raises Pruned or HeightUnknown."""
+    head = node.head
+    if height is None:
+        return head.height
+    if not head.oldest_state <= height <= head.height:
+        raise no_state(head, height)
+    return height
+
+
+def no_state(head: Head, height: int) -> HeightUnknown | Pruned:
+    """Return why there is no state after ``height`` to ask."""
+    if height > head.height:
+        return HeightUnknown(height=height, newest_height=head.height)
+    return Pruned(height=height, oldest_height=head.oldest_state)
+
+
+async def stamp(node: Node, height: int) -> Json:
+    """Return the stamp of an answer that holds for ``height``."""
+    head = node.head
+    if height == head.height:
+        return at(head)
+    return {"height": height, "hash": hexed(await node.hash_of(height))}
+
+
+def found_at(node: Node, asked_at: Head, found: Json) -> Json:
+    """Return the stamp of a search that began at ``asked_at``.
+
+    What was not found then may be in a block that came while the node was asked.
+    """
+    return at(asked_at if found is None else node.head)

@@ -1,0 +1,157 @@
+"""The history of an account: transactions that touch it, and what blocks did to it by themselves."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rpc.methods import render
+from rpc.methods.accounts import ACCOUNT_PARAM
+from rpc.methods.fair_queue import Lane
+from rpc.methods.light import kept_block
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
+from rpc.methods.render import ADDRESS_OUT, AT, BOOLEAN_OUT, HASH_OUT, INTEGER_OUT, address, at, hexed
+from rpc.methods.schema import array, make_cursor, nullable, obj, ref
+from rpc.protocol.blocks import LoadedBlock
+from state.primitives.receipts import Event
+from state.transition.slashing import load_slash
+from state.view import Reader
+from tasks.ledger.account_changes import (
+    KINDS,
+    Change,
+    Holding,
+    block_changes,
+    names,
+    rewarding,
+    transaction_changes,
+)
+
+__all__ = ["HISTORY_COMPONENTS", "HISTORY_METHODS"]
+
+INDEX_LIMIT: Final = 2**32
+"""Places in a block stay below."""
+PAGE_MAX: Final = 100
+
+HISTORY_COMPONENTS: Final = {
+    "Change": obj(
+        {
+            "kind": {"type": "string", "enum": list(KINDS)},
+            "holding": {"type": "string", "enum": [str(holding) for holding in Holding]},
+            "amount": INTEGER_OUT,
+            "other": nullable(ADDRESS_OUT),
+            "escrow": nullable(HASH_OUT),
+        },
+        description="What moved money of an account: negative where it left. The changes of `balance` come to the "
+        "difference of its free balance, those of `bonded` to that of its stake and what is withdrawn from it.",
+    ),
+    "HistoryEntry": obj(
+        {
+            "block": ref("Place"),
+            "transaction": nullable(ref("Transaction")),
+            "succeeded": BOOLEAN_OUT,
+            "changes": array(ref("Change")),
+            "events": array(ref("Event")),
+        },
+        description="A transaction, or what a block did by itself (`transaction` is null, the index is the number "
+        "of its transactions), with the changes of the account and the events that name it.",
+    ),
+}
+
+
+async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: int) -> Json:
+    """Answer ``dekube_getAccountHistory``."""
+    asked_at = node.head
+    match cursor:
+        case None:
+            before = (asked_at.height + 1, 0)  # the node may have a block more by now
+        case ["history", bytes(bound), int(height), int(index)] if (
+            bound == who and 0 <= height <= asked_at.height and 0 <= index < INDEX_LIMIT
+        ):
+            before = (height, index)
+        case _:
+            raise foreign_cursor()
+    places = await node.history(who, before, limit + 1)
+    items = []
+    for height, index in places[:limit]:
+        loaded = await kept_block(node, height)
+        if loaded is None:  # nor is there any before it
+            places = []
+            break
+        await node.yield_turn()  # blocks at hand are shown without a wait
+        entry = _of_transaction if index < len(loaded.block.transactions) else _of_block
+        items.append(await entry(node, who, loaded, index))
+    more = len(places) > limit
+    return {
+        "at": at(asked_at),
+        "items": items,
+        "next": make_cursor(["history", who, *places[limit - 1]]) if more else None,
+    }
+
+
+async def _of_transaction(node: Node, who: bytes, loaded: LoadedBlock, index: int) -> Json:
+    transaction, receipt = loaded.transaction(index), loaded.receipts[index]
+    place = render.place(loaded, index)
+    return {
+        "block": place,
+        "transaction": render.transaction(transaction, node.kinds, place),
+        "succeeded": receipt.status == 1,
+    } | _shown(node, who, transaction_changes(transaction, receipt), receipt.events)
+
+
+async def _of_block(node: Node, who: bytes, loaded: LoadedBlock, index: int) -> Json:
+    events = loaded.hooks.events if loaded.hooks else ()
+    reporters: dict[bytes, bytes] = {}
+    if operators := rewarding(events):
+        reporters = await node.query(node.head.height, _reporters, operators)
+    changes = block_changes(loaded.leader, loaded.tips_paid, events, reporters.__getitem__)
+    return {"block": render.place(loaded, index), "transaction": None, "succeeded": True} | _shown(
+        node, who, changes, events
+    )
+
+
+def _reporters(reader: Reader, operators: list[bytes]) -> dict[bytes, bytes]:
+    """Return who reported each operator; the record of a slash is kept for ever, and its reporter stays."""
+    records = {operator: load_slash(reader, operator) for operator in operators}
+    return {operator: b"" if record is None else record.reporter for operator, record in records.items()}
+
+
+def _shown(node: Node, who: bytes, changes: list[Change], events: tuple[Event, ...]) -> dict[str, Json]:
+    return {
+        "changes": [
+            {
+                "kind": change.kind,
+                "holding": str(change.holding),
+                "amount": str(change.amount),
+                "other": None if change.other is None else address(change.other),
+                "escrow": None if change.escrow is None else hexed(change.escrow),
+            }
+            for change in changes
+            if change.account == who
+        ],
+        "events": [render.event(event, node.events) for event in events if who in names(event)],
+    }
+
+
+def _weigh(_node: Node, _who: bytes, _cursor: Any, limit: int) -> int:
+    return limit
+
+
+HISTORY_METHODS: Final[tuple[Method, ...]] = (
+    Method(
+        "dekube_getAccountHistory",
+        "What touched an account, newest first: transactions, and what blocks did by themselves",
+        get_history,
+        obj(
+            {
+                "at": AT,
+                "items": array(ref("HistoryEntry"), maximum=PAGE_MAX),
+                "next": NEXT_OUT,
+            }
+        ),
+        (ACCOUNT_PARAM, CURSOR_PARAM, LIMIT_PARAM),
+        cost=20,
+        weigh=_weigh,
+        group="accounts",
+        lane=Lane.LISTING,
+    ),
+)

@@ -1,0 +1,197 @@
+"""Methods over registered machines: what they say of themselves, their record, and what is asked of them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rpc.methods.accounts import PARTY_PARAM
+from rpc.methods.fair_queue import Lane
+from rpc.methods.heights import stamp
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.names import roles, word, words_of
+from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, place_in
+from rpc.methods.parameters import parameters_of
+from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, HASH_OUT, address, hexed
+from rpc.methods.schema import NUMBER, STRING, Schema, array, nullable, obj, ref
+from state.view import Reader
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.queries import find_node, list_nodes, verification_duties, work_duties
+from tasks.ledger.registry import NodeRecord, NodeStatus, is_limited, reputation_milli
+
+__all__ = ["MACHINE_COMPONENTS", "MACHINE_METHODS"]
+
+
+def _node(record: NodeRecord) -> Json:
+    profile = record.profile
+    return {
+        "address": address(record.address),
+        "operator": address(profile.operator),
+        "status": word(record.status),
+        "roles": roles(profile.roles),
+        "limited": is_limited(profile),
+        "gpus": [{"model": gpu.model, "memory_mib": gpu.memory_mib} for gpu in profile.gpus],
+        "cores": profile.cores,
+        "memory_mib": profile.memory_mib,
+        "pcie_lanes": profile.pcie_lanes,
+        "price_per_gpu_s": str(profile.price_per_gpu_s),
+        "score": profile.score,
+        "slots": profile.slots,
+        "busy_slots": record.busy_slots,
+        "notice_ms": profile.notice_ms,
+        "endpoints": list(profile.endpoints),
+        "version": profile.version,
+        "registered_height": record.registered_height,
+        "seen_ms": record.seen_ms,
+        "bond": str(record.bond),
+        "failures": record.failures,
+        "cool_down_until_ms": record.cool_down_until_ms,
+        "good": record.good,
+        "bad": record.bad,
+        "valid_streak": record.valid_streak,
+        "proved": str(record.proved),
+        "declines": record.declines,
+        "match_from_ms": record.match_from_ms,
+        "doubts": record.doubts,
+        "reputation_milli": reputation_milli(record),
+    }
+
+
+async def get_node(node: Node, who: bytes) -> Json:
+    """Answer ``dekube_getNode``."""
+    height = node.head.height
+    record = await node.query(height, find_node, who)
+    return {"at": await stamp(node, height), "node": None if record is None else _node(record)}
+
+
+async def get_nodes(node: Node, cursor: list[Any] | None, limit: int) -> Json:
+    """Answer ``dekube_getNodes``."""
+    height, after = place_in(node, b"nodes", cursor)
+    page = await node.query(height, list_nodes, after, limit)
+    return {
+        "at": await stamp(node, height),
+        "items": [_node(record) for record in page.items],
+        "next": cursor_of(height, b"nodes", page.next_cursor),
+    }
+
+
+async def get_duties(node: Node, who: bytes) -> Json:
+    """Answer ``dekube_getDuties``."""
+    height = node.head.height
+    work, checks = await node.query(height, _duties, who, parameters_of(node.description.parameters).tasks)
+    return {
+        "at": await stamp(node, height),
+        "work": [
+            {
+                "task": hexed(duty.task),
+                "action": duty.action.value,
+                "window": duty.window,
+                "deadline_ms": duty.deadline_ms or None,
+                "bond": str(duty.bond),
+                "segments": list(duty.segments),
+                "blocked": duty.blocked,
+            }
+            for duty in work
+        ],
+        "checks": [
+            {
+                "task": hexed(duty.task),
+                "action": duty.action.value,
+                "window": duty.window,
+                "deadline_ms": duty.deadline_ms or None,
+                "segments": list(duty.segments),
+                "jury": duty.is_jury,
+            }
+            for duty in checks
+        ],
+    }
+
+
+def _duties(reader: Reader, who: bytes, parameters: TaskParameters) -> Any:
+    return work_duties(reader, who, parameters), verification_duties(reader, who)
+
+
+_TEXTS: Final = array(STRING)
+
+MACHINE_COMPONENTS: Final[dict[str, Schema]] = {
+    "Node": obj(
+        {
+            "address": ADDRESS_OUT,
+            "operator": ADDRESS_OUT,
+            "status": words_of(NodeStatus),
+            "roles": _TEXTS,
+            "limited": BOOLEAN_OUT,
+            "gpus": array(obj({"model": STRING, "memory_mib": NUMBER})),
+            "cores": NUMBER,
+            "memory_mib": NUMBER,
+            "pcie_lanes": NUMBER,
+            "price_per_gpu_s": AMOUNT_OUT,
+            "score": NUMBER,
+            "slots": NUMBER,
+            "busy_slots": NUMBER,
+            "notice_ms": NUMBER,
+            "endpoints": _TEXTS,
+            "version": STRING,
+            "registered_height": NUMBER,
+            "seen_ms": NUMBER,
+            "bond": AMOUNT_OUT,
+            "failures": NUMBER,
+            "cool_down_until_ms": NUMBER,
+            "good": NUMBER,
+            "bad": NUMBER,
+            "valid_streak": NUMBER,
+            "proved": AMOUNT_OUT,
+            "declines": NUMBER,
+            "match_from_ms": NUMBER,
+            "doubts": NUMBER,
+            "reputation_milli": NUMBER,
+        },
+        description="A registered machine: what it says of itself, its bond, its record of verified work.",
+    ),
+}
+
+_DUTY: Final[dict[str, Schema]] = {
+    "task": HASH_OUT,
+    "action": STRING,
+    "window": NUMBER,
+    "deadline_ms": nullable(NUMBER),
+    "segments": array(NUMBER),
+}
+
+MACHINE_METHODS: Final[tuple[Method, ...]] = (
+    Method(
+        "dekube_getNode",
+        "A registered machine",
+        get_node,
+        obj({"at": AT, "node": nullable(ref("Node"))}),
+        (PARTY_PARAM,),
+        cost=2,
+        group="nodes",
+        lane=Lane.VIEW,
+    ),
+    Method(
+        "dekube_getNodes",
+        "Registered machines in the order of their addresses",
+        get_nodes,
+        obj({"at": AT, "items": array(ref("Node"), maximum=100), "next": NEXT_OUT}),
+        (CURSOR_PARAM, LIMIT_PARAM),
+        cost=10,
+        group="nodes",
+        lane=Lane.VIEW,
+    ),
+    Method(
+        "dekube_getDuties",
+        "What is asked of a machine now, as a worker and as a verifier",
+        get_duties,
+        obj(
+            {
+                "at": AT,
+                "work": array(obj(_DUTY | {"bond": AMOUNT_OUT, "blocked": BOOLEAN_OUT})),
+                "checks": array(obj(_DUTY | {"jury": BOOLEAN_OUT})),
+            }
+        ),
+        (PARTY_PARAM,),
+        cost=10,
+        group="nodes",
+        lane=Lane.VIEW,
+    ),
+)

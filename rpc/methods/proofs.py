@@ -1,0 +1,78 @@
+"""Values of the state proven: the path to the root, and what makes the header that has the root final."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rpc.methods.accounts import ACCOUNT_PARAM
+from rpc.methods.fair_queue import Lane
+from rpc.methods.heights import AT_HEIGHT, stamp, state_height
+from rpc.methods.light import HEADERS_MAX, certified_headers
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.render import AT, BYTES_OUT, HASH_OUT, hexed
+from rpc.methods.schema import Param, array, data, nullable, obj
+from state.primitives.blocks import decode_header
+from state.view.accounts import account_key
+from state.view.overlay import KEY_BYTES_MAX
+
+__all__ = ["PROOF_METHODS"]
+
+
+async def get_account_proof(node: Node, who: bytes, height: int | None) -> Json:
+    """Answer ``dekube_getAccountProof``."""
+    return await get_proof(node, account_key(who), height)
+
+
+async def get_proof(node: Node, key: bytes, height: int | None) -> Json:
+    """Answer ``dekube_getProof``: what is needed to check the value with nothing but a known committee.
+
+    The root after block h stands in the header of h + 1, so the newest provable height is one below the head.
+    """
+    newest = node.head.height
+    number = max(newest - 1, 0) if height is None else state_height(node, height)
+    path = await certified_headers(node, number + 1)
+    [value] = await node.read(number, key)
+    return {
+        "at": await stamp(node, number),
+        "key": hexed(key),
+        "value": None if value is None else hexed(value),
+        "proof": hexed(await node.prove(number, key)),
+        "state_root": hexed(decode_header(bytes.fromhex(path["headers"][0][2:])).state_root),
+    } | path
+
+
+_PROOF: Final = obj(
+    {
+        "at": AT,
+        "key": BYTES_OUT,
+        "value": nullable(BYTES_OUT),
+        "proof": BYTES_OUT,
+        "state_root": HASH_OUT,
+        "headers": array(BYTES_OUT, maximum=HEADERS_MAX),
+        "certificate": nullable(BYTES_OUT),
+    }
+)
+_KEY: Final = Param("key", data(KEY_BYTES_MAX, bytes_min=1), "The key: the table's byte and the table's own key.")
+
+PROOF_METHODS: Final[tuple[Method, ...]] = (
+    Method(
+        "dekube_getAccountProof",
+        "The account's record with its proof, the header that has the root, and the certificate over it",
+        get_account_proof,
+        _PROOF,
+        (ACCOUNT_PARAM, AT_HEIGHT),
+        cost=10,
+        group="accounts",
+        lane=Lane.VIEW,
+    ),
+    Method(
+        "dekube_getProof",
+        "The value of any key of the state, or its absence, with the proof",
+        get_proof,
+        _PROOF,
+        (_KEY, AT_HEIGHT),
+        cost=10,
+        group="accounts",
+        lane=Lane.VIEW,
+    ),
+)

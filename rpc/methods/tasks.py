@@ -1,0 +1,270 @@
+"""Methods over tasks: the job, how far it is, and every change of its phase."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rpc.methods.fair_queue import Lane
+from rpc.methods.heights import stamp
+from rpc.methods.jobs import spec_to_json
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.names import word, words_of
+from rpc.methods.pages import CURSOR_PARAM, FIRST_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, numbered_page, place_in
+from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, hexed
+from rpc.methods.schema import ADDRESS, HASH, NUMBER, STRING, Param, Schema, array, choice, nullable, obj, ref
+from rpc.protocol.errors import RpcError
+from state.primitives.hashing import HASH_BYTES
+from state.view import Reader
+from tasks.errors import TaskUnknown
+from tasks.ledger.lifecycle import Phase, Reason, group_of
+from tasks.ledger.queries import Page, task_history, tasks_by_requester, tasks_by_worker
+from tasks.ledger.records import HistoryEntry, TaskRecord, by_phase_key, load_spec_bytes, load_task
+from tasks.spec import decode_spec, spec_hash
+
+__all__ = ["TASK_COMPONENTS", "TASK_ID", "TASK_METHODS", "unknown_task"]
+
+_TIME_BYTES: Final = 8
+_NONE: Final = bytes(HASH_BYTES)
+
+
+def unknown_task(task_id: bytes) -> RpcError:
+    """Return the refusal of an id that no task has."""
+    return RpcError("task_unknown", f"no task has the id {hexed(task_id)}")
+
+
+def _maybe_address(value: bytes) -> str | None:
+    return address(value) if value else None
+
+
+def _task(record: TaskRecord) -> Json:
+    return {
+        "id": hexed(record.id),
+        "requester": address(record.requester),
+        "phase": word(record.phase),
+        "group": group_of(record.phase),
+        "reason": word(record.reason),
+        "created_height": record.created_height,
+        "created_ms": record.created_ms,
+        "changed_height": record.changed_height,
+        "changed_ms": record.changed_ms,
+        "deadline_ms": record.deadline_ms or None,
+        "match_by_ms": record.match_by_ms,
+        "worker": _maybe_address(record.worker),
+        "price_per_gpu_s": str(record.price_per_gpu_s),
+        "attempts": record.attempts,
+        "excluded": [address(item) for item in record.excluded],
+        "started_ms": record.started_ms or None,
+        "windows": record.target,
+        "proved_windows": record.next_window,
+        "final_windows": record.final_windows,
+        "state_root": hexed(record.state_root),
+        "final_root": hexed(record.final_root) if record.final_root else None,
+        "history": record.history,
+    }
+
+
+def _spec(raw: bytes) -> Json:
+    return {"hash": hexed(spec_hash(raw)), "raw": hexed(raw)} | spec_to_json(decode_spec(raw))
+
+
+def _find_task(reader: Reader, task_id: bytes) -> tuple[TaskRecord, bytes] | None:
+    try:
+        return load_task(reader, task_id), load_spec_bytes(reader, task_id)
+    except TaskUnknown:
+        return None
+
+
+async def get_task(node: Node, task: bytes) -> Json:
+    """Answer ``dekube_getTask``."""
+    height = node.head.height
+    found = await node.query(height, _find_task, task)
+    return {
+        "at": await stamp(node, height),
+        "task": None if found is None else _task(found[0]) | {"spec": _spec(found[1])},
+    }
+
+
+async def get_tasks(
+    node: Node,
+    phase: str | None,
+    requester: bytes | None,
+    worker: bytes | None,
+    cursor: list[Any] | None,
+    limit: int,
+) -> Json:
+    """Answer ``dekube_getTasks``."""
+    if sum(item is not None for item in (phase, requester, worker)) > 1:
+        raise RpcError(
+            "invalid_params", "invalid params: one of phase, requester and worker at most", param="phase"
+        )
+    if requester is not None:
+        subject = b"requester" + requester
+        height, after = place_in(node, subject, cursor)
+        page = await node.query(height, tasks_by_requester, requester, after, limit)
+    elif worker is not None:
+        subject = b"worker" + worker
+        height, after = place_in(node, subject, cursor)
+        page = await node.query(height, tasks_by_worker, worker, after, limit)
+    else:
+        phases = tuple(Phase) if phase is None else (Phase[phase.upper()],)
+        subject = b"phase" + bytes(phases)
+        height, after = place_in(node, subject, cursor)
+        page = await node.query(height, _tasks_of_phases, phases, after, limit)
+    return {
+        "at": await stamp(node, height),
+        "items": [_task(record) for record in page.items],
+        "next": cursor_of(height, subject, page.next_cursor),
+    }
+
+
+def _tasks_of_phases(
+    reader: Reader, phases: tuple[Phase, ...], after: bytes | None, limit: int
+) -> Page[TaskRecord]:
+    """Return tasks in any of ``phases``, the newest last; ``after`` is time and id of the last one before."""
+    places: list[bytes] = []
+    for phase in phases:
+        first = by_phase_key(int(phase))[:-_TIME_BYTES]
+        start = first + (b"" if after is None else after + b"\0")
+        stop = first + b"\xff" * (_TIME_BYTES + HASH_BYTES + 1)
+        places += [key[len(first) :] for key, _ in reader.scan(start, stop, limit + 1)]
+    places.sort()
+    tasks = tuple(load_task(reader, place[_TIME_BYTES:]) for place in places[:limit])
+    return Page(tasks, places[limit - 1] if len(places) > limit else None)
+
+
+def _history(entry: HistoryEntry) -> Json:
+    return {
+        "number": entry.number,
+        "height": entry.height,
+        "time_ms": entry.time_ms,
+        "before": word(Phase(entry.before)) if entry.before else None,
+        "after": word(entry.after),
+        "reason": word(entry.reason),
+        "actor": _maybe_address(entry.actor),
+        "evidence": hexed(entry.evidence) if entry.evidence not in (b"", _NONE) else None,
+    }
+
+
+async def get_task_history(node: Node, task: bytes, cursor: list[Any] | None, limit: int, first: int) -> Json:
+    """Answer ``dekube_getTaskHistory``."""
+    return await numbered_page(node, b"history" + task, cursor, limit, first, _known_history, task, _history)
+
+
+def _known_history(reader: Reader, task_id: bytes, start: int, limit: int) -> list[HistoryEntry]:
+    try:
+        load_task(reader, task_id)
+    except TaskUnknown:
+        raise unknown_task(task_id) from None
+    return task_history(reader, task_id, start=start, limit=limit)
+
+
+TASK_ID: Final = Param("task", HASH, "The task's id.")
+_TASK_FIELDS: Final[dict[str, Schema]] = {
+    "id": HASH_OUT,
+    "requester": ADDRESS_OUT,
+    "phase": words_of(Phase),
+    "group": {"type": "string", "enum": ["create", "run", "output", "ended"]},
+    "reason": words_of(Reason),
+    "created_height": NUMBER,
+    "created_ms": NUMBER,
+    "changed_height": NUMBER,
+    "changed_ms": NUMBER,
+    "deadline_ms": nullable(NUMBER),
+    "match_by_ms": NUMBER,
+    "worker": nullable(ADDRESS_OUT),
+    "price_per_gpu_s": AMOUNT_OUT,
+    "attempts": NUMBER,
+    "excluded": array(ADDRESS_OUT),
+    "started_ms": nullable(NUMBER),
+    "windows": NUMBER,
+    "proved_windows": NUMBER,
+    "final_windows": NUMBER,
+    "state_root": HASH_OUT,
+    "final_root": nullable(HASH_OUT),
+    "history": NUMBER,
+}
+
+TASK_COMPONENTS: Final[dict[str, Schema]] = {
+    "Task": obj(_TASK_FIELDS),
+    "TaskWithSpec": obj(_TASK_FIELDS | {"spec": ref("Spec")}),
+    "Spec": obj(
+        {
+            "hash": HASH_OUT,
+            "raw": BYTES_OUT,
+            "kind": STRING,
+            "level": NUMBER,
+            "profile": STRING,
+            "model": obj({"name": STRING, "widths": array(NUMBER), "activation": STRING}),
+            "dataset": obj({"blob": HASH_OUT, "root": HASH_OUT, "samples": NUMBER}),
+            "batch": NUMBER,
+            "optimiser": obj(
+                {
+                    "name": STRING,
+                    "learning_rate_nano": NUMBER,
+                    "beta1_nano": NUMBER,
+                    "beta2_nano": NUMBER,
+                    "epsilon_nano": NUMBER,
+                    "weight_decay_nano": NUMBER,
+                }
+            ),
+            "seed": HASH_OUT,
+            "init_root": HASH_OUT,
+            "schedule": obj({"total_steps": NUMBER, "segment_steps": NUMBER, "window_steps": NUMBER}),
+            "price": obj({"max_price_per_gpu_s": AMOUNT_OUT, "gpu_ms_per_step_max": NUMBER}),
+            "requirements": obj({"gpus": NUMBER, "memory_mib": NUMBER, "score_min": NUMBER}),
+            "match_ms": NUMBER,
+        },
+        description="The job; `raw` is what it was created with.",
+    ),
+    "TaskChange": obj(
+        {
+            "number": NUMBER,
+            "height": NUMBER,
+            "time_ms": NUMBER,
+            "before": nullable(words_of(Phase)),
+            "after": words_of(Phase),
+            "reason": words_of(Reason),
+            "actor": nullable(ADDRESS_OUT),
+            "evidence": nullable(HASH_OUT),
+        }
+    ),
+}
+
+TASK_METHODS: Final[tuple[Method, ...]] = (
+    Method(
+        "dekube_getTask",
+        "A task with its job",
+        get_task,
+        obj({"at": AT, "task": nullable(ref("TaskWithSpec"))}),
+        (TASK_ID,),
+        cost=2,
+        group="tasks",
+        lane=Lane.VIEW,
+    ),
+    Method(
+        "dekube_getTasks",
+        "Tasks, the oldest first: all, or those of a phase, a requester or a worker",
+        get_tasks,
+        obj({"at": AT, "items": array(ref("Task"), maximum=100), "next": NEXT_OUT}),
+        (
+            Param("phase", choice(*(word(phase) for phase in Phase)), "Only in this phase.", required=False),
+            Param("requester", ADDRESS, "Only created by this account.", required=False),
+            Param("worker", ADDRESS, "Only ever given to this machine.", required=False),
+            CURSOR_PARAM,
+            LIMIT_PARAM,
+        ),
+        cost=20,
+        group="tasks",
+        lane=Lane.VIEW,
+    ),
+    Method(
+        "dekube_getTaskHistory",
+        "Every change of a task's phase: when, why, by whom",
+        get_task_history,
+        obj({"at": AT, "items": array(ref("TaskChange"), maximum=100), "next": NEXT_OUT}),
+        (TASK_ID, CURSOR_PARAM, LIMIT_PARAM, FIRST_PARAM),
+        cost=5,
+        group="tasks",
+        lane=Lane.VIEW,
+    ),
+)

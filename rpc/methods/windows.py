@@ -1,0 +1,145 @@
+"""Methods over windows of work: their proofs, who re-ran which segments, and what they found."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rpc.methods.fair_queue import Lane
+from rpc.methods.method import Json, Method, Node
+from rpc.methods.names import word, words_of
+from rpc.methods.pages import CURSOR_PARAM, FIRST_PARAM, LIMIT_PARAM, NEXT_OUT, numbered_page
+from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
+from rpc.methods.schema import NUMBER, STRING, Schema, array, nullable, obj, ref
+from rpc.methods.tasks import TASK_ID, unknown_task
+from state.view import Reader
+from tasks.errors import TaskUnknown
+from tasks.ledger.lifecycle import Reason, WindowPhase
+from tasks.ledger.queries import task_windows
+from tasks.ledger.records import WindowRecord
+
+__all__ = ["WINDOW_COMPONENTS", "WINDOW_METHODS"]
+
+
+def _seats(seats: Any) -> Json:
+    return [
+        {
+            "address": address(seat.address),
+            "seal": hexed(seat.seal) if seat.seal else None,
+            "findings": None
+            if seat.findings is None
+            else [
+                {
+                    "segment": finding.segment,
+                    "code": word(finding.code),
+                    "probe_root": hexed(finding.probe_root),
+                    "state_root_after": hexed(finding.state_root_after),
+                }
+                for finding in seat.findings
+            ],
+        }
+        for seat in seats
+    ]
+
+
+def _window(record: WindowRecord) -> Json:
+    proof = record.proof
+    return {
+        "number": record.number,
+        "phase": word(record.phase),
+        "reason": word(record.reason),
+        "worker": address(record.worker),
+        "height": record.height,
+        "deadline_ms": record.deadline_ms or None,
+        "proof": {
+            "step_from": proof.step_from,
+            "step_to": proof.step_to,
+            "state_root_in": hexed(proof.state_root_in),
+            "state_root_out": hexed(proof.state_root_out),
+            "segment_root": hexed(proof.segment_root),
+            "segments": proof.segments,
+            "leaves_blob": hexed(proof.leaves_blob),
+            "output_blob": hexed(proof.output_blob),
+            "meter": proof.meter._asdict(),
+        },
+        "sampled": list(record.sampled),
+        "verifiers": _seats(record.verifiers),
+        "opened": [
+            {
+                "segment": item.segment,
+                "probe_root": hexed(item.probe_root),
+                "state_root_after": hexed(item.state_root_after),
+            }
+            for item in record.opened
+        ],
+        "disputed": record.disputed if record.disputed >= 0 else None,
+        "jurors": _seats(record.jurors),
+        "draws": record.draws,
+        "charge": str(record.charge),
+        "verifier_fee": str(record.fee),
+    }
+
+
+async def get_task_windows(node: Node, task: bytes, cursor: list[Any] | None, limit: int, first: int) -> Json:
+    """Answer ``dekube_getTaskWindows``."""
+    return await numbered_page(node, b"windows" + task, cursor, limit, first, _windows, task, _window)
+
+
+def _windows(reader: Reader, task_id: bytes, start: int, limit: int) -> list[WindowRecord]:
+    try:
+        return task_windows(reader, task_id, start=start, limit=limit)
+    except TaskUnknown:
+        raise unknown_task(task_id) from None
+
+
+_FINDING: Final = obj(
+    {"segment": NUMBER, "code": STRING, "probe_root": HASH_OUT, "state_root_after": HASH_OUT},
+)
+
+WINDOW_COMPONENTS: Final[dict[str, Schema]] = {
+    "Verdict": obj({"address": ADDRESS_OUT, "seal": nullable(HASH_OUT), "findings": nullable(array(_FINDING))}),
+    "Window": obj(
+        {
+            "number": NUMBER,
+            "phase": words_of(WindowPhase),
+            "reason": words_of(Reason),
+            "worker": ADDRESS_OUT,
+            "height": NUMBER,
+            "deadline_ms": nullable(NUMBER),
+            "proof": obj(
+                {
+                    "step_from": NUMBER,
+                    "step_to": NUMBER,
+                    "state_root_in": HASH_OUT,
+                    "state_root_out": HASH_OUT,
+                    "segment_root": HASH_OUT,
+                    "segments": NUMBER,
+                    "leaves_blob": HASH_OUT,
+                    "output_blob": HASH_OUT,
+                    "meter": obj({"gpu_ms": NUMBER, "steps": NUMBER, "samples": NUMBER}),
+                }
+            ),
+            "sampled": array(NUMBER),
+            "verifiers": array(ref("Verdict")),
+            "opened": array(obj({"segment": NUMBER, "probe_root": HASH_OUT, "state_root_after": HASH_OUT})),
+            "disputed": nullable(NUMBER),
+            "jurors": array(ref("Verdict")),
+            "draws": NUMBER,
+            "charge": AMOUNT_OUT,
+            "verifier_fee": AMOUNT_OUT,
+        },
+        description="A window of work from its proof on: the segments drawn, who re-ran them, what they found.",
+    ),
+}
+
+WINDOW_METHODS: Final[tuple[Method, ...]] = (
+    Method(
+        "dekube_getTaskWindows",
+        "Proofs of work of a task, who checked them and what they found",
+        get_task_windows,
+        obj({"at": AT, "items": array(ref("Window"), maximum=100), "next": NEXT_OUT}),
+        (TASK_ID, CURSOR_PARAM, LIMIT_PARAM, FIRST_PARAM),
+        cost=10,
+        group="tasks",
+        lane=Lane.VIEW,
+    ),
+)

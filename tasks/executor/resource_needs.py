@@ -1,0 +1,52 @@
+"""What a job takes of the machine that runs it, by the job's sizes: a machine can decline it in time."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.spec import JobSpec
+
+__all__ = ["Needs", "needs_of"]
+
+PROCESS_BYTES: Final = 192 << 20
+"""Of a job's process before it knows its job."""
+PARAMETER_BYTES: Final = 72
+"""Of a job's process for each parameter: values, gradients and moments as float64, the state as it is sent."""
+ACTIVATION_BYTES: Final = 16
+"""Of a job's process for each input or output of a layer and sample of a batch."""
+SCRATCH_BYTES: Final = 72
+"""Of a job's process for each of the widest layer's and sample: what comes between one operation and the next."""
+STATE_COPIES: Final = 6
+"""Encoded states that the node holds at once while one is received, checked and written down."""
+DATASET_COPIES: Final = 3
+
+
+class Needs(NamedTuple):
+    """Bytes of memory (the job's process; the node beside it) and of disk (the journal; blobs: the data set, and
+    the states of open windows)."""
+
+    process: int
+    node: int
+    journal: int
+    blobs: int
+
+    def __add__(self, other: object) -> Needs:  # of tasks that run beside each other
+        assert isinstance(other, Needs)
+        return Needs(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
+    """Return what the worker of ``spec`` needs while ``open_windows_max`` windows may wait for their verdicts."""
+    plan = spec.plan()
+    dataset = min(DATASET_BYTES_MAX, 2 * spec.dataset.samples * (plan.widths[0] + 1))
+    window = (spec.schedule.window_steps // spec.schedule.segment_steps + 1) * plan.state_limit_bytes
+    return Needs(
+        process=PROCESS_BYTES
+        + PARAMETER_BYTES * plan.parameters
+        + plan.batch * (ACTIVATION_BYTES * sum(plan.widths) + SCRATCH_BYTES * max(plan.widths))
+        + DATASET_COPIES * dataset,
+        node=STATE_COPIES * plan.state_limit_bytes + DATASET_COPIES * dataset,
+        journal=window + 2 * plan.state_limit_bytes,
+        blobs=(open_windows_max + 1) * window + dataset,
+    )

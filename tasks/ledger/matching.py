@@ -1,0 +1,166 @@
+"""Who runs a task and who checks it: integer filters and scores, draws from the beacon (MARKET.md 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from state.primitives.hashing import digest
+from state.view import Reader
+from state.view.accounts import balance_of
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.records import TaskRecord
+from tasks.ledger.registry import (
+    NodeRecord,
+    NodeRole,
+    candidates,
+    is_available,
+    is_limited,
+    load_node,
+    reputation_milli,
+)
+from tasks.spec import JobSpec
+
+__all__ = [
+    "SCORE_WEIGHTS",
+    "draw_seed",
+    "draw_segments",
+    "draw_weighted",
+    "eligible_verifiers",
+    "is_paused",
+    "match_worker",
+]
+
+SCORE_WEIGHTS: Final = (5, 2, 2)
+"""Weights of price, speed and reputation. Locality (1) joins when latencies between nodes are measured."""
+DRAWN_MAX: Final = 16
+"""Workers drawn in one look until one is found that somebody could check: each draw costs as much as there are."""
+
+
+def draw_seed(purpose: bytes, beacon: bytes, task: bytes, *numbers: int) -> bytes:
+    """Return the 32 bytes that decide a draw."""
+    return digest(purpose, beacon + task + b"".join(number.to_bytes(8, "big") for number in numbers))
+
+
+def _stream(seed: bytes, index: int, below: int) -> int:
+    """Return number ``index`` of the seed's stream, below ``below``; its bias is under 2**-128."""
+    return int.from_bytes(digest(b"draw", seed + index.to_bytes(8, "big")), "big") % below
+
+
+def draw_weighted(seed: bytes, weights: Sequence[int], count: int) -> list[int]:
+    """Return ``count`` different positions, or all, each drawn with a chance that follows its weight."""
+    left = list(range(len(weights)))
+    drawn: list[int] = []
+    while left and len(drawn) < count:
+        point = _stream(seed, len(drawn), sum(weights[at] for at in left))
+        for at in left:
+            point -= weights[at]
+            if point < 0:
+                drawn.append(at)
+                left.remove(at)
+                break
+    return drawn
+
+
+def draw_segments(seed: bytes, segments: int, count: int) -> tuple[int, ...]:
+    """Return ``count`` different segments of ``segments``, or all, ascending; each as likely as any other."""
+    return tuple(sorted(draw_weighted(digest(b"draw-segments", seed), [1] * segments, count)))
+
+
+def _verifiers(state: Reader, seed: bytes, now_ms: int, parameters: TaskParameters) -> list[NodeRecord]:
+    return [
+        node
+        for node in candidates(state, NodeRole.VERIFY, seed, parameters.candidates_max)
+        if is_available(node, now_ms, parameters)
+    ]
+
+
+def _may_check(node: NodeRecord, task: TaskRecord, worker: bytes, operator: bytes) -> bool:
+    barred = (worker, task.requester, operator)
+    return node.address not in barred and node.profile.operator not in barred
+
+
+def eligible_verifiers(
+    state: Reader, task: TaskRecord, worker: bytes, used: Sequence[bytes], seed: bytes, now_ms: int,
+    parameters: TaskParameters,
+) -> list[NodeRecord]:  # fmt: skip
+    """Return nodes that may check ``worker``: of another operator, not the requester's, not yet used."""
+    worker_node = load_node(state, worker)
+    operator = worker if worker_node is None else worker_node.profile.operator
+    return [
+        node
+        for node in _verifiers(state, seed, now_ms, parameters)
+        if _may_check(node, task, worker, operator) and node.address not in used
+    ]
+
+
+def is_paused(node: NodeRecord, now_ms: int) -> bool:
+    """Tell whether a machine is in a pause, after a fault or after it left a task that had not started."""
+    return max(node.cool_down_until_ms, node.match_from_ms) > now_ms
+
+
+def _fits(node: NodeRecord, spec: JobSpec, task: TaskRecord, now_ms: int, parameters: TaskParameters) -> bool:
+    wanted, profile = spec.requirements, node.profile
+    return (
+        is_available(node, now_ms, parameters)
+        and node.match_from_ms <= now_ms
+        and node.address not in task.excluded
+        and profile.price_per_gpu_s <= spec.price.max_price_per_gpu_s
+        and node.busy_slots < min(profile.slots, parameters.slots_max)
+        and len(profile.gpus) >= wanted.gpus
+        and profile.memory_mib >= wanted.memory_mib
+        and profile.score >= wanted.score_min
+        and not (wanted.gpus > 1 and is_limited(profile))
+    )
+
+
+def _drawn(seed: bytes, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
+    weights = [node.bond * (1 + reputation_milli(node)) for node in nodes]
+    return [nodes[at] for at in draw_weighted(digest(b"worker-draw", seed), weights, DRAWN_MAX)]
+
+
+def match_worker(
+    state: Reader, task: TaskRecord, spec: JobSpec, seed: bytes, now_ms: int, bond_at: Callable[[int], int],
+    parameters: TaskParameters,
+) -> NodeRecord | None:  # fmt: skip
+    """Return the worker to assign, or None when no node fits that somebody could check.
+
+    It is the one that ranks best by what it asks, says of itself and has done. Where offers to such came to
+    nothing it is drawn, by bonds and records: words cost nothing, so many could take turns in keeping a task from
+    all others. ``bond_at`` tells the bond at a price for a GPU-second; a node that cannot lock it is passed over.
+    """
+    fitting = [
+        node
+        for node in candidates(state, NodeRole.COMPUTE, seed, parameters.candidates_max)
+        if _fits(node, spec, task, now_ms, parameters)
+        and balance_of(state, node.address) >= bond_at(node.profile.price_per_gpu_s)
+    ]
+    if not fitting:
+        return None
+    fastest = max([1, *(node.profile.score for node in fitting)])
+
+    def rank(node: NodeRecord) -> tuple[int, bytes]:
+        limit = spec.price.max_price_per_gpu_s
+        parts = (
+            1000 * (limit - node.profile.price_per_gpu_s) // limit,
+            1000 * node.profile.score // fastest,
+            reputation_milli(node),
+        )
+        score = sum(weight * part for weight, part in zip(SCORE_WEIGHTS, parts, strict=True))
+        return -score, digest(b"match-tie", seed + node.address)
+
+    is_drawn = task.vain_offers >= parameters.offers_ranked
+    order = _drawn(seed, fitting) if is_drawn else sorted(fitting, key=rank)
+    # One look at the verifiers for all workers, and one for each operator: a look for each worker would let one
+    # operator with many machines make a search cost the square of them.
+    verifiers = _verifiers(state, seed, now_ms, parameters)
+    of_others: dict[bytes, list[NodeRecord]] = {}
+    for node in order:
+        operator = node.profile.operator
+        if operator not in of_others:
+            of_others[operator] = [
+                verifier for verifier in verifiers if _may_check(verifier, task, operator, operator)
+            ]
+        if any(_may_check(verifier, task, node.address, operator) for verifier in of_others[operator]):
+            return node
+    return None

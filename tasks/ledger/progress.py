@@ -1,0 +1,279 @@
+"""How a task moves on: matching, the loss of a worker, winding up, the end; and what its deadlines do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from billing.escrow import Pool
+from tasks.ledger import registry
+from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
+from tasks.ledger.matching import draw_seed, match_worker
+from tasks.ledger.open_task import WORKER_ASSIGNED, Case
+from tasks.ledger.records import (
+    JobReport,
+    by_duty_key,
+    by_task_of_worker_key,
+    forget_report,
+    load_report,
+    load_spec_bytes,
+    save_report,
+)
+from tasks.ledger.settlement import (
+    bond_at,
+    close_escrow,
+    fine_worker,
+    fund_check,
+    pay_kill_fee,
+    release_bond,
+    release_idle_bonds,
+)
+from tasks.spec import spec_hash
+
+__all__ = [
+    "arm_running",
+    "blame_worker",
+    "exclude",
+    "finish",
+    "free_slot",
+    "give_up_idle",
+    "lose_worker",
+    "new_search",
+    "on_task_due",
+    "report",
+    "search",
+    "try_match",
+    "turn_down",
+    "wind_up",
+]
+
+DIVERGED_MAX: Final = 2
+"""Reports of different operators that a job diverges in the same window; so many end it."""
+_REPORTED: Final = frozenset({Reason.INPUT_UNAVAILABLE, Reason.JOB_DIVERGED, Reason.JOB_UNFIT})
+"""What a worker may say against a job."""
+_END_EVENTS = {Phase.SETTLED: Event.SETTLE, Phase.FAILED: Event.FAIL, Phase.CANCELLED: Event.CANCEL}
+
+
+def search(case: Case) -> None:
+    """Set the deadlines of a task that looks for a worker, again or for the first time.
+
+    One that was offered in vain looks with those whose search takes long: tasks that are made to be turned down
+    delay no others.
+    """
+    record, parameters = case.record, case.parameters
+    deadline_ms = record.match_by_ms
+    if record.phase != Phase.MATCHING:
+        deadline_ms = min(deadline_ms, case.now + parameters.replace_ms)
+    in_vain = max(0, record.vain_offers + 1 - parameters.offers_ranked)
+    wait_ms = min(parameters.match_retry_ms_max, parameters.match_retry_ms * in_vain)
+    case.change(deadline_ms=max(deadline_ms, case.now + 1), match_at_ms=case.now + wait_ms)
+
+
+def new_search(case: Case) -> None:
+    """Begin a search for a replacement."""
+    case.change(match_by_ms=case.now + case.parameters.replace_ms_max)
+    search(case)
+
+
+def _put_off(case: Case) -> None:
+    """Look for a worker again later: the longer the search, the rarer, so that a hopeless task costs little."""
+    least_ms, most_ms = case.parameters.match_retry_ms, case.parameters.match_retry_ms_max
+    searched_ms = case.now - case.record.changed_ms
+    case.change(match_at_ms=case.now + max(least_ms, min(most_ms, searched_ms // 2)))
+
+
+def try_match(case: Case) -> None:
+    """Assign the best worker there is, or wait; a task that cannot pay its checkers pauses."""
+    record, parameters, scope = case.record, case.parameters, case.scope
+    if not fund_check(case):
+        if record.phase == Phase.MATCHING:
+            raise AssertionError("a new task covers its first window")
+        _pause(case, Reason.FUNDS_LOW)
+        return
+    seed = draw_seed(b"worker-match", scope.block.beacon, record.id, record.history)
+    node = match_worker(
+        case.state, record, case.spec, seed, case.now,
+        lambda price: bond_at(case.spec, price, record.next_window, parameters), parameters,
+    )  # fmt: skip
+    if node is None:
+        _put_off(case)
+        return
+    registry.save_node(case.state, node._replace(busy_slots=node.busy_slots + 1))
+    case.advance(Event.ASSIGN, Reason.MATCHED)
+    case.change(
+        worker=node.address, price_per_gpu_s=node.profile.price_per_gpu_s, busy=1, assigned_ms=case.now,
+        deadline_ms=case.now + parameters.accept_ms,
+    )  # fmt: skip
+    case.state.put(by_task_of_worker_key(node.address, record.created_ms, record.id), b"\x01")
+    case.state.put(by_duty_key(node.address, record.id), b"\x01")
+    scope.emit(WORKER_ASSIGNED(record.id, node.address, node.profile.price_per_gpu_s))
+
+
+def free_slot(case: Case) -> None:
+    """Count the worker's machine as free again."""
+    if not case.record.busy:
+        return
+    node = registry.load_node(case.state, case.record.worker)
+    if node is not None:
+        registry.save_node(case.state, node._replace(busy_slots=node.busy_slots - 1))
+    case.change(busy=0)
+
+
+def give_up_idle(case: Case) -> None:
+    """Let go of workers that have left and have nothing open: bonds return, duties end."""
+    for worker in release_idle_bonds(case):
+        case.state.delete(by_duty_key(worker, case.record.id))
+
+
+def _vacate(case: Case) -> None:
+    worker = case.record.worker
+    if not worker:
+        return
+    free_slot(case)
+    case.change(worker=b"")
+    if all(window.worker != worker for window in case.open_windows()):
+        case.state.delete(by_duty_key(worker, case.record.id))
+    give_up_idle(case)
+
+
+def exclude(case: Case, worker: bytes) -> None:
+    """Do not offer the task to ``worker`` again."""
+    others = [known for known in case.record.excluded if known != worker]
+    case.change(excluded=(*others, worker)[-case.parameters.excluded_max :])
+
+
+def report(case: Case, reason: Reason) -> None:
+    """Note what the worker says against the job as it gives it up, for whoever is about to post the same.
+
+    That a job diverges is the same for every machine: a second operator that says so of the same window ends the
+    task. The next worker is drawn then and not ranked, so that nobody can be both by asking for little.
+    """
+    record = case.record
+    if reason not in _REPORTED:
+        return
+    job = spec_hash(load_spec_bytes(case.state, record.id))
+    before = load_report(case.state, job)
+    times = 1 if before is None else before.times + 1
+    save_report(case.state, job, JobReport(reason, case.scope.block.height, record.worker, record.id, times))
+    if reason != Reason.JOB_DIVERGED:
+        return
+    node = registry.load_node(case.state, record.worker)
+    operator = record.worker if node is None else node.profile.operator
+    others = tuple(known for known in record.diverged if known != operator)
+    case.change(diverged=(*others, operator), vain_offers=max(record.vain_offers, case.parameters.offers_ranked))
+
+
+def turn_down(case: Case, reason: Reason) -> None:
+    """Part with a worker that will not start the task: no mark against it, no try of the task, but a pause."""
+    worker, held_ms = case.record.worker, case.now - case.record.assigned_ms
+    registry.mark_decline(case.state, worker, case.now, held_ms, case.parameters)
+    exclude(case, worker)
+    lose_worker(case, reason)
+
+
+def blame_worker(case: Case, reason: Reason) -> None:
+    """Part with a worker that broke off or is late: a part of its bond burns, and it counts against it."""
+    worker = case.record.worker
+    fine_worker(case, worker)
+    registry.mark_failure(case.state, worker, case.now, case.scope.emit, case.parameters)
+    exclude(case, worker)
+    lose_worker(case, reason)
+
+
+def lose_worker(case: Case, reason: Reason) -> None:
+    """Part with the worker and look for another, unless the task was ending, diverges or has had its tries.
+
+    After those its requester decides: machines that start and leave shall not be what ends a task.
+    """
+    is_unstarted = case.record.phase in (Phase.ASSIGNED, Phase.PREPARING)
+    _vacate(case)
+    case.change(vain_offers=case.record.vain_offers + 1)
+    record = case.record
+    if record.ending:
+        wind_up(case, Phase(record.ending), Reason(record.ending_reason))
+    elif len(record.diverged) >= DIVERGED_MAX:
+        wind_up(case, Phase.FAILED, Reason.JOB_DIVERGED)
+    elif record.attempts >= case.parameters.attempts_max:
+        case.advance(Event.LOSE, reason)
+        _pause(case, Reason.ATTEMPTS_EXHAUSTED)
+    else:
+        case.advance(Event.LOSE if record.started_ms else Event.SEARCH, reason)
+        if is_unstarted:  # who keeps the task without starting it does not prolong the search
+            search(case)
+        else:
+            new_search(case)
+
+
+def _pause(case: Case, reason: Reason) -> None:
+    case.advance(Event.PAUSE, reason)
+    case.change(deadline_ms=case.now + case.parameters.pause_ms)
+
+
+def wind_up(case: Case, ending: Phase, reason: Reason) -> None:
+    """Have no more work done; the task ends as ``ending`` once the windows that are proved are settled."""
+    _vacate(case)
+    case.change(ending=int(ending), ending_reason=int(reason), target=case.record.next_window)
+    if case.record.phase != Phase.VERIFYING:
+        case.advance(Event.WIND_UP, reason)
+    finish(case)
+
+
+def finish(case: Case) -> None:
+    """End the task if all its windows are settled."""
+    record = case.record
+    if record.phase != Phase.VERIFYING or record.open_windows:
+        return
+    if record.ending:
+        ending, reason = Phase(record.ending), Reason(record.ending_reason)
+    elif record.final_windows == record.target:
+        ending, reason = Phase.SETTLED, Reason.ALL_WINDOWS_FINAL
+    else:
+        return
+    if ending == Phase.SETTLED:
+        forget_report(case.state, spec_hash(load_spec_bytes(case.state, record.id)))
+    if ending == Phase.CANCELLED and record.worker:
+        pay_kill_fee(case, record.worker)
+    close_escrow(case)
+    if record.worker:
+        free_slot(case)
+        case.state.delete(by_duty_key(record.worker, record.id))
+    case.advance(_END_EVENTS[ending], reason)
+    if case.vault.owners(Pool.BOND):
+        case.change(deadline_ms=case.now + case.parameters.bond_release_ms)
+
+
+def arm_running(case: Case) -> None:
+    """Set the deadline of the window under way; there is none while the worker must wait for open windows."""
+    record, parameters, spec = case.record, case.parameters, case.spec
+    if len(record.open_windows) >= parameters.open_windows_max:
+        case.change(deadline_ms=0)
+        return
+    span_ms = parameters.window_slack * spec.gpu_ms_max(record.next_window) + parameters.window_grace_ms
+    case.change(deadline_ms=case.now + span_ms)
+
+
+def on_task_due(case: Case) -> None:
+    """Do what the passed deadline of the task's phase demands."""
+    case.change(deadline_ms=0)
+    match case.record.phase:
+        case Phase.MATCHING:
+            case.advance(Event.EXPIRE, Reason.NO_MATCH)
+            close_escrow(case)
+        case Phase.ASSIGNED:
+            turn_down(case, Reason.ACCEPT_TIMEOUT)
+        case Phase.PREPARING:
+            blame_worker(case, Reason.PREPARE_TIMEOUT)
+        case Phase.RUNNING:
+            blame_worker(case, Reason.WINDOW_TIMEOUT)
+        case Phase.DEGRADED:
+            _pause(case, Reason.NO_REPLACEMENT)
+        case Phase.PAUSED:
+            wind_up(case, Phase.FAILED, Reason.GRACE_OVER)
+        case phase if phase in ENDED:
+            last = case.record.final_windows - 1
+            if last >= 0 and (asked_ms := case.window(last).deadline_ms):
+                case.change(deadline_ms=asked_ms + 1)  # its worker answers for what is asked of it until that ends
+                return
+            for worker in case.vault.owners(Pool.BOND):
+                release_bond(case, worker)
+        case phase:
+            raise AssertionError(f"{phase.name} has no deadline of its own")

@@ -1,0 +1,275 @@
+"""Reading the market: tasks, nodes, bills, and what a worker or verifier has to do now. Nothing here writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from billing.escrow import LINES_PAGE_MAX, Line, Pool, Totals, Vault, bill_lines, escrow_totals
+from billing.prices import Budget
+from state.primitives.hashing import HASH_BYTES
+from state.view import Overlay, Reader
+from tasks.ledger.lifecycle import Phase, WindowPhase
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.records import (
+    HistoryEntry,
+    JobReport,
+    TaskRecord,
+    WindowRecord,
+    by_duty_key,
+    by_phase_key,
+    by_requester_key,
+    by_task_of_worker_key,
+    by_verifier_key,
+    load_history,
+    load_report,
+    load_spec,
+    load_task,
+    load_window,
+)
+from tasks.ledger.registry import NodeRecord, load_node, scan_nodes
+from tasks.ledger.settlement import bond_at, budget_of
+from tasks.ledger.verification import DELIVERY_PHASES, delivery_salt
+from tasks.spec import JobSpec
+
+__all__ = [
+    "PAGE_MAX",
+    "Action",
+    "Bill",
+    "CheckDuty",
+    "Page",
+    "WorkDuty",
+    "bill",
+    "find_node",
+    "find_task",
+    "list_nodes",
+    "quote",
+    "report_on",
+    "task_history",
+    "task_spec",
+    "task_windows",
+    "tasks_by_phase",
+    "tasks_by_requester",
+    "tasks_by_worker",
+    "verification_duties",
+    "work_duties",
+]
+
+PAGE_MAX: Final = 100
+DUTIES_MAX: Final = 256
+_Item = TypeVar("_Item")
+
+
+class Page(NamedTuple, Generic[_Item]):
+    """Some items, and the cursor that continues after them; None at the end."""
+
+    items: tuple[_Item, ...]
+    next_cursor: bytes | None
+
+
+class Bill(NamedTuple):
+    """An escrow's movements in order; ``totals`` are their sums, deposited = locked + paid + refunded + burned."""
+
+    lines: tuple[Line, ...]
+    totals: Totals
+
+
+class Action(Enum):
+    """What is asked of a node now."""
+
+    ACCEPT = "accept"
+    START = "start"
+    COMPUTE = "compute"
+    OPEN = "open"
+    SEAL = "seal"
+    REVEAL = "reveal"
+
+
+class WorkDuty(NamedTuple):
+    """What a task asks of its worker.
+
+    ACCEPT: lock ``bond``. START: fetch the inputs, then say so. COMPUTE: run ``window`` from ``state_root``, whose
+    state lies in ``state_blob`` (zero: the job's own beginning) and submit its proof; not while ``blocked``. OPEN:
+    open ``segments`` of ``window``.
+    """
+
+    task: bytes
+    action: Action
+    window: int
+    deadline_ms: int
+    bond: int
+    state_root: bytes
+    state_blob: bytes
+    segments: tuple[int, ...]
+    blocked: bool
+
+
+class CheckDuty(NamedTuple):
+    """What a window asks of a drawn verifier: SEAL after re-running ``segments``, then REVEAL what was sealed.
+
+    ``height`` is another one for each draw of a window. With ``is_delivery`` nothing is re-run: the result is to
+    be fetched, and its ``delivery_digest`` with ``salt`` to be found.
+    """
+
+    task: bytes
+    window: int
+    action: Action
+    segments: tuple[int, ...]
+    deadline_ms: int
+    seal: bytes
+    is_jury: bool
+    height: int
+    is_delivery: bool = False
+    salt: bytes = b""
+
+
+def find_task(state: Reader, task_id: bytes) -> TaskRecord:
+    """Return a task. Raises TaskUnknown."""
+    return load_task(state, task_id)
+
+
+def task_spec(state: Reader, task_id: bytes) -> JobSpec:
+    """Return the job of a task. Raises TaskUnknown."""
+    return load_spec(state, task_id)
+
+
+def task_history(state: Reader, task_id: bytes, *, start: int = 0, limit: int = PAGE_MAX) -> list[HistoryEntry]:
+    """Return the task's changes of phase from number ``start``."""
+    return load_history(state, task_id, start=start, limit=limit)
+
+
+def task_windows(state: Reader, task_id: bytes, *, start: int = 0, limit: int = PAGE_MAX) -> list[WindowRecord]:
+    """Return the windows of a task that are proved and count, from number ``start``. Raises TaskUnknown."""
+    stop = min(load_task(state, task_id).next_window, start + limit)
+    return [load_window(state, task_id, number) for number in range(start, stop)]
+
+
+def _page(state: Reader, first: bytes, stop: bytes, cursor: bytes | None, limit: int) -> Page[TaskRecord]:
+    limit = max(1, min(limit, PAGE_MAX))
+    start = first + (b"" if cursor is None else cursor + b"\x00")
+    keys = [key for key, _ in state.scan(start, stop, limit + 1)]
+    items = tuple(load_task(state, key[-HASH_BYTES:]) for key in keys[:limit])
+    return Page(items, keys[limit - 1][len(first) :] if len(keys) > limit else None)
+
+
+def _pages(key: Callable[..., bytes], subject: bytes | int) -> tuple[bytes, bytes]:
+    first = key(subject)[:-8]
+    return first, first + b"\xff" * (8 + HASH_BYTES + 1)
+
+
+def tasks_by_requester(state: Reader, requester: bytes, cursor: bytes | None, limit: int) -> Page[TaskRecord]:
+    """Return tasks that ``requester`` created, the oldest first."""
+    return _page(state, *_pages(by_requester_key, requester), cursor, limit)
+
+
+def tasks_by_worker(state: Reader, worker: bytes, cursor: bytes | None, limit: int) -> Page[TaskRecord]:
+    """Return tasks that ``worker`` was ever given, the oldest first."""
+    return _page(state, *_pages(by_task_of_worker_key, worker), cursor, limit)
+
+
+def tasks_by_phase(state: Reader, phase: Phase, cursor: bytes | None, limit: int) -> Page[TaskRecord]:
+    """Return tasks in ``phase``, the oldest first."""
+    return _page(state, *_pages(by_phase_key, int(phase)), cursor, limit)
+
+
+def find_node(state: Reader, address: bytes) -> NodeRecord | None:
+    """Return a registered node, or None."""
+    return load_node(state, address)
+
+
+def list_nodes(state: Reader, cursor: bytes | None, limit: int) -> Page[NodeRecord]:
+    """Return registered nodes in the order of their addresses."""
+    limit = max(1, min(limit, PAGE_MAX))
+    nodes = scan_nodes(state, cursor or b"", limit + 1)
+    return Page(tuple(nodes[:limit]), nodes[limit - 1].address if len(nodes) > limit else None)
+
+
+def bill(state: Reader, escrow_id: bytes) -> Bill:
+    """Return the whole bill of a task (or of a node's bond). Raises EscrowUnknown."""
+    totals = escrow_totals(state, escrow_id)
+    lines: list[Line] = []
+    while more := bill_lines(state, escrow_id, start=len(lines), limit=LINES_PAGE_MAX):
+        lines += more
+    return Bill(tuple(lines), totals)
+
+
+def quote(spec: JobSpec, parameters: TaskParameters) -> Budget:
+    """Return what creating ``spec`` would lock."""
+    return budget_of(spec, parameters)
+
+
+def report_on(state: Reader, spec_hash: bytes) -> JobReport | None:
+    """Return what workers said of a job when they gave it up, or None."""
+    return load_report(state, spec_hash)
+
+
+def work_duties(state: Reader, worker: bytes, parameters: TaskParameters) -> list[WorkDuty]:
+    """Return what is asked of ``worker`` now, openings first, for they have the shortest deadlines."""
+    prefix = by_duty_key(worker)
+    duties: list[WorkDuty] = []
+    for key, _ in state.scan(prefix, prefix + b"\xff" * (HASH_BYTES + 1), DUTIES_MAX):
+        task = load_task(state, key[-HASH_BYTES:])
+        for number in task.open_windows:
+            window = load_window(state, task.id, number)
+            if window.worker == worker and window.phase == WindowPhase.OPENING:
+                duties.append(
+                    WorkDuty(
+                        task.id, Action.OPEN, number, window.deadline_ms, 0, window.proof.state_root_in,
+                        window.proof.leaves_blob, window.sampled, False,
+                    )
+                )  # fmt: skip
+        if task.worker == worker:
+            duties += _work(state, task, parameters)
+    return sorted(duties, key=lambda duty: (duty.action != Action.OPEN, duty.deadline_ms, duty.task, duty.window))
+
+
+def _work(state: Reader, task: TaskRecord, parameters: TaskParameters) -> list[WorkDuty]:
+    number = task.next_window
+    blocked = len(task.open_windows) >= parameters.open_windows_max
+    bond = 0
+    match task.phase:
+        case Phase.ASSIGNED:
+            action = Action.ACCEPT
+            spec = load_spec(state, task.id)
+            held = _held_bond(state, task)
+            bond = max(0, bond_at(spec, task.price_per_gpu_s, number, parameters) - held)
+        case Phase.PREPARING:
+            action = Action.START
+        case Phase.RUNNING:
+            action = Action.COMPUTE
+        case _:
+            return []
+    blob = load_window(state, task.id, number - 1).proof.output_blob if number else bytes(HASH_BYTES)
+    return [WorkDuty(task.id, action, number, task.deadline_ms, bond, task.state_root, blob, (), blocked)]
+
+
+def _held_bond(state: Reader, task: TaskRecord) -> int:
+    vault = Vault.load(Overlay(state), task.id, lambda _event: None, 0)
+    return vault.held(Pool.BOND, task.worker)
+
+
+def verification_duties(state: Reader, verifier: bytes) -> list[CheckDuty]:
+    """Return the windows that ``verifier`` must seal or reveal a verdict on now, the most urgent first."""
+    prefix = by_verifier_key(verifier)
+    duties: list[CheckDuty] = []
+    for key, _ in state.scan(prefix, prefix + b"\xff" * (HASH_BYTES + 5), DUTIES_MAX):
+        task_id, number = key[-HASH_BYTES - 4 : -4], int.from_bytes(key[-4:], "big")
+        window = load_window(state, task_id, number)
+        is_delivery = window.phase in DELIVERY_PHASES
+        is_jury = is_delivery or window.phase in (WindowPhase.JURY_SEALING, WindowPhase.JURY_REVEALING)
+        reveals = window.phase in (
+            WindowPhase.REVEALING, WindowPhase.JURY_REVEALING, WindowPhase.DELIVERY_REVEALING,
+        )  # fmt: skip
+        segments = (window.disputed,) if is_jury else window.sampled
+        seat = next(seat for seat in (window.jurors if is_jury else window.verifiers) if seat.address == verifier)
+        if not reveals and seat.seal:
+            continue  # sealed: nothing to do until the others have
+        duties.append(
+            CheckDuty(
+                task_id, number, Action.REVEAL if reveals else Action.SEAL,
+                (window.proof.segments - 1,) if is_delivery else segments, window.deadline_ms, seat.seal, is_jury,
+                window.height, is_delivery, delivery_salt(window) if is_delivery else b"",
+            )
+        )  # fmt: skip
+    return sorted(duties, key=lambda duty: (duty.deadline_ms, duty.task, duty.window))

@@ -1,0 +1,368 @@
+"""Records of tasks and windows in the state, their indexes and their places in the deadline queue."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple, get_type_hints
+
+from state.primitives.codec import Value, encode
+from state.primitives.errors import DecodeError, RecordDamaged
+from state.view import Overlay, Reader, Table
+from state.view.records import items_of, read_record
+from tasks.errors import TaskUnknown, WindowUnknown
+from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.proofs import (
+    Finding,
+    WindowProof,
+    findings_from_value,
+    findings_to_value,
+    window_proof_from_value,
+    window_proof_to_value,
+)
+from tasks.spec import JobSpec, decode_spec
+
+__all__ = [
+    "HistoryEntry",
+    "JobReport",
+    "Opened",
+    "Seat",
+    "TaskRecord",
+    "WindowRecord",
+    "append_history",
+    "by_duty_key",
+    "by_phase_key",
+    "by_requester_key",
+    "by_task_of_worker_key",
+    "by_verifier_key",
+    "forget_report",
+    "load_history",
+    "load_report",
+    "load_spec",
+    "load_spec_bytes",
+    "load_task",
+    "load_window",
+    "save_report",
+    "save_spec",
+    "save_task",
+    "save_window",
+]
+
+TASK_LIMIT_BYTES: Final = 8 * 1024
+WINDOW_LIMIT_BYTES: Final = 32 * 1024
+HISTORY_LIMIT_BYTES: Final = 256
+HISTORY_PAGE: Final = 256
+REPORT_LIMIT_BYTES: Final = 256
+
+_TASK: Final = bytes([Table.TASK])
+_WINDOW: Final = bytes([Table.WINDOW])
+_INDEX: Final = bytes([Table.TASK_INDEX])
+_SPEC_PART: Final = b"\x01"
+_HISTORY_PART: Final = b"\x02"
+
+
+class TaskRecord(NamedTuple):
+    """A task. ``worker`` is empty while there is none; ``deadline_ms`` and ``match_at_ms`` are 0 while unset.
+
+    ``target`` is the number of windows to be run: fewer than the job's after a cancellation. ``next_window`` is
+    due next, from ``state_root``; windows below ``final_windows`` are final. ``ending`` and ``ending_reason`` say
+    how the task will end once its windows are settled. ``excluded`` workers are not matched again. ``attempts``
+    counts workers that started, ``vain_offers`` those that were offered the task since a window was last proved.
+    ``match_by_ms`` is when the search for a worker under way ends. ``diverged`` are the operators whose workers
+    said that the job diverges in the window that is due next.
+    """
+
+    id: bytes
+    requester: bytes
+    phase: Phase
+    reason: Reason
+    created_height: int
+    created_ms: int
+    changed_height: int
+    changed_ms: int
+    deadline_ms: int
+    match_at_ms: int
+    match_by_ms: int
+    worker: bytes
+    price_per_gpu_s: int
+    busy: int
+    attempts: int
+    vain_offers: int
+    assigned_ms: int
+    diverged: tuple[bytes, ...]
+    excluded: tuple[bytes, ...]
+    started_ms: int
+    window_started_ms: int
+    next_window: int
+    final_windows: int
+    target: int
+    state_root: bytes
+    final_root: bytes
+    ending: int
+    ending_reason: int
+    history: int
+
+    @property
+    def open_windows(self) -> range:
+        """Windows that are proved and not final."""
+        return range(self.final_windows, self.next_window)
+
+
+class Seat(NamedTuple):
+    """A drawn verifier or juror: its seal (empty until given) and its findings (None until revealed)."""
+
+    address: bytes
+    seal: bytes
+    findings: tuple[Finding, ...] | None
+
+
+class Opened(NamedTuple):
+    """What the worker opened of a sampled segment."""
+
+    segment: int
+    probe_root: bytes
+    state_root_after: bytes
+
+
+class WindowRecord(NamedTuple):
+    """A window from its proof on. ``charge`` is its price; ``fee`` what one verifier of it earns.
+
+    ``height`` is that of the block whose proof, mismatch or lack of verdicts asks for the next draw. ``verifiers``
+    judge first, ``jurors`` re-run ``disputed`` (a segment, or -1). ``used`` verifiers are not drawn again.
+    ``ripe`` is 1 when the challenge time is over and only an earlier window is waited for.
+    """
+
+    task: bytes
+    number: int
+    phase: WindowPhase
+    reason: Reason
+    proof: WindowProof
+    worker: bytes
+    height: int
+    deadline_ms: int
+    draws: int
+    sampled: tuple[int, ...]
+    verifiers: tuple[Seat, ...]
+    opened: tuple[Opened, ...]
+    disputed: int
+    jurors: tuple[Seat, ...]
+    used: tuple[bytes, ...]
+    charge: int
+    fee: int
+    ripe: int
+
+
+class HistoryEntry(NamedTuple):
+    """One change of a task's phase: by whom, why, and the hash of what shows it (a transaction, or zero)."""
+
+    number: int
+    height: int
+    time_ms: int
+    before: int
+    after: Phase
+    reason: Reason
+    actor: bytes
+    evidence: bytes
+
+
+class JobReport(NamedTuple):
+    """What workers said of a job as they gave it up: why the last one did, and ``times`` since it last settled."""
+
+    reason: Reason
+    height: int
+    worker: bytes
+    task: bytes
+    times: int
+
+
+def _shape_of(record: type) -> list[type]:
+    """Return the types of what is encoded of a record: numbers, bytes, and lists for all else."""
+    hints = get_type_hints(record).values()
+    return [
+        bytes if kind is bytes else int if isinstance(kind, type) and issubclass(kind, int) else list
+        for kind in hints
+    ]
+
+
+_TASK_SHAPE: Final = _shape_of(TaskRecord)
+_WINDOW_SHAPE: Final = _shape_of(WindowRecord)
+
+
+def _task_value(task: TaskRecord) -> Value:
+    return [
+        int(item) if isinstance(item, int) else list(item) if isinstance(item, tuple) else item for item in task
+    ]
+
+
+def load_task(state: Reader, task_id: bytes) -> TaskRecord:
+    """Return the task. Raises TaskUnknown, RecordDamaged."""
+    data = state.get(_TASK + task_id)
+    if data is None:
+        raise TaskUnknown(task_id.hex())
+    return read_record(data, _task, what=f"task {task_id.hex()}", limit_bytes=TASK_LIMIT_BYTES)
+
+
+def _task(value: Any) -> TaskRecord:
+    fields: dict[str, Any] = dict(zip(TaskRecord._fields, items_of(value, *_TASK_SHAPE), strict=True))
+    fields["phase"], fields["reason"] = Phase(fields["phase"]), Reason(fields["reason"])
+    for name in ("excluded", "diverged"):
+        fields[name] = tuple(items_of(fields[name], *[bytes] * len(fields[name])))
+    return TaskRecord(**fields)
+
+
+def save_task(state: Overlay, task: TaskRecord) -> None:
+    """Write the task's record alone; ``tasks.ledger.open_task`` keeps indexes and deadlines in step."""
+    state.put(_TASK + task.id, encode(_task_value(task)))
+
+
+def save_spec(state: Overlay, task_id: bytes, spec: bytes) -> None:
+    """Write the job's specification as it was sent."""
+    state.put(_TASK + task_id + _SPEC_PART, spec)
+
+
+def load_spec_bytes(state: Reader, task_id: bytes) -> bytes:
+    """Return the specification bytes of a task. Raises TaskUnknown."""
+    data = state.get(_TASK + task_id + _SPEC_PART)
+    if data is None:
+        raise TaskUnknown(task_id.hex())
+    return data
+
+
+def load_spec(state: Reader, task_id: bytes) -> JobSpec:
+    """Return the specification of a task. Raises TaskUnknown, RecordDamaged."""
+    try:
+        return _decoded_spec(load_spec_bytes(state, task_id))
+    except DecodeError as error:
+        raise RecordDamaged(f"the specification of task {task_id.hex()} is damaged: {error}") from None
+
+
+# Every step of a task reads its specification, and decoding costs more than most steps do.
+_decoded_spec = lru_cache(maxsize=1024)(decode_spec)
+
+
+def _seats_value(seats: tuple[Seat, ...]) -> list[Value]:
+    return [
+        [seat.address, seat.seal, None if seat.findings is None else findings_to_value(seat.findings)]
+        for seat in seats
+    ]
+
+
+def _seats(value: list[Any]) -> tuple[Seat, ...]:
+    return tuple(
+        Seat(address, seal, None if findings is None else findings_from_value(findings))
+        for address, seal, findings in value
+    )
+
+
+def _window_key(task_id: bytes, number: int) -> bytes:
+    return _WINDOW + task_id + number.to_bytes(4, "big")
+
+
+def load_window(state: Reader, task_id: bytes, number: int) -> WindowRecord:
+    """Return a window. Raises WindowUnknown, RecordDamaged."""
+    data = state.get(_window_key(task_id, number))
+    if data is None:
+        raise WindowUnknown(f"{task_id.hex()} window {number}")
+    what = f"window {number} of task {task_id.hex()}"
+    return read_record(data, _window, what=what, limit_bytes=WINDOW_LIMIT_BYTES)
+
+
+def _window(value: Any) -> WindowRecord:
+    fields: dict[str, Any] = dict(zip(WindowRecord._fields, items_of(value, *_WINDOW_SHAPE), strict=True))
+    fields["phase"], fields["reason"] = WindowPhase(fields["phase"]), Reason(fields["reason"])
+    fields["proof"] = window_proof_from_value(fields["proof"])
+    fields["verifiers"], fields["jurors"] = _seats(fields["verifiers"]), _seats(fields["jurors"])
+    fields["opened"] = tuple(Opened(*items_of(item, int, bytes, bytes)) for item in fields["opened"])
+    fields["sampled"] = tuple(items_of(fields["sampled"], *[int] * len(fields["sampled"])))
+    fields["used"] = tuple(items_of(fields["used"], *[bytes] * len(fields["used"])))
+    return WindowRecord(**fields)
+
+
+def save_window(state: Overlay, window: WindowRecord) -> None:
+    """Write the window's record alone."""
+    values: dict[str, Any] = window._asdict()
+    values["phase"], values["reason"] = int(window.phase), int(window.reason)
+    values["proof"] = window_proof_to_value(window.proof)
+    values["verifiers"], values["jurors"] = _seats_value(window.verifiers), _seats_value(window.jurors)
+    values["opened"] = [list(item) for item in window.opened]
+    values["sampled"], values["used"] = list(window.sampled), list(window.used)
+    state.put(_window_key(window.task, window.number), encode(list(values.values())))
+
+
+def append_history(state: Overlay, task_id: bytes, entry: HistoryEntry) -> None:
+    """Write one line of a task's history."""
+    state.put(
+        _TASK + task_id + _HISTORY_PART + entry.number.to_bytes(4, "big"),
+        encode([*(int(item) if isinstance(item, int) else item for item in entry[1:])]),
+    )
+
+
+def load_history(
+    state: Reader, task_id: bytes, *, start: int = 0, limit: int = HISTORY_PAGE
+) -> list[HistoryEntry]:
+    """Return lines of a task's history from number ``start``."""
+    prefix = _TASK + task_id + _HISTORY_PART
+    entries = []
+    for key, value in state.scan(
+        prefix + start.to_bytes(4, "big"), prefix + b"\xff" * 5, min(limit, HISTORY_PAGE)
+    ):
+        number = int.from_bytes(key[-4:], "big")
+        what = f"change {number} of task {task_id.hex()}"
+        entries.append(read_record(value, partial(_entry, number), what=what, limit_bytes=HISTORY_LIMIT_BYTES))
+    return entries
+
+
+def _entry(number: int, value: Any) -> HistoryEntry:
+    height, time_ms, before, after, reason, actor, evidence = items_of(value, *[int] * 5, bytes, bytes)
+    return HistoryEntry(number, height, time_ms, before, Phase(after), Reason(reason), actor, evidence)
+
+
+def _report_key(spec_hash: bytes) -> bytes:
+    return _INDEX + b"S" + spec_hash
+
+
+def load_report(state: Reader, spec_hash: bytes) -> JobReport | None:
+    """Return what was last said against the job with the hash ``spec_hash``, or None. Raises RecordDamaged."""
+    data = state.get(_report_key(spec_hash))
+    if data is None:
+        return None
+
+    def make(value: Any) -> JobReport:
+        reason, height, worker, task, times = items_of(value, int, int, bytes, bytes, int)
+        return JobReport(Reason(reason), height, worker, task, times)
+
+    return read_record(data, make, what=f"report on job {spec_hash.hex()}", limit_bytes=REPORT_LIMIT_BYTES)
+
+
+def save_report(state: Overlay, spec_hash: bytes, report: JobReport) -> None:
+    """Write what a worker said against a job."""
+    state.put(_report_key(spec_hash), encode([int(report.reason), *report[1:]]))
+
+
+def forget_report(state: Overlay, spec_hash: bytes) -> None:
+    """Drop what was said against a job: it was done."""
+    state.delete(_report_key(spec_hash))
+
+
+def by_requester_key(requester: bytes, created_ms: int = 0, task_id: bytes = b"") -> bytes:
+    """Return the key, or with defaults the least key, of the index of tasks by requester and time."""
+    return _INDEX + b"R" + requester + created_ms.to_bytes(8, "big") + task_id
+
+
+def by_phase_key(phase: int, created_ms: int = 0, task_id: bytes = b"") -> bytes:
+    """Return the key, or with defaults the least key, of the index of tasks by phase and time."""
+    return _INDEX + b"P" + bytes([phase]) + created_ms.to_bytes(8, "big") + task_id
+
+
+def by_task_of_worker_key(worker: bytes, created_ms: int = 0, task_id: bytes = b"") -> bytes:
+    """Return the key, or with defaults the least key, of the index of all tasks that a worker was ever given."""
+    return _INDEX + b"W" + worker + created_ms.to_bytes(8, "big") + task_id
+
+
+def by_duty_key(worker: bytes, task_id: bytes = b"") -> bytes:
+    """Return the key of the index of tasks that ask something of a worker now."""
+    return _INDEX + b"A" + worker + task_id
+
+
+def by_verifier_key(verifier: bytes, task_id: bytes = b"", window: int | None = None) -> bytes:
+    """Return the key of the index of windows that ask something of a verifier now."""
+    return _INDEX + b"V" + verifier + task_id + (b"" if window is None else window.to_bytes(4, "big"))

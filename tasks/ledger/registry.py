@@ -1,0 +1,522 @@
+"""The registry of machines: what each offers, its bond, its record of verified work (MARKET.md 6).
+
+A node is an address; its record is never a slot that somebody else could inherit. What a machine says of itself is
+a claim until challenges measure it; admission and matching use only what is registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum, IntFlag
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from billing.escrow import Pool, Purpose, Vault
+from billing.prices import Role
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import Value, encode
+from state.primitives.errors import DecodeError, SignatureInvalid
+from state.primitives.hashing import digest
+from state.primitives.keys import SIGNATURE_BYTES
+from state.primitives.receipts import Event, EventType
+from state.primitives.signing import personal_digest, recover_wallet_signature
+from state.transition.rules import BlockContext
+from state.view import Overlay, Reader, Table
+from state.view.records import items_of, read_record
+from tasks.errors import NodeKnown, NodeUnknown, OperatorUnproved, WrongPhase
+from tasks.ledger.deadlines import NODE_SLOT, Due, schedule
+from tasks.ledger.parameters import TaskParameters
+from tasks.spec import GPUS_MAX
+
+__all__ = [
+    "REGISTRY_ADDRESS",
+    "REGISTRY_EVENTS",
+    "Gpu",
+    "NodeProfile",
+    "NodeRecord",
+    "NodeRole",
+    "NodeStatus",
+    "bond_id",
+    "candidates",
+    "doubts_of",
+    "fine_node",
+    "is_available",
+    "is_limited",
+    "is_new",
+    "load_node",
+    "mark_decline",
+    "mark_doubt",
+    "mark_failure",
+    "mark_success",
+    "node_subject",
+    "on_node_due",
+    "operator_words",
+    "pay_from_bond",
+    "profile_from_value",
+    "profile_to_value",
+    "register",
+    "reputation_milli",
+    "require_node",
+    "retire",
+    "save_node",
+    "scan_nodes",
+    "suspend",
+    "touch",
+    "update",
+]
+
+REGISTRY_ADDRESS: Final = (0x0701).to_bytes(ADDRESS_BYTES, "big")
+REGISTERED: Final = EventType(
+    REGISTRY_ADDRESS, "NodeRegistered(address indexed node, uint256 roles, uint256 price)"
+)
+UPDATED: Final = EventType(REGISTRY_ADDRESS, "NodeUpdated(address indexed node, uint256 roles, uint256 price)")
+SUSPENDED: Final = EventType(REGISTRY_ADDRESS, "NodeSuspended(address indexed node)")
+RETIRED: Final = EventType(REGISTRY_ADDRESS, "NodeRetired(address indexed node, bool gone)")
+COOLED: Final = EventType(REGISTRY_ADDRESS, "NodeCoolDown(address indexed node, uint256 until, uint256 failures)")
+REGISTRY_EVENTS: Final = (REGISTERED, UPDATED, SUSPENDED, RETIRED, COOLED)
+
+ENDPOINTS_MAX: Final = 4
+TEXT_MAX: Final = 128
+PROFILE_LIMIT_BYTES: Final = 2048
+RECORD_LIMIT_BYTES: Final = 4096
+SIZE_MAX: Final = 2**40
+DOUBT: Final = 2
+"""What an argument about a blob adds to the doubts of both sides; each window that is verified takes one away. So
+who is honest has none in the long run, unless a third of those that it meets want to give it some."""
+DOUBTS_MAX: Final = 1 << 16
+DECODED_NODES_MAX: Final = 4096
+"""Decoded records that are remembered: matches and draws look at the same nodes again and again."""
+_NODE: Final = bytes([Table.NODE])
+_INDEX: Final = bytes([Table.NODE_CLASS])
+_SPREAD_BYTES: Final = 8
+
+
+class NodeRole(IntFlag):
+    """What a node offers, as a bitmap."""
+
+    COMPUTE = 1
+    VERIFY = 2
+    RELAY = 4
+    STORAGE = 8
+    COORDINATE = 16
+
+
+_INDEXED: Final = (NodeRole.COMPUTE, NodeRole.VERIFY, NodeRole.RELAY)
+
+
+class NodeStatus(IntEnum):
+    """A retiring node gets no new work; its bond returns when its duties have ended.
+
+    A suspended one is off for a while: it gets no new work either, and keeps its bond, its record, its pauses and
+    its duties.
+    """
+
+    ACTIVE = 1
+    RETIRING = 2
+    SUSPENDED = 3
+
+
+class Gpu(NamedTuple):
+    """One card: its model's name and its memory."""
+
+    model: str
+    memory_mib: int
+
+
+class NodeProfile(NamedTuple):
+    """What a node says of itself.
+
+    ``operator`` is the account behind it; nodes of one operator never check each other, so an account other than
+    the node's own must have signed ``operator_words``: ``consent`` is that signature, else empty.
+    ``price_per_gpu_s`` is what it asks for a GPU-second (of a node without GPUs: for a second of its processors).
+    ``notice_ms`` is how long before leaving it says so. ``score`` is its speed
+    in steps of the reference job a second, times 1000.
+    """
+
+    operator: bytes
+    roles: NodeRole
+    gpus: tuple[Gpu, ...]
+    cores: int
+    memory_mib: int
+    pcie_lanes: int
+    price_per_gpu_s: int
+    score: int
+    slots: int
+    notice_ms: int
+    endpoints: tuple[str, ...]
+    version: str
+    consent: bytes = b""
+
+
+class NodeRecord(NamedTuple):
+    """A registered node; ``good`` and ``bad`` count verified outcomes, ``valid_streak`` good ones in a row.
+
+    ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is offered
+    no task, for it left ``declines`` in a row before it had started them; it may check others meanwhile.
+    ``doubts`` grow with each argument about whether a blob could be had that it was a side of.
+    """
+
+    address: bytes
+    profile: NodeProfile
+    status: NodeStatus
+    registered_height: int
+    seen_ms: int
+    bond: int
+    busy_slots: int
+    failures: int
+    cool_down_until_ms: int
+    good: int
+    bad: int
+    valid_streak: int
+    proved: int
+    declines: int
+    match_from_ms: int
+    doubts: int
+
+
+def profile_to_value(profile: NodeProfile) -> Value:
+    """Return ``profile`` as a codec value."""
+    return [
+        profile.operator, int(profile.roles), [list(gpu) for gpu in profile.gpus], profile.cores,
+        profile.memory_mib, profile.pcie_lanes, profile.price_per_gpu_s, profile.score, profile.slots,
+        profile.notice_ms, list(profile.endpoints), profile.version, profile.consent,
+    ]  # fmt: skip
+
+
+def profile_from_value(value: Any) -> NodeProfile:
+    """Return the profile of a decoded codec value. Raises DecodeError."""
+    match value:
+        case [
+            bytes(operator), int(roles), list(gpus), int(cores), int(memory), int(lanes), int(price), int(score),
+            int(slots), int(notice), list(endpoints), str(version), bytes(consent),
+        ] if (
+            len(operator) == ADDRESS_BYTES and 0 < roles < 32 and len(gpus) <= GPUS_MAX
+            and all(0 <= size < SIZE_MAX for size in (cores, memory, lanes, score, notice))
+            and 0 < price < 1 << 100 and 0 < slots < 2**16 and len(version) <= TEXT_MAX
+            and len(endpoints) <= ENDPOINTS_MAX and len(consent) in (0, SIGNATURE_BYTES)
+            and all(type(item) is str and len(item) <= TEXT_MAX for item in endpoints)
+        ):  # fmt: skip
+            if len(encode(value)) > PROFILE_LIMIT_BYTES:
+                raise DecodeError(f"a node's profile has at most {PROFILE_LIMIT_BYTES} bytes")
+            return NodeProfile(
+                operator, NodeRole(roles), tuple(_gpu(gpu) for gpu in gpus), cores, memory, lanes, price, score,
+                slots, notice, tuple(endpoints), version, consent,
+            )  # fmt: skip
+        case _:
+            raise DecodeError("not a node's profile")
+
+
+def _gpu(value: Any) -> Gpu:
+    match value:
+        case [str(model), int(memory)] if len(model) <= TEXT_MAX and 0 < memory < SIZE_MAX:
+            return Gpu(model, memory)
+        case _:
+            raise DecodeError("not a GPU: [model, memory in MiB] expected")
+
+
+@lru_cache(maxsize=DECODED_NODES_MAX)
+def _record(address: bytes, data: bytes) -> NodeRecord:
+    def make(value: Any) -> NodeRecord:
+        profile, status, *numbers = items_of(value, list, *[int] * (len(NodeRecord._fields) - 2))
+        return NodeRecord(address, profile_from_value(profile), NodeStatus(status), *numbers)
+
+    return read_record(data, make, what=f"node 0x{address.hex()}", limit_bytes=RECORD_LIMIT_BYTES)
+
+
+def load_node(state: Reader, address: bytes) -> NodeRecord | None:
+    """Return the node at ``address``, or None. Raises RecordDamaged."""
+    data = state.get(_NODE + address)
+    return None if data is None else _record(address, data)
+
+
+def require_node(state: Reader, address: bytes) -> NodeRecord:
+    """Return the node at ``address``. Raises NodeUnknown."""
+    node = load_node(state, address)
+    if node is None:
+        raise NodeUnknown(address.hex())
+    return node
+
+
+def save_node(state: Overlay, node: NodeRecord) -> None:
+    """Write ``node``."""
+    state.put(_NODE + node.address, encode([profile_to_value(node.profile), int(node.status), *node[3:]]))
+
+
+def scan_nodes(state: Reader, after: bytes, limit: int) -> list[NodeRecord]:
+    """Return up to ``limit`` nodes with an address above ``after`` (empty: from the first)."""
+    start = _NODE + after + b"\x00" if after else _NODE
+    return [_record(key[1:], value) for key, value in state.scan(start, bytes([Table.NODE + 1]), limit)]
+
+
+def bond_id(address: bytes) -> bytes:
+    """Return the id of the escrow that holds the node's bond."""
+    return digest(b"node-bond", address)
+
+
+def node_subject(address: bytes) -> bytes:
+    """Return the node's name in the deadline queue."""
+    return bytes(12) + address
+
+
+def _index_key(role: NodeRole, address: bytes) -> bytes:
+    # Spread by a hash, so that where an address lies does not decide how often a random start finds it.
+    return _INDEX + bytes([role]) + digest(b"node-spread", address)[:_SPREAD_BYTES] + address
+
+
+def _index(state: Overlay, node: NodeRecord) -> None:
+    for role in _INDEXED:
+        if node.status == NodeStatus.ACTIVE and node.profile.roles & role:
+            state.put(_index_key(role, node.address), b"\x01")
+        else:
+            state.delete(_index_key(role, node.address))
+
+
+def candidates(state: Reader, role: NodeRole, seed: bytes, limit: int) -> list[NodeRecord]:
+    """Return up to ``limit`` nodes that offer ``role``, from a place that ``seed`` picks, around the index."""
+    first, stop = _INDEX + bytes([role]), _INDEX + bytes([role + 1])
+    start = first + seed[:_SPREAD_BYTES]
+    keys = [key for key, _ in state.scan(start, stop, limit)]
+    if len(keys) < limit:
+        keys += [key for key, _ in state.scan(first, start, limit - len(keys))]
+    return [require_node(state, key[-ADDRESS_BYTES:]) for key in keys]
+
+
+def is_limited(profile: NodeProfile) -> bool:
+    """Tell whether the machine misses the admission rule, so that no job of several GPUs goes to it."""
+    gpus, vram = len(profile.gpus), sum(gpu.memory_mib for gpu in profile.gpus)
+    return profile.cores < 4 * gpus or profile.memory_mib < 2 * vram or profile.pcie_lanes < 8 * gpus
+
+
+def is_available(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> bool:
+    """Tell whether the node may be given work now: active, seen of late, not cooling down, fully bonded."""
+    return (
+        node.status == NodeStatus.ACTIVE
+        and now_ms - node.seen_ms <= parameters.registration_valid_ms
+        and node.cool_down_until_ms <= now_ms
+        and node.bond >= parameters.node_bond_min
+    )
+
+
+def reputation_milli(node: NodeRecord) -> int:
+    """Return (good + 1) / (good + 4 bad + 2) in thousandths (MARKET.md 6)."""
+    return 1000 * (node.good + 1) // (node.good + 4 * node.bad + 2)
+
+
+def operator_words(genesis_hash: bytes, node: bytes) -> bytes:
+    """Return what an account signs (EIP-191, with any wallet) to be the operator of ``node`` on one chain."""
+    return f"The DEKUBE machine 0x{node.hex()} is mine, on chain 0x{genesis_hash.hex()}.".encode()
+
+
+def _check_operator(address: bytes, profile: NodeProfile, block: BlockContext) -> None:
+    """Whoever could name anybody's account as its operator would choose who may not check it.
+
+    Raises OperatorUnproved.
+    """
+    if profile.operator == address:
+        if profile.consent:
+            raise OperatorUnproved("a node that is its own operator needs no signature")
+        return
+    try:
+        signer = recover_wallet_signature(
+            personal_digest(operator_words(block.genesis_hash, address)), profile.consent
+        )
+    except SignatureInvalid as error:
+        raise OperatorUnproved(str(error)) from None
+    if signer != profile.operator:
+        raise OperatorUnproved("another account signed")
+
+
+def _vault(state: Overlay, address: bytes, emit: Callable[[Event], None], height: int) -> Vault:
+    return Vault.open(state, bond_id(address), address, emit, height)
+
+
+def register(
+    state: Overlay,
+    address: bytes,
+    profile: NodeProfile,
+    bond: int,
+    block: BlockContext,
+    emit: Callable[[Event], None],
+) -> None:
+    """Register a node and lock its bond. Raises NodeKnown, OperatorUnproved, InsufficientBalance."""
+    if load_node(state, address) is not None:
+        raise NodeKnown(address.hex())
+    _check_operator(address, profile, block)
+    _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
+    node = NodeRecord(
+        address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, *[0] * 10
+    )  # fmt: skip
+    save_node(state, node)
+    _index(state, node)
+    emit(REGISTERED(address, int(profile.roles), profile.price_per_gpu_s))
+
+
+def update(
+    state: Overlay,
+    address: bytes,
+    profile: NodeProfile,
+    bond: int,
+    block: BlockContext,
+    emit: Callable[[Event], None],
+) -> None:
+    """Renew a node's record and add ``bond`` to what it has locked; ends its retirement or suspension.
+
+    Raises NodeUnknown, OperatorUnproved, InsufficientBalance.
+    """
+    node = require_node(state, address)
+    _check_operator(address, profile, block)
+    _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
+    node = node._replace(
+        profile=profile, status=NodeStatus.ACTIVE, seen_ms=block.time_ms, bond=node.bond + bond
+    )  # fmt: skip
+    save_node(state, node)
+    _index(state, node)
+    emit(UPDATED(address, int(profile.roles), profile.price_per_gpu_s))
+
+
+def suspend(state: Overlay, address: bytes, block: BlockContext, emit: Callable[[Event], None]) -> None:
+    """Offer a node nothing and draw it for nothing until it renews its record. Raises NodeUnknown, WrongPhase."""
+    node = require_node(state, address)
+    if node.status != NodeStatus.ACTIVE:
+        raise WrongPhase(node.status.name.lower())
+    node = node._replace(status=NodeStatus.SUSPENDED, seen_ms=block.time_ms)
+    save_node(state, node)
+    _index(state, node)
+    emit(SUSPENDED(address))
+
+
+def retire(
+    state: Overlay, address: bytes, block: BlockContext, emit: Callable[[Event], None], parameters: TaskParameters
+) -> None:
+    """Take a node off the market; its bond returns after a while. Raises NodeUnknown, WrongPhase."""
+    node = require_node(state, address)
+    if node.status == NodeStatus.RETIRING:
+        raise WrongPhase("retiring")
+    node = node._replace(status=NodeStatus.RETIRING, seen_ms=block.time_ms)
+    save_node(state, node)
+    _index(state, node)
+    schedule(state, Due(block.time_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
+    emit(RETIRED(address, 0))
+
+
+def on_node_due(
+    state: Overlay, address: bytes, block: BlockContext, emit: Callable[[Event], None], parameters: TaskParameters
+) -> None:
+    """Return the bond of a retiring node and forget it, or wait on where it still has duties."""
+    node = load_node(state, address)
+    if node is None or node.status != NodeStatus.RETIRING or block.time_ms < node.seen_ms + parameters.retire_ms:
+        if node is not None and node.status == NodeStatus.RETIRING:  # it acted since: wait on from then
+            schedule(state, Due(node.seen_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
+        return
+    if node.busy_slots:
+        schedule(state, Due(block.time_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
+        return
+    vault = _vault(state, address, emit, block.height)
+    vault.refund(Pool.BOND, address, node.bond, Purpose.BOND_RETURN, owner=address)
+    state.delete(_NODE + address)
+    emit(RETIRED(address, 1))
+
+
+def touch(state: Overlay, address: bytes, now_ms: int) -> None:
+    """Note that the node acted."""
+    node = load_node(state, address)
+    if node is not None and node.seen_ms != now_ms:
+        save_node(state, node._replace(seen_ms=now_ms))
+
+
+def is_new(node: NodeRecord | None, charge: int, parameters: TaskParameters) -> bool:
+    """Tell whether a worker has too little of a record to be trusted with a window at the price ``charge``.
+
+    By worth, not by number: whoever buys a record from itself pays the more for it, the more it is to gain by it.
+    Windows below ``reputation_charge_min`` count by their worth too, so that work of small windows leads there.
+    """
+    worth = max(charge, parameters.reputation_charge_min)
+    return node is None or node.proved < parameters.new_windows * worth
+
+
+def mark_success(
+    state: Overlay, address: bytes, charge: int, parameters: TaskParameters, *, is_worker: bool
+) -> None:
+    """Count a verified window at the price ``charge`` in its worker's or a verifier's favour.
+
+    It ends a row of faults or declines, what it was worth is proved, and a doubt goes; towards a reputation it
+    counts only if enough was paid for it.
+    """
+    node = load_node(state, address)
+    if node is None:
+        return
+    counts = charge >= parameters.reputation_charge_min
+    node = node._replace(
+        failures=0, declines=0, good=node.good + counts, valid_streak=node.valid_streak + counts,
+        proved=node.proved + charge * is_worker, doubts=max(0, node.doubts - 1),
+    )  # fmt: skip
+    save_node(state, node)
+
+
+def doubts_of(state: Reader, address: bytes) -> int:
+    """Return the doubts that there are about a node."""
+    node = load_node(state, address)
+    return 0 if node is None else node.doubts
+
+
+def mark_doubt(state: Overlay, address: bytes) -> None:
+    """Note that the node was a side of an argument about whether a blob could be had."""
+    node = load_node(state, address)
+    if node is not None:
+        save_node(state, node._replace(doubts=min(node.doubts + DOUBT, DOUBTS_MAX)))
+
+
+def mark_decline(state: Overlay, address: bytes, now_ms: int, held_ms: int, parameters: TaskParameters) -> None:
+    """Offer the node no task for a while: it left one that it had kept for ``held_ms`` and not started.
+
+    That is nobody's fault and no mark against it: a machine may lack the room, or the job may not fit itself. The
+    pause follows what it cost the task, and doubles while that repeats.
+    """
+    node = load_node(state, address)
+    if node is None:
+        return
+    repeats = now_ms - node.match_from_ms < parameters.decline_memory_ms
+    declines = node.declines if repeats else 0
+    pause_ms = (parameters.decline_ms + held_ms) << min(declines, parameters.decline_doublings_max)
+    node = node._replace(declines=declines + 1, match_from_ms=max(node.match_from_ms, now_ms + pause_ms))
+    save_node(state, node)
+
+
+def mark_failure(
+    state: Overlay, address: bytes, now_ms: int, emit: Callable[[Event], None], parameters: TaskParameters
+) -> None:
+    """Count a fault of the node: reputation, and a pause that doubles with each fault in a row."""
+    node = load_node(state, address)
+    if node is None:
+        return
+    pause_ms = parameters.cool_down_ms << min(node.failures, parameters.cool_down_doublings_max)
+    node = node._replace(
+        bad=node.bad + 1, valid_streak=0, proved=0, failures=node.failures + 1,
+        cool_down_until_ms=now_ms + pause_ms,
+    )  # fmt: skip
+    save_node(state, node)
+    emit(COOLED(address, node.cool_down_until_ms, node.failures))
+
+
+def fine_node(state: Overlay, address: bytes, amount: int, emit: Callable[[Event], None], height: int) -> None:
+    """Burn up to ``amount`` of a node's bond."""
+    node = load_node(state, address)
+    if node is None:
+        return
+    amount = min(amount, node.bond)
+    _vault(state, address, emit, height).burn(Pool.BOND, amount, Purpose.VERIFIER_FINE, owner=address)
+    save_node(state, node._replace(bond=node.bond - amount))
+
+
+def pay_from_bond(
+    state: Overlay, address: bytes, to: bytes, amount: int, purpose: Purpose, emit: Callable[[Event], None],
+    height: int,
+) -> int:  # fmt: skip
+    """Pay ``to``, a checker, up to ``amount`` out of a node's bond; return how much that was."""
+    node = load_node(state, address)
+    if node is None:
+        return 0
+    amount = min(amount, node.bond)
+    _vault(state, address, emit, height).pay(Pool.BOND, to, amount, purpose, Role.VERIFY, owner=address)
+    save_node(state, node._replace(bond=node.bond - amount))
+    return amount

@@ -1,0 +1,238 @@
+"""What can be known against a job before anything is locked for it: its data set, its start, the machines.
+
+A worker finds the same when it prepares; then the requester's coins are locked already. Nothing here keeps a job
+from the chain, whose rules know neither blobs nor NumPy: whoever is about to post one asks first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from state.primitives.amounts import format_amount
+from state.primitives.errors import DekubeError
+from state.view import Reader
+from tasks.engines.datasets import DATASET_BYTES_MAX, Dataset
+from tasks.ledger.matching import is_paused
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.registry import NodeRecord, NodeRole, NodeStatus, is_available, is_limited, scan_nodes
+from tasks.spec import JobSpec
+
+__all__ = [
+    "DatasetFacts",
+    "Objection",
+    "Outlook",
+    "check_start",
+    "dataset_objections",
+    "look_out",
+    "machine_notices",
+    "machine_objections",
+    "read_dataset_facts",
+]
+
+MACHINES_MAX: Final = 1024
+"""Machines that are looked at; where there are more, nothing is said of all of them."""
+QUICK_PARAMETERS_MAX: Final = 1 << 20
+"""Parameters of a model whose start is computed for a stranger: some 40 ms. Whoever posts a job computes any."""
+
+
+class Objection(NamedTuple):
+    """Something that is known against a job: a stable code, and what is wrong and what to do."""
+
+    code: str
+    text: str
+
+
+# The data set
+
+
+class DatasetFacts(NamedTuple):
+    """What a blob is as a data set. ``error`` is empty for one; else it says why it is none."""
+
+    size_bytes: int
+    columns: int
+    classes: int
+    train_rows: int
+    root: bytes
+    error: str
+
+
+def read_dataset_facts(data: bytes) -> DatasetFacts:
+    """Return the facts of a blob's content; up to a second for the largest."""
+    try:
+        found = Dataset.decode(data)
+    except DekubeError as error:
+        return DatasetFacts(len(data), 0, 0, 0, b"", str(error))
+    return DatasetFacts(len(data), found.columns, found.classes, found.train_rows, found.root(), "")
+
+
+def dataset_objections(spec: JobSpec, facts: DatasetFacts) -> list[Objection]:
+    """Return what keeps a job from being trained on the data set that it names."""
+    blob = f"the data set 0x{spec.dataset.blob.hex()}"
+    if facts.size_bytes > DATASET_BYTES_MAX:
+        text = f"{blob} has {facts.size_bytes} bytes, at most {DATASET_BYTES_MAX} are taken"
+        return [Objection("dataset_too_large", text)]
+    if facts.error:
+        text = (
+            f"blob 0x{spec.dataset.blob.hex()} is not a data set ({facts.error}): other files, CSV say, must be "
+            'converted first (docs/tasks.md, "A data set")'
+        )
+        return [Objection("dataset_invalid", text)]
+    found = []
+    if facts.root != spec.dataset.root:
+        text = f"{blob} has the root 0x{facts.root.hex()}, dataset.root says 0x{spec.dataset.root.hex()}"
+        found.append(Objection("dataset_root_differs", text))
+    if facts.train_rows != spec.dataset.samples:
+        text = f"{blob} has {facts.train_rows} training rows, dataset.samples says {spec.dataset.samples}"
+        found.append(Objection("dataset_samples_differ", text))
+    begin, end = spec.model.widths[0], spec.model.widths[-1]
+    if (facts.columns, facts.classes) != (begin, end):
+        text = (
+            f"{blob} has {facts.columns} features and {facts.classes} classes, model.widths begins with {begin} "
+            f"and ends with {end}"
+        )
+        found.append(Objection("dataset_widths_differ", text))
+    return found
+
+
+# The start
+
+
+def check_start(spec: JobSpec, *, any_size: bool = True) -> list[Objection]:
+    """Return that ``init_root`` is not the root of the state before the first step, where that is so.
+
+    Without ``any_size`` a large model is not looked at: its start takes up to a second and a half to compute.
+    """
+    plan = spec.plan()
+    if not any_size and plan.parameters > QUICK_PARAMETERS_MAX:
+        return []
+    from tasks.engines.training import initial_state  # NumPy only where it is asked for
+
+    root = initial_state(plan).root(plan)
+    if root == spec.init_root:
+        return []
+    text = f"init_root is 0x{spec.init_root.hex()}; for this seed and these model.widths it must be 0x{root.hex()}"
+    return [Objection("init_root_differs", text)]
+
+
+# The machines
+
+
+class Outlook(NamedTuple):
+    """The machines that are registered for compute, and how far a job gets with them.
+
+    ``capable`` machines have what it requires, ``affordable`` ones of these ask for no more than its highest
+    price, ``free`` ones of these can be given it now. ``why`` counts what keeps the others from it;
+    ``least_price`` is the lowest that a capable machine asks, 0 without one. ``is_whole``: all were looked at.
+    """
+
+    machines: int
+    capable: int
+    affordable: int
+    free: int
+    why: dict[str, int]
+    least_price: int
+    most_gpus: int
+    most_memory_mib: int
+    most_score: int
+    is_whole: bool
+
+
+def look_out(
+    state: Reader, spec: JobSpec, now_ms: int, parameters: TaskParameters, excluded: Sequence[bytes] = ()
+) -> Outlook:
+    """Look at the registered machines for a job; ``excluded`` ones are not offered it again."""
+    nodes = scan_nodes(state, b"", MACHINES_MAX + 1)
+    found = [node for node in nodes[:MACHINES_MAX] if node.profile.roles & NodeRole.COMPUTE]
+    reasons = [_why_not(node, spec, now_ms, parameters, excluded) for node in found]
+    capable = [node for node, why in zip(found, reasons, strict=True) if why != "lacks"]
+    counts = Counter(reasons)
+    free = counts.pop("", 0)
+    return Outlook(
+        machines=len(found),
+        capable=len(capable),
+        affordable=len(capable) - counts["price"],
+        free=free,
+        why=dict(sorted((why, count) for why, count in counts.items() if count)),
+        least_price=min((node.profile.price_per_gpu_s for node in capable), default=0),
+        most_gpus=max((len(node.profile.gpus) for node in found), default=0),
+        most_memory_mib=max((node.profile.memory_mib for node in found), default=0),
+        most_score=max((node.profile.score for node in found), default=0),
+        is_whole=len(nodes) <= MACHINES_MAX,
+    )
+
+
+def _why_not(
+    node: NodeRecord, spec: JobSpec, now_ms: int, parameters: TaskParameters, excluded: Sequence[bytes]
+) -> str:
+    """Return the first thing that keeps a machine from a job, what lasts before what passes; empty for nothing."""
+    wanted, profile = spec.requirements, node.profile
+    if (
+        len(profile.gpus) < wanted.gpus
+        or profile.memory_mib < wanted.memory_mib
+        or profile.score < wanted.score_min
+        or (wanted.gpus > 1 and is_limited(profile))
+    ):
+        return "lacks"
+    if profile.price_per_gpu_s > spec.price.max_price_per_gpu_s:
+        return "price"
+    if node.address in excluded:
+        return "left"
+    if node.status != NodeStatus.ACTIVE:
+        return node.status.name.lower()
+    if is_paused(node, now_ms):
+        return "paused"
+    if not is_available(node, now_ms, parameters):
+        return "away" if node.bond >= parameters.node_bond_min else "bond"
+    return "busy" if node.busy_slots >= min(profile.slots, parameters.slots_max) else ""
+
+
+_WHY: Final = {
+    "lacks": "without what the job requires",
+    "price": "above its highest price",
+    "left": "that has left this task, which is for ever",
+    "retiring": "retiring",
+    "suspended": "switched off",
+    "paused": "in a pause",
+    "away": "not heard of for long",
+    "bond": "below the least bond",
+    "busy": "at work",
+}
+
+
+def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
+    """Return that no registered machine has what a job requires, where that is so."""
+    wanted = spec.requirements
+    if outlook.capable or not outlook.is_whole or not any(wanted):
+        return []
+    asked = ", ".join(
+        f"requirements.{name} is {amount}, the most that a machine has is {most}"
+        for name, amount, most in (
+            ("gpus", wanted.gpus, outlook.most_gpus),
+            ("memory_mib", wanted.memory_mib, outlook.most_memory_mib),
+            ("score_min", wanted.score_min, outlook.most_score),
+        )
+        if amount > most
+    )
+    text = f"no registered machine has what the job requires: {asked or 'not all of it in one machine'}"
+    return [Objection("no_such_machine", text)]
+
+
+def machine_notices(spec: JobSpec, outlook: Outlook) -> list[Objection]:
+    """Return what lets a job wait for a machine, though one may come."""
+    if not outlook.machines:
+        return [Objection("no_machine", "no machine for compute is registered")]
+    if not outlook.is_whole or not outlook.capable:
+        return []
+    if not outlook.affordable:
+        text = (
+            f"its highest price, {format_amount(spec.price.max_price_per_gpu_s)} for a GPU-second, is below what "
+            f"every machine asks that could do it: {format_amount(outlook.least_price)} and more"
+        )
+        return [Objection("price_below_all", text)]
+    if not outlook.free:
+        told = ", ".join(f"{count} {_WHY[why]}" for why, count in outlook.why.items())
+        text = f"none of {outlook.machines} machines for compute can take it now ({told})"
+        return [Objection("no_machine_free", text)]
+    return []

@@ -1,0 +1,639 @@
+"""The kinds of transactions of the compute market, and what happens at the end of each block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from billing.errors import PaymentMissing
+from billing.escrow import HOLDING, Pool, Purpose, Vault, check_touched_escrows
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import Value
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.receipts import Event as LogEvent
+from state.transition.calls import CallForm
+from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
+from state.view import Overlay
+from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
+from tasks.ledger import registry
+from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
+from tasks.ledger.deadlines import CARRIAGE_SLOT, NODE_SLOT, TASK_SLOT, due_before, matches_due
+from tasks.ledger.deadlines import cancel as take_due
+from tasks.ledger.lifecycle import Event, Phase, Reason
+from tasks.ledger.open_task import LEDGER_ADDRESS, TASK_CREATED, Case, Scope
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.progress import (
+    arm_running,
+    blame_worker,
+    exclude,
+    free_slot,
+    lose_worker,
+    new_search,
+    on_task_due,
+    report,
+    search,
+    try_match,
+    turn_down,
+    wind_up,
+)
+from tasks.ledger.records import TaskRecord, by_requester_key, save_spec
+from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
+from tasks.ledger.settlement import bond_at, budget_of, close_escrow, pay_preparation
+from tasks.ledger.verification import demand, on_window_due, open_window, prove, reveal, seal
+from tasks.proofs import (
+    SAMPLED_MAX,
+    Finding,
+    Opening,
+    WindowProof,
+    findings_from_value,
+    opening_from_value,
+    window_proof_from_value,
+)
+from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
+
+__all__ = [
+    "ACCEPT_TASK",
+    "CANCEL_TASK",
+    "CREATE_TASK",
+    "DEMAND_RESULT",
+    "GIVE_UP_TASK",
+    "HOLDINGS",
+    "INVARIANTS",
+    "OPEN_WINDOW",
+    "POKE",
+    "REGISTER_NODE",
+    "RESUME_TASK",
+    "RETIRE_NODE",
+    "REVEAL_VERDICT",
+    "SEAL_VERDICT",
+    "START_TASK",
+    "SUBMIT_WINDOW",
+    "SUSPEND_NODE",
+    "TOP_UP_TASK",
+    "UPDATE_NODE",
+    "hooks",
+    "node_payload",
+    "rules",
+    "task_id_of",
+]
+
+REGISTER_NODE: Final = 0x10
+UPDATE_NODE: Final = 0x11
+RETIRE_NODE: Final = 0x12
+SUSPEND_NODE: Final = 0x13
+CREATE_TASK: Final = 0x20
+CANCEL_TASK: Final = 0x21
+ACCEPT_TASK: Final = 0x22
+START_TASK: Final = 0x23
+SUBMIT_WINDOW: Final = 0x24
+SEAL_VERDICT: Final = 0x25
+REVEAL_VERDICT: Final = 0x26
+OPEN_WINDOW: Final = 0x27
+POKE: Final = 0x28
+TOP_UP_TASK: Final = 0x29
+RESUME_TASK: Final = 0x2A
+GIVE_UP_TASK: Final = 0x2B
+DEMAND_RESULT: Final = 0x2F
+
+_CALLS: Final = {
+    REGISTER_NODE: CallForm(REGISTRY_ADDRESS, "registerNode(bytes profile)", value_at=1, nested=("profile",)),
+    UPDATE_NODE: CallForm(REGISTRY_ADDRESS, "updateNode(bytes profile)", value_at=1, nested=("profile",)),
+    RETIRE_NODE: CallForm(REGISTRY_ADDRESS, "retireNode()"),
+    SUSPEND_NODE: CallForm(REGISTRY_ADDRESS, "suspendNode()"),
+    CREATE_TASK: CallForm(LEDGER_ADDRESS, "createTask(bytes specification)", is_payable=True),
+    CANCEL_TASK: CallForm(LEDGER_ADDRESS, "cancelTask(bytes32 task)"),
+    ACCEPT_TASK: CallForm(LEDGER_ADDRESS, "acceptTask(bytes32 task)", value_at=1),
+    START_TASK: CallForm(LEDGER_ADDRESS, "startTask(bytes32 task, bytes32 machine)"),
+    SUBMIT_WINDOW: CallForm(LEDGER_ADDRESS, "submitWindow(bytes proof)", nested=("proof",)),
+    SEAL_VERDICT: CallForm(LEDGER_ADDRESS, "sealVerdict(bytes32 task, uint32 window, bytes32 seal)"),
+    REVEAL_VERDICT: CallForm(
+        LEDGER_ADDRESS, "revealVerdict(bytes32 task, uint32 window, bytes findings, bytes32 nonce)",
+        nested=("findings",),
+    ),
+    OPEN_WINDOW: CallForm(
+        LEDGER_ADDRESS, "openWindow(bytes32 task, uint32 window, bytes openings)", nested=("openings",)
+    ),
+    POKE: CallForm(LEDGER_ADDRESS, "poke(bytes32 task)"),
+    TOP_UP_TASK: CallForm(LEDGER_ADDRESS, "topUpTask(bytes32 task)", value_at=1),
+    RESUME_TASK: CallForm(LEDGER_ADDRESS, "resumeTask(bytes32 task)"),
+    GIVE_UP_TASK: CallForm(LEDGER_ADDRESS, "giveUpTask(bytes32 task, uint8 reason)"),
+    DEMAND_RESULT: CallForm(LEDGER_ADDRESS, "demandResult(bytes32 task)", value_at=1),
+}  # fmt: skip
+"""How Ethereum's tools call each kind; the budget of a new task is sent with it."""
+
+EVENTS_PER_BLOCK_MAX: Final = 4096
+"""Deadlines wait for the next block when those before them told so much: a receipt of events is bounded."""
+AMOUNT_LIMIT: Final = 1 << 127
+WINDOW_LIMIT: Final = 1 << 32
+
+HOLDINGS: Final[tuple[Holding, ...]] = (HOLDING, CARRIAGE_HOLDING)
+INVARIANTS: Final[tuple[Invariant, ...]] = (check_touched_escrows,)
+
+
+class NodeOffer(NamedTuple):
+    """A node's profile and what it adds to its bond."""
+
+    profile: NodeProfile
+    bond: int
+
+
+class NewTask(NamedTuple):
+    """A job and its specification as it was sent."""
+
+    spec: JobSpec
+    raw: bytes
+
+
+class TaskAmount(NamedTuple):
+    """A task and an amount for it: the worker's bond, or what its requester adds."""
+
+    task: bytes
+    amount: int
+
+
+class TaskReason(NamedTuple):
+    """A task that its worker gives up, and why."""
+
+    task: bytes
+    reason: Reason
+
+
+class Attestation(NamedTuple):
+    """What the worker runs the task on, as a hash of its description; recorded with the start."""
+
+    task: bytes
+    machine: bytes
+
+
+class SealedVerdict(NamedTuple):
+    """A verifier's sealed findings on a window."""
+
+    task: bytes
+    window: int
+    seal: bytes
+
+
+class RevealedVerdict(NamedTuple):
+    """A verifier's findings, and the nonce that its seal was made with."""
+
+    task: bytes
+    window: int
+    findings: tuple[Finding, ...]
+    nonce: bytes
+
+
+class OpenedWindow(NamedTuple):
+    """The worker's openings of the sampled segments, in order."""
+
+    task: bytes
+    window: int
+    openings: tuple[Opening, ...]
+
+
+def task_id_of(sender: bytes, nonce: int) -> bytes:
+    """Return the id of the task that ``sender`` creates with its transaction ``nonce``."""
+    return digest(b"task", sender + nonce.to_bytes(8, "big"))
+
+
+def node_payload(profile: NodeProfile, bond: int) -> list[Value]:
+    """Return the payload of REGISTER_NODE and UPDATE_NODE."""
+    return [profile_to_value(profile), bond]
+
+
+# Payloads
+
+
+def _is_task(value: bytes) -> bool:
+    return len(value) == HASH_BYTES
+
+
+def _decode_offer(payload: list[Any]) -> NodeOffer:
+    match payload:
+        case [list(profile), int(bond)] if 0 <= bond < AMOUNT_LIMIT:
+            return NodeOffer(profile_from_value(profile), bond)
+        case _:
+            raise DecodeError("[profile, bond] expected")
+
+
+def _decode_nothing(payload: list[Any]) -> None:
+    if payload:
+        raise DecodeError("no payload expected")
+
+
+def _decode_create(payload: list[Any]) -> NewTask:
+    match payload:
+        case [bytes(raw)] if len(raw) <= SPEC_LIMIT_BYTES:
+            return NewTask(decode_spec(raw), raw)
+        case _:
+            raise DecodeError("[specification bytes] expected")
+
+
+def _decode_task(payload: list[Any]) -> bytes:
+    match payload:
+        case [bytes(task)] if _is_task(task):
+            return task
+        case _:
+            raise DecodeError("[task] expected")
+
+
+def _decode_amount(payload: list[Any]) -> TaskAmount:
+    match payload:
+        case [bytes(task), int(amount)] if _is_task(task) and 0 <= amount < AMOUNT_LIMIT:
+            return TaskAmount(task, amount)
+        case _:
+            raise DecodeError("[task, amount] expected")
+
+
+def _decode_start(payload: list[Any]) -> Attestation:
+    match payload:
+        case [bytes(task), bytes(machine)] if _is_task(task) and len(machine) == HASH_BYTES:
+            return Attestation(task, machine)
+        case _:
+            raise DecodeError("[task, machine hash] expected")
+
+
+_GIVE_UP_REASONS: Final = (
+    Reason.INPUT_UNAVAILABLE, Reason.WORKER_LEFT, Reason.JOB_DIVERGED, Reason.JOB_UNFIT,
+)  # fmt: skip
+
+
+def _decode_give_up(payload: list[Any]) -> TaskReason:
+    match payload:
+        case [bytes(task), int(reason)] if _is_task(task) and reason in _GIVE_UP_REASONS:
+            return TaskReason(task, Reason(reason))
+        case _:
+            raise DecodeError(f"[task, reason] expected, reason one of {[int(r) for r in _GIVE_UP_REASONS]}")
+
+
+def _decode_proof(payload: list[Any]) -> WindowProof:
+    match payload:
+        case [list(proof)]:
+            return window_proof_from_value(proof)
+        case _:
+            raise DecodeError("[window proof] expected")
+
+
+def _decode_seal(payload: list[Any]) -> SealedVerdict:
+    match payload:
+        case [bytes(task), int(window), bytes(sealed)] if (
+            _is_task(task) and 0 <= window < WINDOW_LIMIT and len(sealed) == HASH_BYTES
+        ):
+            return SealedVerdict(task, window, sealed)
+        case _:
+            raise DecodeError("[task, window, seal] expected")
+
+
+def _decode_reveal(payload: list[Any]) -> RevealedVerdict:
+    match payload:
+        case [bytes(task), int(window), list(findings), bytes(nonce)] if (
+            _is_task(task) and 0 <= window < WINDOW_LIMIT and len(nonce) == HASH_BYTES
+        ):
+            return RevealedVerdict(task, window, findings_from_value(findings), nonce)
+        case _:
+            raise DecodeError("[task, window, findings, nonce] expected")
+
+
+def _decode_open(payload: list[Any]) -> OpenedWindow:
+    match payload:
+        case [bytes(task), int(window), list(openings)] if (
+            _is_task(task) and 0 <= window < WINDOW_LIMIT and 0 < len(openings) <= SAMPLED_MAX
+        ):
+            return OpenedWindow(task, window, tuple(opening_from_value(opening) for opening in openings))
+        case _:
+            raise DecodeError("[task, window, openings] expected")
+
+
+def _free(_payload: Any) -> int:
+    return 0
+
+
+# Rules
+
+
+class _Market:
+    """The rules, bound to the chain's parameters."""
+
+    def __init__(self, parameters: TaskParameters) -> None:
+        self._parameters = parameters
+
+    def _scope(self, state: Overlay, context: Context, evidence: bytes | None = None) -> Scope:
+        return Scope(
+            state, context.block, context.emit, self._parameters, actor=context.sender,
+            evidence=context.transaction_hash if evidence is None else evidence,
+        )  # fmt: skip
+
+    def _case(self, state: Overlay, context: Context, task_id: bytes, evidence: bytes | None = None) -> Case:
+        return Case.load(self._scope(state, context, evidence), task_id)
+
+    # Registry
+
+    def register(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
+        if offer.bond < self._parameters.node_bond_min:
+            raise PaymentMissing(due=self._parameters.node_bond_min, got=offer.bond)
+        registry.register(state, context.sender, offer.profile, offer.bond, context.block, context.emit)
+
+    def update(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
+        registry.update(state, context.sender, offer.profile, offer.bond, context.block, context.emit)
+
+    def retire(self, state: Overlay, _payload: None, context: Context) -> None:
+        registry.retire(state, context.sender, context.block, context.emit, self._parameters)
+
+    def suspend(self, state: Overlay, _payload: None, context: Context) -> None:
+        registry.suspend(state, context.sender, context.block, context.emit)
+
+    # Requester
+
+    def budget(self, task: NewTask) -> int:
+        return budget_of(task.spec, self._parameters).total
+
+    def create(self, state: Overlay, task: NewTask, context: Context) -> None:
+        spec, now = task.spec, context.block.time_ms
+        task_id = task_id_of(context.sender, context.nonce)
+        budget = budget_of(spec, self._parameters)
+        scope = self._scope(state, context)
+        vault = Vault.create(state, task_id, context.sender, context.emit, context.block.height)
+        vault.lock(Pool.PRICE, context.sender, budget.price, Purpose.PRICE)
+        vault.lock(Pool.VERIFICATION, context.sender, budget.verification, Purpose.VERIFICATION)
+        vault.lock(Pool.FEE, context.sender, budget.fee, Purpose.PROTOCOL_FEE)
+        record = TaskRecord(
+            id=task_id,
+            requester=context.sender,
+            phase=Phase.CREATED,
+            reason=Reason.CREATED,
+            created_height=context.block.height,
+            created_ms=now,
+            changed_height=context.block.height,
+            changed_ms=now,
+            deadline_ms=0,
+            match_at_ms=0,
+            match_by_ms=now + spec.match_ms,
+            worker=b"",
+            price_per_gpu_s=0,
+            busy=0,
+            attempts=0,
+            vain_offers=0,
+            assigned_ms=0,
+            diverged=(),
+            excluded=(),
+            started_ms=0,
+            window_started_ms=0,
+            next_window=0,
+            final_windows=0,
+            target=spec.windows,
+            state_root=spec.init_root,
+            final_root=spec.init_root,
+            ending=0,
+            ending_reason=0,
+            history=0,
+        )
+        case = Case(scope, record, is_new=True)
+        case.vault = vault
+        save_spec(state, task_id, task.raw)
+        state.put(by_requester_key(context.sender, now, task_id), b"\x01")
+        context.emit(TASK_CREATED(task_id, context.sender, spec_hash(task.raw), budget.total))
+        case.begin()
+        case.advance(Event.ADMIT, Reason.ADMITTED)  # the specification was checked whole when it was decoded
+        search(case)
+        case.save()
+
+    def _as_requester(self, state: Overlay, context: Context, task_id: bytes) -> Case:
+        case = self._case(state, context, task_id)
+        if context.sender != case.record.requester:
+            raise NotYours("the sender is not the requester")
+        return case
+
+    def cancel(self, state: Overlay, task_id: bytes, context: Context) -> None:
+        case = self._as_requester(state, context, task_id)
+        record, reason = case.record, Reason.REQUESTER_CANCELLED
+        if record.ending:
+            raise WrongPhase("ending")
+        match record.phase:
+            case Phase.MATCHING:
+                case.advance(Event.CANCEL, reason)
+                close_escrow(case)
+            case Phase.PREPARING:
+                pay_preparation(case)
+                wind_up(case, Phase.CANCELLED, reason)
+            case Phase.ASSIGNED | Phase.DEGRADED | Phase.PAUSED:
+                wind_up(case, Phase.CANCELLED, reason)
+            case Phase.RUNNING:
+                # The window under way is still done and paid, so that no work in good faith is lost.
+                if record.next_window + 1 == record.target:
+                    raise WrongPhase("in its last window")
+                case.change(ending=int(Phase.CANCELLED), ending_reason=int(reason), target=record.next_window + 1)
+            case phase:
+                raise WrongPhase(phase.name.lower())
+        case.save()
+
+    def top_up(self, state: Overlay, payload: TaskAmount, context: Context) -> None:
+        case = self._as_requester(state, context, payload.task)
+        if case.record.phase in (Phase.SETTLED, Phase.FAILED, Phase.CANCELLED, Phase.EXPIRED):
+            raise WrongPhase(case.record.phase.name.lower())
+        case.vault.lock(Pool.VERIFICATION, context.sender, payload.amount, Purpose.TOP_UP)
+        case.save()
+
+    def resume(self, state: Overlay, task_id: bytes, context: Context) -> None:
+        case = self._as_requester(state, context, task_id)
+        case.advance(Event.RESUME, Reason.REQUESTER_RESUMED)
+        if case.record.attempts >= self._parameters.attempts_max:
+            case.change(attempts=0)
+        new_search(case)
+        case.save()
+
+    def demand(self, state: Overlay, payload: TaskAmount, context: Context) -> None:
+        case = self._as_requester(state, context, payload.task)
+        demand(case, context.sender, payload.amount)
+        case.save()
+
+    # Worker
+
+    def _as_worker(self, state: Overlay, context: Context, task_id: bytes, evidence: bytes | None = None) -> Case:
+        case = self._case(state, context, task_id, evidence)
+        if context.sender != case.record.worker:
+            raise NotYours("the sender is not the task's worker")
+        registry.touch(state, context.sender, context.block.time_ms)
+        return case
+
+    def accept(self, state: Overlay, payload: TaskAmount, context: Context) -> None:
+        case = self._as_worker(state, context, payload.task)
+        record = case.record
+        if record.phase != Phase.ASSIGNED:
+            raise WrongPhase(record.phase.name.lower())
+        bond = bond_at(case.spec, record.price_per_gpu_s, record.next_window, self._parameters)
+        due = max(0, bond - case.vault.held(Pool.BOND, context.sender))
+        if payload.amount != due:
+            raise PaymentMissing(due=due, got=payload.amount)
+        case.vault.lock(Pool.BOND, context.sender, due, Purpose.WORKER_BOND, owner=context.sender)
+        case.advance(Event.ACCEPT, Reason.ACCEPTED)
+        case.change(deadline_ms=case.now + self._parameters.prepare_ms)
+        case.save()
+
+    def start(self, state: Overlay, payload: Attestation, context: Context) -> None:
+        case = self._as_worker(state, context, payload.task, payload.machine)
+        case.advance(Event.START, Reason.STARTED)
+        record = case.record
+        case.change(
+            started_ms=record.started_ms or case.now, window_started_ms=case.now, attempts=record.attempts + 1
+        )
+        arm_running(case)
+        case.save()
+
+    def give_up(self, state: Overlay, payload: TaskReason, context: Context) -> None:
+        case = self._as_worker(state, context, payload.task)
+        match case.record.phase:
+            case Phase.ASSIGNED:
+                turn_down(case, Reason.WORKER_DECLINED)
+            case Phase.PREPARING:
+                report(case, payload.reason)
+                turn_down(case, payload.reason)
+            case Phase.RUNNING:
+                report(case, payload.reason)
+                if payload.reason == Reason.JOB_DIVERGED:  # the job's fault
+                    exclude(case, context.sender)
+                    lose_worker(case, payload.reason)
+                else:
+                    blame_worker(case, payload.reason)
+            case phase:
+                raise WrongPhase(phase.name.lower())
+        case.save()
+
+    def submit(self, state: Overlay, proof: WindowProof, context: Context) -> None:
+        case = self._as_worker(state, context, proof.task)
+        record, spec = case.record, case.spec
+        if record.phase != Phase.RUNNING:
+            raise WrongPhase(record.phase.name.lower())
+        if proof.window != record.next_window:
+            raise ProofMismatch(f"window {record.next_window} is due, not {proof.window}")
+        if len(record.open_windows) >= self._parameters.open_windows_max:
+            raise TooManyOpenWindows(f"{len(record.open_windows)} windows are open")
+        step_from, step_to = spec.window_range(proof.window)
+        steps = step_to - step_from
+        if (proof.step_from, proof.step_to) != (step_from, step_to):
+            raise ProofMismatch(f"the window covers steps {step_from} to {step_to}")
+        if proof.state_root_in != record.state_root:
+            raise ProofMismatch("the window does not start at the state that the one before ended in")
+        if proof.segments != spec.window_segments(proof.window):
+            raise ProofMismatch(f"the window has {spec.window_segments(proof.window)} segments")
+        if (proof.meter.steps, proof.meter.samples) != (steps, steps * spec.batch):
+            raise ProofMismatch("the meter counts other steps or samples than the window has")
+        prove(case, proof)
+        case.change(
+            next_window=proof.window + 1, state_root=proof.state_root_out, window_started_ms=case.now,
+            vain_offers=0, diverged=(),
+        )  # fmt: skip
+        if proof.window + 1 == record.target:
+            free_slot(case)
+            case.advance(Event.LAST_WINDOW, Reason.ALL_WINDOWS_PROVED)
+        else:
+            arm_running(case)
+        case.save()
+
+    def open(self, state: Overlay, payload: OpenedWindow, context: Context) -> None:
+        case = self._case(state, context, payload.task)
+        open_window(case, payload.window, context.sender, payload.openings)
+        registry.touch(state, context.sender, context.block.time_ms)
+        case.save()
+
+    # Verifier
+
+    def seal(self, state: Overlay, payload: SealedVerdict, context: Context) -> None:
+        case = self._case(state, context, payload.task)
+        seal(case, payload.window, context.sender, payload.seal)
+        registry.touch(state, context.sender, context.block.time_ms)
+        case.save()
+
+    def reveal(self, state: Overlay, payload: RevealedVerdict, context: Context) -> None:
+        case = self._case(state, context, payload.task)
+        reveal(case, payload.window, context.sender, payload.findings, payload.nonce)
+        registry.touch(state, context.sender, context.block.time_ms)
+        case.save()
+
+    # Anybody, and the chain itself
+
+    def poke(self, state: Overlay, task_id: bytes, context: Context) -> None:
+        case = self._case(state, context, task_id)
+        last = case.record.final_windows - 1
+        windows = case.open_windows() if last < 0 else [*case.open_windows(), case.window(last)]
+        due_window = next((window for window in windows if 0 < window.deadline_ms <= case.now), None)
+        if 0 < case.record.deadline_ms <= case.now:
+            on_task_due(case)
+        elif due_window is not None:
+            on_window_due(case, due_window.number)
+        elif 0 < case.record.match_at_ms <= case.now:
+            try_match(case)
+        else:
+            raise NothingDue(task_id.hex())
+        case.save()
+
+    def fire(self, state: Overlay, block: BlockContext, emit: Callable[[LogEvent], None]) -> None:
+        """Fire what is due, the earliest first, as many as the parameters allow in a block; the rest waits."""
+        parameters = self._parameters
+        emitted = 0
+
+        def count(event: LogEvent) -> None:
+            nonlocal emitted
+            emitted += 1
+            emit(event)
+
+        looks = matches_due(state, block.time_ms, parameters.matches_per_block)  # not of who becomes free below
+        for due in due_before(state, block.time_ms, parameters.deadlines_per_block):
+            if emitted >= EVENTS_PER_BLOCK_MAX:
+                break
+            take_due(state, due)
+            if due.slot == NODE_SLOT:
+                registry.on_node_due(state, due.subject[-ADDRESS_BYTES:], block, count, parameters)
+                continue
+            if due.slot == CARRIAGE_SLOT:
+                on_withdrawal_due(state, due.subject[-ADDRESS_BYTES:], block, count)
+                continue
+            case = Case.load(Scope(state, block, count, parameters), due.subject)
+            # A deadline that was moved or met by what fired before it in this block no longer stands.
+            if due.slot == TASK_SLOT:
+                if case.record.deadline_ms == due.time_ms:
+                    on_task_due(case)
+            elif case.window(due.slot - 1).deadline_ms == due.time_ms:
+                on_window_due(case, due.slot - 1)
+            case.save()
+        for due in looks:
+            if emitted >= EVENTS_PER_BLOCK_MAX:
+                break
+            take_due(state, due)
+            case = Case.load(Scope(state, block, count, parameters), due.subject)
+            if case.record.match_at_ms == due.time_ms:
+                try_match(case)
+            case.save()
+
+
+def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
+    """Return the market's kinds of transactions."""
+    market = _Market(parameters)
+    own = (
+        Rule(REGISTER_NODE, "register_node", 150_000, _decode_offer, lambda p: p.bond, market.register),
+        Rule(UPDATE_NODE, "update_node", 120_000, _decode_offer, lambda p: p.bond, market.update),
+        Rule(RETIRE_NODE, "retire_node", 80_000, _decode_nothing, _free, market.retire),
+        Rule(SUSPEND_NODE, "suspend_node", 60_000, _decode_nothing, _free, market.suspend),
+        Rule(CREATE_TASK, "create_task", 300_000, _decode_create, market.budget, market.create),
+        Rule(CANCEL_TASK, "cancel_task", 150_000, _decode_task, _free, market.cancel),
+        Rule(ACCEPT_TASK, "accept_task", 150_000, _decode_amount, lambda p: p.amount, market.accept),
+        Rule(START_TASK, "start_task", 100_000, _decode_start, _free, market.start),
+        Rule(SUBMIT_WINDOW, "submit_window", 200_000, _decode_proof, _free, market.submit),
+        Rule(SEAL_VERDICT, "seal_verdict", 250_000, _decode_seal, _free, market.seal),
+        Rule(REVEAL_VERDICT, "reveal_verdict", 700_000, _decode_reveal, _free, market.reveal),
+        # Its payload is the largest: room in a block is paid for by weight alone.
+        Rule(OPEN_WINDOW, "open_window", 1_000_000, _decode_open, _free, market.open),
+        # A search for a worker looks at candidates_max nodes and as many verifiers.
+        Rule(POKE, "poke", 2_000_000, _decode_task, _free, market.poke),
+        Rule(TOP_UP_TASK, "top_up_task", 80_000, _decode_amount, lambda p: p.amount, market.top_up),
+        Rule(RESUME_TASK, "resume_task", 80_000, _decode_task, _free, market.resume),
+        Rule(GIVE_UP_TASK, "give_up_task", 150_000, _decode_give_up, _free, market.give_up),
+        # What the chain does for it: a draw, and the verdicts' deadlines.
+        Rule(DEMAND_RESULT, "demand_result", 300_000, _decode_amount, lambda p: p.amount, market.demand),
+    )
+    return tuple(replace(rule, call=_CALLS[rule.kind]) for rule in own)
+
+
+def hooks(parameters: TaskParameters) -> tuple[BlockHook, ...]:
+    """Return what the market does at the end of each block."""
+    return (_Market(parameters).fire,)

@@ -1,0 +1,840 @@
+"""Worker and verifiers on a chain driven block by block: real jobs in processes, blobs over memory streams."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+
+import node.market.duties
+import node.market.inputs
+import node.market.worker
+from billing.escrow import Movement, Purpose, escrow_totals
+from node.home.config import RegistryOptions
+from node.market.cancellation import work_while
+from node.market.duties import Duties
+from node.market.inputs import InputUnavailable, Supply
+from node.market.machine import Score
+from node.market.promises import Published
+from node.market.wallet import TransactionLost
+from node.market.worker import Worker
+from p2p.base.limits import NetworkLimits
+from state.primitives.codec import Value
+from state.primitives.errors import DekubeError, RecordDamaged
+from state.primitives.genesis import read_parameters
+from state.primitives.manifests import PIECE_BYTES
+from state.primitives.receipts import Receipt
+from state.store.cache import Cache
+from state.store.records import STATE
+from state.transition.transfer import TRANSFER_KIND
+from tasks.executor.errors import JobFailed
+from tasks.executor.job import Train
+from tasks.executor.resource_needs import needs_of
+from tasks.executor.results import WindowResult
+from tasks.executor.supervisor import Listener
+from tasks.ledger import queries
+from tasks.ledger.lifecycle import ENDED, Phase, Reason, WindowPhase
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.queries import Action, CheckDuty, WorkDuty
+from tasks.ledger.records import TaskRecord, WindowRecord, load_spec_bytes, load_task, load_window
+from tasks.ledger.registry import load_node
+from tasks.ledger.transitions import CREATE_TASK, DEMAND_RESULT, GIVE_UP_TASK, SEAL_VERDICT, task_id_of
+from tasks.ledger.verification import seal_time
+from tasks.proofs import Code, Finding
+from tasks.spec import Dataset, JobSpec, encode_spec
+from tests.node.world import COIN, PARAMETERS, Machine, World
+from tests.p2p.helpers import account
+from tests.tasks.executor.helpers import BLOB, make_spec
+
+REQUESTER = 9
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
+    monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
+    made = World(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing comes, nobody waits long for it; what comes may seem not to on a loaded machine."""
+    monkeypatch.setattr(node.market.inputs, "FETCH_QUIET_S", 0.5)
+
+
+class Market:
+    """Machines on a world, and one task."""
+
+    def __init__(self, world: World, *machines: Machine) -> None:
+        self.world, self.machines, self.task = world, machines, b""
+
+    async def start(self, nursery: trio.Nursery, spec: JobSpec) -> None:
+        """Start the networks, put the data set everywhere, register, post the task; nobody does duties yet."""
+        for machine in self.machines:
+            await nursery.start(machine.network.run)
+            assert machine.network.blobs is not None
+            blob = machine.network.blobs.add(BLOB)
+            machine.network.blobs.pin(blob)
+        async with trio.open_nursery() as registering:
+            for machine in self.machines:
+                registering.start_soon(machine.register)
+            spec = spec._replace(dataset=Dataset(blob, spec.dataset.root, spec.dataset.samples))
+            posting: list[Value] = [encode_spec(spec)]
+            registering.start_soon(self.world.wallet(REQUESTER).send, CREATE_TASK, posting)
+            await self.world.mint_until(lambda: not registering.child_tasks)
+        self.task = task_id_of(account(REQUESTER).address, 0)
+
+    @property
+    def record(self) -> TaskRecord:
+        return load_task(self.world.store, self.task)
+
+    def window(self, number: int) -> WindowRecord | None:
+        try:
+            return load_window(self.world.store, self.task, number)
+        except DekubeError:
+            return None
+
+    def paid(self, machine: Machine) -> list[Purpose]:
+        lines = queries.bill(self.world.store, self.task).lines
+        mine = (line for line in lines if line.movement == Movement.PAID and line.party == machine.wallet.address)
+        return [line.purpose for line in mine]
+
+
+def work_duty(world: World, machine: Machine) -> WorkDuty:
+    parameters = read_parameters(TaskParameters, "tasks", world.runtime.genesis)
+    [duty] = queries.work_duties(world.store, machine.wallet.address, parameters)
+    return duty
+
+
+def names_under(directory: Path) -> set[str]:
+    return {name for _, directories, files in os.walk(directory) for name in (*directories, *files)}
+
+
+class Lying(Worker):
+    """Claims another result than its job had, in leaves that fit together."""
+
+    async def _submit_window(self, task: bytes, spec: JobSpec, result: WindowResult) -> None:
+        last = replace(result.segments[-1], state_root_after=b"?" * 32)
+        await super()._submit_window(task, spec, replace(result, segments=(*result.segments[:-1], last)))
+
+
+class Halting(Worker):
+    """Has a disk that turns out damaged as it tries a job."""
+
+    async def _try(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
+        raise RecordDamaged("the record of a window")
+
+
+class Withholding(Worker):
+    """Keeps the result to itself."""
+
+    def _check_kept(self, published: Published) -> None:
+        self._blobs.remove(published.output)
+
+
+class Evicting(Worker):
+    """Has a store in which its first result gives way to something else before it is pinned."""
+
+    is_full = True
+
+    def _store_state(self, result: WindowResult, number: int) -> bytes:
+        name = super()._store_state(result, number)
+        if self.is_full and number == len(result.segments):
+            self.is_full = False
+            self._blobs.remove(name)
+        return name
+
+
+class Swindling(Worker):
+    """Delivers the state before its work as the one after it."""
+
+    def _store_state(self, result: WindowResult, number: int) -> bytes:
+        return super()._store_state(result, number % len(result.segments))
+
+
+class Liar(Duties):
+    worker_type = Lying
+
+
+class Halted(Duties):
+    worker_type = Halting
+
+
+class Withholder(Duties):
+    worker_type = Withholding
+
+
+class Evictor(Duties):
+    worker_type = Evicting
+
+
+class Swindler(Duties):
+    worker_type = Swindling
+
+
+async def test_a_task_is_run_checked_and_paid_though_both_sides_restart_in_its_middle(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(40, 5, 10))
+        await nursery.start(worker.run)
+        await world.mint_until(lambda: market.window(0) is not None)
+        # The worker goes down with a window proved; its last has to wait until a verifier comes.
+        worker.stop()
+        await nursery.start(verifier.run)
+
+        def is_sealed() -> bool:
+            window = market.window(0)
+            return window is not None and any(seat.seal for seat in window.verifiers)
+
+        await world.mint_until(is_sealed)
+        # So does the verifier, between its seal and its opening of it.
+        verifier.stop()
+        await nursery.start(verifier.run)
+        await nursery.start(worker.run)
+        assert worker.duties is not None
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        await world.mint_until(lambda: not list((worker.home.jobs.parent / "promises").iterdir()))
+        await world.mint_until(lambda: escrow_totals(world.store, market.task).locked == 0)
+        await world.mint_until(lambda: names_under(worker.home.jobs) <= {".scratch"})  # nothing of the job is kept
+        nursery.cancel_scope.cancel()
+    assert [market.record.worker, market.record.final_windows] == [worker.wallet.address, 4]
+    for number in range(4):
+        window = market.window(number)
+        assert window is not None and window.phase == WindowPhase.FINAL
+        assert [f.code for seat in window.verifiers for f in seat.findings or ()] == [Code.COMPUTED]
+    assert Purpose.VERIFIER_FEE in market.paid(verifier)
+    assert len(market.paid(worker)) >= 2
+    totals = escrow_totals(world.store, market.task)
+    assert totals.locked == 0
+    assert totals.deposited == totals.paid + totals.refunded + totals.burned
+
+
+async def rejected(world: World, market: Market) -> WindowRecord:
+    """Run a task of one window until that is void, as it must be for its work; return the window."""
+
+    def is_void() -> bool:
+        window = market.window(0)
+        return window is not None and window.phase == WindowPhase.VOID
+
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        await world.mint_until(is_void, timeout_s=120)
+        nursery.cancel_scope.cancel()
+    window = market.window(0)
+    assert window is not None and window.reason == Reason.WORK_REJECTED
+    return window
+
+
+async def test_a_worker_that_alters_a_leaf_is_found_and_not_paid(world: World) -> None:
+    worker = Machine(world, 1, "compute", duties=Liar)
+    checkers = [Machine(world, number, "verify") for number in (2, 3)]
+    market = Market(world, worker, *checkers)
+    window = await rejected(world, market)
+    assert {seat.address for seat in window.jurors} < {machine.wallet.address for machine in checkers}
+    assert worker.wallet.address in market.record.excluded
+    assert market.paid(worker) == []
+    known = load_node(world.store, worker.wallet.address)
+    assert known is not None and (known.bad, known.failures) == (1, 1)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("duties", [Withholder, Swindler])
+async def test_a_worker_is_not_paid_for_a_result_that_nobody_can_have(world: World, duties: type[Duties]) -> None:
+    worker = Machine(world, 1, "compute", duties=duties)
+    checkers = [Machine(world, number, "verify") for number in (2, 3)]
+    market = Market(world, worker, *checkers)
+    window = await rejected(world, market)
+    seats = (*window.verifiers, *window.jurors)
+    assert {finding.code for seat in seats for finding in seat.findings or ()} == {Code.UNAVAILABLE}
+    assert market.paid(worker) == []
+    for machine in checkers:
+        known = load_node(world.store, machine.wallet.address)
+        assert known is not None and known.bad == 0
+
+
+async def test_a_window_is_proved_when_its_blobs_are_there(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute", duties=Evictor), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        nursery.cancel_scope.cancel()
+    window = market.window(0)
+    assert window is not None
+    assert [f.code for seat in window.verifiers for f in seat.findings or ()] == [Code.COMPUTED]
+
+
+async def test_a_verdict_is_found_once_for_its_first_seal_may_be_on_its_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was found anew could not be revealed under the first seal, and its verifier would be fined."""
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    send, seals = verifier.wallet.send, list[list[Value]]()
+
+    async def lose(kind: int, payload: list[Value]) -> Receipt:
+        if kind != SEAL_VERDICT:
+            return await send(kind, payload)
+        seals.append(payload)
+        if len(seals) == 1:
+            raise TransactionLost("for now")
+        return await send(kind, seals[0])  # which was not lost after all
+
+    monkeypatch.setattr(verifier.wallet, "send", lose)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: len(seals) == 1)
+        assert verifier.duties is not None
+
+        async def nothing_there(duty: CheckDuty) -> tuple[Finding, ...]:
+            return tuple(Finding(segment, Code.UNAVAILABLE, bytes(32), bytes(32)) for segment in duty.segments)
+
+        monkeypatch.setattr(verifier.duties._checker, "_find", nothing_there)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED)
+        nursery.cancel_scope.cancel()
+    assert seals == [seals[0]] * len(seals)
+    assert Purpose.VERIFIER_FEE in market.paid(verifier)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_result_is_delivered_on_demand_or_its_worker_pays(
+    tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
+    monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
+    monkeypatch.setitem(PARAMETERS, "tasks.bond_release_ms", 10**9)
+    world = World(tmp_path)
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        window = market.window(0)
+        assert window is not None and verifier.network.blobs is not None and worker.network.blobs is not None
+        verifier.network.blobs.remove(window.proof.output_blob)  # long evicted
+        if not kept:
+            worker.network.blobs.remove(window.proof.output_blob)
+        demanding: list[Value] = [market.task, COIN]
+        nursery.start_soon(world.wallet(REQUESTER).send, DEMAND_RESULT, demanding)
+        judged = (WindowPhase.FINAL, WindowPhase.LOST)
+        await world.mint_until(lambda: (now := market.window(0)) is not None and now.phase not in judged)
+        await world.mint_until(lambda: (now := market.window(0)) is not None and now.phase in judged)
+        nursery.cancel_scope.cancel()
+    window = market.window(0)
+    assert window is not None
+    if kept:
+        assert (window.phase, window.reason) == (WindowPhase.FINAL, Reason.RESULT_DELIVERED)
+        assert verifier.network.blobs.is_complete(window.proof.output_blob), "who tried has a copy"
+    else:
+        assert (window.phase, window.reason) == (WindowPhase.LOST, Reason.RESULT_LOST)
+    assert Purpose.JUROR_FEE in market.paid(verifier)
+    world.store.close()
+
+
+async def test_slow_is_not_unavailable_until_the_time_is_over(world: World) -> None:
+    content = bytes(range(256)) * (8 * PIECE_BYTES // 256)
+    slow = NetworkLimits(blob_upload_bytes_per_s=4 * PIECE_BYTES)
+    holder, asker = Machine(world, 1, "compute", limits=slow), Machine(world, 2, "verify")
+    async with trio.open_nursery() as nursery:
+        for machine in (holder, asker):
+            await nursery.start(machine.network.run)
+            await nursery.start(machine.run)
+        assert holder.network.blobs is not None and asker.network.blobs is not None and asker.duties is not None
+        name = holder.network.blobs.add(content)
+        sources = [holder.wallet.address]
+        until = trio.current_time() + 1.0
+        with pytest.raises(InputUnavailable):
+            await asker.duties._inputs.obtain(name, Supply(sources, until), len(content))
+        # What came is kept, and each piece is a reason to wait for the next.
+        await asker.duties._inputs.obtain(name, Supply(sources), len(content))
+        assert asker.network.blobs.read(name) == content
+        # It is here, so nobody asks for the time.
+        await asker.duties._inputs.obtain(name, Supply(sources, until), len(content))
+        with pytest.raises(InputUnavailable, match="limit"):
+            await asker.duties._inputs.obtain(name, Supply(sources), len(content) - 1)
+        # A check with all its time waits for its states; one with little left keeps half of it for the rest.
+        job, time = make_spec(10, 10, 10), seal_time(make_spec(10, 10, 10), 2, asker.duties._parameters)
+        duty = CheckDuty(b"t" * 32, 0, Action.SEAL, (0, 1), 0, b"", False, 1)
+        for left_ms, expected_ms in (
+            (time.fetch_ms + time.run_ms, time.fetch_ms + time.run_ms // 2), (1_000, 500), (-1_000, 0),
+        ):  # fmt: skip
+            due = duty._replace(deadline_ms=world.ledger.head().time_ms + left_ms)
+            assert asker.duties._checker._fetch_s(due, job) == pytest.approx(expected_ms / 1000, abs=0.002)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_damaged_here_is_fetched_from_others(world: World) -> None:
+    """Else a verifier would say that a window cannot be had, and pay for its own disk, with its worker."""
+    holder, asker = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    async with trio.open_nursery() as nursery:
+        for machine in (holder, asker):
+            await nursery.start(machine.network.run)
+            await nursery.start(machine.run)
+        here = asker.network.blobs
+        assert holder.network.blobs is not None and here is not None and asker.duties is not None
+        inputs, supply, spec = asker.duties._inputs, Supply([holder.wallet.address]), make_spec(10, 10, 10)
+        for content in (bytes(2 * PIECE_BYTES), BLOB):
+            name = holder.network.blobs.add(content)
+            assert here.add(content) == name
+            here.path(name).write_bytes(b"?" * len(content))
+            if content is BLOB:
+                job = spec._replace(dataset=spec.dataset._replace(blob=name))
+                assert await inputs.dataset(job, supply, bytes(32)) == content
+            else:
+                assert await inputs.fetch(name, supply, len(content)) == content
+            assert here.read(name) == content
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_journal_of_a_task_that_was_given_away_does_not_stay(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(40, 5, 10))
+        await nursery.start(worker.run)
+        assert worker.duties is not None
+
+        async def endless(*_arguments: object, **_more: object) -> None:
+            await trio.sleep_forever()
+
+        worker.duties._executor.run_task = endless  # type: ignore[assignment,method-assign]
+        await world.mint_until(lambda: market.record.phase == Phase.RUNNING)
+        worker.stop()
+        assert market.task.hex() in names_under(worker.home.jobs)
+        leave: list[Value] = [market.task, int(Reason.WORKER_LEFT)]
+        nursery.start_soon(worker.wallet.send, GIVE_UP_TASK, leave)
+        await world.mint_until(lambda: market.record.phase == Phase.DEGRADED)
+        await nursery.start(worker.run)
+        await world.mint_until(lambda: names_under(worker.home.jobs) <= {".scratch"})
+        assert market.record.phase not in ENDED
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_damaged_record_ends_the_node_instead_of_being_tried_for_ever(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        await world.mint_until(lambda: market.record.worker == worker.wallet.address)
+        spec = load_spec_bytes(world.store, market.task)
+        [key] = [key for key, value in world.store.scan(b"", b"\xff" * 40, 10_000) if value == spec]
+        world.store._db.put(STATE + key, b"damaged")
+        world.store._values = Cache(0)
+        with trio.fail_after(30), pytest.RaisesGroup(pytest.RaisesExc(RecordDamaged, match="specification")):
+            await worker.run()
+        nursery.cancel_scope.cancel()
+
+
+async def test_damage_that_a_trial_meets_gives_no_task_up(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute", duties=Halted), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        nursery.start_soon(world.keep_minting)
+        with trio.fail_after(60), pytest.RaisesGroup(RecordDamaged):
+            await worker.run()
+        nursery.cancel_scope.cancel()
+    assert market.record.phase == Phase.PREPARING
+
+
+async def test_damage_that_is_met_while_work_is_wanted_is_told(world: World) -> None:
+    worker = Machine(world, 1, "compute")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(worker.run)
+
+        def is_wanted() -> bool:
+            raise RecordDamaged("the record of a task")
+
+        assert worker.duties is not None
+        with trio.fail_after(30), pytest.raises(RecordDamaged):
+            await work_while(worker.duties._ledger, is_wanted, trio.sleep_forever)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_replacement_that_cannot_have_the_state_to_go_on_from_declines_without_a_fine(
+    world: World,
+) -> None:
+    machines = [Machine(world, 1, "compute"), Machine(world, 2, "compute"), Machine(world, 3, "verify")]
+    market = Market(world, *machines)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(40, 5, 10))
+        await nursery.start(machines[2].run)
+        for machine in machines[:2]:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.window(0) is not None)
+        first = next(machine for machine in machines if machine.wallet.address == market.record.worker)
+        second = next(machine for machine in machines[:2] if machine is not first)
+        for machine in machines:
+            machine.stop()
+        # A window that waits for its block is proved beside the leave: what goes is what was proved after both.
+        async with trio.open_nursery() as leaving:
+            leave: list[Value] = [market.task, int(Reason.WORKER_LEFT)]
+            leaving.start_soon(first.wallet.send, GIVE_UP_TASK, leave)
+            await world.mint_until(lambda: not leaving.child_tasks)
+        for number in range(market.record.next_window):
+            for machine in machines:
+                window = market.window(number)
+                assert window is not None and machine.network.blobs is not None
+                machine.network.blobs.remove(window.proof.output_blob)
+        await nursery.start(second.run)
+        await world.mint_until(lambda: second.wallet.address in market.record.excluded)
+        nursery.cancel_scope.cancel()
+    [entry] = [
+        entry for entry in queries.task_history(world.store, market.task) if entry.actor == second.wallet.address
+        and entry.after == Phase.DEGRADED
+    ]  # fmt: skip
+    assert entry.reason == Reason.INPUT_UNAVAILABLE
+    fines = [line for line in queries.bill(world.store, market.task).lines if line.purpose == Purpose.WORKER_FINE]
+    assert [line.party for line in fines if line.party == second.wallet.address] == []
+    known = load_node(world.store, second.wallet.address)
+    assert known is not None and known.bad == 0
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_states_that_nobody_serves_are_a_finding_and_not_a_stop(world: World) -> None:
+    worker = Machine(world, 1, "compute", alone=True)
+    checkers = [Machine(world, number, "verify", alone=True) for number in (2, 3)]
+    market = Market(world, worker, *checkers)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+
+        def findings() -> list[Code]:
+            window = market.window(0)
+            seats = () if window is None else (*window.verifiers, *window.jurors)
+            return [finding.code for seat in seats for finding in seat.findings or ()]
+
+        await world.mint_until(lambda: bool(findings()), timeout_s=120)
+        nursery.cancel_scope.cancel()
+    assert set(findings()) == {Code.UNAVAILABLE}
+    assert market.paid(worker) == []
+
+
+async def test_a_job_that_does_not_fit_itself_costs_its_workers_nothing(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10)._replace(init_root=bytes(32)))
+        await nursery.start(worker.run)
+        await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+        # Nothing of the job is kept.
+        await world.mint_until(lambda: {at.name for at in worker.home.jobs.rglob("*")} <= {".scratch"})
+        nursery.cancel_scope.cancel()
+    assert market.record.reason == Reason.JOB_UNFIT
+    known = load_node(world.store, worker.wallet.address)
+    assert known is not None and (known.bad, known.failures, known.busy_slots) == (0, 0, 0)
+    purposes = {line.purpose for line in queries.bill(world.store, market.task).lines}
+    assert Purpose.BOND_RETURN in purposes and Purpose.WORKER_FINE not in purposes
+
+
+async def test_a_job_that_would_be_late_is_not_begun(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10))
+        monkeypatch.setattr(node.market.worker, "PACE_MARGIN", 1e9)  # as on a machine so much slower
+        await nursery.start(worker.run)
+        await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+        nursery.cancel_scope.cancel()
+    assert (market.record.reason, market.record.started_ms) == (Reason.JOB_UNFIT, 0)
+
+
+@pytest.mark.parametrize("lack", ["memory", "room for blobs", "funds"])
+async def test_a_job_that_this_machine_has_no_room_for_is_declined(
+    world: World, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10))
+        blobs = worker.network.blobs
+        assert blobs is not None
+        match lack:
+            case "memory":
+                monkeypatch.setattr(node.market.worker, "available_memory_bytes", lambda: 1 << 20)
+            case "room for blobs":  # results of tasks that have ended wait there for their requesters
+                blobs._budget_bytes = needs_of(make_spec(10, 5, 10), open_windows_max=3).blobs + 10_000
+                blobs.pin(blobs.add(bytes(10_000)))
+            case _:  # for the bond, and not for what is to be said once the job runs
+                monkeypatch.setattr(node.market.worker, "balance_of", lambda *_: work_duty(world, worker).bond + 1)
+        with structlog.testing.capture_logs() as logs:
+            await nursery.start(worker.run)
+            await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+            await world.mint_until(lambda: any(line.get("code") == "job_unfit" for line in logs))
+        nursery.cancel_scope.cancel()
+    assert [line["error"].startswith(lack) for line in logs if line.get("code") == "job_unfit"] == [True]
+    assert market.record.reason == Reason.WORKER_DECLINED
+    assert Purpose.WORKER_BOND not in {line.purpose for line in queries.bill(world.store, market.task).lines}
+
+
+async def test_a_job_that_diverges_under_way_is_given_up_at_once_and_unfined(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10))
+        await nursery.start(worker.run)
+        assert worker.duties is not None
+
+        async def diverge(*_arguments: object, **_more: object) -> None:
+            raise JobFailed(reason="diverged", text="at step 7")
+
+        worker.duties._executor.run_task = diverge  # type: ignore[assignment,method-assign]
+        await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+        nursery.cancel_scope.cancel()
+    assert (market.record.reason, market.record.diverged) == (Reason.JOB_DIVERGED, (worker.wallet.address,))
+    assert Purpose.WORKER_FINE not in {line.purpose for line in queries.bill(world.store, market.task).lines}
+
+
+async def test_a_job_whose_process_keeps_being_killed_is_given_up_and_each_end_told(world: World) -> None:
+    """The requester does not wait for the deadline; log and status say what happened."""
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10))
+        with structlog.testing.capture_logs() as logs:
+            await nursery.start(worker.run)
+            assert worker.duties is not None
+            executor = worker.duties._executor
+            whole = executor.run_process
+
+            async def die(order: Train, listener: Listener) -> None:
+                if not order.evaluate:  # its trial
+                    return await whole(order, listener)
+                raise JobFailed(reason="died", text="exit status -9 (SIGKILL)")
+
+            executor.run_process = die  # type: ignore[method-assign]
+            executor._options = replace(executor._options, restarts_max=100)
+            await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+        nursery.cancel_scope.cancel()
+    ends = [line for line in logs if line["event"] == "the process of a job ended by itself"]
+    assert [line["times"] for line in ends] == list(range(1, 10))
+    assert [line["given_up"] for line in ends] == [False] * 8 + [True]
+    assert worker.duties.job_ends == 9
+    assert (market.record.phase, market.record.reason) == (Phase.DEGRADED, Reason.WORKER_LEFT)
+
+
+async def test_a_check_ends_with_its_deadline_and_frees_the_machine(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    begun, ended = trio.Event(), trio.Event()
+
+    async def endless(*_arguments: object) -> None:
+        begun.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 10, 10))
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        assert verifier.duties is not None
+        verifier.duties._executor.verify_segment = endless  # type: ignore[assignment,method-assign]
+        await world.mint_until(begun.is_set)
+        assert verifier.duties.under_way()[2] == 1
+        world.mint(after_ms=PARAMETERS["tasks.seal_ms_min"])
+        await world.mint_until(ended.is_set)
+        await world.mint_until(lambda: verifier.duties is not None and verifier.duties.under_way()[2] == 0)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_node_registers_itself_once_and_again_when_what_it_offers_changed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter(Score(milli, is_steady=True) for milli in (1_000, 1_080, 1_300))
+    monkeypatch.setattr(node.market.duties, "known_score", lambda _path: next(scores))
+    machine = Machine(world, 1, "compute")
+    nonces = []
+    async with trio.open_nursery() as nursery:
+        await nursery.start(machine.network.run)
+        for price in (10**14, 10**14, 2 * 10**14):
+            machine.options = replace(machine.options, registry=RegistryOptions(price_per_gpu_s=price))
+            await nursery.start(machine.run)
+            wanted = price
+
+            def is_registered(wanted: int = wanted) -> bool:
+                known = load_node(world.store, machine.wallet.address)
+                return known is not None and known.profile.price_per_gpu_s == wanted
+
+            await world.mint_until(is_registered)
+            for _ in range(10):
+                world.mint()
+                await trio.sleep(0.02)
+            machine.stop()
+            nonces.append(world.ledger.pending_nonce(machine.wallet.address))
+        nursery.cancel_scope.cancel()
+    # The score differs a little at each start: no reason to write.
+    assert nonces == [1, 1, 2]
+
+
+async def test_a_speed_that_was_measured_beside_other_work_is_measured_again_and_registered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood as it happened to be at the start: 3.9, 11.1 or 199 steps a second of one machine."""
+    left = [Score(5_200, is_steady=True), Score(5_000, is_steady=False)]
+    monkeypatch.setattr(node.market.duties, "known_score", lambda _path: Score(1_000, is_steady=False))
+    monkeypatch.setattr(
+        node.market.duties, "renewed_score", lambda _path: left.pop() if speed() else Score(900, is_steady=False)
+    )
+    monkeypatch.setattr(node.market.duties, "MEASURE_AGAIN_S", 0.05)
+    machine = Machine(world, 1, "compute", alone=True)
+    machine.options = replace(machine.options, registry=RegistryOptions())
+
+    def speed() -> int:
+        known = load_node(world.store, machine.wallet.address)
+        return 0 if known is None else known.profile.score
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(machine.run)
+        await world.mint_until(lambda: speed() == 1_000)
+        await world.mint_until(lambda: speed() == 5_000)
+        await world.mint_until(lambda: not left)
+        for _ in range(10):
+            world.mint()
+            await trio.sleep(0.02)
+        assert speed() == 5_000, "a difference of a few per cent is none"
+        machine.stop()
+        # A start beside other work does not take the place of what is known to be faster.
+        monkeypatch.setattr(node.market.duties, "known_score", lambda _path: Score(700, is_steady=False))
+        machine.options = replace(machine.options, registry=RegistryOptions(price_per_gpu_s=7))
+        await nursery.start(machine.run)
+        await world.mint_until(
+            lambda: (
+                (known := load_node(world.store, machine.wallet.address)) is not None
+                and known.profile.price_per_gpu_s == 7
+            )
+        )
+        assert speed() == 5_000
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_node_that_cannot_pay_says_so_once_and_registers_when_it_can(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.market.duties, "known_score", lambda _path: Score(1_000, is_steady=True))
+    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.02)
+    poor = Machine(world, 11, "compute", alone=True)
+    poor.options = replace(poor.options, registry=RegistryOptions())
+    tries = 0
+    send = poor.wallet.send
+
+    async def counted(kind: int, payload: list[Value]) -> Receipt:
+        nonlocal tries
+        tries += 1
+        return await send(kind, payload)
+
+    monkeypatch.setattr(poor.wallet, "send", counted)
+    async with trio.open_nursery() as nursery:
+        with structlog.testing.capture_logs() as logs:
+            await nursery.start(poor.run)
+            await world.mint_until(lambda: tries > 5)
+            duties = poor.duties
+            assert duties is not None
+            [trouble] = duties.troubles()
+            assert (trouble["duty"], trouble["task"], trouble["code"]) == ("register", None, "insufficient_funds")
+            gift: list[Value] = [poor.wallet.address, 1_000 * COIN]
+            nursery.start_soon(world.wallet(0).send, TRANSFER_KIND, gift)
+            await world.mint_until(lambda: load_node(world.store, poor.wallet.address) is not None)
+            await world.mint_until(lambda: not duties.troubles())
+        nursery.cancel_scope.cancel()
+    assert [line["code"] for line in logs if line["log_level"] == "warning"] == ["insufficient_funds"]
+
+
+async def test_a_node_adds_to_its_bond_what_it_lacks_to_be_offered_work(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fine takes it there, or its part of a jury's fees; the rest of what it may stake stays with it."""
+    monkeypatch.setattr(node.market.duties, "known_score", lambda _path: Score(1_000, is_steady=True))
+    least = TaskParameters().node_bond_min
+
+    class Fined(Duties):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._parameters = replace(self._parameters, node_bond_min=least + 1)
+
+    machine = Machine(world, 1, "compute")
+
+    async def bond_after_running() -> int:
+        await nursery.start(machine.run)
+        await world.mint_until(lambda: load_node(world.store, machine.wallet.address) is not None)
+        for _ in range(10):
+            world.mint()
+            await trio.sleep(0.02)
+        machine.stop()
+        known = load_node(world.store, machine.wallet.address)
+        assert known is not None
+        return known.bond
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(machine.network.run)
+        machine.options = replace(machine.options, registry=RegistryOptions(stake=least))
+        assert await bond_after_running() == least
+        machine.options = replace(machine.options, registry=RegistryOptions(stake=3 * least))
+        assert await bond_after_running() == least
+        machine._duties = Fined
+        with monkeypatch.context() as poor:  # what it lacks and one unit: nothing to say in time what it owes
+            poor.setattr(node.market.duties, "balance_of", lambda *_: 2 * least + 1)
+            assert await bond_after_running() == least
+        assert await bond_after_running() == 3 * least
+        assert await bond_after_running() == 3 * least
+        nursery.cancel_scope.cancel()
+
+
+async def test_another_worker_goes_on_from_the_state_of_the_one_that_left(world: World) -> None:
+    begun: list[tuple[bytes, bool]] = []
+    """By whom the task was taken up, and whether from a state of another."""
+
+    class NotingWorker(Worker):
+        async def _supply(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> tuple[bytes, bytes | None]:
+            dataset, start = await super()._supply(task, spec, duty)
+            begun.append((self._wallet.address, start is not None))
+            return dataset, start
+
+    class Noting(Duties):
+        worker_type = NotingWorker
+
+    machines = [Machine(world, number, "compute", duties=Noting) for number in (1, 2)]
+    machines.append(Machine(world, 3, "verify"))
+    market = Market(world, *machines)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(40, 5, 10))
+        for machine in machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.window(0) is not None)
+        first = next(machine for machine in machines if machine.wallet.address == market.record.worker)
+        first.stop()
+        giving: list[Value] = [market.task, int(Reason.WORKER_LEFT)]
+        nursery.start_soon(first.wallet.send, GIVE_UP_TASK, giving)
+        await world.mint_until(lambda: market.record.worker != first.wallet.address)
+        await nursery.start(first.run)  # its window is still to be opened
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        nursery.cancel_scope.cancel()
+    second = next(m for m in machines[:2] if m is not first)
+    windows = [market.window(number) for number in range(4)]
+    assert all(window is not None and window.phase == WindowPhase.FINAL for window in windows)
+    workers = [window.worker for window in windows if window is not None]
+    assert workers[0] == first.wallet.address
+    assert workers[-1] == second.wallet.address
+    assert begun[0] == (first.wallet.address, False) and (second.wallet.address, True) in begun
+    assert {Purpose.WINDOW_PAY} <= set(market.paid(second))

@@ -1,0 +1,174 @@
+"""What a node says of its machine: true, within the registry's bounds, and never a reason to fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import node.market.machine
+from node.home.config import ExecutorOptions, NetworkOptions, NodeOptions, RegistryOptions
+from node.market.machine import (
+    SCORE_AGE_MS_MAX,
+    Score,
+    _is_steady,
+    _Processors,
+    _rate,
+    available_memory_bytes,
+    describe_machine,
+    known_score,
+    measure_score,
+    renewed_score,
+)
+from state.primitives.codec import decode, encode
+from tasks.ledger.registry import Gpu, NodeRole, profile_from_value, profile_to_value
+
+ADDRESS = b"a" * 20
+OPTIONS = NodeOptions(
+    roles=("compute", "verify"), registry=RegistryOptions(price_per_gpu_s=7), executor=ExecutorOptions(jobs_max=3),
+    p2p=NetworkOptions(advertise=("tcp:h:1",)),
+)  # fmt: skip
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place for a program that answers in the name of the cards' driver, found before any other."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path / "nvidia-smi"
+
+
+def answer(driver: Path, *lines: str, status: int = 0) -> None:
+    driver.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {status}\n")
+    driver.chmod(0o755)
+
+
+def test_a_profile_is_of_this_machine_and_one_that_the_registry_takes(driver: Path) -> None:
+    answer(driver, "NVIDIA H100 80GB HBM3, 81559", "NVIDIA, with a comma, 10")
+    profile = describe_machine(ADDRESS, OPTIONS, 1_234)
+    assert profile_from_value(decode(encode(profile_to_value(profile)), limit_bytes=4096)) == profile
+    assert (profile.operator, profile.roles) == (ADDRESS, NodeRole.COMPUTE | NodeRole.VERIFY)
+    assert profile.gpus == (Gpu("NVIDIA H100 80GB HBM3", 81_559), Gpu("NVIDIA, with a comma", 10))
+    assert (profile.price_per_gpu_s, profile.slots, profile.score, profile.endpoints) == (
+        7,
+        3,
+        1_234,
+        ("tcp:h:1",),
+    )
+    assert profile.cores == len(os.sched_getaffinity(0))
+    assert profile.memory_mib == pytest.approx(
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20, rel=0.01
+    )
+
+
+@pytest.mark.parametrize("lines", [("Card, not a number",), ("",), ("No devices were found",)])
+def test_a_driver_that_says_nothing_useful_means_no_cards(driver: Path, lines: tuple[str, ...]) -> None:
+    answer(driver, *lines)
+    assert describe_machine(ADDRESS, OPTIONS, 0).gpus == ()
+
+
+def test_a_driver_that_fails_means_no_cards(driver: Path) -> None:
+    answer(driver, "Card, 5", status=9)
+    assert describe_machine(ADDRESS, OPTIONS, 0).gpus == ()
+
+
+def test_a_verifier_offers_no_cards(driver: Path) -> None:
+    answer(driver, "Card, 5")
+    profile = describe_machine(ADDRESS, NodeOptions(roles=("verify",)), 0)
+    assert (profile.gpus, profile.roles) == ((), NodeRole.VERIFY)
+
+
+def test_the_score_is_measured_in_a_process_of_its_own() -> None:
+    assert measure_score().milli > 0
+    checked = "import sys, node.market.machine; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", checked], check=False).returncode == 0
+
+
+def test_a_score_that_cannot_be_measured_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
+    assert measure_score() == Score(0, is_steady=False)
+
+
+def test_a_containers_limit_bounds_the_memory_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = tmp_path / "limit_in_bytes", tmp_path / "max"
+    versions = ((tmp_path, new.name, "current", "files"), (tmp_path, old.name, "usage_in_bytes", "all_files"))
+    monkeypatch.setattr(node.market.machine, "CGROUPS", versions)
+    new.write_text("max\n")
+    assert available_memory_bytes() > 1 << 20
+    old.write_text(f"{1 << 20}\n")
+    assert available_memory_bytes() == 1 << 20
+    # What runs in it already is not to be had, but for the files that are only remembered.
+    (tmp_path / "usage_in_bytes").write_text(f"{700 << 10}\n")
+    (tmp_path / "memory.stat").write_text(f"files 1\nall_files {300 << 10}\nlast 2\n")
+    assert available_memory_bytes() == (1 << 20) - (400 << 10)
+    (tmp_path / "usage_in_bytes").write_text(f"{2 << 20}\n")
+    assert available_memory_bytes() == 0
+
+
+def test_a_score_is_measured_once_for_a_machine_and_anew_when_anything_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, measured, now_ms = tmp_path / "score", [0], [1_000]
+
+    def measure() -> Score:
+        measured[0] += 1
+        return Score(measured[0], is_steady=True)
+
+    def known() -> int:
+        return known_score(path).milli
+
+    monkeypatch.setattr(node.market.machine, "measure_score", measure)
+    monkeypatch.setattr(node.market.machine, "_now_ms", lambda: now_ms[0])
+    assert [known() for _ in range(3)] == [1, 1, 1]
+    now_ms[0] += SCORE_AGE_MS_MAX
+    assert known() == 1
+    now_ms[0] += 1
+    assert known() == 2, "old"
+    now_ms[0] -= 10
+    assert known() == 3, "of a clock that was wrong"
+    assert renewed_score(path).milli == 4 and known() == 4, "a person's command measures anew"
+    monkeypatch.setattr(node.market.machine, "_processor", lambda: "another one")
+    assert known() == 5
+    for damaged in (b"", b"\xff", b"[]", b"[" * 4_000, b'{"score": true}', b'{"score": -1, "measured_ms": 0}'):
+        path.write_bytes(damaged)
+        measured[0] = 5
+        assert known() == 6
+
+
+def test_the_score_of_a_busy_machine_is_used_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter((Score(1, is_steady=False), Score(2, is_steady=True)))
+    monkeypatch.setattr(node.market.machine, "measure_score", lambda: next(scores))
+    path = tmp_path / "score"
+    assert [known_score(path).milli for _ in range(3)] == [1, 2, 2]
+
+
+def test_a_score_that_is_unknown_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.market.machine, "measure_score", lambda: Score(0, is_steady=True))
+    assert known_score(tmp_path / "score").milli == 0 and not (tmp_path / "score").exists()
+    monkeypatch.setattr(node.market.machine, "measure_score", lambda: Score(7, is_steady=True))
+    assert known_score(tmp_path / "absent" / "score").milli == 7, "no place for it"
+
+
+def test_what_disturbs_some_batches_changes_no_score() -> None:
+    """The machine's speed is that of its undisturbed batches; before, waiting counted as work."""
+    undisturbed = [25_000_000 + 100_000 * (at % 5) for at in range(40)]
+    disturbed = [time * (1 + 4 * (at % 3 > 0)) for at, time in enumerate(undisturbed)]
+    known, found = _rate(undisturbed), _rate(disturbed)
+    assert 0.98 < found / known < 1.02
+    assert known == pytest.approx(1000 * 5 / 0.025, rel=0.02)
+    assert _rate([]) == 0
+    assert _rate([1_000, *undisturbed]) == pytest.approx(known, rel=0.02), "nor does a clock that jumps"
+
+
+@pytest.mark.parametrize(
+    ("others", "stolen", "steady"), [(0.0, 0.0, True), (0.15, 0.0, True), (0.3, 0.0, False), (0.0, 0.05, False)]
+)
+def test_a_measurement_knows_whether_it_was_disturbed(others: float, stolen: float, steady: bool) -> None:
+    cores, passed_s, own_s = os.cpu_count() or 1, 2.0, 1.5
+    before = _Processors(100.0, 7.0)
+    after = _Processors(100.0 + own_s + others * cores * passed_s, 7.0 + stolen * cores * passed_s)
+    assert _is_steady(before, after, own_s, passed_s) is steady
+    read = _Processors.read()
+    assert read.used_s > 0 and read.stolen_s >= 0

@@ -1,0 +1,154 @@
+"""Among honest ones, who does not do as it should gains nothing by it, and costs the others little and so much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Final, NamedTuple
+
+import pytest
+
+from billing.escrow import Pool, Vault
+from state.view import Overlay
+from state.view.accounts import balance_of
+from tasks.ledger import queries
+from tasks.ledger.lifecycle import ENDED, WindowPhase
+from tasks.ledger.queries import Action
+from tasks.ledger.records import load_window
+from tasks.ledger.registry import NodeRole, doubts_of, load_node, require_node
+from tasks.ledger.settlement import delivery_fees, juror_fee
+from tasks.ledger.transitions import DEMAND_RESULT, UPDATE_NODE, node_payload
+from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, spec
+
+PARAMETERS: Final = replace(QUICK, check_fee_min=1, samples=4, verifiers=1, new_windows=0, bond_release_ms=200_000)
+WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
+TASKS: Final = 3
+WORKERS: Final = 3
+CHECKERS: Final = 8
+
+
+class Outcome(NamedTuple):
+    """What a history did to whom, beyond what it began with."""
+
+    deviant: int
+    workers: tuple[int, ...]
+    checkers: tuple[int, ...]
+    requester: int
+    price: int
+    settled: int
+    doubts: int
+    argued: int
+    fee: int
+    """Of one juror, at most."""
+
+
+def wealth(world: World, address: bytes) -> int:
+    """What is an account's, free or locked in a bond."""
+    node = load_node(world.state, address)
+    return balance_of(world.state, address) + (node.bond if node else 0)
+
+
+def play(worker: Manners, checker: Manners, seed: int, *, samples: int = 4) -> Outcome:
+    """Let a market do some tasks in which one machine, a worker or a checker, has manners of its own."""
+    world = World(parameters=replace(PARAMETERS, samples=samples), seed=seed)
+    # The first of each kind is the one that may deviate: the worker that ranks first, the checker drawn most.
+    workers = [world.add_machine(1, roles=WORK, manners=worker, price=DKB // 4000)]
+    workers += [world.add_machine(at + 1, roles=WORK, price=DKB // 2000) for at in range(1, WORKERS)]
+    checkers = [
+        world.add_machine(at + 101, roles=CHECK, manners=checker if at == 0 else HONEST) for at in range(CHECKERS)
+    ]
+    profile = require_node(world.state, checkers[0]).profile
+    assert world.send(checkers[0], UPDATE_NODE, node_payload(profile, 5 * PARAMETERS.node_bond_min)) is None
+    before = {address: wealth(world, address) for address in (*workers, *checkers, REQUESTER)}
+    job, tasks, settled = spec(match_ms=3_600_000), list[bytes](), 0
+    deviant = workers[0] if worker is not HONEST else checkers[0]
+    for _ in range(TASKS):
+        tasks.append(world.create(job))
+        record = world.run(tasks[-1], until=lambda task: task.phase in ENDED, blocks=800)
+        if worker.forgetful and record.worker == deviant:
+            window = load_window(world.state, tasks[-1], record.final_windows - 1)
+            fees = delivery_fees(window, world.parameters)
+            assert world.send(REQUESTER, DEMAND_RESULT, [tasks[-1], fees]) is None
+            world.run(
+                tasks[-1],
+                until=lambda task: (
+                    load_window(world.state, task.id, task.final_windows - 1).phase == WindowPhase.LOST
+                ),
+            )
+    world.machines = dict.fromkeys(world.machines, Manners(silent=frozenset(Action)))
+    world.block(PARAMETERS.bond_release_ms)
+    world.block()
+    argued, fee = 0, 0
+    for task in tasks:
+        record = world.task(task)
+        settled += record.final_windows == 3
+        assert Vault.load(Overlay(world.state), task, lambda _event: None, 0).owners(Pool.BOND) == ()
+        for window in queries.task_windows(world.state, task):
+            argued += window.disputed >= 0
+            fee = max(fee, juror_fee(window))
+    change = {address: wealth(world, address) - before[address] for address in before}
+    return Outcome(
+        change[deviant],
+        tuple(change[address] for address in workers if address != deviant),
+        tuple(change[address] for address in checkers if address != deviant),
+        change[REQUESTER],
+        TASKS * sum(job.gpu_ms_max(at) for at in range(3)) * job.price.max_price_per_gpu_s // 1_000,
+        settled, doubts_of(world.state, deviant), argued, fee,
+    )  # fmt: skip
+
+
+@cache
+def honest(seed: int) -> Outcome:
+    return play(HONEST, HONEST, seed)
+
+
+SILENT: Final = tuple(Manners(silent=frozenset({action})) for action in Action)
+OF_WORKERS: Final = {
+    "lies": Manners(lies=True), "picky": Manners(picky=True), "forgetful": Manners(forgetful=True),
+    "never accepts": SILENT[0], "never starts": SILENT[1], "never computes": SILENT[2], "never opens": SILENT[3],
+}  # fmt: skip
+OF_CHECKERS: Final = {
+    "lies": Manners(lies=True), "blind": Manners(blind=True), "never seals": SILENT[4],
+    "never reveals": SILENT[5],
+}  # fmt: skip
+
+
+def check_the_others(outcome: Outcome) -> None:
+    """Nobody honest loses what it had, and the requester gets what it pays for."""
+    jury = PARAMETERS.jury * outcome.fee
+    assert min(*outcome.workers, *outcome.checkers) >= -jury
+    assert outcome.settled == TASKS
+    budget = outcome.price * (10_000 + PARAMETERS.verification_bps + PARAMETERS.fee_bps) // 10_000
+    assert -budget - outcome.argued * jury <= outcome.requester < 0
+
+
+@pytest.mark.parametrize("seed", range(1))
+@pytest.mark.parametrize("name", OF_WORKERS)
+def test_a_worker_gains_nothing_by_not_doing_as_it_should(name: str, seed: int) -> None:
+    outcome = play(OF_WORKERS[name], HONEST, seed)
+    check_the_others(outcome)
+    if name in ("picky", "forgetful"):  # it does the work, and has less for it than it might have had
+        assert 0 < outcome.deviant < honest(seed).workers[0]
+    else:
+        assert outcome.deviant <= 0
+
+
+@pytest.mark.parametrize("seed", range(1))
+@pytest.mark.parametrize("name", OF_CHECKERS)
+def test_a_verifier_gains_nothing_by_not_doing_as_it_should(name: str, seed: int) -> None:
+    outcome = play(HONEST, OF_CHECKERS[name], seed)
+    check_the_others(outcome)
+    assert outcome.deviant < 0 < honest(seed).deviant
+    if name == "blind":
+        assert outcome.doubts > 0
+
+
+@pytest.mark.parametrize("checker", [Manners(blind=True), Manners(lies=True)])
+@pytest.mark.parametrize("samples", [1, 4])
+def test_false_alarms_cost_who_raises_them_more_than_all_others(checker: Manners, samples: int) -> None:
+    outcome, calm = (play(HONEST, manners, 5, samples=samples) for manners in (checker, HONEST))
+    assert outcome.argued > 1
+    assert outcome.workers == calm.workers  # not even a part of their pay
+    harm = max(0, calm.requester - outcome.requester)
+    assert harm <= PARAMETERS.jury * outcome.fee  # that of the first, where neither side has a record
+    assert harm < calm.deviant - outcome.deviant

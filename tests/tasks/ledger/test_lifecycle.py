@@ -1,0 +1,487 @@
+"""The tables are total, and each time-out and each way through them does what docs/tasks.md says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from billing.escrow import Movement, Pool, Purpose, Vault, escrow_totals
+from billing.prices import share, share_up
+from state.view import Overlay
+from state.view.accounts import balance_of
+from tasks.ledger import queries
+from tasks.ledger.lifecycle import (
+    ENDED,
+    LIVE_WINDOW,
+    NEXT_PHASE,
+    NEXT_WINDOW_PHASE,
+    TIMEOUTS,
+    WINDOW_TIMEOUTS,
+    Event,
+    Phase,
+    Reason,
+    WindowEvent,
+    WindowPhase,
+    group_of,
+)
+from tasks.ledger.queries import Action
+from tasks.ledger.records import load_spec_bytes, load_window
+from tasks.ledger.registry import NodeRole, require_node
+from tasks.ledger.settlement import budget_of
+from tasks.ledger.transitions import (
+    ACCEPT_TASK,
+    CANCEL_TASK,
+    GIVE_UP_TASK,
+    POKE,
+    RESUME_TASK,
+    START_TASK,
+    TOP_UP_TASK,
+)
+from tasks.spec import spec_hash
+from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, spec
+
+
+def amounts(world: World, task: bytes, purpose: Purpose) -> list[int]:
+    return [line.amount for line in queries.bill(world.state, task).lines if line.purpose == purpose]
+
+
+def reasons(world: World, task: bytes) -> list[Reason]:
+    return [entry.reason for entry in queries.task_history(world.state, task)]
+
+
+def market(*manners: Manners, parameters=QUICK, **options: object) -> tuple[World, list[bytes]]:  # type: ignore[no-untyped-def]
+    world = World(parameters=parameters)
+    machines = [world.add_machine(at + 1, manners=each) for at, each in enumerate(manners)]
+    return world, machines
+
+
+def held(world: World, task: bytes, pool: Pool, owner: bytes = bytes(20)) -> int:
+    return Vault.load(world.state, task, lambda _event: None, 0).held(pool, owner)
+
+
+# The tables
+
+
+def test_every_phase_can_be_reached_and_left_and_ends_are_ends() -> None:
+    assert set(NEXT_PHASE.values()) == set(Phase) - {Phase.CREATED}
+    assert {phase for phase, _ in NEXT_PHASE} == set(Phase) - ENDED
+    assert {event for _, event in NEXT_PHASE} == set(Event)
+    assert set(NEXT_WINDOW_PHASE.values()) == set(WindowPhase)
+    assert {phase for phase, _ in NEXT_WINDOW_PHASE} == set(WindowPhase) - {WindowPhase.VOID, WindowPhase.LOST}
+    assert {event for _, event in NEXT_WINDOW_PHASE} == set(WindowEvent)
+
+
+def test_every_phase_that_is_not_an_end_has_a_deadline_of_its_own_or_of_its_windows() -> None:
+    waits_for_windows = {Phase.OUTPUT, Phase.VERIFYING}
+    assert set(TIMEOUTS) == set(Phase) - ENDED - waits_for_windows - {Phase.CREATED}
+    assert set(WINDOW_TIMEOUTS) == LIVE_WINDOW
+    assert all((phase, event) in NEXT_PHASE for phase, event in TIMEOUTS.items())
+    assert all((phase, event) in NEXT_WINDOW_PHASE for phase, event in WINDOW_TIMEOUTS.items())
+
+
+def test_from_every_phase_an_end_can_be_reached() -> None:
+    reaching = set(ENDED)
+    while more := {phase for (phase, _), after in NEXT_PHASE.items() if after in reaching} - reaching:
+        reaching |= more
+    assert reaching == set(Phase)
+
+
+def test_there_is_a_reason_for_everything_and_users_see_three_parts() -> None:
+    assert len(Reason) >= 20
+    assert {group_of(phase) for phase in Phase} == {"create", "run", "output", "ended"}
+
+
+# The way through
+
+
+def test_an_honest_task_is_settled_and_its_bill_adds_up() -> None:
+    world, _machines = market(HONEST, HONEST, HONEST)
+    before = balance_of(world.state, REQUESTER)
+    task = world.create()
+    budget = budget_of(spec(), world.parameters)
+    assert before - balance_of(world.state, REQUESTER) == budget.total == escrow_totals(world.state, task).locked
+    record = world.run_to(task, Phase.SETTLED)
+    assert reasons(world, task) == [
+        Reason.CREATED, Reason.ADMITTED, Reason.MATCHED, Reason.ACCEPTED, Reason.STARTED,
+        Reason.ALL_WINDOWS_PROVED, Reason.VERIFIERS_DRAWN, Reason.ALL_WINDOWS_FINAL,
+    ]  # fmt: skip
+    assert record.final_windows == 3
+    charges = [load_window(world.state, task, number).charge for number in range(3)]
+    pay, hold = amounts(world, task, Purpose.WINDOW_PAY), amounts(world, task, Purpose.WINDOW_HOLD)
+    assert hold == [share(charge, 2000) for charge in charges]
+    assert [a + b for a, b in zip(pay, hold, strict=True)] == charges
+    assert amounts(world, task, Purpose.HOLD_RELEASE) == [sum(hold)]
+    assert amounts(world, task, Purpose.VERIFIER_FEE) == [share(charge, 800) for charge in charges]
+    burned = [line for line in queries.bill(world.state, task).lines if line.movement == Movement.BURNED]
+    assert [line.amount for line in burned] == [share(charge, 200) for charge in charges]
+    spent = sum(charges) + sum(share(charge, 800) + share(charge, 200) for charge in charges)
+    assert before - balance_of(world.state, REQUESTER) == spent
+    # Only the worker's bond is left, and goes back after its time.
+    worker = record.worker
+    assert escrow_totals(world.state, task).locked == held(world, task, Pool.BOND, worker) > 0
+    world.block(world.parameters.bond_release_ms)
+    world.block()
+    assert escrow_totals(world.state, task).locked == 0
+    assert balance_of(world.state, worker) == 1_000 * DKB - world.parameters.node_bond_min + sum(charges)
+
+
+def test_metered_time_is_capped_by_the_clock_and_by_the_job() -> None:
+    world, _ = market(HONEST, HONEST)
+    task = world.create(spec(price=DKB))
+    world.run_to(task, Phase.SETTLED)
+    price = DKB // 2000
+    # The machine claims 1,500 ms a window, one second of chain time passes for each.
+    assert [load_window(world.state, task, number).charge for number in range(3)] == [price] * 3
+
+
+def test_no_match_expires_with_a_full_refund() -> None:
+    world, _ = market(HONEST)  # a worker, but nobody who could check it
+    before = balance_of(world.state, REQUESTER)
+    task = world.create()
+    record = world.run_to(task, Phase.EXPIRED)
+    assert record.reason == Reason.NO_MATCH
+    assert record.changed_ms - record.created_ms <= spec().match_ms + 1_000
+    assert balance_of(world.state, REQUESTER) == before
+
+
+def test_a_worker_that_does_not_accept_pauses_and_another_is_matched() -> None:
+    world, machines = market(*[Manners(silent=frozenset({Action.ACCEPT}))] * 2)
+    task = world.create()
+    record = world.run(task, until=lambda task: task.reason == Reason.ACCEPT_TIMEOUT)
+    assert record.phase == Phase.MATCHING and record.worker == b""
+    (lazy,) = record.excluded
+    node = queries.find_node(world.state, lazy)
+    assert node is not None and (node.bad, node.failures, node.declines) == (0, 0, 1)
+    parameters = world.parameters
+    assert node.match_from_ms == record.changed_ms + parameters.decline_ms + parameters.accept_ms
+    world.machines = dict.fromkeys(machines, HONEST)
+    assert world.run_to(task, Phase.SETTLED).worker != lazy
+
+
+def test_a_worker_that_does_not_start_is_fined_and_not_matched_again() -> None:
+    world, machines = market(*[Manners(silent=frozenset({Action.START}))] * 2, HONEST)
+    task = world.create(spec(match_ms=600_000))
+    record = world.run_to(task, Phase.SETTLED, Phase.EXPIRED)
+    assert record.phase == Phase.SETTLED and record.worker == machines[2]
+    for worker in record.excluded:
+        assert worker in machines[:2]
+    fines = amounts(world, task, Purpose.WORKER_FINE)
+    bonds = amounts(world, task, Purpose.WORKER_BOND)
+    assert fines == [share_up(bond, 500) for bond in bonds[: len(fines)]]
+
+
+def test_a_lost_worker_is_replaced_from_the_last_proved_state() -> None:
+    world, _machines = market(HONEST, HONEST, HONEST)
+    task = world.create()
+    first = world.run(task, until=lambda task: task.next_window == 1).worker
+    world.machines[first] = Manners(silent=frozenset({Action.COMPUTE}))
+    record = world.run_to(task, Phase.DEGRADED)
+    assert record.reason == Reason.WINDOW_TIMEOUT and first in record.excluded
+    assert len(amounts(world, task, Purpose.WORKER_FINE)) == 1
+    record = world.run_to(task, Phase.SETTLED)
+    assert record.worker != first
+    assert {load_window(world.state, task, number).worker for number in range(3)} == {first, record.worker}
+    world.block(world.parameters.bond_release_ms)
+    world.block()
+    assert escrow_totals(world.state, task).locked == 0
+
+
+def test_without_replacement_the_task_pauses_and_fails_after_its_grace() -> None:
+    world, _ = market(Manners(silent=frozenset({Action.COMPUTE})), Manners(silent=frozenset({Action.COMPUTE})))
+    task = world.create()
+    record = world.run_to(task, Phase.PAUSED)
+    assert record.reason == Reason.NO_REPLACEMENT
+    record = world.run_to(task, Phase.FAILED)
+    assert record.reason == Reason.GRACE_OVER
+    assert escrow_totals(world.state, task).locked == 0
+
+
+def test_a_paused_task_can_be_resumed() -> None:
+    world, _ = market(Manners(silent=frozenset({Action.COMPUTE})), Manners(silent=frozenset({Action.COMPUTE})))
+    task = world.create()
+    world.run_to(task, Phase.PAUSED)
+    world.add_machine(9)
+    assert world.send(b"x" * 20, RESUME_TASK, [task]) == "not_yours"
+    assert world.send(REQUESTER, RESUME_TASK, [task]) is None
+    assert world.run_to(task, Phase.SETTLED).worker == bytes([9]) * 20
+
+
+def test_a_task_that_cannot_pay_its_checkers_waits_for_a_top_up() -> None:
+    world, _ = market(HONEST, HONEST, HONEST)
+    task = world.create()
+    first = world.run(task, until=lambda task: task.phase == Phase.RUNNING).worker
+    vault = Vault.load(world.state, task, world.events.append, world.height)
+    vault.refund(Pool.VERIFICATION, REQUESTER, vault.held(Pool.VERIFICATION), Purpose.UNSPENT)
+    world.machines[first] = Manners(silent=frozenset(Action))
+    record = world.run_to(task, Phase.PAUSED)
+    assert record.reason == Reason.FUNDS_LOW
+    assert world.send(REQUESTER, TOP_UP_TASK, [task, budget_of(spec(), QUICK).verification]) is None
+    assert world.send(REQUESTER, RESUME_TASK, [task]) is None
+    world.run_to(task, Phase.SETTLED)
+
+
+def test_a_task_pauses_after_as_many_workers_as_are_allowed_and_ends_if_nobody_resumes_it() -> None:
+    world, _ = market(
+        *[Manners(silent=frozenset({Action.COMPUTE}))] * 3, parameters=replace(QUICK, attempts_max=2)
+    )
+    task = world.create(spec(match_ms=3_600_000))
+    record = world.run_to(task, Phase.PAUSED)
+    assert (record.reason, record.attempts) == (Reason.ATTEMPTS_EXHAUSTED, 2)
+    assert world.run_to(task, Phase.FAILED).reason == Reason.GRACE_OVER
+    assert escrow_totals(world.state, task).locked == 0
+
+
+# What requester and worker may do
+
+
+def test_cancelling_before_a_worker_has_accepted_costs_nothing() -> None:
+    world, _ = market(HONEST, HONEST)
+    before = balance_of(world.state, REQUESTER)
+    searching, assigned = world.create(), b""
+    assert world.send(REQUESTER, CANCEL_TASK, [searching]) is None
+    assigned = world.create()
+    world.block()
+    assert world.task(assigned).phase == Phase.ASSIGNED
+    assert world.send(REQUESTER, CANCEL_TASK, [assigned]) is None
+    for task in (searching, assigned):
+        assert world.task(task).phase == Phase.CANCELLED
+        assert world.send(REQUESTER, CANCEL_TASK, [task]) == "wrong_phase"
+    assert balance_of(world.state, REQUESTER) == before
+    assert not any(node.busy_slots for node in queries.list_nodes(world.state, None, 10).items)
+
+
+def test_cancelling_under_way_pays_the_window_in_progress_and_the_kill_fee() -> None:
+    world, _ = market(HONEST, HONEST)
+    task = world.create()
+    world.run(task, until=lambda task: task.phase == Phase.RUNNING)
+    assert world.send(b"x" * 20, CANCEL_TASK, [task]) == "not_yours"
+    assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
+    assert world.send(REQUESTER, CANCEL_TASK, [task]) == "wrong_phase"
+    record = world.run_to(task, Phase.CANCELLED)
+    assert (record.final_windows, record.reason) == (1, Reason.REQUESTER_CANCELLED)
+    budget = budget_of(spec(), world.parameters)
+    charge = load_window(world.state, task, 0).charge
+    assert amounts(world, task, Purpose.KILL_FEE) == [share(budget.price - charge, 100)]
+
+
+@pytest.mark.parametrize("seconds", [0, 3, 9])
+def test_cancelling_while_the_worker_prepares_pays_it_for_its_time_at_its_own_price(seconds: int) -> None:
+    idle = Manners(silent=frozenset({Action.START}))
+    world, _ = market(idle, idle)
+    task = world.create()
+    worker = world.run_to(task, Phase.PREPARING).worker
+    world.block(1_000 * seconds)
+    assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
+    assert world.task(task).phase == Phase.CANCELLED
+    price = require_node(world.state, worker).profile.price_per_gpu_s
+    paid = min(1_000 * seconds, spec().gpu_ms_max(0)) * price // 1_000
+    assert amounts(world, task, Purpose.KILL_FEE) == ([paid] if paid else [])
+    assert escrow_totals(world.state, task).locked == 0
+
+
+def test_the_pay_for_preparing_leaves_what_open_windows_have_earned() -> None:
+    # Two dear windows are proved and open, one step is left: no more than its price is paid for preparing.
+    job = spec(total=41, price=DKB // 2000)
+    world, _ = market(HONEST, HONEST, HONEST, parameters=replace(QUICK, final_ms=60_000))
+    task = world.create(job)
+    first = world.run(task, until=lambda task: task.next_window == 2).worker
+    assert world.send(first, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) is None
+    world.run_to(task, Phase.PREPARING)
+    world.block(world.parameters.prepare_ms - 1_000)
+    assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
+    record = world.run_to(task, Phase.CANCELLED)
+    assert record.final_windows == 2
+    assert amounts(world, task, Purpose.KILL_FEE) == [job.gpu_ms_max(2) * job.price.max_price_per_gpu_s // 1_000]
+    world.block(world.parameters.bond_release_ms)
+    assert escrow_totals(world.state, task).locked == 0
+
+
+def test_a_hopeless_task_is_looked_at_ever_more_rarely_and_few_in_a_block() -> None:
+    world, _ = market(parameters=replace(QUICK, matches_per_block=2))
+    tasks = [world.create(spec(match_ms=3_600_000)) for _ in range(5)]
+    looks: dict[bytes, int] = dict.fromkeys(tasks, 0)
+    for _ in range(1_000):
+        before = {task: world.task(task).match_at_ms for task in tasks}
+        world.block()
+        for task in tasks:
+            looks[task] += world.task(task).match_at_ms != before[task]
+    assert all(20 < count < 50 for count in looks.values())
+    world.add_machine(1, slots=9), world.add_machine(2, slots=9)
+    assigned = []
+    for _ in range(80):
+        world.act()
+        world.block()
+        assigned.append(sum(bool(world.task(task).assigned_ms) for task in tasks))
+    assert assigned[-1] == 5
+
+
+@pytest.mark.parametrize("phase", [Phase.ASSIGNED, Phase.PREPARING, Phase.RUNNING])
+def test_a_worker_may_give_up_and_pays_only_once_it_runs(phase: Phase) -> None:
+    world, _ = market(HONEST, HONEST, HONEST)
+    task = world.create()
+    worker = world.run_to(task, phase).worker
+    assert world.send(b"x" * 20, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) == "not_yours"
+    assert world.send(worker, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) is None
+    assert worker in world.task(task).excluded
+    assert bool(amounts(world, task, Purpose.WORKER_FINE)) == (phase == Phase.RUNNING)
+    assert world.run_to(task, Phase.SETTLED).worker != worker
+
+
+def test_two_workers_that_see_the_job_diverge_end_it_without_a_fine() -> None:
+    world, _ = market(HONEST, HONEST, HONEST)
+    task = world.create()
+    for _ in range(2):
+        worker = world.run_to(task, Phase.RUNNING).worker
+        assert world.send(worker, GIVE_UP_TASK, [task, int(Reason.JOB_DIVERGED)]) is None
+    assert (world.task(task).phase, world.task(task).reason) == (Phase.FAILED, Reason.JOB_DIVERGED)
+    assert amounts(world, task, Purpose.WORKER_FINE) == []
+
+
+def diverge(world: World, task: bytes, phase: Phase) -> bytes:
+    """Have the task's worker say that the job diverges; return who that was."""
+    worker = world.run_to(task, phase).worker
+    assert world.send(worker, GIVE_UP_TASK, [task, int(Reason.JOB_DIVERGED)]) is None
+    return worker
+
+
+def test_a_job_that_two_operators_find_diverging_while_they_prepare_ends_and_unlocks() -> None:
+    """It went back to MATCHING until its time was over, with the coins locked."""
+    world, _ = market(HONEST, HONEST, HONEST)
+    before = balance_of(world.state, REQUESTER)
+    task = world.create()
+    job = spec_hash(load_spec_bytes(world.state, task))
+    assert queries.report_on(world.state, job) is None
+    first = diverge(world, task, Phase.PREPARING)
+    assert (world.task(task).phase, world.task(task).reason) == (Phase.MATCHING, Reason.JOB_DIVERGED)
+    second = diverge(world, task, Phase.PREPARING)
+    assert first != second
+    assert (world.task(task).phase, world.task(task).reason) == (Phase.FAILED, Reason.JOB_DIVERGED)
+    assert balance_of(world.state, REQUESTER) == before
+    assert not {Purpose.WORKER_FINE, Purpose.KILL_FEE} & {
+        line.purpose for line in queries.bill(world.state, task).lines
+    }
+    told = queries.report_on(world.state, job)
+    assert told is not None
+    assert (told.reason, told.worker, told.task, told.times) == (Reason.JOB_DIVERGED, second, task, 2)
+
+
+def test_two_machines_of_one_operator_are_one_report() -> None:
+    """Of a handful that belong together each may speak: the task goes on until an independent one says so."""
+    world = World()
+    theirs = [world.add_machine(n, roles=NodeRole.COMPUTE, operator=b"O" * 20, price=1) for n in range(1, 4)]
+    world.add_machine(9, roles=NodeRole.VERIFY)
+    task = world.create()
+    assert {diverge(world, task, Phase.PREPARING) for _ in theirs} == set(theirs)
+    assert (world.task(task).phase, world.task(task).diverged) == (Phase.MATCHING, (b"O" * 20,))
+    world.add_machine(8, roles=NodeRole.COMPUTE)
+    diverge(world, task, Phase.PREPARING)
+    assert (world.task(task).phase, world.task(task).reason) == (Phase.FAILED, Reason.JOB_DIVERGED)
+
+
+def test_after_a_report_the_next_worker_is_drawn_so_that_nobody_is_both_by_asking_for_little() -> None:
+    """With the parts of the bonds that they have, and not always."""
+    ended = 0
+    for seed in range(20):
+        world = World(seed=seed)
+        liars = {world.add_machine(n, roles=NodeRole.COMPUTE, price=1) for n in (1, 2)}
+        for n in range(3, 13):
+            world.add_machine(n)
+        task = world.create()
+        assert diverge(world, task, Phase.PREPARING) in liars, "the cheapest is asked first"
+        if world.run_to(task, Phase.PREPARING).worker in liars:
+            ended += 1
+    assert ended <= 6, "one of eleven that fit: about two in twenty"
+
+
+def test_a_window_that_is_proved_answers_what_was_said_against_it_and_a_settled_task_all() -> None:
+    world, _ = market(HONEST, HONEST, HONEST)
+    task = world.create()
+    job = spec_hash(load_spec_bytes(world.state, task))
+    diverge(world, task, Phase.PREPARING)
+    assert len(world.task(task).diverged) == 1
+    world.run_to(task, Phase.OUTPUT)
+    assert world.task(task).diverged == ()
+    assert queries.report_on(world.state, job) is not None
+    world.run_to(task, Phase.SETTLED)
+    assert queries.report_on(world.state, job) is None
+
+
+def test_only_the_right_sender_at_the_right_time_with_the_right_bond() -> None:
+    world, _ = market(HONEST, HONEST)
+    task = world.create()
+    world.block()
+    worker = world.task(task).worker
+    (duty,) = queries.work_duties(world.state, worker, world.parameters)
+    assert world.send(worker, START_TASK, [task, b"m" * 32]) == "wrong_phase"
+    assert world.send(b"x" * 20, ACCEPT_TASK, [task, duty.bond]) == "not_yours"
+    assert world.send(worker, ACCEPT_TASK, [task, duty.bond - 1]) == "payment_missing"
+    assert world.send(worker, ACCEPT_TASK, [b"?" * 32, duty.bond]) == "task_unknown"
+    assert world.send(worker, ACCEPT_TASK, [task, duty.bond]) is None
+    assert world.send(worker, ACCEPT_TASK, [task, 0]) == "wrong_phase"
+
+
+def test_anybody_may_poke_what_is_due_and_nothing_else() -> None:
+    world, _ = market(HONEST)
+    task = world.create()
+    world.block()
+    assert world.send(b"x" * 20, POKE, [task]) == "nothing_due"
+    world.time_ms += spec().match_ms
+    assert world.send(b"x" * 20, POKE, [task]) is None
+    assert world.task(task).phase == Phase.EXPIRED
+
+
+def test_a_block_fires_no_more_than_its_share_and_the_rest_in_order_later() -> None:
+    world, _ = market(HONEST, parameters=replace(QUICK, deadlines_per_block=3))
+    tasks = [world.create(spec(match_ms=1_000 + at)) for at in range(8)]
+    for _ in range(2):
+        world.block(100)
+    world.time_ms += 10_000
+    ended = []
+    for _ in range(20):
+        world.block(100)
+        ended.append(sum(world.task(task).phase == Phase.EXPIRED for task in tasks))
+    assert ended[-1] == 8
+    assert max(after - before for before, after in zip([0, *ended], ended, strict=False)) <= 3
+
+
+def test_tasks_that_nobody_takes_delay_neither_new_ones_nor_deadlines() -> None:
+    world, _ = market(parameters=replace(QUICK, matches_per_block=4, deadlines_per_block=8))
+    hopeless = [world.create(spec(price=1, match_ms=3_600_000)) for _ in range(100)]
+    for _ in range(40):
+        world.block()
+    assert all(world.task(task).phase == Phase.MATCHING for task in hopeless)
+    world.add_machine(1), world.add_machine(2)
+    brief, taken = world.create(spec(price=1, match_ms=1_000)), world.create()
+    for _ in range(3):
+        world.block()
+    assert world.task(taken).phase == Phase.ASSIGNED
+    assert world.task(brief).phase == Phase.EXPIRED
+    # Among new ones those that wait longest go first, and the others still have their turns.
+    looked = [world.task(task).match_at_ms for task in hopeless]
+    for _ in range(10):
+        for _ in range(4):
+            world.create(spec(price=1, match_ms=3_600_000))
+        world.block()
+    assert sum(world.task(task).match_at_ms != at for task, at in zip(hopeless, looked, strict=True)) >= 10
+
+
+class Counted(Overlay):
+    """Counts the reads."""
+
+    reads = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        self.reads += 1
+        return super().get(key)
+
+
+def test_a_search_costs_no_square_of_one_operators_machines() -> None:
+    world = World()
+    for name in range(1, 65):
+        world.add_machine(name, operator=b"O" * 20)
+    task = world.create()
+    state = world.state = Counted(world.state)
+    world.block()
+    assert world.task(task).phase == Phase.MATCHING  # its own operator may not check a worker
+    assert state.reads < 5 * 64

@@ -1,0 +1,167 @@
+"""What a kind weighs covers what replaying it takes, counted as calls of functions: the same on every machine.
+
+A call here is about half a microsecond of one core with all that is between two of them, so a block full of the
+dearest kind takes less than a second or so of the core that replays it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from state.primitives.codec import Value, encode
+from state.primitives.keys import SecretKey
+from state.primitives.transactions import sign_transaction
+from state.transition.calls import NOTE_LIMIT_BYTES
+from state.transition.transfer import TRANSFER_GAS
+from tasks.ledger import transitions
+from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.records import TaskRecord, load_window
+from tasks.ledger.registry import PROFILE_LIMIT_BYTES, TEXT_MAX, Gpu, NodeProfile, NodeRole
+from tasks.ledger.transitions import REVEAL_VERDICT, SEAL_VERDICT
+from tasks.proofs import (
+    SAMPLED_MAX,
+    Code,
+    Finding,
+    Opening,
+    SegmentLeaf,
+    findings_to_value,
+    opening_to_value,
+    window_proof_to_value,
+)
+from tasks.spec import Model, encode_spec
+from tests.ethereum import sign_dynamic
+from tests.tasks.ledger.test_conservation import play
+from tests.tasks.world import QUICK, Manners, World, leaves_of, proof_of, spec
+
+CALLS_PER_1000_GAS: Final = 6
+WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
+
+
+def calls_of(work: Callable[[], Any]) -> int:
+    """Count the calls of Python and built-in functions that ``work`` makes."""
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.fixture
+def dearest(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """The most calls of each kind that was sent in any world, with decoding."""
+    found: dict[int, int] = {}
+    send = World.send
+
+    def counting(world: World, sender: bytes, kind: int, payload: list[Value]) -> str | None:
+        answer: list[str | None] = []
+        calls = calls_of(lambda: answer.append(send(world, sender, kind, payload)))
+        found[kind] = max(found.get(kind, 0), calls)
+        return answer[0]
+
+    monkeypatch.setattr(World, "send", counting)
+    return found
+
+
+GAS_PER_BYTE_MIN: Final = 50
+
+
+def largest(kind: int) -> list[Value]:
+    """Return the payload of a kind with the most bytes that it may have, more or less."""
+    task, amount, window = b"t" * 32, (1 << 127) - 1, (1 << 32) - 1
+    gpus = tuple(Gpu("g" * TEXT_MAX, 1 << 39) for _ in range(8))
+    wide, text, h = 1 << 39, "e" * TEXT_MAX, b"h" * 32
+    profile = NodeProfile(
+        b"o" * 20, CHECK, gpus, wide, wide, wide, (1 << 100) - 1, wide, 1 << 15, wide, (text,) * 4, text, b"c" * 65
+    )
+    leaf = SegmentLeaf(255, 1 << 31, 1 << 31, h, h, h, (1 << 64) - 1, h, h)
+    opening = Opening(leaf, (b"h" * 32,) * 8, b"s" * 32, b"p" * 32)
+    job = spec()._replace(model=Model("mlp", (4096, *[300] * 7, 16), "relu"))
+    match kind:
+        case transitions.REGISTER_NODE | transitions.UPDATE_NODE:
+            payload = transitions.node_payload(profile, amount)
+            assert len(encode(payload[0])) > 0.8 * PROFILE_LIMIT_BYTES
+            return payload
+        case transitions.RETIRE_NODE | transitions.SUSPEND_NODE:
+            return []
+        case transitions.CREATE_TASK:
+            return [encode_spec(job)]
+        case transitions.START_TASK:
+            return [task, task]
+        case transitions.SUBMIT_WINDOW:
+            proof = proof_of(spec(), task, 0, leaves_of(spec(), 0, b"i" * 32))
+            return [window_proof_to_value(proof._replace(step_from=1 << 31, step_to=1 << 31))]
+        case transitions.SEAL_VERDICT:
+            return [task, window, task]
+        case transitions.REVEAL_VERDICT:
+            finding = Finding(255, Code.COMPUTED, b"p" * 32, b"s" * 32)
+            return [task, window, findings_to_value((finding,) * SAMPLED_MAX), task]
+        case transitions.OPEN_WINDOW:
+            return [task, window, [opening_to_value(opening)] * SAMPLED_MAX]
+        case _:
+            return [task, amount]
+
+
+def test_no_kind_fills_a_block_for_little() -> None:
+    key, big = SecretKey(b"k" * 32), (1 << 60) - 1
+    for kind, rule in World().rules.items():
+        raw = sign_transaction(
+            key, chain_id=1 << 40, nonce=1 << 40, kind=kind, payload=largest(kind), gas_limit=big,
+            max_fee_per_gas=big, max_priority_fee_per_gas=big,
+        )  # fmt: skip
+        assert rule.gas >= GAS_PER_BYTE_MIN * len(raw), (rule.name, len(raw))
+    noted = sign_dynamic(
+        key, chain_id=1 << 40, nonce=1 << 40, to=b"t" * 20, value=1 << 100, data=b"n" * NOTE_LIMIT_BYTES,
+        gas=1 << 40, fee=big,
+    )  # fmt: skip
+    assert GAS_PER_BYTE_MIN * len(noted) <= TRANSFER_GAS < 2 * GAS_PER_BYTE_MIN * len(noted)
+
+
+def check(dearest: dict[int, int]) -> None:
+    gas = {kind: rule.gas for kind, rule in World().rules.items()}
+    assert {kind: calls for kind, calls in dearest.items() if 1000 * calls > CALLS_PER_1000_GAS * gas[kind]} == {}
+
+
+def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
+    for seed in (25, 31, 33):
+        play(seed)
+    assert dearest.keys() == World().rules.keys()
+    check(dearest)
+
+
+def test_the_last_word_of_a_jury_pays_for_all_that_it_ends(dearest: dict[int, int]) -> None:
+    """It voids as many windows as may be open, with all their checkers, of a machine that is new."""
+    parameters = replace(
+        QUICK, samples=TaskParameters().samples, verifiers_new=3, new_windows=10, final_ms=100_000,
+        seal_ms_min=60_000, reveal_ms=60_000, jury=3,
+    )  # fmt: skip
+    world = World(parameters=parameters)
+    worker = world.add_machine(1, roles=WORK, manners=Manners(lies=True))
+    for at in range(30):
+        world.add_machine(at + 100, roles=CHECK)
+    task = world.create(spec(total=320, segment=1, window=20, match_ms=3_600_000))
+
+    def two_wait(record: TaskRecord) -> bool:
+        return record.next_window == 3 and all(
+            load_window(world.state, task, number).phase >= WindowPhase.REVEALING for number in range(2)
+        )
+
+    world.run(task, until=two_wait)
+    world.run(task, until=lambda record: record.reason == Reason.WORK_REJECTED)
+    assert world.task(task).next_window == 0 and worker in world.task(task).excluded
+    assert world.task(task).phase == Phase.DEGRADED
+    assert dearest[SEAL_VERDICT] and dearest[REVEAL_VERDICT] > 3_000
+    check(dearest)
