@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Final
 
@@ -22,11 +23,12 @@ from node.chain.forks import certificates_of
 from node.simulation.fork_oracle import Branches
 from node.simulation.world import WholeMachine
 from state.primitives.blocks import decode_header
-from state.primitives.votes import NULLIFY
+from state.primitives.committee import Committee
+from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 
 __all__ = [
-    "EVER_MS", "LIMIT_MS", "LIVE_BLOCKS", "ForkingCluster", "carry_proofs", "decide", "honest_of", "machine_of",
-    "settle", "sides_of", "tallest", "waits_for_proofs",
+    "EVER_MS", "LIMIT_MS", "LIVE_BLOCKS", "ForkingCluster", "carry_proofs", "decide", "honest_of", "is_locked",
+    "machine_of", "settle", "sides_of", "tallest", "waits_for_proofs",
 ]  # fmt: skip
 
 AGAIN_MS: Final = 300
@@ -164,7 +166,7 @@ def decide(cluster: ForkingCluster, chosen: Node | None = None) -> None:
         stays.add(max(processes, key=lambda node: (node.number in followers, -node.number)).number)
     cluster.on_deliver.clear()
     for node in cluster.nodes:
-        cluster.crash(node, EVER_MS)
+        _stop(cluster, node)
         if node.number not in followers:
             _begin_anew(cluster, node)
     for node in cluster.nodes:
@@ -179,6 +181,7 @@ def decide(cluster: ForkingCluster, chosen: Node | None = None) -> None:
         if not halted:
             break
         for node in halted:  # its journal says of the views to come what others deny
+            _stop(cluster, node)
             if _follows(machine_of(node), chain):
                 node.journal_log.durable = blocks_alone(node.journal_log.durable)
             else:
@@ -204,6 +207,14 @@ def _turn_back(cluster: ForkingCluster) -> bool:
     return True
 
 
+def _stop(cluster: ForkingCluster, node: Node) -> None:
+    """Stop a node. The process of one that halted ended on a machine that lives on: its files have all it wrote."""
+    if node.halted:
+        for log in (*node.guard_logs.values(), node.journal_log):
+            log.end_process(cluster.rng, None, is_sync=False)
+    cluster.crash(node, EVER_MS)
+
+
 def _begin_anew(cluster: ForkingCluster, node: Node) -> None:
     cluster.aside.setdefault(node.number, (machine_of(node), node.journal_log))
     node.journal_log = SimulatedLog()
@@ -224,7 +235,8 @@ def waits_for_proofs(side: Sequence[Node]) -> bool:
 def settle(cluster: ForkingCluster) -> bool:
     """Run until all that is provable is on the chain, and it goes on; tell whether it does.
 
-    It need not where a lie leads past what can be built on; then the proofs must tell whose lie it is. A node that
+    It need not where a lie leads past what can be built on, or where the votes of a view that guards have recorded
+    on both chains leave no quorum for anything; then the proofs must tell whose lie it is. A node that
     halts has people decide soon, long before evidence is too old to count. Raises Violation when it takes too long
     for no such reason.
     """
@@ -263,7 +275,7 @@ def settle(cluster: ForkingCluster) -> bool:
     heights = [branches.height(node.number) for node in honest]
     waiting = [len(machine_of(node).pending) for node in honest]
     seated = [node for node in honest if _has_seat(cluster.world, node)]
-    if not all(_is_led_astray(cluster, node) for node in seated):
+    if not all(_is_led_astray(cluster, node) or _stands_locked(cluster, node) for node in seated):
         raise Violation(f"not all proofs are on chain: heights {heights} of {goal}, waiting {waiting}")
     if 3 * branches.named_share() <= 1:
         raise Violation(f"the chain stands still at {heights}, and the proofs name too few")
@@ -295,3 +307,41 @@ def _is_led_astray(cluster: ForkingCluster, node: Node) -> bool:
         and not cluster.branches.stands_on(certificate.block_hash, tip.block_hash)
         for certificate in above
     )
+
+
+def _stands_locked(cluster: ForkingCluster, node: Node) -> bool:
+    """Whether what the running guards have recorded lets no certificate of a node's view be formed any more."""
+    reign = node.machine.reign(node.epoch)
+    if node.replica is None or reign is None:
+        return False
+    view, committee = node.replica.core.view, reign.committee
+    recorded: dict[int, list[Vote]] = {seat: [] for seat in range(committee.size)}
+    for other in cluster.nodes:
+        seat = committee.seat_of(other.address)
+        if seat is not None and other.guard is not None and other.replica is not None:
+            recorded[seat] += [
+                vote for vote in other.guard.votes() if (vote.epoch, vote.view) == (node.epoch, view)
+            ]
+    return is_locked(committee, recorded)
+
+
+def is_locked(committee: Committee, recorded: Mapping[int, Sequence[Vote]]) -> bool:
+    """Tell whether the votes of one view that seats have recorded leave no quorum for any certificate of it.
+
+    A seat votes NULLIFY or FINALIZE, NOTARIZE once, and no NOTARIZE after NULLIFY.
+    """
+
+    def weight_of(may: Callable[[Sequence[Vote]], bool]) -> int:
+        return sum(committee.seats[seat].weight for seat, votes in recorded.items() if may(votes))
+
+    def may_vote(kind: int, candidate: Candidate | None, votes: Sequence[Vote]) -> bool:
+        """Whether a seat has cast this vote, or still may."""
+        kinds = {vote.kind: vote.candidate for vote in votes}
+        return kinds[kind] == candidate if kind in kinds else NULLIFY not in kinds
+
+    # None is a block that nobody has voted for yet.
+    candidates = {None, *(vote.candidate for votes in recorded.values() for vote in votes if vote.kind != NULLIFY)}
+    most = [weight_of(lambda votes: all(vote.kind != FINALIZE for vote in votes))]
+    for candidate in candidates:
+        most += [weight_of(partial(may_vote, kind, candidate)) for kind in (NOTARIZE, FINALIZE)]
+    return max(most) < committee.quorum

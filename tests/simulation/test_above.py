@@ -18,6 +18,7 @@ from node.simulation.above_bound import run_above
 from node.simulation.campaign import RUNS
 from node.simulation.fork_oracle import Branches
 from node.simulation.world import WholeMachine, WholeWorld
+from state.primitives.committee import Committee, Seat
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Equivocation, Vote, vote_digest
 
@@ -73,6 +74,7 @@ def stand_still(monkeypatch: pytest.MonkeyPatch, cluster: Standing, certificates
     header = SimpleNamespace(epoch=2, view=10)
     monkeypatch.setattr(operators, "honest_of", lambda nodes: nodes)
     monkeypatch.setattr(operators, "_turn_back", lambda _cluster: False)
+    monkeypatch.setattr(operators, "_stands_locked", lambda _cluster, _node: False)
     monkeypatch.setattr(operators, "_has_seat", lambda _world, _node: True)
     store = SimpleNamespace(tip=SimpleNamespace(header=b"", block_hash=b"tip"))
     monkeypatch.setattr(operators, "machine_of", lambda _node: SimpleNamespace(pending=[], store=store))
@@ -84,6 +86,11 @@ def stand_still(monkeypatch: pytest.MonkeyPatch, cluster: Standing, certificates
     )
     cluster.world = None  # type: ignore[attr-defined]
     return operators.settle(cluster)  # type: ignore[arg-type]
+
+
+def committee_of(*weights: int) -> Committee:
+    keys = [bytes((seat,)) * 32 for seat in range(len(weights))]
+    return Committee([Seat(key[:20], key, key, weight) for key, weight in zip(keys, weights, strict=True)])
 
 
 class Known(NamedTuple):
@@ -111,6 +118,33 @@ def test_a_chain_that_a_lie_has_led_astray_is_told_from_one_that_stands_still_fo
             stand_still(monkeypatch, Standing(named), certificates)
     with pytest.raises(Violation, match="not all proofs are on chain"):
         stand_still(monkeypatch, Standing(named, stands=True), [lie])
+
+
+def test_votes_on_two_chains_that_leave_no_quorum_are_told_from_those_that_do() -> None:
+    """The votes of view 6 that guards had recorded in seed 1,650, of weights 21, 20, 20 and 10."""
+    committee = committee_of(21, 20, 20, 10)
+
+    def vote(kind: int, block: bytes = ZERO_HASH) -> Vote:
+        return Vote(kind, 0, 6, 0 if kind == NULLIFY else 5, block, 0, b"")
+
+    one, other = b"a" * 32, b"b" * 32
+    final = [vote(NOTARIZE, one), vote(FINALIZE, one)]
+    skipped = [vote(NOTARIZE, other), vote(NULLIFY)]
+    assert operators.is_locked(committee, {0: final, 1: final, 2: skipped, 3: [vote(NULLIFY)]})
+    assert not operators.is_locked(committee, {0: final, 1: final, 2: skipped, 3: []}), "it may be notarized"
+    assert not operators.is_locked(committee, {0: final, 1: final[:1], 2: skipped, 3: [vote(NULLIFY)]}), (
+        "it may be skipped"
+    )
+    assert not operators.is_locked(committee, {0: [], 1: [], 2: [], 3: skipped}), "nobody is bound"
+
+
+def test_where_guards_leave_no_quorum_the_chain_stands_still() -> None:
+    assert run_above(1190).stands_still
+
+
+def test_what_a_halted_process_wrote_is_read_when_people_start_it_again() -> None:
+    """Blocks that it had not synced yet are in its file all the same: without them this chain stood still."""
+    assert not run_above(1650).stands_still
 
 
 def test_two_branches_punish_each_for_itself() -> None:
