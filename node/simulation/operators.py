@@ -208,7 +208,7 @@ def _turn_back(cluster: ForkingCluster) -> bool:
 
 
 def _stop(cluster: ForkingCluster, node: Node) -> None:
-    """Stop a node. The process of one that halted ended on a machine that lives on: its files have all it wrote."""
+    """Stop a node. Where one halted, only its process has ended: its files have what it wrote."""
     if node.halted:
         for log in (*node.guard_logs.values(), node.journal_log):
             log.end_process(cluster.rng, None, is_sync=False)
