@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 import trio
 
-from node.cli.arguments import parse_numbers
+from node.cli.arguments import PathName, Whole, parse_numbers
 from node.cli.commands import Commands
 from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_rows
@@ -42,6 +42,7 @@ __all__ = ["COLUMNS", "member_rows", "show_members", "starting_line", "testnet"]
 DEFAULT_FOLDER: Final = ".testnet"
 BASE_PORT: Final = 26600
 SIGNALLED: Final = 128
+USER_ID_MAX: Final = 2**32 - 2
 RUNNING: Final = "\nRunning. Ctrl-C ends it; from another terminal: dekube testnet list | kill | stop | restart"
 COLUMNS: Final = ("name", "role", "state", "pid", "address", "rpc")
 STATUS_COLUMNS: Final = (
@@ -62,11 +63,11 @@ _folder = click.option(
     help="Folder of the network.",
 )  # fmt: skip
 _validators = click.option(
-    "--validators", default=4, show_default=True, type=click.IntRange(1, MEMBERS_MAX),
+    "--validators", default=4, show_default=True, type=Whole(1, MEMBERS_MAX),
     help="Validators that agree on blocks.",
 )  # fmt: skip
 _workers = click.option(
-    "--workers", default=2, show_default=True, type=click.IntRange(0, MEMBERS_MAX),
+    "--workers", default=2, show_default=True, type=Whole(0, MEMBERS_MAX),
     help="Workers that accept no inbound connection.",
 )  # fmt: skip
 
@@ -85,13 +86,15 @@ testnet.add_command(wan)
 @_validators
 @click.option(
     "--founders",
-    type=click.IntRange(1, MEMBERS_MAX),
+    type=Whole(1, MEMBERS_MAX),
     help="So many of the validators sit from the beginning.  [default: all]",
 )
 @_workers
-@click.option("--seed", default=1, show_default=True, help="All keys derive from it: for tests only.")
 @click.option(
-    "--base-port", default=BASE_PORT, show_default=True, type=click.IntRange(1024, 65_535),
+    "--seed", default=1, show_default=True, type=Whole(0), help="All keys derive from it: for tests only."
+)
+@click.option(
+    "--base-port", default=BASE_PORT, show_default=True, type=Whole(1024, 65_535),
     help="First of three ports a member.",
 )  # fmt: skip
 @click.option(
@@ -287,8 +290,12 @@ def down(folder: Path, as_json: bool) -> None:
 @_folder
 @_validators
 @_workers
-@click.option("--seed", default=1, show_default=True, help="All keys derive from it: for tests only.")
-@click.option("--owner", type=int, default=None, help="Give the files to this user id (containers).")
+@click.option(
+    "--seed", default=1, show_default=True, type=Whole(0), help="All keys derive from it: for tests only."
+)
+@click.option(
+    "--owner", type=Whole(0, USER_ID_MAX), default=None, help="Give the files to this user id (containers)."
+)
 def layout(folder: Path, validators: int, workers: int, seed: int, owner: int | None) -> None:
     """Write homes for members that are hosts of their own, named like the members (containers)."""
     root = folder.absolute()
@@ -312,8 +319,8 @@ def layout(folder: Path, validators: int, workers: int, seed: int, owner: int | 
 
 
 @testnet.command()
-@click.option("--home", "home_path", required=True, type=click.Path(path_type=Path), help="A member's home.")
-@click.option("--seed", default=1, show_default=True, help="The seed of the network.")
+@click.option("--home", "home_path", required=True, type=PathName(), help="A member's home.")
+@click.option("--seed", default=1, show_default=True, type=Whole(0), help="The seed of the network.")
 def demonstrate(home_path: Path, seed: int) -> None:
     """Run one real training task through the member in --home until its bill is settled."""
     from testnet.demonstration import run_demonstration

@@ -27,7 +27,7 @@ from node.home.config import LogOptions
 from node.home.create import Home, create_home, write_whole
 from node.home.files import read_bounded
 from node.process.children import Child
-from node.process.control import ControlRefused, ControlServer, ControlUnavailable, Verb, ask_node
+from node.process.control import ControlRefused, ControlServer, ControlUnavailable, Verb, ask_node, bound_path
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
 from tasks.executor.supervisor import end_leftovers
@@ -154,7 +154,11 @@ def check_numbers(*, validators: int, workers: int, founders: int | None, base_p
 
 
 def check_folder(root: Path, names: Collection[str]) -> None:
-    """Raise TestnetError where a new network would be mixed with what is there of others."""
+    """Raise TestnetError where a new network would be mixed with what is there of others.
+
+    Raises ConfigError where the sockets of its members would have too long a path.
+    """
+    bound_path(Home(root / max(names, key=len)).control)
     if (root / PLAN_FILE).exists() or not root.is_dir():
         return
     known = {LOCK_FILE, CONTROL_SOCKET, LOST_AND_FOUND, *names}

@@ -51,6 +51,7 @@ WHAT_HELPS: Final = {
     "or make a home of its own for the other network (dekube init --home DIR)",
 }
 """What to do about errors of layers that know no commands, by code."""
+TEXT_CHARACTERS_MAX: Final = 1_000
 HAS_LINES: Final = "testnet_error"
 """The code of errors that quote the log of a process of this machine, line by line."""
 _COINS: Final = re.compile(r"\b(balance|cost|overshot|needed) ([0-9]{1,40})\b")
@@ -151,10 +152,12 @@ def main() -> None:
 
         open_standard_descriptors()
         outlive_signals()
+    _hold_closed_output()
     try:
         status = group.main(prog_name="dekube", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)  # a command's Exit comes back as its number
     except click.ClickException as error:
+        vars(error)["message"] = shortened(error.message)  # it quotes what was given, of whatever length
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -178,8 +181,31 @@ def main() -> None:
         sys.exit(max(exit_status(leaf, ends_service=_is_service()) for leaf in leaves))
     except (DekubeError, OSError) as error:
         known_error = _as_known(error)
+        _drop_unwritten()
         _say(known_error)
         sys.exit(exit_status(known_error, ends_service=_is_service()))
+
+
+def _drop_unwritten() -> None:
+    """Drop what standard output cannot take: at the end it would fail again, and replace the status by 120."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _hold_closed_output() -> None:
+    """Let writing to a standard output that is closed fail, as it does for other programs.
+
+    The interpreter drops what is printed, and the next file that is opened would get the number of the closed one.
+    """
+    if sys.stdin is None:
+        os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # the lowest free number: 0
+    if sys.stdout is None and os.open(os.devnull, os.O_RDONLY) == 1:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  until the process ends
+    if sys.stderr is None:
+        os.open(os.devnull, os.O_WRONLY)
 
 
 class SystemRefused(DekubeError):
@@ -198,8 +224,19 @@ def _as_known(error: DekubeError | OSError) -> DekubeError:
 
 def _say(error: DekubeError) -> None:
     # By the class: a gateway names the code of its own errors.
-    plain = printable_lines if type(error).code == HAS_LINES else printable
-    _say_line(f"dekube: {plain(_text(error))} [{printable(_told(error))}]")
+    if type(error).code == HAS_LINES:
+        text = printable_lines(_text(error))
+    else:
+        text = shortened(printable(_text(error)))
+    _say_line(f"dekube: {text} [{printable(_told(error))}]")
+
+
+def shortened(text: str) -> str:
+    """Return the text of an error without its middle where a long input is quoted in it."""
+    if len(text) <= TEXT_CHARACTERS_MAX:
+        return text
+    part = TEXT_CHARACTERS_MAX // 2
+    return f"{text[:part]} ... {text[-part:]}"
 
 
 def _say_line(text: str) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -15,7 +16,24 @@ from state.primitives.address import parse_address
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import HASH_BYTES
 
-__all__ = ["ADDRESS", "AMOUNT", "FEE", "FILE", "SECONDS", "TASK", "parse_hash", "parse_hex", "parse_numbers"]
+__all__ = [
+    "ADDRESS",
+    "AMOUNT",
+    "FEE",
+    "FILE",
+    "SECONDS",
+    "TASK",
+    "PathName",
+    "Whole",
+    "parse_hash",
+    "parse_hex",
+    "parse_numbers",
+]
+
+
+NATURAL_DIGITS_MAX: Final = 40
+VALUE_SHOWN: Final = 64
+_WHOLE: Final = re.compile(rf"-?[0-9]{{1,{NATURAL_DIGITS_MAX}}}")
 
 
 class _Amount(click.ParamType[int]):
@@ -95,12 +113,35 @@ TASK: Final = _TaskId()
 ADDRESS: Final = _Address()
 
 
-FILE: Final = click.Path(path_type=Path, allow_dash=True)
+class PathName(click.Path):
+    """The path of a file or a folder: an empty text is none, though a Path of it is the current folder."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(path_type=Path, **named)
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the Path. Raises BadParameter."""
+        if not os.fspath(value):
+            self.fail("the name of a file or folder expected, not an empty text", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Whole(click.IntRange):
+    """A whole number within bounds, in decimal digits: int() also takes spaces, underscores and other scripts."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number. Raises BadParameter."""
+        if isinstance(value, str) and not _WHOLE.fullmatch(value):
+            shown = value[:VALUE_SHOWN] + "..." * (len(value) > VALUE_SHOWN)
+            self.fail(f"{shown!r} is not a whole number of {NATURAL_DIGITS_MAX} digits at most", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE: Final = PathName(allow_dash=True)
 """A file, or "-" for standard input."""
 _HEX: Final = re.compile(r"0[xX](?:[0-9a-fA-F]{2})*")
-
-
-NATURAL_DIGITS_MAX: Final = 40
 
 
 def parse_numbers(texts: tuple[str, ...], param: str) -> dict[str, int]:

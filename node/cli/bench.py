@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import click
 
+from node.cli.arguments import Whole
 from node.cli.output import json_option
 
 __all__ = ["bench", "machine"]
@@ -59,7 +60,7 @@ def _describe() -> str:
     "--runs",
     default=1,
     show_default=True,
-    type=click.IntRange(1),
+    type=Whole(1),
     help="Repeat and report the median of each figure.",
 )
 @click.option("--set", "settings", multiple=True, metavar="NAME=NUMBER", help="Change a setting of the benchmark.")

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from node.cli.arguments import PathName, Whole
 from node.cli.commands import Commands
 from node.cli.files import check_free, check_regular, overwrite_option
 from node.cli.option_conflicts import only_with, refuse_given
@@ -73,7 +74,7 @@ def blob() -> None:
 
 @blob.command()
 @session_options
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("file", type=PathName(exists=True, dir_okay=False))
 @json_option
 def put(session: Session, file: Path, as_json: bool) -> None:
     """Put FILE into the blob store of the node in --home, or of a gateway that takes uploads.
@@ -98,9 +99,9 @@ def put(session: Session, file: Path, as_json: bool) -> None:
 @blob.command()
 @reading_options
 @click.argument("name", type=NAME, metavar="BLOB")
-@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
+@click.option("--out", required=True, type=PathName(dir_okay=False), help="File to write.")
 @click.option("--task", type=NAME, metavar="TASK", help="A task that names it, if the gateway has to look for it.")
-@click.option("--window", type=click.IntRange(0), help="The window of its work that names it.")
+@click.option("--window", type=Whole(0), help="The window of its work that names it.")
 @overwrite_option
 @json_option
 def get(

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from node.cli.arguments import PathName, Whole
 from node.cli.option_conflicts import refuse_given
 from node.cli.output import counted, json_option, show
 from node.home.create import write_whole
@@ -19,12 +20,12 @@ TESTNET_CHAIN_ID: Final = 19_888
 
 
 @click.command()
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", type=PathName(file_okay=False))
 @click.option("--solidity", is_flag=True, help="Interfaces for Solidity.")
 @click.option("--abi", is_flag=True, help="ABI as JSON.")
 @click.option("--erc7730", is_flag=True, help="Descriptions for wallets that show what is signed (ERC-7730).")
 @click.option(
-    "--chain-id", default=TESTNET_CHAIN_ID, show_default=True, type=click.IntRange(1, 2**63 - 1),
+    "--chain-id", default=TESTNET_CHAIN_ID, show_default=True, type=Whole(1, 2**63 - 1),
     help="Chain ID that the descriptions name.",
 )  # fmt: skip
 @json_option

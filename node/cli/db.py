@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from node.cli.arguments import Whole
 from node.cli.commands import Commands
 from node.cli.forks import accuse, settle
 from node.cli.option_conflicts import not_with
@@ -56,7 +57,7 @@ for command in (settle, accuse):
 
 @db.command()
 @home_option
-@click.option("--height", type=click.IntRange(min=0), help="Show the block of this height too, to compare chains.")
+@click.option("--height", type=Whole(min=0), help="Show the block of this height too, to compare chains.")
 @json_option
 def inspect(home: Home, height: int | None, as_json: bool) -> None:
     """Show what the database holds: heights, epochs, sizes, snapshots. Also of one that is damaged."""
@@ -142,7 +143,7 @@ def verify(home: Home, quick: bool, as_json: bool) -> None:
 
 @db.command()
 @home_option
-@click.argument("blocks", type=click.IntRange(min=1))
+@click.argument("blocks", type=Whole(min=1))
 @yes_option
 @json_option
 def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:

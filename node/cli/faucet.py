@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from node.cli.arguments import AMOUNT
+from node.cli.arguments import AMOUNT, PathName, Whole
 from node.cli.commands import Commands
 from node.cli.session import Session, session_options
 from node.home.config import LogOptions
@@ -33,20 +33,14 @@ def faucet() -> None:
     help="Where to listen; several with commas.",
 )
 @click.option("--amount", type=AMOUNT, default="10", show_default=True, help="What one grant is, in DKB.")
-@click.option(
-    "--per-address", default=1, show_default=True, type=click.IntRange(1), help="Grants a day to an address."
-)
-@click.option("--per-ip", default=5, show_default=True, type=click.IntRange(1),
+@click.option("--per-address", default=1, show_default=True, type=Whole(1), help="Grants a day to an address.")
+@click.option("--per-ip", default=5, show_default=True, type=Whole(1),
               help="Grants a day to an IPv4 address, or to a /64 of IPv6.")  # fmt: skip
-@click.option("--per-day", default=1_000, show_default=True, type=click.IntRange(1), help="Grants a day in all.")
+@click.option("--per-day", default=1_000, show_default=True, type=Whole(1), help="Grants a day in all.")
 @click.option("--alarm", type=AMOUNT, default="1000", show_default=True, help="A balance below is an alarm.")
-@click.option(
-    "--book", type=click.Path(path_type=Path), help="File that keeps what was given.  [default: HOME/faucet.db]"
-)
+@click.option("--book", type=PathName(), help="File that keeps what was given.  [default: HOME/faucet.db]")
 @click.option("--proxied", is_flag=True, help="Behind a proxy: callers are whom it names last in X-Forwarded-For.")
-@click.option(
-    "--ready-file", type=click.Path(path_type=Path), help="Write process id and port here when it listens."
-)
+@click.option("--ready-file", type=PathName(), help="Write process id and port here when it listens.")
 def run(
     session: Session, listen: str, amount: int, per_address: int, per_ip: int, per_day: int, alarm: int,
     book: Path | None, proxied: bool, ready_file: Path | None,

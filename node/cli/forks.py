@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from node.cli.arguments import PathName, Whole
 from node.cli.options import confirm, home_option, yes_option
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, reading_options
@@ -131,10 +132,10 @@ def _find_aside(home: Home, chosen: Checkpoint) -> Path | None:
 
 @click.command()
 @reading_options
-@click.argument("height", type=click.IntRange(min=1))
+@click.argument("height", type=Whole(min=1))
 @click.option(
     "--database",
-    type=click.Path(path_type=Path),
+    type=PathName(),
     help="One that was moved aside; else that of the stopped node in --home.",
 )
 @click.option("--reporter", metavar="ADDRESS|NAME", help="Who is paid for it; the gateway's node if absent.")

@@ -19,7 +19,7 @@ from node.chain.founding import (
     founder_to_json,
     make_founder,
 )
-from node.cli.arguments import AMOUNT, parse_numbers
+from node.cli.arguments import AMOUNT, PathName, Whole, parse_numbers
 from node.cli.commands import Commands, as_command
 from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
 from node.cli.output import counted, json_option, parse_amount, show, show_amount, show_fields, show_rows
@@ -55,9 +55,7 @@ def genesis() -> None:
 
 @genesis.command()
 @click.option("--name", required=True, help="Of the chain, for people.")
-@click.option(
-    "--chain-id", required=True, type=click.IntRange(1, 2**31 - 1), help="Number that wallets know the chain by."
-)
+@click.option("--chain-id", required=True, type=Whole(1, 2**31 - 1), help="Number that wallets know the chain by.")
 @click.option(
     "--start",
     metavar="TIME",
@@ -72,7 +70,7 @@ def genesis() -> None:
     "--parameter", "parameters", multiple=True, metavar="NAME=NUMBER",
     help="Other than the default, such as chain.epoch_blocks=600; repeat for several.",
 )  # fmt: skip
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Where the draft is written.")
+@click.option("--out", required=True, type=PathName(), help="Where the draft is written.")
 @json_option
 def draft(
     name: str, chain_id: int, start: str | None, testnet: bool, allocations: tuple[str, ...],
@@ -102,9 +100,7 @@ def draft(
 
 @genesis.command(name="found")
 @home_option
-@click.option(
-    "--draft", "draft_file", required=True, type=click.Path(path_type=Path), help="The draft of the genesis."
-)
+@click.option("--draft", "draft_file", required=True, type=PathName(), help="The draft of the genesis.")
 @click.option("--stake", required=True, type=AMOUNT, help="Stake that the founder begins with, in DKB.")
 @click.option(
     "--coins", type=AMOUNT, default="10", show_default=True,
@@ -149,9 +145,9 @@ def found_(home: Home, draft_file: Path, stake: int, coins: int, unattended: boo
 
 
 @genesis.command()
-@click.argument("draft_file", metavar="DRAFT", type=click.Path(path_type=Path))
-@click.argument("founder_files", metavar="FOUNDER...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Where the genesis is written.")
+@click.argument("draft_file", metavar="DRAFT", type=PathName())
+@click.argument("founder_files", metavar="FOUNDER...", nargs=-1, required=True, type=PathName())
+@click.option("--out", required=True, type=PathName(), help="Where the genesis is written.")
 @json_option
 def seal(draft_file: Path, founder_files: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Make the genesis of a DRAFT and founders' files.
@@ -166,7 +162,7 @@ def seal(draft_file: Path, founder_files: tuple[Path, ...], out: Path, as_json: 
 
 
 @genesis.command(name="show")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PathName())
 @click.option("--draft", "is_draft", is_flag=True, help="The file is a draft.")
 @json_option
 def show_(file: Path, is_draft: bool, as_json: bool) -> None:

@@ -13,6 +13,7 @@ import click
 from consensus.guard import Guard, GuardMissing, Watermark
 from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.signer import EPOCH_LIMIT, VIEW_LIMIT
+from node.cli.arguments import PathName
 from node.cli.commands import Commands, as_command
 from node.cli.files import read_json
 from node.cli.options import ask_passphrase, home_option
@@ -110,7 +111,7 @@ def _shown(home: Home, chain: bytes, vote_key: bytes) -> dict[str, Any]:
 @guard.command()
 @home_option
 @vote_key_option
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PathName())
 @json_option
 def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
     """Write the watermark to FILE, to move the key; the node must be stopped. It votes here no more from then on.
@@ -131,7 +132,7 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
 
 @guard.command(name="import")
 @home_option
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PathName())
 @json_option
 def import_(home: Home, file: Path, as_json: bool) -> None:
     """Take over the watermark in FILE: from now on this machine votes, and only above it.

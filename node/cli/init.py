@@ -10,6 +10,7 @@ from typing import Final
 import click
 
 from node.chain.founding import FOUNDER_LIMIT_BYTES, founder_from_json
+from node.cli.arguments import PathName, Whole
 from node.cli.commands import as_command
 from node.cli.option_conflicts import not_with, refuse_given
 from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
@@ -30,9 +31,7 @@ PORT_MAX: Final = 65_535
 @not_with(("--advertise",), "--no-listen")
 @click.command()
 @home_option
-@click.option(
-    "--genesis", required=True, type=click.Path(path_type=Path), help="The genesis file of the network to join."
-)
+@click.option("--genesis", required=True, type=PathName(), help="The genesis file of the network to join.")
 @click.option(
     "--role",
     "roles",
@@ -54,7 +53,7 @@ PORT_MAX: Final = 65_535
 )
 @click.option(
     "--base-port",
-    type=click.IntRange(1, PORT_MAX - 2),
+    type=Whole(1, PORT_MAX - 2),
     metavar="PORT",
     help="Use PORT for peers, PORT+1 for the gateway, PORT+2 for metrics.  [default: 26656, 8545, 9100]",
 )

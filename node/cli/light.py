@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from consensus.light import Fork, TrustedState, genesis_root, trusting_period_ms
 from consensus.wire import encode_certificate
+from node.cli.arguments import PathName, Whole
 from node.cli.commands import Commands
 from node.cli.option_conflicts import only_with
 from node.cli.output import in_words, json_option, show, show_amount, show_fields, show_gwei, show_rows
@@ -139,12 +140,12 @@ def genesis_trust(genesis: Genesis) -> TrustedState:
 
 
 @light.command()
-@click.option("--genesis", "genesis_file", type=click.Path(path_type=Path), help="Trust this genesis (JSON).")
+@click.option("--genesis", "genesis_file", type=PathName(), help="Trust this genesis (JSON).")
 @click.option("--checkpoint", type=CHECKPOINT, help="Trust this block: the last of an epoch, HEIGHT:HASH.")
 @_rpc_option
 @click.option(
     "--trusting-hours",
-    type=click.IntRange(1, 24 * 365),
+    type=Whole(1, 24 * 365),
     help="How old trust may be; two thirds of the unbonding time unless given.",
 )
 @click.option(
@@ -314,7 +315,7 @@ def endpoints(
 
 @light.command()
 @click.argument("address", metavar="ADDRESS|NAME")
-@click.option("--height", type=click.IntRange(0), help="After this block; else the newest that can be proven.")
+@click.option("--height", type=Whole(0), help="After this block; else the newest that can be proven.")
 @_rpc_option
 @_home_option
 @json_option
@@ -384,7 +385,7 @@ def receipt(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> N
 
 
 @light.command()
-@click.argument("height", type=click.IntRange(1))
+@click.argument("height", type=Whole(1))
 @_rpc_option
 @_home_option
 @json_option

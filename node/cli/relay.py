@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from node.cli.arguments import AMOUNT
+from node.cli.arguments import AMOUNT, PathName
 from node.cli.commands import Commands, as_command
 from node.cli.confirm import send, yes_option
 from node.cli.option_conflicts import only_with
@@ -38,7 +38,7 @@ def relay() -> None:
 
 @relay.command()
 @relay_home_option
-@click.option("--genesis", required=True, type=click.Path(path_type=Path), help="The genesis file of the network.")
+@click.option("--genesis", required=True, type=PathName(), help="The genesis file of the network.")
 @json_option
 def init(home: Home, genesis: Path, as_json: bool) -> None:
     """Make a relay's home: a key (opened by a random passphrase kept beside it, mode 0600) and its options."""

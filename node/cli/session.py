@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from node.cli.arguments import PathName, Whole
 from node.cli.options import DEFAULT_HOME, account_of_home, open_key, parse_home
 from node.cli.progress_client import TellingClient
 from node.cli.responses import reading_answers
@@ -115,7 +116,7 @@ class Session:
 _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "passphrase_file": click.option(
         "--passphrase-file",
-        type=click.Path(path_type=Path, allow_dash=True),
+        type=PathName(allow_dash=True),
         help='File (mode 0600) with the passphrase of the key; "-": one line of standard input. Default: prompt; '
         "if standard input is not a terminal, read one line of it.",
     ),
@@ -126,7 +127,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     ),
     "chain_id": click.option(
         "--chain-id",
-        type=click.IntRange(1, 2**63 - 1),
+        type=Whole(1, 2**63 - 1),
         help="Chain ID to sign for. Default: that of the genesis in --home, else the gateway's.",
     ),
     "rpc": click.option(

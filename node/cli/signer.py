@@ -11,7 +11,7 @@ import click
 import trio
 
 from consensus.signer import AskKeys, AskStatus, Keys, Request, Retire, SignerStatus, SignerUnavailable
-from node.cli.arguments import ADDRESS
+from node.cli.arguments import ADDRESS, PathName
 from node.cli.commands import Commands, as_command
 from node.cli.guard import (
     check_new,
@@ -51,11 +51,11 @@ def _vote_options(function: _Function) -> _Function:
     """Let the command take an existing vote key."""
     function = click.option(
         "--passphrase-file",
-        type=click.Path(path_type=Path),
+        type=PathName(),
         help="File (mode 0600) with the passphrase of --keystore; else it is asked for.",
     )(function)
     return click.option(
-        "--keystore", type=click.Path(path_type=Path), help="An existing vote key; without it a new one is drawn."
+        "--keystore", type=PathName(), help="An existing vote key; without it a new one is drawn."
     )(function)
 
 
@@ -81,7 +81,7 @@ def signer() -> None:
 @only_with(("--client",), "--listen")
 @signer.command()
 @signer_home_option
-@click.option("--genesis", required=True, type=click.Path(path_type=Path), help="The genesis file of the network.")
+@click.option("--genesis", required=True, type=PathName(), help="The genesis file of the network.")
 @_vote_options
 @click.option("--listen", default="", metavar="HOST:PORT", help="Serve nodes on other machines, encrypted.")
 @click.option(
@@ -232,7 +232,7 @@ def _status_fields(found: SignerStatus) -> dict[str, Any]:
 @signer.command()
 @signer_home_option
 @vote_key_option
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PathName())
 @json_option
 def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
     """Write the watermark to FILE, to move the key. This signer votes no more with it from then on.
@@ -258,7 +258,7 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
 
 @signer.command(name="import")
 @signer_home_option
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PathName())
 @json_option
 def import_(home: Home, file: Path, as_json: bool) -> None:
     """Take over the watermark in FILE: from now on this signer votes, and only above it. It must not run.

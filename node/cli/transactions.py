@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import AMOUNT
+from node.cli.arguments import AMOUNT, PathName
 from node.cli.commands import Commands
 from node.cli.confirm import send, yes_option
 from node.cli.files import read_json
@@ -41,7 +41,7 @@ def tx() -> None:
 @click.argument("amount", type=AMOUNT)
 @click.option(
     "--possession",
-    type=click.Path(path_type=Path),
+    type=PathName(),
     help="Vote with the key of this file, which `dekube signer possession` wrote with --json.",
 )
 @yes_option

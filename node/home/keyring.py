@@ -61,7 +61,9 @@ class Keyring:
     def accounts(self) -> list[Listed]:
         """Return the accounts, by name; files that are no keystores are passed over. Raises ConfigError."""
         try:
-            files = sorted(self.root.iterdir()) if self.root.exists() else []
+            files = sorted(self.root.iterdir())
+        except FileNotFoundError:
+            return []
         except OSError as error:
             raise ConfigError(f"{self.root}: {error.strerror}") from None
         found = []

@@ -13,10 +13,17 @@ from typing import Any, Final
 import orjson
 import trio
 
-from rpc.client.control import LINE_LIMIT_BYTES, ControlRefused, ControlUnavailable, ask_node, short_path
+from rpc.client.control import (
+    LINE_LIMIT_BYTES,
+    ControlRefused,
+    ControlUnavailable,
+    ask_node,
+    bound_path,
+    short_path,
+)
 from state.primitives.errors import DekubeError, ProtocolError
 
-__all__ = ["ControlRefused", "ControlServer", "ControlUnavailable", "Verb", "ask_node", "short_path"]
+__all__ = ["ControlRefused", "ControlServer", "ControlUnavailable", "Verb", "ask_node", "bound_path", "short_path"]
 
 CONNECTIONS_MAX: Final = 16
 REQUEST_TIMEOUT_S: Final = 10.0
@@ -42,7 +49,7 @@ class ControlServer:
         """Listen until cancelled."""
         self._path.unlink(missing_ok=True)
         listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
-        await listener.bind(short_path(self._path))
+        await listener.bind(bound_path(self._path))
         self._path.chmod(0o600)
         listener.listen(CONNECTIONS_MAX)
         try:

@@ -12,11 +12,15 @@ import socket
 from pathlib import Path
 from typing import Any, Final
 
-from state.primitives.errors import DekubeError
+from state.primitives.errors import ConfigError, DekubeError
 
-__all__ = ["LINE_LIMIT_BYTES", "ControlRefused", "ControlUnavailable", "ask_node", "read_answer", "short_path"]
+__all__ = [
+    "LINE_LIMIT_BYTES", "ControlRefused", "ControlUnavailable", "ask_node", "bound_path", "read_answer",
+    "short_path",
+]  # fmt: skip
 
 LINE_LIMIT_BYTES: Final = 1024 * 1024
+SOCKET_PATH_BYTES_MAX: Final = 107
 
 
 class ControlUnavailable(DekubeError):
@@ -36,6 +40,16 @@ class ControlRefused(DekubeError):
 def short_path(path: Path) -> str:
     """Return the shorter spelling of ``path``: a Unix socket's path is limited to 107 bytes."""
     return min(str(path), os.path.relpath(path), key=len)
+
+
+def bound_path(path: Path) -> str:
+    """Return the spelling to bind a Unix socket at ``path`` by. Raises ConfigError where it is too long."""
+    short = short_path(path)
+    if len(os.fsencode(short)) > SOCKET_PATH_BYTES_MAX:
+        raise ConfigError(
+            f"{path}: too long for a Unix socket ({SOCKET_PATH_BYTES_MAX} bytes at most); use a shorter folder"
+        )
+    return short
 
 
 def ask_node(control: Path, verb: str, *, timeout_s: float = 600.0, **fields: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from node.cli.arguments import SECONDS
+from node.cli.arguments import SECONDS, PathName, Whole
 from node.cli.commands import Commands
 from node.cli.output import counted, json_option, show, show_rows
 from testnet.cluster import hold_folder
@@ -176,10 +176,12 @@ def check_(topology: str, as_json: bool) -> None:
 @wan.command()
 @click.argument("topology")
 @click.option(
-    "--dir", "folder", default=".testnet-wan", show_default=True, type=click.Path(path_type=Path),
+    "--dir", "folder", default=".testnet-wan", show_default=True, type=PathName(),
     help="Folder of the members' homes.",
 )  # fmt: skip
-@click.option("--seed", default=1, show_default=True, help="All keys derive from it: for tests only.")
+@click.option(
+    "--seed", default=1, show_default=True, type=Whole(0), help="All keys derive from it: for tests only."
+)
 def network(topology: str, folder: Path, seed: int) -> None:
     """Run validators at home and relays between them until Ctrl-C; try it with `validators`.
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
-from node.cli.arguments import AMOUNT
+from node.cli.arguments import AMOUNT, PathName, Whole
 from node.cli.blobs import show_progress
 from node.cli.commands import next_command
 from node.cli.confirm import send_signed, yes_option
@@ -78,21 +78,21 @@ def _recipe_options(function: _Function) -> _Function:
         click.option("--seed", default="", metavar="TEXT",
                      help="Fixes weights and order of the samples; the same seed trains the same bits. "
                      "Default: random."),
-        click.option("--match-s", default=600, show_default=True, type=click.IntRange(1, 86_400),
+        click.option("--match-s", default=600, show_default=True, type=Whole(1, 86_400),
                      help="Seconds to look for a worker before the task expires."),
         click.option("--gpu-ms-per-step", default=GPU_MS_PER_STEP_DEFAULT, show_default=True,
-                     type=click.IntRange(1, GPU_MS_PER_STEP_MAX), help="Most GPU time charged for a step."),
+                     type=Whole(1, GPU_MS_PER_STEP_MAX), help="Most GPU time charged for a step."),
         click.option("--max-price", default=MAX_PRICE_DEFAULT, show_default=True, type=AMOUNT,
                      help="Most that is paid for a GPU-second, in DKB."),
         click.option("--widths", default="64,256,128,10", show_default=True, metavar="N,N,...",
                      help="Units of the model's layers, features to classes."),
-        click.option("--windows", default=WINDOWS_DEFAULT, show_default=True, type=click.IntRange(1, 10_000),
+        click.option("--windows", default=WINDOWS_DEFAULT, show_default=True, type=Whole(1, 10_000),
                      help="Parts that are proved, checked and paid one by one."),
-        click.option("--steps", default=STEPS_DEFAULT, show_default=True, type=click.IntRange(1, STEPS_MAX),
+        click.option("--steps", default=STEPS_DEFAULT, show_default=True, type=Whole(1, STEPS_MAX),
                      help=f"Training steps in all, a multiple of {SEGMENT_STEPS} for each window."),
         click.option("--data", default="digits", show_default=True, type=click.Choice(["digits"]),
                      help="Built-in data set: handwritten digits (scikit-learn's)."),
-        click.option("--spec", "spec_file", type=click.Path(path_type=Path), metavar="FILE",
+        click.option("--spec", "spec_file", type=PathName(), metavar="FILE",
                      help="A whole job instead: canonical bytes or JSON (see `task quote --save`)."),
     ):  # fmt: skip
         option(wrapped)
@@ -157,7 +157,7 @@ def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: 
 @click.command()
 @reading_options
 @_recipe_options
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job to FILE (JSON).")
+@click.option("--save", type=PathName(), metavar="FILE", help="Write the job to FILE (JSON).")
 @overwrite_option
 @json_option
 def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from node.cli.arguments import TASK
+from node.cli.arguments import TASK, PathName, Whole
 from node.cli.blobs import download_folder, show_progress
 from node.cli.files import check_free, overwrite_option
 from node.cli.jobs import FORMATS, encode_state, write_file
@@ -25,9 +25,9 @@ __all__ = ["result"]
 @click.command()
 @reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--out", type=PathName(), metavar="FILE",
               help=f"Write the trained state; its suffix picks the form: {', '.join(FORMATS)}.")  # fmt: skip
-@click.option("--window", type=click.IntRange(0), help="The state after this window; default: the last final one.")
+@click.option("--window", type=Whole(0), help="The state after this window; default: the last final one.")
 @overwrite_option
 @json_option
 def result(

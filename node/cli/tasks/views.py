@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import TASK
+from node.cli.arguments import TASK, Whole
 from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, reading_options
@@ -36,7 +36,7 @@ _LIST_COLUMNS: Final = ("id", "phase", "windows", "worker", "price", "created")
 @click.option("--worker", metavar="ADDRESS|NAME", help="Only ever given to this machine.")
 @click.option("--mine", is_flag=True, help="Only created by the node in --home, or the only account.")
 @click.option("--cursor", metavar="TEXT", help="Go on after an earlier page: its `next`.")
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, PAGE_MAX), help="Tasks of a page.")
+@click.option("--limit", default=20, show_default=True, type=Whole(1, PAGE_MAX), help="Tasks of a page.")
 @click.option("--all", "shows_all", is_flag=True, help="All pages.")
 @json_option
 def list_(

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import FILE
+from node.cli.arguments import FILE, PathName, Whole
 from node.cli.option_conflicts import not_with, only_with
 from node.cli.options import STDIO, ask_line, ask_new_passphrase, open_key
 from node.cli.output import json_option, show_fields, show_rows
@@ -100,11 +100,11 @@ def new(
 @click.command(name="import")
 @new_key_options
 @click.argument("name")
-@click.option("--keystore", type=click.Path(path_type=Path), help="From another keystore file.")
+@click.option("--keystore", type=PathName(), help="From another keystore file.")
 @click.option("--keystore-passphrase-file", type=FILE, help="File with its passphrase; else it is asked for.")
 @click.option("--mnemonic", "is_mnemonic", is_flag=True, help="From a mnemonic that is asked for.")
 @click.option("--mnemonic-file", type=FILE, help="From the mnemonic in this file.")
-@click.option("--index", type=click.IntRange(0, INDEX_MAX),
+@click.option("--index", type=Whole(0, INDEX_MAX),
               help="Of the mnemonic's accounts this one: m/44'/60'/0'/0/INDEX.  [default: 0]")  # fmt: skip
 @_path_option
 @click.option("--extra", "asks_extra", is_flag=True, help="The mnemonic has a passphrase of its own: ask for it.")
@@ -146,7 +146,7 @@ def _free(place: Path) -> Path:
 @not_with(("--home",), "FOLDER")
 @click.command(name="list")
 @wallet_options
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True), required=False)
+@click.argument("folder", type=PathName(file_okay=False, exists=True), required=False)
 @json_option
 def list_(session: Session, folder: Path | None, as_json: bool) -> None:
     """List the accounts, or the keystore files in FOLDER."""
@@ -170,7 +170,7 @@ def address(session: Session, name: str | None, as_json: bool) -> None:
 @click.argument("name", required=False)
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PathName(),
     help="Write a keystore file for another wallet, with a new passphrase.",
 )
 @click.option("--new-passphrase-file", type=FILE, help="File with its passphrase; else it is asked for.")

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from node.cli.arguments import AMOUNT, FEE
+from node.cli.arguments import AMOUNT, FEE, Whole
 from node.cli.commands import next_command
 from node.cli.confirm import hand_in, yes_option
 from node.cli.option_conflicts import refuse_given
@@ -46,7 +46,7 @@ def _offer_options(function: _Function) -> _Function:
         yes_option,
         click.option("--tip", type=FEE, help="Offered to the leader for a unit of gas, within --max-fee."),
         click.option("--max-fee", type=FEE, help="The most for a unit of gas: 2.5gwei, 1500wei."),
-        click.option("--nonce", type=click.IntRange(0, 2**48),
+        click.option("--nonce", type=Whole(0, 2**48),
                      help="Else the next one. That of a transaction that waits, with a fee a tenth above its own, "
                      "takes its place."),
     ):  # fmt: skip

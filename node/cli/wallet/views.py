@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import parse_hash
+from node.cli.arguments import PathName, Whole, parse_hash
 from node.cli.option_conflicts import only_with
 from node.cli.output import (
     json_option,
@@ -46,7 +46,7 @@ _NATURAL: Final = re.compile(r"[0-9]{1,80}")
 @click.argument("name", required=False)
 @click.option("--verify", "proves", is_flag=True,
               help="Check the proof against the validators' signatures: believe no gateway.")  # fmt: skip
-@click.option("--genesis", type=click.Path(path_type=Path),
+@click.option("--genesis", type=PathName(),
               help="With --verify: trust this genesis; an existing light client must trust it too.")  # fmt: skip
 @json_option
 def balance(session: Session, name: str | None, proves: bool, genesis: Path | None, as_json: bool) -> None:
@@ -157,7 +157,7 @@ def _pays(found: Transaction, to: str, amount: str) -> bool:
 @click.command()
 @reading_options
 @click.argument("name", required=False)
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, HISTORY_MAX),
+@click.option("--limit", default=20, show_default=True, type=Whole(1, HISTORY_MAX),
               help="So many at most.")  # fmt: skip
 @json_option
 def history(session: Session, name: str | None, limit: int, as_json: bool) -> None:

@@ -6,6 +6,7 @@ import io
 import shlex
 import socket
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -464,3 +465,19 @@ def test_a_folder_that_is_no_database_is_left_as_it_is(
         status, said = dekube(*line)
         assert status in (1, 2) and "no database" in said, (line, said)
         assert [file.name for file in folder.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("closed", "status", "said"),
+    [
+        (">&-", 1, "dekube: Bad file descriptor [io_error]\n"),
+        (">/dev/full", 1, "dekube: No space left on device [io_error]\n"),
+        ("<&- >&- 2>&-", 1, ""),
+        ("<&- 2>&-", 0, ""),
+    ],
+)
+def test_what_cannot_be_printed_is_no_success(closed: str, status: int, said: str, genesis: Path) -> None:
+    line = shlex.join([sys.executable, "-c", "from node.cli import main; main()", "genesis", "show", str(genesis)])
+    done = subprocess.run(f"{line} {closed}", shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, said)
+    assert ("chain_id" in done.stdout) == (status == 0)

@@ -29,10 +29,13 @@ def test_no_more_is_read_than_the_bound_and_a_byte_that_tells_of_more(tmp_path: 
     assert len(read_bounded(Path("/dev/zero"), 10)) == 11
 
 
-def test_a_pipe_that_nobody_writes_to_is_empty(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_that_nobody_writes_to_is_an_error_and_not_an_empty_file(
+    pipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "WRITER_S", 0.1)
     began = time.monotonic()
-    assert read_bounded(pipe, 10) == b""
+    with pytest.raises(OSError, match="a pipe that nobody writes to"):
+        read_bounded(pipe, 10)
     assert 0.1 <= time.monotonic() - began < 2
 
 
@@ -49,6 +52,17 @@ def test_a_pipe_is_read_to_its_end_by_however_slow_a_writer(pipe: Path, monkeypa
     writer = threading.Thread(target=write)
     writer.start()
     assert read_bounded(pipe, 10) == b"abc"
+    writer.join()
+
+
+def test_a_pipe_whose_writer_says_nothing_is_empty(pipe: Path) -> None:
+    def write() -> None:
+        with pipe.open("wb"):
+            time.sleep(0.2)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert read_bounded(pipe, 10) == b""
     writer.join()
 
 
