@@ -421,7 +421,7 @@ class Network:
         """Note that a peer has just been useful: by something that was checked, and that costs more than words."""
         peer = self._peers.get(address)
         if peer is not None:
-            peer.service.note(trio.current_time())
+            peer.usefulness.note(trio.current_time())
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
         """Take over a stream that an acceptor brought (``Acceptance``)."""

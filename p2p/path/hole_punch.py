@@ -18,7 +18,6 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf
 from typing import Final, Protocol
 
@@ -27,6 +26,7 @@ import trio
 from p2p.base.dial_policy import Vicinity
 from p2p.base.errors import PeerUnreachable, PunchFailed, RequestFailed, RequestRefused
 from p2p.base.limits import RateLimiter
+from p2p.base.observed_address import OBSERVE_PREAMBLE, OBSERVED_BYTES_MAX, ObservedAddress
 from p2p.base.sockets import Connector, tune
 from p2p.base.transport import Acceptance, Endpoint
 from p2p.secure.identity import Identity
@@ -37,22 +37,15 @@ from state.primitives.errors import DecodeError
 
 __all__ = [
     "METHOD_PUNCH",
-    "OBSERVED_BYTES_MAX",
-    "OBSERVE_PREAMBLE",
     "PUNCHED",
-    "Observed",
     "PunchOptions",
     "Puncher",
     "Word",
-    "observed_answer",
 ]
 
 METHOD_PUNCH: Final = "punch"
 PUNCHED: Final = Endpoint("", 0, is_punched=True)
 """The path to any peer by way of punching."""
-OBSERVE_PREAMBLE: Final = b"DKRO"
-"""What asks an observer from where it sees this connection."""
-OBSERVED_BYTES_MAX: Final = 64
 _MESSAGE_BYTES_MAX: Final = 128
 _ATTEMPT_BYTES: Final = 16
 _ANY: Final = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}  # noqa: S104 - whichever leads to the peer
@@ -92,59 +85,11 @@ class PunchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """The address and port from which others see a local port."""
-
-    host: IPv4Address | IPv6Address
-    port: int
-
-    @classmethod
-    def of(cls, host: str, port: int) -> Observed:
-        """Return it from what a socket says or a peer sends. Raises DecodeError."""
-        try:
-            found = ip_address(host.partition("%")[0])
-        except ValueError:
-            raise DecodeError("not an address") from None
-        if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-            found = found.ipv4_mapped
-        if not 0 < port < 65_536 or found.is_multicast or found.is_unspecified:
-            raise DecodeError("not an address that can be dialled")
-        return cls(found, port)
-
-    def encode(self) -> bytes:
-        """Return the canonical bytes."""
-        return encode([str(self.host), self.port])
-
-    @classmethod
-    def decode(cls, data: bytes) -> Observed:
-        """Return it from its canonical bytes. Raises DecodeError."""
-        match decode(data, limit_bytes=OBSERVED_BYTES_MAX):
-            case [str(host), int(port)]:
-                observed = cls.of(host, port)
-                if observed.encode() != data:
-                    raise DecodeError("another spelling of an address")
-                return observed
-            case _:
-                raise DecodeError("not an observed address")
-
-    @property
-    def family(self) -> socket.AddressFamily:
-        """The family of its sockets."""
-        return socket.AF_INET if self.host.version == 4 else socket.AF_INET6
-
-
-def observed_answer(host: str, port: int) -> bytes:
-    """Return what an observer answers to ``OBSERVE_PREAMBLE``: a length byte and the encoded address."""
-    data = Observed.of(host, port).encode()
-    return bytes((len(data),)) + data
-
-
-@dataclass(frozen=True, slots=True)
 class Word:
     """What one end says to the other: prepare an attempt, I am seen at ``observed``; or, without it, dial now."""
 
     attempt: bytes
-    observed: Observed | None = None
+    observed: ObservedAddress | None = None
 
     def encode(self) -> bytes:
         """Return the canonical bytes."""
@@ -155,7 +100,7 @@ class Word:
         """Return it from its canonical bytes. Raises DecodeError."""
         match decode(data, limit_bytes=_MESSAGE_BYTES_MAX):
             case [1, bytes(attempt), bytes(observed)] if len(attempt) == _ATTEMPT_BYTES:
-                return cls(attempt, Observed.decode(observed))
+                return cls(attempt, ObservedAddress.decode(observed))
             case [2, bytes(attempt)] if len(attempt) == _ATTEMPT_BYTES:
                 return cls(attempt)
             case _:
@@ -214,7 +159,7 @@ class _Port:
         self.number = self.number or int(made.getsockname()[1])
         return made
 
-    async def observe(self, observer: Endpoint, look_up: LookUp) -> Observed:
+    async def observe(self, observer: Endpoint, look_up: LookUp) -> ObservedAddress:
         """Ask one observer; the connection stays open, and with it the mapping. Raises OSError, DecodeError."""
         sock = await self.bound()
         self._held.append(sock)
@@ -229,7 +174,7 @@ class _Port:
             data += more
             if data[0] > OBSERVED_BYTES_MAX:
                 raise DecodeError("not an observer's answer")
-        return Observed.decode(data[1 : 1 + data[0]])
+        return ObservedAddress.decode(data[1 : 1 + data[0]])
 
     def close(self) -> None:
         """Let go of the port."""
@@ -243,7 +188,7 @@ class _Ready:
     """An attempt of another end."""
 
     port: _Port
-    theirs: Observed
+    theirs: ObservedAddress
     tries: int = 0
 
 
@@ -344,7 +289,7 @@ class Puncher:
         port, own = await self._open()
         try:
             answer = await self._ask(target, Word(attempt, own))
-            theirs = _checked(Observed.decode(answer), own)
+            theirs = _checked(ObservedAddress.decode(answer), own)
             for _ in range(options.tries):
                 began = trio.current_time()
                 # The peer dials when the word reaches it: half a round trip after it left.
@@ -379,7 +324,7 @@ class Puncher:
             limit_bytes=OBSERVED_BYTES_MAX,
         )
 
-    async def _open(self) -> tuple[_Port, Observed]:
+    async def _open(self) -> tuple[_Port, ObservedAddress]:
         """Return a port and how it is seen. Raises PunchFailed where observers disagree or too few answer."""
         if not self.can_try:
             raise PunchFailed("fewer than two observers, or a symmetric NAT")
@@ -404,10 +349,12 @@ class Puncher:
                 raise PunchFailed("observers see different addresses: a symmetric NAT")
         raise PunchFailed("; ".join(reasons[-2:]) or "no observer")
 
-    async def _see(self, port: _Port, reasons: list[str]) -> tuple[dict[Endpoint, Observed], Observed | None]:
+    async def _see(
+        self, port: _Port, reasons: list[str]
+    ) -> tuple[dict[Endpoint, ObservedAddress], ObservedAddress | None]:
         """Return how observers see a port, and as what two of them agree to; ``reasons`` is why others do not."""
-        seen: dict[Endpoint, Observed] = {}
-        found: Observed | None = None
+        seen: dict[Endpoint, ObservedAddress] = {}
+        found: ObservedAddress | None = None
         for observer in self._in_turn():
             try:
                 with trio.fail_after(self._options.observe_s_max):
@@ -435,7 +382,7 @@ class Puncher:
             return self._go(peer, word.attempt)
         return await self._prepare(peer, word.attempt, word.observed)
 
-    async def _prepare(self, peer: bytes, attempt: bytes, theirs: Observed) -> bytes:
+    async def _prepare(self, peer: bytes, attempt: bytes, theirs: ObservedAddress) -> bytes:
         now = trio.current_time()
         if self._nursery is None or self._answering >= self._options.attempts_max:
             raise RequestRefused("busy")
@@ -487,12 +434,12 @@ class Puncher:
         self._acceptance.accept(stream, f"punch:{theirs.host}")
 
 
-def _checked(theirs: Observed, own: Observed) -> Observed:
+def _checked(theirs: ObservedAddress, own: ObservedAddress) -> ObservedAddress:
     """Return the peer's address if dialling it harms nobody. Raises DecodeError.
 
     Whoever is named gets a few packets, so the inside of this network is nobody's to name from outside of it.
     """
-    if theirs.family != own.family:
+    if theirs.host.version != own.host.version:
         raise DecodeError("an address of the other family")
     if own.host.is_global and not theirs.host.is_global:
         raise DecodeError("an address of an inner network")
@@ -501,7 +448,7 @@ def _checked(theirs: Observed, own: Observed) -> Observed:
     return theirs
 
 
-async def _dial_until(port: _Port, theirs: Observed, deadline: float) -> trio.SocketStream | None:
+async def _dial_until(port: _Port, theirs: ObservedAddress, deadline: float) -> trio.SocketStream | None:
     """Dial from the port, and listen on it too (a peer without NAT between may be the faster one)."""
     result: trio.SocketStream | None = None
 
@@ -518,7 +465,7 @@ async def _dial_until(port: _Port, theirs: Observed, deadline: float) -> trio.So
                 sock.listen(1)
                 while True:
                     arrived, name = await sock.accept()
-                    if result is None and Observed.of(str(name[0]), int(name[1])) == theirs:
+                    if result is None and ObservedAddress.of(str(name[0]), int(name[1])) == theirs:
                         won(arrived)
                         return
                     arrived.close()

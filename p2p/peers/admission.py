@@ -12,11 +12,12 @@ from typing import Final, NamedTuple, Protocol
 
 from p2p.base.limits import NetworkLimits
 from p2p.base.netgroups import Origin
-from p2p.peers.eviction import Admission, Guest, Service, Standings, admit
+from p2p.peers.eviction import Admission, Guest, Standings, admit
 from p2p.peers.roster import Roster
 from p2p.secure.identity import NodeCertificate
 from p2p.session.connection import Link
 from p2p.session.peer import Peer
+from p2p.session.usefulness import Usefulness
 
 __all__ = ["Claim", "Doorkeeper", "replaces"]
 
@@ -111,14 +112,14 @@ class Doorkeeper:
         return admit(
             self._guests(), origin, now=now, places_max=self._limits.peers_in_max,
             per_network_max=self._limits.peers_per_network_max, draw=self._draw,
-            service=self._standings.periods(address, origin.block, now),
+            useful_periods=self._standings.periods(address, origin.block, now),
         )  # fmt: skip
 
     def _guests(self) -> list[Guest]:
         """Return those who came in and have no place of their own."""
         return [
             Guest(
-                address, self.origin(address, peer.remote), peer.since, peer.service.periods,
+                address, self.origin(address, peer.remote), peer.since, peer.usefulness.periods,
                 self._score(address), peer.rtt_s,
             )
             for address, peer in self._roster.peers.items()
@@ -134,11 +135,11 @@ class Doorkeeper:
         origin = self._origin_of(remote)
         return origin.of_its_own(address) if origin.is_relayed and self.is_bonded(address) else origin
 
-    def came(self, peer: Peer, now: float) -> Service:
+    def came(self, peer: Peer, now: float) -> Usefulness:
         """Return what a peer that has been let in begins with."""
         return self._standings.take(peer.address, self.origin(peer.address, peer.remote).block, now)
 
     def left(self, peer: Peer, now: float) -> None:
         """Remember what a peer had done that is gone."""
         block = self.origin(peer.address, peer.remote).block
-        self._standings.keep(peer.address, block, peer.service, now)
+        self._standings.keep(peer.address, block, peer.usefulness, now)

@@ -22,8 +22,9 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from p2p.base.netgroups import Origin
+from p2p.session.usefulness import Usefulness
 
-__all__ = ["Admission", "Guest", "Service", "Standings", "admit", "lots"]
+__all__ = ["Admission", "Guest", "Standings", "admit", "lots"]
 
 STANDING_SHARE: Final = 2
 """One in so many places is kept for those who have worked in most minutes, of equals for the oldest, ..."""
@@ -37,8 +38,6 @@ KEPT_PER_BLOCK: Final = 2
 """For scores and round trips, of one block: or a crowd that came first would be all of them."""
 STANDING_PER_BLOCK_SHARE: Final = 8
 """By standing, of one block one in so many of all places: all that a relay brings are one block."""
-SERVICE_S: Final = 60.0
-"""What is done within one such period counts once: a burst buys no standing."""
 TRIAL_S: Final = 600.0
 """How long a peer has to do something useful, before it makes room for a block that has no place."""
 STANDINGS_MAX: Final = 1_024
@@ -47,24 +46,8 @@ STANDINGS_S: Final = 3_600.0
 """... for so long."""
 
 
-@dataclass(slots=True)
-class Service:
-    """What one peer has done for this node since it came."""
-
-    periods: int = 0
-    """In how many periods it was useful."""
-    _last: int = -1
-
-    def note(self, now: float) -> None:
-        """Note that it was useful just now; seconds of the clock of its ``Guest``."""
-        period = int(now // SERVICE_S)
-        if period > self._last:
-            self._last = period
-            self.periods += 1
-
-
 class _Past(NamedTuple):
-    service: Service
+    usefulness: Usefulness
     block: str
     until: float
 
@@ -83,32 +66,32 @@ class Standings:
     def __len__(self) -> int:
         return len(self._past)
 
-    def keep(self, address: bytes, block: str, service: Service, now: float) -> None:
+    def keep(self, address: bytes, block: str, usefulness: Usefulness, now: float) -> None:
         """Remember a peer that has gone; of too many, whoever has done least is forgotten."""
         self.forget(address)
-        if service.periods <= 1:
+        if usefulness.periods <= 1:
             return
-        self._past[address] = _Past(service, block, now + self._kept_s)
+        self._past[address] = _Past(usefulness, block, now + self._kept_s)
         for known, past in [*self._past.items()]:  # in the order of leaving
             if past.until > now:
                 break
             del self._past[known]
         if len(self._past) > self._max:
-            del self._past[min(self._past, key=lambda known: self._past[known].service.periods)]
+            del self._past[min(self._past, key=lambda known: self._past[known].usefulness.periods)]
 
     def periods(self, address: bytes, block: str, now: float) -> int:
         """Return the periods with which a peer would come back."""
         past = self._past.get(address)
-        return past.service.periods - 1 if past is not None and past.block == block and past.until > now else 0
+        return past.usefulness.periods - 1 if past is not None and past.block == block and past.until > now else 0
 
-    def take(self, address: bytes, block: str, now: float) -> Service:
+    def take(self, address: bytes, block: str, now: float) -> Usefulness:
         """Return what a peer that has come begins with, and remember it no more."""
         periods = self.periods(address, block, now)
         past = self._past.pop(address, None)
         if past is None or not periods:
-            return Service()
-        past.service.periods = periods
-        return past.service
+            return Usefulness()
+        past.usefulness.periods = periods
+        return past.usefulness
 
     def forget(self, address: bytes) -> None:
         """Remember nothing of a peer."""
@@ -122,8 +105,8 @@ class Guest:
     address: bytes
     origin: Origin
     since: float
-    service: int = 0
-    """``Service.periods``."""
+    useful_periods: int = 0
+    """``Usefulness.periods``."""
     score: float = 0.0
     rtt_s: float | None = None
 
@@ -154,12 +137,12 @@ def admit(
     places_max: int,
     per_network_max: int,
     draw: Callable[[str], int],
-    service: int = 0,
+    useful_periods: int = 0,
 ) -> Admission:
     """Say whether a newcomer from ``origin`` may join these guests.
 
-    ``draw`` is a hash of a block that is this node's secret; the least are drawn. ``service`` is what the newcomer
-    is remembered for (``Standings``).
+    ``draw`` is a keyed hash of a block whose key is this node's secret; the blocks with the lowest hashes are
+    drawn. ``useful_periods`` is what ``Standings`` remembers of the newcomer.
     """
     if origin.is_bounded and sum(guest.origin.network == origin.network for guest in guests) >= per_network_max:
         return Admission(refusal="refused_network")
@@ -181,11 +164,11 @@ def admit(
         return Admission(gives_way=max(crowd, key=size).address)
     if loose and is_absent and origin.block in drawn:
         return Admission(gives_way=max(loose, key=size).address)
-    if service:
-        gives_way = _for_standing(guests, Guest(b"", origin, now, service), places_max, drawn)
+    if useful_periods:
+        gives_way = _for_standing(guests, Guest(b"", origin, now, useful_periods), places_max, drawn)
         if gives_way is not None:
             return Admission(gives_way=gives_way)
-    idle = [guest for guest in loose if not guest.service and now - guest.since >= TRIAL_S]
+    idle = [guest for guest in loose if not guest.useful_periods and now - guest.since >= TRIAL_S]
     if idle and is_absent:
         return Admission(gives_way=min(idle, key=lambda guest: (guest.since, guest.address)).address)
     return Admission(refusal="refused_full")
@@ -197,12 +180,14 @@ def _for_standing(guests: Sequence[Guest], back: Guest, places_max: int, drawn: 
     if back.address not in _standing(everybody, places_max):
         return None
     kept = _kept(everybody, places_max, drawn)
-    less = [guest for guest in guests if guest.address not in kept and guest.service < back.service]
-    return min(less, key=lambda guest: (guest.service, -guest.since, guest.address)).address if less else None
+    less = [guest for guest in guests if guest.address not in kept and guest.useful_periods < back.useful_periods]
+    return (
+        min(less, key=lambda guest: (guest.useful_periods, -guest.since, guest.address)).address if less else None
+    )
 
 
 def _by_standing(guests: Sequence[Guest]) -> list[Guest]:
-    return sorted(guests, key=lambda guest: (-guest.service, guest.since, guest.address))
+    return sorted(guests, key=lambda guest: (-guest.useful_periods, guest.since, guest.address))
 
 
 def _standing(guests: Sequence[Guest], places_max: int) -> list[bytes]:

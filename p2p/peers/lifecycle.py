@@ -113,7 +113,7 @@ class Peering:
             old.close("replaced")
             for message in old.undelivered():
                 peer.queue(*message)
-        peer.service = self._doorkeeper.came(peer, now)
+        peer.usefulness = self._doorkeeper.came(peer, now)
         self._roster.peers[address] = peer
         self._gossip.joined(address, outbound=peer.is_outbound, network=crowd_of(link.remote_host))
         for _, cls, kind, body in self._outbox.take(address, now):

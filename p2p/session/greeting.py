@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import trio
 
 from p2p.base.errors import HandshakeFailed
-from p2p.path.hole_punch import OBSERVE_PREAMBLE, observed_answer
+from p2p.base.observed_address import OBSERVE_PREAMBLE, observed_answer
 from p2p.secure.channel import Hello
 from p2p.secure.handshake import Handshake, Session
 from p2p.secure.identity import Identity, Purpose

@@ -19,7 +19,6 @@ import trio
 from p2p.base.errors import PeerUnreachable, RecordDamaged
 from p2p.base.limits import Holding, LoopShare, NetworkLimits, ReceiveMemory
 from p2p.base.transport import Doubt
-from p2p.peers.eviction import Service
 from p2p.secure.channel import GENERATION_MAX, Hello, Opening, conversation_of
 from p2p.secure.frame import Class
 from p2p.secure.handshake import Session
@@ -31,6 +30,7 @@ from p2p.session.path_offers import PeerWay
 from p2p.session.peerinfo import LaneStats, PeerInfo
 from p2p.session.requests import Requests, Served
 from p2p.session.stall_detection import is_silent, silence_limit_s
+from p2p.session.usefulness import Usefulness
 from state.primitives.errors import ProtocolError
 
 __all__ = ["KIND_GOSSIP", "RESERVED_KIND_MIN", "Peer", "PeerOwner"]
@@ -97,7 +97,7 @@ class Peer:
         """The connection that carries it now or did so last."""
         self.is_finding_way = False
         self.rtt_s: float | None = None
-        self.service = Service()
+        self.usefulness = Usefulness()
         self.closed_for: str | None = None
         """Why it ended: a stable code, once it has."""
         self.lanes = PeerLanes(

@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol, cast
 
 from p2p.base.errors import HandshakeFailed
 from p2p.base.limits import Place
+from p2p.base.observed_address import OBSERVE_PREAMBLE, observed_answer
 from p2p.base.sockets import tune
-from p2p.path.hole_punch import OBSERVE_PREAMBLE, observed_answer
 from p2p.secure.handshake import Handshake, Session
 from p2p.secure.identity import Identity, Purpose
 from relay.protocol.errors import Refusal, RelayProtocolError

@@ -12,9 +12,10 @@ import trio.testing
 
 from p2p.base.errors import FrameInvalid, PeerUnreachable, PunchFailed, RecordDamaged
 from p2p.base.limits import Holding, NetworkLimits, ReceiveMemory, who_holds_too_much
+from p2p.base.observed_address import ObservedAddress
 from p2p.base.transport import Endpoint
 from p2p.gossip.core import BACKOFFS_MAX, Deliver, Gossip, GossipParameters, Verdict
-from p2p.path.hole_punch import PUNCHED, Observed, Puncher, PunchOptions, _Port
+from p2p.path.hole_punch import PUNCHED, Puncher, PunchOptions, _Port
 from p2p.secure.channel import GENERATION_MAX, Channel, Hello, Opening, Word, conversation_of
 from p2p.secure.frame import Class, frame, header
 from p2p.secure.record import RecordReader
@@ -287,7 +288,7 @@ async def test_a_peer_that_leaves_in_the_middle_of_punching_harms_nobody() -> No
 
         async def answer_and_leave(peer: bytes, body: bytes) -> bytes:
             if body[1:2] == b"\x01":
-                return Observed.of("127.0.0.1", 9).encode()
+                return ObservedAddress.of("127.0.0.1", 9).encode()
             raise PeerUnreachable("it went")
 
         bobs.handler = answer_and_leave
@@ -336,7 +337,7 @@ async def test_a_peer_may_say_go_only_so_often(monkeypatch: pytest.MonkeyPatch) 
         observers = [await observer(nursery), await observer(nursery)]
         _, bob, _, bobs = await pair(nursery, observers)
         assert bobs.handler is not None
-        await bobs.handler(ALICE, encode([1, bytes(16), Observed.of("127.0.0.1", 9).encode()]))
+        await bobs.handler(ALICE, encode([1, bytes(16), ObservedAddress.of("127.0.0.1", 9).encode()]))
         refused = 0
         for _ in range(50):
             try:

@@ -458,9 +458,9 @@ async def test_gossip_reaches_everybody_and_a_liar_is_banned(wires: Wires, autoj
         networks[5].publish("tx", b"one", b"two")
         await trio.sleep(5)
         assert all(sorted(got[n]) == [b"one", b"two"] for n in range(5)) and got[5] == []
-        earned = [peer.service.periods for network in networks for peer in network._peers.values()]
+        earned = [peer.usefulness.periods for network in networks for peer in network._peers.values()]
         assert sum(earned) >= 5, "each heard it first of somebody"
-        assert all(peer.service.periods == 0 for peer in networks[5]._peers.values())
+        assert all(peer.usefulness.periods == 0 for peer in networks[5]._peers.values())
         for number in range(200):
             networks[0].publish("tx", b"lie %d" % number)
         await trio.sleep(1)

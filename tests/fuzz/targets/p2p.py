@@ -11,6 +11,7 @@ import trio
 
 from p2p.base.errors import FrameInvalid, HandshakeFailed, RecordInvalid
 from p2p.base.limits import NetworkLimits, ReceiveMemory
+from p2p.base.observed_address import ObservedAddress
 from p2p.base.transport import Endpoint
 from p2p.gossip.core import Gossip
 from p2p.multicast.core import Multicast
@@ -26,7 +27,7 @@ from p2p.multicast.pieces import (
 from p2p.multicast.wire import Announce, Ask, Done, Have, Swap, Want, encode_control
 from p2p.path.dial_back import Answer
 from p2p.path.dialling import parse_bootstrap
-from p2p.path.hole_punch import Observed, Word
+from p2p.path.hole_punch import Word
 from p2p.records.addrbook import AddressBook
 from p2p.records.records import sign_record, verify_record
 from p2p.records.revocations import Revocations
@@ -266,13 +267,13 @@ def targets() -> Iterator[tuple[str, Target]]:
             ("p2p.base.transport:Endpoint.parse",),
         ),
     )
-    seen = Observed.of("192.0.2.1", 4_000)
+    seen = ObservedAddress.of("192.0.2.1", 4_000)
     yield (
         "observed address",
         Target(
-            canonical(Observed.decode, Observed.encode),
-            (seen.encode(), Observed.of("2001:db8::1", 1).encode()),
-            ("p2p.path.hole_punch:Observed.decode",),
+            canonical(ObservedAddress.decode, ObservedAddress.encode),
+            (seen.encode(), ObservedAddress.of("2001:db8::1", 1).encode()),
+            ("p2p.base.observed_address:ObservedAddress.decode",),
         ),
     )
     yield (

@@ -94,7 +94,7 @@ async def test_a_fresh_node_syncs_and_follows(world: World, tmp_path: Path) -> N
             assert sync.progress() is None
             tip = await sync.run()
         progress = sync.progress()
-        assert max(client._peers[network.identity.address].service.periods for network in networks) >= 1
+        assert max(client._peers[network.identity.address].usefulness.periods for network in networks) >= 1
         nursery.cancel_scope.cancel()
     assert progress is not None
     assert (tip.height, tip.block_hash) == (target.height, target.block_hash)

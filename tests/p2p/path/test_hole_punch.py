@@ -8,16 +8,14 @@ import pytest
 import trio
 
 from p2p.base.errors import PunchFailed, RequestRefused
+from p2p.base.observed_address import OBSERVE_PREAMBLE, ObservedAddress, observed_answer
 from p2p.base.transport import Endpoint
 from p2p.path.hole_punch import (
     METHOD_PUNCH,
-    OBSERVE_PREAMBLE,
     PUNCHED,
-    Observed,
     Puncher,
     PunchOptions,
     _checked,
-    observed_answer,
 )
 from p2p.secure.identity import Role
 from p2p.service import Network, NetworkConfig
@@ -246,7 +244,7 @@ async def test_a_peer_may_not_ask_for_ever() -> None:
         observers = [await observer(nursery), await observer(nursery)]
         _, _, _, bobs = await pair(nursery, observers)
         assert bobs.handler is not None
-        word = [encode([1, bytes([i]) * 16, Observed.of("127.0.0.1", 9).encode()]) for i in range(3)]
+        word = [encode([1, bytes([i]) * 16, ObservedAddress.of("127.0.0.1", 9).encode()]) for i in range(3)]
         await bobs.handler(ALICE, word[0])
         await bobs.handler(ALICE, word[1])
         with pytest.raises(RequestRefused):
@@ -284,4 +282,4 @@ async def test_malformed_words_are_refused(body: bytes) -> None:
 )
 def test_nobody_is_made_to_dial_inside_a_network(own: str, theirs: str) -> None:
     with pytest.raises(DecodeError):
-        _checked(Observed.of(theirs, 80), Observed.of(own, 80))
+        _checked(ObservedAddress.of(theirs, 80), ObservedAddress.of(own, 80))

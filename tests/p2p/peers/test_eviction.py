@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from p2p.base.limits import NetworkLimits
 from p2p.base.netgroups import Crowds, Origin, block_of, network_of, origin_of
-from p2p.peers.eviction import SERVICE_S, STANDINGS_S, TRIAL_S, Admission, Guest, Service, Standings, admit, lots
+from p2p.peers.eviction import STANDINGS_S, TRIAL_S, Admission, Guest, Standings, admit, lots
 from p2p.peers.handshake_limits import Entrance
 from p2p.secure.channel import Channel, Hello, Opening
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from p2p.service import Network, NetworkConfig
+from p2p.session.usefulness import USEFUL_PERIOD_S, Usefulness
 from tests.p2p.helpers import NOW_MS, identity
 from tests.p2p.test_service import running, wires
 
@@ -38,7 +39,7 @@ class House:
     def __init__(self, places_max: int = PLACES, *, key: bytes = b"house") -> None:
         self.places_max = places_max
         self.guests: dict[bytes, Guest] = {}
-        self.services: dict[bytes, Service] = {}
+        self.usefulness: dict[bytes, Usefulness] = {}
         self.workers: set[bytes] = set()
         self.draw = lots(key)
         self.standings = Standings()
@@ -49,13 +50,13 @@ class House:
         """Let time pass, in which those who work miss no period."""
         until = self.now + seconds
         while self.now < until:
-            self.now = min(until, self.now + SERVICE_S / 2)
+            self.now = min(until, self.now + USEFUL_PERIOD_S / 2)
             self._work()
 
     def _work(self) -> None:
         for name in self.workers & self.guests.keys():
-            self.services[name].note(self.now)
-            self.guests[name] = replace(self.guests[name], service=self.services[name].periods)
+            self.usefulness[name].note(self.now)
+            self.guests[name] = replace(self.guests[name], useful_periods=self.usefulness[name].periods)
 
     def drawn(self, newcomer: str) -> set[str]:
         blocks = {newcomer, *self.blocks()}
@@ -63,7 +64,7 @@ class House:
 
     def leave(self, name: bytes) -> Origin:
         where = self.guests.pop(name).origin
-        self.standings.keep(name, where.block, self.services[name], self.now)
+        self.standings.keep(name, where.block, self.usefulness[name], self.now)
         return where
 
     def knock(
@@ -79,7 +80,7 @@ class House:
         answer = admit(
             [*self.guests.values()], where, now=self.now, places_max=self.places_max,
             per_network_max=PER_NETWORK, draw=self.draw,
-            service=self.standings.periods(name, where.block, self.now),
+            useful_periods=self.standings.periods(name, where.block, self.now),
         )  # fmt: skip
         if answer.gives_way is not None:
             self.leave(answer.gives_way)
@@ -87,8 +88,8 @@ class House:
             self.count += not name
             self.now += 0.001
             name = name or self.count.to_bytes(20, "big")
-            self.services[name] = self.standings.take(name, where.block, self.now)
-            self.guests[name] = Guest(name, where, self.now, self.services[name].periods, score, rtt_s)
+            self.usefulness[name] = self.standings.take(name, where.block, self.now)
+            self.guests[name] = Guest(name, where, self.now, self.usefulness[name].periods, score, rtt_s)
             if works:
                 self.workers.add(name)
                 self._work()
@@ -189,7 +190,7 @@ def test_no_number_of_blocks_pushes_out_who_has_long_been_useful(
     for block in range(before):
         for _ in range(3):
             house.knock(origin(block), score=100.0, rtt_s=0.001, works=True)
-    house.wait(SERVICE_S)
+    house.wait(USEFUL_PERIOD_S)
     for number in range(honest):
         house.knock(origin(50 + number // 2, 9), works=True)
     names = [name for name, guest in house.guests.items() if guest.origin.network.endswith(".9")]
@@ -260,11 +261,11 @@ def test_who_worked_and_lost_its_connection_is_let_in_again_for_whoever_did_less
     house = House()
     house.knock(origin(1), works=True)
     (worker,) = house.guests
-    house.wait(10 * SERVICE_S)
+    house.wait(10 * USEFUL_PERIOD_S)
     house.leave(worker)
     for block in range(2, 2 + PLACES):  # all places are taken meanwhile, by blocks of one
         house.knock(origin(block), works=True)
-    house.wait(5 * SERVICE_S)
+    house.wait(5 * USEFUL_PERIOD_S)
     assert house.knock(origin(90)).refusal == "refused_full" or "90" in house.drawn("90")
     assert house.knock(origin(1), name=worker, works=True).gives_way is not None
     assert worker in house.guests
@@ -274,38 +275,39 @@ def test_nobody_makes_room_for_a_standing_that_is_less_or_of_a_block_that_has_it
     house = House()
     for block in range(PLACES):
         house.knock(origin(block), works=True)
-    house.wait(10 * SERVICE_S)
+    house.wait(10 * USEFUL_PERIOD_S)
     least = dict.fromkeys(house.guests.values(), 11)
-    assert all(guest.service >= 10 for guest in least)
+    assert all(guest.useful_periods >= 10 for guest in least)
     guests = [*house.guests.values()]
     draw = lambda block: 0 if block == "5" else int(block) + 1  # noqa: E731
-    for service, is_let_in in ((1, False), (9, False), (99, True)):
+    for useful_periods, is_let_in in ((1, False), (9, False), (99, True)):
         answer = admit(
             guests, origin(70), now=house.now, places_max=PLACES, per_network_max=PER_NETWORK,
-            draw=draw, service=service,
+            draw=draw, useful_periods=useful_periods,
         )  # fmt: skip
         assert (answer.refusal is None) == is_let_in
     crowd = [replace(guest, origin=origin(3 + number // 12, number)) for number, guest in enumerate(guests)]
     for where, is_let_in in ((origin(3, 99), False), (origin(70), True)):
-        better = [replace(guest, service=200 if guest.origin.block == "3" else 0) for guest in crowd]
+        better = [replace(guest, useful_periods=200 if guest.origin.block == "3" else 0) for guest in crowd]
         answer = admit(
-            better, where, now=house.now, places_max=PLACES, per_network_max=PER_NETWORK, draw=draw, service=99,
+            better, where, now=house.now, places_max=PLACES, per_network_max=PER_NETWORK, draw=draw,
+            useful_periods=99,
         )  # fmt: skip
         assert (answer.refusal is None) == is_let_in, "two of a block are kept for their standing, not a third"
 
 
 def test_what_is_remembered_is_for_one_block_for_a_while_and_a_little_less_each_time() -> None:
     standings = Standings()
-    service = Service(periods=3)
-    standings.keep(b"a", "block", service, 0.0)
+    usefulness = Usefulness(periods=3)
+    standings.keep(b"a", "block", usefulness, 0.0)
     assert standings.periods(b"a", "block", 1.0) == 2 and standings.periods(b"b", "block", 1.0) == 0
     assert standings.periods(b"a", "other", 1.0) == 0 and standings.periods(b"a", "block", STANDINGS_S) == 0
-    service = standings.take(b"a", "block", 1.0)
-    assert service.periods == 2 and len(standings) == 0
-    standings.keep(b"a", "block", service, 2.0)
+    usefulness = standings.take(b"a", "block", 1.0)
+    assert usefulness.periods == 2 and len(standings) == 0
+    standings.keep(b"a", "block", usefulness, 2.0)
     assert standings.take(b"a", "other", 3.0).periods == 0, "earned in one block, it is of no use in another"
     assert standings.take(b"a", "block", 3.0).periods == 0
-    standings.keep(b"a", "block", Service(periods=1), 4.0)
+    standings.keep(b"a", "block", Usefulness(periods=1), 4.0)
     assert len(standings) == 0, "nothing would be left of it"
 
 
@@ -320,7 +322,7 @@ def test_the_memory_of_standing_is_bounded_and_keeps_those_who_did_most(
         now += waits_s
         name = bytes([number])
         before = {bytes([n]): standings.periods(bytes([n]), "block", now) for n in range(31)}
-        standings.keep(name, "block", Service(periods=periods), now)
+        standings.keep(name, "block", Usefulness(periods=periods), now)
         assert len(standings) <= 8
         lost = [n for n, had in before.items() if n != name and had and not standings.periods(n, "block", now)]
         assert len(lost) <= 1
@@ -328,14 +330,14 @@ def test_the_memory_of_standing_is_bounded_and_keeps_those_who_did_most(
         assert all(before[n] <= periods for n in lost)
 
 
-def test_a_burst_of_service_counts_once() -> None:
-    service = Service()
+def test_a_burst_of_usefulness_counts_once() -> None:
+    usefulness = Usefulness()
     for tick in range(100):
-        service.note(SERVICE_S * tick / 100)
-    assert service.periods == 1
-    service.note(SERVICE_S)
-    service.note(SERVICE_S / 2)
-    assert service.periods == 2
+        usefulness.note(USEFUL_PERIOD_S * tick / 100)
+    assert usefulness.periods == 1
+    usefulness.note(USEFUL_PERIOD_S)
+    usefulness.note(USEFUL_PERIOD_S / 2)
+    assert usefulness.periods == 2
 
 
 def test_a_house_of_one_crowd_stays_as_it_is_for_more_of_it() -> None:
@@ -569,8 +571,8 @@ async def test_a_peer_that_lost_its_connection_has_its_standing_when_it_is_back(
         for _ in range(5):
             alice.credit(useful)
             alice.credit(false)
-            await trio.sleep(SERVICE_S)
-        assert alice._peers[useful].service.periods == 5
+            await trio.sleep(USEFUL_PERIOD_S)
+        assert alice._peers[useful].usefulness.periods == 5
         for address in (useful, false):
             if address == false:
                 alice.ban(address, "lied", ban_s=1.0)
@@ -579,6 +581,6 @@ async def test_a_peer_that_lost_its_connection_has_its_standing_when_it_is_back(
         assert not alice.peers()
         for number in (300, 301):
             assert await brought.come(number, "relay:ab:relay.example:1")
-        assert alice._peers[useful].service.periods == 4
-        assert alice._peers[false].service.periods == 0
+        assert alice._peers[useful].usefulness.periods == 4
+        assert alice._peers[false].usefulness.periods == 0
         nursery.cancel_scope.cancel()
