@@ -22,7 +22,7 @@ from node.market.cancellation import DAMAGE, Abandoned
 from node.market.inputs import Inputs
 from node.market.machine import Score, describe_machine, known_score, renewed_score
 from node.market.promises import Promises
-from node.market.verifier import Checker
+from node.market.verifier import TaskVerifier
 from node.market.wallet import TransactionFailed, TransactionLost, Wallet
 from node.market.worker import Worker
 from p2p.service import Network
@@ -116,7 +116,7 @@ class Duties:
         self._worker = self.worker_type(
             ledger, wallet, inputs, executor, promises, blobs, parameters, data_dir=data_dir, secret=secret
         )
-        self._checker = Checker(ledger, wallet, inputs, executor, promises, parameters, secret=secret)
+        self._verifier = TaskVerifier(ledger, wallet, inputs, executor, promises, parameters, secret=secret)
 
     def search_with(self, search: BlobSearch) -> None:
         """Ask everybody for a data set that no peer has."""
@@ -236,7 +236,7 @@ class Duties:
     # Finding work
 
     def _look(self, nursery: trio.Nursery) -> None:
-        state, checker = self._ledger.store, self._checker
+        state, verifier = self._ledger.store, self._verifier
         for duty in work_duties(state, self.address, self._parameters):
             if duty.action is Action.OPEN:
                 self._start(nursery, ("open", duty.task, duty.window), self._worker.open, duty)
@@ -244,7 +244,7 @@ class Duties:
                 self._start(nursery, ("work", duty.task), self._worker.work, duty.task)
         for check in verification_duties(state, self.address):
             key = (check.action, check.task, check.window, check.is_jury)
-            self._start(nursery, key, checker.seal if check.action is Action.SEAL else checker.reveal, check)
+            self._start(nursery, key, verifier.seal if check.action is Action.SEAL else verifier.reveal, check)
         for task in list(self._worker.known):
             self._start_forgetting(nursery, task)
         self._promises.tidy(state)

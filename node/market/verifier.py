@@ -39,7 +39,7 @@ from tasks.proofs import (
 )
 from tasks.spec import JobSpec
 
-__all__ = ["Checker"]
+__all__ = ["TaskVerifier"]
 
 _log = structlog.get_logger("duties")
 
@@ -47,7 +47,7 @@ CHECKS_AT_ONCE_MAX: Final = 4
 """Windows whose inputs are held in memory for a check at one time; the executor re-runs fewer."""
 
 
-class Checker:
+class TaskVerifier:
     """Does what the chain asks of the verifier of a window, or of a juror."""
 
     def __init__(

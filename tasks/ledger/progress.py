@@ -82,7 +82,7 @@ def _put_off(case: Case) -> None:
 
 
 def try_match(case: Case) -> None:
-    """Assign the best worker there is, or wait; a task that cannot pay its checkers pauses."""
+    """Assign the best worker there is, or wait; a task that cannot pay its verifiers pauses."""
     record, parameters, scope = case.record, case.parameters, case.scope
     if not fund_check(case):
         if record.phase == Phase.MATCHING:

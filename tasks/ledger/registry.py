@@ -512,7 +512,7 @@ def pay_from_bond(
     state: Overlay, address: bytes, to: bytes, amount: int, purpose: Purpose, emit: Callable[[Event], None],
     height: int,
 ) -> int:  # fmt: skip
-    """Pay ``to``, a checker, up to ``amount`` out of a node's bond; return how much that was."""
+    """Pay ``to``, a verifier, up to ``amount`` out of a node's bond; return how much that was."""
     node = load_node(state, address)
     if node is None:
         return 0

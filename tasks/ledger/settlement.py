@@ -1,4 +1,4 @@
-"""What moves in a task's escrow, and when: bonds, pay by window, checkers' fees, fines, the end (MARKET.md 6).
+"""What moves in a task's escrow, and when: bonds, pay by window, verifiers' fees, fines, the end (MARKET.md 6).
 
 Every amount is bounded by the pool it comes from. Only final windows are paid, each for at most its share of the
 price, so the price pool covers them all however often a window is done again.
@@ -37,12 +37,12 @@ __all__ = [
     "pay_jurors",
     "pay_kill_fee",
     "pay_preparation",
-    "pay_void_checkers",
+    "pay_void_verifiers",
     "release_bond",
     "release_idle_bonds",
 ]
 
-CHECKERS_SHARE_BPS_MAX: Final = 5_000
+VERIFIERS_SHARE_BPS_MAX: Final = 5_000
 """Of a newcomer's pay that its additional verifiers may take."""
 _Source = tuple[Pool, bytes]
 
@@ -121,7 +121,7 @@ def _pay_evenly(
 
 
 def pay_final_window(case: Case, window: WindowRecord) -> None:
-    """Pay a final window: its checkers, its worker (a part of that is held), the protocol's fee, which is burned.
+    """Pay a final window: its verifiers, its worker (a part of that is held), the protocol's fee, which is burned.
 
     One verifier's fee comes from the verification budget; further ones, drawn because the worker is new, are paid
     out of the worker's own pay. What is missing to the least fee of each comes from the budget too.
@@ -129,7 +129,7 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
     vault, parameters = case.vault, case.parameters
     addresses = [seat.address for seat in window.verifiers]
     base = share(window.charge, parameters.verification_bps)
-    from_pay = min(base * (len(addresses) - 1) if addresses else 0, share(window.charge, CHECKERS_SHARE_BPS_MAX))
+    from_pay = min(base * (len(addresses) - 1) if addresses else 0, share(window.charge, VERIFIERS_SHARE_BPS_MAX))
     from_budget = max(base, len(addresses) * parameters.check_fee_min - from_pay) if addresses else 0
     from_budget = min(from_budget, vault.held(Pool.VERIFICATION))
     pay = window.charge - from_pay
@@ -158,7 +158,7 @@ def _void_sources(blamed: bytes) -> list[_Source]:
     return [(Pool.HOLD, blamed), (Pool.BOND, blamed), budget] if blamed else [budget]
 
 
-def pay_void_checkers(case: Case, window: WindowRecord, *, blamed: bytes) -> None:
+def pay_void_verifiers(case: Case, window: WindowRecord, *, blamed: bytes) -> None:
     """Pay the verifiers whose verdicts on a void window stood.
 
     Whoever is to blame for the void pays them, out of what it forfeits and out of its bond; the requester where

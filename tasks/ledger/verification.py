@@ -34,7 +34,7 @@ from tasks.ledger.settlement import (
     pay_final_window,
     pay_for_lost_result,
     pay_jurors,
-    pay_void_checkers,
+    pay_void_verifiers,
 )
 from tasks.proofs import Code, Finding, Opening, WindowProof, check_opening, verdict_seal
 from tasks.spec import JobSpec
@@ -488,7 +488,7 @@ def _end_demand(case: Case, window: WindowRecord, event: WindowEvent, reason: Re
 
 def _void(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes) -> None:
     _dismiss(case, window, (*window.verifiers, *window.jurors))
-    pay_void_checkers(case, window, blamed=blamed)
+    pay_void_verifiers(case, window, blamed=blamed)
     case.advance_window(window.number, event, reason)
 
 

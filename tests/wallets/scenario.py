@@ -345,23 +345,23 @@ class Play:
 
     async def _work(self) -> None:
         job = self._job
-        checker = self._world.checker.secret.address
-        self._said = work_of(bytes.fromhex(self._task[2:]), job.spec, checker)
+        verifier = self._world.verifier.secret.address
+        self._said = work_of(bytes.fromhex(self._task[2:]), job.spec, verifier)
         await self._write(job.worker, "submitWindow", "0x" + self._said.proof.hex(), event="WindowPhase")
         await self._write(job.worker, "giveUpTask", self._other, str(int(Reason.JOB_DIVERGED)), event="TaskPhase")
         await self._settle()
 
     async def _check_and_give_up(self) -> None:
-        job, said, checker = self._job, self._said, self._world.checker
+        job, said, verifier = self._job, self._said, self._world.verifier
         await self._phase(self._task, Phase.VERIFYING)
         await self._write(
-            checker, "sealVerdict", self._task, "0", "0x" + said.seal.hex(), event="WindowPhase",
-            nonce=self._world.next_checker_nonce(),
+            verifier, "sealVerdict", self._task, "0", "0x" + said.seal.hex(), event="WindowPhase",
+            nonce=self._world.next_verifier_nonce(),
         )  # fmt: skip
         await self._settle()
         await self._write(
-            checker, "revealVerdict", self._task, "0", "0x" + said.findings.hex(), "0x" + said.nonce.hex(),
-            event="WindowPhase", nonce=self._world.next_checker_nonce(),
+            verifier, "revealVerdict", self._task, "0", "0x" + said.findings.hex(), "0x" + said.nonce.hex(),
+            event="WindowPhase", nonce=self._world.next_verifier_nonce(),
         )  # fmt: skip
         await self._phase(self._other, Phase.PAUSED)
         await self._write(job.requester, "resumeTask", self._other, event="TaskPhase")
@@ -423,11 +423,11 @@ class Play:
 
     async def _carriage(self, relay: Account) -> list[str]:
         said = await self._world.ask(self._node, "dekube_chainInfo")
-        return carriage_of(bytes.fromhex(said["genesis_hash"][2:]), relay, self._world.checker)
+        return carriage_of(bytes.fromhex(said["genesis_hash"][2:]), relay, self._world.verifier)
 
     async def _arguments_of_stranger(self, item: Any) -> tuple[list[str], int]:
         """Return arguments that are what they should be and name nothing there is, and a value."""
-        said = work_of(bytes.fromhex(NOWHERE[2:]), self._job.spec, self._world.checker.secret.address)
+        said = work_of(bytes.fromhex(NOWHERE[2:]), self._job.spec, self._world.verifier.secret.address)
         known = {
             "profile": "0x" + self._job.profile.hex(), "proof": "0x" + said.proof.hex(),
             "findings": "0x" + said.findings.hex(), "openings": "0x" + said.openings.hex(), "reason": "15",

@@ -163,7 +163,7 @@ def job(number: int) -> Job:
 
 
 class Work(NamedTuple):
-    """A window of a task as its worker and its checker tell of it; nobody computed it, but it fits together."""
+    """A window of a task as its worker and its verifier tell of it; nobody computed it, but it fits together."""
 
     proof: bytes
     findings: bytes
@@ -172,7 +172,7 @@ class Work(NamedTuple):
     openings: bytes
 
 
-def work_of(task: bytes, spec: JobSpec, checker: bytes) -> Work:
+def work_of(task: bytes, spec: JobSpec, verifier: bytes) -> Work:
     """Return what is said of the only window of ``task``."""
     words = (b"after", b"probe", b"salt", b"nonce")
     after, probe, salt, nonce = (digest(b"wallet-tests", word + task) for word in words)
@@ -185,7 +185,7 @@ def work_of(task: bytes, spec: JobSpec, checker: bytes) -> Work:
     openings: list[Opening] = [make_opening([leaf], 0, probe, salt)]
     return Work(
         encode(window_proof_to_value(proof)), encode(findings_to_value(findings)), nonce,
-        verdict_seal(task, 0, checker, findings, nonce), encode([opening_to_value(one) for one in openings]),
+        verdict_seal(task, 0, verifier, findings, nonce), encode([opening_to_value(one) for one in openings]),
     )  # fmt: skip
 
 
@@ -195,8 +195,8 @@ class World:
     def __init__(self, ports: list[int]) -> None:
         self.taps = [Tap(port) for port in ports]
         self._ports = ports
-        self.checker = account("checker")
-        self._checker_nonces = count(1)
+        self.verifier = account("checker")
+        self._verifier_nonces = count(1)
 
     @property
     def nodes(self) -> list[dict[str, str]]:
@@ -252,14 +252,14 @@ class World:
         payload = stake_payload(0, who.secret, genesis_hash=genesis, address=who.secret.address)
         return ["0x" + item.hex() for item in payload[1:] if isinstance(item, bytes)]
 
-    def next_checker_nonce(self) -> int:
-        return next(self._checker_nonces)
+    def next_verifier_nonce(self) -> int:
+        return next(self._verifier_nonces)
 
-    async def register_checker(self) -> None:
+    async def register_verifier(self) -> None:
         """Register the machine that checks everybody's work."""
-        profile = profile_of(self.checker, NodeRole.VERIFY, price=1, score=1)
+        profile = profile_of(self.verifier, NodeRole.VERIFY, price=1, score=1)
         raw = sign_transaction(
-            self.checker.secret, chain_id=CHAIN_ID, nonce=0, kind=REGISTER_NODE,
+            self.verifier.secret, chain_id=CHAIN_ID, nonce=0, kind=REGISTER_NODE,
             payload=[profile_to_value(profile), BOND], gas_limit=150_000, max_fee_per_gas=10**10,
         )  # fmt: skip
         sent = await self.ask(0, "dekube_sendTransaction", "0x" + raw.hex())
@@ -296,7 +296,7 @@ async def world(folder: Path) -> AsyncIterator[World]:
             for node in range(VALIDATORS):
                 look = partial(it.answers, node)
                 await trio.to_thread.run_sync(wait_for, look, f"gateway {node} answers")
-            await it.register_checker()
+            await it.register_verifier()
             yield it
             nursery.cancel_scope.cancel()
 

@@ -238,10 +238,10 @@ async def rejected(world: World, market: Market) -> WindowRecord:
 
 async def test_a_worker_that_alters_a_leaf_is_found_and_not_paid(world: World) -> None:
     worker = Machine(world, 1, "compute", duties=Liar)
-    checkers = [Machine(world, number, "verify") for number in (2, 3)]
-    market = Market(world, worker, *checkers)
+    verifiers = [Machine(world, number, "verify") for number in (2, 3)]
+    market = Market(world, worker, *verifiers)
     window = await rejected(world, market)
-    assert {seat.address for seat in window.jurors} < {machine.wallet.address for machine in checkers}
+    assert {seat.address for seat in window.jurors} < {machine.wallet.address for machine in verifiers}
     assert worker.wallet.address in market.record.excluded
     assert market.paid(worker) == []
     known = load_node(world.store, worker.wallet.address)
@@ -252,13 +252,13 @@ async def test_a_worker_that_alters_a_leaf_is_found_and_not_paid(world: World) -
 @pytest.mark.parametrize("duties", [Withholder, Swindler])
 async def test_a_worker_is_not_paid_for_a_result_that_nobody_can_have(world: World, duties: type[Duties]) -> None:
     worker = Machine(world, 1, "compute", duties=duties)
-    checkers = [Machine(world, number, "verify") for number in (2, 3)]
-    market = Market(world, worker, *checkers)
+    verifiers = [Machine(world, number, "verify") for number in (2, 3)]
+    market = Market(world, worker, *verifiers)
     window = await rejected(world, market)
     seats = (*window.verifiers, *window.jurors)
     assert {finding.code for seat in seats for finding in seat.findings or ()} == {Code.UNAVAILABLE}
     assert market.paid(worker) == []
-    for machine in checkers:
+    for machine in verifiers:
         known = load_node(world.store, machine.wallet.address)
         assert known is not None and known.bad == 0
 
@@ -304,7 +304,7 @@ async def test_a_verdict_is_found_once_for_its_first_seal_may_be_on_its_way(
         async def nothing_there(duty: CheckDuty) -> tuple[Finding, ...]:
             return tuple(Finding(segment, Code.UNAVAILABLE, bytes(32), bytes(32)) for segment in duty.segments)
 
-        monkeypatch.setattr(verifier.duties._checker, "_find", nothing_there)
+        monkeypatch.setattr(verifier.duties._verifier, "_find", nothing_there)
         await world.mint_until(lambda: market.record.phase == Phase.SETTLED)
         nursery.cancel_scope.cancel()
     assert seals == [seals[0]] * len(seals)
@@ -377,7 +377,7 @@ async def test_slow_is_not_unavailable_until_the_time_is_over(world: World) -> N
             (time.fetch_ms + time.run_ms, time.fetch_ms + time.run_ms // 2), (1_000, 500), (-1_000, 0),
         ):  # fmt: skip
             due = duty._replace(deadline_ms=world.ledger.head().time_ms + left_ms)
-            assert asker.duties._checker._fetch_s(due, job) == pytest.approx(expected_ms / 1000, abs=0.002)
+            assert asker.duties._verifier._fetch_s(due, job) == pytest.approx(expected_ms / 1000, abs=0.002)
         nursery.cancel_scope.cancel()
 
 
@@ -512,8 +512,8 @@ async def test_a_replacement_that_cannot_have_the_state_to_go_on_from_declines_w
 @pytest.mark.usefixtures("impatient")
 async def test_states_that_nobody_serves_are_a_finding_and_not_a_stop(world: World) -> None:
     worker = Machine(world, 1, "compute", alone=True)
-    checkers = [Machine(world, number, "verify", alone=True) for number in (2, 3)]
-    market = Market(world, worker, *checkers)
+    verifiers = [Machine(world, number, "verify", alone=True) for number in (2, 3)]
+    market = Market(world, worker, *verifiers)
     async with trio.open_nursery() as nursery:
         await market.start(nursery, make_spec(10, 10, 10))
         for machine in market.machines:

@@ -24,7 +24,7 @@ PARAMETERS: Final = replace(QUICK, check_fee_min=1, samples=4, verifiers=1, new_
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
 TASKS: Final = 3
 WORKERS: Final = 3
-CHECKERS: Final = 8
+VERIFIERS: Final = 8
 
 
 class Outcome(NamedTuple):
@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
     deviant: int
     workers: tuple[int, ...]
-    checkers: tuple[int, ...]
+    verifiers: tuple[int, ...]
     requester: int
     price: int
     settled: int
@@ -48,20 +48,21 @@ def wealth(world: World, address: bytes) -> int:
     return balance_of(world.state, address) + (node.bond if node else 0)
 
 
-def play(worker: Manners, checker: Manners, seed: int, *, samples: int = 4) -> Outcome:
-    """Let a market do some tasks in which one machine, a worker or a checker, has manners of its own."""
+def play(worker: Manners, verifier: Manners, seed: int, *, samples: int = 4) -> Outcome:
+    """Let a market do some tasks in which one machine, a worker or a verifier, has manners of its own."""
     world = World(parameters=replace(PARAMETERS, samples=samples), seed=seed)
-    # The first of each kind is the one that may deviate: the worker that ranks first, the checker drawn most.
+    # The first of each kind is the one that may deviate: the worker that ranks first, the verifier drawn most.
     workers = [world.add_machine(1, roles=WORK, manners=worker, price=DKB // 4000)]
     workers += [world.add_machine(at + 1, roles=WORK, price=DKB // 2000) for at in range(1, WORKERS)]
-    checkers = [
-        world.add_machine(at + 101, roles=CHECK, manners=checker if at == 0 else HONEST) for at in range(CHECKERS)
+    verifiers = [
+        world.add_machine(at + 101, roles=CHECK, manners=verifier if at == 0 else HONEST)
+        for at in range(VERIFIERS)
     ]
-    profile = require_node(world.state, checkers[0]).profile
-    assert world.send(checkers[0], UPDATE_NODE, node_payload(profile, 5 * PARAMETERS.node_bond_min)) is None
-    before = {address: wealth(world, address) for address in (*workers, *checkers, REQUESTER)}
+    profile = require_node(world.state, verifiers[0]).profile
+    assert world.send(verifiers[0], UPDATE_NODE, node_payload(profile, 5 * PARAMETERS.node_bond_min)) is None
+    before = {address: wealth(world, address) for address in (*workers, *verifiers, REQUESTER)}
     job, tasks, settled = spec(match_ms=3_600_000), list[bytes](), 0
-    deviant = workers[0] if worker is not HONEST else checkers[0]
+    deviant = workers[0] if worker is not HONEST else verifiers[0]
     for _ in range(TASKS):
         tasks.append(world.create(job))
         record = world.run(tasks[-1], until=lambda task: task.phase in ENDED, blocks=800)
@@ -90,7 +91,7 @@ def play(worker: Manners, checker: Manners, seed: int, *, samples: int = 4) -> O
     return Outcome(
         change[deviant],
         tuple(change[address] for address in workers if address != deviant),
-        tuple(change[address] for address in checkers if address != deviant),
+        tuple(change[address] for address in verifiers if address != deviant),
         change[REQUESTER],
         TASKS * sum(job.gpu_ms_max(at) for at in range(3)) * job.price.max_price_per_gpu_s // 1_000,
         settled, doubts_of(world.state, deviant), argued, fee,
@@ -107,7 +108,7 @@ OF_WORKERS: Final = {
     "lies": Manners(lies=True), "picky": Manners(picky=True), "forgetful": Manners(forgetful=True),
     "never accepts": SILENT[0], "never starts": SILENT[1], "never computes": SILENT[2], "never opens": SILENT[3],
 }  # fmt: skip
-OF_CHECKERS: Final = {
+OF_VERIFIERS: Final = {
     "lies": Manners(lies=True), "blind": Manners(blind=True), "never seals": SILENT[4],
     "never reveals": SILENT[5],
 }  # fmt: skip
@@ -116,7 +117,7 @@ OF_CHECKERS: Final = {
 def check_the_others(outcome: Outcome) -> None:
     """Nobody honest loses what it had, and the requester gets what it pays for."""
     jury = PARAMETERS.jury * outcome.fee
-    assert min(*outcome.workers, *outcome.checkers) >= -jury
+    assert min(*outcome.workers, *outcome.verifiers) >= -jury
     assert outcome.settled == TASKS
     budget = outcome.price * (10_000 + PARAMETERS.verification_bps + PARAMETERS.fee_bps) // 10_000
     assert -budget - outcome.argued * jury <= outcome.requester < 0
@@ -134,19 +135,19 @@ def test_a_worker_gains_nothing_by_not_doing_as_it_should(name: str, seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(1))
-@pytest.mark.parametrize("name", OF_CHECKERS)
+@pytest.mark.parametrize("name", OF_VERIFIERS)
 def test_a_verifier_gains_nothing_by_not_doing_as_it_should(name: str, seed: int) -> None:
-    outcome = play(HONEST, OF_CHECKERS[name], seed)
+    outcome = play(HONEST, OF_VERIFIERS[name], seed)
     check_the_others(outcome)
     assert outcome.deviant < 0 < honest(seed).deviant
     if name == "blind":
         assert outcome.doubts > 0
 
 
-@pytest.mark.parametrize("checker", [Manners(blind=True), Manners(lies=True)])
+@pytest.mark.parametrize("verifier", [Manners(blind=True), Manners(lies=True)])
 @pytest.mark.parametrize("samples", [1, 4])
-def test_false_alarms_cost_who_raises_them_more_than_all_others(checker: Manners, samples: int) -> None:
-    outcome, calm = (play(HONEST, manners, 5, samples=samples) for manners in (checker, HONEST))
+def test_false_alarms_cost_who_raises_them_more_than_all_others(verifier: Manners, samples: int) -> None:
+    outcome, calm = (play(HONEST, manners, 5, samples=samples) for manners in (verifier, HONEST))
     assert outcome.argued > 1
     assert outcome.workers == calm.workers  # not even a part of their pay
     harm = max(0, calm.requester - outcome.requester)

@@ -207,7 +207,7 @@ def test_a_paused_task_can_be_resumed() -> None:
     assert world.run_to(task, Phase.SETTLED).worker == bytes([9]) * 20
 
 
-def test_a_task_that_cannot_pay_its_checkers_waits_for_a_top_up() -> None:
+def test_a_task_that_cannot_pay_its_verifiers_waits_for_a_top_up() -> None:
     world, _ = market(HONEST, HONEST, HONEST)
     task = world.create()
     first = world.run(task, until=lambda task: task.phase == Phase.RUNNING).worker

@@ -50,13 +50,13 @@ from tasks.proofs import (
 from tasks.spec import encode_spec
 from tests.tasks.world import DKB, leaves_of, probe, proof_of, salt, spec
 
-VALIDATOR, REQUESTER, WORKER, CHECKER = (SecretKey(bytes([at]) * 32) for at in range(1, 5))
+VALIDATOR, REQUESTER, WORKER, VERIFIER = (SecretKey(bytes([at]) * 32) for at in range(1, 5))
 GENESIS = Genesis(
     7,
     "test",
     1_700_000_000_000,
     True,
-    tuple((key.address, 1_000 * DKB) for key in (REQUESTER, WORKER, CHECKER)),
+    tuple((key.address, 1_000 * DKB) for key in (REQUESTER, WORKER, VERIFIER)),
     (GenesisValidator(VALIDATOR.address, VALIDATOR.vote_key, vrf_key_of(VALIDATOR).public, 1_000 * DKB),),
     (("tasks.final_ms", 2_000), ("tasks.new_windows", 0)),
 )
@@ -101,7 +101,7 @@ class Chain:
 
 def test_a_task_lives_and_is_settled_by_signed_transactions() -> None:
     chain, job = Chain(), spec()
-    for key, role in ((WORKER, NodeRole.COMPUTE), (CHECKER, NodeRole.VERIFY)):
+    for key, role in ((WORKER, NodeRole.COMPUTE), (VERIFIER, NodeRole.VERIFY)):
         profile = NodeProfile(key.address, role, (), 8, 16_000, 0, DKB // 2000, 1, 1, 0, (), "1")
         chain.send(key, REGISTER_NODE, node_payload(profile, chain.parameters.node_bond_min))
     task = task_id_of(REQUESTER.address, 0)
@@ -132,18 +132,18 @@ def test_a_task_lives_and_is_settled_by_signed_transactions() -> None:
                     chain.send(WORKER, OPEN_WINDOW, [task, work.window, openings])
                 case _:
                     pass
-        for check in queries.verification_duties(chain.state, CHECKER.address)[:1]:
+        for check in queries.verification_duties(chain.state, VERIFIER.address)[:1]:
             found = [leaves[check.window][at] for at in check.segments]
             findings = [
                 Finding(leaf.segment, Code.COMPUTED, probe(leaf.step_from), leaf.state_root_after)
                 for leaf in found
             ]
             if check.action == Action.SEAL:
-                sealed = verdict_seal(task, check.window, CHECKER.address, findings, b"n" * 32)
-                chain.send(CHECKER, SEAL_VERDICT, [task, check.window, sealed])
+                sealed = verdict_seal(task, check.window, VERIFIER.address, findings, b"n" * 32)
+                chain.send(VERIFIER, SEAL_VERDICT, [task, check.window, sealed])
             else:
                 shown: list[Value] = [task, check.window, findings_to_value(findings), b"n" * 32]
-                chain.send(CHECKER, REVEAL_VERDICT, shown)
+                chain.send(VERIFIER, REVEAL_VERDICT, shown)
         assert all(receipt.reason is None for receipt in chain.block())
     record = queries.find_task(chain.state, task)
     assert (record.phase, record.final_windows) == (Phase.SETTLED, 3)

@@ -162,7 +162,7 @@ def test_a_task_that_nobody_can_check_fails_without_blame_and_refunds() -> None:
     assert (totals.locked, totals.paid, totals.burned) == (0, 0, 0)
 
 
-def test_a_worker_that_does_not_open_loses_the_window_and_checkers_are_paid() -> None:
+def test_a_worker_that_does_not_open_loses_the_window_and_verifiers_are_paid() -> None:
     world, worker, verifiers = market(Manners(silent=frozenset({Action.OPEN})), [HONEST] * 3)
     task = world.create()
     record = world.run(task, until=lambda task: task.reason == Reason.NOT_OPENED)
@@ -212,7 +212,7 @@ def test_the_leader_of_the_block_that_draws_cannot_move_the_draw() -> None:
     assert len(drawn) == 1
 
 
-def test_no_checker_of_the_same_operator_nor_the_requester() -> None:
+def test_no_verifier_of_the_same_operator_nor_the_requester() -> None:
     world = World()
     operator = b"o" * 20
     worker = world.add_machine(1, operator=operator)

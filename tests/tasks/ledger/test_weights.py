@@ -143,7 +143,7 @@ def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: di
 
 
 def test_the_last_word_of_a_jury_pays_for_all_that_it_ends(dearest: dict[int, int]) -> None:
-    """It voids as many windows as may be open, with all their checkers, of a machine that is new."""
+    """It voids as many windows as may be open, with all their verifiers, of a machine that is new."""
     parameters = replace(
         QUICK, samples=TaskParameters().samples, verifiers_new=3, new_windows=10, final_ms=100_000,
         seal_ms_min=60_000, reveal_ms=60_000, jury=3,
