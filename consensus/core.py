@@ -1,9 +1,9 @@
-"""The core of SDBFT: rules R1 to R8 as a state machine; events in, effects out, no I/O, no clock (SDBFT.md 3.3).
+"""The core of SDBFT: rules R1 to R9 as a state machine; events in, effects out, no I/O, no clock (consensus.md 4).
 
 Whatever enters is verified before (signatures, shapes); whatever leaves is done by the shell in the order of the
 list. Work that takes time (build, check, execute) is asked for and comes back as an event, the core never waits.
 
-Where it goes beyond the text of 3.3:
+What is easily missed in the rules:
 - A vote announces the certificate that let its caster enter the view, so no announcement travels of its own; who
   lacks that certificate asks the caster for it after ``pull_ms``.
 - A seat votes FINALIZE also when a quorum did before it, as long as the block is not committed here: who finalises
@@ -143,9 +143,10 @@ __all__ = [
 ]
 
 VIEWS_AHEAD: Final = 2
-"""Votes and proposals are admitted up to this many views above the current one (R8)."""
+"""Votes and proposals are admitted up to this many views above the current one (consensus.md R8)."""
 EVIDENCE_VIEWS: Final = 256
-"""Votes are kept this many views below the current one, for evidence and for late finality (R6, R8)."""
+"""Votes are kept this many views below the current one, for evidence and for late finality (consensus.md R6,
+R8)."""
 FETCHES_MAX: Final = 64
 SYNC_GAP_BLOCKS: Final = 2
 """Behind by more than this, a replica asks for windows of final blocks instead of single blocks."""
@@ -164,11 +165,11 @@ _POWERS_OF_3: Final[tuple[int, ...]] = tuple(3**exponent for exponent in range(B
 class Core:
     """One replica in one epoch. ``seat`` is None for an observer, which follows and never votes.
 
-    On top of the epoch's last block the same block is proposed again until it is final (3.11); then the core has
-    ended and only looks for faults any more. ``watches_own_seat`` halts on a vote of the own seat that the own
-    guard has not made (doppelganger), above ``floor_view``, up to which the guard knows nothing. While ``watch``
-    lasts, or while the own votes are not known, the core listens and says nothing. ``heard_ms`` is when seats were
-    last heard before this epoch, ``waited_ms`` since when they are waited for.
+    On top of the epoch's last block the same block is proposed again until it is final (consensus.md R16); then
+    the core has ended and only looks for faults any more. ``watches_own_seat`` halts on a vote of the own seat
+    that the own guard has not made (doppelganger), above ``floor_view``, up to which the guard knows nothing.
+    While ``watch`` lasts, or while the own votes are not known, the core listens and says nothing. ``heard_ms``
+    is when seats were last heard before this epoch, ``waited_ms`` since when they are waited for.
     """
 
     def __init__(
@@ -327,7 +328,7 @@ class Core:
         return self._root.height if header is None else max(self._root.height, header.height)
 
     def wants_vote(self, vote: Vote) -> bool:
-        """Tell whether a vote could change anything (R8), before its signature is paid for."""
+        """Tell whether a vote could change anything (consensus.md R8), before its signature is paid for."""
         if vote.epoch != self._epoch or vote.view < self._view - EVIDENCE_VIEWS:
             return False
         if vote.view > self._view + VIEWS_AHEAD:
@@ -740,7 +741,7 @@ class Core:
             self._missing[block_hash] = None
             self._want(block_hash)
 
-    # Views and their timers (R1, R2, 3.5).
+    # Views and their timers (consensus.md R1, R2, consensus.md 6).
 
     def _enter(self, view: int) -> None:
         self._view = view
@@ -787,7 +788,7 @@ class Core:
         return min(grown, parameters.timeout_ms_max)
 
     def _is_silent(self, leader: int) -> bool:
-        """Whether the leader has been quiet while a quorum was not (fast skip of 3.10; local and safe)."""
+        """Whether the leader has been quiet while a quorum was not (consensus.md 11.4; local and safe)."""
         since_ms = self._now_ms - self._parameters.silent_ms
         if leader == self._seat:
             return False
@@ -836,7 +837,7 @@ class Core:
                 self._arm_view(0)
         self._try_propose()
 
-    # Proposing (R1).
+    # Proposing (consensus.md R1).
 
     def _choose_parent(self) -> tuple[bytes, int, Certificate | None, list[Certificate]] | None:
         """The newest certified and executed block that every later view lets through, or None and what lacks."""
@@ -932,7 +933,7 @@ class Core:
         self._cast.setdefault(candidate.view, {})[NOTARIZE] = candidate
         self._out.append(Propose(candidate, justify, tuple(nulls[:NULLS_MAX])))
 
-    # Voting (R3, R4, R5).
+    # Voting (consensus.md R3, R4, R5).
 
     def _on_proposal(self, vote: Vote, header: Header) -> None:
         view = vote.view
@@ -970,7 +971,7 @@ class Core:
         self._drive(candidate.block_hash)
 
     def _judge(self, candidate: Candidate) -> bool | None:
-        """Whether the proposal may be voted for (R3); None while something is missing."""
+        """Whether the proposal may be voted for (consensus.md R3); None while something is missing."""
         view, parent_view, root = candidate.view, candidate.parent_view, self._root
         if parent_view < root.view:
             return False  # it skips a final view, of which no nullification can exist
@@ -1083,7 +1084,7 @@ class Core:
         for view in tuple(self._notarized_views.get(block_hash, ())):
             self._try_finalize(view)
 
-    # Blocks: held, executed, committed (R6).
+    # Blocks: held, executed, committed (consensus.md R6).
 
     def _height_of(self, block_hash: bytes) -> int:
         if block_hash == self._root.block_hash:
@@ -1322,7 +1323,7 @@ class Core:
         if dead:
             self._out.append(DropBlocks(dead))
 
-    # Asking for what is missing (R7: independent of the view, one request in flight for each object).
+    # Asking for what is missing (consensus.md R7: independent of the view, one request in flight for each object).
 
     def _next_seat(self) -> int:
         self._ask_turn = (self._ask_turn + 1) % self._committee.size
@@ -1455,7 +1456,7 @@ class Core:
         certified = self._certified(view)
         return certified is None or certified.block_hash not in self._headers
 
-    # Repeating (R7).
+    # Repeating (consensus.md R7).
 
     def _arm_resend(self) -> None:
         parameters = self._parameters

@@ -87,7 +87,7 @@ _BOUNDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ConsensusParameters:
-    """Times of SDBFT.md 3.5 in milliseconds (prefix ``consensus.`` of the genesis).
+    """Times of consensus.md 6 in milliseconds (prefix ``consensus.`` of the genesis).
 
     ``block_interval_ms_min`` is what a leader waits after the time of the parent; it is added to both timers of
     a view, which begin when the view is entered and not when the leader may propose.
@@ -103,15 +103,16 @@ class ConsensusParameters:
     idle_ms: int = 5_000
     """How long an empty mempool delays an empty block."""
     silent_ms: int = 10_000
-    """A leader not heard for so long, while a quorum was, is skipped at once (3.10)."""
+    """A leader not heard for so long, while a quorum was, is skipped at once (consensus.md 11.4)."""
     backoff_factor_max: int = 16
     timeout_ms_max: int = 60_000
     window_ms: int = 3_000
-    """A window of blocks that has not come after so long is asked for elsewhere (3.12)."""
+    """A window of blocks that has not come after so long is asked for elsewhere (consensus.md 13.2)."""
     status_ms: int = 5_000
     doppelganger_views: int = 20
     doppelganger_ms: int = 30_000
-    """How long a validator that starts only listens (3.6); 0 for networks whose keys exist once for certain."""
+    """How long a validator that starts only listens (consensus.md 7.4); 0 for networks whose keys exist once for
+    certain."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a number that no network can work with."""
@@ -327,7 +328,10 @@ class PushCertificate(NamedTuple):
 
 
 class Resend(NamedTuple):
-    """Broadcast again: the view made no progress (R7). ``proposal_view``: with the own proposal of that view."""
+    """Broadcast again: the view made no progress. ``proposal_view``: with the own proposal of that view.
+
+    See consensus.md R7.
+    """
 
     votes: tuple[Vote, ...]
     certificates: tuple[Certificate, ...]
@@ -371,7 +375,7 @@ class Build(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Check a block on an executed parent without executing it (amendment 1); answer with BlockChecked."""
+    """Check a block on an executed parent without executing it (consensus.md 9.2); answer with BlockChecked."""
 
     block_hash: bytes
 
@@ -386,7 +390,8 @@ class Commit(NamedTuple):
     """Make the executed block final with all its ancestors, ``block_hashes`` from the lowest to that block.
 
     ``nullified`` are the NULLIFY certificates up to its view, on which skipped views rest: kept for the evidence
-    age, because they are the other half of the proof that a FINALIZE quorum of such a view is a fork (R6).
+    age, because they are the other half of the proof that a FINALIZE quorum of such a view is a fork
+    (consensus.md R6).
     """
 
     certificate: Certificate

@@ -1,4 +1,4 @@
-"""What conflicting certificates prove: every culprit at once (SDBFT.md 3.7)."""
+"""What conflicting certificates prove: every culprit at once (consensus.md 8.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vote guard: what a key has signed, and what it may therefore still sign (SDBFT.md 3.6). Pure.
+"""The vote guard: what a key has signed, and what it may therefore still sign (consensus.md 7.1, 7.2). Pure.
 
 Its record is a sequence of slots of one size. A slot never crosses a disk sector and ends in a byte that is not
 zero, so the tail that a power cut leaves (short, or filled with zeros) differs from a damaged slot: a torn slot
@@ -239,7 +239,9 @@ class Guard:
 
 
 class DoppelgangerWatch:
-    """How long a validator that starts only listens: a vote of its own key that the guard lacks ends it (3.6).
+    """How long a validator that starts only listens: a vote of its own key that the guard lacks ends it.
+
+    See consensus.md 7.4.
 
     It listens for ``wait_ms`` and for ``views`` whole views, of which the one it starts in is none: it may have
     come too late for a vote in that. A network that stands still passes no views, for instance when all its

@@ -1,4 +1,7 @@
-"""Append-only files on a real disk: the vote guard's record and the journal, one writer each (SDBFT.md 3.6)."""
+"""Append-only files on a real disk: the vote guard's record and the journal, one writer each.
+
+See consensus.md 7.2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Light client: follow the chain by its epochs alone, and check what strangers say about it (SDBFT.md 3.13).
+"""Light client: follow the chain by its epochs alone, and check what strangers say about it (consensus.md 14).
 
 Pure, and of the standard library, the signature library and ``state`` below the store alone, so that a wallet can
 carry it: nothing here needs a database, an event loop or a network. The caller brings bytes and the time.

@@ -1,4 +1,4 @@
-"""What an operator sees of a replica: the figures of SDBFT.md 6, and a line for what went wrong.
+"""What an operator sees of a replica: the figures of docs/operations.md, and a line for what went wrong.
 
 ``Watch`` reads no clock: what happened comes to it with its time.
 """
@@ -53,7 +53,7 @@ METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "state_divergence": ("gauge", ()),
     "signer_connected": ("gauge", ()),
 }
-"""Every metric of SDBFT.md 6, without its prefix ``sdbft_``: its type and its labels.
+"""Every metric of docs/operations.md, without its prefix ``sdbft_``: its type and its labels.
 
 A ``leader`` or ``seat`` is told by its address: its number belongs to somebody else in the next epoch. Of
 ``votes_total`` the result ``stale`` was too late to be asked for, ``unanswered`` is what a signer elsewhere did

@@ -104,7 +104,8 @@ __all__ = [
 COMPACT_BYTES: Final = 4 * 1024 * 1024
 """A log is written anew when it has grown by so much; what is above the final view is carried over."""
 BOUNDARIES_MAX: Final = 2
-"""For so many epochs that have ended, a straggler is told the certificate of the last block (3.11)."""
+"""For so many epochs that have ended, a straggler is told the certificate of the last block (consensus.md
+12.2)."""
 VIEW_LIMIT: Final = 2**48
 """Above every view."""
 DOPPELGANGER_FACTOR_MAX: Final = 2

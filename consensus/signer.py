@@ -1,7 +1,7 @@
 """The signer: a vote key and its guard apart from the node; what may be asked of it and what it answers. Pure.
 
 A request is a kind and fields, never bytes to sign: the signer itself makes the digest of a vote and the VRF input
-of a view, so whoever holds the other end can get votes that the guard allows, and nothing else (SDBFT.md 3.6).
+of a view, so whoever holds the other end can get votes that the guard allows, and nothing else (consensus.md 7.5).
 Frames are a u16 length and a canonical array that begins with the request's number and tag.
 """
 

@@ -1,4 +1,4 @@
-"""Windows of final blocks from several peers, fastest first (SDBFT.md 3.12). Pure: it plans, the replica asks.
+"""Windows of final blocks from several peers, fastest first (consensus.md 13). Pure: it plans, the replica asks.
 
 What a peer says of its height is a hint: it chooses whom to ask, never what is believed. A window proves itself by
 the certificate of its last block, so it may come from anybody and before the windows below it. Who says that it

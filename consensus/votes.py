@@ -1,4 +1,4 @@
-"""Sets of votes, certificates and their checks (SDBFT.md 3.2); votes themselves are state.primitives.votes."""
+"""Sets of votes, certificates and their checks (consensus.md 3.2); votes themselves are state.primitives.votes."""
 
 from __future__ import annotations
 

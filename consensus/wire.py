@@ -1,4 +1,7 @@
-"""The messages between replicas: strict canonical decoders that raise nothing but DecodeError (SDBFT.md 3.2)."""
+"""The messages between replicas: strict canonical decoders that raise nothing but DecodeError.
+
+See consensus.md 3.3.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A faulty account that knows the protocol: it follows as an observer, and says whatever may hurt (SDBFT.md 5).
+"""A faulty account that knows the protocol: it follows as an observer, and says whatever may hurt.
+
+See consensus.md 5.3.
 
 Twins run correct code and so never break a rule that correct code keeps; this one proposes on stale parents, skips
 views without nullifications, votes twice, justifies wrongly, replays what it heard, also into other epochs, and

@@ -1,4 +1,4 @@
-"""A failure at each durable operation of a run, of every kind a disk knows (SDBFT.md 5).
+"""A failure at each durable operation of a run, of every kind a disk knows (consensus.md 5.3).
 
 A course is a run that is the same each time up to the failure, so that operation k is what it was when the
 operations were counted: 30 views of an only epoch, or epochs whose committees, weights and keys change.

@@ -1,4 +1,6 @@
-"""Networks that break in a known way and heal: progress comes within a bound that the timers give (SDBFT.md 5).
+"""Networks that break in a known way and heal: progress comes within a bound that the timers give.
+
+See consensus.md 5.3.
 
 The bound counts from the heal. A node is in some view v, with the time-out t_a(v) of that view, back-off included;
 it has said NULLIFY or will within t_a(v). Whoever is behind learns of v from the next repeat, at most 1.2 times

@@ -41,7 +41,7 @@ class _Block(NamedTuple):
 
 
 class Oracle:
-    """Invariants of SDBFT.md 5 over all epochs; ``honest`` are the accounts that must never lie.
+    """Invariants of consensus.md 5.3 over all epochs; ``honest`` are the accounts that must never lie.
 
     With ``may_fork`` the faulty hold more than the protocol bears: what honest seats promise alone is still held
     against them, while contradictions between quorums are only noted, and ``check_blame`` asks whom they name.

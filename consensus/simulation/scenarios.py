@@ -88,7 +88,10 @@ class _Plan(NamedTuple):
 
 
 def draw_weights(rng: random.Random, size: int) -> tuple[int, ...]:
-    """Return weights: equal, mixed, or very unequal and capped as the selection of committees caps them (3.9)."""
+    """Return weights: equal, mixed, or very unequal and capped as the selection of committees caps them.
+
+    See consensus.md 10.2.
+    """
     choice = rng.random()
     if choice < 0.4:
         return (1,) * size

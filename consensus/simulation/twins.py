@@ -1,4 +1,6 @@
-"""Twins, by enumeration (SDBFT.md 5): a faulty seat is two processes with one key, both running correct code.
+"""Twins, by enumeration: a faulty seat is two processes with one key, both running correct code.
+
+See consensus.md 5.3.
 
 A scenario is a number. Each of its rounds is one view: who leads it, and how the processes are split into at most
 two sides, so that with four seats and one twin there are 4 x 16 choices a round: 4,096 scenarios of two rounds,

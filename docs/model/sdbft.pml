@@ -1,7 +1,7 @@
 /*
  * Liveness of SDBFT in one epoch, as a temporal property: however the network and the faulty seat have behaved, once
  * the network delivers, a block becomes final at every honest seat in one of the next two views that are entered
- * (SDBFT.md 3.3 R1 to R5, 3.4; the timers of 3.5 as "whoever waits, waits for all that is under way").
+ * (docs/spec/consensus.md R1 to R5 and 5; the timers of section 6 as "whoever waits, waits for all that is under way").
  *
  *   python -m tests.model.spin 2
  *

@@ -1,7 +1,7 @@
 """The tree of unfinalised blocks over the store: build, check, execute, and commit the branch that became final.
 
 A block is executed over its parent's state, kept as changes in memory, so the store only ever holds what is final.
-The header of a block carries the roots of its parent's execution (SDBFT.md, amendment 1). Nothing here knows an
+The header of a block carries the roots of its parent's execution (consensus.md 9.1). Nothing here knows an
 event loop: callers decide the thread, and one lock makes the calls take turns, so that no execution reads a state
 that a commit is replacing.
 """

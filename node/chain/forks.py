@@ -1,4 +1,4 @@
-"""What this node's records say of a fork: the other half of a proof, as long as evidence counts (SDBFT.md, R6).
+"""What this node's records say of a fork: the other half of a proof, as long as evidence counts (consensus.md R6).
 
 A FINALIZE certificate of another chain convicts together with what this chain rests on in the same view: the
 NULLIFY certificate where it skipped the view, or its own FINALIZE certificate. Where its block became final by a

@@ -1,7 +1,7 @@
 """What a committee signals of the next version of the protocol, where this software does not know it.
 
 A node that does not know the version of an epoch ends before its first block (docs/operations.md, "Upgrading").
-Its owner is told before: the seats' signals are on the chain (SDBFT.md 6).
+Its owner is told before: the seats' signals are on the chain (consensus.md 12.3).
 """
 
 from __future__ import annotations

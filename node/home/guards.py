@@ -68,7 +68,9 @@ def open_guard(
     folder: Path, chain_hash: bytes, vote_key: bytes, *, may_have_voted: bool, tip: tuple[int, int],
     accepts_empty: bool, may_be_retired: bool = False, listens_ms: int | None = None,
 ) -> VoteDirectory:  # fmt: skip
-    """Open the guard of a key in its folder. A key that may have voted never votes without its record (3.6).
+    """Open the guard of a key in its folder. A key that may have voted never votes without its record.
+
+    See consensus.md 7.2.
 
     The record begins with the key (``begin_guard``); one that is gone, or knows of no vote although the
     key has had a seat, is begun anew only on the operator's word. One that is retired (``retire_guard``) is opened

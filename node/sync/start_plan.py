@@ -1,8 +1,8 @@
 """How a node begins: with the state of a recent block, with the blocks after its newest one, or not at all. Pure.
 
 Whatever a node starts from is a root of trust, and grows old: who voted then may have taken the stake out since
-and have nothing to lose by signing a second history (SDBFT.md 3.12). That holds for the genesis and for the newest
-block of a database alike. An old root needs a checkpoint, or the operator's word.
+and have nothing to lose by signing a second history (consensus.md R18). That holds for the genesis and for the
+newest block of a database alike. An old root needs a checkpoint, or the operator's word.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a node: the names of SDBFT.md 6 and the node's own; /healthz and /readyz beside."""
+"""Prometheus metrics of a node, as docs/operations.md names them; /healthz and /readyz beside."""
 
 from __future__ import annotations
 

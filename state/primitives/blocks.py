@@ -1,4 +1,4 @@
-"""Headers and blocks (SDBFT.md 3.2 with amendment 1: the header carries the roots of the parent)."""
+"""Headers and blocks (chain.md 5): the header carries the roots of the parent."""
 
 from __future__ import annotations
 

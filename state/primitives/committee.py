@@ -1,4 +1,7 @@
-"""The committee of an epoch: seats, weights, quorum, the order of leaders. Integers only (SDBFT.md 3.1, 3.10)."""
+"""The committee of an epoch: seats, weights, quorum, the order of leaders. Integers only.
+
+See consensus.md 2.2, 10.7, 11.3.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Seat(NamedTuple):
 def quorum(weight: int) -> int:
     """Weight at which any two sets of votes share an honest seat, of ``weight`` in all.
 
-    Two sets of 2W/3 share more than W/3, which exceeds what the faulty hold (SDBFT.md, 3.4).
+    Two sets of 2W/3 share more than W/3, which exceeds what the faulty hold (consensus.md 5.1).
     """
     return 2 * weight // 3 + 1
 

@@ -1,4 +1,4 @@
-"""The errors every layer shares: blame decides the class, ``code`` is stable (STYLE.md)."""
+"""The errors every layer shares: blame decides the class, ``code`` is stable."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class InvalidTransaction(ProtocolError):
 
 
 class InvalidBlock(ProtocolError):
-    """A proposed block that breaks a rule of validity (SDBFT.md 3.8)."""
+    """A proposed block that breaks a rule of validity (consensus.md 9)."""
 
     code = "invalid_block"
 

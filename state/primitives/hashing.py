@@ -1,4 +1,4 @@
-"""BLAKE2b-256 with the kind as personalisation; keccak-256 for what wallets hash (SDBFT.md amendment 2)."""
+"""BLAKE2b-256 with the kind as personalisation; keccak-256 for what wallets hash (chain.md 2)."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _CONTEXT: Final = ffi.gc(
 
 
 class SecretKey:
-    """A secp256k1 secret; ``address`` is its account, node and place on the network at once (DESIGN.md)."""
+    """A secp256k1 secret; ``address`` is its account, node and place on the network at once."""
 
     __slots__ = ("_key", "address", "public_key", "vote_key")
 
@@ -72,7 +72,7 @@ class SecretKey:
         return self._key.sign_recoverable(digest, hasher=None)
 
     def sign_vote(self, digest: bytes) -> bytes:
-        """Return the BIP340 signature (64 bytes) of a 32-byte digest; deterministic (SDBFT.md 3.6)."""
+        """Return the BIP340 signature (64 bytes) of a 32-byte digest; deterministic (consensus.md 3.1)."""
         return self._key.sign_schnorr(digest, _NO_AUX_RAND)
 
 

@@ -1,4 +1,4 @@
-"""Votes: what a seat signs, and which two signed votes prove a fault (SDBFT.md 3.2, 3.7)."""
+"""Votes: what a seat signs, and which two signed votes prove a fault (consensus.md 3.1, 8.1)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def vote_digest(genesis_hash: bytes, kind: int, candidate: Candidate) -> bytes:
 
 
 def vrf_alpha(genesis_hash: bytes, randomness: bytes, epoch: int, view: int) -> bytes:
-    """Return the VRF input of a view; ``randomness`` is what the chain had gathered before the epoch (3.10)."""
+    """Return the VRF input of a view; ``randomness`` is what the chain had gathered before the epoch.
+
+    See consensus.md 11.1.
+    """
     return digest(b"vrf", genesis_hash + randomness + epoch.to_bytes(4, "big") + view.to_bytes(8, "big"))
 
 
@@ -115,7 +118,7 @@ class Equivocation(NamedTuple):
 
     @property
     def type(self) -> str:
-        """E1, E2 or E3 of SDBFT.md 3.7."""
+        """E1, E2 or E3 of consensus.md 8.1."""
         return evidence_type(self.first, self.second) or ""
 
 

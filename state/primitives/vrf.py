@@ -1,9 +1,9 @@
 """Verifiable random function ECVRF-EDWARDS25519-SHA512-TAI (RFC 9381, section 5 and 5.5), over libsodium.
 
 Its output is unique for a key and an input, so a leader cannot choose the randomness it adds to the chain; it can
-only withhold its block (SDBFT.md 3.10). Points are added and multiplied by libsodium; scalars are plain integers,
-which is not constant in time: one proof a led block, over public input, gives an observer of the process nothing
-that its memory would not.
+only withhold its block (consensus.md 11.1). Points are added and multiplied by libsodium; scalars are plain
+integers, which is not constant in time: one proof a led block, over public input, gives an observer of the
+process nothing that its memory would not.
 """
 
 from __future__ import annotations

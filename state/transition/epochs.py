@@ -1,4 +1,4 @@
-"""Epochs: their committees, randomness and versions as records of the state (SDBFT.md 3.7 to 3.11).
+"""Epochs: their committees, randomness and versions as records of the state (consensus.md 8.5, 10.1, 11.2, 12).
 
 Each block adds its leader's VRF output to the randomness and what it has seen to the tally of its epoch: one small
 record. The last block of epoch e, after everything else in it, judges the downtime of the seats, selects the

@@ -1,4 +1,6 @@
-"""Evidence: two signed votes of one seat where one is allowed, and its place in a block (SDBFT.md 3.7). Pure.
+"""Evidence: two signed votes of one seat where one is allowed, and its place in a block. Pure.
+
+See consensus.md 8.2, 8.3.
 
 Evidence names the seat, not the key: the committee of the fault's own epoch, which the state keeps, says whose it
 was, so that a key that was replaced since leads to its owner, and a vote of another chain, epoch or seat proves

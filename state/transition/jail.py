@@ -1,4 +1,4 @@
-"""Who may not sit: operators out of the committee for some epochs, or for ever (SDBFT.md 3.7)."""
+"""Who may not sit: operators out of the committee for some epochs, or for ever (consensus.md R13, R14)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Rule(Generic[_Payload]):
 
     ``gas`` is its fixed weight. ``decode`` turns the payload array into a typed value or raises DecodeError
     (then the transaction is inadmissible). ``moves`` is the most that applying it may take from the sender's
-    free balance beside the fee (amendment 1 of SDBFT.md). ``apply`` changes the state or raises a ProtocolError,
+    free balance beside the fee (chain.md 6.4). ``apply`` changes the state or raises a ProtocolError,
     whose code becomes the failed receipt's reason; its changes are then undone. ``checks_first`` promises that
     ``apply`` raises only before its first write and its first event, which spares the record of how to undo it.
     ``touches`` names the accounts beside the sender's that a history should show the transaction under.

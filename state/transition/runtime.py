@@ -1,7 +1,7 @@
 """The runtime: what every caller does with a transaction, in the same way.
 
 The mempool and the leader ask ``check`` and ``select``, a voter ``check_body``, the block writer ``execute``, RPC
-``dry_run``. ``check_body`` is amendment 1 of SDBFT.md: without executing, it makes sure that each transaction of
+``dry_run``. ``check_body`` (chain.md 6.4): without executing, it makes sure that each transaction of
 a body can pay. Only a sender's own transactions lower its free balance, so ``execute`` never meets one that
 cannot: what a rule refuses is a failed receipt, its fee kept.
 """
@@ -320,7 +320,7 @@ class Runtime:
         return payload
 
     def check_body(self, state: Reader, base_fee: int, transactions: Sequence[Checked]) -> None:
-        """Check a body against the state after the parent, without executing it (SDBFT.md, amendment 1).
+        """Check a body against the state after the parent, without executing it (chain.md 6.4).
 
         A block is full by the weights of its kinds, which are what is paid for: counting gas limits instead, one
         transfer with the largest limit would fill a block for the fee of a transfer.

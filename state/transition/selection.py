@@ -1,4 +1,4 @@
-"""Who sits in a committee: capped stakes, or anchors and a lottery over the tail (SDBFT.md 3.9). Integers only.
+"""Who sits in a committee: capped stakes, or anchors and a lottery over the tail (consensus.md 10). Integers only.
 
 Up to ``seats_max`` candidates: everybody sits, and no weight is above a tenth of the whole (or 1.2 equal shares
 where few sit). More candidates: the largest are anchors with their exact stake, and the rest, the tail, is stood

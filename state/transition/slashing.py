@@ -1,4 +1,4 @@
-"""What a proven fault costs its operator (SDBFT.md 3.7): stake, seat and keys, for ever.
+"""What a proven fault costs its operator (consensus.md 8.4): stake, seat and keys, for ever.
 
 The penalty is a rate of what the operator had bonded when the fault was proven: 5 %, or three times the share of
 weight that faulted within the window where that is more. When another fault comes to light, the rate of all of

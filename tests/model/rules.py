@@ -1,4 +1,4 @@
-"""The rules of SDBFT.md 3.3 and 3.11 without times, networks and bytes: what an honest seat may vote, and why.
+"""The rules of consensus.md 4 and 12.2 without times, networks and bytes: what an honest seat may vote, and why.
 
 Restated from the text and sharing nothing with ``consensus.core``. A state is the set of votes of honest seats;
 the faulty weight has, from the beginning, cast every vote that anybody could name, so that it never has to be
@@ -118,7 +118,10 @@ class Rules:
         return [*found, Candidate(0, ROOT)]
 
     def blocks(self, parent: Candidate, view: int, variants: int) -> list[Block]:
-        """The valid blocks of ``view`` on ``parent``: at the boundary the parent itself, nothing else (3.11)."""
+        """The valid blocks of ``view`` on ``parent``: at the boundary the parent itself, nothing else.
+
+        See consensus.md R16.
+        """
         fresh = [(*parent.block, view * MARKS_PER_VIEW + variant) for variant in range(variants)]
         if len(parent.block) < self.last_height:
             return fresh

@@ -19,7 +19,7 @@ class SeatVotes(NamedTuple):
 
 
 class ViewState(NamedTuple):
-    """The votes of a view, and which seats still wait because nobody has a transaction (3.8)."""
+    """The votes of a view, and which seats still wait because nobody has a transaction (consensus.md 6)."""
 
     seats: tuple[SeatVotes, ...]
     waits: int = 0
@@ -97,7 +97,7 @@ def reachable(
 
 
 def check_own_votes(seats: tuple[SeatVotes, ...]) -> None:
-    """Check that no honest seat has made evidence against itself (3.7). Raises Broken."""
+    """Check that no honest seat has made evidence against itself (consensus.md 8.1). Raises Broken."""
     for votes in seats:
         if votes.notarized & votes.notarized - 1:
             raise Broken("E1: an honest seat notarized twice")

@@ -433,7 +433,7 @@ def test_a_genesis_that_cannot_be_used_is_refused() -> None:
         Runtime(rich).genesis_changes()
 
 
-# Everything at once: conservation, and amendment 1 of SDBFT.md
+# Everything at once: conservation, and the body check of chain.md 6.4
 
 TRANSFERS = st.lists(
     st.tuples(

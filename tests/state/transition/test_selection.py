@@ -237,7 +237,7 @@ def test_each_epoch_has_its_own_draw_and_order() -> None:
     assert len(chosen) == 6
 
 
-# What a faulty part of the stake reaches: SDBFT.md 3.9, its table
+# What a faulty part of the stake reaches: consensus.md 10.3
 
 
 def at_least(faulty: int, draws: int, share: Fraction) -> Fraction:
