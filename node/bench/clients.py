@@ -20,10 +20,10 @@ import uvloop
 
 from node.bench.lone_node import CHAIN_ID, SENDERS, account_of, key_of
 from rpc.client import Client
-from rpc.gateway.limits import raise_descriptor_limit, tune_collector
 from rpc.gateway.node.client import Link
 from rpc.gateway.surface import SURFACE
 from rpc.methods.method import Posting
+from rpc.process.limits import raise_descriptor_limit, tune_collector
 from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import sign_transaction
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload

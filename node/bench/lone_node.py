@@ -30,8 +30,8 @@ from rpc.backend.server import Backend
 from rpc.backend.store_view import StoreView, describe
 from rpc.gateway.connections import DoorOptions
 from rpc.gateway.dispatch import DispatchOptions
-from rpc.gateway.limits import tune_collector
 from rpc.gateway.process import GatewayOptions, gateway_command, options_to_json
+from rpc.process.limits import tune_collector
 from rpc.protocol.node_view import Network, Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.genesis import Genesis, GenesisValidator

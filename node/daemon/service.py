@@ -67,7 +67,7 @@ from p2p.service import Network, NetworkConfig, vicinity_of
 from relay.client.client import RelayClient
 from relay.client.publisher import FanoutClient
 from rpc.backend.server import Backend
-from rpc.gateway.limits import raise_descriptor_limit, tune_collector
+from rpc.process.limits import raise_descriptor_limit, tune_collector
 from rpc.process.log_output import LOG_OUTPUT
 from state.primitives.address import format_address
 from state.primitives.blocks import VERSION

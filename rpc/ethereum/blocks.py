@@ -9,8 +9,8 @@ from rpc.ethereum.block_ids import BLOCK_PARAM, HASH_PARAM, INDEX_PARAM, find_bl
 from rpc.ethereum.method import method
 from rpc.ethereum.params import BLOCK, BlockParam
 from rpc.ethereum.render import QUANTITY_OUT, quantity
-from rpc.methods.fair_queue import Lane
 from rpc.methods.method import Json, Method, Node
+from rpc.methods.queues import QueueKind
 from rpc.methods.schema import BOOLEAN, NULL, Param, array, nullable, ref
 
 __all__ = ["BLOCK_METHODS"]
@@ -77,11 +77,22 @@ _COUNT_OUT: Final = nullable(QUANTITY_OUT)
 
 BLOCK_METHODS: Final[tuple[Method, ...]] = (
     method(
-        "eth_getBlockByNumber", "A block", get_block, _BLOCK_OUT, BLOCK_PARAM, _WHOLE, cost=10, lane=Lane.BLOCK
+        "eth_getBlockByNumber",
+        "A block",
+        get_block,
+        _BLOCK_OUT,
+        BLOCK_PARAM,
+        _WHOLE,
+        cost=10,
+        queue=QueueKind.BLOCK,
     ),
-    method("eth_getBlockByHash", "A block", get_block, _BLOCK_OUT, HASH_PARAM, _WHOLE, cost=10, lane=Lane.BLOCK),
-    method("eth_getHeaderByNumber", "A header", get_header, _HEADER_OUT, BLOCK_PARAM, cost=2, lane=Lane.BLOCK),
-    method("eth_getHeaderByHash", "A header", get_header, _HEADER_OUT, HASH_PARAM, cost=2, lane=Lane.BLOCK),
+    method(
+        "eth_getBlockByHash", "A block", get_block, _BLOCK_OUT, HASH_PARAM, _WHOLE, cost=10, queue=QueueKind.BLOCK
+    ),
+    method(
+        "eth_getHeaderByNumber", "A header", get_header, _HEADER_OUT, BLOCK_PARAM, cost=2, queue=QueueKind.BLOCK
+    ),
+    method("eth_getHeaderByHash", "A header", get_header, _HEADER_OUT, HASH_PARAM, cost=2, queue=QueueKind.BLOCK),
     method(
         "eth_getBlockReceipts",
         "The receipts of a block",
@@ -89,7 +100,7 @@ BLOCK_METHODS: Final[tuple[Method, ...]] = (
         nullable(array(ref("EthReceipt"))),
         Param("block", BLOCK, "A number in hex, a tag, a hash, or an object of EIP-1898."),
         cost=20,
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
     method(
         "eth_getBlockTransactionCountByNumber",
@@ -98,7 +109,7 @@ BLOCK_METHODS: Final[tuple[Method, ...]] = (
         _COUNT_OUT,
         BLOCK_PARAM,
         cost=2,
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
     method(
         "eth_getBlockTransactionCountByHash",
@@ -107,7 +118,7 @@ BLOCK_METHODS: Final[tuple[Method, ...]] = (
         _COUNT_OUT,
         HASH_PARAM,
         cost=2,
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
     method(
         "eth_getUncleCountByBlockNumber",
@@ -116,7 +127,7 @@ BLOCK_METHODS: Final[tuple[Method, ...]] = (
         _COUNT_OUT,
         BLOCK_PARAM,
         cost=2,
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
     method(
         "eth_getUncleCountByBlockHash",
@@ -125,7 +136,7 @@ BLOCK_METHODS: Final[tuple[Method, ...]] = (
         _COUNT_OUT,
         HASH_PARAM,
         cost=2,
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
     method("eth_getUncleByBlockNumberAndIndex", "Null: there are none", get_uncle, NULL, BLOCK_PARAM, INDEX_PARAM),
     method("eth_getUncleByBlockHashAndIndex", "Null: there are none", get_uncle, NULL, HASH_PARAM, INDEX_PARAM),

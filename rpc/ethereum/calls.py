@@ -11,9 +11,9 @@ from rpc.ethereum.errors import Reverted, as_revert
 from rpc.ethereum.method import method
 from rpc.ethereum.params import CALL, NO_OVERRIDE, BlockParam, CallParam
 from rpc.ethereum.render import QUANTITY_OUT, quantity
-from rpc.methods.fair_queue import Lane
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.parameters import parameters_of
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import BYTES_OUT, hexed
 from rpc.methods.schema import Param
 from rpc.protocol.errors import RpcError
@@ -165,7 +165,7 @@ CALL_METHODS: Final[tuple[Method, ...]] = (
         AT_PARAM,
         *_OVERRIDES,
         cost=5,
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
         may_revert=True,
     ),
     method(
@@ -177,7 +177,7 @@ CALL_METHODS: Final[tuple[Method, ...]] = (
         AT_PARAM,
         *_OVERRIDES,
         cost=5,
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
         may_revert=True,
     ),
 )

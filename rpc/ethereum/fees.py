@@ -10,8 +10,8 @@ from rpc.ethereum.block_ids import block_height, oldest_shown
 from rpc.ethereum.method import method
 from rpc.ethereum.params import BLOCK, COUNT, PERCENTILES, BlockParam
 from rpc.ethereum.render import QUANTITY_OUT, quantity
-from rpc.methods.fair_queue import Lane
 from rpc.methods.method import Json, Method, Node
+from rpc.methods.queues import QueueKind
 from rpc.methods.schema import Param, array, obj
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import HeightUnknown, Pruned, RpcError
@@ -110,6 +110,6 @@ FEE_METHODS: Final[tuple[Method, ...]] = (
         Param("percentiles", PERCENTILES, "Percentiles of the tips, by gas.", required=False),
         cost=5,
         weigh=_weigh_fees,
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
 )

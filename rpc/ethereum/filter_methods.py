@@ -9,9 +9,9 @@ from rpc.ethereum.logs import BLOCKS_MAX, add_logs, find_first_logs, find_logs
 from rpc.ethereum.method import method
 from rpc.ethereum.params import FILTER, QUANTITY, FilterParam
 from rpc.ethereum.render import LOGS_OUT, QUANTITY_OUT, quantity
-from rpc.methods.fair_queue import Lane
 from rpc.methods.method import Json, Method, Node
-from rpc.methods.poll_filters import LiveFilter
+from rpc.methods.poll_filters import PollFilter
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import BOOLEAN_OUT, HASH_OUT, hexed
 from rpc.methods.schema import BOOLEAN, Param, array
 from rpc.protocol.errors import RpcError
@@ -106,7 +106,7 @@ async def get_filter_changes(node: Node, identifier: int) -> Json:
         live.is_polled = False
 
 
-async def _news(node: Node, live: LiveFilter) -> list[Json]:
+async def _news(node: Node, live: PollFilter) -> list[Json]:
     """Return what is new; what was not looked at, or failed, is told at the next poll."""
     if live.of_pool:
         live.next, news = await node.pool_news(live.next)
@@ -122,7 +122,7 @@ async def _news(node: Node, live: LiveFilter) -> list[Json]:
     return found
 
 
-def _due(node: Node, live: LiveFilter) -> tuple[int, int]:
+def _due(node: Node, live: PollFilter) -> tuple[int, int]:
     """Return the first and the last block of the next poll: a client that is far behind comes up in several.
 
     A refusal would be for ever, since what is new would only become more.
@@ -130,7 +130,7 @@ def _due(node: Node, live: LiveFilter) -> tuple[int, int]:
     return live.next, min(_end(node, live), live.next + BLOCKS_MAX - 1)
 
 
-def _end(node: Node, live: LiveFilter) -> int:
+def _end(node: Node, live: PollFilter) -> int:
     return node.head.height if live.last is None else min(live.last, node.head.height)
 
 
@@ -159,7 +159,7 @@ FILTER_METHODS: Final[tuple[Method, ...]] = (
         _FILTER,
         cost=10,
         weigh=_weigh_logs,
-        lane=Lane.LISTING,
+        queue=QueueKind.LISTING,
     ),
     method("eth_newFilter", "A filter of logs to poll", new_filter, QUANTITY_OUT, _FILTER, caller=True),
     method("eth_newBlockFilter", "A filter of new blocks to poll", new_block_filter, QUANTITY_OUT, caller=True),
@@ -179,7 +179,7 @@ FILTER_METHODS: Final[tuple[Method, ...]] = (
         _FILTER_ID,
         cost=10,
         weigh=_weigh_changes,
-        lane=Lane.LISTING,
+        queue=QueueKind.LISTING,
     ),
     method(
         "eth_getFilterLogs",
@@ -189,7 +189,7 @@ FILTER_METHODS: Final[tuple[Method, ...]] = (
         _FILTER_ID,
         cost=10,
         weigh=_weigh_filter,
-        lane=Lane.LISTING,
+        queue=QueueKind.LISTING,
     ),
     method("eth_uninstallFilter", "End a filter", uninstall_filter, BOOLEAN_OUT, _FILTER_ID),
 )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Final, NamedTuple
 
+from rpc.methods.log_filter import LogFilter, bloom_bits
 from rpc.methods.method import Json, Node
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import RpcError
-from state.primitives.hashing import keccak
 from state.primitives.receipts import Event
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "BLOOM_BYTES",
     "LOGS_MAX",
     "Log",
-    "LogFilter",
     "add_logs",
     "block_bloom",
     "bloom_of",
@@ -32,7 +30,6 @@ BLOCKS_MAX: Final = 10_000
 """Blocks that one question may be about."""
 LOGS_MAX: Final = 10_000
 """Logs of one answer."""
-CHOICES_OF_FILTER: Final = 64
 _TURN: Final = 256
 """Blocks looked at before other requests have their turn."""
 _LOGS_OF_TURN: Final = 128
@@ -50,47 +47,13 @@ class Log(NamedTuple):
     transaction: int
 
 
-class LogFilter(NamedTuple):
-    """Events of ``addresses`` (none: of any) whose topics are among those named for their places (None: any)."""
-
-    addresses: frozenset[bytes]
-    topics: tuple[frozenset[bytes] | None, ...]
-
-    @property
-    def weight(self) -> int:
-        """As how many it counts where filters are kept: one of many choices takes the memory of many."""
-        return 1 + (len(self.addresses) + sum(len(choices or ()) for choices in self.topics)) // CHOICES_OF_FILTER
-
-    def matches(self, event: Event) -> bool:
-        """Tell whether ``event`` is wanted."""
-        if self.addresses and event.address not in self.addresses:
-            return False
-        if len(self.topics) > len(event.topics):
-            return False
-        return all(want is None or have in want for want, have in zip(self.topics, event.topics, strict=False))
-
-    def masks(self) -> tuple[tuple[int, ...], ...]:
-        """Return for each condition the bits of its choices: a block without any of them has nothing wanted."""
-        conditions = [self.addresses, *(choices for choices in self.topics if choices)]
-        return tuple(tuple(map(_bits, choices)) for choices in conditions if choices)
-
-
-@lru_cache(maxsize=4096)
-def _bits(item: bytes) -> int:
-    hashed = keccak(item)
-    bits = 0
-    for at in (0, 2, 4):
-        bits |= 1 << (int.from_bytes(hashed[at : at + 2], "big") & 2047)
-    return bits
-
-
 def bloom_of(*events: Event) -> int:
     """Return the bloom of ``events`` as a number of 2048 bits."""
     bloom = 0
     for event in events:
-        bloom |= _bits(event.address)
+        bloom |= bloom_bits(event.address)
         for topic in event.topics:
-            bloom |= _bits(topic)
+            bloom |= bloom_bits(topic)
     return bloom
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rpc.methods.fair_queue import Lane
 from rpc.methods.method import Method, Posting
+from rpc.methods.queues import QueueKind
 from rpc.methods.schema import Param, Schema
 
 __all__ = ["method"]
@@ -21,7 +21,7 @@ def method(
     cost: int = 1,
     caller: bool = False,
     weigh: Callable[..., int] | None = None,
-    lane: Lane | None = None,
+    queue: QueueKind | None = None,
     posting: Posting | None = None,
     may_revert: bool = False,
 ) -> Method:
@@ -37,7 +37,7 @@ def method(
         needs_caller=caller,
         weigh=weigh,
         group="ethereum",
-        lane=lane,
+        queue=queue,
         may_revert=may_revert,
         posting=posting,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
-from rpc.ethereum.logs import LogFilter
+from rpc.methods.log_filter import LogFilter
 from rpc.methods.schema import BOOLEAN, EARLIEST, NULL, ParamType, Schema, array, nullable, obj, read_hex
 from rpc.protocol.errors import RpcError
 from state.primitives.envelope import TRANSACTION_LIMIT_BYTES, VALUE_MAX

@@ -9,8 +9,8 @@ from rpc.ethereum import render
 from rpc.ethereum.method import method
 from rpc.ethereum.params import ACCOUNT
 from rpc.ethereum.render import QUANTITY_OUT
-from rpc.methods.fair_queue import Lane
 from rpc.methods.method import Json, Node
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import hexed
 from rpc.methods.schema import STRING, Param, Schema, obj, ref
 from rpc.protocol.blocks import waiting_transaction
@@ -96,7 +96,7 @@ POOL_METHODS: Final = (
         content,
         obj(dict.fromkeys(_BOTH, _by_nonce(_TRANSACTIONS))),
         cost=50,
-        lane=Lane.LISTING,
+        queue=QueueKind.LISTING,
     ),
     method(
         "txpool_contentFrom",
@@ -105,7 +105,7 @@ POOL_METHODS: Final = (
         obj(dict.fromkeys(_BOTH, _TRANSACTIONS)),
         Param("address", ACCOUNT, "The sender."),
         cost=10,
-        lane=Lane.LISTING,
+        queue=QueueKind.LISTING,
     ),
     method(
         "txpool_inspect",
@@ -113,7 +113,7 @@ POOL_METHODS: Final = (
         inspect,
         obj(dict.fromkeys(_BOTH, _by_nonce(_by_nonce(STRING)))),
         cost=50,
-        lane=Lane.LISTING,
+        queue=QueueKind.LISTING,
     ),
 )
 """The methods of the namespace ``txpool``."""

@@ -10,9 +10,9 @@ from rpc.ethereum.block_ids import BLOCK_PARAM, HASH_PARAM, INDEX_PARAM, find_bl
 from rpc.ethereum.errors import NotFinalYet, NotReady, as_revert
 from rpc.ethereum.method import method
 from rpc.ethereum.params import RAW, SYNC_WAIT, SYNC_WAIT_MS, BlockParam
-from rpc.methods.fair_queue import Lane
 from rpc.methods.light import TRANSACTION_HASH, final_transaction
 from rpc.methods.method import Json, Method, Node, Posting
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import HASH_OUT, hexed
 from rpc.methods.schema import Param, nullable, ref
 from rpc.protocol.blocks import waiting_transaction
@@ -147,7 +147,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         TRANSACTION_OUT,
         TRANSACTION_HASH,
         cost=2,
-        lane=Lane.LOOKUP,
+        queue=QueueKind.LOOKUP,
     ),
     method(
         "eth_getTransactionReceipt",
@@ -156,7 +156,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         nullable(ref("EthReceipt")),
         TRANSACTION_HASH,
         cost=2,
-        lane=Lane.LOOKUP,
+        queue=QueueKind.LOOKUP,
     ),
     method(
         "eth_getTransactionByBlockNumberAndIndex",
@@ -166,7 +166,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         BLOCK_PARAM,
         INDEX_PARAM,
         cost=2,
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
     method(
         "eth_getTransactionByBlockHashAndIndex",
@@ -176,6 +176,6 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         HASH_PARAM,
         INDEX_PARAM,
         cost=2,
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
 )

@@ -5,31 +5,22 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily
 
 from rpc.gateway.blobs import PREFIX as BLOBS
-from rpc.gateway.blobs import BlobDoor, BlobOptions
-from rpc.gateway.connections import Doors
-from rpc.gateway.dispatch import FIRST_CALL_BYTES, Caller, Dispatcher, DispatchOptions, Late
+from rpc.gateway.blobs import BlobDoor
+from rpc.gateway.dispatch import FIRST_CALL_BYTES, Caller, Dispatcher, Late
 from rpc.gateway.fast_path import BODY_DEADLINE_S, CHUNK_BYTES, RETRY_S, SEND_DEADLINE_S
 from rpc.gateway.limits import caller_key
 from rpc.gateway.memory_quota import Held, Ledger
-from rpc.gateway.node.client import Link
+from rpc.gateway.metrics import Metrics
 from rpc.gateway.subscriptions import Hub, Session, SessionOptions, answering
-from rpc.gateway.surface import SURFACE, absent
-from rpc.process.log_output import LogCollector
 from rpc.protocol.errors import RpcError
-
-if TYPE_CHECKING:
-    from fastapi import APIRouter
 
 __all__ = ["Application", "WebOptions"]
 
@@ -62,9 +53,6 @@ class WebOptions:
     hosts: tuple[str, ...] = ()
     """Host names to accept beside the loopback ones; used only where ``is_loopback``, else all are accepted."""
     is_loopback: bool = True
-    ready_blocks_behind_max: int = 5
-    ready_peers_min: int = 1
-    ready_disk_mib_min: int = 256
 
 
 class Application:
@@ -72,41 +60,26 @@ class Application:
 
     def __init__(
         self,
-        link: Link,
         hub: Hub,
-        doors: Doors,
-        dispatch: DispatchOptions,
+        dispatcher: Dispatcher,
+        rest: Callable[[Scope, Receive, Send], Awaitable[None]],
+        blobs: BlobDoor,
+        metrics: Metrics,
+        ledger: Ledger,
         sessions: SessionOptions,
         options: WebOptions,
-        clock: Callable[[], float],
-        pages: Iterable[APIRouter] = (),
-        blobs: BlobOptions | None = None,
     ) -> None:
-        from rpc.gateway.rest import rest_api  # FastAPI: a node, which only starts the gateway, does not load it
-
-        self._link = link
         self._hub = hub
-        self._ledger = doors.ledger
-        self._body_bytes_max = dispatch.body_bytes_max
+        self._dispatcher = dispatcher
+        self._rest = rest
+        self._blobs = blobs
+        self._metrics = metrics
+        self._ledger = ledger
+        self._body_bytes_max = dispatcher.body_bytes_max
         self._session_options = sessions
-        self._options = options
-        self.metrics = Metrics(link, doors)
-        self.dispatcher = Dispatcher(link, SURFACE, dispatch, clock, self.metrics.observe, absent, doors.ledger)
-        self._blobs = BlobDoor(link, blobs or BlobOptions(), clock, self.metrics.observe)
-        self._rest = rest_api(self, pages)
         self._origin_any = "*" in options.cors
         self._origins = frozenset(options.cors)
         self._hosts = frozenset((*LOOPBACK_NAMES, *options.hosts)) if options.is_loopback else None
-
-    @property
-    def link(self) -> Link:
-        """The node."""
-        return self._link
-
-    @property
-    def options(self) -> WebOptions:
-        """What is let in."""
-        return self._options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -133,7 +106,7 @@ class Application:
         if path in HEALTH_PATHS and method in ("GET", "HEAD"):
             await _say(send, 200, b"ok\n", [(b"content-type", b"text/plain; charset=utf-8")])
             return
-        if wait_s := self.dispatcher.charge(caller, 0):
+        if wait_s := self._dispatcher.charge(caller, 0):
             await _refuse_now(method, send, wait_s)
             return
         try:
@@ -142,7 +115,7 @@ class Application:
             else:
                 await self._rest(scope, receive, send)
         finally:
-            self.dispatcher.owe(caller, REST_UNITS)
+            self._dispatcher.owe(caller, REST_UNITS)
 
     # Plain requests (rpc.gateway.fast_path)
 
@@ -170,19 +143,19 @@ class Application:
 
     def answer(self, body: bytes | bytearray, caller: Caller) -> Coroutine[Any, Any, bytes | None]:
         """Return the answer to a body."""
-        return self.dispatcher.answer(body, caller)
+        return self._dispatcher.answer(body, caller)
 
     def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
         """Return the answer to a body where it is at hand, else what goes on by itself until it is."""
-        return self.dispatcher.begin(body, caller)
+        return self._dispatcher.begin(body, caller)
 
     def charge(self, caller: str, units: int) -> float:
         """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
-        return self.dispatcher.charge(caller, units)
+        return self._dispatcher.charge(caller, units)
 
     def refuse(self, error: RpcError, body: bytes | bytearray = b"") -> bytes:
         """Return the answer to a body that is not read, or to one whose answer cannot be sent."""
-        return self.dispatcher.refuse(error, body)
+        return self._dispatcher.refuse(error, body)
 
     # ASGI
 
@@ -202,7 +175,7 @@ class Application:
         return []
 
     async def _preflight(self, scope: Scope, send: Send) -> None:
-        if wait_s := self.dispatcher.charge(_caller_of(scope), 1):
+        if wait_s := self._dispatcher.charge(_caller_of(scope), 1):
             await _refuse_now(scope["method"], send, wait_s)
             return
         headers = [
@@ -225,7 +198,7 @@ class Application:
                 raise self._too_large()  # to read its beginning would be to ask for all of it
             async with asyncio.timeout(BODY_DEADLINE_S):
                 body = await self._read_body(receive, held, length, began)
-            answer = await self.dispatcher.answer(body, caller) or b""
+            answer = await self._dispatcher.answer(body, caller) or b""
             del body
             if not held.keep(len(answer)):
                 began[:] = answer[:FIRST_CALL_BYTES]
@@ -233,7 +206,7 @@ class Application:
             await _respond(scope, send, answer, headers)
         except RpcError as error:
             headers.append((b"connection", b"close"))  # what follows of the body is not read
-            await _respond(scope, send, self.dispatcher.refuse(error, began), headers)
+            await _respond(scope, send, self._dispatcher.refuse(error, began), headers)
         except TimeoutError:
             scope["state"]["drop"]()
         except ConnectionError:
@@ -272,7 +245,7 @@ class Application:
         key = _caller_of(scope)
         session = Session(self._hub, self._session_options, scope["state"]["drop"], Held(self._ledger, key))
         caller = Caller(key, session)
-        self.metrics.websockets.inc()
+        self._metrics.websockets.inc()
         writer = asyncio.ensure_future(_write(session, send))
         under_way = asyncio.Semaphore(self._session_options.requests_max)
         tasks: set[asyncio.Task[None]] = set()
@@ -298,12 +271,12 @@ class Application:
             session.end()
             writer.cancel()
             let_go()
-            self.metrics.websockets.dec()
+            self._metrics.websockets.dec()
 
     async def _answer(self, session: Session, body: bytes, caller: Caller, under_way: asyncio.Semaphore) -> None:
         try:
             with answering():
-                answer = await self.dispatcher.answer(body, caller)
+                answer = await self._dispatcher.answer(body, caller)
                 if answer is not None:
                     await session.answer(answer)
         finally:
@@ -424,35 +397,3 @@ def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
         await send(message)
 
     return sender
-
-
-class Metrics:
-    """Counters of the gateway; methods and reasons are bounded sets, so are the labels."""
-
-    def __init__(self, link: Link, doors: Doors) -> None:
-        self.registry = CollectorRegistry()
-        self._counts: Counter[tuple[str, str]] = Counter()
-        self.websockets = Gauge("dekube_rpc_websockets", "Open WebSocket connections", registry=self.registry)
-        connections = Gauge("dekube_rpc_connections", "Open connections", registry=self.registry)
-        connections.set_function(lambda: doors.open)
-        connected = Gauge("dekube_rpc_node_connected", "1 while the node answers", registry=self.registry)
-        connected.set_function(lambda: float(link.is_connected))
-        held = Gauge("dekube_rpc_held_bytes", "Bodies not whole and answers not read", registry=self.registry)
-        held.set_function(lambda: doors.ledger.bytes)
-        self.registry.register(self)
-        self.registry.register(LogCollector())
-
-    def observe(self, method: str, outcome: str) -> None:
-        """Count a request: a number of our own, which costs a tenth of the library's counter."""
-        self._counts[method, outcome] += 1
-
-    def collect(self) -> Iterable[CounterMetricFamily]:
-        """Return the counts as the library shows them."""
-        family = CounterMetricFamily("dekube_rpc_requests", "JSON-RPC requests", labels=("method", "outcome"))
-        for (method, outcome), count in self._counts.items():
-            family.add_metric((method or "none", outcome), count)
-        return (family,)
-
-    def expose(self) -> bytes:
-        """Return the text of Prometheus."""
-        return generate_latest(self.registry)

@@ -17,10 +17,11 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from rpc.gateway.limits import Budgets, Cache
+from rpc.gateway.limits import Budgets
 from rpc.protocol.errors import RpcError
 from rpc.protocol.grants import read_grant
 from rpc.protocol.node_view import Head
+from state.primitives.bounded_cache import BoundedCache
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest, blob_id
@@ -147,7 +148,7 @@ class BlobDoor:
         self._options = options
         self._clock = clock
         self._observe = observe
-        self._manifests: Cache[bytes, Manifest] = Cache(MANIFESTS_BYTES_MAX)
+        self._manifests: BoundedCache[bytes, Manifest] = BoundedCache(MANIFESTS_BYTES_MAX)
         self._budgets = Budgets(options.bytes_per_s, options.bytes_per_s)
         self._under_way: Counter[str] = Counter()
         self._off_until = 0.0

@@ -12,10 +12,11 @@ from typing import Any, Final
 import orjson
 import structlog
 
+from rpc.gateway.fair_queue import FairQueue
 from rpc.gateway.limits import Budgets
 from rpc.gateway.memory_quota import FREE_BYTES, Held, Ledger, exact
-from rpc.methods.fair_queue import Lane, Turns
 from rpc.methods.method import Json, Method, Node, Posting, bind
+from rpc.methods.queues import QueueKind
 from rpc.methods.schema import Param
 from rpc.protocol.errors import RpcError, as_rpc_error
 from state.primitives.errors import DekubeError
@@ -82,17 +83,17 @@ class DispatchOptions:
     requests_per_caller_max: int = 2_000
     """Of these, one address's: it could hold all places with requests that wait. 0: no limit, behind a proxy."""
     views_max: int = 48
-    """Calls of ``Lane.VIEW`` that run at once; more wait for their turn."""
+    """Calls of ``QueueKind.VIEW`` that run at once; more wait for their turn."""
     views_per_caller_max: int = 8
     """Of these, one address's; all where its requests have no limit."""
     blocks_max: int = 32
-    """The same of ``Lane.BLOCK``."""
+    """The same of ``QueueKind.BLOCK``."""
     blocks_per_caller_max: int = 8
     lookups_max: int = 1_024
-    """The same of ``Lane.LOOKUP``: the node answers in the order in which it was asked."""
+    """The same of ``QueueKind.LOOKUP``: the node answers in the order in which it was asked."""
     lookups_per_caller_max: int = 64
     listings_max: int = 16
-    """The same of ``Lane.LISTING``, each of which may have some ten megabytes in memory."""
+    """The same of ``QueueKind.LISTING``, each of which may have some ten megabytes in memory."""
     listings_per_caller_max: int = 4
 
 
@@ -143,12 +144,17 @@ class Dispatcher:
         self._running = 0
         self._running_of: dict[str, int] = {}
         is_bounded = options.requests_per_caller_max > 0
-        self._turns = {
-            Lane.VIEW: Turns(options.views_max, options.views_per_caller_max * is_bounded),
-            Lane.BLOCK: Turns(options.blocks_max, options.blocks_per_caller_max * is_bounded),
-            Lane.LOOKUP: Turns(options.lookups_max, options.lookups_per_caller_max * is_bounded),
-            Lane.LISTING: Turns(options.listings_max, options.listings_per_caller_max * is_bounded),
+        self._queues = {
+            QueueKind.VIEW: FairQueue(options.views_max, options.views_per_caller_max * is_bounded),
+            QueueKind.BLOCK: FairQueue(options.blocks_max, options.blocks_per_caller_max * is_bounded),
+            QueueKind.LOOKUP: FairQueue(options.lookups_max, options.lookups_per_caller_max * is_bounded),
+            QueueKind.LISTING: FairQueue(options.listings_max, options.listings_per_caller_max * is_bounded),
         }
+
+    @property
+    def body_bytes_max(self) -> int:
+        """Longest body that is read."""
+        return self._options.body_bytes_max
 
     def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
         """Do what ``answer`` does as far as it can be done now; what has to wait goes on by itself."""
@@ -381,7 +387,7 @@ class Dispatcher:
         if self._options.requests_per_caller_max and mine >= self._options.requests_per_caller_max:
             raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
         self._enter(caller.key)
-        turns = None
+        entered = None
         try:
             if method.has_min_height:
                 min_height = values.pop()
@@ -389,18 +395,18 @@ class Dispatcher:
                     await self._node.wait_height(min_height)
             if method.weigh is not None:
                 self._budgets.owe(caller.key, method.weigh(self._node, *values), self._clock())
-            if method.lane is not None:
-                lane = self._turns[method.lane]
-                await lane.enter(caller.key)
-                turns = lane
+            if method.queue is not None:
+                queue = self._queues[method.queue]
+                await queue.enter(caller.key)
+                entered = queue
             if method.needs_session:
                 return await method.handle(caller.session, *values)
             if method.needs_caller:
                 return await method.handle(self._node, caller.key, *values)
             return await method.handle(self._node, *values)
         finally:
-            if turns is not None:
-                turns.leave(caller.key)
+            if entered is not None:
+                entered.leave(caller.key)
             self.leave(caller.key)
 
     def _has_room(self, caller: str) -> bool:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from rpc.ethereum import render
-from rpc.ethereum.logs import LogFilter, logs_in
+from rpc.ethereum.logs import logs_in
 from rpc.ethereum.params import TOPIC_FILTER
 from rpc.gateway.node.client import Link
 from rpc.gateway.subscriptions import Filter, Session
+from rpc.methods.log_filter import LogFilter
 from rpc.methods.method import Json, Method
 from rpc.methods.schema import STRING, Param, choice, text
 from rpc.protocol.blocks import LoadedBlock

@@ -1,22 +1,16 @@
-"""Bounds that belong to no one request: budgets of callers and who they are, caches, open files, the collector."""
+"""Request budgets of callers, and how a caller is identified: by its address, or by that which a proxy names."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import ipaddress
-import resource
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from state.primitives.errors import ConfigError
 
-__all__ = ["Budgets", "Cache", "Proxies", "caller_key", "is_loopback", "raise_descriptor_limit", "tune_collector"]
-
-_K = TypeVar("_K", bound=Hashable)
-_V = TypeVar("_V")
+__all__ = ["Budgets", "Proxies", "caller_key", "is_loopback"]
 
 DEBT_BURSTS: Final = 4
 CALLERS_MAX: Final = 100_000
@@ -24,45 +18,6 @@ CALLERS_MAX: Final = 100_000
 ENTRY_LIMIT_BYTES: Final = 64
 """Longest entry of ``X-Forwarded-For`` that can be an address and a port."""
 CLIENTS_OF_PROXIES_KEPT: Final = 4096
-COLLECTOR_THRESHOLDS: Final = (20_000, 10, 20)
-
-
-class Cache(Generic[_K, _V]):
-    """The values used last, up to a total weight."""
-
-    def __init__(self, weight_max: int) -> None:
-        self._weight_max = weight_max
-        self._weight = 0
-        self._items: OrderedDict[_K, tuple[_V, int]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def get(self, key: _K) -> _V | None:
-        """Return the value of ``key`` and count it as used, or None."""
-        found = self._items.get(key)
-        if found is None:
-            return None
-        self._items.move_to_end(key)
-        return found[0]
-
-    def put(self, key: _K, value: _V, weight: int = 1) -> None:
-        """Keep ``value``; what weighs more than half of everything is not kept."""
-        if weight * 2 > self._weight_max:
-            return
-        old = self._items.pop(key, None)
-        if old is not None:
-            self._weight -= old[1]
-        self._items[key] = (value, weight)
-        self._weight += weight
-        while self._weight > self._weight_max:
-            _, (_, gone) = self._items.popitem(last=False)
-            self._weight -= gone
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._items.clear()
-        self._weight = 0
 
 
 class Budgets:
@@ -167,28 +122,6 @@ def _address_of(entry: bytes) -> str | None:
         return str(ipaddress.ip_address(text))
     except ValueError:
         return None
-
-
-def raise_descriptor_limit(wanted: int) -> int:
-    """Raise how many files the process may open to ``wanted``, as far as it may; return how many it may now."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        return limit
-    return soft
-
-
-def tune_collector() -> None:
-    """Look for cycles less often: what is asked makes none, but thousands of things that wait make each look long.
-
-    What lives since the start is not looked at again.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 def is_loopback(host: str) -> bool:

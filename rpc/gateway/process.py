@@ -24,13 +24,16 @@ import uvloop
 
 from p2p.base.listening import open_sockets
 from rpc.gateway.app import Application, WebOptions
-from rpc.gateway.blobs import BlobOptions
+from rpc.gateway.blobs import BlobDoor, BlobOptions
 from rpc.gateway.connections import DoorOptions, Doors, make_protocols
-from rpc.gateway.dispatch import DispatchOptions
-from rpc.gateway.limits import is_loopback, raise_descriptor_limit, tune_collector
+from rpc.gateway.dispatch import Dispatcher, DispatchOptions
+from rpc.gateway.limits import is_loopback
+from rpc.gateway.metrics import Metrics
 from rpc.gateway.node.client import Link, LinkOptions
 from rpc.gateway.subscriptions import Hub, SessionOptions
+from rpc.gateway.surface import SURFACE, absent
 from rpc.gateway.unsent_bytes import bound_kernel
+from rpc.process.limits import raise_descriptor_limit, tune_collector
 from rpc.process.log_output import LOG_OUTPUT, configure_structlog, open_standard_descriptors
 from rpc.process.signals import outlive_signals
 from state.primitives.errors import ConfigError
@@ -120,6 +123,9 @@ def gateway_command(config_fd: int) -> list[str]:
 
 async def serve(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError when the address cannot be bound."""
+    # Imported here: FastAPI is slow to load, and the node, which only starts this process, does not need it.
+    from rpc.gateway.rest import ReadinessOptions, rest_api
+
     options = dataclasses.replace(options, doors=_within_descriptors(options.doors))
     where = ",".join(options.listen) or format_host_port(options.host, options.port)
     places = parse_listen(where)
@@ -134,22 +140,20 @@ async def serve(options: GatewayOptions) -> None:
     link.serving = listeners[0].getsockname()[:2]
     hub = Hub(link)
     doors = Doors(options.doors)
+    metrics = Metrics(link, doors)
+    dispatcher = Dispatcher(link, SURFACE, options.dispatch, loop.time, metrics.observe, absent, doors.ledger)
+    readiness = ReadinessOptions(
+        options.ready_blocks_behind_max, options.ready_peers_min, options.ready_disk_mib_min
+    )
     application = Application(
-        link,
         hub,
-        doors,
-        options.dispatch,
+        dispatcher,
+        rest_api(link, dispatcher, metrics, readiness),
+        BlobDoor(link, options.blobs, loop.time, metrics.observe),
+        metrics,
+        doors.ledger,
         options.session,
-        WebOptions(
-            options.cors,
-            options.hosts,
-            all(is_loopback(host) for host, _ in places),
-            options.ready_blocks_behind_max,
-            options.ready_peers_min,
-            options.ready_disk_mib_min,
-        ),
-        loop.time,
-        blobs=options.blobs,
+        WebOptions(options.cors, options.hosts, all(is_loopback(host) for host, _ in places)),
     )
     http, websocket = make_protocols(doors, application)
     server = uvicorn.Server(

@@ -6,6 +6,7 @@ import html
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -15,9 +16,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rpc.gateway.app import Application
-from rpc.gateway.dispatch import Caller
+from rpc.gateway.dispatch import Caller, Dispatcher
 from rpc.gateway.limits import caller_key
+from rpc.gateway.metrics import Metrics
 from rpc.gateway.node.client import Link
 from rpc.gateway.surface import SURFACE
 from rpc.methods.method import Json, Method
@@ -25,7 +26,7 @@ from rpc.protocol.errors import NodeUnavailable, RpcError, as_rpc_error
 from state.primitives.address import format_address
 from state.primitives.errors import DekubeError
 
-__all__ = ["ROUTES", "rest_api"]
+__all__ = ["ROUTES", "ReadinessOptions", "rest_api"]
 
 STATUS_OF_REASON: Final = {
     "invalid_params": 400,
@@ -91,39 +92,55 @@ ROUTES: Final[tuple[tuple[str, str], ...]] = (
 """GET paths and the methods that answer them; path and query parameters are those of the method."""
 
 
-def rest_api(application: Application, pages: Iterable[APIRouter]) -> FastAPI:
-    """Return the REST application: health, metrics, convenience over the table, documents, and ``pages``."""
+@dataclass(frozen=True, slots=True)
+class ReadinessOptions:
+    """When ``/readyz`` answers that the node is ready."""
+
+    blocks_behind_max: int = 5
+    peers_min: int = 1
+    disk_mib_min: int = 256
+
+
+def rest_api(
+    link: Link,
+    dispatcher: Dispatcher,
+    metrics: Metrics,
+    readiness: ReadinessOptions,
+    pages: Iterable[APIRouter] = (),
+) -> FastAPI:
+    """Return the REST application: readiness, metrics, documents, GET paths over the methods, and ``pages``."""
+    calls = _Calls(dispatcher, metrics)
     api = FastAPI(title="DEKUBE node", docs_url=None, redoc_url=None)
     api.add_middleware(_HeadAsGet)
     api.add_exception_handler(405, _refuse_method)
     for path, name in ROUTES:
-        _add_route(api, application, path, SURFACE[name])
+        _add_route(api, calls, path, SURFACE[name])
 
     @api.get("/", response_class=HTMLResponse)
     async def front() -> HTMLResponse:
         """Which chain this is, how far the node is, and where to go on."""
-        return HTMLResponse(_front_page(application.link), headers=PAGE_HEADERS)
+        return HTMLResponse(_front_page(link), headers=PAGE_HEADERS)
 
     @api.get("/readyz")
     async def readyz() -> Response:
         """The node answers, is close to the newest block, has peers enough and room on its disk."""
-        ready, detail = await _readiness(application)
+        ready, detail = await _readiness(link, readiness)
         return _json(detail, 200 if ready else 503)
 
     @api.get("/status")
     async def status(request: Request) -> Response:
         """How far this node is."""
-        return await _answer_rest(application, SURFACE["dekube_status"], {}, request)
+        return await calls.answer(SURFACE["dekube_status"], {}, request)
 
     @api.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
+    async def expose() -> Response:
         """Counters of the gateway for Prometheus."""
-        return Response(application.metrics.expose(), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.expose(), media_type=CONTENT_TYPE_LATEST)
 
     @api.get("/openrpc.json")
     async def openrpc(request: Request) -> Response:
         """The OpenRPC document."""
-        return await _answer_rest(application, SURFACE["rpc.discover"], {}, request)
+        return await calls.answer(SURFACE["rpc.discover"], {}, request)
 
     @api.get("/docs", response_class=HTMLResponse)
     async def docs() -> str:
@@ -159,10 +176,10 @@ async def _refuse_method(_request: Request, error: Exception) -> Response:
     return _json({"detail": error.detail}, 405, {"allow": ", ".join(allowed)})
 
 
-def _add_route(api: FastAPI, application: Application, path: str, method: Method) -> None:
+def _add_route(api: FastAPI, calls: _Calls, path: str, method: Method) -> None:
     async def endpoint(request: Request) -> Response:
         given = {**request.query_params, **request.path_params}
-        return await _answer_rest(application, method, given, request)
+        return await calls.answer(method, given, request)
 
     parameters = [
         {
@@ -184,23 +201,29 @@ def _add_route(api: FastAPI, application: Application, path: str, method: Method
     )
 
 
-async def _answer_rest(
-    application: Application, method: Method, given: dict[str, str], request: Request
-) -> Response:
-    caller = Caller(caller_key(request.client.host) if request.client else "")
-    try:
-        params = {name: _from_text(method, name, value) for name, value in given.items()}
-        result = await application.dispatcher.call(method.name, params or None, caller)
-    except DekubeError as error:
-        known = as_rpc_error(error)
-        application.metrics.observe(method.name, known.reason)
-        status = STATUS_OF_REASON.get(known.reason, 400)
-        headers = {"retry-after": "1"} if status in (429, 503) else None
-        return _json({"error": known.to_json()}, status, headers)
-    application.metrics.observe(method.name, "ok")
-    response = _json(result, 404 if any(value is None for value in _subject(result)) else 200)
-    application.dispatcher.weigh_answer(caller, len(response.body))
-    return response
+class _Calls:
+    """Calls methods of the table on behalf of GET requests."""
+
+    def __init__(self, dispatcher: Dispatcher, metrics: Metrics) -> None:
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+
+    async def answer(self, method: Method, given: dict[str, str], request: Request) -> Response:
+        """Return the response to a call of ``method`` with the parameters ``given`` as text."""
+        caller = Caller(caller_key(request.client.host) if request.client else "")
+        try:
+            params = {name: _from_text(method, name, value) for name, value in given.items()}
+            result = await self._dispatcher.call(method.name, params or None, caller)
+        except DekubeError as error:
+            known = as_rpc_error(error)
+            self._metrics.observe(method.name, known.reason)
+            status = STATUS_OF_REASON.get(known.reason, 400)
+            headers = {"retry-after": "1"} if status in (429, 503) else None
+            return _json({"error": known.to_json()}, status, headers)
+        self._metrics.observe(method.name, "ok")
+        response = _json(result, 404 if any(value is None for value in _subject(result)) else 200)
+        self._dispatcher.weigh_answer(caller, len(response.body))
+        return response
 
 
 def _subject(result: Json) -> list[Json]:
@@ -221,19 +244,18 @@ def _from_text(method: Method, name: str, value: str) -> Any:
     return value
 
 
-async def _readiness(application: Application) -> tuple[bool, Json]:
-    options = application.options
+async def _readiness(link: Link, options: ReadinessOptions) -> tuple[bool, Json]:
     try:
-        head, sync = application.link.head, await application.link.sync()
+        head, sync = link.head, await link.sync()
     except (NodeUnavailable, RpcError) as error:
         return False, {"ready": False, "reason": as_rpc_error(error).reason}
     behind = max(sync.highest - head.height, 0)
     reason = None
-    if behind > options.ready_blocks_behind_max:
+    if behind > options.blocks_behind_max:
         reason = "behind"
-    elif sync.peers < options.ready_peers_min:
+    elif sync.peers < options.peers_min:
         reason = "few_peers"
-    elif 0 <= sync.disk_free_mib < options.ready_disk_mib_min:
+    elif 0 <= sync.disk_free_mib < options.disk_mib_min:
         reason = "disk"
     return reason is None, {
         "ready": reason is None,

@@ -21,10 +21,11 @@ import orjson
 import structlog
 
 from billing.escrow import BILLING_ADDRESS
-from rpc.ethereum.logs import LogFilter, logs_of
+from rpc.ethereum.logs import logs_of
 from rpc.gateway.memory_quota import Held, exact
 from rpc.gateway.node.client import Link
 from rpc.methods import render
+from rpc.methods.log_filter import LogFilter
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.render import AT, HASH_OUT, hexed
 from rpc.methods.schema import (

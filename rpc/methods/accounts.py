@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpc.methods.fair_queue import Lane
 from rpc.methods.heights import AT_HEIGHT, stamp, state_height
 from rpc.methods.method import Json, Method, Node
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
 from rpc.methods.schema import ADDRESS, NUMBER, Param, array, nullable, obj
 from rpc.methods.validators import JAIL_OUT, jail_json
@@ -110,6 +110,6 @@ ACCOUNT_METHODS: Final[tuple[Method, ...]] = (
         (ACCOUNT_PARAM, AT_HEIGHT),
         cost=10,
         group="accounts",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
 )

@@ -8,12 +8,12 @@ from billing.errors import EscrowUnknown
 from billing.escrow import Line, bill_lines, earnings_of, escrow_totals
 from billing.prices import Role
 from rpc.methods.accounts import PARTY_PARAM
-from rpc.methods.fair_queue import Lane
 from rpc.methods.heights import stamp
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.names import word, words_of
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, next_number, number_after, place_in
 from rpc.methods.parameters import parameters_of
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
 from rpc.methods.schema import HASH, NUMBER, STRING, Param, Schema, array, data, nullable, obj, ref
 from rpc.methods.tasks import TASK_ID, unknown_task
@@ -202,7 +202,7 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
         ),
         cost=10,
         group="billing",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_getBill",
@@ -227,7 +227,7 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
         (TASK_ID, CURSOR_PARAM, LIMIT_PARAM),
         cost=10,
         group="billing",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_getEarnings",
@@ -243,6 +243,6 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
         (PARTY_PARAM,),
         cost=2,
         group="billing",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from rpc.methods.fair_queue import Lane
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.parameters import parameters_of
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, at, hexed
 from rpc.methods.schema import ADDRESS, NUMBER, Param, array, nullable, obj
 from state.view import Reader
@@ -79,6 +79,6 @@ CARRIAGE_METHODS: Final[tuple[Method, ...]] = (
         (Param("address", ADDRESS, "The account that pays relays."),),
         cost=5,
         group="billing",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
 )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rpc.methods import render
-from rpc.methods.fair_queue import Lane
 from rpc.methods.heights import AT_HEIGHT, stamp, state_height
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, HASH_OUT, address, at, hexed
 from rpc.methods.schema import (
     BLOCK,
@@ -260,7 +260,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
         obj({"at": AT, "issued": AMOUNT_OUT, "burned": AMOUNT_OUT, "supply": AMOUNT_OUT}),
         (AT_HEIGHT,),
         cost=2,
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_getBlock",
@@ -269,7 +269,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
         obj({"at": AT, "block": nullable(ref("Block"))}),
         (_BLOCK, Param("transactions", BOOLEAN, "Whole transactions.", required=False, default=False)),
         cost=10,
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
     Method(
         "dekube_getBlocks",
@@ -278,7 +278,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
         obj({"at": AT, "items": array(ref("Header"), maximum=BLOCKS_PAGE_MAX), "next": NEXT_OUT}),
         (CURSOR_PARAM, LIMIT_PARAM),
         cost=20,
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
     Method(
         "dekube_getBlockReceipts",
@@ -287,6 +287,6 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
         obj({"at": AT, "receipts": nullable(array(ref("Receipt")))}),
         (_BLOCK,),
         cost=20,
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
 )

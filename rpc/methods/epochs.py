@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from rpc.methods.fair_queue import Lane
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.parameters import parameters_of
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, at, hexed
 from rpc.methods.schema import NUMBER, Param, array, natural, nullable, obj
 from rpc.protocol.errors import RpcError
@@ -128,7 +128,7 @@ EPOCH_METHODS: Final = (
         (_EPOCH,),
         cost=2,
         group="network",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_getEpoch",
@@ -161,6 +161,6 @@ EPOCH_METHODS: Final = (
         (_EPOCH,),
         cost=2,
         group="network",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
 )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from consensus.wire import CERTIFICATE_LIMIT_BYTES, decode_certificate
-from rpc.methods.fair_queue import Lane
 from rpc.methods.heights import stamp
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
 from rpc.methods.schema import (
     ADDRESS,
@@ -235,7 +235,7 @@ EVIDENCE_METHODS: Final = (
         obj({"at": AT, "slash": nullable(_SLASH)}),
         (_OPERATOR,),
         group="network",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_getSlashes",
@@ -245,7 +245,7 @@ EVIDENCE_METHODS: Final = (
         (CURSOR_PARAM, LIMIT_PARAM),
         cost=10,
         group="network",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_getEvidence",
@@ -255,6 +255,6 @@ EVIDENCE_METHODS: Final = (
         (_HEIGHT_OF_BLOCK,),
         cost=5,
         group="network",
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
 )

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from rpc.methods import render
 from rpc.methods.accounts import ACCOUNT_PARAM
-from rpc.methods.fair_queue import Lane
 from rpc.methods.light import kept_block
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AT, BOOLEAN_OUT, HASH_OUT, INTEGER_OUT, address, at, hexed
 from rpc.methods.schema import array, make_cursor, nullable, obj, ref
 from rpc.protocol.blocks import LoadedBlock
@@ -152,6 +152,6 @@ HISTORY_METHODS: Final[tuple[Method, ...]] = (
         cost=20,
         weigh=_weigh,
         group="accounts",
-        lane=Lane.LISTING,
+        queue=QueueKind.LISTING,
     ),
 )

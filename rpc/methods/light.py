@@ -9,8 +9,8 @@ from typing import Final
 
 from consensus.light import encode_merkle_proof
 from rpc.methods.epochs import EPOCH_LIMIT
-from rpc.methods.fair_queue import Lane
 from rpc.methods.method import Json, Method, Node
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import AT, BYTES_OUT, at, hexed
 from rpc.methods.schema import HASH, NUMBER, SAFE_INTEGER_MAX, Param, array, natural, nullable, obj
 from rpc.protocol.blocks import LoadedBlock
@@ -213,7 +213,7 @@ LIGHT_METHODS: Final = (
         (TRANSACTION_HASH,),
         cost=20,
         group="light clients",
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
     Method(
         "dekube_getReceiptProof",
@@ -228,6 +228,6 @@ LIGHT_METHODS: Final = (
         (TRANSACTION_HASH,),
         cost=20,
         group="light clients",
-        lane=Lane.BLOCK,
+        queue=QueueKind.BLOCK,
     ),
 )

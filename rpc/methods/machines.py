@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rpc.methods.accounts import PARTY_PARAM
-from rpc.methods.fair_queue import Lane
 from rpc.methods.heights import stamp
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.names import roles, word, words_of
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, place_in
 from rpc.methods.parameters import parameters_of
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, HASH_OUT, address, hexed
 from rpc.methods.schema import NUMBER, STRING, Schema, array, nullable, obj, ref
 from state.view import Reader
@@ -166,7 +166,7 @@ MACHINE_METHODS: Final[tuple[Method, ...]] = (
         (PARTY_PARAM,),
         cost=2,
         group="nodes",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_getNodes",
@@ -176,7 +176,7 @@ MACHINE_METHODS: Final[tuple[Method, ...]] = (
         (CURSOR_PARAM, LIMIT_PARAM),
         cost=10,
         group="nodes",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_getDuties",
@@ -192,6 +192,6 @@ MACHINE_METHODS: Final[tuple[Method, ...]] = (
         (PARTY_PARAM,),
         cost=10,
         group="nodes",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
 )

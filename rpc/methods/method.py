@@ -6,18 +6,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from rpc.gateway.limits import Cache
-from rpc.gateway.node.batcher import Waiter
-from rpc.methods.fair_queue import Lane
+from rpc.methods.poll_filters import PollFilters
+from rpc.methods.queues import QueueKind
 from rpc.methods.schema import HEIGHT, Param, Schema
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import RpcError
 from rpc.protocol.node_view import Description, Head, Network, Peer, PoolStatus, Submitted, Sync, Waiting
+from rpc.protocol.waiter import Waiter
+from state.primitives.bounded_cache import BoundedCache
 from state.primitives.errors import DekubeError
 from state.primitives.receipts import EventType
 
 if TYPE_CHECKING:
-    from rpc.methods.poll_filters import Filters
     from tasks.ledger.screening import DatasetFacts
 
 __all__ = ["MIN_HEIGHT", "Json", "Method", "Node", "Posting", "bind"]
@@ -50,12 +50,12 @@ class Node(Protocol):
         ...
 
     @property
-    def blooms(self) -> Cache[int, int]:
+    def blooms(self) -> BoundedCache[int, int]:
         """Kept blooms of the logs of final blocks, by height."""
         ...
 
     @property
-    def filters(self) -> Filters:
+    def filters(self) -> PollFilters:
         """The filters that clients poll."""
         ...
 
@@ -233,13 +233,13 @@ class Method(NamedTuple):
     """What a call costs beside ``cost``, by the node and the parameters: where these ask for much or little."""
     group: str = "chain"
     """Heading in the documentation."""
-    lane: Lane | None = None
+    queue: QueueKind | None = None
     """Where a call waits for its turn, if it takes long or much memory."""
     may_revert: bool = False
     """Some failures are reverts, whose data is bytes. The data of all others is then a list of one object: clients
     (web3.py) take an object there for a revert, whatever code and text say."""
     posting: Posting | None = None
-    """How a call is answered whose only parameter that is given is a transaction; no ``weigh``, no ``lane``."""
+    """How a call is answered whose only parameter that is given is a transaction; no ``weigh``, no ``queue``."""
 
     @property
     def all_params(self) -> tuple[Param, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rpc.methods import render
-from rpc.methods.fair_queue import Lane
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.names import roles
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, address, at
 from rpc.methods.schema import NUMBER, STRING, array, make_cursor, nullable, obj, ref
 from rpc.protocol.node_view import KnownNode
@@ -115,6 +115,6 @@ NETWORK_METHODS: Final = (
         (CURSOR_PARAM, LIMIT_PARAM),
         cost=10,
         group="network",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
 )

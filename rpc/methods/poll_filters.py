@@ -1,31 +1,31 @@
-"""Filters that clients poll over HTTP: where each stands, no logs; bounded in number and in time."""
+"""PollFilters that clients poll over HTTP (eth_newFilter): how far each has been polled. They hold no logs."""
 
 from __future__ import annotations
 
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from rpc.ethereum.logs import LogFilter
+from rpc.methods.log_filter import LogFilter
 from rpc.protocol.errors import RpcError
 
-__all__ = ["FILTERS_MAX", "FILTERS_PER_CALLER_MAX", "LIFETIME_S", "Filters", "LiveFilter"]
+__all__ = ["FILTERS_MAX", "FILTERS_PER_CALLER_MAX", "LIFETIME_S", "PollFilter", "PollFilters"]
 
 FILTERS_MAX: Final = 10_000
 FILTERS_PER_CALLER_MAX: Final = 100
 LIFETIME_S: Final = 300.0
-"""A filter that nobody polled for so long is forgotten."""
-_IDENTIFIER_BITS: Final = 127
+"""A filter that is not polled for this long is removed."""
+IDENTIFIER_BITS: Final = 127
 
 
 @dataclass(slots=True)
-class LiveFilter:
-    """``logs`` None: hashes of new blocks, or of what comes into the mempool where ``of_pool``.
+class PollFilter:
+    """What a filter selects, and how far it has been polled.
 
-    ``first`` and ``last`` bound the blocks, ``next`` is told of next; of the mempool it is the place there.
-    ``is_polled`` while a poll is under way.
+    ``logs`` is None for a filter of block hashes, or of transactions that enter the mempool (``of_pool``).
+    ``first`` and ``last`` bound the blocks. ``next`` is the next block to report, or the position in the mempool.
+    ``is_polled`` is True while a poll is under way.
     """
 
     caller: str
@@ -40,23 +40,29 @@ class LiveFilter:
 
 @dataclass(slots=True)
 class _Held:
-    """The filters of one caller, that first which was not used for longest."""
+    """The filters of one caller, the least recently used first."""
 
     filters: OrderedDict[int, None] = field(default_factory=OrderedDict)
     weight: int = 0
 
 
-class Filters:
-    """The filters of a gateway; ``clock`` gives seconds.
+class PollFilters:
+    """The filters of a gateway. ``clock`` gives seconds, ``random_bits`` as many unpredictable bits as asked for.
 
-    Where there are as many as may be, that of who has most gives way to who has fewer: its client makes a new one
-    when it is told that there is none, as clients do.
+    When there are ``FILTERS_MAX``, the caller with the most filters loses one to a caller with fewer. Its client
+    is told ``filter_not_found`` and creates another, as clients do after a restart of the node.
     """
 
-    def __init__(self, clock: Callable[[], float], per_caller_max: int = FILTERS_PER_CALLER_MAX) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        random_bits: Callable[[int], int],
+        per_caller_max: int = FILTERS_PER_CALLER_MAX,
+    ) -> None:
         self._clock = clock
+        self._random_bits = random_bits
         self._per_caller_max = per_caller_max
-        self._live: OrderedDict[int, LiveFilter] = OrderedDict()
+        self._live: OrderedDict[int, PollFilter] = OrderedDict()
         self._of_caller: dict[str, _Held] = {}
         self._weight = 0
 
@@ -73,23 +79,23 @@ class Filters:
         start: int,
         of_pool: bool = False,
     ) -> int:
-        """Keep a filter that tells of blocks from ``start`` on; return its identifier. Raises RpcError."""
+        """Store a filter that reports blocks from ``start`` on; return its identifier. Raises RpcError."""
         self._expire()
         weight = _weight_of(logs)
         held = self._of_caller.get(caller)
         own = weight + (held.weight if held is not None else 0)
         if own > self._per_caller_max or not self._make_room(weight, own):
             raise RpcError("limit_exceeded", "limit exceeded: too many filters, uninstall some")
-        # Not to be guessed: who knows the identifier reads and ends the filter.
-        identifier = secrets.randbits(_IDENTIFIER_BITS) | 1 << _IDENTIFIER_BITS
-        self._live[identifier] = LiveFilter(caller, logs, first, last, start, self._clock(), of_pool)
+        # Unpredictable, because whoever knows the identifier can poll and remove the filter.
+        identifier = self._random_bits(IDENTIFIER_BITS) | 1 << IDENTIFIER_BITS
+        self._live[identifier] = PollFilter(caller, logs, first, last, start, self._clock(), of_pool)
         held = self._of_caller.setdefault(caller, _Held())
         held.filters[identifier] = None
         held.weight += weight
         self._weight += weight
         return identifier
 
-    def get(self, identifier: int) -> LiveFilter:
+    def get(self, identifier: int) -> PollFilter:
         """Return a filter and count it as used. Raises RpcError (filter_not_found)."""
         self._expire()
         found = self._live.get(identifier)
@@ -101,7 +107,7 @@ class Filters:
         return found
 
     def remove(self, identifier: int) -> bool:
-        """Forget a filter; tell whether there was one."""
+        """Remove a filter; return whether there was one."""
         self._expire()
         if identifier not in self._live:
             return False
@@ -109,7 +115,7 @@ class Filters:
         return True
 
     def clear(self) -> None:
-        """Forget all of them: the blocks that they told of are no more, and their clients make others."""
+        """Remove all filters: the blocks that they reported no longer exist, and their clients create others."""
         self._live.clear()
         self._of_caller.clear()
         self._weight = 0
@@ -123,7 +129,7 @@ class Filters:
             self._forget(identifier)
 
     def _make_room(self, weight: int, own: int) -> bool:
-        """Make room for a filter of one who would have ``own`` with it; tell whether there is."""
+        """Make room for a filter of a caller whose filters then weigh ``own``; return whether there is room."""
         while self._weight + weight > FILTERS_MAX:
             most = max(self._of_caller.values(), key=lambda held: held.weight)
             if most.weight <= own:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from rpc.methods.accounts import ACCOUNT_PARAM
-from rpc.methods.fair_queue import Lane
 from rpc.methods.heights import AT_HEIGHT, stamp, state_height
 from rpc.methods.light import HEADERS_MAX, certified_headers
 from rpc.methods.method import Json, Method, Node
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import AT, BYTES_OUT, HASH_OUT, hexed
 from rpc.methods.schema import Param, array, data, nullable, obj
 from state.primitives.blocks import decode_header
@@ -63,7 +63,7 @@ PROOF_METHODS: Final[tuple[Method, ...]] = (
         (ACCOUNT_PARAM, AT_HEIGHT),
         cost=10,
         group="accounts",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_getProof",
@@ -73,6 +73,6 @@ PROOF_METHODS: Final[tuple[Method, ...]] = (
         (_KEY, AT_HEIGHT),
         cost=10,
         group="accounts",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
 )

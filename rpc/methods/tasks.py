@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpc.methods.fair_queue import Lane
 from rpc.methods.heights import stamp
 from rpc.methods.jobs import spec_to_json
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.names import word, words_of
 from rpc.methods.pages import CURSOR_PARAM, FIRST_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, numbered_page, place_in
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, hexed
 from rpc.methods.schema import ADDRESS, HASH, NUMBER, STRING, Param, Schema, array, choice, nullable, obj, ref
 from rpc.protocol.errors import RpcError
@@ -239,7 +239,7 @@ TASK_METHODS: Final[tuple[Method, ...]] = (
         (TASK_ID,),
         cost=2,
         group="tasks",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_getTasks",
@@ -255,7 +255,7 @@ TASK_METHODS: Final[tuple[Method, ...]] = (
         ),
         cost=20,
         group="tasks",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_getTaskHistory",
@@ -265,6 +265,6 @@ TASK_METHODS: Final[tuple[Method, ...]] = (
         (TASK_ID, CURSOR_PARAM, LIMIT_PARAM, FIRST_PARAM),
         cost=5,
         group="tasks",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rpc.methods import render
-from rpc.methods.fair_queue import Lane
 from rpc.methods.heights import found_at
 from rpc.methods.light import TRANSACTION_HASH, final_transaction
 from rpc.methods.method import Json, Method, Node, Posting
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import AMOUNT_OUT, AT, BOOLEAN_OUT, HASH_OUT, at, hexed
 from rpc.methods.schema import (
     ADDRESS,
@@ -178,7 +178,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         (TRANSACTION_HASH,),
         cost=2,
         group="transactions",
-        lane=Lane.LOOKUP,
+        queue=QueueKind.LOOKUP,
     ),
     Method(
         "dekube_getReceipt",
@@ -188,7 +188,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         (TRANSACTION_HASH,),
         cost=2,
         group="transactions",
-        lane=Lane.LOOKUP,
+        queue=QueueKind.LOOKUP,
     ),
     Method(
         "dekube_waitForReceipt",
@@ -227,7 +227,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         (_RAW,),
         cost=10,
         group="transactions",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_estimate",
@@ -241,7 +241,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         ),
         cost=10,
         group="transactions",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
     Method(
         "dekube_quote",
@@ -275,6 +275,6 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         (CURSOR_PARAM, LIMIT_PARAM),
         cost=10,
         group="transactions",
-        lane=Lane.LISTING,
+        queue=QueueKind.LISTING,
     ),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpc.methods.fair_queue import Lane
 from rpc.methods.heights import AT_HEIGHT, stamp, state_height
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.parameters import parameters_of
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
 from rpc.methods.schema import NUMBER, Schema, array, nullable, obj
 from state.primitives.committee import SEATS_MAX
@@ -111,6 +111,6 @@ VALIDATOR_METHODS: Final[tuple[Method, ...]] = (
         (AT_HEIGHT,),
         cost=5,
         group="network",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpc.methods.fair_queue import Lane
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.names import word, words_of
 from rpc.methods.pages import CURSOR_PARAM, FIRST_PARAM, LIMIT_PARAM, NEXT_OUT, numbered_page
+from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
 from rpc.methods.schema import NUMBER, STRING, Schema, array, nullable, obj, ref
 from rpc.methods.tasks import TASK_ID, unknown_task
@@ -140,6 +140,6 @@ WINDOW_METHODS: Final[tuple[Method, ...]] = (
         (TASK_ID, CURSOR_PARAM, LIMIT_PARAM, FIRST_PARAM),
         cost=10,
         group="tasks",
-        lane=Lane.VIEW,
+        queue=QueueKind.VIEW,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -19,13 +20,14 @@ from rpc.backend.store_view import describe
 from rpc.client import ClientError
 from rpc.ethereum import render
 from rpc.ethereum.contracts import VIEWS, abi_json
-from rpc.ethereum.logs import LogFilter, bloom_of
+from rpc.ethereum.logs import bloom_of
 from rpc.ethereum.params import BLOCK, FILTER, SYNC_WAIT, SYNC_WAIT_MS
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.surface import DOCUMENT, SURFACE
+from rpc.methods.log_filter import LogFilter
 from rpc.methods.parameters import parameters_of
-from rpc.methods.poll_filters import FILTERS_PER_CALLER_MAX, LIFETIME_S, Filters
+from rpc.methods.poll_filters import FILTERS_PER_CALLER_MAX, LIFETIME_S, PollFilters
 from rpc.protocol.errors import RpcError
 from state.primitives.abi import AbiValue, Function, encode_values
 from state.primitives.hashing import keccak
@@ -743,7 +745,7 @@ def test_a_bloom_is_that_of_ethereum() -> None:
 
 def test_filters_are_bounded_and_forgotten() -> None:
     now = 0.0
-    filters = Filters(lambda: now)
+    filters = PollFilters(lambda: now, secrets.randbits)
     kept = [filters.add("a", None, first=1, last=None, start=1) for _ in range(FILTERS_PER_CALLER_MAX)]
     with pytest.raises(RpcError) as refused:
         filters.add("a", None, first=1, last=None, start=1)

@@ -1,8 +1,9 @@
-"""Filters that are polled: a client that is far behind comes up, and is told each thing once."""
+"""PollFilters that are polled: a client that is far behind comes up, and is told each thing once."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, Final
@@ -11,11 +12,11 @@ import pytest
 
 from rpc.ethereum import filter_methods, logs
 from rpc.ethereum.filter_methods import get_filter_changes, get_logs
-from rpc.ethereum.logs import LogFilter
 from rpc.ethereum.params import FILTER
-from rpc.gateway.limits import Cache
-from rpc.methods.poll_filters import Filters
+from rpc.methods.log_filter import LogFilter
+from rpc.methods.poll_filters import PollFilters
 from rpc.protocol.errors import NodeUnavailable, RpcError
+from state.primitives.bounded_cache import BoundedCache
 from state.primitives.receipts import Event
 
 EVENT: Final = Event(bytes(20), (bytes(32),), b"")
@@ -36,8 +37,8 @@ class Node:
 
     def __init__(self, events: dict[int, int] | None = None) -> None:
         self.head = SimpleNamespace(height=0, oldest_block=0)
-        self.filters = Filters(lambda: 0.0)
-        self.blooms: Cache[int, int] = Cache(1000)
+        self.filters = PollFilters(lambda: 0.0, secrets.randbits)
+        self.blooms: BoundedCache[int, int] = BoundedCache(1000)
         self.away_at = -1
         self.arrived: list[bytes] = []
         self._events = events or {}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.gateway.limits import Budgets, Cache, caller_key
+from rpc.gateway.limits import Budgets, caller_key
 from rpc.gateway.surface import DOCUMENT, SURFACE
 from rpc.methods.method import bind
 from rpc.methods.openrpc import describe
@@ -25,6 +25,7 @@ from rpc.methods.schema import (
     text,
 )
 from rpc.protocol.errors import INVALID_PARAMS, RpcError
+from state.primitives.bounded_cache import BoundedCache
 from tests.rpc.validate import validate
 
 JSON = st.recursive(
@@ -149,7 +150,7 @@ def test_callers_are_addresses_or_sites() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 8)), max_size=60))
 def test_a_cache_never_weighs_more_than_allowed(puts: list[tuple[int, int]]) -> None:
-    cache: Cache[int, int] = Cache(16)
+    cache: BoundedCache[int, int] = BoundedCache(16)
     kept: dict[int, int] = {}
     for key, weight in puts:
         cache.put(key, key, weight)

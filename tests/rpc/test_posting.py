@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, Late, Posted
-from rpc.gateway.node.batcher import Gatherer, Waiter
+from rpc.gateway.node.batcher import Gatherer
 from rpc.gateway.surface import SURFACE
 from rpc.protocol.errors import NodeUnavailable, RpcError
 from rpc.protocol.node_view import Head
+from rpc.protocol.waiter import Waiter
 from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey
 from state.primitives.signing import sign_dynamic, sign_legacy

@@ -10,34 +10,22 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import structlog
 
 from rpc.protocol.errors import NodeUnavailable, RpcError
+from rpc.protocol.waiter import Waiter
 from state.primitives.errors import DecodeError
 
-__all__ = ["FRAME_BYTES_MAX", "Gatherer", "Waiter"]
+__all__ = ["FRAME_BYTES_MAX", "Gatherer"]
 
 _log = structlog.get_logger(__name__)
 _Q = TypeVar("_Q")
 _A = TypeVar("_A")
-_Told = TypeVar("_Told", contravariant=True)
 
 FRAME_BYTES_MAX: Final = 192 * 1024
 """Bytes of the questions of one frame, below what the node reads as one request."""
-
-
-class Waiter(Protocol[_Told]):
-    """Who waits for one answer."""
-
-    def done(self) -> bool:
-        """Tell whether nothing is waited for any more."""
-        ...
-
-    def answered(self, answer: _Told | Exception) -> None:
-        """Take the answer, or why there is none; at most once, and not when ``done``."""
-        ...
 
 
 class _Asked(asyncio.Future[_A]):

@@ -9,8 +9,8 @@ from typing import Any, Final, Generic, TypeVar
 
 import orjson
 
-from rpc.gateway.limits import Cache
 from rpc.protocol.blocks import LoadedBlock
+from state.primitives.bounded_cache import BoundedCache
 
 __all__ = ["ITEMS_OF_TURN", "Shelf"]
 
@@ -40,8 +40,8 @@ class Shelf:
         rendered_bytes_max: int,
     ) -> None:
         self._fetch = fetch
-        self._blocks: Cache[int, LoadedBlock] = Cache(block_bytes_max)
-        self._rendered: Cache[tuple[str, bytes], bytes] = Cache(rendered_bytes_max)
+        self._blocks: BoundedCache[int, LoadedBlock] = BoundedCache(block_bytes_max)
+        self._rendered: BoundedCache[tuple[str, bytes], bytes] = BoundedCache(rendered_bytes_max)
         self._fetching: _UnderWay[int, LoadedBlock | None] = _UnderWay()
         self._recovering: _UnderWay[int, None] = _UnderWay()
         self._rendering: _UnderWay[tuple[str, bytes], bytes] = _UnderWay()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,13 @@ from typing import Any, Final, cast
 
 import structlog
 
-from rpc.gateway.limits import Cache
-from rpc.gateway.node.batcher import Gatherer, Waiter
+from rpc.gateway.node.batcher import Gatherer
 from rpc.gateway.node.block_cache import Shelf
 from rpc.gateway.node.pending import Questions, as_error
 from rpc.gateway.node.receipt_waiters import Waits
 from rpc.gateway.node.state_cache import KEYS_OF_FRAME, Values
 from rpc.gateway.node.view_threads import Queries
-from rpc.methods.poll_filters import FILTERS_PER_CALLER_MAX, Filters
+from rpc.methods.poll_filters import FILTERS_PER_CALLER_MAX, PollFilters
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import HeightNotReached, HeightUnknown, NodeUnavailable, RpcError
 from rpc.protocol.frames import ANSWER_LIMIT_BYTES, FrameBuffer, Push, read_answer, read_failure
@@ -43,6 +43,8 @@ from rpc.protocol.node_view import (
     Waiting,
     read_record,
 )
+from rpc.protocol.waiter import Waiter
+from state.primitives.bounded_cache import BoundedCache
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
@@ -162,10 +164,10 @@ class Link:
         """The head when the node was heard last."""
         self._description: Description | None = None
         self._kinds: dict[int, str] = {}
-        self._places: Cache[bytes, tuple[int, int]] = Cache(options.place_entries_max)
-        self._leaders: Cache[int, list[bytes]] = Cache(EPOCHS_KEPT)
-        self._heights: Cache[bytes, int] = Cache(options.place_entries_max)
-        self._hashes: Cache[int, bytes] = Cache(options.place_entries_max)
+        self._places: BoundedCache[bytes, tuple[int, int]] = BoundedCache(options.place_entries_max)
+        self._leaders: BoundedCache[int, list[bytes]] = BoundedCache(EPOCHS_KEPT)
+        self._heights: BoundedCache[bytes, int] = BoundedCache(options.place_entries_max)
+        self._hashes: BoundedCache[int, bytes] = BoundedCache(options.place_entries_max)
         self._waiters: set[asyncio.Future[None]] = set()
         self._locates: Gatherer[bytes, tuple[int, int] | None] = Gatherer(
             self._locate_all, frame_items_max=KEYS_OF_FRAME, waiting_max=options.waiters_max
@@ -182,8 +184,8 @@ class Link:
         )
         self.waits = Waits(self, options.waiters_max)
         self._listeners: list[Callable[[Head], None]] = []
-        self.blooms: Cache[int, int] = Cache(options.bloom_entries_max)
-        self.filters = Filters(time.monotonic, options.filters_per_caller_max)
+        self.blooms: BoundedCache[int, int] = BoundedCache(options.bloom_entries_max)
+        self.filters = PollFilters(time.monotonic, secrets.randbits, options.filters_per_caller_max)
         self.era = 0
         """How often the blocks that were told turned out not to be the node's: of another chain, or set back."""
         self.serving: tuple[str, int] = ("", 0)

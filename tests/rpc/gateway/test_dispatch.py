@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, Suspended, start
+from rpc.gateway.fair_queue import FairQueue
 from rpc.gateway.memory_quota import FREE_BYTES
-from rpc.methods.fair_queue import Turns
 from rpc.methods.method import Method
 from rpc.methods.schema import Param, natural
 from rpc.protocol.errors import NodeUnavailable, RpcError
@@ -243,7 +243,7 @@ def test_who_gives_up_as_what_it_waited_for_comes_does_not_go_on(fails: bool) ->
 
 def test_a_place_that_is_granted_to_one_who_gives_up_in_that_moment_is_given_back() -> None:
     async def main() -> None:
-        turns = Turns(1, 0)
+        turns = FairQueue(1, 0)
         inside: list[str] = []
 
         async def visit(caller: str) -> bytes:

@@ -355,11 +355,15 @@ async def test_who_may_not_is_told_what_is_allowed(tmp_path: Path) -> None:
             assert sorted(refused.headers["allow"].split(", ")) == ["GET", "HEAD"]
 
 
+NOTHING = cast(Any, None)
+"""Routes that are not called use none of the parts."""
+
+
 async def test_a_page_of_get_has_head_and_one_of_post_has_not() -> None:
     page = APIRouter()
     page.add_api_route("/read", lambda: "read")
     page.add_api_route("/write", lambda: "write", methods=["POST"])
-    api = rest_api(cast(Any, None), [page])
+    api = rest_api(NOTHING, NOTHING, NOTHING, NOTHING, [page])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://localhost") as client:
         assert (await client.head("/read")).headers["content-length"] == str(len('"read"'))
         refused = await client.head("/write")
@@ -368,7 +372,7 @@ async def test_a_page_of_get_has_head_and_one_of_post_has_not() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_the_openapi_document_has_each_operation_once() -> None:
-    paths = rest_api(cast(Any, None), ()).openapi()["paths"]
+    paths = rest_api(NOTHING, NOTHING, NOTHING, NOTHING).openapi()["paths"]
     assert paths.keys() > {path for path, _ in ROUTES} | {"/readyz", "/status", "/metrics", "/docs"}
     assert all(operations.keys() == {"get"} for operations in paths.values())
     ids = [operations["get"]["operationId"] for operations in paths.values()]

@@ -20,8 +20,9 @@ from websockets.sync.client import ClientConnection, connect
 
 from rpc.gateway.connections import DoorOptions, Doors
 from rpc.gateway.dispatch import DispatchOptions
-from rpc.gateway.limits import Proxies, raise_descriptor_limit
+from rpc.gateway.limits import Proxies
 from rpc.gateway.process import GatewayOptions
+from rpc.process.limits import raise_descriptor_limit
 from state.primitives.errors import ConfigError
 from tests.rpc.harness import Gateway, Node, gateway, served
 from tests.rpc.raw import call
@@ -173,7 +174,7 @@ async def close(sockets: list[ClientConnection]) -> None:
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard}))
-from rpc.gateway.limits import raise_descriptor_limit
+from rpc.process.limits import raise_descriptor_limit
 print(raise_descriptor_limit(200), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

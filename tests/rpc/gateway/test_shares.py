@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import secrets
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,16 +15,16 @@ import pytest
 import trio
 
 from rpc.backend.server import POOL_BYTES_MAX, _within
-from rpc.ethereum.logs import CHOICES_OF_FILTER, LogFilter
 from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions
 from rpc.gateway.memory_quota import Held, Ledger
 from rpc.gateway.node.client import Link
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.subscriptions import Filter, Hub, Session, SessionOptions
 from rpc.gateway.surface import SURFACE
-from rpc.methods.fair_queue import Lane
+from rpc.methods.log_filter import CHOICES_OF_FILTER, LogFilter
 from rpc.methods.method import Method
-from rpc.methods.poll_filters import FILTERS_MAX, Filters
+from rpc.methods.poll_filters import FILTERS_MAX, PollFilters
+from rpc.methods.queues import QueueKind
 from rpc.methods.schema import STRING
 from rpc.protocol.errors import RpcError
 from rpc.protocol.node_view import Head, Waiting
@@ -37,11 +38,11 @@ def test_whatever_reads_the_state_in_a_thread_waits_for_its_turn() -> None:
     for method in SURFACE.values():
         source = inspect.getsource(method.handle)
         if any(name in source for name in ("node.query(", "_logs(", "node.block(", "find_block(")):
-            assert method.lane is not None, method.name
+            assert method.queue is not None, method.name
 
 
-@pytest.mark.parametrize("lane", list(Lane))
-def test_of_a_batch_no_more_runs_at_once_than_one_may(lane: Lane) -> None:
+@pytest.mark.parametrize("queue", list(QueueKind))
+def test_of_a_batch_no_more_runs_at_once_than_one_may(queue: QueueKind) -> None:
     async def main() -> None:
         inside: Counter[bool] = Counter()
         most: Counter[bool] = Counter()
@@ -57,7 +58,7 @@ def test_of_a_batch_no_more_runs_at_once_than_one_may(lane: Lane) -> None:
             order.append(is_flood)
             return True
 
-        method = Method("do", "Does", handle, STRING, has_min_height=False, needs_caller=True, lane=lane)
+        method = Method("do", "Does", handle, STRING, has_min_height=False, needs_caller=True, queue=queue)
         options = DispatchOptions(
             rate_per_s=0, views_max=6, views_per_caller_max=2, blocks_max=6, blocks_per_caller_max=2,
             lookups_max=6, lookups_per_caller_max=2, listings_max=6, listings_per_caller_max=2,
@@ -141,7 +142,7 @@ async def test_subscriptions_of_one_address_are_counted_over_its_connections(tmp
 
 def test_a_filter_of_many_choices_counts_as_many() -> None:
     clock = [0.0]
-    filters = Filters(lambda: clock[0], 10)
+    filters = PollFilters(lambda: clock[0], secrets.randbits, 10)
     choices = frozenset(number.to_bytes(32, "big") for number in range(CHOICES_OF_FILTER * 4))
     large, small = LogFilter(choices, (None, choices)), LogFilter(frozenset(), (None,))
     assert (large.weight, small.weight) == (9, 1)
@@ -159,7 +160,7 @@ def test_a_filter_of_many_choices_counts_as_many() -> None:
 
 
 def test_who_has_few_filters_finds_room_where_others_have_taken_all_of_it() -> None:
-    filters = Filters(lambda: 0.0)
+    filters = PollFilters(lambda: 0.0, secrets.randbits)
 
     def add(caller: str) -> int:
         return filters.add(caller, None, first=0, last=None, start=1)

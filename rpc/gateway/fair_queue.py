@@ -8,25 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from enum import Enum, auto
 
-__all__ = ["Lane", "Turns"]
-
-
-class Lane(Enum):
-    """What kind of work a method is, where it has to wait for its turn."""
-
-    VIEW = auto()
-    """Runs in a thread over the state."""
-    BLOCK = auto()
-    """Reads a block, which may be large and is decoded whole."""
-    LOOKUP = auto()
-    """Asks the node for what a hash names, which it may not know: nothing of that can be kept."""
-    LISTING = auto()
-    """Gathers a long answer, over many blocks or from the whole mempool."""
+__all__ = ["FairQueue"]
 
 
-class Turns:
+class FairQueue:
     """The places of one lane; ``of_caller_max`` 0: one caller may have them all."""
 
     def __init__(self, places_max: int, of_caller_max: int) -> None:

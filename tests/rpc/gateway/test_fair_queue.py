@@ -1,4 +1,4 @@
-"""Turns: no more places than there are, none lost, and nobody's line keeps others out."""
+"""FairQueue: no more places than there are, none lost, and nobody's line keeps others out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.methods.fair_queue import Turns
+from rpc.gateway.fair_queue import FairQueue
 
 PLACES, OF_CALLER = 4, 2
 STEPS = st.lists(
@@ -26,7 +26,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 @given(STEPS)
 def test_no_place_is_taken_twice_and_none_is_lost(steps: list[tuple[str, int, int]]) -> None:
     async def main() -> None:
-        turns = Turns(PLACES, OF_CALLER)
+        turns = FairQueue(PLACES, OF_CALLER)
         inside: Counter[str] = Counter()
         held: list[tuple[asyncio.Task[None], asyncio.Event]] = []
 
@@ -72,7 +72,7 @@ def test_no_place_is_taken_twice_and_none_is_lost(steps: list[tuple[str, int, in
 
 def test_who_comes_late_and_alone_is_next() -> None:
     async def main() -> None:
-        turns = Turns(2, 2)
+        turns = FairQueue(2, 2)
         order: list[str] = []
 
         async def visit(caller: str) -> None:
@@ -92,7 +92,7 @@ def test_who_comes_late_and_alone_is_next() -> None:
 
 def test_one_caller_leaves_places_for_others() -> None:
     async def main() -> None:
-        turns = Turns(3, 2)
+        turns = FairQueue(3, 2)
         mine = [asyncio.ensure_future(turns.enter("mine")) for _ in range(5)]
         await asyncio.sleep(0)
         assert [task.done() for task in mine] == [True, True, False, False, False]
@@ -103,7 +103,7 @@ def test_one_caller_leaves_places_for_others() -> None:
         turns.leave("other")
         turns.leave("mine")
         await asyncio.wait_for(turns.enter("mine"), 1)
-        unbounded = Turns(3, 0)
+        unbounded = FairQueue(3, 0)
         for _ in range(3):
             await asyncio.wait_for(unbounded.enter("mine"), 1)
 
