@@ -13,8 +13,8 @@ from p2p.base.sockets import CONNECT_ERRORS, Opener, tune
 from p2p.base.transport import Endpoint
 from relay.client.control_link import Link, Parked, RelayClientOptions
 from relay.protocol.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
+from relay.protocol.keep_alive import keep_alive
 from relay.protocol.wire import DATA_PREAMBLE, JOINED, TOKEN_BYTES, Park
-from relay.server.splice import keep_alive
 
 __all__ = ["DataConnections"]
 

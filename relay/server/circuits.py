@@ -18,8 +18,9 @@ import structlog
 from p2p.base.transport import Endpoint
 from relay.payment.accounts import Accounts
 from relay.payment.metering import FreeTier, Tariff
+from relay.protocol.keep_alive import keep_alive
 from relay.protocol.limits import HostUse, RelayLimits, paces
-from relay.server.splice import LOOK_BYTES, STRANGER_LOOK_BYTES, Circuit, keep_alive, set_pace
+from relay.server.splice import LOOK_BYTES, STRANGER_LOOK_BYTES, Circuit, set_pace
 
 __all__ = ["Carrying"]
 

@@ -206,7 +206,7 @@ class RelayDaemon:
         _raise_descriptor_limit(self.limits.connections_max + self.limits.half_open_max + DESCRIPTORS_SPARE)
         self.endpoint = await self._listen(self.options.listen, lambda: Opening(self), "relay.listen")
         if self.options.metrics_listen:
-            registry, answerers = registry_of(self), set[HttpAnswerer]()
+            registry, answerers = registry_of(self, self.options.collectors), set[HttpAnswerer]()
             self.metrics_endpoint = await self._listen(
                 self.options.metrics_listen, lambda: HttpAnswerer(registry, answerers), "relay.metrics_listen"
             )

@@ -19,6 +19,7 @@ from p2p.secure.handshake import Handshake, Session
 from p2p.secure.identity import Identity, Purpose
 from relay.protocol.errors import Refusal, RelayProtocolError
 from relay.protocol.fanout import FANOUT_PREAMBLE
+from relay.protocol.keep_alive import keep_alive
 from relay.protocol.limits import HostUse, RelayLimits
 from relay.protocol.wire import (
     CONTROL_PREAMBLE,
@@ -29,7 +30,6 @@ from relay.protocol.wire import (
     ControlChannel,
     Message,
 )
-from relay.server.splice import keep_alive
 
 __all__ = ["Control", "Opening", "wall_ms"]
 

@@ -23,6 +23,7 @@ from p2p.base.transport import Endpoint
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from relay.protocol.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
+from relay.protocol.keep_alive import keep_alive
 from relay.protocol.limits import Bucket, HostTable, HostUse, RelayLimits
 from relay.protocol.link_state import Link
 from relay.protocol.wire import (
@@ -41,7 +42,6 @@ from relay.protocol.wire import (
     Restarting,
 )
 from relay.server.next_hop_eviction import LinkUse, room_for_link
-from relay.server.splice import keep_alive
 
 __all__ = ["OnwardConnection", "OnwardLinks"]
 

@@ -13,27 +13,16 @@ from typing import Final
 
 from relay.protocol.limits import RelayLimits
 
-__all__ = ["LOOK_BYTES", "STRANGER_LOOK_BYTES", "Circuit", "keep_alive", "set_pace"]
+__all__ = ["LOOK_BYTES", "STRANGER_LOOK_BYTES", "Circuit", "set_pace"]
 
 _SO_MAX_PACING_RATE: Final = 47
 _PACE_MAX: Final = 2**31 - 1
-_KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
-"""A host that vanished is noticed after 40 s in which nothing moved."""
 LOOK_BYTES: Final = 4 * 1024 * 1024
 """So much of one direction passes between two looks at whether it is paid, however fast the line ..."""
 STRANGER_LOOK_BYTES: Final = 256 * 1024
 """... and so much where its payer is a stranger: many begin at once, and each may pass the bounds by this."""
 _TCP_LIVE: Final = frozenset({1, 4, 5})
 """States of a TCP connection whose other side may still send: established, or only this side has ended."""
-
-
-def keep_alive(sock: socket.socket) -> None:
-    """Let the kernel notice that the other host is gone, also while nothing is read from it."""
-    for option, value in _KEEP_ALIVE:
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        except (AttributeError, OSError):
-            return
 
 
 def set_pace(sock: socket.socket, bytes_per_s: int) -> None:

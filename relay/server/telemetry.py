@@ -1,4 +1,4 @@
-"""What a relay tells of itself: /metrics and /healthz, one request a connection."""
+"""The relay's HTTP endpoints for monitoring: /metrics and /healthz, one request per connection."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-if TYPE_CHECKING:
-    from relay.server.daemon import RelayDaemon
+from relay.payment.accounts import Accounts
+from relay.protocol.limits import HostTable
+from relay.server.circuits import Carrying
+from relay.server.core import RelayCore
+from relay.server.fanout_daemon import FanoutServer
+from relay.server.next_hop import OnwardLinks
 
 __all__ = ["HttpAnswerer", "registry_of"]
 
@@ -22,11 +27,34 @@ HTTP_TIMEOUT_S: Final = 5
 HTTP_CONNECTIONS_MAX: Final = 64
 
 
-def registry_of(daemon: RelayDaemon) -> CollectorRegistry:
-    """Return what answers for a daemon's counts."""
+class Daemon(Protocol):
+    """The parts of the daemon whose counts are exported."""
+
+    core: RelayCore
+    accounts: Accounts
+    carrying: Carrying
+    fanout: FanoutServer
+    links: OnwardLinks
+    hosts: HostTable
+    drops: Counter[str]
+    has_bbr: bool
+
+    @property
+    def connections(self) -> int:
+        """All connections of clients."""
+        ...
+
+    @property
+    def half_open(self) -> int:
+        """Connections that have not finished their handshake or shown their token."""
+        ...
+
+
+def registry_of(daemon: Daemon, collectors: Iterable[Any]) -> CollectorRegistry:
+    """Return the registry of a daemon's counts and of the ``collectors`` of its process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(cast(Any, _Collector(daemon)))
-    for collector in daemon.options.collectors:
+    for collector in collectors:
         registry.register(collector)
     return registry
 
@@ -91,7 +119,7 @@ class HttpAnswerer(asyncio.Protocol):
 class _Collector:
     """Reads the daemon's counts when somebody asks; nothing is counted twice on the way."""
 
-    def __init__(self, daemon: RelayDaemon) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
     def collect(self) -> Iterable[Metric]:
