@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2p.base.dial_policy import Vicinity
+from p2p.base.endpoint import Endpoint, parse_bootstrap
 from p2p.base.limits import NetworkLimits
-from p2p.base.transport import Endpoint
 from p2p.gossip.core import GossipParameters
-from p2p.path.dialling import parse_bootstrap
 from state.primitives.errors import ConfigError, DecodeError
 
 __all__ = ["NetworkConfig", "vicinity_of"]

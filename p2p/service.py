@@ -22,18 +22,19 @@ from typing import Final
 
 import trio
 
+from p2p.base.endpoint import Endpoint, parse_bootstrap
 from p2p.base.errors import PeerUnreachable
 from p2p.base.limits import ReceiveMemory
 from p2p.base.netgroups import Origin, origin_of
 from p2p.base.sockets import Connector, TcpDialer, kernel_notes, tune
-from p2p.base.transport import Acceptor, Dialer, Endpoint, Fanout
+from p2p.base.transport import Acceptor, Dialer, Fanout
 from p2p.blob.store import BlobStore
 from p2p.blob.transfer import BlobTransfer
 from p2p.config import NetworkConfig, vicinity_of
 from p2p.gossip.core import Gossip
 from p2p.gossip.validation import BatchValidator, GossipItem, Validator, one_by_one
 from p2p.multicast.service import MulticastService
-from p2p.path.dialling import Dialling, PathMaker, Way, parse_bootstrap
+from p2p.path.dialling import Dialling, PathMaker, Way
 from p2p.path.steering import Steering
 from p2p.peers.accepting import Accepting, open_listeners, places_of
 from p2p.peers.admission import Doorkeeper
@@ -60,7 +61,6 @@ __all__ = [
     "GossipItem",
     "Network",
     "NetworkConfig",
-    "parse_bootstrap",
     "vicinity_of",
 ]
 

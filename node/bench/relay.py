@@ -26,8 +26,8 @@ import trio
 import uvloop
 
 from node.bench.reservations import reserving
+from p2p.base.endpoint import Endpoint
 from p2p.base.sockets import tune
-from p2p.base.transport import Endpoint
 from p2p.secure.identity import Identity, Role
 from relay.client.circuit_stream import CircuitStream
 from relay.client.client import RelayClient

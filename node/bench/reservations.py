@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Final
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from relay.protocol.limits import RelayLimits

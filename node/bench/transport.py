@@ -50,7 +50,9 @@ def run(*, bulk_mib: int = 512, small_messages: int = 400_000) -> dict[str, floa
 
 def _identity(number: int) -> Identity:
     account = SecretKey(bytes((number,)) * 32)
-    return Identity.create(account, genesis_hash=_GENESIS_HASH, now_ms=time_ns() // 1_000_000)
+    return Identity.create(
+        account, genesis_hash=_GENESIS_HASH, now_ms=time_ns() // 1_000_000, node_secret=account.secret
+    )
 
 
 def _receive(pipe: Connection) -> None:

@@ -175,7 +175,7 @@ def register(home: Home, url: str, where: str, bond: int | None, yes: bool, as_j
     Example:
       dekube relay register --home relay --rpc http://127.0.0.1:8545 --at relay.example:26680
     """
-    from p2p.base.transport import Endpoint
+    from p2p.base.endpoint import Endpoint
     from tasks.ledger.registry import NodeProfile, NodeRole
     from tasks.ledger.transitions import REGISTER_NODE, UPDATE_NODE, node_payload
 

@@ -25,7 +25,7 @@ from node.home.config import LOG_LEVELS, parse_host_port, parse_peer
 from node.process.control import ControlRefused
 from node.process.ports import cannot_listen, listen_at
 from node.telemetry.logs import set_log_level
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from rpc.methods.method import Json, Method, bind
 from rpc.methods.openrpc import describe
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, HASH_OUT, hexed

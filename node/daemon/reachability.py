@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from p2p.base.transport import Endpoint
-from p2p.path.dial_back import Verdict
+from p2p.base.endpoint import Endpoint
+from p2p.path.endpoint_status import EndpointStatus
 
 __all__ = ["Reachability", "RelayDown", "judge"]
 
@@ -43,7 +43,7 @@ def judge(
     *,
     listens: bool,
     configured: Sequence[Endpoint],
-    verdicts: Mapping[Endpoint, Verdict],
+    verdicts: Mapping[Endpoint, EndpointStatus],
     relays: Sequence[Endpoint],
     down: Sequence[RelayDown] = (),
 ) -> Reachability:
@@ -51,9 +51,9 @@ def judge(
 
     ``down``: relays at which it tried in vain to reserve.
     """
-    public = [str(endpoint) for endpoint, verdict in verdicts.items() if verdict is Verdict.PUBLIC]
-    closed = [str(endpoint) for endpoint, verdict in verdicts.items() if verdict is Verdict.CLOSED]
-    is_advertised = any(verdicts.get(endpoint) is not Verdict.CLOSED for endpoint in configured)
+    public = [str(endpoint) for endpoint, verdict in verdicts.items() if verdict is EndpointStatus.PUBLIC]
+    closed = [str(endpoint) for endpoint, verdict in verdicts.items() if verdict is EndpointStatus.CLOSED]
+    is_advertised = any(verdicts.get(endpoint) is not EndpointStatus.CLOSED for endpoint in configured)
     if not listens:
         why = "accepts no connection (p2p.listen is empty)"
     elif public:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from state.primitives.errors import DecodeError
 from state.view import Reader
 from tasks.ledger.registry import NodeRole, NodeStatus, candidates, load_node

@@ -57,9 +57,9 @@ from node.sync.progress_bar import outlook, show_block_sync
 from node.telemetry.clock_skew import CLOCK_METHOD, Clocks, serve_clock
 from node.telemetry.cpu_accounting import Stages
 from node.telemetry.metrics import NodeMetrics, serve_metrics
+from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
 from p2p.base.sockets import Connector
-from p2p.base.transport import Endpoint
 from p2p.path.dial_back import Reach
 from p2p.path.hole_punch import Puncher
 from p2p.secure.identity import Identity, Role

@@ -347,7 +347,7 @@ def _check_peer(where: str, peer: PeerAddress) -> None:
 
 def _check_endpoint(text: str) -> None:
     """Raise DecodeError for text that is no endpoint, with or without its ``tcp:``."""
-    from p2p.base.transport import Endpoint  # with it comes the event loop, which few commands need
+    from p2p.base.endpoint import Endpoint
 
     Endpoint.named(text)
 

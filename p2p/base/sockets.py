@@ -7,13 +7,13 @@ import sys
 from collections.abc import Awaitable, Callable
 from functools import cache, partial
 from pathlib import Path
-from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
 import trio
 
 from p2p.base.dial_policy import Vicinity, zone_of
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
+from p2p.base.tcp_info import TCP_INFO_BYTES, TcpInfo
 
 __all__ = [
     "Connector",
@@ -21,7 +21,6 @@ __all__ = [
     "Opener",
     "SocketTuning",
     "TcpDialer",
-    "TcpInfo",
     "kernel_notes",
     "local_address",
     "pace",
@@ -43,10 +42,6 @@ _SO_MAX_PACING_RATE: Final = 47
 _UNPACED: Final = 2**64 - 1
 PACE_BYTES_MIN: Final = 64 * 1024
 """A connection is slowed to this at most: what moves slower is taken for dead."""
-_TCP_INFO_BYTES: Final = 168
-_TCP_INFO: Final = Struct("=24xI40xI28xIQ8xQQ8xII4xIQ")
-"""unacked, rtt, total_retrans, pacing_rate, bytes_acked, bytes_received, notsent_bytes, min_rtt, data_segs_out,
-delivery_rate."""
 _PROBES: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Addresses for documentation: a datagram socket connected to one shows our own address and sends nothing."""
 _SYSCTLS: Final = (
@@ -81,33 +76,13 @@ class SupportsOptions(Protocol):
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
 
-class TcpInfo(NamedTuple):
-    """What the kernel knows of a connection's way to its next hop."""
-
-    rtt_s: float
-    min_rtt_s: float
-    delivery_bytes_per_s: int
-    retransmits: int
-    """Segments sent again since the connection began."""
-    segments: int
-    """Segments of data sent since then, those sent again too."""
-    unacked: int
-    """Segments under way."""
-    notsent_bytes: int
-    bytes_acked: int
-    bytes_received: int
-
-
 def tcp_info(sock: trio.socket.SocketType) -> TcpInfo | None:
-    """Return the kernel's figures, where it is Linux and still has them."""
+    """Return the kernel's figures of a connection; None on systems other than Linux and after it has closed."""
     try:
-        data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     except (AttributeError, OSError):
         return None
-    if len(data) < _TCP_INFO_BYTES:
-        return None
-    unacked, rtt, retransmits, _pacing, acked, received, notsent, min_rtt, segments, rate = _TCP_INFO.unpack(data)
-    return TcpInfo(rtt / 1e6, min_rtt / 1e6, rate, retransmits, segments, unacked, notsent, acked, received)
+    return TcpInfo.unpack(data) if len(data) == TCP_INFO_BYTES else None
 
 
 def local_address() -> tuple[str, ...]:

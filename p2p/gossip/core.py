@@ -10,9 +10,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
+from p2p.base.randomness import RandomSource
 from p2p.gossip.validation_queue import Waiting, WaitingRoom
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
@@ -188,7 +188,7 @@ class _Topic:
 class Gossip:
     """The gossip of one node. ``random`` decides whom to mesh with; give it a seed in simulations."""
 
-    def __init__(self, *, random: Random, now: float, parameters: GossipParameters | None = None) -> None:
+    def __init__(self, *, random: RandomSource, now: float, parameters: GossipParameters | None = None) -> None:
         self.parameters = parameters or GossipParameters()
         self._random = random
         self._peers: dict[bytes, _Peer] = {}

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from random import Random
 
+from p2p.base.randomness import RandomSource
 from p2p.multicast.pieces import decode_piece
 from p2p.multicast.receive import Receiving
 from p2p.multicast.send import Sending
@@ -45,7 +45,7 @@ __all__ = ["Multicast"]
 class Multicast:
     """What one node sends and receives in pieces; ``own`` is its address."""
 
-    def __init__(self, own: bytes, *, random: Random, parameters: MulticastParameters | None = None) -> None:
+    def __init__(self, own: bytes, *, random: RandomSource, parameters: MulticastParameters | None = None) -> None:
         self.counters: Counter[str] = Counter()
         """Events by name since the start, for metrics."""
         bounds = parameters or MulticastParameters()

@@ -6,10 +6,10 @@ import math
 from collections import Counter, OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field
-from random import Random
 from typing import NamedTuple
 
 from p2p.base.errors import PieceForged
+from p2p.base.randomness import RandomSource
 from p2p.multicast.pieces import (
     PARITY_MESSAGE_BYTES_MAX,
     PIECE_BYTES_MIN,
@@ -77,7 +77,7 @@ class Receiving:
     """
 
     def __init__(
-        self, own: bytes, random: Random, parameters: MulticastParameters, counters: Counter[str]
+        self, own: bytes, random: RandomSource, parameters: MulticastParameters, counters: Counter[str]
     ) -> None:
         self.trusted: frozenset[bytes] = frozenset()
         self._own = own

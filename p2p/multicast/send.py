@@ -6,9 +6,9 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import Final
 
+from p2p.base.randomness import RandomSource
 from p2p.multicast.pieces import (
     PARITY_MAX,
     PARITY_MESSAGE_BYTES_MAX,
@@ -119,7 +119,7 @@ class Sending:
     """The messages that this node sends."""
 
     def __init__(
-        self, own: bytes, random: Random, parameters: MulticastParameters, counters: Counter[str]
+        self, own: bytes, random: RandomSource, parameters: MulticastParameters, counters: Counter[str]
     ) -> None:
         self._own = own
         self._random = random

@@ -6,12 +6,13 @@ import math
 import secrets
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from random import Random
 from typing import Final, Protocol
 
 import trio
 
-from p2p.base.transport import Endpoint, Fanout
+from p2p.base.endpoint import Endpoint
+from p2p.base.randomness import RandomSource
+from p2p.base.transport import Fanout
 from p2p.multicast.core import Multicast
 from p2p.multicast.pieces import MESSAGE_BYTES_MAX
 from p2p.multicast.wire import TICK_S, Blame, Deliver, Effect, Finished, Member, Pass, Publish, Tell
@@ -69,7 +70,7 @@ class MulticastService:
         fanout: Fanout | None,
         *,
         deliver: Callable[[bytes, int, bytes], Awaitable[None]],
-        random: Random,
+        random: RandomSource,
         log: Callable[..., None],
     ) -> None:
         self.core = Multicast(network.identity.address, random=random)

@@ -11,19 +11,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from ipaddress import IPv6Address, ip_address, ip_network
+from dataclasses import dataclass
 from math import inf
 from typing import Final, Protocol
 
 import trio
 
-from p2p.base.dial_policy import Zone, zone_of
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import HandshakeFailed, PeerUnreachable, RequestFailed, RequestRefused, RequestTimeout
 from p2p.base.limits import RateLimiter
+from p2p.base.netgroups import block_of
 from p2p.base.sockets import Connector
-from p2p.base.transport import Acceptance, Endpoint
+from p2p.base.transport import Acceptance
+from p2p.path.endpoint_status import (
+    ANSWER_BYTES_MAX,
+    DialBackAnswer,
+    DialBackResults,
+    EndpointStatus,
+    plain_address,
+)
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from p2p.session.peerinfo import PeerInfo
@@ -31,28 +37,15 @@ from p2p.session.requests import RequestHandler
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 
-__all__ = [
-    "METHOD_DIAL_BACK", "SOURCE_LISTEN", "Answer", "Reach", "ReachOptions", "Verdict", "Votes", "network_of",
-]  # fmt: skip
+__all__ = ["METHOD_DIAL_BACK", "SOURCE_LISTEN", "Reach", "ReachOptions"]
 
 METHOD_DIAL_BACK: Final = "dial back"
 SOURCE_LISTEN: Final = "listen"
 """Under which the network advertises what it listens on."""
 _READ_BYTES: Final = 4_096
 _QUESTION_BYTES_MAX: Final = 8
-_ANSWER_BYTES_MAX: Final = 64
 _LEARNT_MAX: Final = 4
 """Hosts of ours that peers told us, and that are asked about."""
-_V4_NETWORK_BITS: Final = 16
-_V6_NETWORK_BITS: Final = 32
-
-
-class Verdict(Enum):
-    """What is known of an own endpoint."""
-
-    UNKNOWN = "unknown"
-    PUBLIC = "public"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,75 +64,6 @@ class ReachOptions:
     in_all_per_s: float = 1.0
     dials_max: int = 4
     """Dials for others under way at once."""
-
-
-def network_of(host: str) -> str:
-    """Return the network of an IP address: a /16, or a /32 of IPv6. Raises ValueError for anything else."""
-    address = ip_address(host.partition("%")[0])
-    bits = _V4_NETWORK_BITS if address.version == 4 else _V6_NETWORK_BITS
-    return str(ip_network((address, bits), strict=False))
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Which host was dialled, and whether this node's listener answered there."""
-
-    host: str
-    is_reached: bool
-
-    def encode(self) -> bytes:
-        """Return the canonical bytes."""
-        return encode([self.host, int(self.is_reached)])
-
-    @classmethod
-    def decode(cls, data: bytes) -> Answer:
-        """Return it from its canonical bytes. Raises DecodeError."""
-        match decode(data, limit_bytes=_ANSWER_BYTES_MAX):
-            case [str(host), 0 | 1 as is_reached]:
-                answer = cls(_plain(host) or "", bool(is_reached))
-                if answer.host != host or zone_of(host) in (None, Zone.NONE):
-                    raise DecodeError("not the address of a host")
-                return answer
-            case _:
-                raise DecodeError("not an answer to a dial-back")
-
-
-def _plain(host: str | None) -> str | None:
-    """Return the one spelling of an IP address, or None for anything else."""
-    try:
-        address = ip_address((host or "").partition("%")[0])
-    except ValueError:
-        return None
-    return str((isinstance(address, IPv6Address) and address.ipv4_mapped) or address)
-
-
-@dataclass(slots=True)
-class Votes:
-    """What the networks that were asked say of one endpoint; a network has one voice, its newest."""
-
-    networks_min: int
-    said: dict[str, bool] = field(default_factory=dict)
-    said_at: dict[str, float] = field(default_factory=dict)
-
-    def add(self, network: str, is_reached: bool, now: float = 0.0) -> None:
-        """Take in an answer."""
-        self.said[network], self.said_at[network] = is_reached, now
-
-    def forget(self, before: float) -> None:
-        """Let no word count that was said before then."""
-        for network in [network for network, at in self.said_at.items() if at < before]:
-            del self.said_at[network]
-            self.said.pop(network, None)
-
-    @property
-    def verdict(self) -> Verdict:
-        """Enough yes make it public, whatever others say: their way may be bad. Nothing but no closes it."""
-        yes = sum(self.said.values())
-        if yes >= self.networks_min:
-            return Verdict.PUBLIC
-        if not yes and len(self.said) >= self.networks_min:
-            return Verdict.CLOSED
-        return Verdict.UNKNOWN
 
 
 class _Network(Protocol):
@@ -189,8 +113,8 @@ class Reach:
         self._log = log
         self._network: _Network | None = None
         self._acceptance: Acceptance | None = None
-        self._votes: dict[Endpoint, Votes] = {}
-        self._told: dict[Endpoint, Verdict] = {}
+        self._votes: dict[Endpoint, DialBackResults] = {}
+        self._told: dict[Endpoint, EndpointStatus] = {}
         self._asked_at: dict[tuple[int, str], tuple[float, float]] = {}
         """When a network was asked about a port, and how long it is left alone then."""
         self._moved = trio.Event()
@@ -203,13 +127,13 @@ class Reach:
         self._network = network
         network.on_request(METHOD_DIAL_BACK, self._serve)
 
-    def verdict(self, endpoint: Endpoint) -> Verdict:
+    def verdict(self, endpoint: Endpoint) -> EndpointStatus:
         """Return what is known of an own endpoint."""
         votes = self._votes.get(endpoint)
-        return Verdict.UNKNOWN if votes is None else votes.verdict
+        return EndpointStatus.UNKNOWN if votes is None else votes.verdict
 
     @property
-    def verdicts(self) -> dict[Endpoint, Verdict]:
+    def verdicts(self) -> dict[Endpoint, EndpointStatus]:
         """What is known of the own endpoints, configured and learnt."""
         own = dict.fromkeys((*self._own.direct, *self._votes))
         return {endpoint: self.verdict(endpoint) for endpoint in own}
@@ -217,7 +141,7 @@ class Reach:
     @property
     def is_confirmed(self) -> bool:
         """Whether others can dial this node."""
-        return Verdict.PUBLIC in self.verdicts.values()
+        return EndpointStatus.PUBLIC in self.verdicts.values()
 
     @property
     def _own(self) -> _Network:
@@ -237,7 +161,9 @@ class Reach:
             for port in ports:
                 await self._ask_about(port)
             verdicts = self.verdicts.values()
-            is_open = bool(ports) and not self.is_confirmed and (not verdicts or Verdict.UNKNOWN in verdicts)
+            is_open = (
+                bool(ports) and not self.is_confirmed and (not verdicts or EndpointStatus.UNKNOWN in verdicts)
+            )
             with trio.move_on_after(options.ask_again_s if is_open else options.ask_every_s):
                 await self._moved.wait()
                 self._moved = trio.Event()
@@ -268,10 +194,10 @@ class Reach:
         options, now = self._options, trio.current_time()
         asked: set[str] = set()
         for peer in network.peers():
-            host = _plain(peer.host)
+            host = plain_address(peer.host)
             if host is None:
                 continue  # it comes through a relay: from there nothing can be said
-            group = network_of(host)
+            group = block_of(host)
             asked_at, wait_s = self._asked_at.get((port, group), (-inf, options.per_peer_s / 2))
             alike = sum(
                 (":" in other) == (":" in group) for other in asked
@@ -286,9 +212,9 @@ class Reach:
                     METHOD_DIAL_BACK,
                     encode([port]),
                     timeout_s=2 * options.timeout_s,
-                    limit_bytes=_ANSWER_BYTES_MAX,
+                    limit_bytes=ANSWER_BYTES_MAX,
                 )
-                answer = Answer.decode(said)
+                answer = DialBackAnswer.decode(said)
             except (RequestTimeout, PeerUnreachable):
                 self._asked_at[port, group] = now, options.ask_again_s  # it has hardly heard the question
                 continue
@@ -297,13 +223,13 @@ class Reach:
             self._heard(port, group, answer, is_seen=network.arrived_at(host) >= now)
         self._tell()
 
-    def _heard(self, port: int, group: str, answer: Answer, *, is_seen: bool) -> None:
+    def _heard(self, port: int, group: str, answer: DialBackAnswer, *, is_seen: bool) -> None:
         """Count an answer for each endpoint that it speaks of; ``is_seen``: a connection came from there."""
         network, now = self._own, trio.current_time()
         for endpoint in network.direct:
             if endpoint.port != port:
                 continue
-            own = _plain(endpoint.host)
+            own = plain_address(endpoint.host)
             # Of a name, which may lead elsewhere than from where we are seen, only a yes says something.
             if own == answer.host or (own is None and answer.is_reached):
                 self._votes_of(endpoint).add(group, answer.is_reached, now)
@@ -321,27 +247,27 @@ class Reach:
         if len(learnt) > _LEARNT_MAX:
             del self._votes[min(learnt, key=lambda e: (e == found, sum(learnt[e].said.values())))]
 
-    def _votes_of(self, endpoint: Endpoint) -> Votes:
-        return self._votes.setdefault(endpoint, Votes(self._options.networks_min))
+    def _votes_of(self, endpoint: Endpoint) -> DialBackResults:
+        return self._votes.setdefault(endpoint, DialBackResults(self._options.networks_min))
 
     def _tell(self) -> None:
         """Log and advertise what has changed."""
         verdicts = self.verdicts
-        known: dict[Endpoint, Verdict] = {
-            endpoint: verdict for endpoint, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN
+        known: dict[Endpoint, EndpointStatus] = {
+            endpoint: verdict for endpoint, verdict in verdicts.items() if verdict is not EndpointStatus.UNKNOWN
         }
         if known == self._told:
             return
         for endpoint in {**known, **self._told}:
             if known.get(endpoint) is not self._told.get(endpoint):
-                verdict = known.get(endpoint, Verdict.UNKNOWN)
+                verdict = known.get(endpoint, EndpointStatus.UNKNOWN)
                 self._log("own endpoint judged by others", endpoint=str(endpoint), verdict=verdict.value)
         self._told = known
         configured = self._own.direct
         open_ones = [
             endpoint
             for endpoint, verdict in verdicts.items()
-            if verdict is Verdict.PUBLIC or (verdict is Verdict.UNKNOWN and endpoint in configured)
+            if verdict is EndpointStatus.PUBLIC or (verdict is EndpointStatus.UNKNOWN and endpoint in configured)
         ]
         if self._acceptance is not None:
             self._acceptance.advertise(SOURCE_LISTEN, tuple(open_ones))
@@ -356,7 +282,7 @@ class Reach:
             case _:
                 raise DecodeError("not a port")
         info = self._own.peer(peer)
-        host = None if info is None else _plain(info.host)
+        host = None if info is None else plain_address(info.host)
         if host is None:
             raise RequestRefused("not seen from where you come")
         endpoint = Endpoint(host, port)
@@ -367,7 +293,7 @@ class Reach:
             raise RequestRefused("asked too often")
         self._dials += 1
         try:
-            return Answer(host, await self._answers(endpoint, peer)).encode()
+            return DialBackAnswer(host, await self._answers(endpoint, peer)).encode()
         finally:
             self._dials -= 1
 

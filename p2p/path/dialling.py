@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from random import Random
 from typing import Final
 
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
-from p2p.base.transport import Dialer, Endpoint, Estimator, Wary
+from p2p.base.randomness import RandomSource
+from p2p.base.transport import Dialer, Estimator, Wary
 from p2p.path.paths import PathBook, PathTable
 from p2p.records.addrbook import AddressBook
 from p2p.secure.handshake import Session
 from p2p.secure.identity import Purpose
 from p2p.session.connection import Link
-from state.primitives.address import parse_address
-from state.primitives.errors import ConfigError, DecodeError, DekubeError
+from state.primitives.errors import DekubeError
 
-__all__ = ["Dialling", "PathMaker", "Way", "parse_bootstrap"]
+__all__ = ["Dialling", "PathMaker", "Way"]
 
 EXPECTED_ERRORS: Final = (OSError, ValueError, DekubeError, trio.BrokenResourceError, trio.ClosedResourceError)
 """ValueError: a stranger's host name that cannot be encoded."""
@@ -29,17 +29,6 @@ _ENDPOINTS_MAX: Final = 8
 PathMaker = Callable[[bytes, "tuple[Endpoint, ...]"], Iterable[Endpoint]]
 """Makes more paths to an address out of those that are known, for example through a relay of our own."""
 Shake = Callable[[trio.abc.Stream, Purpose, "bytes | None"], Awaitable["Session | None"]]
-
-
-def parse_bootstrap(text: str) -> tuple[bytes | None, Endpoint]:
-    """Return the address, where one is given, and the endpoint of a bootstrap peer. Raises ConfigError."""
-    name, at, where = text.rpartition("@")
-    try:
-        address = parse_address(name) if at else None
-        endpoint = Endpoint.named(where)
-    except DecodeError as error:
-        raise ConfigError(f"bootstrap peer {text!r}: {error}") from None
-    return address, endpoint
 
 
 @dataclass(slots=True)
@@ -60,7 +49,7 @@ class Way:
         return not self.is_dialling and now >= self.next_at
 
     def ended(
-        self, now: float, *, is_settled: bool, limit_s: float, limits: NetworkLimits, random: Random
+        self, now: float, *, is_settled: bool, limit_s: float, limits: NetworkLimits, random: RandomSource
     ) -> None:
         """Note the end of an attempt, or of the connection that came of it: a short one makes the next wait."""
         self.is_dialling = False

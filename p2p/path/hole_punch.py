@@ -24,11 +24,12 @@ from typing import Final, Protocol
 import trio
 
 from p2p.base.dial_policy import Vicinity
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import PeerUnreachable, PunchFailed, RequestFailed, RequestRefused
 from p2p.base.limits import RateLimiter
 from p2p.base.observed_address import OBSERVE_PREAMBLE, OBSERVED_BYTES_MAX, ObservedAddress
 from p2p.base.sockets import Connector, tune
-from p2p.base.transport import Acceptance, Endpoint
+from p2p.base.transport import Acceptance
 from p2p.secure.identity import Identity
 from p2p.session.peerinfo import PeerInfo
 from p2p.session.requests import RequestHandler

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.session.path_offers import PeerWay
 
 __all__ = ["Path", "PathBook", "PathParameters", "PathTable", "hops_of", "shares_way"]

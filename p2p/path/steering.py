@@ -11,15 +11,16 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Mapping
 from math import inf
-from random import Random
 from typing import Any, Final
 
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import HandshakeFailed
 from p2p.base.limits import NetworkLimits, RateLimiter
+from p2p.base.randomness import RandomSource
 from p2p.base.sockets import is_paced, local_address
-from p2p.base.transport import Doubt, Endpoint
+from p2p.base.transport import Doubt
 from p2p.path.bulk_plan import BulkPlanner
 from p2p.path.dialling import Dialling
 from p2p.path.paths import Path, PathTable, shares_way
@@ -47,7 +48,7 @@ class Steering:
         peers: Mapping[bytes, Peer],
         *,
         limits: NetworkLimits,
-        random: Random,
+        random: RandomSource,
         counters: Counter[str],
         log: Callable[..., None],
         own_hosts: Callable[[], tuple[str, ...]] = local_address,

@@ -15,10 +15,10 @@ from typing import Final
 
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits, Place
 from p2p.base.netgroups import site_of
 from p2p.base.sockets import tune
-from p2p.base.transport import Endpoint
 from p2p.path.steering import Steering
 from p2p.peers.handshake_limits import Entrance
 from p2p.peers.roster import Roster

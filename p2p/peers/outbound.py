@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
-from random import Random
 from typing import Final
 
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import PeerUnreachable
 from p2p.base.limits import NetworkLimits
-from p2p.base.transport import Endpoint
+from p2p.base.randomness import RandomSource
 from p2p.path.dialling import Dialling, Way
 from p2p.peers.roster import Roster
 from p2p.records.addrbook import ANCHORS_MAX, AddressBook
@@ -30,7 +30,7 @@ _LOOK_INTERVAL_S: Final = 0.25
 class SeatDraw:
     """Draws whom to dial of many of whom a few are enough: one at a time, and ever more slowly; without I/O."""
 
-    def __init__(self, *, limits: NetworkLimits, random: Random) -> None:
+    def __init__(self, *, limits: NetworkLimits, random: RandomSource) -> None:
         self._limits = limits
         self._random = random
         self._next_at = 0.0
@@ -61,7 +61,7 @@ class Outreach:
         *,
         live: Callable[[Link], Awaitable[bool]],
         limits: NetworkLimits,
-        random: Random,
+        random: RandomSource,
         counters: Counter[str],
     ) -> None:
         self._roster = roster

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from math import inf
 from pathlib import Path
-from random import Random
 from typing import Final
 
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import PeerUnreachable, RecordInvalid, RecordOutOfTime, RequestFailed, RequestRefused
 from p2p.base.limits import NetworkLimits, RateLimiter
-from p2p.base.transport import Endpoint
+from p2p.base.randomness import RandomSource
 from p2p.gossip.core import Verdict
 from p2p.records.addrbook import AddressBook
 from p2p.records.records import RECORD_BYTES_MAX, PeerRecord, sign_record, verify_record
@@ -48,7 +48,7 @@ class RecordKeeper:
         path: Path | None,
         identity: Callable[[], Identity],
         limits: NetworkLimits,
-        random: Random,
+        random: RandomSource,
         now_ms: Callable[[], int],
         publish: Callable[[bytes], None],
         blame: Callable[[bytes], None],

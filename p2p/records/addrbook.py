@@ -14,11 +14,11 @@ import ipaddress
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from random import Random
 from typing import Final
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import RecordInvalid
-from p2p.base.transport import Endpoint
+from p2p.base.randomness import RandomSource
 from p2p.records.records import PeerRecord, verify_record
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
@@ -146,7 +146,7 @@ class AddressBook:
         for address in [a for a, e in self._entries.items() if e.record.expiry_ms <= now_ms]:
             self.remove(address)
 
-    def candidates(self, random: Random, *, exclude: Iterable[bytes]) -> list[bytes]:
+    def candidates(self, random: RandomSource, *, exclude: Iterable[bytes]) -> list[bytes]:
         """Return addresses worth dialling, in a random order that prefers few failures and mixes the buckets."""
         excluded = set(exclude)
         entries = [(address, entry) for address, entry in self._entries.items() if address not in excluded]
@@ -169,13 +169,13 @@ class AddressBook:
         for address, entry in self._entries.items():
             entry.is_anchor = address in kept
 
-    def untried(self, random: Random, *, exclude: Iterable[bytes]) -> bytes | None:
+    def untried(self, random: RandomSource, *, exclude: Iterable[bytes]) -> bytes | None:
         """Return an address of which nobody knows whether it answers, for a feeler."""
         excluded = set(exclude)
         found = [a for a, e in self._entries.items() if not e.is_tried and not e.failures and a not in excluded]
         return random.choice(sorted(found)) if found else None
 
-    def sample(self, random: Random, count: int) -> list[PeerRecord]:
+    def sample(self, random: RandomSource, count: int) -> list[PeerRecord]:
         """Return records to tell a peer that asks for some."""
         addresses = sorted(self._entries)
         chosen = random.sample(addresses, min(count, len(addresses)))

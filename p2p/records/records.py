@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import CertificateInvalid, CertificateOutOfTime, RecordInvalid, RecordOutOfTime
-from p2p.base.transport import Endpoint
 from p2p.secure.identity import Identity, NodeCertificate, Role
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError, SignatureInvalid

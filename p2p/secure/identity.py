@@ -6,7 +6,6 @@ key of its handshakes and the secp256k1 key that signs its peer records and rece
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from typing import Final
@@ -17,7 +16,7 @@ from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError, SignatureInvalid
 from state.primitives.hashing import HASH_BYTES, digest
-from state.primitives.keys import SECRET_BYTES, SIGNATURE_BYTES, SecretKey, recover_address
+from state.primitives.keys import SIGNATURE_BYTES, SecretKey, recover_address
 
 __all__ = [
     "CERTIFICATE_BYTES_MAX",
@@ -183,17 +182,15 @@ class Identity:
         *,
         genesis_hash: bytes,
         now_ms: int,
+        node_secret: bytes,
         roles: Role = NO_ROLES,
         sequence: int | None = None,
-        node_secret: bytes | None = None,
     ) -> Identity:
-        """Return an identity certified now by an account whose key is at hand.
+        """Return an identity that ``account`` certifies at ``now_ms``.
 
-        ``node_secret`` (32 bytes) is drawn afresh where none is given; ``sequence`` defaults to the time, so
-        that a later certificate revokes this one.
+        ``node_secret`` has 32 bytes. ``sequence`` defaults to the time, so a later certificate revokes this one.
         """
-        secret = secrets.token_bytes(SECRET_BYTES) if node_secret is None else node_secret
-        static, signer = node_keys(secret)
+        static, signer = node_keys(node_secret)
         certificate = NodeCertificate.issue(
             account,
             genesis_hash=genesis_hash,

@@ -8,9 +8,11 @@ from typing import Final
 
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import ConnectionUnused, HandshakeFailed
-from p2p.base.sockets import LOW_WATER_BYTES_MAX, LowWater, TcpInfo, pace, tcp_info, tune
-from p2p.base.transport import Doubt, Endpoint
+from p2p.base.sockets import LOW_WATER_BYTES_MAX, LowWater, pace, tcp_info, tune
+from p2p.base.tcp_info import TcpInfo
+from p2p.base.transport import Doubt
 from p2p.secure.channel import Channel, Hello, Word
 from p2p.secure.handshake import Handshake, Session
 from p2p.session.bulk_pacing import Yielding

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import FrameInvalid
-from p2p.base.transport import Endpoint
 
 __all__ = [
     "ANY_WAY",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2p.base.sockets import TcpInfo
+from p2p.base.tcp_info import TcpInfo
 from p2p.secure.identity import Role
 
 __all__ = ["LaneStats", "PeerInfo"]

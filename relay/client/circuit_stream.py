@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import trio
 
-from p2p.base.transport import Doubt, Endpoint
+from p2p.base.endpoint import Endpoint
+from p2p.base.transport import Doubt
 
 __all__ = ["CircuitStream"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,10 @@ from typing import Final
 import structlog
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.netgroups import network_of
 from p2p.base.sockets import Opener
-from p2p.base.transport import Acceptance, Doubt, Endpoint
+from p2p.base.transport import Acceptance, Doubt
 from p2p.secure.identity import Identity
 from relay.client.circuit_stream import CircuitStream
 from relay.client.control_link import Link, RelayClientOptions, local_host, wall_ms
@@ -30,7 +32,7 @@ from relay.client.reputation import Fault, RelayJudge, has_swallowed
 from relay.payment.metering import FreeTier, Tally, Tariff
 from relay.protocol.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.protocol.link_state import LINK_STATE_S, LinkState
-from relay.protocol.route import HOPS_MAX, Route
+from relay.protocol.route import HOPS_MAX, NONCE_BYTES, Route
 from relay.protocol.wire import (
     AskLinks,
     Connect,
@@ -304,7 +306,8 @@ class RelayClient:
                     link, lambda request, parked: Connect(request, target, parked)
                 )  # fmt: skip
             else:
-                route = Route.sign(self._make_identity(), hops, target, now_ms=wall_ms()).encode()
+                nonce = secrets.token_bytes(NONCE_BYTES)
+                route = Route.sign(self._make_identity(), hops, target, now_ms=wall_ms(), nonce=nonce).encode()
                 stream = await self._circuit(link, lambda request, parked: Extend(request, route, parked))
                 self._meet(hops[1:])
         except RelayProtocolError:

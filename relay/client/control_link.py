@@ -11,10 +11,10 @@ from typing import Final, Protocol
 
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import HandshakeFailed
 from p2p.base.limits import LoopShare
 from p2p.base.sockets import CONNECT_ERRORS, Opener, tune
-from p2p.base.transport import Endpoint
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from p2p.session.connection import shake_hands

@@ -9,8 +9,8 @@ from typing import cast
 
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.sockets import CONNECT_ERRORS, Opener, tune
-from p2p.base.transport import Endpoint
 from relay.client.control_link import Link, Parked, RelayClientOptions
 from relay.protocol.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.protocol.keep_alive import keep_alive

@@ -6,14 +6,13 @@ circle. Each relay finds itself in the list, asks the next one, and the last ann
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from p2p.base.endpoint import ENDPOINT_CHARACTERS_MAX, Endpoint
 from p2p.base.errors import CertificateInvalid
-from p2p.base.transport import ENDPOINT_CHARACTERS_MAX, Endpoint
 from p2p.secure.identity import Identity, NodeCertificate
 from relay.protocol.errors import RelayProtocolError
 from relay.protocol.limits import HostUse
@@ -23,7 +22,7 @@ from state.primitives.errors import DecodeError, SignatureInvalid
 from state.primitives.hashing import digest
 from state.primitives.keys import SIGNATURE_BYTES, recover_address
 
-__all__ = ["HOPS_MAX", "ROUTE_BYTES_MAX", "Route", "SeenRoutes", "VerifiedRoute"]
+__all__ = ["HOPS_MAX", "NONCE_BYTES", "ROUTE_BYTES_MAX", "Route", "SeenRoutes", "VerifiedRoute"]
 
 HOPS_MAX: Final = 3
 ROUTE_BYTES_MAX: Final = 1_024
@@ -51,9 +50,10 @@ class Route:
     signature: bytes = bytes(SIGNATURE_BYTES)
 
     @classmethod
-    def sign(cls, dialler: Identity, hops: Sequence[Endpoint], target: bytes, *, now_ms: int) -> Route:
-        """Return the route that ``dialler`` signs now."""
-        nonce = secrets.token_bytes(NONCE_BYTES)
+    def sign(
+        cls, dialler: Identity, hops: Sequence[Endpoint], target: bytes, *, now_ms: int, nonce: bytes
+    ) -> Route:
+        """Return the route that ``dialler`` signs at ``now_ms``; ``nonce`` is NONCE_BYTES random bytes."""
         unsigned = cls(tuple(hops), target, now_ms + ROUTE_LIFE_MS, nonce, dialler.certificate)
         return replace(unsigned, signature=dialler.signer.sign(unsigned.signing_digest()))
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from billing.relay import PRICE_LIMIT, RECEIPT_BYTES_MAX
+from p2p.base.endpoint import ENDPOINT_CHARACTERS_MAX
 from p2p.base.errors import FrameInvalid
-from p2p.base.transport import ENDPOINT_CHARACTERS_MAX
 from p2p.secure.handshake import Session
 from p2p.secure.identity import Identity, NodeCertificate
 from p2p.secure.noise import TAG_BYTES

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from relay.payment.accounts import Accounts
 from relay.payment.metering import FreeTier, Tariff
 from relay.protocol.keep_alive import keep_alive

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.netgroups import Crowds
-from p2p.base.transport import Endpoint
 from p2p.records.revocations import Revocations
 from p2p.secure.identity import NodeCertificate
 from relay.protocol.errors import RETRY_HELPS, Refusal, RelayProtocolError

@@ -23,9 +23,9 @@ from typing import Any, Final
 import structlog
 import uvloop
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.limits import Place
 from p2p.base.listening import open_sockets
-from p2p.base.transport import Endpoint
 from p2p.secure.handshake import Session
 from p2p.secure.identity import Identity
 from relay.payment.accounts import Accounts

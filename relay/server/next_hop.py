@@ -16,10 +16,10 @@ from typing import Any, Final, Protocol, cast
 
 import structlog
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import HandshakeFailed
 from p2p.base.netgroups import network_of
 from p2p.base.sockets import tune
-from p2p.base.transport import Endpoint
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from relay.protocol.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from relay.protocol.errors import Refusal
 from relay.protocol.limits import HostUse, RelayLimits
 

@@ -25,8 +25,8 @@ import trio
 
 from consensus.wire import Proposal, decode_message
 from node.consensus.compact_service import CompactBlocks
+from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
-from p2p.base.transport import Endpoint
 from p2p.path.dial_back import Reach
 from p2p.path.hole_punch import Puncher
 from p2p.secure.frame import Class

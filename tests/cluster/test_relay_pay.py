@@ -21,7 +21,7 @@ from node.cli.options import account_of_home
 from node.home.config import dump_options
 from node.home.create import Home, load_key, read_passphrase, write_whole
 from node.relay.home import RelayHomeOptions
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.secure.identity import Identity
 from relay.client.client import RelayClientOptions
 from relay.payment.credit import CreditOptions
@@ -97,7 +97,9 @@ async def carry(url: str, chain: bytes, endpoint: Endpoint, size: int) -> int:
     for key in (PAYER, TARGET):
         relays = (endpoint,) if key is TARGET else ()
         node = Node("?", *relays, options=RelayClientOptions(price_per_gib_max=PRICE))
-        node.identity = Identity.create(key, genesis_hash=chain, now_ms=time.time_ns() // 1_000_000)
+        node.identity = Identity.create(
+            key, genesis_hash=chain, now_ms=time.time_ns() // 1_000_000, node_secret=key.secret
+        )
         node.address = key.address
         nodes.append(node)
     payer, target = nodes

@@ -77,6 +77,7 @@ EXEMPT = {
     "rpc.gateway.process:_read": OF_A_TARGET,
     "node.chain.tx_gossip:TransactionGossip._read": "a batch, a target; tests/node/chain/test_tx_gossip.py",
     "p2p.base.sockets:tcp_info": "a struct of the kernel's own",
+    "p2p.base.tcp_info:TcpInfo.unpack": "a struct of the kernel's own",
     "rpc.gateway.unsent_bytes:Unread._ask_kernel": "numbers of the kernel's own",
     "node.telemetry.metrics:_Server.process_request_thread": "hands a socket to the library",
     "p2p.path.dial_back:Reach._serve": "one number, a port; tests/p2p/path/test_dial_back.py",

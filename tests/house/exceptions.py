@@ -7,4 +7,29 @@ from typing import Final
 LONG_FUNCTIONS: Final[dict[str, str]] = {}
 LONG_FILES: Final[dict[str, str]] = {}
 LARGE_CLASSES: Final[dict[str, str]] = {}
-IMPURE: Final[dict[str, str]] = {}
+IMPURE: Final[dict[str, str]] = {
+    "p2p.base.listening": "opens listening sockets",
+    "p2p.base.sockets": "opens and tunes TCP sockets",
+    "p2p.base.transport": "the interfaces of dialers and acceptors, whose streams are trio's",
+    "p2p.blob.store": "keeps blobs in files, locked between threads",
+    "p2p.blob.transfer": "requests pieces of blobs from peers (trio)",
+    "p2p.gossip.validation": "runs one validator a topic (trio); the queue is p2p.gossip.validation_queue",
+    "p2p.multicast.service": "runs p2p.multicast.core between peers and relays (trio, fresh keys)",
+    "p2p.path.dial_back": "dials back and asks to be dialled (trio); what follows is p2p.path.endpoint_status",
+    "p2p.path.dialling": "dials (trio); the choice of paths is p2p.path.paths",
+    "p2p.path.hole_punch": "opens sockets on both ends of a NAT",
+    "p2p.path.steering": "opens and moves connections (trio) as p2p.path.paths and p2p.path.bulk_plan say",
+    "p2p.peers.accepting": "accepts connections (trio)",
+    "p2p.peers.admission": "judges live connections and peers; the choice is p2p.peers.eviction",
+    "p2p.peers.gossip_service": "runs p2p.gossip.core between peers and validators (trio)",
+    "p2p.peers.lifecycle": "runs peers (trio)",
+    "p2p.peers.outbound": "dials peers (trio)",
+    "p2p.peers.record_exchange": "exchanges records with peers and keeps them in files (trio)",
+    "p2p.peers.roster": "the table of running peers; waits for changes (trio)",
+    "p2p.service": "starts the network: draws keys, listens, dials (trio)",
+    "p2p.session.bulk_connections": "reads and writes connections (trio); the order is p2p.session.bulk_streams",
+    "p2p.session.connection": "one connection's stream (trio) and fresh ping tokens",
+    "p2p.session.greeting": "runs p2p.secure.handshake on streams (trio)",
+    "p2p.session.peer": "reads and writes a peer's connections (trio); the order is p2p.session.mux",
+    "p2p.session.requests": "waits for answers (trio)",
+}

@@ -14,8 +14,8 @@ from math import inf
 from random import Random
 from typing import Final
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.limits import ReceiveMemory
-from p2p.base.transport import Endpoint
 from p2p.path.bulk_plan import BulkPlanner
 from p2p.path.paths import Path, PathTable
 from p2p.secure.frame import frames

@@ -10,11 +10,11 @@ import pytest
 import trio
 import trio.testing
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import FrameInvalid
 from p2p.base.limits import NetworkLimits, ReceiveMemory
 from p2p.base.netgroups import site_of
 from p2p.base.sockets import TcpDialer
-from p2p.base.transport import Endpoint
 from p2p.gossip.core import PAYLOADS_MAX, Gossip, Send, Verdict
 from p2p.records.records import sign_record
 from p2p.secure.channel import Channel

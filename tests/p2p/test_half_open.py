@@ -8,9 +8,9 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.limits import HalfOpen, NetworkLimits, Place
 from p2p.base.netgroups import crowd_of, network_of
-from p2p.base.transport import Endpoint
 from p2p.service import Network, NetworkConfig
 from tests.p2p.helpers import NOW_MS, identity
 from tests.p2p.test_service import running

@@ -10,10 +10,10 @@ import pytest
 import trio
 import trio.testing
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import FrameInvalid, PeerUnreachable, PunchFailed, RecordDamaged
 from p2p.base.limits import Holding, NetworkLimits, ReceiveMemory, who_holds_too_much
 from p2p.base.observed_address import ObservedAddress
-from p2p.base.transport import Endpoint
 from p2p.gossip.core import BACKOFFS_MAX, Deliver, Gossip, GossipParameters, Verdict
 from p2p.path.hole_punch import PUNCHED, Puncher, PunchOptions, _Port
 from p2p.secure.channel import GENERATION_MAX, Channel, Hello, Opening, Word, conversation_of

@@ -10,10 +10,10 @@ import pytest
 import trio
 import trio.testing
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import PeerUnreachable
 from p2p.base.limits import NetworkLimits
 from p2p.base.sockets import kernel_notes
-from p2p.base.transport import Endpoint
 from p2p.secure.channel import Hello, Opening
 from p2p.secure.frame import Class, header
 from p2p.secure.handshake import Handshake

@@ -6,8 +6,8 @@ import sys
 import pytest
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.sockets import PACE_BYTES_MIN
-from p2p.base.transport import Endpoint
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
 from p2p.session.connection import Link

@@ -11,16 +11,16 @@ import pytest
 import trio
 import trio.testing
 
+from p2p.base.endpoint import Endpoint, parse_bootstrap
 from p2p.base.errors import BlobUnavailable, PeerUnreachable, RequestRefused, RequestTimeout
 from p2p.base.limits import NetworkLimits
-from p2p.base.transport import Endpoint
 from p2p.gossip.core import Verdict
 from p2p.secure.channel import Channel, Hello, Opening
 from p2p.secure.frame import Class
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from p2p.secure.noise import StaticKey
-from p2p.service import Network, NetworkConfig, parse_bootstrap
+from p2p.service import Network, NetworkConfig
 from p2p.session.mux import Mux
 from state.primitives.errors import ConfigError, ProtocolError
 from tests.p2p.helpers import NOW_MS, account, identity

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 import relay.server.splice
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.secure.identity import Identity, Role
 from relay.payment.credit import CreditOptions
 from relay.payment.metering import Tariff

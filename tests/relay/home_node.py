@@ -7,7 +7,7 @@ import sys
 import structlog
 import trio
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from tests.relay.daemon_process import account_of
 from tests.relay.nodes import Node, shake_hands
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import trio
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.secure.handshake import Handshake, Session
 from p2p.secure.identity import Purpose
 from relay.client.client import RelayClient, RelayClientOptions

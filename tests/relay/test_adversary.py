@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
-from p2p.base.transport import Endpoint
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
 from p2p.session.peerinfo import LaneStats

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import WrongPeer
-from p2p.base.transport import Endpoint
 from relay.client.circuit_stream import CircuitStream
 from relay.client.client import RelayClientOptions
 from relay.protocol.errors import Refusal, RelayRefused, RelayUnreachable

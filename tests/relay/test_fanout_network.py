@@ -9,7 +9,7 @@ from random import Random
 
 import trio
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
 from relay.client.client import RelayClient, RelayClientOptions

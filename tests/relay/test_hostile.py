@@ -133,7 +133,10 @@ async def test_a_handshake_of_another_chain_or_purpose_is_refused(shared_relay: 
     from p2p.secure.identity import Identity
 
     elsewhere = Identity.create(
-        account_of("alice"), genesis_hash=digest(b"test", b"elsewhere"), now_ms=time.time_ns() // 1_000_000
+        account_of("alice"),
+        genesis_hash=digest(b"test", b"elsewhere"),
+        now_ms=time.time_ns() // 1_000_000,
+        node_secret=bytes(32),
     )
     with trio.fail_after(TIME_LIMIT_S):
         for identity, purpose in ((elsewhere, Purpose.RELAY_CONTROL), (identity_of("alice"), Purpose.PEER)):

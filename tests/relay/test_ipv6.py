@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
 from relay.client.control_link import is_no_way

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from relay.protocol.errors import Refusal, RelayRefused
 from relay.protocol.route import Route
 from relay.protocol.wire import Extend, Offered, Refused
@@ -153,21 +153,25 @@ async def test_a_route_serves_once_and_only_whoever_signed_it(shared_relay: Daem
         alice, bob = identity_of("alice"), account_of("bob").address
         hops = (shared_relay.endpoint, Endpoint("127.0.0.1", 9, account_of("relay 2").address))
         hers = await RawClient.connect(shared_relay, "alice")
-        good = Route.sign(alice, hops, bob, now_ms=now_ms)
+        nonces = (number.to_bytes(16, "big") for number in range(1, 100))
+        good = Route.sign(alice, hops, bob, now_ms=now_ms, nonce=next(nonces))
         assert await ask(hers, good.encode()) is None
         assert await ask(hers, good.encode()) is Refusal.BAD_ROUTE, "replayed"
         assert await ask(hers, b"not a route") is Refusal.BAD_ROUTE
-        stolen = Route.sign(alice, hops, bob, now_ms=now_ms).encode()
+        stolen = Route.sign(alice, hops, bob, now_ms=now_ms, nonce=next(nonces)).encode()
         his = await RawClient.connect(shared_relay, "mallory")
         assert await ask(his, stolen) is Refusal.BAD_ROUTE
         for wrong in (
             replace(good, nonce=bytes(16)),
             replace(good, target=account_of("carol").address),
             replace(good, hops=(hops[0], replace(hops[1], port=10))),
-            Route.sign(alice, hops[::-1], bob, now_ms=now_ms),
-            Route.sign(alice, hops, bob, now_ms=now_ms - 3_600_000),
-            Route.sign(alice, hops, bob, now_ms=now_ms + 3_600_000),
-            replace(Route.sign(identity_of("mallory"), hops, bob, now_ms=now_ms), certificate=alice.certificate),
+            Route.sign(alice, hops[::-1], bob, now_ms=now_ms, nonce=next(nonces)),
+            Route.sign(alice, hops, bob, now_ms=now_ms - 3_600_000, nonce=next(nonces)),
+            Route.sign(alice, hops, bob, now_ms=now_ms + 3_600_000, nonce=next(nonces)),
+            replace(
+                Route.sign(identity_of("mallory"), hops, bob, now_ms=now_ms, nonce=next(nonces)),
+                certificate=alice.certificate,
+            ),
         ):
             assert await ask(hers, wrong.encode()) is Refusal.BAD_ROUTE
 

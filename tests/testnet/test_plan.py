@@ -9,7 +9,7 @@ import pytest
 
 from node.chain.runtime import make_runtime
 from node.home.config import dump_options, load_options, parse_peer
-from p2p.service import parse_bootstrap
+from p2p.base.endpoint import parse_bootstrap
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_from_json, genesis_hash, genesis_to_json
 from testnet.plan import COIN, MEMBERS_MAX, Placement, Plan, derive_key, make_plan, member_names

@@ -138,7 +138,9 @@ def profile_of(who: Account, role: NodeRole, *, price: int, score: int) -> NodeP
 def carriage_of(genesis_hash: bytes, relay: Account, payer: Account) -> list[str]:
     """Return what ``relay`` brings on chain: the receipt of ``payer`` for a GiB, and its node certificate."""
     now_ms = time.time_ns() // 1_000_000
-    identity = Identity.create(payer.secret, genesis_hash=genesis_hash, now_ms=now_ms)
+    identity = Identity.create(
+        payer.secret, genesis_hash=genesis_hash, now_ms=now_ms, node_secret=payer.secret.secret
+    )
     receipt = Receipt(
         genesis_hash=genesis_hash, relay=relay.secret.address, payer=payer.secret.address,
         channel=digest(b"wallet-tests", b"channel"), opened_ms=now_ms, sequence=1, size_bytes=GIB, price_per_gib=1,

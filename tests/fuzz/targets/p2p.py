@@ -9,10 +9,10 @@ from typing import cast
 
 import trio
 
+from p2p.base.endpoint import Endpoint, parse_bootstrap
 from p2p.base.errors import FrameInvalid, HandshakeFailed, RecordInvalid
 from p2p.base.limits import NetworkLimits, ReceiveMemory
 from p2p.base.observed_address import ObservedAddress
-from p2p.base.transport import Endpoint
 from p2p.gossip.core import Gossip
 from p2p.multicast.core import Multicast
 from p2p.multicast.pieces import (
@@ -25,8 +25,7 @@ from p2p.multicast.pieces import (
     encode_piece,
 )
 from p2p.multicast.wire import Announce, Ask, Done, Have, Swap, Want, encode_control
-from p2p.path.dial_back import Answer
-from p2p.path.dialling import parse_bootstrap
+from p2p.path.endpoint_status import DialBackAnswer
 from p2p.path.hole_punch import Word
 from p2p.records.addrbook import AddressBook
 from p2p.records.records import sign_record, verify_record
@@ -264,7 +263,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         Target(
             canonical(lambda data: Endpoint.parse(data.decode("utf-8", "replace")), lambda e: str(e).encode()),
             (b"tcp:h.example:26656", b"tcp:[::1]:1", b"relay:" + b"ab" * 20 + b":h:1"),
-            ("p2p.base.transport:Endpoint.parse",),
+            ("p2p.base.endpoint:Endpoint.parse",),
         ),
     )
     seen = ObservedAddress.of("192.0.2.1", 4_000)
@@ -279,9 +278,9 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield (
         "dial-back answer",
         Target(
-            canonical(Answer.decode, Answer.encode),
-            (Answer("192.0.2.1", True).encode(), Answer("2001:db8::1", False).encode()),
-            ("p2p.path.dial_back:Answer.decode",),
+            canonical(DialBackAnswer.decode, DialBackAnswer.encode),
+            (DialBackAnswer("192.0.2.1", True).encode(), DialBackAnswer("2001:db8::1", False).encode()),
+            ("p2p.path.endpoint_status:DialBackAnswer.decode",),
         ),
     )
     yield (
@@ -294,7 +293,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )
     yield (
         "bootstrap",
-        Target(of_text(parse_bootstrap), (PEER, b"h:1"), ("p2p.path.dialling:parse_bootstrap",), (ConfigError,)),
+        Target(of_text(parse_bootstrap), (PEER, b"h:1"), ("p2p.base.endpoint:parse_bootstrap",), (ConfigError,)),
     )
     multicast = (
         Announce(bytes(32), bytes(32), 2, Shape(100_000, 4_096)), Have(bytes(32), 5), Done(bytes(32)),

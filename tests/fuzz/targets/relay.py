@@ -11,7 +11,7 @@ from typing import cast
 from prometheus_client import CollectorRegistry
 
 from billing.relay import Receipt as Carried
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from relay.payment.receipts import StoredReceipt
 from relay.protocol import fanout as fanout_wire
 from relay.protocol.errors import Refusal, RelayProtocolError
@@ -53,8 +53,7 @@ TOKEN = b"\x07" * 32
 VOUCHER = Voucher.issue(identity(3), client=b"c" * 20, not_after_ms=NOW_MS)
 HOPS = (Endpoint("r.example", 3, b"r" * 20), Endpoint("::2", 4, b"q" * 20))
 ROUTE = replace(
-    Route.sign(identity(3), HOPS, b"t" * 20, now_ms=NOW_MS),
-    nonce=b"n" * NONCE_BYTES,
+    Route.sign(identity(3), HOPS, b"t" * 20, now_ms=NOW_MS, nonce=b"n" * NONCE_BYTES),
     signature=b"s" * SIGNATURE_BYTES,
 )
 """The same in each process; its decoder looks at no signature."""

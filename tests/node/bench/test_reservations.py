@@ -10,8 +10,8 @@ import pytest
 
 from node.bench.relay import _account, _identity, _process, _relay
 from node.bench.reservations import CLIENTS_MAX, BenchFailed, reserving, source_of
+from p2p.base.endpoint import Endpoint
 from p2p.base.netgroups import block_of, network_of
-from p2p.base.transport import Endpoint
 from relay.protocol.limits import RelayLimits
 
 

@@ -182,7 +182,7 @@ def test_receipts_of_a_relay_are_shown_and_expired_ones_go(dekube: Any, tmp_path
     file, home = tmp_path / "genesis.json", tmp_path / "relay"
     file.write_text(genesis_to_json(genesis()))
     assert dekube("relay", "init", "--home", home, "--genesis", file).status == 0
-    payer = Identity.create(KEY, genesis_hash=b"g" * 32, now_ms=2**50)
+    payer = Identity.create(KEY, genesis_hash=b"g" * 32, now_ms=2**50, node_secret=bytes(32))
     fresh = Receipt(b"g" * 32, b"r" * 20, KEY.address, b"c" * 32, 1, 1, 2**30, 10**16, 2**52)
     stale = replace(fresh, channel=b"d" * 32, opened_ms=2, not_after_ms=1)
     certificate = payer.certificate.encode()

@@ -34,7 +34,7 @@ from node.consensus.vote_relay import (
     TOPIC_CONSENSUS,
     HearsayService,
 )
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
 from state.primitives.blocks import encode_block

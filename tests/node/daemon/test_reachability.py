@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.daemon.reachability import RelayDown, judge
-from p2p.base.transport import Endpoint
-from p2p.path.dial_back import Verdict
+from p2p.base.endpoint import Endpoint
+from p2p.path.endpoint_status import EndpointStatus
 
 HERE, THERE = Endpoint("8.8.4.4", 1), Endpoint("1.1.1.1", 1)
 RELAY = Endpoint("9.9.9.9", 2, b"r" * 20)
@@ -18,16 +18,30 @@ RELAY = Endpoint("9.9.9.9", 2, b"r" * 20)
         (False, [], {}, [], "outbound", "p2p.listen is empty); no relay is known"),
         (False, [], {}, [RELAY], "relays", "p2p.listen is empty"),
         (True, [], {}, [], "none", "p2p.advertise); no relay is known"),
-        (True, [], {HERE: Verdict.PUBLIC}, [], "direct", "have dialled tcp:8.8.4.4:1"),
-        (True, [HERE], {HERE: Verdict.UNKNOWN}, [], "unconfirmed", "no peers of two networks have tried"),
-        (True, [HERE], {HERE: Verdict.UNKNOWN}, [RELAY], "relays", "no peers of two networks have tried"),
-        (True, [HERE], {HERE: Verdict.CLOSED}, [], "none", "could not dial tcp:8.8.4.4:1; no relay is known"),
-        (True, [], {HERE: Verdict.CLOSED}, [RELAY], "relays", "could not dial tcp:8.8.4.4:1"),
-        (True, [HERE], {HERE: Verdict.CLOSED, THERE: Verdict.PUBLIC}, [RELAY], "direct", "dialled tcp:1.1.1.1:1"),
+        (True, [], {HERE: EndpointStatus.PUBLIC}, [], "direct", "have dialled tcp:8.8.4.4:1"),
+        (True, [HERE], {HERE: EndpointStatus.UNKNOWN}, [], "unconfirmed", "no peers of two networks have tried"),
+        (True, [HERE], {HERE: EndpointStatus.UNKNOWN}, [RELAY], "relays", "no peers of two networks have tried"),
+        (
+            True,
+            [HERE],
+            {HERE: EndpointStatus.CLOSED},
+            [],
+            "none",
+            "could not dial tcp:8.8.4.4:1; no relay is known",
+        ),
+        (True, [], {HERE: EndpointStatus.CLOSED}, [RELAY], "relays", "could not dial tcp:8.8.4.4:1"),
+        (
+            True,
+            [HERE],
+            {HERE: EndpointStatus.CLOSED, THERE: EndpointStatus.PUBLIC},
+            [RELAY],
+            "direct",
+            "dialled tcp:1.1.1.1:1",
+        ),
     ],
 )
 def test_an_owner_is_told_how_the_node_is_reached_and_why(
-    listens: bool, configured: list[Endpoint], verdicts: dict[Endpoint, Verdict], relays: list[Endpoint],
+    listens: bool, configured: list[Endpoint], verdicts: dict[Endpoint, EndpointStatus], relays: list[Endpoint],
     how: str, says: str,
 ) -> None:  # fmt: skip
     found = judge(listens=listens, configured=configured, verdicts=verdicts, relays=relays)
@@ -49,14 +63,14 @@ def test_a_relay_that_is_down_is_named_instead_of_none_being_known(listens: bool
 @given(
     st.booleans(),
     st.sets(st.sampled_from([HERE, THERE])),
-    st.dictionaries(st.sampled_from([HERE, THERE]), st.sampled_from(Verdict)),
+    st.dictionaries(st.sampled_from([HERE, THERE]), st.sampled_from(EndpointStatus)),
     st.booleans(),
 )
 def test_nobody_is_told_of_a_way_that_is_not_there(
-    listens: bool, configured: set[Endpoint], verdicts: dict[Endpoint, Verdict], has_relay: bool
+    listens: bool, configured: set[Endpoint], verdicts: dict[Endpoint, EndpointStatus], has_relay: bool
 ) -> None:
     found = judge(
         listens=listens, configured=sorted(configured, key=str), verdicts=verdicts, relays=[RELAY] * has_relay
     )
-    assert (found.how == "direct") == (Verdict.PUBLIC in verdicts.values())
+    assert (found.how == "direct") == (EndpointStatus.PUBLIC in verdicts.values())
     assert has_relay or found.how != "relays"

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p.base.dial_policy import Vicinity, Zone, zone_of
+from p2p.base.endpoint import Endpoint
 from p2p.base.sockets import LOOKUPS_MAX, Connector
-from p2p.base.transport import Endpoint
 from p2p.records.records import sign_record
 from p2p.service import Network, NetworkConfig, vicinity_of
 from tests.p2p.helpers import NOW_MS, identity

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from tests.p2p.bulk_world import MBIT, BulkWorld, Road
 
 DIRECT = Endpoint("192.0.2.1", 1)

@@ -8,19 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p.base.dial_policy import Vicinity
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import RequestRefused, RequestTimeout
+from p2p.base.netgroups import block_of
 from p2p.base.sockets import Connector
-from p2p.base.transport import Endpoint
 from p2p.path.dial_back import (
     METHOD_DIAL_BACK,
     SOURCE_LISTEN,
-    Answer,
     Reach,
     ReachOptions,
-    Verdict,
-    Votes,
-    network_of,
 )
+from p2p.path.endpoint_status import DialBackAnswer, DialBackResults, EndpointStatus
 from p2p.secure.identity import Role
 from p2p.service import Network, NetworkConfig
 from p2p.session.peerinfo import PeerInfo
@@ -35,7 +33,7 @@ def info(address: bytes, remote: str) -> PeerInfo:
 
 
 def says(host: str, is_reached: bool) -> bytes:
-    return Answer(host, is_reached).encode()
+    return DialBackAnswer(host, is_reached).encode()
 
 
 class Fake:
@@ -114,7 +112,7 @@ async def played(reach: Reach, fake: Fake, seconds: float) -> None:
 async def test_two_networks_make_an_endpoint_public(autojump_clock: object) -> None:
     reach, fake = reach_of({b"a": ("192.0.2.1", YES), b"b": ("203.0.113.1", YES)})
     await played(reach, fake, 1)
-    assert reach.verdicts == {OWN: Verdict.PUBLIC}
+    assert reach.verdicts == {OWN: EndpointStatus.PUBLIC}
     assert fake.advertised == [(OWN,)]
     assert fake.asked == [b"a", b"b"]
 
@@ -122,7 +120,7 @@ async def test_two_networks_make_an_endpoint_public(autojump_clock: object) -> N
 async def test_one_network_is_not_enough_however_many_peers_it_has(autojump_clock: object) -> None:
     reach, fake = reach_of({bytes([i]): (f"192.0.2.{i}", YES) for i in range(1, 9)})
     await played(reach, fake, 200)
-    assert reach.verdict(OWN) is Verdict.UNKNOWN
+    assert reach.verdict(OWN) is EndpointStatus.UNKNOWN
     assert not fake.advertised
     assert len(fake.asked) <= 4  # a minute between two questions to one network
 
@@ -131,7 +129,7 @@ async def test_no_from_two_networks_closes_it_and_relayed_peers_are_not_asked(au
     relay = f"relay:{'ab' * 20}:h:1"
     reach, fake = reach_of({b"r": (relay, YES), b"a": ("192.0.2.1", NO), b"b": ("2001:db8::1", NO)})
     await played(reach, fake, 1)
-    assert reach.verdict(OWN) is Verdict.CLOSED
+    assert reach.verdict(OWN) is EndpointStatus.CLOSED
     assert fake.advertised == [()]
     assert b"r" not in fake.asked
 
@@ -147,11 +145,11 @@ async def test_a_port_that_was_closed_since_those_who_reached_it_left_is_found_c
         fake._peers = everybody[:2]
         nursery.start_soon(reach.run, fake)
         await trio.sleep(1)
-        assert reach.verdict(OWN) is Verdict.PUBLIC
+        assert reach.verdict(OWN) is EndpointStatus.PUBLIC
         for at in range(2, len(everybody), 2):  # others, and others again, for ten hours
             fake._peers = everybody[at : at + 2]
             await trio.sleep(2_000)
-        assert reach.verdict(OWN) is Verdict.CLOSED
+        assert reach.verdict(OWN) is EndpointStatus.CLOSED
         assert fake.advertised[-1] == ()
         assert len(reach._votes[OWN].said) <= 8 and len(reach._asked_at) <= 8
         nursery.cancel_scope.cancel()
@@ -165,34 +163,37 @@ async def test_refusals_say_nothing(autojump_clock: object) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans())))
 def test_a_network_has_one_voice(said: list[tuple[int, bool]]) -> None:
-    votes = Votes(2)
+    votes = DialBackResults(2)
     for network, is_reached in said:
         votes.add(str(network), is_reached)
     last = dict(said)
     yes = sum(last.values())
-    expected = Verdict.PUBLIC if yes >= 2 else Verdict.CLOSED if not yes and len(last) >= 2 else Verdict.UNKNOWN
+    is_closed = not yes and len(last) >= 2
+    expected = (
+        EndpointStatus.PUBLIC if yes >= 2 else EndpointStatus.CLOSED if is_closed else EndpointStatus.UNKNOWN
+    )
     assert votes.verdict is expected
 
 
 def test_networks() -> None:
-    assert network_of("192.0.2.1") == network_of("192.0.99.1") != network_of("192.1.2.1")
-    assert network_of("2001:db8:1::1") == network_of("2001:db8:ffff::9%eth0") != network_of("2001:db9::1")
+    assert block_of("192.0.2.1") == block_of("192.0.99.1") != block_of("192.1.2.1")
+    assert block_of("2001:db8:1::1") == block_of("2001:db8:ffff::9%eth0") != block_of("2001:db9::1")
     with pytest.raises(ValueError):
-        network_of("relay:ab:h:1")
+        block_of("relay:ab:h:1")
 
 
 async def test_a_node_that_listens_everywhere_learns_where_it_is(autojump_clock: object) -> None:
     reach, fake = nowhere({b"a": ("192.0.2.1", YES), b"b": ("203.0.113.1", YES)})
     assert not reach.is_confirmed
     await played(reach, fake, 1)
-    assert reach.verdicts == {OWN: Verdict.PUBLIC} and reach.is_confirmed
+    assert reach.verdicts == {OWN: EndpointStatus.PUBLIC} and reach.is_confirmed
     assert fake.advertised == [(OWN,)]
 
 
 async def test_what_is_learnt_and_closed_is_advertised_at_no_time(autojump_clock: object) -> None:
     reach, fake = nowhere({b"a": ("192.0.2.1", NO), b"b": ("203.0.113.1", NO)})
     await played(reach, fake, 1)
-    assert reach.verdicts == {OWN: Verdict.CLOSED} and not reach.is_confirmed
+    assert reach.verdicts == {OWN: EndpointStatus.CLOSED} and not reach.is_confirmed
     assert fake.advertised == [()]
 
 
@@ -218,7 +219,7 @@ async def test_a_node_that_is_seen_elsewhere_now_is_no_longer_where_it_was(autoj
     moved = says("1.1.1.1", True)
     fake.answers = dict.fromkeys(fake.answers, moved)
     await played(reach, fake, 1_000)
-    assert reach.verdicts == {Endpoint("1.1.1.1", OWN.port): Verdict.PUBLIC}
+    assert reach.verdicts == {Endpoint("1.1.1.1", OWN.port): EndpointStatus.PUBLIC}
     assert fake.advertised[-1] == (Endpoint("1.1.1.1", OWN.port),)
 
 
@@ -258,13 +259,13 @@ async def test_liars_with_many_stories_drive_out_no_truth_and_no_memory(autojump
     for _ in range(20):
         fake._peers = fake._peers[2:]
         await played(reach, fake, 1)
-    assert reach.verdict(OWN) is Verdict.PUBLIC
+    assert reach.verdict(OWN) is EndpointStatus.PUBLIC
     assert len(reach.verdicts) <= 4
 
 
 async def test_a_name_is_confirmed_by_who_reaches_the_port_and_closed_by_nobody(autojump_clock: object) -> None:
     named = Endpoint("node.example.org", OWN.port)
-    for said, verdict in ((YES, Verdict.PUBLIC), (NO, Verdict.UNKNOWN)):
+    for said, verdict in ((YES, EndpointStatus.PUBLIC), (NO, EndpointStatus.UNKNOWN)):
         reach, fake = reach_of({b"a": ("192.0.2.1", said), b"b": ("203.0.113.1", said)})
         fake.direct = (named,)
         await played(reach, fake, 100)
@@ -281,7 +282,7 @@ async def test_who_knows_nothing_new_is_asked_more_and_more_seldom(autojump_cloc
 @given(st.binary(max_size=80))
 def test_answers_have_one_spelling(data: bytes) -> None:
     try:
-        answer = Answer.decode(data)
+        answer = DialBackAnswer.decode(data)
     except DecodeError:
         return
     assert answer.encode() == data
@@ -290,7 +291,7 @@ def test_answers_have_one_spelling(data: bytes) -> None:
 @pytest.mark.parametrize("host", ["", "h", "::ffff:1.2.3.4", "0.0.0.0", "224.0.0.1", "fe80::1%1", "2001:DB8::1"])
 def test_what_is_no_address_is_no_answer(host: str) -> None:
     with pytest.raises(DecodeError):
-        Answer.decode(encode([host, 1]))
+        DialBackAnswer.decode(encode([host, 1]))
 
 
 async def test_the_asked_one_dials_and_knows_whom_it_reached() -> None:

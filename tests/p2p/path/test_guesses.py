@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.path.bulk_plan import BulkPlanner
 from p2p.path.paths import PathParameters, PathTable, hops_of
 from tests.p2p.path.test_paths import DIRECT, MBIT, OTHER, RELAY, TWO, Line, World

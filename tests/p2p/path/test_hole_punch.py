@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable
 import pytest
 import trio
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import PunchFailed, RequestRefused
 from p2p.base.observed_address import OBSERVE_PREAMBLE, ObservedAddress, observed_answer
-from p2p.base.transport import Endpoint
 from p2p.path.hole_punch import (
     METHOD_PUNCH,
     PUNCHED,

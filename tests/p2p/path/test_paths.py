@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.path.bulk_plan import BulkPlanner
 from p2p.path.paths import Path, PathBook, PathParameters, PathTable, hops_of
 

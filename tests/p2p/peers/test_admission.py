@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits, Place
-from p2p.base.transport import Endpoint
 from p2p.peers.accepting import Places, places_of
 from p2p.peers.admission import Claim, replaces
 from p2p.peers.handshake_limits import Entrance

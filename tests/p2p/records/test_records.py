@@ -8,9 +8,9 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import RecordInvalid
 from p2p.base.limits import NetworkLimits
-from p2p.base.transport import Endpoint
 from p2p.gossip.core import Verdict
 from p2p.peers.record_exchange import RecordKeeper
 from p2p.records.addrbook import BUCKET_ENTRIES_MAX, BUCKETS, AddressBook, group_of

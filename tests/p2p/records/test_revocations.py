@@ -11,8 +11,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
-from p2p.base.transport import Endpoint
 from p2p.records.records import sign_record
 from p2p.records.revocations import Revocations
 from p2p.secure.identity import CERTIFICATE_LIFE_MS_MAX, Identity

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import RecordInvalid
-from p2p.base.transport import Endpoint
 from p2p.blob.store import Manifest
 from p2p.records.records import sign_record, verify_record
 from p2p.secure.channel import Channel

@@ -24,7 +24,9 @@ ALICE, BOB, MALLORY = (SecretKey(bytes([n]) * 32) for n in (1, 2, 3))
 
 
 def identity(account: SecretKey, genesis_hash: bytes = GENESIS, now_ms: int = NOW_MS) -> Identity:
-    return Identity.create(account, genesis_hash=genesis_hash, now_ms=now_ms, roles=Role.VALIDATOR)
+    return Identity.create(
+        account, genesis_hash=genesis_hash, now_ms=now_ms, node_secret=account.secret, roles=Role.VALIDATOR
+    )
 
 
 def run(initiator: Handshake, responder: Handshake, *, chunk: int = 10**6) -> tuple[Session, Session]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from p2p.base.errors import FrameInvalid, HandshakeFailed
 from p2p.secure.noise import CipherState, HandshakeState, StaticKey
 
-VECTOR = json.loads((Path(__file__).parent.parent / "vectors" / "noise_xx.json").read_text())
+VECTOR = json.loads((Path(__file__).parents[2] / "vectors" / "noise_xx.json").read_text())
 
 
 def side(name: str, *, ephemeral: bool = True, prologue: str = VECTOR["prologue"]) -> HandshakeState:

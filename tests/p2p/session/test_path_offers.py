@@ -9,8 +9,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import FrameInvalid
-from p2p.base.transport import Endpoint
 from p2p.path.bulk_plan import BulkPlanner
 from p2p.path.paths import PathTable
 from p2p.records.records import sign_record

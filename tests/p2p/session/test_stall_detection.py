@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import FrameInvalid
 from p2p.base.limits import ReceiveMemory
-from p2p.base.transport import Endpoint
 from p2p.secure.channel import Channel, Word
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig

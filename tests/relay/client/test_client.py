@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import trio
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Purpose, Role
 from relay.client.client import PLACES_MAX, RELAYS_MAX, RelayClient, RelayClientOptions

@@ -16,8 +16,8 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import HandshakeFailed
-from p2p.base.transport import Endpoint
 from p2p.secure.handshake import Handshake, Session
 from p2p.secure.identity import Purpose
 from relay.client.publisher import FanoutClient, FanoutOptions

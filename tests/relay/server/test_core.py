@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from relay.protocol.errors import Refusal, RelayProtocolError
 from relay.protocol.limits import Bucket, HostTable, RelayLimits
 from relay.protocol.route import Route, SeenRoutes, VerifiedRoute
@@ -46,7 +46,9 @@ from tests.relay.daemon_process import identity_of
 LIMITS = RelayLimits(trusted_networks=())
 ALICE, BOB, CAROL = (bytes((n,)) * 20 for n in (1, 2, 3))
 HERE, NEXT, BEFORE = (bytes((n,)) * 20 for n in (101, 102, 103))
-SIGNED = Route.sign(identity_of("alice"), (Endpoint("a", 1, HERE), Endpoint("b", 2, NEXT)), BOB, now_ms=0)
+SIGNED = Route.sign(
+    identity_of("alice"), (Endpoint("a", 1, HERE), Endpoint("b", 2, NEXT)), BOB, now_ms=0, nonce=b"n" * 16
+)
 
 
 def check_route(data: bytes) -> VerifiedRoute:

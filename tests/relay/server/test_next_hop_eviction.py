@@ -12,7 +12,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.base.transport import Endpoint
+from p2p.base.endpoint import Endpoint
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from relay.protocol.errors import Refusal

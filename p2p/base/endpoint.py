@@ -1,0 +1,84 @@
+"""Where a node can be reached, as records, options and operators spell it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from state.primitives.address import parse_address
+from state.primitives.errors import ConfigError, DecodeError
+
+__all__ = ["ENDPOINT_CHARACTERS_MAX", "Endpoint", "parse_bootstrap"]
+
+ENDPOINT_CHARACTERS_MAX: Final = 128
+_TEXT: Final = re.compile(
+    r"(?:tcp|relay:(?P<relay>[0-9a-f]{40})):"
+    r"(?P<host>[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?|\[(?=[0-9a-f.]*:)[0-9a-f:.]{2,45}\])"
+    r":(?P<port>[1-9][0-9]{0,4})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a node can be reached: ``tcp:host:port``, or ``relay:<relay address, hex>:host:port``.
+
+    With ``relay`` set, host and port are the relay's; IPv6 hosts stand in brackets in text only. ``via`` is
+    another relay's endpoint, through which that relay is reached: a path of two, or of three where ``via`` has one
+    of its own. Such a path is made by its dialler and stands in no record, so no text means it.
+    """
+
+    host: str
+    port: int
+    relay: bytes | None = None
+    via: Endpoint | None = None
+    is_punched: bool = False
+    """A direct connection that both ends agree on (``p2p.path.hole_punch``); host and port then mean nothing."""
+
+    @property
+    def scheme(self) -> str:
+        """The key of the dialer that serves this endpoint: ``tcp``, ``relay`` or ``punch``."""
+        if self.is_punched:
+            return "punch"
+        return "tcp" if self.relay is None else "relay"
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """Return the endpoint of its one spelling. Raises DecodeError."""
+        found = _TEXT.fullmatch(text) if len(text) <= ENDPOINT_CHARACTERS_MAX else None
+        if found is None or int(found["port"]) > 65535:
+            raise DecodeError("not an endpoint: tcp:host:port or relay:<address>:host:port expected")
+        relay = None if found["relay"] is None else bytes.fromhex(found["relay"])
+        return cls(found["host"].strip("[]"), int(found["port"]), relay)
+
+    @classmethod
+    def named(cls, text: str) -> Endpoint:
+        """Return the endpoint that a person named, who may leave ``tcp:`` out. Raises DecodeError."""
+        return cls.parse(text if text.startswith(("tcp:", "relay:")) else f"tcp:{text}")
+
+    def __str__(self) -> str:
+        if self.is_punched:
+            return "punch"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        way = "tcp" if self.relay is None else f"relay:{self.relay.hex()}"
+        text = f"{way}:{host}:{self.port}"
+        return text if self.via is None else f"{text} via {self.via}"
+
+    @property
+    def hops(self) -> tuple[Endpoint, ...]:
+        """The relays of the path, the dialler's own first; none for a direct endpoint."""
+        if self.relay is None:
+            return ()
+        last = replace(self, via=None)
+        return (last,) if self.via is None else (*self.via.hops, last)
+
+
+def parse_bootstrap(text: str) -> tuple[bytes | None, Endpoint]:
+    """Return the address, where one is given, and the endpoint of a bootstrap peer. Raises ConfigError."""
+    name, at, where = text.rpartition("@")
+    try:
+        address = parse_address(name) if at else None
+        endpoint = Endpoint.named(where)
+    except DecodeError as error:
+        raise ConfigError(f"bootstrap peer {text!r}: {error}") from None
+    return address, endpoint
