@@ -1,4 +1,4 @@
-"""What is served of the stored blocks: to whom at once, and how much in one answer. Pure."""
+"""What is served of the stored blocks: to whom at once, and how much in one answer. Pure (consensus.md 13.1)."""
 
 from __future__ import annotations
 

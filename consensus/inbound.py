@@ -1,4 +1,7 @@
-"""Messages on their way in: queued, decoded, waiting for their epoch, answered at a bounded pace. Pure."""
+"""Messages on their way in: queued, decoded, waiting for their epoch, answered at a bounded pace. Pure.
+
+See consensus.md 3.5.
+"""
 
 from __future__ import annotations
 

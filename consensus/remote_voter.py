@@ -1,4 +1,4 @@
-"""The node's end of a connection to a signer on trio: votes by a key that is elsewhere.
+"""The node's end of a connection to a signer on trio: votes by a key that is elsewhere (consensus.md 7.5).
 
 The stream is injected: a Unix socket, or a channel that the node encrypts and authenticates. The signer is trusted
 with the key alone: what it answers is checked before it counts.

@@ -1,5 +1,7 @@
 """A replica without its I/O: the core, the guard, the journal and the wire joined; messages in, actions out. Pure.
 
+See consensus.md R11.
+
 It lives over epochs: when the last block of one is on the disk it asks for the next (``NextEpoch``), and goes on
 with a new core, a new journal and a floor of the guard above all that was.
 

@@ -1,5 +1,7 @@
 """The signer's end of a connection on trio: keys behind their guards, each for one voter at a time.
 
+See consensus.md 7.5.
+
 The streams are injected: a Unix socket, or a channel that the node encrypts and authenticates. Nothing leaves the
 signer before its record is on the disk, and after a failed write nothing leaves it at all.
 """

@@ -1,4 +1,4 @@
-"""State sync without its I/O: what to ask of whom, what to believe, whom to ban. Pure.
+"""State sync without its I/O: what to ask of whom, what to believe, whom to ban. Pure (chain.md R9).
 
 The trust root is the genesis or a checkpoint. From there the records of epochs lead to the committee of the newest
 epoch (``consensus.light``); a manifest shows that a header of that epoch is final and has the root of the state

@@ -1,4 +1,7 @@
-"""What nodes say to each other about snapshots: strict decoders that raise nothing but DecodeError."""
+"""What nodes say to each other about snapshots: strict decoders that raise nothing but DecodeError.
+
+See chain.md 10.2.
+"""
 
 from __future__ import annotations
 

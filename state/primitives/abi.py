@@ -1,5 +1,7 @@
 """Call data as Solidity's tools make it: functions, their selectors and arguments, and the data of a revert.
 
+See chain.md 6.3.
+
 The types are those of the system contracts: integers, ``bool``, ``address``, ``bytes32`` and its shorter kin, and
 ``bytes`` and ``string``. Reading is strict: only what encoding the values again gives is accepted, so an argument
 has one spelling, nothing follows the last, and the unused part of a word is zero.

@@ -1,4 +1,4 @@
-"""Twenty-byte addresses as Ethereum derives them, with the mixed-case checksum of EIP-55 in text."""
+"""Twenty-byte addresses as Ethereum derives them, with the mixed-case checksum of EIP-55 in text (chain.md 3)."""
 
 from __future__ import annotations
 

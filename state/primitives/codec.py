@@ -1,5 +1,7 @@
 """Canonical bytes: deterministic CBOR of int, bytes, str, None and arrays, one spelling for each value.
 
+See chain.md R1.
+
 The subset of RFC 8949 section 4.2.1 (core deterministic encoding): unsigned, negative and big integers, byte
 and text strings, null and definite arrays. No maps, floats, booleans, tags (but bignums) or indefinite lengths.
 """

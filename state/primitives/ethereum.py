@@ -1,4 +1,4 @@
-"""Ethereum's transaction forms: legacy with replay protection (EIP-155) and dynamic fees (EIP-1559).
+"""Ethereum's transaction forms: legacy with replay protection (EIP-155) and dynamic fees (EIP-1559) (chain.md R3).
 
 Strict and flat: one walk over the received bytes, which are never encoded again. What is signed is a contiguous
 slice of them under a new list header. Refused although some clients' nodes take it: numbers with leading zeros,

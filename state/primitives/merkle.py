@@ -1,5 +1,7 @@
 """Binary Merkle trees over lists: roots and inclusion proofs for transactions, receipts, segments and parts.
 
+See chain.md 5.3.
+
 Leaves and inner nodes are hashed with different personalisations, so neither can pass for the other, and the
 root covers the number of leaves. A node without a sibling moves up unchanged.
 """

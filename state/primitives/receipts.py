@@ -1,4 +1,7 @@
-"""Receipts and events: what execution left behind, in the terms wallets know (address, topics, data)."""
+"""Receipts and events: what execution left behind, in the terms wallets know (address, topics, data).
+
+See chain.md 8.2, 8.3.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Typed transactions (EIP-2718): the first byte names the form; bytes are kept and hashed as received.
 
+See chain.md 6.1.
+
 The native form is ``0x44 || CBOR [chain_id, nonce, max_priority_fee_per_gas, max_fee_per_gas, gas_limit, kind,
 payload, signature]``. Its signing digest is the keccak-256 of the same bytes with an array of the first seven
 items, so no reader has to encode anything again. Forms 0x00-0x7f are one table (``FORMS``); legacy Ethereum

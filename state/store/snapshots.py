@@ -1,5 +1,7 @@
 """A whole state cut into pieces that prove themselves: made beside a running node, in bounded memory.
 
+See chain.md 10.1.
+
 The flat state is in the order of its keys, the pieces are in that of the key hashes. So all of it is first dealt
 out to files by the first byte of the key hash, each of which is then sorted in memory. How a state is cut depends
 on the state alone: every node cuts the same pieces, so that a receiver may take them from several.

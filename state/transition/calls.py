@@ -1,5 +1,7 @@
 """Calls of Ethereum's forms: which kind ``[to, value, data]`` is, and how a kind is spelled as a call.
 
+See chain.md 6.3.
+
 A call to an account is a transfer; one to a system contract is the kind whose function its selector names, the
 arguments are the items of the payload. What an item cannot be in Solidity's types (an array, a record) travels as
 ``bytes``: its canonical encoding. The value sent is to the last unit what the kind moves, so that what a wallet

@@ -1,4 +1,4 @@
-"""Fees as in EIP-1559: a base fee that is burned and follows demand, a tip for the leader."""
+"""Fees as in EIP-1559: a base fee that is burned and follows demand, a tip for the leader (chain.md R6)."""
 
 from __future__ import annotations
 

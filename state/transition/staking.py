@@ -1,4 +1,4 @@
-"""Stake: kinds 0x02 and 0x03, unbonding, the record of validators and the committees of epochs.
+"""Stake: kinds 0x02 and 0x03, unbonding, the record of validators and the committees of epochs (chain.md 6.5).
 
 A validator's account stakes for a vote key and a VRF key and proves that it holds both. Staking nothing more, with
 other keys, replaces them; stakes and keys count from the next freeze on (``state.transition.epochs``). A vote key

@@ -1,4 +1,4 @@
-"""Kind 0x01, the transfer of value: payload ``[to (20 bytes), value]``."""
+"""Kind 0x01, the transfer of value: payload ``[to (20 bytes), value]`` (chain.md 6.5)."""
 
 from __future__ import annotations
 

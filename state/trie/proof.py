@@ -1,5 +1,7 @@
 """Proofs that a key has a value, or has none, under a state root; checked without any of the node's data.
 
+See chain.md 9.2.
+
 A proof is the canonical encoding of the nodes from the root towards the key (``Trie.path_to``).
 """
 

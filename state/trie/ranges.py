@@ -1,5 +1,7 @@
 """Ranges of the map with proof: all entries whose key hashes lie in a range, none left out, none added or altered.
 
+See chain.md 9.3.
+
 A range is ``start <= key hash < stop`` (None: to the end). Subtrees that lie wholly inside are made again from the
 entries alone; of the nodes that the ends of the range cut, at most two a level, the bytes travel in the proof. So
 the receiver has every node of the range, and the union of ranges that cover the map is the whole trie.

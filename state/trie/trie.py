@@ -1,5 +1,7 @@
 """The authenticated map: a hexary Merkle trie over hashed keys with one hash a node and buckets at its leaves.
 
+See chain.md R8.
+
 A key's place is its key hash, 64 nibbles. A subtree of at most ``BUCKET_ENTRIES_MAX`` keys is one bucket, a
 larger one an inner node of 16 children; so the shape, and with it the root, depends on the content alone and
 never on the order of changes. Each node is bytes that are stored, hashed and sent in proofs alike:

@@ -1,4 +1,4 @@
-"""Accounts and the supply: free balances, nonces, what was issued and what was burned.
+"""Accounts and the supply: free balances, nonces, what was issued and what was burned (chain.md 8.4).
 
 A record is ``nonce (8) || balance (16)``, big-endian, read as one integer of 192 bits: adding to a balance, or one
 to the nonce, is one addition. Balances cannot overflow because the issued supply is below 2^127 (checked when

@@ -1,4 +1,4 @@
-"""The tables of the state: one leading byte each, so that no two packages write the same key."""
+"""The tables of the state: one leading byte each, so that no two packages write the same key (chain.md 8.4)."""
 
 from __future__ import annotations
 

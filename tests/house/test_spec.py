@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, Final
 
 import pytest
@@ -10,12 +11,20 @@ import pytest
 from consensus import block_serving, core, inbound, light, signer, sync, wire
 from consensus.events import ConsensusParameters
 from node.chain import evidence as evidence_pool
-from state.primitives import committee
-from state.transition import epochs, evidence, slashing
+from node.chain.runtime import make_runtime
+from node.sync import messages as sync_messages
+from state import trie
+from state.primitives import abi, blocks, codec, committee, envelope, receipts
+from state.primitives.blocks import Header
+from state.primitives.genesis import ChainParameters, Genesis
+from state.store import snapshots
+from state.transition import calls, epochs, evidence, slashing, staking
+from state.view.tables import Table
 from tests.house import citations, spec_tables
 
 PARAMETERS: Final[dict[str, tuple[tuple[str, Any], ...]]] = {
     "consensus.md": (("consensus", ConsensusParameters()),),
+    "chain.md": (("chain", ChainParameters()),),
 }
 """The parameters whose defaults a document lists: all of them, by their prefix in the genesis."""
 
@@ -67,6 +76,29 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "headers_max": light.HEADERS_MAX,
         "epoch_record_bytes_max": light.EPOCH_RECORD_LIMIT_BYTES,
     },
+    "chain.md": {
+        "depth_max": codec.DEPTH_MAX,
+        "integer_bits_max": codec.INTEGER_BITS_MAX,
+        "items_free": codec.ITEMS_FREE,
+        "header_bytes_max": blocks.HEADER_LIMIT_BYTES,
+        "block_bytes_max": blocks.BLOCK_LIMIT_BYTES,
+        "transaction_bytes_max": envelope.TRANSACTION_LIMIT_BYTES,
+        "note_bytes_max": calls.NOTE_LIMIT_BYTES,
+        "call_bytes_max": abi.CALL_LIMIT_BYTES,
+        "unbondings_max": staking.UNBONDINGS_MAX,
+        "releases_max": staking.RELEASES_MAX,
+        "events_max": receipts.EVENTS_MAX,
+        "event_data_bytes_max": receipts.EVENT_DATA_LIMIT_BYTES,
+        "receipt_bytes_max": receipts.RECEIPT_LIMIT_BYTES,
+        "bucket_entries_max": trie.BUCKET_ENTRIES_MAX,
+        "range_bytes_max": trie.RANGE_LIMIT_BYTES,
+        "snapshot_piece_bytes": snapshots.PIECE_BYTES,
+        "snapshot_headers_max": sync_messages.HEADERS_MAX,
+        "snapshot_offers_max": sync_messages.OFFERS_MAX,
+        "snapshot_pieces_max": sync_messages.PIECES_MAX,
+        "records_max": sync_messages.RECORDS_MAX,
+        "records_bytes_max": sync_messages.RECORDS_LIMIT_BYTES,
+    },
 }
 """Where the code has each number that a table of the specification names."""
 
@@ -98,3 +130,33 @@ def test_a_document_has_a_version_and_numbers_its_headings(document: str) -> Non
     assert lines[2].startswith("Version ")
     titles = [line for line in lines if line.startswith("##")]
     assert [line for line in titles if not line.lstrip("# ")[0].isdigit()] == []
+
+
+def test_the_kinds_of_transactions_are_those_of_the_runtime() -> None:
+    genesis = Genesis(chain_id=1, name="spec", time_ms=0, testnet=True, allocations=(), validators=())
+    listed = {}
+    for line in spec_tables.text_of("chain.md").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 5 and cells[0].startswith("0x"):
+            listed[int(cells[0], 16)] = (cells[1], int(cells[2].replace(",", "")), cells[4])
+    built = {
+        kind: (
+            rule.name,
+            rule.gas,
+            f"`{rule.call.function.signature}` at {rule.call.contract[-2:].hex()}" if rule.call else "",
+        )
+        for kind, rule in make_runtime(genesis).rules.items()
+    }
+    assert listed == built
+
+
+def test_the_header_has_the_fields_of_the_specification() -> None:
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", spec_tables.text_of("chain.md"), re.MULTILINE)
+    assert [name for _, name in rows] == list(Header._fields)
+    assert [int(number) for number, _ in rows] == list(range(len(Header._fields)))
+
+
+def test_the_tables_of_the_state_are_those_of_the_specification() -> None:
+    rows = re.findall(r"^\| (0x[0-9a-f]{2}) \|", spec_tables.text_of("chain.md"), re.MULTILINE)
+    numbers = {int(row, 16) for row in rows}
+    assert {table.value for table in Table if table.value < Table.NODE} <= numbers
