@@ -64,17 +64,23 @@ _folder = click.option(
 )  # fmt: skip
 _validators = click.option(
     "--validators", default=4, show_default=True, type=Whole(1, MEMBERS_MAX),
-    help="Validators that agree on blocks.",
+    help="Number of validators.",
 )  # fmt: skip
 _workers = click.option(
     "--workers", default=2, show_default=True, type=Whole(0, MEMBERS_MAX),
-    help="Workers that accept no inbound connection.",
+    help="Number of workers; they accept no inbound connection.",
 )  # fmt: skip
 
 
 @click.group(cls=Commands)
 def testnet() -> None:
-    """A network of this machine: validators, a relay, GPU workers, one real task."""
+    """Run a local test network: validators, a relay, workers and one real task.
+
+    \b
+    Examples:
+      dekube testnet up
+      dekube testnet status
+    """
 
 
 testnet.add_command(wan)
@@ -87,15 +93,15 @@ testnet.add_command(wan)
 @click.option(
     "--founders",
     type=Whole(1, MEMBERS_MAX),
-    help="So many of the validators sit from the beginning.  [default: all]",
+    help="Number of validators in the first committee.  [default: all]",
 )
 @_workers
 @click.option(
-    "--seed", default=1, show_default=True, type=Whole(0), help="All keys derive from it: for tests only."
+    "--seed", default=1, show_default=True, type=Whole(0), help="Seed of all keys; use it for tests only."
 )
 @click.option(
     "--base-port", default=BASE_PORT, show_default=True, type=Whole(1024, 65_535),
-    help="First of three ports a member.",
+    help="First port; each member uses three ports.",
 )  # fmt: skip
 @click.option(
     "--task/--no-task", "demonstrate", default=True, show_default=True, help="Run one real training task."
@@ -105,20 +111,37 @@ testnet.add_command(wan)
     "has_faucet",
     default=True,
     show_default=True,
-    help="Run a faucet for wallets that are tried.",
+    help="Run a faucet for wallets.",
 )
-@click.option("--exit-when-settled", is_flag=True, help="End the network once the task is settled.")
-@click.option("--parameter", "parameters", multiple=True, metavar="NAME=NUMBER", help="Change a chain parameter.")
-@click.option("--without", "absent", multiple=True, metavar="MEMBER", help="Leave MEMBER out at first.")
+@click.option("--exit-when-settled", is_flag=True, help="Stop the network when the task has settled.")
+@click.option(
+    "--parameter",
+    "parameters",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="Change a chain parameter; repeat for several.",
+)
+@click.option(
+    "--without",
+    "absent",
+    multiple=True,
+    metavar="MEMBER",
+    help="Do not start MEMBER at first; repeat for several.",
+)
 def up(
     folder: Path, validators: int, founders: int | None, workers: int, seed: int, base_port: int,
     demonstrate: bool, has_faucet: bool, exit_when_settled: bool, parameters: tuple[str, ...],
     absent: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Start a network, run a task until its bill is settled, and go on until Ctrl-C.
+    """Start a network, run a task until it settles, and continue until Ctrl-C.
 
-    The exit status is 0 when the network ends after it did what was asked, 128 and the signal's number when a
-    signal ends it before. A second signal kills the members instead of waiting for them.
+    The exit status is 0 if the network did its work. It is 128 plus the signal number if a signal came
+    earlier. A second signal kills the members at once.
+
+    \b
+    Examples:
+      dekube testnet up
+      dekube testnet up --validators 7 --workers 3 --exit-when-settled
     """
     root = folder.absolute()
     check_numbers(validators=validators, workers=workers, founders=founders, base_port=base_port)
@@ -219,7 +242,7 @@ def show_members(rows: list[dict[str, Any]]) -> None:
 
 
 def _verb(name: str, text: str) -> Callable[..., None]:
-    @testnet.command(name=name, help=text)
+    @testnet.command(name=name, help=f"{text}\n\n\b\nExample:\n  dekube testnet {name} validator-1")
     @_folder
     @click.argument("member")
     @json_option
@@ -229,16 +252,21 @@ def _verb(name: str, text: str) -> Callable[..., None]:
     return command
 
 
-_verb("kill", "End MEMBER as a crash would (SIGKILL).")
-_verb("stop", "End MEMBER in order (SIGTERM).")
-_verb("restart", "Start MEMBER again; return when it is ready.")
+_verb("kill", "Kill MEMBER at once, as a crash would (SIGKILL).")
+_verb("stop", "Stop MEMBER in order (SIGTERM).")
+_verb("restart", "Start MEMBER again and wait until it is ready.")
 
 
 @testnet.command(name="list")
 @_folder
 @json_option
 def list_(folder: Path, as_json: bool) -> None:
-    """List the members."""
+    """List the members of the network.
+
+    \b
+    Example:
+      dekube testnet list
+    """
     show_rows(ask(folder.absolute(), "list"), COLUMNS, as_json=as_json, title="Members")
 
 
@@ -246,7 +274,12 @@ def list_(folder: Path, as_json: bool) -> None:
 @_folder
 @json_option
 def status(folder: Path, as_json: bool) -> None:
-    """Show how each member is doing: its height, its peers, what it runs, what the faucet has left."""
+    """Show height, peers and jobs of each member, and the faucet's balance.
+
+    \b
+    Example:
+      dekube testnet status
+    """
     rows = []
     for row in ask(folder.absolute(), "list"):
         shown = {name: row[name] for name in ("name", "role", "state", "rpc")}
@@ -279,7 +312,12 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
 @_folder
 @json_option
 def down(folder: Path, as_json: bool) -> None:
-    """End the whole network; return when nothing of it runs."""
+    """Stop the whole network and wait until all members have ended.
+
+    \b
+    Example:
+      dekube testnet down
+    """
     root = folder.absolute()
     ask(root, "down")
     wait_released(root)
@@ -291,13 +329,23 @@ def down(folder: Path, as_json: bool) -> None:
 @_validators
 @_workers
 @click.option(
-    "--seed", default=1, show_default=True, type=Whole(0), help="All keys derive from it: for tests only."
+    "--seed", default=1, show_default=True, type=Whole(0), help="Seed of all keys; use it for tests only."
 )
 @click.option(
-    "--owner", type=Whole(0, USER_ID_MAX), default=None, help="Give the files to this user id (containers)."
+    "--owner",
+    type=Whole(0, USER_ID_MAX),
+    default=None,
+    help="User ID that owns the files (for containers). Default: the current user.",
 )
 def layout(folder: Path, validators: int, workers: int, seed: int, owner: int | None) -> None:
-    """Write homes for members that are hosts of their own, named like the members (containers)."""
+    """Write homes for members that run on separate hosts or containers.
+
+    Each host has its member's name.
+
+    \b
+    Example:
+      dekube testnet layout --dir homes --validators 4
+    """
     root = folder.absolute()
     names = member_names(validators, workers)
     faucet = root / FAUCET
@@ -319,10 +367,15 @@ def layout(folder: Path, validators: int, workers: int, seed: int, owner: int | 
 
 
 @testnet.command()
-@click.option("--home", "home_path", required=True, type=PathName(), help="A member's home.")
-@click.option("--seed", default=1, show_default=True, type=Whole(0), help="The seed of the network.")
+@click.option("--home", "home_path", required=True, type=PathName(), help="Home folder of a member.")
+@click.option("--seed", default=1, show_default=True, type=Whole(0), help="Seed of the network.")
 def demonstrate(home_path: Path, seed: int) -> None:
-    """Run one real training task through the member in --home until its bill is settled."""
+    """Run one real training task through the member in --home until it settles.
+
+    \b
+    Example:
+      dekube testnet demonstrate --home .testnet/validator-0
+    """
     from testnet.demonstration import run_demonstration
 
     trio.run(run_demonstration, Home(home_path.absolute()), derive_key(seed, "requester"), click.echo)

@@ -66,26 +66,35 @@ IN_UNITS: Final = frozenset(
 """Codes of errors whose texts have amounts in the smallest unit, as wallets and programs read them."""
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "init": ("node.cli.init:init", "Make a node's home: keys, configuration, genesis."),
-    "genesis": ("node.cli.genesis:genesis", "Found a chain of one's own, alone or with others."),
-    "node": ("node.cli.run:node", "Run a node."),
-    "signer": ("node.cli.signer:signer", "Keep a validator's vote key in a process of its own."),
-    "db": ("node.cli.db:db", "Look into a node's database, check it, keep less of it, mend it."),
-    "relay": ("node.cli.relay:relay", "Run a relay."),
-    "wallet": ("node.cli.wallet:wallet", "Keep accounts, send, call contracts, sign, follow what happens."),
-    "faucet": ("node.cli.faucet:faucet", "Give coins of a test network to whoever asks."),
-    "tx": ("node.cli.transactions:tx", "Stake, withdraw the stake, rotate a validator's keys."),
-    "task": ("node.cli.tasks:task", "Post a task, follow it, fetch its result and its bill."),
-    "blob": ("node.cli.blobs:blob", "Put data sets where workers find them, get bulk data."),
-    "worker": ("node.cli.workers:worker", "Register this machine, list the machines of the market."),
-    "light": ("node.cli.light:light", "Check accounts and transactions without trusting a gateway."),
-    "contracts": ("node.cli.contracts:contracts", "Write the system contracts for Solidity, ABI, ERC-7730."),
-    "validators": ("node.cli.validators:validators", "List who has stake, who sits, and how each does."),
-    "slashes": ("node.cli.slashes:slashes", "List who was slashed, and which validators are jailed."),
-    "status": ("node.cli.status:status", "Show how a node and its chain are doing."),
-    "network": ("node.cli.network:network", "Show the nodes of the network, and how this one is reached."),
-    "bench": ("node.cli.bench:bench", "Measure speed and memory."),
-    "completion": ("node.cli.completion:completion", "Print a script for shell completion."),
+    "init": ("node.cli.init:init", "Create a node's home: keys, configuration and genesis."),
+    "genesis": ("node.cli.genesis:genesis", "Create the genesis of a new chain, alone or with other founders."),
+    "node": ("node.cli.run:node", "Run, check and drain a node."),
+    "signer": ("node.cli.signer:signer", "Run a separate signer for a validator's vote key."),
+    "db": ("node.cli.db:db", "Inspect, verify, prune or repair a node's database."),
+    "relay": ("node.cli.relay:relay", "Run a relay, and manage the deposits that pay relays."),
+    "wallet": ("node.cli.wallet:wallet", "Manage accounts, send payments, call contracts and sign messages."),
+    "faucet": ("node.cli.faucet:faucet", "Run a faucet for a test network."),
+    "tx": ("node.cli.transactions:tx", "Stake, unstake or rotate a validator's keys."),
+    "task": ("node.cli.tasks:task", "Create training tasks, follow them and fetch their results."),
+    "blob": ("node.cli.blobs:blob", "Upload data sets and download bulk data."),
+    "worker": ("node.cli.workers:worker", "Register this machine as a worker and list the market's machines."),
+    "light": ("node.cli.light:light", "Verify accounts and transactions with a light client."),
+    "contracts": (
+        "node.cli.contracts:contracts",
+        "Write ABI, Solidity and ERC-7730 files of the system contracts to FOLDER.",
+    ),
+    "validators": (
+        "node.cli.validators:validators",
+        "List validators with their stake, weight and performance, largest first.",
+    ),
+    "slashes": ("node.cli.slashes:slashes", "List slashed and jailed validators, with reasons and amounts."),
+    "status": ("node.cli.status:status", "Show height, peers, consensus and jobs of the node in --home."),
+    "network": (
+        "node.cli.network:network",
+        "List the known nodes of the network: addresses, relays and on-chain roles.",
+    ),
+    "bench": ("node.cli.bench:bench", "Run the benchmark NAME on this machine."),
+    "completion": ("node.cli.completion:completion", "Print the completion script for SHELL: bash, zsh or fish."),
 }
 
 
@@ -137,10 +146,16 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="dekube-node", prog_name="dekube")
 def group() -> None:
-    """A node of the DEKUBE network, a market of GPU compute.
+    """Run and use a node of the DEKUBE network, a market of GPU compute.
 
-    Validators agree on blocks, workers rent out their GPUs, requesters post tasks; the chain checks the work and
-    settles the bill. Try `dekube testnet up` for a whole network on this machine.
+    Validators agree on blocks, workers rent out GPUs, and requesters post tasks. The chain verifies the
+    work and settles the bill.
+
+    \b
+    Examples:
+      dekube testnet up                 # start a whole network on this machine
+      dekube init --genesis genesis.json
+      dekube node run
     """
 
 

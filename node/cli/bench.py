@@ -23,23 +23,23 @@ __all__ = ["bench", "machine"]
 DIGITS_MAX: Final = 18
 SHOWN_CHARACTERS: Final = 80
 _BENCHES: Final = {
-    "replay": ("node.bench.replay", "Blocks of signed transfers through the real path, decode to synced commit."),
-    "simulate": ("node.bench.simulate", "Consensus scenarios of the deterministic simulator."),
-    "rpc": ("node.bench.rpc", "The JSON-RPC gateway."),
-    "light": ("node.bench.light", "A light client's checks: epoch records and account proofs."),
-    "train": ("node.bench.train", "Steps of the exact training engine against plain NumPy."),
+    "replay": ("node.bench.replay", "Replay blocks of signed transfers, from decoding to the synced commit."),
+    "simulate": ("node.bench.simulate", "Run consensus scenarios in the deterministic simulator."),
+    "rpc": ("node.bench.rpc", "Load the JSON-RPC gateway."),
+    "light": ("node.bench.light", "Verify epoch records and account proofs as a light client."),
+    "train": ("node.bench.train", "Train with the exact engine and with plain NumPy."),
 }
 
 
 _ADDED: Final = {entry.name: entry for entry in importlib.metadata.entry_points(group="dekube.benches")}
 """Of packages above this one."""
 _ADDED_TEXTS: Final = {
-    "network": "Four validators as processes under transfer load: throughput and finality.",
-    "sync": "A node without its database catches up: plain, with a seat, and after a repair.",
-    "transport": "The encrypted peer channel on loopback, and votes behind bulk on a home's uplink.",
-    "relay": "The relay daemon on loopback; two homes on a bad route through two relays, and when one dies.",
-    "gossip": "A block from a home to its committee, through relays and without.",
-    "paths": "Routes of many kinds: direct, relayed, and what the node chooses.",
+    "network": "Measure throughput and finality of four validator processes under transfer load.",
+    "sync": "Sync a node without a database: with and without a seat, and after a repair.",
+    "transport": "Send over the encrypted peer channel on loopback, and votes behind bulk data.",
+    "relay": "Send through the relay daemon on loopback, and through two relays when one fails.",
+    "gossip": "Send a block from a home to its committee, with and without relays.",
+    "paths": "Measure direct and relayed routes, and the route that the node selects.",
 }
 
 
@@ -51,7 +51,7 @@ def _load(name: str) -> Callable[..., Mapping[str, float]]:
 
 def _describe() -> str:
     texts = {name: text for name, (_, text) in _BENCHES.items()} | _ADDED_TEXTS
-    return "Benchmarks: " + "; ".join(f"{name}: {text}" for name, text in sorted(texts.items()))
+    return "\b\nBenchmarks:\n" + "\n".join(f"  {name:<10} {text}" for name, text in sorted(texts.items()))
 
 
 @click.command(epilog=_describe())
@@ -61,12 +61,26 @@ def _describe() -> str:
     default=1,
     show_default=True,
     type=Whole(1),
-    help="Repeat and report the median of each figure.",
+    help="Number of runs; the median of each figure is shown.",
 )
-@click.option("--set", "settings", multiple=True, metavar="NAME=NUMBER", help="Change a setting of the benchmark.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=NUMBER",
+    help="Change a setting of the benchmark; repeat for several.",
+)
 @json_option
 def bench(name: str, runs: int, settings: tuple[str, ...], as_json: bool) -> None:
-    """Measure NAME on this machine. Machines are noisy: compare medians and ratios, not single figures."""
+    """Run the benchmark NAME on this machine.
+
+    Results vary: compare medians and ratios, not single figures.
+
+    \b
+    Examples:
+      dekube bench replay --runs 5
+      dekube bench rpc --json
+    """
     run = _load(name)
     options = _settings(run, settings)
     figures = [dict(run(**options)) for _ in range(runs)]

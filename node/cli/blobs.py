@@ -63,7 +63,7 @@ NAME: Final = _Name()
 
 @click.group(cls=Commands)
 def blob() -> None:
-    """Put a data set where workers find it, and get bulk data of the network.
+    """Upload data sets and download bulk data.
 
     \b
     Examples:
@@ -77,10 +77,14 @@ def blob() -> None:
 @click.argument("file", type=PathName(exists=True, dir_okay=False))
 @json_option
 def put(session: Session, file: Path, as_json: bool) -> None:
-    """Put FILE into the blob store of the node in --home, or of a gateway that takes uploads.
+    """Upload FILE to the node in --home, or to a gateway.
 
-    A gateway (--rpc) wants the signature of an account that could pay for a task, and keeps the blob for a day, or
-    as long as a task of that account names it. What it has already is not sent again.
+    A gateway (--rpc) requires a signature of an account that can pay for a task. It keeps the blob for one
+    day, or while the account's task needs it. Pieces that are already there are not sent again.
+
+    \b
+    Example:
+      dekube blob put train.dataset --rpc https://gateway.example --key me
     """
     check_regular(file)
     control = session.control()
@@ -100,14 +104,21 @@ def put(session: Session, file: Path, as_json: bool) -> None:
 @reading_options
 @click.argument("name", type=NAME, metavar="BLOB")
 @click.option("--out", required=True, type=PathName(dir_okay=False), help="File to write.")
-@click.option("--task", type=NAME, metavar="TASK", help="A task that names it, if the gateway has to look for it.")
-@click.option("--window", type=Whole(0), help="The window of its work that names it.")
+@click.option("--task", type=NAME, metavar="TASK", help="Task that uses the blob; helps the gateway to find it.")
+@click.option("--window", type=Whole(0), help="Window of --task whose work uses the blob.")
 @overwrite_option
 @json_option
 def get(
     session: Session, name: bytes, out: Path, task: bytes | None, window: int | None, yes: bool, as_json: bool
 ) -> None:  # fmt: skip
-    """Get BLOB over the gateway into a file; every piece is checked, and it goes on where it was cut off."""
+    """Download BLOB from the gateway into a file.
+
+    Every piece is verified. An interrupted download resumes.
+
+    \b
+    Example:
+      dekube blob get 0x1234... --out train.dataset --rpc https://gateway.example
+    """
     check_free(out, yes=yes)
     with session.client() as client:
         size = client.download(name, out, task=task, window=window, progress=show_progress("Fetching"))

@@ -11,7 +11,12 @@ __all__ = ["completion"]
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script for SHELL; a bash user would `eval "$(dekube completion bash)"`."""
+    """Print the completion script for SHELL: bash, zsh or fish.
+
+    \b
+    Example:
+      eval "$(dekube completion bash)"
+    """
     from node.cli import group
 
     kind = get_completion_class(shell)

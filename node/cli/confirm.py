@@ -51,7 +51,7 @@ NONCE_USED: Final = frozenset({"replacement_underpriced", "nonce_too_low"})
 
 def yes_option(function: _Function) -> _Function:
     """Add ``--yes`` to a command that moves money; the function gets ``yes``."""
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask before it is handed in.")(function)
+    return click.option("--yes", "-y", is_flag=True, help="Send without asking for confirmation.")(function)
 
 
 def send(

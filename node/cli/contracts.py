@@ -21,16 +21,25 @@ TESTNET_CHAIN_ID: Final = 19_888
 
 @click.command()
 @click.argument("folder", type=PathName(file_okay=False))
-@click.option("--solidity", is_flag=True, help="Interfaces for Solidity.")
-@click.option("--abi", is_flag=True, help="ABI as JSON.")
-@click.option("--erc7730", is_flag=True, help="Descriptions for wallets that show what is signed (ERC-7730).")
+@click.option("--solidity", is_flag=True, help="Write Solidity interfaces.")
+@click.option("--abi", is_flag=True, help="Write the ABI as JSON.")
+@click.option(
+    "--erc7730", is_flag=True, help="Write ERC-7730 descriptors, with which wallets show what they sign."
+)
 @click.option(
     "--chain-id", default=TESTNET_CHAIN_ID, show_default=True, type=Whole(1, 2**63 - 1),
-    help="Chain ID that the descriptions name.",
+    help="Chain ID in the ERC-7730 descriptors.",
 )  # fmt: skip
 @json_option
 def contracts(folder: Path, chain_id: int, as_json: bool, **wanted: bool) -> None:
-    """Write what describes the system contracts into FOLDER: all of it where nothing is chosen."""
+    """Write ABI, Solidity and ERC-7730 files of the system contracts to FOLDER.
+
+    Default: all three forms.
+
+    \b
+    Example:
+      dekube contracts out --abi
+    """
     kinds = [kind for kind in KINDS if wanted[kind]] or KINDS
     if "erc7730" not in kinds:
         refuse_given(("--chain-id",), "only the descriptions of --erc7730 name a chain")

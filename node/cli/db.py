@@ -38,16 +38,16 @@ class TooFarBack(StoreError):
 
 @click.group(cls=Commands)
 def db() -> None:
-    """The node's database: look into it, check it, keep less of it, mend it.
+    """Inspect, verify, prune or repair a node's database.
 
-    The node must be stopped (home_in_use names its process): a database has one owner. None of these commands
-    touches keys or the vote guard.
+    Stop the node first: only one process can open the database. The error home_in_use names that process.
+    These commands never change keys or the vote guard.
 
     \b
     Examples:
       dekube db inspect
       dekube db verify
-      dekube db repair        # a damaged database is moved aside and synced anew from peers
+      dekube db repair        # moves a damaged database aside and syncs again from peers
     """
 
 
@@ -57,10 +57,18 @@ for command in (settle, accuse):
 
 @db.command()
 @home_option
-@click.option("--height", type=Whole(min=0), help="Show the block of this height too, to compare chains.")
+@click.option("--height", type=Whole(min=0), help="Also show the hash of the block at this height.")
 @json_option
 def inspect(home: Home, height: int | None, as_json: bool) -> None:
-    """Show what the database holds: heights, epochs, sizes, snapshots. Also of one that is damaged."""
+    """Show the heights, epochs, sizes and snapshots of the database.
+
+    It also works on a damaged database; the exit status is then 1.
+
+    \b
+    Examples:
+      dekube db inspect
+      dekube db inspect --height 184201
+    """
     from node.sync.database import snapshots_path, store_options
     from node.sync.messages import MANIFEST_LIMIT_BYTES, decode_manifest
     from node.sync.service import sync_path
@@ -128,13 +136,18 @@ def inspect(home: Home, height: int | None, as_json: bool) -> None:
 
 @db.command()
 @home_option
-@click.option("--quick", is_flag=True, help="Only the chain of headers, blocks and certificates, not the state.")
+@click.option("--quick", is_flag=True, help="Verify only headers, blocks and certificates, not the state.")
 @json_option
 def verify(home: Home, quick: bool, as_json: bool) -> None:
-    """Check everything: state and trie against their root, hashes of headers, bodies, receipts, certificates.
+    """Verify every record of the database.
 
-    Reads all of the database. Exit status 1 and a line that names the record when something is not as it was
-    written.
+    It checks state and trie against the root. It checks the hashes of headers, bodies, receipts and
+    certificates. On damage the exit status is 1 and the error names the record.
+
+    \b
+    Examples:
+      dekube db verify
+      dekube db verify --quick
     """
     with _alone(home), _opened(home) as store:
         result = _verify(home, store, quick=quick)
@@ -147,11 +160,14 @@ def verify(home: Home, quick: bool, as_json: bool) -> None:
 @yes_option
 @json_option
 def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:
-    """Take the newest BLOCKS blocks back; the node gets them again from its peers.
+    """Remove the newest BLOCKS blocks; the node fetches them again from peers.
 
-    Only as far back as the state is kept (`can_roll_back_to` of `dekube db inspect`). The vote guard is not
-    touched: what the key has signed stays signed, and a validator votes again only above it. So a rollback is
-    safe, but it cannot undo anything for others: these blocks are final.
+    The limit is the oldest kept state (`can_roll_back_to` of `dekube db inspect`). The vote guard does not
+    change: a validator still never votes twice. The blocks stay final for all other nodes.
+
+    \b
+    Example:
+      dekube db rollback 100
     """
     with _alone(home), _opened(home) as store:
         first, oldest = store.tip.height, store.oldest_state
@@ -170,14 +186,21 @@ def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:
 
 @db.command()
 @home_option
-@click.option("--profile", help="Another profile than that in config.toml (archive, full, light), for this once.")
+@click.option(
+    "--profile", help="Use this profile once: archive, full or light. Default: the profile in config.toml."
+)
 @yes_option
 @json_option
 def prune(home: Home, profile: str | None, yes: bool, as_json: bool) -> None:
-    """Take away at once what the profile does not keep, and give the room back to the disk.
+    """Delete blocks and states that the profile does not keep.
 
-    A running node does the same little by little after its profile was changed. Peers do not bring back what was
-    taken away.
+    This frees disk space at once. A running node prunes gradually after a change of its profile. Deleted
+    data cannot be fetched from peers again.
+
+    \b
+    Examples:
+      dekube db prune
+      dekube db prune --profile light --yes
     """
     from state.store.profiles import profile_options
 
@@ -208,16 +231,21 @@ def prune(home: Home, profile: str | None, yes: bool, as_json: bool) -> None:
 @not_with(("--quick",), "--force")
 @db.command()
 @home_option
-@click.option("--force", is_flag=True, help="Also when nothing is found wrong.")
-@click.option("--quick", is_flag=True, help="Look for damage in what opening reads alone.")
-@click.option("--no-sync", is_flag=True, help="Leave the sync to the next start of the node.")
+@click.option("--force", is_flag=True, help="Move the database aside even without damage.")
+@click.option("--quick", is_flag=True, help="Check only what opening the database reads.")
+@click.option("--no-sync", is_flag=True, help="Do not sync now; the node syncs at its next start.")
 @json_option
 def repair(home: Home, force: bool, quick: bool, no_sync: bool, as_json: bool) -> None:
-    """Look for damage; move a damaged database aside and sync it anew from peers.
+    """Search for damage, move a damaged database aside and sync from peers.
 
-    Keys, vote guard, blobs and configuration stay as they are, and the damaged files are kept beside
-    (data/chain.damaged-N) until you remove them. The state comes from a snapshot of peers where they have one,
-    else the node gets the blocks at its next start.
+    Keys, vote guard, blobs and configuration do not change. The damaged files stay in data/chain.damaged-N
+    until you delete them. The state comes from a peer's snapshot. Without one, the node fetches all blocks
+    at its next start.
+
+    \b
+    Examples:
+      dekube db repair
+      dekube db repair --no-sync
     """
     with _alone(home):
         _repair(home, force=force, quick=quick, no_sync=no_sync, as_json=as_json)
@@ -261,9 +289,14 @@ def _repair(home: Home, *, force: bool, quick: bool, no_sync: bool, as_json: boo
 @home_option
 @json_option
 def sync(home: Home, as_json: bool) -> None:
-    """Fetch the state of the newest epoch from peers, for a node that has no database yet.
+    """Fetch the state of the newest epoch from peers into an empty home.
 
-    `dekube node run` does the same when it starts; this shows how it goes, and goes on where it was cut off.
+    `dekube node run` does the same at its start. This command shows the progress and resumes an interrupted
+    sync.
+
+    \b
+    Example:
+      dekube db sync
     """
     from node.sync.service import is_fresh
 

@@ -20,7 +20,7 @@ __all__ = ["faucet"]
 
 @click.group(cls=Commands)
 def faucet() -> None:
-    """Give coins of a test network to whoever asks."""
+    """Run a faucet for a test network."""
 
 
 @faucet.command()
@@ -30,25 +30,37 @@ def faucet() -> None:
     default="127.0.0.1:8600",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to listen; several with commas.",
+    help="Addresses to listen on, separated by commas.",
 )
-@click.option("--amount", type=AMOUNT, default="10", show_default=True, help="What one grant is, in DKB.")
-@click.option("--per-address", default=1, show_default=True, type=Whole(1), help="Grants a day to an address.")
+@click.option("--amount", type=AMOUNT, default="10", show_default=True, help="Amount of one grant, in DKB.")
+@click.option(
+    "--per-address", default=1, show_default=True, type=Whole(1), help="Grants for one address each day."
+)
 @click.option("--per-ip", default=5, show_default=True, type=Whole(1),
-              help="Grants a day to an IPv4 address, or to a /64 of IPv6.")  # fmt: skip
-@click.option("--per-day", default=1_000, show_default=True, type=Whole(1), help="Grants a day in all.")
-@click.option("--alarm", type=AMOUNT, default="1000", show_default=True, help="A balance below is an alarm.")
-@click.option("--book", type=PathName(), help="File that keeps what was given.  [default: HOME/faucet.db]")
-@click.option("--proxied", is_flag=True, help="Behind a proxy: callers are whom it names last in X-Forwarded-For.")
-@click.option("--ready-file", type=PathName(), help="Write process id and port here when it listens.")
+              help="Grants for one IPv4 address or IPv6 /64 each day.")  # fmt: skip
+@click.option(
+    "--per-day", default=1_000, show_default=True, type=Whole(1), help="Grants for all callers each day."
+)
+@click.option(
+    "--alarm", type=AMOUNT, default="1000", show_default=True, help="Raise the alarm below this balance, in DKB."
+)
+@click.option("--book", type=PathName(), help="Database of past grants.  [default: HOME/faucet.db]")
+@click.option(
+    "--proxied",
+    is_flag=True,
+    help="Identify callers by the last address in X-Forwarded-For. Use it behind a proxy.",
+)
+@click.option(
+    "--ready-file", type=PathName(), help="Write process ID and port to this file when the faucet listens."
+)
 def run(
     session: Session, listen: str, amount: int, per_address: int, per_ip: int, per_day: int, alarm: int,
     book: Path | None, proxied: bool, ready_file: Path | None,
 ) -> None:  # fmt: skip
-    """Run a faucet that gives from the account --key (default: the wallet's only one) until it is stopped.
+    """Run a faucet that pays from the account --key until it is stopped.
 
-    It refuses to start for a chain whose genesis does not say that it is a test network. POST / with
-    {"address": "0x..."} answers {"hash": "0x..."}; GET /metrics has its balance and the alarm.
+    Default: the wallet's only account. The command refuses chains whose genesis is not a test network. POST
+    / with {"address": "0x..."} answers {"hash": "0x..."}. GET /metrics shows the balance and the alarm.
 
     \b
     Example:

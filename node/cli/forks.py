@@ -37,18 +37,19 @@ SUBMITTED_MAX: Final = 1_024
 @home_option
 @click.argument("block", metavar="HEIGHT:HASH")
 @click.option(
-    "--again", is_flag=True, help="The node is on that chain and has halted once more: drop its certificates too."
+    "--again", is_flag=True, help="Drop the certificates too. Use it if the node halted again on the agreed chain."
 )
 @yes_option
 @json_option
 def settle(home: Home, block: str, again: bool, yes: bool, as_json: bool) -> None:
-    """After a fork: put the stopped node on the chain that people have agreed on.
+    """After a fork, switch the stopped node to the agreed chain.
 
-    HEIGHT:HASH is the first block of that chain that the other has not. A node that has it keeps all (with
-    --again, of its journal the blocks alone). On the other chain, the database is moved aside (data/chain.left-N)
-    with its journal, snapshots go, and the next start syncs anew; but where a database that was moved aside before
-    has that block, it is put back with its journal. The command asks before it moves a database. The vote guard is
-    never touched: what the key has signed stays signed.
+    HEIGHT:HASH is the agreed chain's first block that the other chain lacks. A node that has this block
+    keeps its database. With --again it keeps only the blocks of its journal.
+
+    On the other chain, the database and journal move aside (data/chain.left-N) and snapshots are deleted.
+    The next start syncs from peers. If an earlier database that was moved aside has the block, it is
+    restored. The command asks before it moves a database. The vote guard never changes.
 
     \b
     Examples:
@@ -136,16 +137,24 @@ def _find_aside(home: Home, chosen: Checkpoint) -> Path | None:
 @click.option(
     "--database",
     type=PathName(),
-    help="One that was moved aside; else that of the stopped node in --home.",
+    help="Database that was moved aside. Default: the database of the stopped node in --home.",
 )
-@click.option("--reporter", metavar="ADDRESS|NAME", help="Who is paid for it; the gateway's node if absent.")
+@click.option(
+    "--reporter",
+    metavar="ADDRESS|NAME",
+    help="Account that receives the reward. Default: the account of the gateway's node.",
+)
 @json_option
 def accuse(session: Session, height: int, database: Path | None, reporter: str | None, as_json: bool) -> None:
-    """After a fork: bring what a database has on record of it to a gateway of the other chain.
+    """After a fork, submit this database's certificates to a gateway of the other chain.
 
-    HEIGHT is the first at which the chains differ. Certificates of the views from there on convict, with those
-    that the gateway's node has on record itself, whoever signed both; that is more than a third of the weight.
-    Nodes of both chains have halves of the proof: bring those of several where one names too few.
+    HEIGHT is the first height at which the chains differ. A validator is convicted if it signed
+    certificates of both chains. The proof is complete above one third of the weight. If one database
+    convicts too few, submit those of more nodes.
+
+    \b
+    Example:
+      dekube db accuse 184201 --database ~/.dekube/data/chain.left-1 --rpc https://rpc.example
     """
     from consensus.wire import encode_certificate
     from node.chain.forks import certificates_of

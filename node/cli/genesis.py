@@ -39,46 +39,55 @@ _COLUMNS: Final = ("founder", "stake", "share", "coins")
 
 @click.group(cls=Commands)
 def genesis() -> None:
-    """Found a chain of one's own, alone or with others.
+    """Create the genesis of a new chain, alone or with other founders.
 
     \b
     One of the founders:  dekube genesis draft --name mine --chain-id 4242 --out draft.json
     Each founder:         dekube genesis found --draft draft.json --stake 100000
-                          (sends the founder.json of its home to all)
-    All, alike:           dekube genesis seal draft.json founder-*.json --out genesis.json
+                          (then sends the founder.json of the home to all others)
+    Every founder:        dekube genesis seal draft.json founder-*.json --out genesis.json
     Each founder:         dekube init --genesis genesis.json --role validator --bootstrap ...
                           dekube node run
 
-    All founders compare the hash that `seal` prints: it names the chain.
+    Compare the hash that `seal` prints with all founders. It identifies the chain.
     """
 
 
 @genesis.command()
-@click.option("--name", required=True, help="Of the chain, for people.")
-@click.option("--chain-id", required=True, type=Whole(1, 2**31 - 1), help="Number that wallets know the chain by.")
+@click.option("--name", required=True, help="Name of the chain, for people.")
+@click.option(
+    "--chain-id", required=True, type=Whole(1, 2**31 - 1), help="Chain ID that wallets use for the chain."
+)
 @click.option(
     "--start",
     metavar="TIME",
-    help="When its first block may be: now, or such as 2027-01-31T12:00Z.  [default: now]",
+    help="Earliest time of the first block: now, or 2027-01-31T12:00Z.  [default: now]",
 )
-@click.option("--testnet", is_flag=True, help="A test network: a faucet may run, upgrades can be rehearsed.")
+@click.option(
+    "--testnet", is_flag=True, help="Mark the chain as a test network: faucets may run, upgrades can be rehearsed."
+)
 @click.option(
     "--allocation", "allocations", multiple=True, metavar="0xADDRESS=AMOUNT",
-    help="Who owns how much (DKB) from the start on; repeat for several. Stakes of founders come on top.",
+    help="Initial balance (DKB) of an account; repeat for several. Founders' stakes are "
+"added to it.",
 )  # fmt: skip
 @click.option(
     "--parameter", "parameters", multiple=True, metavar="NAME=NUMBER",
-    help="Other than the default, such as chain.epoch_blocks=600; repeat for several.",
+    help="Chain parameter to change, such as chain.epoch_blocks=600; repeat for several.",
 )  # fmt: skip
-@click.option("--out", required=True, type=PathName(), help="Where the draft is written.")
+@click.option("--out", required=True, type=PathName(), help="File to write the draft to.")
 @json_option
 def draft(
     name: str, chain_id: int, start: str | None, testnet: bool, allocations: tuple[str, ...],
     parameters: tuple[str, ...], out: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write what founders have to agree on first.
+    """Write the draft that all founders must agree on.
 
-    That is the name, the start, the parameters, and who owns what.
+    It sets the chain's name, start time, parameters and initial balances.
+
+    \b
+    Example:
+      dekube genesis draft --name mine --chain-id 4242 --out draft.json
     """
     document = Genesis(
         chain_id=chain_id,
@@ -100,23 +109,27 @@ def draft(
 
 @genesis.command(name="found")
 @home_option
-@click.option("--draft", "draft_file", required=True, type=PathName(), help="The draft of the genesis.")
-@click.option("--stake", required=True, type=AMOUNT, help="Stake that the founder begins with, in DKB.")
+@click.option("--draft", "draft_file", required=True, type=PathName(), help="Draft of the genesis.")
+@click.option("--stake", required=True, type=AMOUNT, help="Initial stake of the founder, in DKB.")
 @click.option(
     "--coins", type=AMOUNT, default="10", show_default=True,
-    help="What its account has beside the stake, in DKB, for fees.",
+    help="Initial balance besides the stake, in DKB, for fees.",
 )  # fmt: skip
 @click.option(
     "--unattended",
     is_flag=True,
-    help="Make a random passphrase and keep it in the home (mode 0600), so the node restarts alone.",
+    help="Generate a passphrase and store it in the home (mode 0600). The node then restarts without a prompt.",
 )
 @json_option
 def found_(home: Home, draft_file: Path, stake: int, coins: int, unattended: bool, as_json: bool) -> None:
-    """Make a founder's keys, and the file to send.
+    """Create a founder's keys and the file to send to the other founders.
 
-    The keys stay in their new home; the file adds the founder to the draft and has no secret. Once the genesis is
-    made of all files, `dekube init` with the same --home goes on from here.
+    The keys stay in the new home. The file adds the founder to the draft and contains no secret. After
+    `seal`, run `dekube init` with the same --home.
+
+    \b
+    Example:
+      dekube genesis found --draft draft.json --stake 100000
     """
     document = load_genesis(draft_file, is_draft=True)
     check_new_home(home)
@@ -147,13 +160,17 @@ def found_(home: Home, draft_file: Path, stake: int, coins: int, unattended: boo
 @genesis.command()
 @click.argument("draft_file", metavar="DRAFT", type=PathName())
 @click.argument("founder_files", metavar="FOUNDER...", nargs=-1, required=True, type=PathName())
-@click.option("--out", required=True, type=PathName(), help="Where the genesis is written.")
+@click.option("--out", required=True, type=PathName(), help="File to write the genesis to.")
 @json_option
 def seal(draft_file: Path, founder_files: tuple[Path, ...], out: Path, as_json: bool) -> None:
-    """Make the genesis of a DRAFT and founders' files.
+    """Build the genesis from a DRAFT and the founders' files.
 
-    Every proof in them is checked. The same files give the same genesis, in whatever order: each founder can make
-    it and compare the hash.
+    Every proof is verified. The same files give the same genesis in any order. Each founder can build it
+    and compare the hash.
+
+    \b
+    Example:
+      dekube genesis seal draft.json founder-*.json --out genesis.json
     """
     document = load_genesis(draft_file, is_draft=True)
     sealed = found(document, [_read_founder(path) for path in founder_files])
@@ -163,10 +180,16 @@ def seal(draft_file: Path, founder_files: tuple[Path, ...], out: Path, as_json: 
 
 @genesis.command(name="show")
 @click.argument("file", type=PathName())
-@click.option("--draft", "is_draft", is_flag=True, help="The file is a draft.")
+@click.option("--draft", "is_draft", is_flag=True, help="Read FILE as a draft.")
 @json_option
 def show_(file: Path, is_draft: bool, as_json: bool) -> None:
-    """Show what a genesis founds, and its hash."""
+    """Show the contents and the hash of a genesis FILE.
+
+    \b
+    Examples:
+      dekube genesis show genesis.json
+      dekube genesis show draft.json --draft
+    """
     _show_genesis(load_genesis(file, is_draft=is_draft), file, as_json=as_json)
 
 

@@ -54,16 +54,20 @@ def _as_key(_ctx: click.Context, _param: click.Parameter, text: str) -> bytes:
 
 
 vote_key_option = click.option(
-    "--vote-key", default="", callback=_as_key, metavar="0xKEY", help="Which key, where there are several."
+    "--vote-key",
+    default="",
+    callback=_as_key,
+    metavar="0xKEY",
+    help="Vote key to use; required if there are several.",
 )
 
 
 @click.group(cls=Commands)
 def guard() -> None:
-    """The vote guard: what this validator's key has signed.
+    """Show, export or import the vote guard of a validator's key.
 
-    A key that votes twice in a view loses its stake. Whoever moves a validator moves its watermark too: the new
-    machine votes in no view up to it.
+    The vote guard records what the key has signed. A key that votes twice in a view loses its stake. When
+    you move a validator, move its watermark too. The new machine then never votes at or below it.
 
     \b
     Moving a validator:
@@ -73,11 +77,11 @@ def guard() -> None:
       3. old machine: remove keys/vote.json
       4. new machine: dekube node run
 
-    An export by mistake is taken back by importing the same file into the same home, as long as no other machine
-    has imported it.
+    To undo an export, import the same file into the same home. Do this only if no other machine has
+    imported it.
 
-    After `dekube tx rotate-keys` there are two keys, each with its own record: `show` lists them, `export` takes
-    --vote-key; export and import both, and remove both files.
+    After `dekube tx rotate-keys` there are two keys, each with its own record. `show` lists both. Export
+    and import each with --vote-key, and remove both key files.
     """
 
 
@@ -85,7 +89,14 @@ def guard() -> None:
 @home_option
 @json_option
 def show(home: Home, as_json: bool) -> None:
-    """Show up to where the key has voted, or each of two; also while the node runs."""
+    """Show the last view that each vote key has voted in.
+
+    It also works while the node runs.
+
+    \b
+    Example:
+      dekube node guard show
+    """
     chain, keys = _whose(home)
     first, *others = [_shown(home, chain, key) for key in keys]
     if as_json:
@@ -114,9 +125,13 @@ def _shown(home: Home, chain: bytes, vote_key: bytes) -> dict[str, Any]:
 @click.argument("file", type=PathName())
 @json_option
 def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
-    """Write the watermark to FILE, to move the key; the node must be stopped. It votes here no more from then on.
+    """Write the key's watermark to FILE and stop voting on this machine.
 
-    A start is refused (guard_retired) until a watermark of the key is imported here again.
+    Stop the node first. Later starts fail (guard_retired) until you import a watermark of the key here.
+
+    \b
+    Example:
+      dekube node guard export watermark.json
     """
     chain, keys = _whose(home)
     chosen = choose_key(keys, vote_key)
@@ -135,10 +150,14 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
 @click.argument("file", type=PathName())
 @json_option
 def import_(home: Home, file: Path, as_json: bool) -> None:
-    """Take over the watermark in FILE: from now on this machine votes, and only above it.
+    """Import the watermark in FILE and allow this machine to vote above it.
 
-    The key and the chain must be the file's. A record that knows of later votes is left as it is. Import a file on
-    one machine alone: two that vote with a key cost its stake.
+    The file must be of this key and this chain. A record of later votes is kept unchanged. Import a file on
+    one machine only: two machines with one key lose the stake.
+
+    \b
+    Example:
+      dekube node guard import watermark.json
     """
     chain, keys = _whose(home)
     mark = read_watermark(file)

@@ -31,7 +31,7 @@ PORT_MAX: Final = 65_535
 @not_with(("--advertise",), "--no-listen")
 @click.command()
 @home_option
-@click.option("--genesis", required=True, type=PathName(), help="The genesis file of the network to join.")
+@click.option("--genesis", required=True, type=PathName(), help="Genesis file of the network to join.")
 @click.option(
     "--role",
     "roles",
@@ -39,17 +39,26 @@ PORT_MAX: Final = 65_535
     default=("verify",),
     show_default=True,
     type=click.Choice(["validator", "compute", "verify", "storage"]),
-    help="What the node does; repeat for several.",
+    help="Role of the node; repeat for several.",
 )
 @click.option(
-    "--bootstrap", multiple=True, metavar="0xADDRESS@tcp:HOST:PORT", help="A first peer; repeat for several."
+    "--bootstrap",
+    multiple=True,
+    metavar="0xADDRESS@tcp:HOST:PORT",
+    help="Address of a first peer; repeat for several.",
 )
-@click.option("--relay", "relays", multiple=True, metavar="0xADDRESS@HOST:PORT", help="A relay to reserve at.")
+@click.option(
+    "--relay",
+    "relays",
+    multiple=True,
+    metavar="0xADDRESS@HOST:PORT",
+    help="Relay to reserve a slot at; repeat for several.",
+)
 @click.option(
     "--advertise",
     multiple=True,
     metavar="tcp:HOST:PORT",
-    help="Where others can dial this node, if it is not found out: a forwarded port, a name. Repeat for several.",
+    help="Address that other nodes can dial, such as a forwarded port; repeat for several. Default: detect it.",
 )
 @click.option(
     "--base-port",
@@ -57,20 +66,20 @@ PORT_MAX: Final = 65_535
     metavar="PORT",
     help="Use PORT for peers, PORT+1 for the gateway, PORT+2 for metrics.  [default: 26656, 8545, 9100]",
 )
-@click.option("--no-listen", is_flag=True, help="Accept no inbound connection; be reached through relays.")
+@click.option("--no-listen", is_flag=True, help="Accept no inbound connection; relays make the node reachable.")
 @click.option(
     "--unattended",
     is_flag=True,
-    help="Make a random passphrase and keep it in the home (mode 0600), so the node restarts alone.",
+    help="Generate a passphrase and store it in the home (mode 0600). The node then restarts without a prompt.",
 )
 @json_option
 def init(
     home: Home, genesis: Path, roles: tuple[str, ...], bootstrap: tuple[str, ...], relays: tuple[str, ...],
     advertise: tuple[str, ...], base_port: int | None, no_listen: bool, unattended: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Make a node's home: keys, configuration and the genesis of the network it joins.
+    """Create a node's home: keys, configuration and genesis.
 
-    In the home of a founder (dekube genesis found) the keys are there, and --role validator goes on with them.
+    In a founder's home (dekube genesis found), --role validator uses the founder's keys.
 
     \b
     Examples:

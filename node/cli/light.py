@@ -91,22 +91,27 @@ def _home_option(function: _Function) -> _Function:
         default=DEFAULT_HOME,
         show_default=True,
         callback=lambda _ctx, _param, value: Path(os.path.expanduser(value)).absolute() / FILE,
-        help="Folder of the light client.",
+        help="Home folder of the light client.",
     )(function)
 
 
 def _rpc_option(function: _Function) -> _Function:
     return click.option(
-        "--rpc", "urls", multiple=True, metavar="URL", help="Gateway to ask; give several, they check each other."
+        "--rpc",
+        "urls",
+        multiple=True,
+        metavar="URL",
+        help="URL of a gateway to query; repeat it to compare several. Default: the saved endpoints.",
     )(function)
 
 
 @click.group(cls=Commands)
 def light() -> None:
-    """A light client: check what gateways say, with the signatures of the validators.
+    """Verify accounts and transactions with a light client.
 
-    It keeps one small file, follows one record an epoch, and believes no endpoint. Begin with a genesis file or a
-    checkpoint that you have from a source you trust; docs/light.md says what is trusted and what is not.
+    It checks what gateways answer against the validators' signatures. It stores one small file and follows
+    one record for each epoch. Start with a genesis file or a checkpoint from a source that you trust. See
+    docs/light.md for the trust model.
 
     \b
     Examples:
@@ -140,27 +145,25 @@ def genesis_trust(genesis: Genesis) -> TrustedState:
 
 
 @light.command()
-@click.option("--genesis", "genesis_file", type=PathName(), help="Trust this genesis (JSON).")
-@click.option("--checkpoint", type=CHECKPOINT, help="Trust this block: the last of an epoch, HEIGHT:HASH.")
+@click.option("--genesis", "genesis_file", type=PathName(), help="Genesis file (JSON) to trust.")
+@click.option("--checkpoint", type=CHECKPOINT, help="Block to trust: the last block of an epoch, HEIGHT:HASH.")
 @_rpc_option
 @click.option(
     "--trusting-hours",
     type=Whole(1, 24 * 365),
-    help="How old trust may be; two thirds of the unbonding time unless given.",
+    help="Hours until trust expires. Default: two thirds of the unbonding time.",
 )
-@click.option(
-    "--accept-old", is_flag=True, help="Trust the beginning although it is older: you know it is the only history."
-)
-@click.option("--force", is_flag=True, help="Forget what was trusted before.")
+@click.option("--accept-old", is_flag=True, help="Trust the genesis or checkpoint although it has expired.")
+@click.option("--force", is_flag=True, help="Discard what was trusted before.")
 @_home_option
 @json_option
 def init(
     genesis_file: Path | None, checkpoint: tuple[int, bytes] | None, urls: tuple[str, ...],
     trusting_hours: int | None, accept_old: bool, force: bool, home: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """Begin to trust a genesis or a checkpoint.
+    """Start a light client that trusts a genesis or a checkpoint.
 
-    With both, the genesis gives the parameters and the checkpoint has to be of its chain.
+    With both, the genesis gives the parameters, and the checkpoint must be of its chain.
 
     \b
     Examples:
@@ -257,9 +260,13 @@ def open_light(home: Path, urls: Sequence[str]) -> Iterator[LightNode]:
 @_home_option
 @json_option
 def sync(urls: tuple[str, ...], home: Path, as_json: bool) -> None:
-    """Follow the chain to its newest epoch, and compare the endpoints.
+    """Follow the chain to its newest epoch and compare the endpoints.
 
-    Every other command does so first; this one shows what came of it.
+    Every other command also syncs first. This one shows the result.
+
+    \b
+    Example:
+      dekube light sync
     """
     with open_light(home, urls) as node:
         pass
@@ -270,22 +277,31 @@ def sync(urls: tuple[str, ...], home: Path, as_json: bool) -> None:
 @_home_option
 @json_option
 def status(home: Path, as_json: bool) -> None:
-    """Show what is trusted, how old that is, and the endpoints; asks nobody."""
+    """Show the trusted block, its age and the endpoints, without network access.
+
+    \b
+    Example:
+      dekube light status
+    """
     _show_status(load_light_file(home), as_json=as_json)
 
 
 @light.command()
-@click.option("--add", "added", multiple=True, metavar="URL", help="Ask this gateway too.")
-@click.option("--remove", "removed", multiple=True, metavar="URL", help="Ask this gateway no more.")
+@click.option("--add", "added", multiple=True, metavar="URL", help="Add this gateway.")
+@click.option("--remove", "removed", multiple=True, metavar="URL", help="Remove this gateway.")
 @click.option("--forgive", multiple=True, metavar="URL", help="Lift the ban of this gateway.")
 @_home_option
 @json_option
 def endpoints(
     added: tuple[str, ...], removed: tuple[str, ...], forgive: tuple[str, ...], home: Path, as_json: bool
 ) -> None:
-    """Show or change the gateways that are asked.
+    """Show or change the gateways to query.
 
-    One that is added has to answer, and to be of the chain that is trusted.
+    An added gateway must answer and be of the trusted chain.
+
+    \b
+    Example:
+      dekube light endpoints --add https://rpc.example
     """
     saved = load_light_file(home)
     known = {endpoint.url: endpoint for endpoint in saved.endpoints}
@@ -315,12 +331,21 @@ def endpoints(
 
 @light.command()
 @click.argument("address", metavar="ADDRESS|NAME")
-@click.option("--height", type=Whole(0), help="After this block; else the newest that can be proven.")
+@click.option(
+    "--height", type=Whole(0), help="Show the account after this block. Default: the newest provable block."
+)
 @_rpc_option
 @_home_option
 @json_option
 def account(address: str, height: int | None, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
-    """Show balance and nonce of ADDRESS, or of the account NAME of the wallet beside --home, proven."""
+    """Show the verified balance and nonce of an account.
+
+    ADDRESS|NAME is an address, or a wallet account beside --home.
+
+    \b
+    Example:
+      dekube light account 0x52908400098527886E0F7030069857D2E4169EE7
+    """
     who = _address(home, address)
     with open_light(home, urls) as node:
         found = node.account(who, height)
@@ -345,7 +370,12 @@ def account(address: str, height: int | None, urls: tuple[str, ...], home: Path,
 @_home_option
 @json_option
 def tx(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
-    """Show the final transaction HASH, proven to be in its block."""
+    """Show the final transaction HASH and verify that its block includes it.
+
+    \b
+    Example:
+      dekube light tx 0xHASH
+    """
     with open_light(home, urls) as node:
         place = node.transaction(hash_)
     fields = _transaction_fields(place)
@@ -358,7 +388,12 @@ def tx(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
 @_home_option
 @json_option
 def receipt(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
-    """Show what the final transaction HASH did, proven."""
+    """Show the verified receipt of the final transaction HASH.
+
+    \b
+    Example:
+      dekube light receipt 0xHASH
+    """
     with open_light(home, urls) as node:
         place = node.receipt(hash_)
     found = place.receipt
@@ -390,7 +425,12 @@ def receipt(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> N
 @_home_option
 @json_option
 def header(height: int, urls: tuple[str, ...], home: Path, as_json: bool) -> None:
-    """Show the header of block HEIGHT, proven to be part of the final chain."""
+    """Show the header of block HEIGHT and verify that the block is final.
+
+    \b
+    Example:
+      dekube light header 3600
+    """
     with open_light(home, urls) as node:
         found, source = node.header(height)
     fields = {"hash": found.block_hash, **found.header._asdict(), "endpoint": source}
@@ -405,15 +445,19 @@ def header(height: int, urls: tuple[str, ...], home: Path, as_json: bool) -> Non
     "urls",
     multiple=True,
     metavar="URL",
-    help="Bring it to this node; name nodes of both sides.",
+    help="Submit the proof to this node; name nodes of both chains.",
 )
-@click.option("--reporter", metavar="ADDRESS|NAME", help="Who is paid for it; the account of each node if absent.")
+@click.option(
+    "--reporter",
+    metavar="ADDRESS|NAME",
+    help="Account that receives the reward. Default: the account of each node.",
+)
 @_home_option
 @json_option
 def fork(urls: tuple[str, ...], reporter: str | None, home: Path, as_json: bool) -> None:
-    """Show the proof that the chain forked, and bring it to nodes, which punish who signed both sides.
+    """Show a proof that the chain forked, and submit it to nodes.
 
-    The endpoints that the client asks are not told by themselves: it says nothing to anybody unless it is told to.
+    Nodes punish validators that signed both chains. Nothing is submitted without --submit.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ _COLUMNS: Final = ("node", "roles", "reached at", "stake", "registered", "connec
 @reading_options
 @json_option
 def network(session: Session, as_json: bool) -> None:
-    """Show all nodes that have told of themselves: where they are reached, by which relays, what the chain says.
+    """List the known nodes of the network: addresses, relays and on-chain roles.
 
     \b
     Examples:

@@ -60,7 +60,7 @@ def _home_option_of(kind: str) -> Callable[[_Function], _Function]:
         default=DEFAULT_HOME,
         show_default=True,
         callback=lambda _ctx, _param, value: parse_home(value),
-        help=f"Folder of the {kind}.",
+        help=f"Home folder of the {kind}.",
     )
 
 
@@ -195,7 +195,7 @@ def say_keys_are_made(*, as_json: bool) -> None:
 
 def yes_option(function: _Function) -> _Function:
     """Add ``--yes`` to a command that asks before it changes something; the function gets ``yes``."""
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask.")(function)
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")(function)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -45,7 +45,7 @@ TIME_MS_END = 253_402_300_800_000
 
 def json_option(function: _Function) -> _Function:
     """Add ``--json`` to a command; the function gets ``as_json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
 def show(document: Any) -> None:

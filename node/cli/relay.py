@@ -33,15 +33,25 @@ __all__ = ["relay"]
 
 @click.group(cls=Commands)
 def relay() -> None:
-    """Run a relay: it carries encrypted circuits between addresses and knows nothing of their content."""
+    """Run a relay, and manage the deposits that pay relays.
+
+    A relay carries encrypted circuits between addresses and cannot read their content.
+    """
 
 
 @relay.command()
 @relay_home_option
-@click.option("--genesis", required=True, type=PathName(), help="The genesis file of the network.")
+@click.option("--genesis", required=True, type=PathName(), help="Genesis file of the network.")
 @json_option
 def init(home: Home, genesis: Path, as_json: bool) -> None:
-    """Make a relay's home: a key (opened by a random passphrase kept beside it, mode 0600) and its options."""
+    """Create a relay's home: a key, its passphrase and its configuration.
+
+    The passphrase is random and stored beside the key (mode 0600).
+
+    \b
+    Example:
+      dekube relay init --home relay --genesis genesis.json
+    """
     from node.relay.home import RelayHomeOptions
 
     document = load_genesis(genesis)
@@ -63,12 +73,22 @@ def init(home: Home, genesis: Path, as_json: bool) -> None:
 
 @relay.command()
 @relay_home_option
-@click.option("--rpc", "urls", multiple=True, metavar="URL", help="Gateway to ask; default: those of config.toml.")
+@click.option(
+    "--rpc",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    help="URL of the gateway to query; repeat for several. Default: those in config.toml.",
+)
 def run(home: Home, urls: tuple[str, ...]) -> None:
     """Run the relay in --home until SIGTERM or Ctrl-C.
 
-    One that asks a price needs a gateway (`rpc` in config.toml, or --rpc): it learns there what its payers are
-    good for, and brings their receipts on chain by itself. Without one all of them are strangers to it.
+    A relay with a price needs a gateway: --rpc or `rpc` in config.toml. It reads its payers' deposits there
+    and settles their receipts. Without a gateway it treats every payer as unknown.
+
+    \b
+    Example:
+      dekube relay run --home relay --rpc http://127.0.0.1:8545
     """
     from node.relay.home import run_relay_home
 
@@ -81,9 +101,14 @@ def run(home: Home, urls: tuple[str, ...]) -> None:
 @yes_option
 @json_option
 def deposit(session: Session, amount: int, yes: bool, as_json: bool) -> None:
-    """Put AMOUNT down for relays that ask a price: they carry this account's traffic on it, and it pays them.
+    """Deposit AMOUNT (DKB) to pay relays that charge a price.
 
-    Whoever has the key of the node on this account can spend the deposit, and nothing else of the account.
+    Relays carry this account's traffic against the deposit. The node's key can spend the deposit on relays,
+    but nothing else of the account.
+
+    \b
+    Example:
+      dekube relay deposit 5
     """
     from tasks.ledger.carriage import FUND_CARRIAGE
 
@@ -101,9 +126,15 @@ def deposit(session: Session, amount: int, yes: bool, as_json: bool) -> None:
 @yes_option
 @json_option
 def withdraw(session: Session, amount: int, yes: bool, as_json: bool) -> None:
-    """Take AMOUNT of the deposit back. It is paid out after eight days, less what relays still bring receipts for.
+    """Withdraw AMOUNT (DKB) of the deposit; it is paid after eight days.
 
-    Takes the place of what was asked for before, and waits anew; 0 takes that back.
+    Receipts that relays submit until then are deducted. Replaces a pending withdrawal and restarts the
+    wait; 0 cancels it.
+
+    \b
+    Examples:
+      dekube relay withdraw 2.5
+      dekube relay withdraw 0
     """
     from tasks.ledger.carriage import WITHDRAW_CARRIAGE
 
@@ -134,7 +165,14 @@ def withdraw(session: Session, amount: int, yes: bool, as_json: bool) -> None:
 @click.argument("account", required=False)
 @json_option
 def account(session: Session, account: str | None, as_json: bool) -> None:
-    """Show what ACCOUNT (a name or address; default: one's own) has put down for relays, and what it owes them."""
+    """Show the relay deposit of ACCOUNT and its debts to relays.
+
+    ACCOUNT is an address or the name of a wallet account. Default: your own account.
+
+    \b
+    Example:
+      dekube relay account savings
+    """
     address = session.address(account, known=False)
     with session.client() as client:
         found = client.call("dekube_getCarriage", address="0x" + address.hex())
@@ -161,15 +199,18 @@ def _account(home: Home) -> SecretKey:
 
 @relay.command()
 @relay_home_option
-@click.option("--rpc", "url", required=True, metavar="URL", help="Gateway to ask.")
-@click.option("--at", "where", required=True, metavar="HOST:PORT", help="Where clients reach this relay.")
-@click.option("--bond", type=AMOUNT, default=None, help="Lock this much; default: what the chain asks at least.")
+@click.option("--rpc", "url", required=True, metavar="URL", help="URL of the gateway to query.")
+@click.option(
+    "--at", "where", required=True, metavar="HOST:PORT", help="Address at which clients reach this relay."
+)
+@click.option("--bond", type=AMOUNT, default=None, help="Bond to lock, in DKB. Default: the chain's minimum.")
 @yes_option
 @json_option
 def register(home: Home, url: str, where: str, bond: int | None, yes: bool, as_json: bool) -> None:
-    """Enter the relay in --home into the chain's registry, or renew its entry: nodes find it there.
+    """Register the relay in --home on chain, or renew its entry.
 
-    Only a registered relay is paid for what it carries. The relay's account pays the fee and locks the bond.
+    Nodes find relays in this registry. Only a registered relay is paid. The relay's account pays the fee
+    and locks the bond.
 
     \b
     Example:
@@ -209,17 +250,30 @@ def register(home: Home, url: str, where: str, bond: int | None, yes: bool, as_j
 @only_with(("--all",), "--rpc")
 @relay.command()
 @relay_home_option
-@click.option("--rpc", "url", default="", metavar="URL", help="Gateway to send to; without it, only look.")
-@click.option("--all", "is_all", is_flag=True, help="Send also what is worth less than its fee.")
+@click.option(
+    "--rpc",
+    "url",
+    default="",
+    metavar="URL",
+    help="URL of the gateway to send to. Default: only list the receipts.",
+)
+@click.option("--all", "is_all", is_flag=True, help="Also send receipts that are worth less than their fee.")
 @yes_option
 @json_option
 def settle(home: Home, url: str, is_all: bool, yes: bool, as_json: bool) -> None:
-    """Bring the receipts of the relay's payers on chain: paid out of their deposits, else of what they earn.
+    """Submit the receipts of the relay's payers on chain and collect payment.
 
-    A relay with a gateway does so by itself; this is for one without, and for what strangers have signed. Each
-    costs a transaction's fee; one that is worth less waits. A receipt that was settled is removed; the next one of
-    its channel says what came since. May run beside the relay, best daily: receipts are valid for a week, but only
-    as long as the certificates of their payers.
+    Payment comes from a payer's deposit, else from its earnings. A relay with a gateway settles by itself.
+    Use this command without a gateway, and for receipts of unknown payers. Each receipt costs one
+    transaction fee; smaller receipts wait. Settled receipts are deleted.
+
+    The relay may run meanwhile. Settle daily: receipts expire after a week, or with the payer's
+    certificate.
+
+    \b
+    Examples:
+      dekube relay settle --home relay
+      dekube relay settle --home relay --rpc http://127.0.0.1:8545
     """
     from node.relay.home import RECEIPTS
     from node.relay.settlement_gateway import settlement_fee

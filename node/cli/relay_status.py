@@ -43,12 +43,17 @@ NUMBERS: Final = frozenset(
 
 @click.command()
 @relay_home_option
-@click.option("--check", is_flag=True, help="Exit status 1 unless the relay answers and is not full.")
+@click.option("--check", is_flag=True, help="Return exit status 1 unless the relay answers and has free slots.")
 @json_option
 def status(home: Home, check: bool, as_json: bool) -> None:
-    """Show clients, circuits, load and what is owed of the relay in --home.
+    """Show clients, circuits, load and debts of the relay in --home.
 
-    It is asked at its port for metrics (`metrics` in config.toml); totals count from its start on.
+    The command reads the relay's metrics port (`metrics` in config.toml). Totals count from the relay's
+    start.
+
+    \b
+    Example:
+      dekube relay status --home relay --check
     """
     ready = _ready(home)
     of_the_start = {"address": ready.get("address"), "relay": ready["relay"]}

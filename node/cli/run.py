@@ -40,7 +40,7 @@ class NodeStillRuns(DekubeError):
 
 @click.group(cls=Commands)
 def node() -> None:
-    """Run a node, or check what it keeps."""
+    """Run, check and drain a node."""
 
 
 node.add_command(guard)
@@ -51,17 +51,22 @@ node.add_command(guard)
 @click.option(
     "--accept-empty-guard",
     is_flag=True,
-    help="The vote key has certainly never voted, although its record of votes is empty or gone.",
+    help="Start with an empty guard. The vote key must never have voted.",
 )
 @click.option(
     "--checkpoint",
     default="",
     metavar="HEIGHT:HASH",
-    help="The last block of an epoch that you vouch for: a node without a database, or far below, begins with a "
-    "state from there on.",
+    help="Start from this trusted epoch-end block. Used without a database, or with one far behind.",
 )
 def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
-    """Run the node in --home until SIGTERM or Ctrl-C."""
+    """Run the node in --home until SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+      dekube node run
+      dekube node run --home ~/second
+    """
     from node.daemon.service import run_node
     from node.home.config import parse_checkpoint
     from node.telemetry.logs import configure_logs
@@ -79,13 +84,14 @@ def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
 
 @node.command()
 @home_option
-@click.option("--changed", "only_changed", is_flag=True, help="Only what is not the default.")
+@click.option("--changed", "only_changed", is_flag=True, help="Show only options that differ from the default.")
 @json_option
 def config(home: Home, only_changed: bool, as_json: bool) -> None:
-    """Check config.toml and the files that it names, and show every option: before a restart, say.
+    """Check config.toml and the files it names, and show every option.
 
-    The genesis and the keystore files must be readable; no key is opened. A running node is not asked: it has the
-    options of its start. What each option means stands in docs/operations.md.
+    Use it before a restart. The genesis and the keystore files must be readable; no key is opened. A
+    running node is not queried: it keeps the options of its start. See docs/operations.md for the meaning
+    of each option.
 
     \b
     Examples:
@@ -134,17 +140,18 @@ def _written(value: Any) -> str:
 @not_with(("--stop", "--wait"), "--end")
 @node.command()
 @home_option
-@click.option("--stop", is_flag=True, help="End the node when it is empty.")
-@click.option("--end", "ends", is_flag=True, help="Go back to work.")
+@click.option("--stop", is_flag=True, help="Stop the node when it is idle.")
+@click.option("--end", "ends", is_flag=True, help="End the drain and accept work again.")
 @click.option(
-    "--wait", "waits", is_flag=True, help="Return when the node is empty (with --stop: when it has ended)."
+    "--wait", "waits", is_flag=True, help="Wait until the node is idle; with --stop, until it has ended."
 )
 @json_option
 def drain(home: Home, stop: bool, ends: bool, waits: bool, as_json: bool) -> None:
-    """Take no new work, finish what runs, and say when the node in --home is empty: before an upgrade, say.
+    """Stop accepting work, and report when the node in --home is idle.
 
-    The machine leaves the market, its gateway closes; what was promised on chain is still done. A validator goes
-    on voting until it is stopped. Asked again it says how far it is; the next start of the node ends it.
+    Use it before an upgrade. The machine leaves the market and its gateway closes. Running jobs and
+    on-chain duties are completed. A validator keeps voting until it is stopped. Run it again to see the
+    progress. The next start of the node ends the drain.
 
     \b
     Examples:

@@ -117,26 +117,26 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "passphrase_file": click.option(
         "--passphrase-file",
         type=PathName(allow_dash=True),
-        help='File (mode 0600) with the passphrase of the key; "-": one line of standard input. Default: prompt; '
-        "if standard input is not a terminal, read one line of it.",
+        help='File (mode 0600) with the key\'s passphrase; "-" reads standard input. Default:'
+        " prompt; if stdin is not a terminal, read one line.",
     ),
     "key": click.option(
         "--key",
         metavar="NAME",
-        help="Account of the wallet, or keystore file, that signs. Default: the account of the node in --home.",
+        help="Sign with this wallet account or keystore file. Default: the account of the node in --home.",
     ),
     "chain_id": click.option(
         "--chain-id",
         type=Whole(1, 2**63 - 1),
-        help="Chain ID to sign for. Default: that of the genesis in --home, else the gateway's.",
+        help="Chain ID to sign for. Default: from the genesis in --home, else from the gateway.",
     ),
     "rpc": click.option(
         "--rpc",
         multiple=True,
         metavar="URL",
-        help="Gateway to ask. Default: that of the node in --home. Repeat it to have another where one fails.",
+        help="URL of the gateway to query; repeat for fallbacks. Default: the gateway of the node in --home.",
     ),
-    "home": click.option("--home", default=DEFAULT_HOME, show_default=True, help="Folder of the node."),
+    "home": click.option("--home", default=DEFAULT_HOME, show_default=True, help="Home folder of the node."),
 }
 
 

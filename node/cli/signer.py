@@ -52,19 +52,19 @@ def _vote_options(function: _Function) -> _Function:
     function = click.option(
         "--passphrase-file",
         type=PathName(),
-        help="File (mode 0600) with the passphrase of --keystore; else it is asked for.",
+        help="File (mode 0600) with the passphrase of --keystore. Default: prompt.",
     )(function)
     return click.option(
-        "--keystore", type=PathName(), help="An existing vote key; without it a new one is drawn."
+        "--keystore", type=PathName(), help="Existing vote key to use. Default: generate a new one."
     )(function)
 
 
 @click.group(cls=Commands)
 def signer() -> None:
-    """Keep a validator's vote key in a process of its own, or on a machine of its own.
+    """Run a separate signer for a validator's vote key.
 
-    The node asks the signer for each vote; the signer's guard refuses what an earlier vote forbids. Whoever takes
-    the node over can stop its votes, but can neither read the key nor make it contradict itself.
+    The node requests each vote from the signer. The signer's guard refuses conflicting votes. An attacker
+    on the node can stop its votes. It can neither read the key nor sign conflicting votes.
 
     \b
     Moving the key of a running validator to a signer:
@@ -81,29 +81,39 @@ def signer() -> None:
 @only_with(("--client",), "--listen")
 @signer.command()
 @signer_home_option
-@click.option("--genesis", required=True, type=PathName(), help="The genesis file of the network.")
+@click.option("--genesis", required=True, type=PathName(), help="Genesis file of the network.")
 @_vote_options
-@click.option("--listen", default="", metavar="HOST:PORT", help="Serve nodes on other machines, encrypted.")
+@click.option(
+    "--listen",
+    default="",
+    metavar="HOST:PORT",
+    help="Serve nodes on other machines, encrypted. Default: only this machine.",
+)
 @click.option(
     "--client",
     "clients",
     multiple=True,
     metavar="0xADDRESS",
-    help="A node that may use --listen; repeat for several.",
+    help="Node that may connect to --listen; repeat for several.",
 )
 @click.option(
     "--unattended",
     is_flag=True,
-    help="Make a random passphrase and keep it in the home (mode 0600), so the signer restarts alone.",
+    help="Generate a passphrase and store it in the home (mode 0600). The signer then restarts without a prompt.",
 )
 @json_option
 def init(
     home: Home, genesis: Path, keystore: Path | None, passphrase_file: Path | None, listen: str,
     clients: tuple[str, ...], unattended: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Make a signer's home: the vote key, the record of its votes, and what it proves itself with to nodes.
+    """Create a signer's home: the vote key, its guard and an identity key.
 
-    An existing key gets no record: import its watermark before the first run.
+    An existing key starts without a record: import its watermark before the first run.
+
+    \b
+    Examples:
+      dekube signer init --genesis genesis.json
+      dekube signer init --genesis genesis.json --keystore vote.json --listen 10.0.0.2:26690 --client 0xADDRESS
     """
     from node.signer.home import SignerHomeOptions, check_signer_options, signer_socket
 
@@ -147,11 +157,17 @@ def _reached_at(listen: str) -> str:
 @_vote_options
 @json_option
 def add_key(home: Home, keystore: Path | None, passphrase_file: Path | None, as_json: bool) -> None:
-    """Put a further vote key into the signer's home, with a guard of its own; the next start serves it.
+    """Add another vote key, with its own guard, to the signer's home.
 
-    To replace a key while the node goes on voting: add one here, register it (dekube signer possession), name it
-    as signer.vote_key_next in the node's config.toml, and restart both. An existing key gets no record: import its
-    watermark before the next start.
+    The signer serves it after its next start. An existing key starts without a record: import its watermark
+    before that start.
+
+    \b
+    To replace a key while the node votes:
+      dekube signer add-key
+      dekube signer possession 0xACCOUNT --vote-key 0x... --json > possession.json
+      dekube tx stake 0 --possession possession.json
+      # set signer.vote_key_next in the node's config.toml; restart signer and node
     """
     from node.signer.home import add_signer_key
 
@@ -168,7 +184,9 @@ def add_key(home: Home, keystore: Path | None, passphrase_file: Path | None, as_
 @click.argument("account", type=ADDRESS)
 @json_option
 def possession(home: Home, vote_key: bytes, account: str, as_json: bool) -> None:
-    """Prove to the chain that ACCOUNT has the signer's vote key, for `dekube tx stake 0 --possession FILE`.
+    """Prove to the chain that ACCOUNT owns the signer's vote key.
+
+    Pass the output to `dekube tx stake 0 --possession FILE`.
 
     \b
     Example:
@@ -188,10 +206,15 @@ def possession(home: Home, vote_key: bytes, account: str, as_json: bool) -> None
 @click.option(
     "--accept-empty-guard",
     is_flag=True,
-    help="Begin the record of a key that has certainly never voted. A mistake costs the stake.",
+    help="Start with an empty guard. The key must never have voted, or the stake is lost.",
 )
 def run(home: Home, accept_empty_guard: bool) -> None:
-    """Run the signer in --home until SIGTERM or Ctrl-C."""
+    """Run the signer in --home until SIGTERM or Ctrl-C.
+
+    \b
+    Example:
+      dekube signer run
+    """
     from node.signer.service import run_signer
 
     run_signer(
@@ -205,7 +228,14 @@ def run(home: Home, accept_empty_guard: bool) -> None:
 @signer_home_option
 @json_option
 def status(home: Home, as_json: bool) -> None:
-    """Show up to where the keys of the running signer in --home have voted, and whether a node uses them."""
+    """Show each key's last vote and whether a node is connected.
+
+    The signer in --home must be running.
+
+    \b
+    Example:
+      dekube signer status
+    """
     keys = _ask(home, AskKeys(), Keys).vote_keys
     first, *others = [_status_fields(_ask(home, AskStatus(key), SignerStatus)) for key in keys]
     if as_json:
@@ -235,9 +265,14 @@ def _status_fields(found: SignerStatus) -> dict[str, Any]:
 @click.argument("file", type=PathName())
 @json_option
 def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
-    """Write the watermark to FILE, to move the key. This signer votes no more with it from then on.
+    """Write the key's watermark to FILE and stop signing votes with it.
 
-    That holds over every restart, until a watermark of the key is imported here again.
+    The signer refuses to vote with the key, also after restarts. Import a watermark of the key here to
+    allow votes again.
+
+    \b
+    Example:
+      dekube signer export watermark.json
     """
     check_new(file)
     try:
@@ -261,9 +296,13 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
 @click.argument("file", type=PathName())
 @json_option
 def import_(home: Home, file: Path, as_json: bool) -> None:
-    """Take over the watermark in FILE: from now on this signer votes, and only above it. It must not run.
+    """Import the watermark in FILE and allow this signer to vote above it.
 
-    Import a file on one machine alone: two that vote with a key cost its stake.
+    Stop the signer first. Import a file on one machine only: two machines with one key lose the stake.
+
+    \b
+    Example:
+      dekube signer import watermark.json
     """
     from node.signer.home import vote_keys_of
 

@@ -20,9 +20,10 @@ _JAILED: Final = ("operator", "until", "times in a row", "stake")
 @reading_options
 @json_option
 def slashes(session: Session, as_json: bool) -> None:
-    """List who was slashed, why and how much, and which validators are jailed.
+    """List slashed and jailed validators, with reasons and amounts.
 
-    Whoever voted twice is out for ever. Whoever was down sits again after some epochs, twice as many each time.
+    A validator that voted twice is excluded for ever. A validator that was offline returns after some
+    epochs; the number doubles each time.
 
     \b
     Examples:

@@ -60,7 +60,7 @@ def is_slashed(state: dict[str, Any]) -> bool:
 @click.option(
     "--check",
     is_flag=True,
-    help="Exit status 1 unless the node follows the chain, others can reach it, and it was not slashed.",
+    help="Return exit status 1 unless the node follows the chain, is reachable and not slashed.",
 )
 @json_option
 def status(home: Home, check: bool, as_json: bool) -> None:

@@ -33,7 +33,10 @@ SEATED_AFTER_EPOCHS: Final = 3
 
 @click.group(cls=Commands)
 def tx() -> None:
-    """Stake, withdraw the stake, rotate a validator's keys. Payments: `dekube wallet`."""
+    """Stake, unstake or rotate a validator's keys.
+
+    For payments use `dekube wallet send`.
+    """
 
 
 @tx.command()
@@ -42,15 +45,20 @@ def tx() -> None:
 @click.option(
     "--possession",
     type=PathName(),
-    help="Vote with the key of this file, which `dekube signer possession` wrote with --json.",
+    help="Use the vote key in this file, the output of `dekube signer possession --json`.",
 )
 @yes_option
 @json_option
 def stake(session: Session, amount: int, possession: Path | None, yes: bool, as_json: bool) -> None:
-    """Stake AMOUNT as a validator, with the vote key of the node in --home, or one that is with a signer.
+    """Stake AMOUNT (DKB) as a validator with the vote key in --home.
 
-    Who has stake already adds to it with the vote key that is registered; after `rotate-keys` that is the new one.
-    An AMOUNT of 0 registers another vote key for what is staked already.
+    A vote key in a signer needs --possession. A validator with stake adds AMOUNT under its registered vote
+    key. AMOUNT 0 registers another vote key for the existing stake.
+
+    \b
+    Examples:
+      dekube tx stake 100000
+      dekube tx stake 0 --possession possession.json
     """
     passphrase = ""
     proofs = None if possession is None else read_possession(possession)
@@ -104,11 +112,15 @@ def _seated_from(committee: dict[str, Any]) -> str:
 @yes_option
 @json_option
 def rotate_keys(session: Session, yes: bool, as_json: bool) -> None:
-    """Replace the vote key (and the VRF key that comes with it) of the validator in --home.
+    """Replace the vote key and VRF key of the validator in --home.
 
-    A new key is drawn and registered. It sits from the third epoch on; until then the old one votes, so start the
-    node once again with both before that. Run again when the new key sits: the next rotation begins with it. A key
-    that waits for its first seat already is registered once more.
+    The command generates and registers a new key. The new key votes from the third epoch on; until then the
+    old key votes. Restart the node before that epoch, so that it loads both keys. Run the command again
+    only when the new key votes. Before that it registers the same new key again.
+
+    \b
+    Example:
+      dekube tx rotate-keys
     """
     from node.home.create import load_key, rewrite_options, save_key
     from node.home.guards import begin_guard
@@ -154,10 +166,14 @@ def rotate_keys(session: Session, yes: bool, as_json: bool) -> None:
 @yes_option
 @json_option
 def unstake(session: Session, amount: int, yes: bool, as_json: bool) -> None:
-    """Take AMOUNT out of the stake: all of it, or so much that the least stake is left. It returns by itself.
+    """Unstake AMOUNT (DKB): the whole stake, or leave at least the minimum stake.
 
-    That is after the unbonding time of the chain, two weeks unless its genesis says otherwise. Until then it can
-    still be slashed.
+    The amount returns to the account after the unbonding time (default: two weeks). Until then it can still
+    be slashed.
+
+    \b
+    Example:
+      dekube tx unstake 5000
     """
     if not amount:
         raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")

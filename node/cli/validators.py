@@ -21,13 +21,13 @@ _COLUMNS: Final = ("validator", "stake", "seat", "weight", "voted", "led", "miss
 @reading_options
 @json_option
 def validators(session: Session, as_json: bool) -> None:
-    """List who votes now and who has stake, the largest first: seat, weight, and how it does in this epoch.
+    """List validators with their stake, weight and performance, largest first.
 
-    `state` says who votes from which block on, and who leaves with which: withdrawn stake votes for up to three
-    epochs.
+    `state` shows from which block a validator votes or stops. Unstaked coins vote for up to three more
+    epochs. New stake votes from the third epoch.
 
-    `voted` counts final blocks of the epoch with the seat's vote, `led` blocks that it made, `missed` views that
-    it was to lead and did not. A stake counts from the third epoch on.
+    `voted` counts the epoch's final blocks with the seat's vote. `led` counts blocks it proposed; `missed`
+    counts views it failed to lead.
 
     \b
     Examples:

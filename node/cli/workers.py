@@ -29,13 +29,13 @@ _COLUMNS: Final = ("machine", "status", "roles", "GPU", "speed", "slots", "price
 
 @click.group(cls=Commands)
 def worker() -> None:
-    """Register this machine, list the machines of the market.
+    """Register this machine as a worker and list the market's machines.
 
-    A running node with role compute or verify registers by itself (registry.auto_register in config.toml) and does
-    its duties alone: these commands are for looking, for a larger bond, and for leaving.
+    A node with role compute or verify registers by itself (registry.auto_register in config.toml). It also
+    performs its duties by itself. Use these commands to inspect the market, raise the bond or retire.
 
     \b
-    Try on a test network (dekube testnet up):
+    Try it on a test network (dekube testnet up):
       dekube worker list --home .testnet/validator-0
       dekube worker show --home .testnet/worker-0
       dekube worker earnings --home .testnet/worker-0
@@ -47,10 +47,15 @@ def worker() -> None:
 
 @worker.command(name="list")
 @reading_options
-@click.option("--role", type=click.Choice(ROLES), help="Only machines that offer this.")
+@click.option("--role", type=click.Choice(ROLES), help="Show only machines with this role.")
 @json_option
 def list_(session: Session, role: str | None, as_json: bool) -> None:
-    """List the registered machines: what they have, ask, and have locked, and their record of verified work."""
+    """List the registered machines: hardware, price, bond and verified work.
+
+    \b
+    Example:
+      dekube worker list --role compute
+    """
     with session.client() as client:
         found = [node for node in client.items("dekube_getNodes") if role is None or role in node["roles"]]
         now_ms = 0 if as_json else client.head().time_ms
@@ -106,7 +111,14 @@ def _speed(node: dict[str, Any]) -> str:
 @click.argument("machine", required=False)
 @json_option
 def show_(session: Session, machine: str | None, as_json: bool) -> None:
-    """Show MACHINE, an address or the NAME of an account. Default: that of the node in --home."""
+    """Show one MACHINE: an address or the name of a wallet account.
+
+    Default: the node in --home.
+
+    \b
+    Example:
+      dekube worker show 0xADDRESS
+    """
     who = _who(session, machine)
     with session.client() as client:
         node = _find(client, who)
@@ -144,7 +156,14 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
 @click.argument("machine", required=False)
 @json_option
 def earnings(session: Session, machine: str | None, as_json: bool) -> None:
-    """Show what MACHINE (address or NAME; default: the node in --home) was ever paid by the market, by role."""
+    """Show the total earnings of MACHINE, by role.
+
+    MACHINE is an address or the name of a wallet account. Default: the node in --home.
+
+    \b
+    Example:
+      dekube worker earnings 0xADDRESS
+    """
     who = _who(session, machine)
     with session.client() as client:
         answer = client.call("dekube_getEarnings", address=who)
@@ -161,9 +180,14 @@ def earnings(session: Session, machine: str | None, as_json: bool) -> None:
 @click.argument("machine", required=False)
 @json_option
 def duties(session: Session, machine: str | None, as_json: bool) -> None:
-    """Show what the chain asks of MACHINE (address or NAME; default: the node in --home) now.
+    """Show the current on-chain duties of MACHINE.
 
-    The node does it by itself.
+    MACHINE is an address or the name of a wallet account. Default: the node in --home. A running node
+    performs its duties by itself.
+
+    \b
+    Example:
+      dekube worker duties 0xADDRESS
     """
     who = _who(session, machine)
     with session.client() as client:
@@ -189,7 +213,12 @@ def duties(session: Session, machine: str | None, as_json: bool) -> None:
 @home_option
 @json_option
 def jobs(home: Home, as_json: bool) -> None:
-    """Show the jobs that the node in --home runs now."""
+    """Show the jobs that the node in --home runs now.
+
+    \b
+    Example:
+      dekube worker jobs
+    """
     running = ask_home(home, "status")["jobs"]
     rows = [
         {**job, "task": "0x" + job["task"], "done": f"{job['step']}/{job['total_steps']}"}
@@ -208,15 +237,20 @@ def jobs(home: Home, as_json: bool) -> None:
 
 @worker.command()
 @session_options
-@click.option("--bond", type=AMOUNT, default=None, help="Lock this much; default: registry.stake of config.toml, "
-              "at least what the chain asks.")  # fmt: skip
+@click.option(
+    "--bond",
+    type=AMOUNT,
+    default=None,
+    help="Bond to lock, in DKB. Default: registry.stake in config.toml, at least the chain's minimum.",
+)
 @yes_option
 @json_option
 def register(session: Session, bond: int | None, yes: bool, as_json: bool) -> None:
-    """Register this machine by hand: its roles, cards, speed and price, and a bond that is locked.
+    """Register this machine on chain and lock a bond.
 
-    Needed only where registry.auto_register is off. What it offers stands in config.toml: roles,
-    registry.price_per_gpu_s, executor.jobs_max. The speed is measured here (about a second).
+    Use it only when registry.auto_register is off. config.toml sets the offer: roles,
+    registry.price_per_gpu_s, executor.jobs_max. The command measures the machine's speed, which takes about
+    one second.
 
     \b
     Example:
@@ -239,11 +273,16 @@ def register(session: Session, bond: int | None, yes: bool, as_json: bool) -> No
 
 @worker.command()
 @session_options
-@click.option("--bond", type=AMOUNT, default="0", help="Lock this much more.")
+@click.option("--bond", type=AMOUNT, default="0", help="Amount to add to the bond, in DKB. Default: 0.")
 @yes_option
 @json_option
 def update(session: Session, bond: int, yes: bool, as_json: bool) -> None:
-    """Renew this machine's entry from config.toml, add to its bond, or end its retirement."""
+    """Renew this machine's entry from config.toml, raise its bond, or end its retirement.
+
+    \b
+    Example:
+      dekube worker update --bond 500
+    """
     session.home.load_options()
     key = session.key()
     with session.client() as client:
@@ -260,12 +299,11 @@ def update(session: Session, bond: int, yes: bool, as_json: bool) -> None:
 @click.argument("machine")
 @json_option
 def endorse(session: Session, machine: str, as_json: bool) -> None:
-    """Sign, as the operator, that MACHINE (address or NAME) is one of yours.
+    """Sign, as the operator, that MACHINE belongs to you.
 
-    Machines of one operator never check each other.
-
-    Prints the lines for the machine's config.toml. Nothing is sent; the signature holds for this chain and machine
-    alone. A wallet that signs messages (EIP-191) does as well: `--json` shows the words.
+    Machines of one operator never verify each other. MACHINE is an address or the name of a wallet account.
+    The command prints lines for the machine's config.toml and sends nothing. The signature is valid for
+    this chain and machine only. With --json it prints the message, which any EIP-191 wallet can sign.
 
     \b
     Example:
@@ -289,9 +327,13 @@ def endorse(session: Session, machine: str, as_json: bool) -> None:
 @yes_option
 @json_option
 def retire(session: Session, yes: bool, as_json: bool) -> None:
-    """Take this machine off the market; its bond returns when its duties have ended.
+    """Retire this machine; the bond returns when its duties have ended.
 
-    Refused while registry.auto_register is on: the node would register again.
+    Turn registry.auto_register off first, or the node registers again.
+
+    \b
+    Example:
+      dekube worker retire
     """
     if session.key_name is None and session.home.load_options().registry.auto_register:
         raise ConfigError(

@@ -21,19 +21,18 @@ from testnet.wan.lab import Lab, attach, changes_of, destroy, labs, load_plan, s
 
 __all__ = ["wan"]
 
-_name = click.option("--name", default=None, help="Call the lab so, not as its topology is called.")
+_name = click.option("--name", default=None, help="Name of the new network. Default: the name in the topology.")
 _command = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 LOOK_S: Final = 5.0
 _PASSED: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-@click.group(
-    cls=Commands,
-    name="wan",
-    epilog="TOPOLOGY is a file (its form: docs/network.md) or the name of one that is shipped (`topologies`).",
-)
+@click.group(cls=Commands, name="wan")
 def wan() -> None:
-    """Emulated wide-area networks on this machine: hosts, lines with delay and loss, NAT. Needs root."""
+    """Emulate wide-area networks on this machine: hosts, delay, loss and NAT.
+
+    These commands need root. TOPOLOGY is a file (docs/network.md) or a built-in name (see `topologies`).
+    """
 
 
 @wan.command()
@@ -41,7 +40,12 @@ def wan() -> None:
 @_name
 @json_option
 def up(topology: str, name: str | None, as_json: bool) -> None:
-    """Make the network of TOPOLOGY; an older one of its name is taken down first."""
+    """Create the network of TOPOLOGY and replace an older one of its name.
+
+    \b
+    Example:
+      dekube testnet wan up homes
+    """
     lab = Lab(load_plan(topology), name)
     lab.up()
     _show_hosts(lab, as_json)
@@ -51,7 +55,12 @@ def up(topology: str, name: str | None, as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def down(name: str, as_json: bool) -> None:
-    """Take the network NAME down, with every process in it, whatever state it is in."""
+    """Remove the network NAME and kill every process in it.
+
+    \b
+    Example:
+      dekube testnet wan down homes
+    """
     was_up = destroy(name)
     show({"name": name, "was_up": was_up}) if as_json else click.echo("down" if was_up else "was not up")
 
@@ -59,14 +68,24 @@ def down(name: str, as_json: bool) -> None:
 @wan.command(name="list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the networks that are up."""
+    """List the networks that are up.
+
+    \b
+    Example:
+      dekube testnet wan list
+    """
     show_rows([{"name": name} for name in labs()], ("name",), as_json=as_json, title="Networks")
 
 
 @wan.command()
 @json_option
 def topologies(as_json: bool) -> None:
-    """List the topologies that are shipped."""
+    """List the built-in topologies.
+
+    \b
+    Example:
+      dekube testnet wan topologies
+    """
     rows = [
         {"name": name, "hosts": len(load_plan(name).topology.hosts), "about": text.splitlines()[0].lstrip("# ")}
         for name, text in sorted(shipped().items())
@@ -78,7 +97,12 @@ def topologies(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def hosts(name: str, as_json: bool) -> None:
-    """List the hosts of the network NAME and their addresses."""
+    """List the hosts of the network NAME and their addresses.
+
+    \b
+    Example:
+      dekube testnet wan hosts homes
+    """
     _show_hosts(attach(name), as_json)
 
 
@@ -87,7 +111,14 @@ def hosts(name: str, as_json: bool) -> None:
 @click.argument("host")
 @_command
 def exec_(name: str, host: str, command: tuple[str, ...]) -> None:
-    """Run COMMAND in HOST; in its words {B} is B's IPv4 address and {B.6} its IPv6 address."""
+    """Run COMMAND in HOST of the network NAME.
+
+    In COMMAND, {B} stands for host B's IPv4 address and {B.6} for its IPv6 address.
+
+    \b
+    Example:
+      dekube testnet wan exec homes A ping -c 3 {B}
+    """
     raise click.exceptions.Exit(subprocess.call(attach(name).argv(host, _without_dashes(command))))
 
 
@@ -96,7 +127,12 @@ def exec_(name: str, host: str, command: tuple[str, ...]) -> None:
 @click.argument("host")
 @_command
 def run(topology: str, host: str, command: tuple[str, ...]) -> None:
-    """Make a network, run COMMAND in HOST, and take the network down."""
+    """Create a network, run COMMAND in HOST, and remove the network.
+
+    \b
+    Example:
+      dekube testnet wan run homes A ping -c 3 {B}
+    """
     with Lab(load_plan(topology)) as lab:
         status = subprocess.call(lab.argv(host, _without_dashes(command)))
     raise click.exceptions.Exit(status)
@@ -107,12 +143,15 @@ def run(topology: str, host: str, command: tuple[str, ...]) -> None:
 @click.argument("line")
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
 def set_(name: str, line: str, settings: tuple[str, ...]) -> None:
-    """Change LINE of the network NAME while it carries: A-B both ways, "A>B" one, A:up and A:down a host's own.
+    """Change the settings of LINE in the network NAME while it runs.
+
+    LINE is A-B (both directions), "A>B" (one direction), A:up or A:down (a host's access line).
 
     \b
-    dekube testnet wan set homes GA-GB loss=5% rtt=200ms
-    dekube testnet wan set homes GA:up rate=5mbit
-    dekube testnet wan set homes GA-R1 down=true
+    Examples:
+      dekube testnet wan set homes GA-GB loss=5% rtt=200ms
+      dekube testnet wan set homes GA:up rate=5mbit
+      dekube testnet wan set homes GA-R1 down=true
     """
     attach(name).set(line, **changes_of(settings))
 
@@ -126,11 +165,18 @@ def set_(name: str, line: str, settings: tuple[str, ...]) -> None:
     type=SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="Without any address so long.",
+    help="Seconds without any address.",
 )
 @json_option
 def roam(name: str, host: str, away: float, as_json: bool) -> None:
-    """Change the addresses of HOST, which is behind a gateway: its connections break without a word."""
+    """Change the addresses of HOST, a host behind a gateway.
+
+    Its connections break without notice.
+
+    \b
+    Example:
+      dekube testnet wan roam homes A --away 5
+    """
     address4, address6 = attach(name).roam(host, away_s=away)
     row = {"host": host, "ipv4": str(address4), "ipv6": str(address6)}
     show(row) if as_json else click.echo(f"{host} is at {address4} and {address6} now")
@@ -138,10 +184,15 @@ def roam(name: str, host: str, away: float, as_json: bool) -> None:
 
 @wan.command()
 @click.argument("name")
-@click.option("--reset", is_flag=True, help="Begin to count anew afterwards.")
+@click.option("--reset", is_flag=True, help="Reset the counters afterwards.")
 @json_option
 def stats(name: str, reset: bool, as_json: bool) -> None:
-    """Show what each line of the network NAME carried and lost, and how exactly the emulator kept its times."""
+    """Show the traffic, losses and timing errors of each line of the network NAME.
+
+    \b
+    Example:
+      dekube testnet wan stats homes --reset
+    """
     lab = attach(name)
     counted = lab.stats()
     if reset:
@@ -162,7 +213,14 @@ def stats(name: str, reset: bool, as_json: bool) -> None:
 @click.argument("topology")
 @json_option
 def check_(topology: str, as_json: bool) -> None:
-    """Measure every line of a network against its settings: one that is up, or TOPOLOGY for the while."""
+    """Measure every line of a network and compare it with its settings.
+
+    TOPOLOGY is a network that is up, else a topology to create for the measurement.
+
+    \b
+    Example:
+      dekube testnet wan check homes
+    """
     if topology in labs():
         rows = check(attach(topology))
     else:
@@ -180,13 +238,18 @@ def check_(topology: str, as_json: bool) -> None:
     help="Folder of the members' homes.",
 )  # fmt: skip
 @click.option(
-    "--seed", default=1, show_default=True, type=Whole(0), help="All keys derive from it: for tests only."
+    "--seed", default=1, show_default=True, type=Whole(0), help="Seed of all keys; use it for tests only."
 )
 def network(topology: str, folder: Path, seed: int) -> None:
-    """Run validators at home and relays between them until Ctrl-C; try it with `validators`.
+    """Run validators and relays on the hosts of TOPOLOGY until Ctrl-C.
 
-    Hosts of TOPOLOGY behind a gateway are validators that nobody can dial, public hosts that nobody is behind are
-    relays. Each has its home and its log in the folder; `dekube status --home FOLDER/HOST` asks one.
+    Hosts behind a gateway run validators that accept no inbound connection. Public hosts with no host
+    behind them run relays. Each host's home and log are in the folder. `dekube status --home FOLDER/HOST`
+    shows one node.
+
+    \b
+    Example:
+      dekube testnet wan network validators
     """
     from testnet.wan.network import lay_out_homes
 

@@ -16,10 +16,10 @@ __all__ = ["task"]
 
 @click.group(cls=Commands)
 def task() -> None:
-    """Post a task, follow it, fetch its result and its bill.
+    """Create training tasks, follow them and fetch their results.
 
     \b
-    Try on a test network (dekube testnet up):
+    Try it on a test network (dekube testnet up):
       dekube task create --home .testnet/validator-0 --watch
       dekube task list --home .testnet/validator-0
       dekube task result --home .testnet/validator-0 TASK --out model.npz

@@ -30,9 +30,13 @@ __all__ = ["cancel", "demand", "resume", "top_up"]
 @yes_option
 @json_option
 def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
-    """End a task early; what is locked and not earned comes back.
+    """End a task early and refund what is locked and not earned.
 
-    A window under way is still finished and paid; a worker that has begun to prepare is paid for its time.
+    A running window is finished and paid. A worker that is preparing is paid for its time.
+
+    \b
+    Example:
+      dekube task cancel 0xTASK
     """
     what = {"does": "ends the task early", "comes back": "what is locked and not earned"}
     _act(session, task_id, CANCEL_TASK, [task_id], what, yes, as_json)
@@ -45,7 +49,14 @@ def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
 @yes_option
 @json_option
 def top_up(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bool) -> None:
-    """Add AMOUNT (0.5 is 0.5 DKB) to what pays a task's verification; unused it comes back."""
+    """Add AMOUNT (DKB) to the funds for a task's verification.
+
+    Unused funds are refunded.
+
+    \b
+    Example:
+      dekube task top-up 0xTASK 0.5
+    """
     if not amount:
         raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
     what = {"does": "locks more for the checks of the task", "amount": show_amount(amount)}
@@ -59,10 +70,15 @@ def top_up(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bo
 @yes_option
 @json_option
 def demand(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bool) -> None:
-    """Have drawn machines fetch a result that cannot be had, within a day of the task's end.
+    """Demand an unavailable result within one day of the task's end.
 
-    AMOUNT (0.01 is 0.01 DKB) pays them if they can, and each then has a copy to download; it comes back, with the
-    last window's price, if its worker does not serve it. What is too much comes back too.
+    Randomly selected machines fetch the result and keep a copy to download. AMOUNT (DKB) pays them if they
+    succeed. If the worker serves no result, AMOUNT and the last window's price are refunded. Any excess is
+    refunded too.
+
+    \b
+    Example:
+      dekube task demand 0xTASK 0.01
     """
     if not amount:
         raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
@@ -76,10 +92,15 @@ def demand(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bo
 @yes_option
 @json_option
 def resume(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
-    """Look for another worker for a paused task; it goes on from its last final window.
+    """Search another worker for a paused task.
 
-    A machine that has lost or left the task is not offered it again, also when it is back: where no other one is
-    registered, the task pauses again. That is said before the fee is paid.
+    The task continues from its last final window. A machine that lost or left the task is never assigned
+    again. Without another machine, the task pauses again. The command warns about this before you pay the
+    fee.
+
+    \b
+    Example:
+      dekube task resume 0xTASK
     """
     what = {"does": "has another worker looked for"}
     _act(session, task_id, RESUME_TASK, [task_id], what, yes, as_json, only_in="paused", tell=_tell_of_machines)

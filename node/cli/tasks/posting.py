@@ -76,24 +76,25 @@ def _recipe_options(function: _Function) -> _Function:
     wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
     for option in (
         click.option("--seed", default="", metavar="TEXT",
-                     help="Fixes weights and order of the samples; the same seed trains the same bits. "
-                     "Default: random."),
+                     help="Seed of the weights and the sample order; equal seeds give equal results. "
+"Default: random."),
         click.option("--match-s", default=600, show_default=True, type=Whole(1, 86_400),
-                     help="Seconds to look for a worker before the task expires."),
+                     help="Seconds to search for a worker before the task expires."),
         click.option("--gpu-ms-per-step", default=GPU_MS_PER_STEP_DEFAULT, show_default=True,
-                     type=Whole(1, GPU_MS_PER_STEP_MAX), help="Most GPU time charged for a step."),
+                     type=Whole(1, GPU_MS_PER_STEP_MAX),
+                     help="Highest GPU time charged per step, in milliseconds."),
         click.option("--max-price", default=MAX_PRICE_DEFAULT, show_default=True, type=AMOUNT,
-                     help="Most that is paid for a GPU-second, in DKB."),
+                     help="Highest price of a GPU-second, in DKB."),
         click.option("--widths", default="64,256,128,10", show_default=True, metavar="N,N,...",
-                     help="Units of the model's layers, features to classes."),
+                     help="Units of the model's layers, from features to classes."),
         click.option("--windows", default=WINDOWS_DEFAULT, show_default=True, type=Whole(1, 10_000),
-                     help="Parts that are proved, checked and paid one by one."),
+                     help="Number of windows. Each is proved, verified and paid separately."),
         click.option("--steps", default=STEPS_DEFAULT, show_default=True, type=Whole(1, STEPS_MAX),
-                     help=f"Training steps in all, a multiple of {SEGMENT_STEPS} for each window."),
+                     help=f"Number of training steps: a multiple of {SEGMENT_STEPS} for each window."),
         click.option("--data", default="digits", show_default=True, type=click.Choice(["digits"]),
-                     help="Built-in data set: handwritten digits (scikit-learn's)."),
+                     help="Built-in data set: handwritten digits of scikit-learn."),
         click.option("--spec", "spec_file", type=PathName(), metavar="FILE",
-                     help="A whole job instead: canonical bytes or JSON (see `task quote --save`)."),
+                     help="Read the job from FILE: canonical bytes or JSON (see `task quote --save`)."),
     ):  # fmt: skip
         option(wrapped)
     return wrapped  # type: ignore[return-value]
@@ -163,7 +164,7 @@ def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: 
 def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_json: bool) -> None:
     """Show what creating a task would lock; nothing is sent.
 
-    The whole price is locked, what is not used comes back.
+    The whole price is locked, and the unused part is refunded.
 
     \b
     Examples:
@@ -233,18 +234,19 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
 @session_options
 @_recipe_options
 @click.option("--watch", "watches", is_flag=True, help="Follow the task until it ends.")
-@click.option("--anyway", is_flag=True, help="Post a job also where it is known that nobody can do it now.")
+@click.option("--anyway", is_flag=True, help="Create the task even if no machine can run it now.")
 @yes_option
 @json_option
 def create(session: Session, recipe: _Recipe, watches: bool, anyway: bool, yes: bool, as_json: bool) -> None:
-    """Post a task: lock its price and let the chain find a worker.
+    """Create a task: lock its price and let the chain assign a worker.
 
-    Without options it trains a classifier of handwritten digits in 600 steps: a few seconds on one processor.
-    The data set goes to the blob store of the node in --home; with --rpc, or without a node there, to that of a
-    gateway that takes uploads, signed for by the key. Workers fetch it from there. Where the node that is asked
-    does not hold the data set of a job (--spec), that is said before anything is paid. A job that is known not to
-    be done (its data set is none or another one, init_root is of other widths, no machine has what it requires) is
-    refused before anything is locked.
+    Default: train a classifier of handwritten digits in 600 steps. The data set is uploaded to the node in
+    --home. With --rpc, or without that node, a gateway receives it, signed with --key. Workers download it
+    from there.
+
+    For --spec, the command warns before payment if the node lacks the data set. It refuses an impossible
+    job before anything is locked. A job is impossible if the data set or init_root does not match. It is
+    impossible also if no machine meets its requirements.
 
     \b
     Examples:

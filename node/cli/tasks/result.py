@@ -26,17 +26,19 @@ __all__ = ["result"]
 @reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--out", type=PathName(), metavar="FILE",
-              help=f"Write the trained state; its suffix picks the form: {', '.join(FORMATS)}.")  # fmt: skip
-@click.option("--window", type=Whole(0), help="The state after this window; default: the last final one.")
+              help="Write the trained state to FILE. The suffix selects the format: "
+              f"{', '.join(FORMATS)}.")  # fmt: skip
+@click.option("--window", type=Whole(0), help="Fetch the state after this window. Default: the last final window.")
 @overwrite_option
 @json_option
 def result(
     session: Session, task_id: bytes, out: Path | None, window: int | None, yes: bool, as_json: bool
 ) -> None:  # fmt: skip
-    """Fetch the trained state, check it against the proof on chain, and test it on data it has not seen.
+    """Fetch the trained state, verify its proof and test it.
 
-    The node in --home fetches it from the worker, through relays where it must; with --rpc, or without a node
-    there, the gateway's node does. What has come is kept for the next try when this is interrupted.
+    The test uses data that the model was not trained on. The node in --home fetches the state from the
+    worker. With --rpc, or without that node, the gateway's node fetches it. An interrupted download resumes
+    on the next run.
 
     \b
     Example:

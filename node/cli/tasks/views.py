@@ -31,19 +31,23 @@ _LIST_COLUMNS: Final = ("id", "phase", "windows", "worker", "price", "created")
 @not_with(("--cursor", "--limit"), "--all")
 @click.command(name="list")
 @reading_options
-@click.option("--phase", type=click.Choice([phase.name.lower() for phase in Phase]), help="Only in this phase.")
-@click.option("--requester", metavar="ADDRESS|NAME", help="Only created by this account.")
-@click.option("--worker", metavar="ADDRESS|NAME", help="Only ever given to this machine.")
-@click.option("--mine", is_flag=True, help="Only created by the node in --home, or the only account.")
-@click.option("--cursor", metavar="TEXT", help="Go on after an earlier page: its `next`.")
-@click.option("--limit", default=20, show_default=True, type=Whole(1, PAGE_MAX), help="Tasks of a page.")
-@click.option("--all", "shows_all", is_flag=True, help="All pages.")
+@click.option(
+    "--phase", type=click.Choice([phase.name.lower() for phase in Phase]), help="Show only tasks in this phase."
+)
+@click.option("--requester", metavar="ADDRESS|NAME", help="Show only tasks created by this account.")
+@click.option("--worker", metavar="ADDRESS|NAME", help="Show only tasks ever assigned to this machine.")
+@click.option("--mine", is_flag=True, help="Show only tasks of the node in --home, or of the only account.")
+@click.option("--cursor", metavar="TEXT", help="Continue after an earlier page: its `next` value.")
+@click.option(
+    "--limit", default=20, show_default=True, type=Whole(1, PAGE_MAX), help="Number of tasks on one page."
+)
+@click.option("--all", "shows_all", is_flag=True, help="Show all pages.")
 @json_option
 def list_(
     session: Session, phase: str | None, requester: str | None, worker: str | None, mine: bool,
     cursor: str | None, limit: int, shows_all: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """List tasks, the oldest first; a list is of one height, whatever happens meanwhile.
+    """List tasks, oldest first; all pages show the same height.
 
     \b
     Examples:
@@ -89,7 +93,12 @@ def list_(
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
 def show_(session: Session, task_id: bytes, as_json: bool) -> None:
-    """Show a task: its job, its phase, every change, its windows and what their verifiers found."""
+    """Show a task: job, phase, history, windows and the verifiers' findings.
+
+    \b
+    Example:
+      dekube task show 0xTASK
+    """
     with session.client() as client:
         task = record_of(client, task_id)
         record = task.document
@@ -179,7 +188,14 @@ def _verdict(seat: dict[str, Any]) -> str:
 @click.argument("task_id", type=TASK, metavar="TASK")
 @json_option
 def proof(session: Session, task_id: bytes, as_json: bool) -> None:
-    """Show the proofs of work of a task: one for each window, with what was drawn, re-run and opened."""
+    """Show the proof of work of each window of a task.
+
+    It includes the drawn, re-run and opened segments.
+
+    \b
+    Example:
+      dekube task proof 0xTASK
+    """
     with session.client() as client:
         record_of(client, task_id)
         windows = list(client.items("dekube_getTaskWindows", task=hexed(task_id)))
@@ -212,13 +228,17 @@ def proof(session: Session, task_id: bytes, as_json: bool) -> None:
 @click.command()
 @reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
-@click.option("--lines", "all_lines", is_flag=True, help="Every movement in its order.")
+@click.option("--lines", "all_lines", is_flag=True, help="Show every payment in its order.")
 @json_option
 def bill(session: Session, task_id: bytes, all_lines: bool, as_json: bool) -> None:
-    """Show the bill, what each party paid and got, and its sums.
+    """Show the bill of a task: every payment and the sums.
 
-    Equal movements of several windows are one row; --lines shows each. Locked + paid + refunded + burned =
-    deposited, exactly.
+    Equal payments of several windows share one row; --lines shows each payment. Locked + paid + refunded +
+    burned = deposited, exactly.
+
+    \b
+    Example:
+      dekube task bill 0xTASK --lines
     """
     with session.client() as client:
         record_of(client, task_id)

@@ -74,9 +74,13 @@ def show_sums(totals: EscrowTotals) -> None:
 )
 @json_option
 def watch(session: Session, task_id: bytes, timeout_s: float, as_json: bool) -> None:
-    """Follow a task until it ends; exit status 1 unless it settles.
+    """Follow a task until it ends; the exit status is 1 unless it settles.
 
-    With --json the progress goes to standard error and the outcome to standard output.
+    With --json, progress goes to standard error and the outcome to standard output.
+
+    \b
+    Example:
+      dekube task watch 0xTASK --timeout 600
     """
     with session.client() as client:
         record_of(client, task_id)

@@ -16,11 +16,11 @@ __all__ = ["wallet"]
 
 @click.group(cls=Commands)
 def wallet() -> None:
-    """Keep accounts, send, call contracts, sign, and follow what happens.
+    """Manage accounts, send payments, call contracts and sign messages.
 
-    Accounts are keystore files (Ethereum's v3, as geth, cast and MetaMask read and write them) in the folder
-    wallet/ of --home; NAME is one of them, an address among them, or any keystore file. Secrets are asked for, or
-    read from files; "-" is standard input. None is ever an argument.
+    Accounts are keystore files (Ethereum v3: geth, cast, MetaMask) in wallet/ of --home. NAME is an
+    account's name, its address, or any keystore file. Secrets are prompted for or read from files; "-"
+    reads standard input. No secret is ever a command-line argument.
 
     \b
     Examples:

@@ -47,8 +47,8 @@ class _HdPath(click.ParamType[str]):
 
 _path_option: Final = click.option(
     "--path", metavar="PATH", type=_HdPath(),
-    help="Of the mnemonic's accounts this one (BIP-32): m/44'/60'/N'/0/0 is Ledger Live's, m/44'/60'/0'/N that of "
-    "Ledger before it.  [default: m/44'/60'/0'/0/0]",
+    help="BIP-32 path of the account. Ledger Live: m/44'/60'/N'/0/0; older Ledger: "
+"m/44'/60'/0'/N.  [default: m/44'/60'/0'/0/0]",
 )  # fmt: skip
 
 
@@ -57,21 +57,26 @@ _path_option: Final = click.option(
 @new_key_options
 @click.argument("name")
 @click.option("--words", type=click.Choice([str(count) for count in MNEMONIC_WORDS]),
-              help="Derive it from a fresh mnemonic of so many words: the backup of the account.")  # fmt: skip
+              help="Derive the account from a new mnemonic of this many words.")  # fmt: skip
 @click.option(
     "--mnemonic-file", type=FILE,
-    help='Write the mnemonic to this new file instead of showing it; "-": it alone to standard output, all else '
-    "to standard error (with --json it is in the document).",
+    help='Write the mnemonic to this new file; "-" writes it alone to standard output. '
+'Default: show it.',
 )  # fmt: skip
 @_path_option
 @json_option
 def new(
     session: Session, name: str, words: str | None, mnemonic_file: Path | None, path: str | None, as_json: bool
 ) -> None:
-    """Make a new account NAME.
+    """Create a new account NAME.
 
-    Without --words its file is the only copy. With it, whoever has the words has the account (path
-    m/44'/60'/0'/0/0, or --path): write them down, and keep them from others.
+    Without --words, the keystore file is the only copy of the key. With --words, the mnemonic restores the
+    account (path m/44'/60'/0'/0/0, or --path). Write the words down and keep them secret.
+
+    \b
+    Examples:
+      dekube wallet new savings
+      dekube wallet new savings --words 12
     """
     place = _free(session.keyring.place(name))
     is_alone = str(mnemonic_file) == STDIO and not as_json
@@ -100,22 +105,33 @@ def new(
 @click.command(name="import")
 @new_key_options
 @click.argument("name")
-@click.option("--keystore", type=PathName(), help="From another keystore file.")
-@click.option("--keystore-passphrase-file", type=FILE, help="File with its passphrase; else it is asked for.")
-@click.option("--mnemonic", "is_mnemonic", is_flag=True, help="From a mnemonic that is asked for.")
-@click.option("--mnemonic-file", type=FILE, help="From the mnemonic in this file.")
+@click.option("--keystore", type=PathName(), help="Import this keystore file.")
+@click.option(
+    "--keystore-passphrase-file", type=FILE, help="File with the passphrase of --keystore. Default: prompt."
+)
+@click.option("--mnemonic", "is_mnemonic", is_flag=True, help="Prompt for a mnemonic.")
+@click.option("--mnemonic-file", type=FILE, help="Read the mnemonic from this file.")
 @click.option("--index", type=Whole(0, INDEX_MAX),
-              help="Of the mnemonic's accounts this one: m/44'/60'/0'/0/INDEX.  [default: 0]")  # fmt: skip
+              help="Number of the mnemonic's account: m/44'/60'/0'/0/INDEX.  [default: 0]")  # fmt: skip
 @_path_option
-@click.option("--extra", "asks_extra", is_flag=True, help="The mnemonic has a passphrase of its own: ask for it.")
-@click.option("--secret-file", type=FILE, help="From the 64 hex digits in this file.")
+@click.option("--extra", "asks_extra", is_flag=True, help="Prompt for the mnemonic's own passphrase (BIP-39).")
+@click.option("--secret-file", type=FILE, help="Read the secret key (64 hex digits) from this file.")
 @json_option
 def import_(
     session: Session, name: str, keystore: Path | None, keystore_passphrase_file: Path | None, is_mnemonic: bool,
     mnemonic_file: Path | None, index: int | None, path: str | None, asks_extra: bool, secret_file: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Make an account NAME of an existing key: by default of 64 hex digits that are asked for (not shown)."""
+    """Import an existing key as the account NAME.
+
+    Default: prompt for the secret key (64 hex digits, not echoed).
+
+    \b
+    Examples:
+      dekube wallet import savings
+      dekube wallet import savings --mnemonic --index 1
+      dekube wallet import savings --keystore other.json
+    """
     place = _free(session.keyring.place(name))
     is_mnemonic = is_mnemonic or mnemonic_file is not None
     if sum((keystore is not None, is_mnemonic, secret_file is not None)) > 1:
@@ -149,7 +165,12 @@ def _free(place: Path) -> Path:
 @click.argument("folder", type=PathName(file_okay=False, exists=True), required=False)
 @json_option
 def list_(session: Session, folder: Path | None, as_json: bool) -> None:
-    """List the accounts, or the keystore files in FOLDER."""
+    """List the wallet's accounts, or the keystore files in FOLDER.
+
+    \b
+    Example:
+      dekube wallet list
+    """
     found = (session.keyring if folder is None else Keyring(folder.absolute())).accounts()
     rows = [{"name": a.name, "address": format_address(a.address), "file": str(a.file)} for a in found]
     show_rows(rows, ["name", "address", "file"], as_json=as_json, title="Accounts")
@@ -160,7 +181,14 @@ def list_(session: Session, folder: Path | None, as_json: bool) -> None:
 @click.argument("name", required=False)
 @json_option
 def address(session: Session, name: str | None, as_json: bool) -> None:
-    """Show the address of an account, without opening it."""
+    """Show the address of the account NAME without opening its key.
+
+    Default: the account of the node in --home, else the only account.
+
+    \b
+    Example:
+      dekube wallet address savings
+    """
     show_fields({"address": format_address(session.address(name))}, as_json=as_json)
 
 
@@ -171,16 +199,24 @@ def address(session: Session, name: str | None, as_json: bool) -> None:
 @click.option(
     "--out",
     type=PathName(),
-    help="Write a keystore file for another wallet, with a new passphrase.",
+    help="Write a keystore file with a new passphrase.",
 )
-@click.option("--new-passphrase-file", type=FILE, help="File with its passphrase; else it is asked for.")
-@click.option("--reveal-secret", is_flag=True, help="Show the secret key, and the vote key. Mind who looks on.")
+@click.option("--new-passphrase-file", type=FILE, help="File with the new passphrase. Default: prompt.")
+@click.option("--reveal-secret", is_flag=True, help="Print the secret key and the vote key in plain text.")
 @json_option
 def export(
     session: Session, name: str | None, out: Path | None, new_passphrase_file: Path | None, reveal_secret: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Give an account to another wallet: as a keystore file, or as its secret."""
+    """Export the account NAME as a keystore file or as its secret key.
+
+    Default: the account of the node in --home, else the only account.
+
+    \b
+    Examples:
+      dekube wallet export savings --out savings.json
+      dekube wallet export savings --reveal-secret
+    """
     if (out is None) == (not reveal_secret):
         raise click.UsageError("--out FILE or --reveal-secret says how.")
     if str(out) == STDIO:

@@ -30,8 +30,8 @@ EXPECTED: Final = "typed data (EIP-712): an object with types, primaryType, doma
 def _message_options(function: _Function) -> _Function:
     for option in (
         click.option("--typed", "typed_file", type=FILE, help="Typed data (EIP-712) in a JSON file."),
-        click.option("--hex", "is_hex", is_flag=True, help="MESSAGE is bytes in 0x hex."),
-        click.option("--file", "message_file", type=FILE, help="The message is the content of this file."),
+        click.option("--hex", "is_hex", is_flag=True, help="Read MESSAGE as bytes in 0x hex."),
+        click.option("--file", "message_file", type=FILE, help="Read the message from this file."),
     ):
         function = option(function)
     return function
@@ -68,15 +68,21 @@ def _digest(
 @signing_options
 @click.argument("message", required=False)
 @_message_options
-@click.option("--yes", "-y", is_flag=True, help="Do not ask before typed data is signed.")
+@click.option("--yes", "-y", is_flag=True, help="Sign typed data without asking for confirmation.")
 @json_option
 def sign(
     session: Session, message: str | None, message_file: Path | None, is_hex: bool, typed_file: Path | None,
     yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Sign MESSAGE as wallets do (EIP-191, personal_sign), or typed data (EIP-712).
+    """Sign a MESSAGE (EIP-191, personal_sign) or typed data (EIP-712).
 
-    Typed data can be an order or a permit: it is shown on standard error, and at a terminal you are asked first.
+    Typed data can authorize an order or a payment. The command shows it on standard error and, at a
+    terminal, asks first.
+
+    \b
+    Examples:
+      dekube wallet sign "hello" --key savings
+      dekube wallet sign --typed permit.json --key savings
     """
     passphrase_first = session.key() if str(session.passphrase_file) == "-" else None
     digest = _digest(message, message_file, is_hex, typed_file, shows=True)
@@ -99,7 +105,14 @@ def verify(
     session: Session, address: str, signature: str, message: str | None, message_file: Path | None, is_hex: bool,
     typed_file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Check that SIGNATURE of MESSAGE is that of ADDRESS, or of the account NAME; exit status 1 when it is not."""
+    """Verify that ADDRESS signed MESSAGE with SIGNATURE.
+
+    ADDRESS may be the name of a wallet account. The exit status is 1 if the signature does not match.
+
+    \b
+    Example:
+      dekube wallet verify 0xADDRESS 0xSIGNATURE "hello"
+    """
     who = session.address(address, known=False)
     digest = _digest(message, message_file, is_hex, typed_file)
     try:

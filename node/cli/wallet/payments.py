@@ -44,11 +44,12 @@ NOBODY: Final = bytes(20)
 def _offer_options(function: _Function) -> _Function:
     for option in (
         yes_option,
-        click.option("--tip", type=FEE, help="Offered to the leader for a unit of gas, within --max-fee."),
-        click.option("--max-fee", type=FEE, help="The most for a unit of gas: 2.5gwei, 1500wei."),
+        click.option("--tip", type=FEE,
+                     help="Fee for the leader per unit of gas, at most --max-fee: 2.5gwei or 1500wei."),
+        click.option("--max-fee", type=FEE, help="Highest fee per unit of gas: 2.5gwei or 1500wei."),
         click.option("--nonce", type=Whole(0, 2**48),
-                     help="Else the next one. That of a transaction that waits, with a fee a tenth above its own, "
-                     "takes its place."),
+                     help="Nonce of the transaction; replaces a pending one if the fee is 10 % higher. "
+"Default: the next one."),
     ):  # fmt: skip
         function = option(function)
     return function
@@ -59,16 +60,22 @@ def _offer_options(function: _Function) -> _Function:
 @click.argument("to")
 @click.argument("amount", type=AMOUNT)
 @_offer_options
-@click.option("--burn", is_flag=True, help="Send to the address of zeros, whose coins are lost.")
+@click.option("--burn", is_flag=True, help="Allow the zero address, where coins are lost.")
 @json_option
 def send(
     session: Session, to: str, amount: int, nonce: int | None, max_fee: int | None, tip: int | None, yes: bool,
     burn: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Send AMOUNT (1.5 is 1.5 DKB; 1500wei the smallest unit) to TO, an address or NAME; return when it is final.
+    """Send AMOUNT to TO and wait until the payment is final.
 
-    What it costs is shown on standard error, and at a terminal you are asked before it leaves. A payment that
-    waits because its fee is too low is replaced by sending it again with its --nonce and a higher --max-fee.
+    TO is an address or the name of a wallet account. AMOUNT is in DKB: 1.5, or 1500wei in the smallest
+    unit. The cost is shown on standard error. At a terminal the command asks before it sends.
+
+    To replace a pending payment, repeat it with the same --nonce and a higher --max-fee.
+
+    \b
+    Example:
+      dekube wallet send 0x52908400098527886E0F7030069857D2E4169EE7 1.5 --key savings
     """
     from state.transition.transfer import TRANSFER_KIND  # its rule weighs more than the client
 
@@ -93,12 +100,18 @@ def send(
 @click.command()
 @reading_options
 @click.argument("name", required=False)
-@click.option("--from", "url", required=True, metavar="URL", help="The faucet, such as http://127.0.0.1:26621.")
+@click.option(
+    "--from", "url", required=True, metavar="URL", help="URL of the faucet, such as http://127.0.0.1:26621."
+)
 @json_option
 def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
-    """Ask the faucet of a test network for coins, for the account NAME or any ADDRESS.
+    """Request coins of a test network for NAME or ADDRESS.
 
-    With a gateway to ask (--rpc, or the node in --home) it returns when they are on the account.
+    With --rpc, or with a node in --home, it waits until the payment is final.
+
+    \b
+    Example:
+      dekube wallet faucet savings --from http://127.0.0.1:26621
     """
     who = session.address(name, known=False)
     has_gateway = bool(session.urls) or session.home.config.exists()
@@ -130,7 +143,9 @@ def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
 @click.argument("contract", required=False)
 @click.argument("function", required=False)
 @click.argument("arguments", nargs=-1)
-@click.option("--value", type=AMOUNT, default="0", help="Send this along, to a function that is payable.")
+@click.option(
+    "--value", type=AMOUNT, default="0", help="Amount to send to a payable function, in DKB. Default: 0."
+)
 @_offer_options
 @json_option
 def call(
@@ -145,11 +160,13 @@ def call(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Call FUNCTION of a system CONTRACT: registry, tasks, billing or staking. Without names, list what there is.
+    """Call FUNCTION of a system CONTRACT: registry, tasks, billing or staking.
 
-    What only reads is answered at once; what writes is sent as a transaction, signed with --key, and shown when it
-    is final. Integers are decimal or 0x, bytes 0x hex. An amount is a number of 10^-18 DKB, or 1.5DKB; an
-    address may be a NAME.
+    Without FUNCTION, list the functions. A reading function answers at once. A writing function is signed
+    with --key, sent, and shown when it is final.
+
+    Integers are decimal or 0x hex; bytes are 0x hex. Amounts are in 10^-18 DKB, or written 1.5DKB. An
+    address may be the name of a wallet account.
 
     \b
     Examples:

@@ -45,12 +45,20 @@ _NATURAL: Final = re.compile(r"[0-9]{1,80}")
 @reading_options
 @click.argument("name", required=False)
 @click.option("--verify", "proves", is_flag=True,
-              help="Check the proof against the validators' signatures: believe no gateway.")  # fmt: skip
+              help="Verify the proof against the validators' signatures; trust no gateway.")  # fmt: skip
 @click.option("--genesis", type=PathName(),
-              help="With --verify: trust this genesis; an existing light client must trust it too.")  # fmt: skip
+              help="Genesis to trust with --verify. Default: the genesis in --home.")  # fmt: skip
 @json_option
 def balance(session: Session, name: str | None, proves: bool, genesis: Path | None, as_json: bool) -> None:
-    """Show the account NAME, or any ADDRESS: what it owns, its nonces and its stake."""
+    """Show the balance, nonces and stake of NAME or ADDRESS.
+
+    Default: the account of the node in --home, else the only account.
+
+    \b
+    Examples:
+      dekube wallet balance savings
+      dekube wallet balance 0x52908400098527886E0F7030069857D2E4169EE7 --verify
+    """
     who = session.address(name, known=False)
     if proves:
         fields = _proven(session, who, genesis)
@@ -103,7 +111,14 @@ def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any
 @click.argument("transaction_hash")
 @json_option
 def tx(session: Session, transaction_hash: str, as_json: bool) -> None:
-    """Show a transaction and its receipt; exit status 1 for one that is unknown."""
+    """Show a transaction and its receipt.
+
+    The exit status is 1 if the transaction is unknown.
+
+    \b
+    Example:
+      dekube wallet tx 0xHASH
+    """
     hash_ = parse_hash(transaction_hash, "TRANSACTION_HASH")
     with session.client() as client:
         found, receipt = client.transaction(hash_), client.receipt(hash_)
@@ -158,12 +173,16 @@ def _pays(found: Transaction, to: str, amount: str) -> bool:
 @reading_options
 @click.argument("name", required=False)
 @click.option("--limit", default=20, show_default=True, type=Whole(1, HISTORY_MAX),
-              help="So many at most.")  # fmt: skip
+              help="Highest number of entries.")  # fmt: skip
 @json_option
 def history(session: Session, name: str | None, limit: int, as_json: bool) -> None:
-    """Show what moved the coins of the account NAME, or any ADDRESS, the newest first.
+    """Show the balance changes of NAME or ADDRESS, newest first.
 
-    Transactions, and what blocks did by themselves: payouts, refunds, tips, stake that came back.
+    They include transactions, payouts, refunds, tips and returned stake.
+
+    \b
+    Example:
+      dekube wallet history savings --limit 50
     """
     who = session.address(name, known=False)
     with session.client() as client:

@@ -30,13 +30,18 @@ _MORE_THAN_ADDRESS: Final = re.compile(r"0[xX][0-9a-fA-F]{41,}")
 @click.command()
 @reading_options
 @click.argument("what", required=False)
-@click.option("--timeout", "timeout_s", type=SECONDS, help="End after so many seconds.  [default: never]")
+@click.option("--timeout", "timeout_s", type=SECONDS, help="Stop after this many seconds.  [default: never]")
 @json_option
 def watch(session: Session, what: str | None, timeout_s: float | None, as_json: bool) -> None:
-    """Follow an account (NAME or ADDRESS) or a transaction (HASH) live, a line for each change.
+    """Follow an account (NAME or ADDRESS) or a transaction (HASH).
 
-    An account is followed until Ctrl-C or --timeout; a transaction until it is final, with exit status 1 when it
-    failed. With --json each line is a JSON document.
+    Each change prints one line; with --json each line is a JSON document. An account is followed until
+    Ctrl-C or --timeout. A transaction is followed until it is final. The exit status is 1 if it failed.
+
+    \b
+    Examples:
+      dekube wallet watch savings
+      dekube wallet watch 0xHASH --timeout 60
     """
     with session.client() as client:
         if what is not None and _MORE_THAN_ADDRESS.fullmatch(what):

@@ -78,7 +78,7 @@ def run(chain: Chain, *, yes: bool = False) -> Any:
 def test_every_command_that_moves_money_has_the_same_way_round_the_question(path: tuple[str, ...]) -> None:
     [option] = (option for option in LEAVES[path].params if option.name == "yes")
     assert isinstance(option, click.Option)
-    assert (set(option.opts), option.help) == ({"--yes", "-y"}, "Do not ask before it is handed in.")
+    assert (set(option.opts), option.help) == ({"--yes", "-y"}, "Send without asking for confirmation.")
 
 
 def test_nothing_leaves_before_somebody_at_a_terminal_says_so(
