@@ -29,11 +29,12 @@ from rpc.client.core import Call, ClientOptions, hexed
 from rpc.client.errors import ClientError, OtherChain
 from rpc.client.results import ChainInfo, Nonce, read_shape
 from rpc.gateway.app import allowed_headers
-from rpc.gateway.connections import DoorOptions, Doors, make_protocols
+from rpc.gateway.connections import DoorOptions, Doors
 from rpc.gateway.dispatch import Caller
 from rpc.gateway.fast_path import DirectRequest
 from rpc.gateway.limits import Budgets, Proxies, caller_key
 from rpc.gateway.memory_quota import Ledger
+from rpc.gateway.protocols import make_protocols
 from rpc.gateway.unsent_bytes import bound_kernel
 from rpc.process.log_output import LogCollector
 from rpc.protocol.errors import RpcError

@@ -25,11 +25,12 @@ import uvloop
 from p2p.base.listening import open_sockets
 from rpc.gateway.app import Application, WebOptions
 from rpc.gateway.blobs import BlobDoor, BlobOptions
-from rpc.gateway.connections import DoorOptions, Doors, make_protocols
+from rpc.gateway.connections import DoorOptions, Doors
 from rpc.gateway.dispatch import Dispatcher, DispatchOptions
 from rpc.gateway.limits import is_loopback
 from rpc.gateway.metrics import Metrics
 from rpc.gateway.node.client import Link, LinkOptions
+from rpc.gateway.protocols import make_protocols
 from rpc.gateway.subscriptions import Hub, SessionOptions
 from rpc.gateway.surface import SURFACE, absent
 from rpc.gateway.unsent_bytes import bound_kernel

@@ -26,8 +26,9 @@ from p2p.service import Network, NetworkConfig
 from rpc.backend.server import Backend
 from rpc.client import AsyncClient, Client, ClientError, ClientOptions
 from rpc.gateway.blobs import BlobDoor, BlobOptions, read_range
-from rpc.gateway.connections import DoorOptions, Doors, make_protocols
+from rpc.gateway.connections import DoorOptions, Doors
 from rpc.gateway.process import GatewayOptions
+from rpc.gateway.protocols import make_protocols
 from rpc.protocol.errors import RpcError
 from rpc.protocol.grants import GRANT_BLOCKS_MAX, grant_digest, make_grant, read_grant
 from state.primitives.keys import SecretKey

@@ -12,10 +12,12 @@ import uvloop
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from rpc.gateway.connections import HEADERS_LIMIT_BYTES, PIPELINE_MAX, DoorOptions, Doors, make_protocols
+from rpc.gateway.connections import DoorOptions, Doors
 from rpc.gateway.dispatch import Caller
 from rpc.gateway.fast_path import BODY_DEADLINE_S, PIECE_BYTES_MIN, PIECES_FREE
+from rpc.gateway.http_protocol import HEADERS_LIMIT_BYTES, PIPELINE_MAX
 from rpc.gateway.limits import caller_key
+from rpc.gateway.protocols import make_protocols
 from tests.rpc.gateway.test_floods import BINARY, UPGRADE, frame
 from tests.rpc.gateway.test_heads import BODY, GET, TURNS, Echo, Loop, Pipe, answers_at_once, asgi
 from tests.rpc.gateway.test_unread import LARGE, application, served, until

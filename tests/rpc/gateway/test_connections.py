@@ -10,7 +10,9 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from rpc.gateway.connections import LINGER_BYTES_MAX, LINGER_IDLE_S, LINGER_S, DoorOptions, Doors, make_protocols
+from rpc.gateway.connections import DoorOptions, Doors
+from rpc.gateway.http_protocol import LINGER_BYTES_MAX, LINGER_IDLE_S, LINGER_S
+from rpc.gateway.protocols import make_protocols
 from tests.rpc.gateway.test_heads import BODY, TURNS, Echo, Loop, Pipe
 from tests.rpc.raw import chunked, post
 

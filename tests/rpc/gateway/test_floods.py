@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from rpc.gateway.connections import PIPELINE_MAX, DoorOptions
+from rpc.gateway.connections import DoorOptions
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.fast_path import PIECE_BYTES_MIN, PIECES_FREE
+from rpc.gateway.http_protocol import PIPELINE_MAX
 from rpc.gateway.process import GatewayOptions
 from tests.rpc.gateway.test_hostile import CHAIN, FREE, NOWHERE, Place, attacked, rss_mib
 from tests.rpc.harness import Gateway

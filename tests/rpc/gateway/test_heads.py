@@ -14,10 +14,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from rpc.gateway import connections
+from rpc.gateway import connections, http_protocol
 from rpc.gateway.dispatch import Caller, Late, start
 from rpc.gateway.fast_path import BODY_DEADLINE_S
 from rpc.gateway.memory_quota import Ledger
+from rpc.gateway.protocols import make_protocols
 from rpc.protocol.errors import RpcError
 from tests.rpc.raw import chunked, post
 
@@ -122,7 +123,7 @@ class Pipe(asyncio.Transport):
 
 
 def make(options: connections.DoorOptions | None = None) -> type[asyncio.Protocol]:
-    return connections.make_protocols(connections.Doors(options or connections.DoorOptions()), Echo())[0]
+    return make_protocols(connections.Doors(options or connections.DoorOptions()), Echo())[0]
 
 
 async def transcript(protocol: type[Any], pieces: Sequence[bytes]) -> tuple[bytes, bool]:
@@ -165,7 +166,7 @@ def test_a_kept_head_changes_nothing(requests: list[bytes], data: st.DataObject)
         for request in REQUESTS:
             await transcript(WARM, [request])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(connections, "HEAD_KEPT_BYTES_MAX", 0)
+            patch.setattr(http_protocol, "HEAD_KEPT_BYTES_MAX", 0)
             expected = await transcript(cold, cut(stream, places))
         assert await transcript(WARM, cut(stream, places)) == expected
 
@@ -190,14 +191,14 @@ def test_a_request_is_parsed_only_once_if_its_head_came_before(monkeypatch: pyte
         assert parsed == 1
         for request, count_after in (
             (post(BODY + b" "), 2),  # another length is another head
-            (post(BODY, "x: " + "y" * connections.HEAD_KEPT_BYTES_MAX), 3),
-            (post(BODY, "x: " + "y" * connections.HEAD_KEPT_BYTES_MAX), 4),
+            (post(BODY, "x: " + "y" * http_protocol.HEAD_KEPT_BYTES_MAX), 3),
+            (post(BODY, "x: " + "y" * http_protocol.HEAD_KEPT_BYTES_MAX), 4),
             (post(BODY) + post(BODY), 6),  # two in one piece
             (post(BODY), 6),
         ):
             await transcript(protocol, [request])
             assert parsed == count_after
-        for number in range(connections.HEADS_KEPT):
+        for number in range(http_protocol.HEADS_KEPT):
             await transcript(protocol, [post(BODY, f"x: {number}")])
         before = parsed
         await transcript(protocol, [post(BODY)])
@@ -217,7 +218,7 @@ def test_wherever_a_stream_is_cut_the_parser_sees_what_it_has_begun(monkeypatch:
         warm, cold = make(), make()
         await transcript(warm, [post(BODY)])
         found = [await transcript(warm, [stream[:at], stream[at:]]) for at in range(1, len(stream))]
-        monkeypatch.setattr(connections, "HEAD_KEPT_BYTES_MAX", 0)
+        monkeypatch.setattr(http_protocol, "HEAD_KEPT_BYTES_MAX", 0)
         assert found == [await transcript(cold, [stream[:at], stream[at:]]) for at in range(1, len(stream))]
 
     asyncio.run(main())

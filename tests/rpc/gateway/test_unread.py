@@ -16,8 +16,9 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 from websockets.asyncio.client import connect
 
-from rpc.gateway.connections import DoorOptions, Doors, make_protocols
+from rpc.gateway.connections import DoorOptions, Doors
 from rpc.gateway.memory_quota import Held, Ledger
+from rpc.gateway.protocols import make_protocols
 from rpc.gateway.unsent_bytes import (
     LOOK_S,
     NOTSENT_LOWAT_BYTES,
