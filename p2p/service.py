@@ -22,51 +22,57 @@ from typing import Final
 
 import trio
 
-from p2p.base.endpoint import Endpoint, parse_bootstrap
+from p2p.assembly import Environment, assemble
+from p2p.base.endpoint import Endpoint
 from p2p.base.errors import PeerUnreachable
-from p2p.base.limits import ReceiveMemory
 from p2p.base.netgroups import Origin, origin_of
-from p2p.base.sockets import Connector, TcpDialer, kernel_notes, tune
+from p2p.base.sockets import Connector, kernel_notes
 from p2p.base.transport import Acceptor, Dialer, Fanout
 from p2p.blob.store import BlobStore
 from p2p.blob.transfer import BlobTransfer
 from p2p.config import NetworkConfig, vicinity_of
-from p2p.gossip.core import Gossip
 from p2p.gossip.validation import BatchValidator, GossipItem, Validator, one_by_one
 from p2p.multicast.service import MulticastService
-from p2p.path.dialling import Dialling, PathMaker, Way
-from p2p.path.steering import Steering
-from p2p.peers.accepting import Accepting, open_listeners, places_of
-from p2p.peers.admission import Doorkeeper
-from p2p.peers.eviction import lots
-from p2p.peers.gossip_service import GossipService
-from p2p.peers.lifecycle import Peering
-from p2p.peers.outbound import Outreach
-from p2p.peers.record_exchange import METHOD_PEERS, RecordKeeper
+from p2p.path.dialling import PathMaker
+from p2p.peers.accepting import listen
+from p2p.peers.record_exchange import METHOD_PEERS, TOPIC_RECORD
 from p2p.peers.roster import PeerWatcher, Roster
-from p2p.records.addrbook import AddressBook
 from p2p.records.records import RECORD_BYTES_MAX, PeerRecord
 from p2p.secure.frame import Class
 from p2p.secure.identity import Identity
 from p2p.session.bulk_connections import MessageHandler
-from p2p.session.greeting import Greeter
-from p2p.session.outbox import Outbox
-from p2p.session.peer import RESERVED_KIND_MIN, PeerOwner
+from p2p.session.peer import RESERVED_KIND_MIN
 from p2p.session.peerinfo import LaneStats, PeerInfo
 from p2p.session.requests import RequestHandler, Served
 from state.primitives.errors import ProtocolError
 
 __all__ = [
-    "TOPIC_RECORD",
     "GossipItem",
     "Network",
     "NetworkConfig",
     "vicinity_of",
 ]
 
-TOPIC_RECORD: Final = "record"
 _DIALLED_MAX: Final = 4
 """Peers that are named as observers."""
+
+
+class MessageDelivery:
+    """Hands a message that came in pieces to the handler of its kind, as if its sender had sent it whole."""
+
+    def __init__(self, handlers: Mapping[int, MessageHandler], roster: Roster) -> None:
+        self._handlers = handlers
+        self._roster = roster
+
+    async def deliver(self, sender: bytes, kind: int, body: bytes) -> None:
+        """Await the handler; an error that would end the peer of a whole message ends this one's."""
+        handler = self._handlers.get(kind)
+        if handler is None:
+            return
+        try:
+            await handler(sender, body)
+        except ProtocolError as error:
+            self._roster.close(sender, error.code)
 
 
 class Network:
@@ -86,100 +92,51 @@ class Network:
         random: Random | None = None,
         log: Callable[..., None] | None = None,
     ) -> None:
+        limits = config.limits
         self.config = config
-        self.limits = limits = config.limits
+        self.limits = limits
         self.identity = identity
         self.counters: Counter[str] = Counter()
         """Events by name since the start, for metrics."""
         self.bound: tuple[tuple[str, int], ...] = ()
         """Where this node listens, once ``run`` has started."""
         self.direct: tuple[Endpoint, ...] = ()
-        """Where its owner says that others can dial this node, once ``run`` runs; see ``p2p.path.dial_back``."""
+        """Own endpoints that others can dial, as configured, once ``run`` has started."""
         self.open_ports: tuple[int, ...] = ()
-        """Where it listens on all addresses and its owner does not say which of them others can dial."""
+        """Ports that listen on all addresses, where the configuration does not say which others can dial."""
         self.congestion_control = ""
         """What the kernel granted on the listening sockets."""
         self.started = trio.Event()
         self.is_running = False
         """Whether streams can be accepted and peers dialled."""
         self.connector = connector or Connector(vicinity_of(config))
-        """Opens what is dialled by host and port, here and for who brings other dialers."""
-        self.memory = ReceiveMemory(limits.receive_bytes_max)
-        """What peers' messages on their way in hold."""
-        self._acceptors = acceptors
+        """Opens TCP connections, also for dialers of other schemes."""
+        random = random or Random(secrets.randbits(64))
         self._log = log = log or (lambda *_args, **_fields: None)
-        self._advertised = config.advertised()
-        self._handlers: dict[int, MessageHandler] = {}
-        self._served: dict[str, Served] = {}
-        counters, random = self.counters, random or Random(secrets.randbits(64))
-
-        self._book = book = AddressBook(
-            key=secrets.token_bytes(32), genesis_hash=identity.genesis_hash,
-            is_kept=lambda address: address in self._roster.persistent,
+        self._acceptors = acceptors
+        environment = Environment(
+            identity=lambda: self.identity, connector=self.connector, dialers=dialers or {}, origin_of=origin_of,
+            now_ms=now_ms, random=random, counters=self.counters, log=log,
         )  # fmt: skip
-        self._outbox = Outbox(limits)
-        self._roster = roster = Roster(identity.address, limits=limits, counters=counters, log=log)
-        self._peers = roster.peers
-        core = Gossip(random=random, now=0.0, parameters=config.gossip)
-        self._gossip = GossipService(core, roster, limits=limits, counters=counters, credit=self.credit)
-        greeter = Greeter(
-            lambda: self.identity, timeout_s=limits.handshake_timeout_s, now_ms=now_ms, counters=counters
-        )
-        self._dialling = Dialling(
-            limits=limits, dialers={"tcp": TcpDialer(self.connector), **(dialers or {})}, book=book,
-            counters=counters, shake=greeter.dialled, log=log,
-        )  # fmt: skip
-        for text in config.bootstrap:
-            address, endpoint = parse_bootstrap(text)
-            self._dialling.ways[address or endpoint] = Way(address, (endpoint,))
-        self._steering = Steering(
-            self._dialling, self._peers, limits=limits, random=random, counters=counters, log=log
-        )
-        self._records = RecordKeeper(
-            book,
-            path=None if config.data_dir is None else config.data_dir / "peers",
-            identity=lambda: self.identity,
-            limits=limits,
-            random=random,
-            now_ms=now_ms,
-            publish=lambda data: self.publish(TOPIC_RECORD, data),
-            blame=self._gossip.blame,
-            on_news=lambda: self._outreach.wake(),
-            is_kept=lambda address: address in roster.persistent,
-            on_revoked=lambda address: self._peering.recheck(address),
-            log=log,
-        )
-        self._doorkeeper = Doorkeeper(
-            roster, limits=limits, certificates=self._records, score=core.score, origin_of=origin_of,
-            draw=lots(secrets.token_bytes(32)),
-        )  # fmt: skip
-        owner = PeerOwner(
-            self._handlers, self._gossip.receive, self._served.get, self._steering.find_way,
-            self._steering.left_silent, self._steering.open_lanes, self._steering.doubt_lane,
-            self._steering.answer_lanes, self._steering.take_ways,
-        )  # fmt: skip
-        self._peering = Peering(
-            roster, self._doorkeeper, self._gossip, self._outbox, owner=owner, memory=self.memory, limits=limits,
-            counters=counters, log=log,
-        )  # fmt: skip
-        self._accepting = Accepting(
-            roster, greeter, self._steering, live=self._peering.live, limits=limits, counters=counters, log=log
-        )
-        self._outreach = Outreach(
-            roster, self._dialling, book, live=self._peering.live, limits=limits, random=random, counters=counters
-        )
-        roster.watch(self._outreach.on_peer)
-
-        self.on_request(METHOD_PEERS, self._records.serve)
-        self.on_gossip(TOPIC_RECORD, self._records.validate, payload_bytes_max=RECORD_BYTES_MAX, earns=False)
-        self.multicasts = MulticastService(self, fanout, deliver=self._deliver, random=random, log=log)
+        self.parts = parts = assemble(config, environment)
+        self._peers = parts.roster.peers
+        self._outbox = parts.outbox
+        self.memory = parts.memory
+        """What peers' messages on their way in hold."""
+        self.bans = parts.roster.bans
+        """Addresses that are kept away, and for how long."""
+        self.on_request(METHOD_PEERS, parts.records.serve)
+        self.on_gossip(TOPIC_RECORD, parts.records.validate, payload_bytes_max=RECORD_BYTES_MAX, earns=False)
+        deliver = MessageDelivery(parts.handlers, parts.roster).deliver
+        self.multicasts = MulticastService(self, fanout, deliver=deliver, random=random, log=log)
         """One message to many; use ``multicast``."""
         self.blobs: BlobStore | None = None
         if config.blob_dir is not None:
             self.blobs = BlobStore(config.blob_dir, budget_bytes=config.blob_budget_bytes)
             self._transfer = BlobTransfer(
-                self.blobs, self.request, limits, rtt_s=self._rtt_s, credit=self.credit, blame=self._gossip.blame
-            )
+                self.blobs, self.request, limits, rtt_s=parts.roster.rtt_s, credit=parts.roster.credit,
+                blame=parts.gossip.blame,
+            )  # fmt: skip
             for method, handler in self._transfer.served().items():
                 self.on_request(method, handler, cls=Class.BULK)
 
@@ -191,13 +148,13 @@ class Network:
         The peer's next message, its pings included, waits for it: hand long work over to a task of your own, or
         the peer is taken for silent. A ProtocolError that it raises drops the peer.
         """
-        assert 0 <= kind < RESERVED_KIND_MIN and kind not in self._handlers
-        self._handlers[kind] = handler
+        assert 0 <= kind < RESERVED_KIND_MIN and kind not in self.parts.handlers
+        self.parts.handlers[kind] = handler
 
     def on_request(self, method: str, handler: RequestHandler, *, cls: Class = Class.REQUEST) -> None:
         """Answer requests with ``await handler(peer address, body)``; a DekubeError refuses with its code."""
-        assert method not in self._served
-        self._served[method] = Served(handler, cls)
+        assert method not in self.parts.served
+        self.parts.served[method] = Served(handler, cls)
 
     def on_gossip(
         self, topic: str, validator: Validator, *, payload_bytes_max: int = 64 * 1024, earns: bool = True
@@ -213,19 +170,15 @@ class Network:
         self, topic: str, validator: BatchValidator, *, payload_bytes_max: int = 64 * 1024, earns: bool = True
     ) -> None:
         """Like ``on_gossip``, with a validator that gets all that waits (up to ``gossip_batch_max``) at once."""
-        self._gossip.subscribe(topic, validator, payload_bytes_max=payload_bytes_max, earns=earns)
+        self.parts.gossip.subscribe(topic, validator, payload_bytes_max=payload_bytes_max, earns=earns)
 
     def on_peer(self, watcher: PeerWatcher) -> None:
         """Call ``watcher(address, True)`` when a peer comes and ``watcher(address, False)`` when it goes."""
-        self._roster.watch(watcher)
+        self.parts.roster.watch(watcher)
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    async def send(self, address: bytes, cls: Class, kind: int, body: bytes) -> bool:
-        """Queue a message for a peer; see ``send_now``."""
-        return self.send_now(address, cls, kind, body)
-
-    def send_now(self, address: bytes, cls: Class, kind: int, body: bytes) -> bool:
+    def send(self, address: bytes, cls: Class, kind: int, body: bytes) -> bool:
         """Queue a message; whether it was taken. Being taken is no promise of arrival.
 
         Where there is no connection one is dialled, and the message waits a few seconds for it.
@@ -234,9 +187,9 @@ class Network:
         peer = self._peers.get(address)
         if peer is not None:
             return peer.queue(cls, kind, body)
-        if self._roster.is_shut_out(address):
+        if self.parts.roster.is_shut_out(address):
             return False
-        self._outreach.reach(address)
+        self.parts.outreach.reach(address)
         return self._outbox.post(address, cls, kind, body, trio.current_time())
 
     async def send_when_room(self, address: bytes, cls: Class, kind: int, body: bytes) -> None:
@@ -252,7 +205,7 @@ class Network:
     def broadcast(self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes) -> int:
         """Queue a message for each of these addresses but our own; return how many took it."""
         own = self.identity.address
-        return sum(self.send_now(address, cls, kind, body) for address in addresses if address != own)
+        return sum(self.send(address, cls, kind, body) for address in addresses if address != own)
 
     def multicast(
         self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes, *, followers: Iterable[bytes] = ()
@@ -275,7 +228,7 @@ class Network:
         deadline = trio.current_time() + timeout_s
         peer = None
         with trio.move_on_at(deadline):
-            peer = await self._outreach.connected(address)
+            peer = await self.parts.outreach.connected(address)
         if peer is None:
             raise PeerUnreachable(f"0x{address.hex()}: no connection within {timeout_s} s")
         left_s = max(deadline - trio.current_time(), 0.0)
@@ -283,7 +236,7 @@ class Network:
 
     def publish(self, topic: str, *payloads: bytes) -> None:
         """Gossip own payloads; those seen before are not sent again."""
-        self._gossip.publish(topic, payloads)
+        self.parts.gossip.publish(topic, payloads)
 
     # -- blobs -----------------------------------------------------------------------------------------------
 
@@ -307,12 +260,12 @@ class Network:
 
     def peers(self) -> list[PeerInfo]:
         """Return the connections."""
-        return [peer.info(score=self._gossip.core.score(address)) for address, peer in self._peers.items()]
+        return [peer.info(score=self.parts.gossip.core.score(address)) for address, peer in self._peers.items()]
 
     def peer(self, address: bytes) -> PeerInfo | None:
         """Return the connection to an address, where there is one."""
         peer = self._peers.get(address)
-        return None if peer is None else peer.info(score=self._gossip.core.score(address))
+        return None if peer is None else peer.info(score=self.parts.gossip.core.score(address))
 
     def lane_stats(self, address: bytes) -> list[LaneStats]:
         """Return what is known of each connection of a peer, the control connection first."""
@@ -322,23 +275,19 @@ class Network:
     async def move(self, address: bytes, endpoint: Endpoint) -> bool:
         """Let a peer's control traffic go on over another path; whether it does. Nothing is lost on the way."""
         peer = self._peers.get(address)
-        return peer is not None and await self._steering.move(peer, endpoint)
+        return peer is not None and await self.parts.steering.move(peer, endpoint)
 
     def leave(self, relay: Endpoint) -> None:
         """Take what runs through this relay over other ways; the present ones carry it until those are there."""
-        self._steering.leave(relay)
+        self.parts.steering.leave(relay)
 
     def on_paths(self, maker: PathMaker) -> None:
         """Ask ``maker(address, endpoints known)`` for more paths to an address whenever they are looked up."""
-        self._dialling.on_paths(maker)
+        self.parts.dialling.on_paths(maker)
 
     def on_roam(self, watcher: Callable[[frozenset[str]], None]) -> None:
         """Call ``watcher`` with the IP addresses from which this machine reaches the world no more."""
-        self._steering.roam_watchers.append(watcher)
-
-    def _rtt_s(self, address: bytes) -> float | None:
-        peer = self._peers.get(address)
-        return None if peer is None else peer.rtt_s
+        self.parts.steering.roam_watchers.append(watcher)
 
     def is_connected(self, address: bytes) -> bool:
         """Whether there is a peer of this address; between two of its connections it is one still."""
@@ -346,12 +295,12 @@ class Network:
 
     async def wait_peers(self, count: int) -> None:
         """Wait until at least so many peers are connected."""
-        await self._roster.wait_peers(count)
+        await self.parts.roster.wait_peers(count)
 
     @property
     def persistent(self) -> frozenset[bytes]:
         """To whom connections are always kept."""
-        return self._roster.persistent
+        return self.parts.roster.persistent
 
     def set_persistent(self, addresses: Iterable[bytes], *, kept: int | None = None) -> None:
         """Say to whom connections shall always be kept (the committee); they have reserved places.
@@ -359,20 +308,20 @@ class Network:
         ``kept`` is for who is not one of them: to so many a connection is kept, drawn anew whenever one lacks. If
         everybody dialled all of them, those outside would fill the places of every one.
         """
-        self._roster.want(addresses, kept=kept)
-        self._outreach.wake()
+        self.parts.roster.want(addresses, kept=kept)
+        self.parts.outreach.wake()
 
     def on_bonded(self, is_bonded: Callable[[bytes], bool]) -> None:
         """Ask ``is_bonded(address)`` who answers for itself with something that it has locked.
 
         Of those that one relay brings, each such one counts as from a block of addresses of its own.
         """
-        self._doorkeeper.is_bonded = is_bonded
+        self.parts.doorkeeper.is_bonded = is_bonded
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
         """Say where an address can be reached, as far as the caller knows; its records add to that."""
         self.connector.vicinity.name(endpoint.host)
-        self._dialling.add_endpoint(address, endpoint)
+        self.parts.dialling.add_endpoint(address, endpoint)
 
     @property
     def dialled(self) -> tuple[Endpoint, ...]:
@@ -382,80 +331,77 @@ class Network:
 
     def record(self, address: bytes) -> PeerRecord | None:
         """Return the newest record known of an address, our own included."""
-        return self._records.own if address == self.identity.address else self._book.get(address)
+        return self.parts.records.own if address == self.identity.address else self.parts.book.get(address)
 
     def records(self) -> list[PeerRecord]:
         """Return the newest record of everybody who is known, in no order."""
-        return list(self._book.records())
+        return list(self.parts.book.records())
 
     def ban(self, address: bytes, reason: str, *, ban_s: float | None = None) -> None:
         """Drop a peer and keep it away for ``ban_s``; None: as long as the limits say."""
-        self._roster.ban(address, reason, ban_s=ban_s)
-
-    def bans(self) -> dict[bytes, float]:
-        """Return who is kept away, and for how many seconds more."""
-        return self._roster.bans.left_s()
-
-    def unban(self, address: bytes) -> bool:
-        """Let an address in again; tell whether it was kept away."""
-        return self._roster.bans.lift(address)
+        self.parts.roster.ban(address, reason, ban_s=ban_s)
 
     def connect(self, address: bytes, endpoint: Endpoint) -> None:
         """Dial an address at an endpoint now, whatever its back-off says."""
         self.add_endpoint(address, endpoint)
-        self._outreach.insist(address)
+        self.parts.outreach.insist(address)
 
     def disconnect(self, address: bytes, reason: str) -> bool:
         """End the connection to a peer; tell whether there was one."""
-        return self._roster.close(address, reason)
+        return self.parts.roster.close(address, reason)
 
     def arrived_at(self, host: str) -> float:
         """Return when a connection last came from an IP address, by trio's clock; minus infinity: long ago."""
-        return self._accepting.entrance.arrived_at(host)
+        return self.parts.accepting.entrance.arrived_at(host)
 
     def penalise(self, address: bytes, points: float) -> None:
         """Take points from a peer for what the node found out about it; enough of them drop or ban it."""
-        self._gossip.penalise(address, points)
+        self.parts.gossip.penalise(address, points)
 
     def credit(self, address: bytes) -> None:
         """Note that a peer has just been useful: by something that was checked, and that costs more than words."""
-        peer = self._peers.get(address)
-        if peer is not None:
-            peer.usefulness.note(trio.current_time())
+        self.parts.roster.credit(address)
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
         """Take over a stream that an acceptor brought (``Acceptance``)."""
-        self._accepting.take(stream, remote)
+        self.parts.accepting.take(stream, remote)
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> None:
         """Say where this node can be reached by way of ``source`` (``Acceptance``)."""
-        if self._records.advertise(source, endpoints) and self.started.is_set():
-            self._records.sign()
+        if self.parts.records.advertise(source, endpoints) and self.started.is_set():
+            self.parts.records.sign()
 
     def renew(self, identity: Identity) -> None:
         """Go on under a newer certificate of the same address; new handshakes use it."""
         assert identity.address == self.identity.address
         self.identity = identity
         if self.started.is_set():
-            self._records.sign()
+            self.parts.records.sign()
 
     # -- life ------------------------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen, dial, carry; until cancelled. Raises ConfigError when a listening address cannot be had."""
-        await self._records.load()
-        listeners = await open_listeners(self.config.listen)
-        self._note(listeners)
+        parts = self.parts
+        await parts.records.load()
+        listening = await listen(self.config.listen, self.config.advertised())
+        self.bound, self.congestion_control = listening.bound, listening.congestion_control
+        self.direct, self.open_ports = listening.own.direct, listening.own.open_ports
+        parts.records.advertise("listen", self.direct)
+        if self.bound:
+            self._log("network listens", congestion_control=self.congestion_control)
+            for note in kernel_notes():
+                self._log("kernel setting", note=note)
         try:
             async with trio.open_nursery() as nursery:
                 self.is_running = True
-                self._accepting.start(nursery, listeners)
-                self._records.sign()
-                self._outreach.start(nursery)
-                self._gossip.start(nursery)
+                parts.accepting.start(nursery, listening.listeners)
+                parts.records.sign()
+                parts.outreach.start(nursery)
+                parts.gossip.start(nursery)
                 nursery.start_soon(self._beat)
-                nursery.start_soon(self._records.run, self._peers.values, lambda: self._roster.changed)
-                nursery.start_soon(self._steering.run)
+                nursery.start_soon(parts.records.run, self._peers.values, lambda: parts.roster.changed)
+                nursery.start_soon(parts.steering.run)
                 nursery.start_soon(self.multicasts.run)
                 for acceptor in self._acceptors:
                     nursery.start_soon(acceptor.run, self)
@@ -464,41 +410,16 @@ class Network:
                 await trio.sleep_forever()
         finally:
             self.is_running = False
-            self._outreach.stop()
+            parts.outreach.stop()
             with trio.CancelScope(shield=True), trio.move_on_after(2):
-                await self._records.save()
-
-    def _note(self, listeners: Sequence[trio.SocketListener]) -> None:
-        """Say where this node listens, to the operator and to others."""
-        names = [listener.socket.getsockname()[:2] for listener in listeners]
-        self.bound = tuple((str(host), int(port)) for host, port in names)
-        for listener in listeners:
-            self.congestion_control = tune(listener.socket).congestion
-        places = places_of(self.bound, self._advertised)
-        self.direct, self.open_ports = places.direct, places.open_ports
-        self._records.advertise("listen", places.direct)
-        if listeners:
-            self._log("network listens", congestion_control=self.congestion_control)
-            for note in kernel_notes():
-                self._log("kernel setting", note=note)
+                await parts.records.save()
 
     async def _beat(self) -> None:
         """Let gossip do what is due, and forget what is over."""
         while True:
             now = trio.current_time()
-            self._gossip.beat(now)
-            self._peering.bound_memory()
-            self._roster.bans.expire()
+            self.parts.gossip.beat(now)
+            self.parts.peering.bound_memory()
+            self.parts.roster.bans.expire()
             self._outbox.expire(now)
             await trio.sleep(self.config.gossip.heartbeat_s)
-
-    async def _deliver(self, sender: bytes, kind: int, body: bytes) -> None:
-        """Hand over what came in pieces like a message of its sender; what it costs a peer it costs this one."""
-        handler = self._handlers.get(kind)
-        peer = self._peers.get(sender)
-        try:
-            if handler is not None:
-                await handler(sender, body)
-        except ProtocolError as error:
-            if peer is not None:
-                peer.close(error.code)

@@ -69,12 +69,12 @@ async def _serve(pipe: Connection) -> None:
         if body.startswith(_DONE):
             owed = int.from_bytes(body[len(_DONE) :], "big")
         elif len(body) < _SMALL_BYTES:
-            network.send_now(peer, Class.CONSENSUS, _KIND, body)
+            network.send(peer, Class.CONSENSUS, _KIND, body)
         else:
             seen += 1
         if owed and seen >= owed:  # bulk keeps no order, so the word that it is all may come before the rest
             owed = 0
-            network.send_now(peer, Class.CONSENSUS, _KIND, _DONE)
+            network.send(peer, Class.CONSENSUS, _KIND, _DONE)
 
     network.on_message(_KIND, answer)
     async with trio.open_nursery() as nursery:
@@ -97,7 +97,7 @@ async def _send(host: str, port: int, bulk_mib: int, small_messages: int) -> dic
         pushed += count
         began = perf_counter()
         for _ in range(count):
-            if not network.send_now(peer, cls, _KIND, body):
+            if not network.send(peer, cls, _KIND, body):
                 await network.send_when_room(peer, cls, _KIND, body)
         await network.send_when_room(peer, cls, _KIND, _DONE + pushed.to_bytes(8, "big"))
         while await answered.receive() != _DONE:
@@ -138,7 +138,7 @@ async def _vote_under_bulk(
         for _ in range(_VOTES):
             await trio.sleep(0.005)
             began = perf_counter()
-            network.send_now(peer, Class.CONSENSUS, _KIND, b"vote")
+            network.send(peer, Class.CONSENSUS, _KIND, b"vote")
             await answered.receive()
             trips.append(perf_counter() - began)
         nursery.cancel_scope.cancel()

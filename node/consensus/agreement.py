@@ -438,7 +438,7 @@ class _NetworkPort:
         cls, kind = _lane(is_bulk)
         if self.hearsay is not None and not is_bulk:
             address = self.hearsay.route(address, data)
-        self._network.send_now(address, cls, kind, data)
+        self._network.send(address, cls, kind, data)
 
     async def broadcast(self, data: bytes, is_bulk: bool) -> None:
         """Send to every other seat and to every connected follower, blocks to the seats first."""

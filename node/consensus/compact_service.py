@@ -83,7 +83,7 @@ class _Peers(Protocol):
     multicasts: MulticastService
 
     def on_message(self, kind: int, handler: Callable[[bytes, bytes], Awaitable[None]]) -> None: ...
-    def send_now(self, address: bytes, cls: Class, kind: int, body: bytes) -> bool: ...
+    def send(self, address: bytes, cls: Class, kind: int, body: bytes) -> bool: ...
     def multicast(
         self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes, *, followers: Iterable[bytes] = ()
     ) -> None: ...
@@ -267,9 +267,9 @@ class CompactBlocks:
         for effect in effects:
             match effect:
                 case Say(address, word):
-                    network.send_now(address, Class.CONSENSUS, KIND_COMPACT_WORD, encode_word(word))
+                    network.send(address, Class.CONSENSUS, KIND_COMPACT_WORD, encode_word(word))
                 case SendSome(address, answer):
-                    network.send_now(address, Class.BLOCK, KIND_COMPACT, encode_bulk(answer))
+                    network.send(address, Class.BLOCK, KIND_COMPACT, encode_bulk(answer))
                 case SendWhole(data, addresses):
                     seats = [address for address in addresses if address in self.seats]
                     rest = [address for address in addresses if address not in self.seats]

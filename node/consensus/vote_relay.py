@@ -305,7 +305,7 @@ class HearsayService:
         if peer in self._waiting.get(candidate, ()) and not self._core.is_voter(peer, candidate):
             return False
         question = encode_wanted(candidate)
-        if not self._network.send_now(peer, Class.CONSENSUS, KIND_PROPOSAL_WANTED, question):
+        if not self._network.send(peer, Class.CONSENSUS, KIND_PROPOSAL_WANTED, question):
             return False
         self._asked.setdefault(candidate, asked)[peer] = now
         while len(self._asked) > ASKED_CANDIDATES_MAX:
@@ -341,7 +341,7 @@ class HearsayService:
         now_ms, is_seat = int(trio.current_time() * 1_000), self._core.is_seat(peer)
         if self._hears(peer) and self._allowance.may(peer, now_ms, is_seat=is_seat):
             self._allowance.charge(peer, len(data), now_ms, is_seat=is_seat)
-            self._network.send_now(peer, Class.BLOCK, KIND_PROPOSAL, data)
+            self._network.send(peer, Class.BLOCK, KIND_PROPOSAL, data)
             self._network.counters["hearsay_proposals_served"] += 1
 
     async def _on_proposal(self, peer: bytes, body: bytes) -> None:

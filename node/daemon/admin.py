@@ -95,7 +95,7 @@ async def _peers(node: Node) -> Json:
 async def _bans(node: Node) -> Json:
     return [
         {"address": format_address(address), "left_s": int(left_s)}
-        for address, left_s in node.network.bans().items()
+        for address, left_s in node.network.bans.left_s().items()
     ]
 
 
@@ -103,11 +103,11 @@ async def _ban(node: Node, address: bytes, reason: str, seconds: int | None) -> 
     if address == node.account.address:
         raise RpcError("invalid_params", "invalid params: address: that is this node", param="address")
     node.network.ban(address, f"by the owner: {reason}" if reason else "by the owner", ban_s=seconds)
-    return {"left_s": int(node.network.bans()[address])}
+    return {"left_s": int(node.network.bans.left_s()[address])}
 
 
 async def _unban(node: Node, address: bytes) -> Json:
-    return {"was_banned": node.network.unban(address)}
+    return {"was_banned": node.network.bans.lift(address)}
 
 
 async def _connect(node: Node, peer: tuple[bytes, Endpoint]) -> Json:

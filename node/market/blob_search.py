@@ -285,7 +285,7 @@ class BlobSearch:
 
     async def _answer(self, question: Question) -> None:
         await trio.sleep(self._random.uniform(0, SPREAD_S))
-        if self._network.send_now(question.asker, Class.GOSSIP, KIND_BLOB_HELD, question.blob):
+        if self._network.send(question.asker, Class.GOSSIP, KIND_BLOB_HELD, question.blob):
             self._network.counters["blob_answers"] += 1
 
     async def _on_held(self, peer: bytes, body: bytes) -> None:

@@ -152,7 +152,7 @@ class Steering:
     async def _move_to(self, peer: Peer, link: Link) -> bool:
         is_moved = False
         try:
-            hello = peer.resuming()
+            hello = peer.migration.next_hello(peer.mux.received)
             with trio.move_on_after(self._limits.handshake_timeout_s):
                 await link.say_hello(hello, timeout_s=self._limits.handshake_timeout_s)
                 answer = await link.hear_hello()

@@ -11,7 +11,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -29,7 +29,7 @@ from p2p.session.greeting import Greeter
 from p2p.session.peer import Peer
 from state.primitives.errors import ConfigError, ProtocolError
 
-__all__ = ["Accepting", "Places", "open_listeners", "places_of"]
+__all__ = ["Accepting", "Listening", "Places", "listen", "places_of"]
 
 _PAUSE_S: Final = 0.1
 """After an accept that failed: for want of descriptors, perhaps."""
@@ -54,8 +54,29 @@ def places_of(bound: Sequence[tuple[str, int]], advertised: tuple[Endpoint, ...]
     return Places(tuple(Endpoint(host, port) for host, port in named), tuple(everywhere))
 
 
-async def open_listeners(places: Sequence[tuple[str, int]]) -> list[trio.SocketListener]:
+class Listening(NamedTuple):
+    """The listening sockets of a node, and what is known of them."""
+
+    listeners: list[trio.SocketListener]
+    bound: tuple[tuple[str, int], ...]
+    """Their (host, port) pairs."""
+    congestion_control: str
+    """What the kernel granted."""
+    own: Places
+
+
+async def listen(places: Sequence[tuple[str, int]], advertised: tuple[Endpoint, ...]) -> Listening:
     """Listen at each (host, port). Raises ConfigError, and then listens nowhere."""
+    listeners = await _open_listeners(places)
+    names = [listener.socket.getsockname()[:2] for listener in listeners]
+    bound = tuple((str(host), int(port)) for host, port in names)
+    congestion_control = ""
+    for listener in listeners:
+        congestion_control = tune(listener.socket).congestion
+    return Listening(listeners, bound, congestion_control, places_of(bound, advertised))
+
+
+async def _open_listeners(places: Sequence[tuple[str, int]]) -> list[trio.SocketListener]:
     listeners: list[trio.SocketListener] = []
     for host, port in places:
         try:

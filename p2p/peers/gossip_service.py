@@ -7,7 +7,7 @@ is the node's matter, which brings a validator for each.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import trio
 
@@ -22,7 +22,7 @@ __all__ = ["GossipService"]
 
 
 class GossipService:
-    """The topics of one node. ``credit`` takes the address of whoever was the first to bring something good."""
+    """The topics of one node. A peer that is the first to bring something good is credited in the roster."""
 
     def __init__(
         self,
@@ -31,13 +31,11 @@ class GossipService:
         *,
         limits: NetworkLimits,
         counters: Counter[str],
-        credit: Callable[[bytes], None],
     ) -> None:
         self.core = core
         self._roster = roster
         self._limits = limits
         self._counters = counters
-        self._credit = credit
         self._validations: dict[str, Validation] = {}
 
     def start(self, nursery: trio.Nursery) -> None:
@@ -48,7 +46,7 @@ class GossipService:
     def subscribe(self, topic: str, validator: BatchValidator, *, payload_bytes_max: int, earns: bool) -> None:
         """Take part in a topic; ``earns``: whether to bring something good of it speaks for a peer."""
         assert topic not in self._validations
-        credit = self._credit if earns else lambda _address: None
+        credit = self._roster.credit if earns else lambda _address: None
         self._validations[topic] = Validation(validator, self._limits, self._judged, credit)
         self._apply(self.core.subscribe(topic, payload_bytes_max))
 

@@ -22,9 +22,11 @@ from p2p.session.peer import Peer
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, ProtocolError
 
-__all__ = ["METHOD_PEERS", "RecordKeeper"]
+__all__ = ["METHOD_PEERS", "TOPIC_RECORD", "RecordKeeper"]
 
 METHOD_PEERS: Final = "peers"
+TOPIC_RECORD: Final = "record"
+"""The gossip topic of peer records."""
 _BOOK_BYTES_MAX: Final = 4 * 1024 * 1024
 _SAVE_INTERVAL_S: Final = 60.0
 _RECORD_INTERVAL_S: Final = 1_800.0
@@ -36,9 +38,8 @@ _SEQUENCE_MAX: Final = 2**62
 class RecordKeeper:
     """What one node knows of where others are, and what it says of itself.
 
-    ``publish`` gossips a record; ``blame`` takes points from a peer whose answer broke a rule; ``on_news`` is
-    called when the book has grown, ``on_revoked`` when an address has other keys than before; of an address that
-    ``is_kept`` the newest certificate is never forgotten.
+    ``publish`` gossips a record. ``blame`` takes points from a peer whose answer broke a rule. The newest
+    certificate of an address that ``is_kept`` is never forgotten.
     """
 
     def __init__(
@@ -52,9 +53,7 @@ class RecordKeeper:
         now_ms: Callable[[], int],
         publish: Callable[[bytes], None],
         blame: Callable[[bytes], None],
-        on_news: Callable[[], None],
         is_kept: Callable[[bytes], bool],
-        on_revoked: Callable[[bytes], None],
         log: Callable[..., None],
     ) -> None:
         self.book = book
@@ -70,9 +69,9 @@ class RecordKeeper:
         self._now_ms = now_ms
         self._publish = publish
         self._blame = blame
-        self._on_news = on_news
+        self._on_news: Callable[[], None] = lambda: None
         self._is_kept = is_kept
-        self._on_revoked = on_revoked
+        self._on_revoked: Callable[[bytes], None] = lambda _address: None
         self._revocations = Revocations(is_kept=is_kept)
         self._log = log
         self._endpoints: dict[str, tuple[Endpoint, ...]] = {}
@@ -84,6 +83,10 @@ class RecordKeeper:
             per_s=limits.records_per_author_per_s, burst=limits.records_per_author_burst
         )
         self._exchange_rate = RateLimiter(per_s=2 / limits.exchange_interval_s, burst=4)
+
+    def watch(self, *, on_news: Callable[[], None], on_revoked: Callable[[bytes], None]) -> None:
+        """Call ``on_news()`` when the book has grown and ``on_revoked(address)`` when an address has new keys."""
+        self._on_news, self._on_revoked = on_news, on_revoked
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> bool:
         """Note where we can be reached by way of ``source``; whether that is new."""

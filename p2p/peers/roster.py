@@ -42,6 +42,21 @@ class Roster:
         self._counters = counters
         self._log = log
 
+    def is_persistent(self, address: bytes) -> bool:
+        """Whether a connection to this address shall always be kept."""
+        return address in self.persistent
+
+    def rtt_s(self, address: bytes) -> float | None:
+        """Return the round trip to a peer, where it was measured."""
+        peer = self.peers.get(address)
+        return None if peer is None else peer.rtt_s
+
+    def credit(self, address: bytes) -> None:
+        """Note that a peer was useful just now; ``p2p.peers.eviction`` says what that is good for."""
+        peer = self.peers.get(address)
+        if peer is not None:
+            peer.usefulness.note(trio.current_time())
+
     def is_shut_out(self, address: bytes) -> bool:
         """Whether there can be no connection to an address: it is our own, or banned."""
         return address == self.own or address in self.bans

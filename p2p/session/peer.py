@@ -19,12 +19,13 @@ import trio
 from p2p.base.errors import PeerUnreachable, RecordDamaged
 from p2p.base.limits import Holding, LoopShare, NetworkLimits, ReceiveMemory
 from p2p.base.transport import Doubt
-from p2p.secure.channel import GENERATION_MAX, Hello, Opening, conversation_of
+from p2p.secure.channel import Hello
 from p2p.secure.frame import Class
 from p2p.secure.handshake import Session
 from p2p.session.bulk_connections import MessageHandler, PeerLanes
 from p2p.session.connection import Link, LinkLost
 from p2p.session.liveness import Act, Vigil
+from p2p.session.migration import Migration
 from p2p.session.mux import Message, Mux
 from p2p.session.path_offers import PeerWay
 from p2p.session.peerinfo import LaneStats, PeerInfo
@@ -88,10 +89,8 @@ class Peer:
         self.since = trio.current_time()
         self.account = memory.open(limits.receive_bytes_per_peer_max, lambda: self.close("receive_memory"))
         self.mux = Mux(link.channel, account=self.account)
-        self.conversation = conversation_of(session)
-        self.generation = 0
-        """How often the conversation has moved to another connection, attempts that failed included."""
-        self._attempted = 0
+        self.migration = Migration(session, own_address=own_address)
+        self.conversation = self.migration.conversation
         self.control: Link | None = link
         self.last = link
         """The connection that carries it now or did so last."""
@@ -109,7 +108,6 @@ class Peer:
             self.address, limits=limits, classes=self.mux.limits.classes, served=owner.served,
             say=self.queue, say_when_room=self.queue_when_room,
         )  # fmt: skip
-        self._own_address = own_address
         self._limits = limits
         self._owner = owner
         self._attached = trio.Event()
@@ -173,7 +171,7 @@ class Peer:
             bytes_in=self.bytes_in,
             bytes_out=self.bytes_out,
             lanes=len(self.lanes),
-            moves=self.generation,
+            moves=self.migration.generation,
             is_attached=self.is_attached,
             host=None if self.control is None else self.control.remote_host,
         )
@@ -305,33 +303,15 @@ class Peer:
 
     def may_move(self, hello: Hello, link: Link) -> bool:
         """Whether the conversation may go on over ``link``, whose proved peer said ``hello``."""
-        if self._nursery is None or not self.may_carry(hello, link):
-            return False
-        if hello.generation != self.generation or not self.generation:
-            return hello.generation > self.generation
-        # Both ends moved at once: both must keep the same one, that of the lower address.
-        return self._initiator_of(link) < self._initiator_of(self.last)
-
-    def may_carry(self, hello: Hello, link: Link) -> bool:
-        """Whether ``link`` is for this conversation, and from the same node under a certificate as late."""
-        ours, theirs = self.session.certificate, link.session.certificate
         return (
-            self.closed_for is None
-            and hello.conversation == self.conversation
-            and ours.static_key == theirs.static_key
-            and ours.sequence <= theirs.sequence
+            self._nursery is not None
+            and self.may_carry(hello, link)
+            and self.migration.may_replace(hello, link.session, self.last.session)
         )
 
-    def _initiator_of(self, link: Link) -> bytes:
-        return self._own_address if link.is_outbound else self.address
-
-    def resuming(self) -> Hello:
-        """Return the hello of a connection that shall carry the conversation from now on.
-
-        Each attempt counts: the peer may have gone along with one whose answer was lost.
-        """
-        self._attempted = min(max(self._attempted, self.generation) + 1, GENERATION_MAX)
-        return Hello(Opening.RESUME, self.conversation, self._attempted, self.mux.received)
+    def may_carry(self, hello: Hello, link: Link) -> bool:
+        """Whether ``link`` is for this conversation, and the conversation goes on."""
+        return self.closed_for is None and self.migration.may_carry(hello, link.session)
 
     def attach(self, link: Link, hello: Hello) -> None:
         """Go on over ``link``; see ``may_move``. Raises FrameInvalid."""
@@ -342,7 +322,7 @@ class Peer:
         is_left = is_waiting and link.is_outbound  # the end that accepts says a word on it and closes it
         self.mux.attach(link.channel, hello.received)
         self.control = self.last = link
-        self.generation = hello.generation
+        self.migration.generation = hello.generation
         self._vigil.attached(trio.current_time())
         if old is not None and is_left and not is_dead:
             self._count(old)

@@ -343,7 +343,7 @@ class _Agent:
         next_at = trio.current_time()
         for number in range(count):
             body = _HEAD.pack(time.monotonic_ns(), number) + bytes(vote_bytes - _HEAD.size)
-            taken += self._network.send_now(address, Class.CONSENSUS, VOTE, body)
+            taken += self._network.send(address, Class.CONSENSUS, VOTE, body)
             next_at += interval_ms / 1_000
             await trio.sleep_until(next_at)
         return {"taken": taken}

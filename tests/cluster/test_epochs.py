@@ -181,6 +181,6 @@ async def tell_two_votes(running: Network, culprit: str, listener: str) -> None:
         await nursery.start(peers.run)
         with trio.fail_after(120):
             await met.wait()
-        assert peers.send_now(target, Class.CONSENSUS, KIND_CONSENSUS, encode_message(Votes(tuple(votes))))
+        assert peers.send(target, Class.CONSENSUS, KIND_CONSENSUS, encode_message(Votes(tuple(votes))))
         await trio.sleep(1.0)  # it is on its way: nothing answers a vote
         nursery.cancel_scope.cancel()

@@ -8,6 +8,7 @@ LONG_FUNCTIONS: Final[dict[str, str]] = {}
 LONG_FILES: Final[dict[str, str]] = {}
 LARGE_CLASSES: Final[dict[str, str]] = {}
 IMPURE: Final[dict[str, str]] = {
+    "p2p.assembly": "builds the parts that reach the network, and draws their keys",
     "p2p.base.listening": "opens listening sockets",
     "p2p.base.sockets": "opens and tunes TCP sockets",
     "p2p.base.transport": "the interfaces of dialers and acceptors, whose streams are trio's",

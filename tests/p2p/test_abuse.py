@@ -49,7 +49,7 @@ async def test_a_record_with_a_name_that_cannot_be_encoded_does_not_end_the_node
     )
     stranger = sign_record(identity(7), (Endpoint.parse(f"tcp:{host}:80"),), now_ms=NOW_MS)
     async with running(alice, wires=wires):
-        assert await alice._records.validate(bytes(20), stranger.data) is Verdict.ACCEPT
+        assert await alice.parts.records.validate(bytes(20), stranger.data) is Verdict.ACCEPT
         await trio.sleep(5)
         assert alice.counters["dials_failed"] > 0
 
@@ -155,7 +155,7 @@ async def test_a_peer_whose_messages_cost_much_is_read_no_faster_than_its_share(
         costly = encode([3, [bytes(20)] * 5_000])  # a long IWANT
         for _ in range(20):
             peer.queue(Class.GOSSIP, KIND_GOSSIP, costly)
-        await alice.send(bob.identity.address, Class.GOSSIP, VOTE, b"behind them")
+        alice.send(bob.identity.address, Class.GOSSIP, VOTE, b"behind them")
         assert (await inbox.receive.receive())[1] == b"behind them"
         assert trio.current_time() - began > 0.05
         assert bob.is_connected(alice.identity.address)

@@ -127,5 +127,5 @@ async def test_a_committee_finds_itself_and_bears_restarts(
         await until(lambda: committee.is_whole, 60)
         for network in committee.networks.values():
             assert len(network.peers()) <= seats + network.limits.peers_in_max + network.limits.peers_out_target
-            assert not network.bans()
+            assert not network.bans.left_s()
         nursery.cancel_scope.cancel()

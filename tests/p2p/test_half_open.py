@@ -80,7 +80,7 @@ async def test_an_honest_peer_gets_in_while_strangers_hold_every_place() -> None
                 nursery.start_soon(hostile, number)
             while made < 40 or alice.counters["half_open_lost"] < 16:  # noqa: ASYNC110 - has no event
                 await trio.sleep(0.01)
-            assert len(alice._accepting.entrance.half_open) == 24
+            assert len(alice.parts.accepting.entrance.half_open) == 24
             for number in range(1, 6):
                 bob = Network(NetworkConfig(), identity(number), now_ms=lambda: NOW_MS)
                 async with running(bob):

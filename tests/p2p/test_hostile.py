@@ -79,10 +79,10 @@ async def test_a_move_whose_answer_was_lost_can_be_tried_again(roads: Roads, aut
         await trio.sleep(1)
         [peer] = alice._peers.values()
         # He takes the move over, she never hears so; his end gives her old connection up.
-        stream, _ = await connect(bob, alice.identity, peer.resuming())
+        stream, _ = await connect(bob, alice.identity, peer.migration.next_hello(peer.mux.received))
         await trio.sleep(0.01)
         await trio.aclose_forcefully(stream)
-        await alice.send(B, Class.CONSENSUS, VOTE, b"vote")
+        alice.send(B, Class.CONSENSUS, VOTE, b"vote")
         with trio.fail_after(3):
             assert await inbox.receive.receive() == (A, b"vote")
         assert alice.peers()[0].age_s > 0.9 and alice.peers()[0].is_attached

@@ -96,7 +96,7 @@ async def test_what_was_under_way_on_a_lost_connection_arrives_by_another_once(
         async with trio.open_nursery() as nursery:
             for number in range(20):
                 nursery.start_soon(ask, number)
-                assert await alice.send(B, Class.CONSENSUS, VOTE, b"%d" % number)
+                assert alice.send(B, Class.CONSENSUS, VOTE, b"%d" % number)
                 if number % 5 == 2:
                     await trio.sleep(0.01)
                 if number == 9:
@@ -122,7 +122,7 @@ async def test_a_connection_is_replaced_by_a_better_one_before_it_is_given_up(
         await trio.sleep(1)
         seen = 0
         for number in range(300):
-            assert await alice.send(B, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
+            assert alice.send(B, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
             if number in (50, 120, 121, 200):
                 endpoint = SECOND if number % 100 > 20 else FIRST
                 assert await alice.move(B, endpoint)
@@ -151,8 +151,8 @@ async def test_both_may_look_for_another_way_at_once(roads: Roads, autojump_cloc
         for _ in range(5):
             for host in ("first", "third"):
                 await roads.cut(host, for_good=False)
-            await alice.send(B, Class.CONSENSUS, VOTE, b"to bob")
-            await bob.send(A, Class.CONSENSUS, VOTE, b"to alice")
+            alice.send(B, Class.CONSENSUS, VOTE, b"to bob")
+            bob.send(A, Class.CONSENSUS, VOTE, b"to alice")
             with trio.fail_after(5):
                 assert await inboxes[1].receive.receive() == (A, b"to bob")
                 assert await inboxes[0].receive.receive() == (B, b"to alice")
@@ -201,7 +201,7 @@ async def test_a_peer_that_began_anew_does_not_know_the_old_conversation(
         again = member(1, roads)
         inbox = Inbox(again)
         async with running(again):
-            await alice.send(B, Class.CONSENSUS, VOTE, b"vote")
+            alice.send(B, Class.CONSENSUS, VOTE, b"vote")
             with trio.fail_after(30):
                 assert await inbox.receive.receive() == (A, b"vote")
 
@@ -248,7 +248,7 @@ async def test_bulk_opens_a_lane_that_closes_when_it_is_idle(roads: Roads, autoj
     alice.add_endpoint(B, FIRST)
     async with running(alice, bob):
         await alice.wait_peers(1)
-        await alice.send(B, Class.BULK, BLOCK, b"little")
+        alice.send(B, Class.BULK, BLOCK, b"little")
         assert await inbox.receive.receive() == (A, b"little")
         assert alice.peers()[0].lanes == 0
         sent = [bytes((number,)) * 300_000 for number in range(30)]
@@ -400,7 +400,7 @@ async def test_who_fills_memory_is_dropped_and_the_others_live_on(roads: Roads, 
                 await trio.sleep(0.1)
         assert alice.memory.used_bytes <= alice.memory.limit_bytes
         assert alice.counters["closed_receive_memory"] >= 1
-        await bob.send(A, Class.CONSENSUS, VOTE, bytes(200_000))
+        bob.send(A, Class.CONSENSUS, VOTE, bytes(200_000))
         with trio.fail_after(5):
             assert await inbox.receive.receive() == (B, bytes(200_000))
 
@@ -415,7 +415,7 @@ async def test_when_this_machine_changes_its_address_its_connections_come_along(
             NetworkConfig(listen=(("127.0.0.1", 0),), limits=limits), identity(number), now_ms=lambda: NOW_MS
         )
         if number == 0:
-            made._steering._own_hosts = lambda: hosts
+            made.parts.steering._own_hosts = lambda: hosts
         return made
 
     alice, bob = network(0), network(1)
@@ -427,7 +427,7 @@ async def test_when_this_machine_changes_its_address_its_connections_come_along(
             await alice.request(B, "peers", b"")
             hosts = ("192.0.2.7",)
             while not alice.peers()[0].moves:
-                await alice.send(B, Class.CONSENSUS, VOTE, b"on the road")
+                alice.send(B, Class.CONSENSUS, VOTE, b"on the road")
                 assert await inbox.receive.receive() == (A, b"on the road")
                 await trio.sleep(0.05)
         assert alice.counters["roamed"] == 1 and len(bob.peers()) == 1

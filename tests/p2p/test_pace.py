@@ -72,7 +72,7 @@ async def test_the_lanes_of_a_way_that_is_squeezed_are_slowed_and_let_go() -> No
             await alice.wait_peers(1)
             nursery.start_soon(feed)
             await until({2**64 - 1})
-            [planner] = alice._steering._planners.values()
+            [planner] = alice.parts.steering._planners.values()
             planner.caps = dict.fromkeys(planner.plan, 600_000.0)
             await until({600_000})
             planner.caps = {}

@@ -102,7 +102,7 @@ async def test_messages_find_a_peer_known_by_its_address_only(wires: Wires, auto
         # Alice has never been told where Bob is: his record reaches her by gossip through Carol.
         await trio.sleep(5)
         assert alice.record(B) is not None
-        assert await alice.send(B, Class.CONSENSUS, VOTE, b"vote")
+        assert alice.send(B, Class.CONSENSUS, VOTE, b"vote")
         with trio.fail_after(10):
             assert await inbox.receive.receive() == (A, b"vote")
 
@@ -123,7 +123,7 @@ async def test_an_impostor_at_a_known_endpoint_gets_nothing(wires: Wires, autoju
     inbox = Inbox(mallory)
     alice.add_endpoint(B, Endpoint("memory", 1, C))  # where Bob should be, Mallory answers
     async with running(alice, mallory, wires=wires):
-        await alice.send(B, Class.CONSENSUS, VOTE, b"secret vote")
+        alice.send(B, Class.CONSENSUS, VOTE, b"secret vote")
         with pytest.raises(PeerUnreachable):
             await alice.request(B, "peers", b"", timeout_s=3)
         assert alice.counters["wrong_peer"] >= 1
@@ -138,8 +138,8 @@ async def test_simultaneous_dials_leave_one_connection_on_both_sides(wires: Wire
         (to_bob,), (to_alice,) = alice.peers(), bob.peers()
         assert to_bob.is_outbound != to_alice.is_outbound
         assert to_bob.age_s > 15  # and it is the first one still: nothing flaps
-        await alice.send(B, Class.CONSENSUS, VOTE, b"1")
-        await bob.send(A, Class.CONSENSUS, VOTE, b"2")
+        alice.send(B, Class.CONSENSUS, VOTE, b"1")
+        bob.send(A, Class.CONSENSUS, VOTE, b"2")
         assert await inboxes[1].receive.receive() == (A, b"1")
         assert await inboxes[0].receive.receive() == (B, b"2")
 
@@ -491,7 +491,7 @@ async def test_real_sockets_carry_blocks_gossip_and_blobs(tmp_path: Path) -> Non
             with trio.fail_after(120):
                 await alice.wait_peers(2)
                 await bob.wait_peers(2)  # Carol found through Alice
-                assert await bob.send(A, Class.BLOCK, BLOCK, bytes(5_000_000))
+                assert bob.send(A, Class.BLOCK, BLOCK, bytes(5_000_000))
                 assert await inbox.receive.receive() == (B, bytes(5_000_000))
                 assert alice.blobs is not None and bob.blobs is not None
                 name = await trio.to_thread.run_sync(alice.blobs.add, content)
@@ -558,7 +558,7 @@ async def test_many_senders_are_paced_by_a_slow_receiver_and_votes_pass(
     with pytest.raises(PeerUnreachable):
         await alice.send_when_room(B, Class.BULK, BLOCK, b"")
     async with running(alice, bob, wires=wires):
-        await alice.send(B, Class.BULK, BLOCK, b"")
+        alice.send(B, Class.BULK, BLOCK, b"")
         await alice.wait_peers(1)
         async with trio.open_nursery() as nursery:
 
@@ -569,7 +569,7 @@ async def test_many_senders_are_paced_by_a_slow_receiver_and_votes_pass(
             for _ in range(3):
                 nursery.start_soon(pour)
             nursery.start_soon(partial(alice.request, B, "slow", b"", timeout_s=100))
-            await alice.send(B, Class.CONSENSUS, VOTE, b"vote")
+            alice.send(B, Class.CONSENSUS, VOTE, b"vote")
             assert await votes.receive.receive() == (A, b"vote")
             gate.set()
         with trio.fail_after(60):
@@ -589,7 +589,7 @@ async def test_waiting_for_room_ends_with_the_connection(wires: Wires, autojump_
 
     bob.on_message(BLOCK, hang)
     async with running(alice, bob, wires=wires):
-        await alice.send(B, Class.BULK, BLOCK, b"")
+        alice.send(B, Class.BULK, BLOCK, b"")
         await stuck.wait()
         with pytest.raises(PeerUnreachable):  # Bob answers no ping while his handler hangs: he is given up
             while True:
@@ -603,7 +603,7 @@ async def test_a_connection_that_only_takes_a_round_trip_is_no_failed_handshake(
     )
     async with running(alice, bob):
         with trio.fail_after(20):
-            await alice._steering._probe(bob.identity.address, Endpoint(*bob.bound[0]))
+            await alice.parts.steering._probe(bob.identity.address, Endpoint(*bob.bound[0]))
             while not bob.counters["connection_unused"]:  # noqa: ASYNC110 - what is waited for is the doing of sockets
                 await trio.sleep(0.01)
     assert not bob.counters["handshake_failed"] and not alice.counters["handshake_failed"]

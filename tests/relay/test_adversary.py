@@ -123,7 +123,7 @@ def control(member: Member, to: Member) -> LaneStats:
 
 async def say(member: Member, to: Member, numbers: range) -> None:
     for number in numbers:
-        assert member.network.send_now(to.address, Class.CONSENSUS, KIND, b"vote %d" % number)
+        assert member.network.send(to.address, Class.CONSENSUS, KIND, b"vote %d" % number)
         await trio.sleep(0.01)
 
 
@@ -180,7 +180,7 @@ async def test_what_runs_through_a_relay_that_is_found_to_be_bad_moves_to_anothe
             lambda: all(circuit.endpoint.hops == (second.endpoint,) for circuit in bob.client.circuits)
         )
         await say(bob, alice, range(20, 40))
-        assert first.endpoint not in bob.network._dialling.table(alice.address).paths
+        assert first.endpoint not in bob.network.parts.dialling.table(alice.address).paths
 
 
 async def test_a_bad_relay_is_used_where_there_is_no_other(start_relay: StartRelay) -> None:

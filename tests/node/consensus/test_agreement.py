@@ -155,10 +155,10 @@ async def test_who_serves_false_blocks_is_kept_away_unless_it_sits() -> None:
     network.set_persistent([sitting])
     port = _NetworkPort(network)
     port.blame(liar, "nonsense")
-    assert not network.bans()
+    assert not network.bans.left_s()
     for address in (sitting, liar):
         port.ban(address, "false blocks")
-    assert list(network.bans()) == [liar]
+    assert list(network.bans.left_s()) == [liar]
 
 
 async def test_what_a_seat_waits_for_before_it_votes_is_told(autojump_clock: trio.testing.MockClock) -> None:

@@ -141,7 +141,7 @@ async def test_another_seat_answers_for_a_leader_that_does_not() -> None:
         leader = nodes[0].identity.address
         form, data = form_of(RAWS)
         for node in nodes[1:]:  # by hand: the leader knows nothing of this message and answers no question
-            assert nodes[0].network.send_now(node.identity.address, Class.BLOCK, KIND_COMPACT, encode_bulk(form))
+            assert nodes[0].network.send(node.identity.address, Class.BLOCK, KIND_COMPACT, encode_bulk(form))
             assert await node.heard.receive() == ("rebuilt", leader, data)
         await until(lambda: nodes[1].count("helped") == 1)
 
@@ -159,7 +159,7 @@ async def test_hostile_messages_cost_their_sender_and_nothing_else() -> None:
             (stranger, KIND_COMPACT_WORD, encode_word(WantWhole(b"w" * 32))),
             (seat, KIND_COMPACT, encode_bulk(form_of(RAWS, view=2_000)[0])),  # a view that it does not lead
         ):
-            assert node.network.send_now(address, Class.BLOCK, kind, data)
+            assert node.network.send(address, Class.BLOCK, kind, data)
         await nodes[2].port.broadcast(DATA, True)
         for node in (target, seat):
             assert await node.heard.receive() == ("rebuilt", nodes[2].identity.address, DATA)

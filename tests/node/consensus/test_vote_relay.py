@@ -96,8 +96,8 @@ class Node:
         return self.network.counters[f"hearsay_{name}"]
 
     async def connected(self, other: Node) -> None:
-        self.network.unban(other.network.identity.address)
-        other.network.unban(self.network.identity.address)
+        self.network.bans.lift(other.network.identity.address)
+        other.network.bans.lift(self.network.identity.address)
         self.network.connect(other.network.identity.address, Endpoint(*other.network.bound[0]))
         await until(lambda: self.network.is_connected(other.network.identity.address))
 
@@ -165,7 +165,7 @@ async def test_seats_that_are_connected_by_others_agree_over_epochs(
         assert sum(node.count("proposals_taken") for node in nodes) > 0
         assert sum(node.count("forward") for node in nodes) > 0
         assert sum(node.count("reject") + node.count("proposals_false") for node in nodes) == 0
-        assert all(not node.network.bans().keys() - {address(n) for n in range(count)} for node in nodes)
+        assert all(not node.network.bans.left_s().keys() - {address(n) for n in range(count)} for node in nodes)
 
 
 async def test_what_was_lost_is_said_again_and_goes_all_the_way(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ async def test_who_passes_a_forged_vote_on_loses_points_and_the_seat_does_not(tm
 
 
 def _topics(network: Network, peer: bytes) -> set[str]:
-    known = network._gossip.core._peers.get(peer)
+    known = network.parts.gossip.core._peers.get(peer)
     return set() if known is None else known.topics
 
 
@@ -255,7 +255,7 @@ async def test_who_is_asked_has_one_answer_and_keeps_no_others_back(tmp_path: Pa
     async with lacking_one(tmp_path, view_led_by_others(0)) as (nodes, _):
         for number in range(16):
             body = b"nonsense" + bytes((number,))
-            assert nodes[4].network.send_now(address(0), Class.BLOCK, KIND_PROPOSAL, body)
+            assert nodes[4].network.send(address(0), Class.BLOCK, KIND_PROPOSAL, body)
         await until(lambda: nodes[0].count("proposals_taken") == 1)
         assert nodes[0].count("proposals_false") <= 1
         assert nodes[0].count("proposals_asked") == 2
@@ -364,6 +364,6 @@ async def test_nobody_sends_a_proposal_that_was_not_asked_for(tmp_path: Path) ->
         gone: list[bytes] = []
         nodes[0].network.on_peer(lambda peer, is_there: None if is_there else gone.append(peer))
         for kind in (KIND_PROPOSAL, KIND_PROPOSAL_WANTED):
-            assert nodes[4].network.send_now(address(0), Class.CONSENSUS, kind, b"nonsense")
+            assert nodes[4].network.send(address(0), Class.CONSENSUS, kind, b"nonsense")
         # What is no question ends the connection of who asks it.
         await until(lambda: gone == [address(4)])

@@ -94,7 +94,7 @@ async def line(tmp_path: Path, numbers: Sequence[int]) -> AsyncIterator[tuple[Wo
                 await node.network.wait_peers((at > 0) + (at + 1 < len(nodes)))
                 await until(
                     lambda node=node: all(  # type: ignore[misc]
-                        TOPIC_BLOB in peer.topics for peer in node.network._gossip.core._peers.values()
+                        TOPIC_BLOB in peer.topics for peer in node.network.parts.gossip.core._peers.values()
                     )
                 )
             yield world, market.task, load_spec(world.store, market.task).dataset.blob, nodes
@@ -153,7 +153,7 @@ async def test_what_the_chain_does_not_bear_out_goes_no_further(tmp_path: Path) 
 
 
 def held(holder: Node, asker: Node, blob: bytes) -> None:
-    assert holder.network.send_now(asker.address, Class.GOSSIP, KIND_BLOB_HELD, blob)
+    assert holder.network.send(asker.address, Class.GOSSIP, KIND_BLOB_HELD, blob)
 
 
 class Gate:
@@ -161,7 +161,7 @@ class Gate:
 
     def __init__(self, node: Node, method: str, blob: bytes) -> None:
         self.asked, self.open = trio.Event(), trio.Event()
-        served = node.network._served[method]
+        served = node.network.parts.served[method]
 
         async def handler(peer: bytes, body: bytes) -> bytes:
             if body.startswith(blob):
@@ -169,7 +169,7 @@ class Gate:
                 await self.open.wait()
             return await served.handler(peer, body)
 
-        node.network._served[method] = replace(served, handler=handler)
+        node.network.parts.served[method] = replace(served, handler=handler)
 
 
 async def test_who_says_to_have_it_and_shows_nothing_holds_up_nobody(tmp_path: Path) -> None:

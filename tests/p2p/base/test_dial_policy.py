@@ -157,11 +157,11 @@ async def test_a_strangers_record_leads_to_no_door_inside() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
         await nursery.start(node.run)
-        node._book.add(record, source=b"s" * 20)
+        node.parts.book.add(record, source=b"s" * 20)
         while node.counters["dials_failed"] < 2:  # noqa: ASYNC110 - has no event
             await trio.sleep(0.1)
         assert not knocked.is_set()
         await nursery.start(inner.run)
-        inner._book.add(record, source=b"s" * 20)
+        inner.parts.book.add(record, source=b"s" * 20)
         await knocked.wait()
         nursery.cancel_scope.cancel()

@@ -488,16 +488,16 @@ async def test_a_seat_is_let_in_from_an_address_whose_places_are_taken(autojump_
     alice.set_persistent([seat.identity.address])
     async with running(alice), trio.open_nursery() as nursery:
         for _ in range(limits.peers_per_ip_max):
-            place = alice._accepting.entrance.connection(site, trio.current_time())
+            place = alice.parts.accepting.entrance.connection(site, trio.current_time())
             assert place is not None
-            alice._accepting.entrance.half_open.leave(place)
-            alice._accepting.entrance.count(site, 1)
+            alice.parts.accepting.entrance.half_open.leave(place)
+            alice.parts.accepting.entrance.count(site, 1)
 
         async def knock(who: Network) -> None:
             near, far = trio.testing.memory_stream_pair()
-            place = alice._accepting.entrance.connection(site, trio.current_time())
+            place = alice.parts.accepting.entrance.connection(site, trio.current_time())
             assert place is not None
-            nursery.start_soon(alice._accepting.incoming, far, site, site, place)
+            nursery.start_soon(alice.parts.accepting.incoming, far, site, site, place)
             handshake = Handshake(who.identity, Purpose.PEER, is_initiator=True, now_ms=NOW_MS)
             await near.send_all(handshake.start())
             while handshake.session is None:
@@ -558,7 +558,7 @@ async def test_homes_behind_one_relay_that_answer_with_a_bond_do_not_push_each_o
             *bonded, *(identity(number).address for number in (100, 101, 102, 200, 201))
         }  # fmt: skip
         # From a bare address a bond changes nothing: there the bounds of networks and blocks hold as they are.
-        assert alice._doorkeeper.origin(identity(105).address, "8.8.8.8") == origin_of("8.8.8.8")
+        assert alice.parts.doorkeeper.origin(identity(105).address, "8.8.8.8") == origin_of("8.8.8.8")
         nursery.cancel_scope.cancel()
 
 

@@ -287,9 +287,7 @@ def keeper(
         now_ms=now_ms,
         publish=told.append,
         blame=blame,
-        on_news=lambda: None,
         is_kept=lambda address: False,
-        on_revoked=lambda address: None,
         log=lambda *args, **kwargs: None,
     )
 

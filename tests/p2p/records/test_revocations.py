@@ -97,10 +97,10 @@ async def test_a_stolen_key_is_refused_by_who_has_heard_of_its_successor(
     alice = alone(wires, tmp_path)
     record = sign_record(NEW, (Endpoint("192.0.2.1", 1),), now_ms=NOW_MS)
     async with running(alice, wires=wires):
-        await alice._records.validate(bytes(20), record.data)
+        await alice.parts.records.validate(bytes(20), record.data)
     again = alone(wires, tmp_path)
     async with running(again, wires=wires):
-        again._book.remove(B)  # it need not be in the book any more
+        again.parts.book.remove(B)  # it need not be in the book any more
         await connect_raw(again, STOLEN)
         await trio.sleep(1)
         assert not again.is_connected(B) and again.counters["refused_revoked"] == 1
@@ -115,12 +115,12 @@ async def test_who_holds_a_stolen_key_is_dropped_when_its_successor_is_heard_of(
     async with running(alice, wires=wires):
         await connect_raw(alice, STOLEN)
         await alice.wait_peers(1)
-        await alice._records.validate(bytes(20), sign_record(NEW, (), now_ms=NOW_MS).data)
+        await alice.parts.records.validate(bytes(20), sign_record(NEW, (), now_ms=NOW_MS).data)
         await trio.sleep(1)
         assert not alice.is_connected(B) and alice.counters["closed_certificate_revoked"] == 1
         # Nor does its record replace the owner's.
         stale = sign_record(STOLEN, (Endpoint("192.0.2.9", 1),), now_ms=NOW_MS + 1)
-        await alice._records.validate(bytes(20), stale.data)
+        await alice.parts.records.validate(bytes(20), stale.data)
         assert alice.record(B) is None or alice.record(B) != stale
 
 

@@ -163,10 +163,10 @@ async def test_a_peer_is_not_made_to_dial_where_its_asker_says(autojump_clock: o
             roads.closed.update(endpoint.host for endpoint in endpoints)
             strangers += len(endpoints)
             record = sign_record(identity(1), endpoints, now_ms=NOW_MS, above=NOW_MS + round_)
-            await alice._records.validate(B, record.data)
+            await alice.parts.records.validate(B, record.data)
             peer.ask_for_lanes({ANY_WAY: 1})
             await trio.sleep(0.5)
-            told = bob._steering._offered[peer].paths
+            told = bob.parts.steering._offered[peer].paths
             peer.ask_for_lanes({way.number: 1 for way in told if isinstance(way, PeerWay)})
             await trio.sleep(0.5)
         limits = alice.limits

@@ -433,7 +433,7 @@ async def test_votes_go_by_another_way_a_second_after_theirs_fell_silent(
                 if number == 150:
                     used = roads.dials[-1]
                     roads.swallow(used)
-                assert voter.send_now(other, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
+                assert voter.send(other, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
                 await trio.sleep(0.02)
             assert [number for _, number in came] == list(range(500))
             assert max(later - earlier for (earlier, _), (later, _) in pairwise(came)) <= 1.0
@@ -454,7 +454,7 @@ async def test_a_way_that_speaks_while_another_is_tried_is_kept(autojump_clock: 
             [other] = {"first", "second"} - {used}
             roads.swallow(used, other)  # a line that stood still for a while, whichever way
             for number in range(200):
-                assert alice.send_now(B, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
+                assert alice.send(B, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
                 await trio.sleep(0.02)
                 if number == 60:  # tried by now, and not there yet
                     assert other in roads.dials
@@ -490,7 +490,7 @@ async def bulk_gap(dead: Callable[[list[str]], tuple[str, ...]]) -> tuple[float,
             cut_at = trio.current_time()
             roads.swallow(*dead(used))
             for number in range(150):
-                assert alice.send_now(B, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
+                assert alice.send(B, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
                 await trio.sleep(0.02)
             after = [at for at, _ in came if cut_at < at]
             gap_s = max(later - earlier for earlier, later in pairwise([cut_at, *after, trio.current_time()]))

@@ -1,0 +1,128 @@
+"""Builds the parts of one network in the order of their dependencies; ``p2p.service`` runs them."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+
+from p2p.base.endpoint import parse_bootstrap
+from p2p.base.limits import ReceiveMemory
+from p2p.base.netgroups import Origin
+from p2p.base.sockets import Connector, TcpDialer
+from p2p.base.transport import Dialer
+from p2p.config import NetworkConfig
+from p2p.gossip.core import Gossip
+from p2p.path.dialling import Dialling, Way
+from p2p.path.steering import Steering
+from p2p.peers.accepting import Accepting
+from p2p.peers.admission import Doorkeeper
+from p2p.peers.eviction import lots
+from p2p.peers.gossip_service import GossipService
+from p2p.peers.lifecycle import Peering
+from p2p.peers.outbound import Outreach
+from p2p.peers.record_exchange import TOPIC_RECORD, RecordKeeper
+from p2p.peers.roster import Roster
+from p2p.records.addrbook import AddressBook
+from p2p.secure.identity import Identity
+from p2p.session.bulk_connections import MessageHandler
+from p2p.session.greeting import Greeter
+from p2p.session.outbox import Outbox
+from p2p.session.peer import PeerOwner
+from p2p.session.requests import Served
+
+__all__ = ["Environment", "NetworkParts", "assemble"]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the parts take from outside: the clock, chance, ways to reach other hosts, where to report."""
+
+    identity: Callable[[], Identity]
+    """The node's identity under its present certificate."""
+    connector: Connector
+    dialers: Mapping[str, Dialer]
+    """By the scheme of their endpoints, beside ``tcp``."""
+    origin_of: Callable[[str], Origin]
+    now_ms: Callable[[], int]
+    random: Random
+    counters: Counter[str]
+    log: Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkParts:
+    """The parts of one network; nothing runs yet."""
+
+    handlers: dict[int, MessageHandler]
+    """By the kind of message that each takes."""
+    served: dict[str, Served]
+    """By the method of requests that each answers."""
+    memory: ReceiveMemory
+    roster: Roster
+    book: AddressBook
+    records: RecordKeeper
+    outbox: Outbox
+    gossip: GossipService
+    dialling: Dialling
+    steering: Steering
+    doorkeeper: Doorkeeper
+    peering: Peering
+    accepting: Accepting
+    outreach: Outreach
+
+
+def assemble(config: NetworkConfig, environment: Environment) -> NetworkParts:
+    """Build all parts of a network. Raises ConfigError for a bootstrap peer that is not one."""
+    limits, identity = config.limits, environment.identity
+    counters, random, log = environment.counters, environment.random, environment.log
+    handlers: dict[int, MessageHandler] = {}
+    served: dict[str, Served] = {}
+    memory, outbox = ReceiveMemory(limits.receive_bytes_max), Outbox(limits)
+    own = identity()
+    roster = Roster(own.address, limits=limits, counters=counters, log=log)
+    book = AddressBook(
+        key=secrets.token_bytes(32), genesis_hash=own.genesis_hash, is_kept=roster.is_persistent
+    )  # fmt: skip
+    core = Gossip(random=random, now=0.0, parameters=config.gossip)
+    gossip = GossipService(core, roster, limits=limits, counters=counters)
+    records = RecordKeeper(
+        book, path=None if config.data_dir is None else config.data_dir / "peers", identity=identity,
+        limits=limits, random=random, now_ms=environment.now_ms,
+        publish=lambda data: gossip.publish(TOPIC_RECORD, (data,)), blame=gossip.blame,
+        is_kept=roster.is_persistent, log=log,
+    )  # fmt: skip
+    greeter = Greeter(identity, timeout_s=limits.handshake_timeout_s, now_ms=environment.now_ms, counters=counters)
+    dialling = Dialling(
+        limits=limits, dialers={"tcp": TcpDialer(environment.connector), **environment.dialers}, book=book,
+        counters=counters, shake=greeter.dialled, log=log,
+    )  # fmt: skip
+    for address, endpoint in map(parse_bootstrap, config.bootstrap):
+        dialling.ways[address or endpoint] = Way(address, (endpoint,))
+    steering = Steering(dialling, roster.peers, limits=limits, random=random, counters=counters, log=log)
+    doorkeeper = Doorkeeper(
+        roster, limits=limits, certificates=records, score=core.score, origin_of=environment.origin_of,
+        draw=lots(secrets.token_bytes(32)),
+    )  # fmt: skip
+    owner = PeerOwner(
+        handlers, gossip.receive, served.get, steering.find_way, steering.left_silent, steering.open_lanes,
+        steering.doubt_lane, steering.answer_lanes, steering.take_ways,
+    )  # fmt: skip
+    peering = Peering(
+        roster, doorkeeper, gossip, outbox, owner=owner, memory=memory, limits=limits, counters=counters, log=log
+    )
+    accepting = Accepting(
+        roster, greeter, steering, live=peering.live, limits=limits, counters=counters, log=log
+    )  # fmt: skip
+    outreach = Outreach(
+        roster, dialling, book, live=peering.live, limits=limits, random=random, counters=counters
+    )  # fmt: skip
+    roster.watch(outreach.on_peer)
+    records.watch(on_news=outreach.wake, on_revoked=peering.recheck)
+    return NetworkParts(
+        handlers=handlers, served=served, memory=memory, roster=roster, book=book, records=records, outbox=outbox,
+        gossip=gossip, dialling=dialling, steering=steering, doorkeeper=doorkeeper, peering=peering,
+        accepting=accepting, outreach=outreach,
+    )  # fmt: skip

@@ -1,0 +1,54 @@
+"""Which connection carries a conversation: the numbering of its migrations, and which of two is kept.
+
+Both ends may open a new connection at once, and an answer may be lost. Each migration therefore has a generation,
+the higher generation counts, and of two connections of one generation both ends keep the same.
+"""
+
+from __future__ import annotations
+
+from p2p.secure.channel import GENERATION_MAX, Hello, Opening, conversation_of
+from p2p.secure.handshake import Session
+
+__all__ = ["Migration"]
+
+
+class Migration:
+    """The migrations of one conversation, which began with ``session``."""
+
+    __slots__ = ("_attempted", "_certificate", "_own", "_peer", "conversation", "generation")
+
+    def __init__(self, session: Session, *, own_address: bytes) -> None:
+        self.conversation = conversation_of(session)
+        self.generation = 0
+        """How often the conversation has migrated, failed attempts included."""
+        self._attempted = 0
+        self._certificate = session.certificate
+        self._own = own_address
+        self._peer = session.address
+
+    def may_carry(self, hello: Hello, session: Session) -> bool:
+        """Whether a connection is for this conversation: the same node, under a certificate that is not older."""
+        ours, theirs = self._certificate, session.certificate
+        return (
+            hello.conversation == self.conversation
+            and ours.static_key == theirs.static_key
+            and ours.sequence <= theirs.sequence
+        )
+
+    def may_replace(self, hello: Hello, new: Session, present: Session) -> bool:
+        """Whether the connection of ``new``, whose peer said ``hello``, replaces that of ``present``."""
+        if hello.generation != self.generation or not self.generation:
+            return hello.generation > self.generation
+        # Both ends migrated at once: both must keep the same connection, that of the lower address.
+        return self._initiator_of(new) < self._initiator_of(present)
+
+    def next_hello(self, received: int) -> Hello:
+        """Return the hello of a connection that shall carry the conversation; ``received`` records are here.
+
+        Each attempt counts: the peer may have accepted one whose answer was lost.
+        """
+        self._attempted = min(max(self._attempted, self.generation) + 1, GENERATION_MAX)
+        return Hello(Opening.RESUME, self.conversation, self._attempted, received)
+
+    def _initiator_of(self, session: Session) -> bytes:
+        return self._own if session.is_initiator else self._peer
