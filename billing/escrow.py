@@ -1,5 +1,7 @@
 """Escrow accounts: money locked for a purpose, divided into pools, and every movement of it as a line of a bill.
 
+See market.md R1.
+
 An escrow knows no tasks: its id is 32 bytes, its pools belong to addresses. Each change keeps
 ``locked + paid + refunded + burned = deposited``; a change that would not is a bug and stops the node.
 """

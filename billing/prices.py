@@ -25,7 +25,8 @@ class Role(IntEnum):
 ROLE_WEIGHTS: Final[Mapping[Role, int]] = {
     Role.COMPUTE: 80, Role.VERIFY: 8, Role.COORDINATE: 4, Role.RELAY: 5, Role.STORAGE: 3,
 }  # fmt: skip
-"""MARKET.md 6. Verification is paid from its own pool, so it takes no part in splitting the price of work."""
+"""market.md 8.3, 8.5. Verification is paid from its own pool, so it takes no part in splitting the price of
+work."""
 
 
 class Budget(NamedTuple):

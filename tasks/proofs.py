@@ -1,4 +1,4 @@
-"""Proofs of work: segments, windows, sealed probes and sealed verdicts (MARKET.md 4.4 and 4.5).
+"""Proofs of work: segments, windows, sealed probes and sealed verdicts (market.md 7.1 and 7.3).
 
 A worker commits to each segment of a window in a ``SegmentLeaf``; the leaves' Merkle root stands in the
 ``WindowProof`` on chain, the leaves themselves in a blob. A verifier re-runs sampled segments and seals its
@@ -88,7 +88,7 @@ class Meter(NamedTuple):
 
 
 class WindowProof(NamedTuple):
-    """A worker's claim that it did a window: what is on chain (MARKET.md 4.4).
+    """A worker's claim that it did a window: what is on chain (market.md 7.2).
 
     ``leaves_blob`` addresses ``encode_leaves(...)``. ``output_blob`` addresses the state after the window, which
     the next worker or the requester fetches.

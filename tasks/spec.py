@@ -1,4 +1,4 @@
-"""What a task asks for: a job with every degree of freedom fixed, so that re-execution proves it (MARKET.md 4.1).
+"""What a task asks for: a job with every degree of freedom fixed, so that re-execution proves it (market.md 4.1).
 
 The specification is canonical bytes of at most SPEC_LIMIT_BYTES; they stand in the creating transaction and in the
 task's record as they were sent, and their hash names the job.

@@ -1,5 +1,7 @@
 """What a worker or verifier must still know after a restart: the windows it published, the verdicts it sealed.
 
+See market.md 10.
+
 A file each, written before the chain hears of it, gone when the chain needs nothing of it any more. The blobs of a
 published window are pinned as long as somebody may ask for them, the data set of a task as long as it is this
 worker's or windows of it are open. Blocking; the files are small.

@@ -1,4 +1,4 @@
-"""AdamW from elementwise operations that IEEE 754 fixes, in one written order."""
+"""AdamW from elementwise operations that IEEE 754 fixes, in one written order (market.md 4.3)."""
 
 from __future__ import annotations
 

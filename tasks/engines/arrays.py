@@ -2,7 +2,7 @@
 
 Only operations whose result IEEE 754 fixes to the bit are here: separate add, subtract, multiply, divide, square
 root, rounding, comparison, bit patterns, and a float64 matrix product that is only ever given small integers.
-No exp, log, float32 product or library reduction: their bits depend on the machine (TRAINING.md 7).
+No exp, log, float32 product or library reduction: their bits depend on the machine (market.md 4.2).
 """
 
 from __future__ import annotations

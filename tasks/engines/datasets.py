@@ -1,5 +1,7 @@
 """Datasets as canonical bytes: rows of small unsigned features with a label, split for training and testing.
 
+See market.md 4.5.
+
 The requester makes the blob; workers and verifiers fetch it by its content address and read it strictly.
 """
 

@@ -1,4 +1,4 @@
-"""Profile ``exact/1``: the same bits from every CPU, thread count, library build and engine (MARKET.md 4.2).
+"""Profile ``exact/1``: the same bits from every CPU, thread count, library build and engine (market.md R4).
 
 Why it is exact: each row of a contraction is scaled by its own power of two and rounded to integers of at most
 2**19, so that over at most 2**14 terms each partial sum is an integer below 2**53, which float64 holds exactly.

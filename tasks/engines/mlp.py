@@ -1,4 +1,7 @@
-"""The multilayer perceptron of the profile: forward pass, softmax cross entropy and its gradients."""
+"""The multilayer perceptron of the profile: forward pass, softmax cross entropy and its gradients.
+
+See market.md 4.3.
+"""
 
 from __future__ import annotations
 

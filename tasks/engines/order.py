@@ -1,5 +1,7 @@
 """Derived numbers: initial weights and the order of the samples, pure functions of the task's seed.
 
+See market.md 4.3.
+
 SHAKE-256 with a label for each use, so that any engine and any language can derive the same integers.
 """
 

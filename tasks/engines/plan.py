@@ -1,4 +1,4 @@
-"""What the engine is asked to do: a job's numbers, checked against the engine's limits."""
+"""What the engine is asked to do: a job's numbers, checked against the engine's limits (market.md R3)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tasks.engines.plan import TrainingPlan
 __all__ = ["TENSOR_LEAF_BYTES", "TrainingState"]
 
 TENSOR_LEAF_BYTES: Final = 64 * 1024
-"""Size of the pieces of a tensor under its own root, so that one piece can be opened alone (MARKET.md 4.4)."""
+"""Size of the pieces of a tensor under its own root, so that one piece can be opened alone (market.md 4.4)."""
 STEP_MAX: Final = 1 << 48
 _VERSION: Final = 1
 _FLOAT32: Final = "f4"

@@ -1,4 +1,7 @@
-"""A training run in segments: from a committed state, through the seed's batches, to the next committed state."""
+"""A training run in segments: from a committed state, through the seed's batches, to the next committed state.
+
+See market.md 4.3.
+"""
 
 from __future__ import annotations
 

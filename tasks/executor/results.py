@@ -1,4 +1,7 @@
-"""What the executor hands on: windows of work with all that their proofs need, and verdicts on segments."""
+"""What the executor hands on: windows of work with all that their proofs need, and verdicts on segments.
+
+See market.md 7.1.
+"""
 
 from __future__ import annotations
 

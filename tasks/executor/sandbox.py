@@ -1,5 +1,7 @@
 """Shutting a job's process in: no network, no files, no other processes, no privileges, bounded memory.
 
+See market.md 10.
+
 The process shuts itself in before it reads the first byte of a job, in two halves: namespaces while it has one
 thread, the rest once everything it will need is imported. Each measure that the machine refuses is left out and
 not named in the result, so that the supervisor knows what was got.

@@ -163,7 +163,7 @@ class Executor:
     async def verify_segment(
         self, task: bytes, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes
     ) -> Verdict:
-        """Re-run one segment from the state that its worker published, and compare (MARKET.md 4.5).
+        """Re-run one segment from the state that its worker published, and compare (market.md 7.3).
 
         Raises what ``run_task`` raises for faults of this machine; faults of the worker are verdicts.
         """

@@ -1,4 +1,4 @@
-"""The supervisor of job processes: starts them shut in, watches, and leaves nothing behind (MARKET.md 7)."""
+"""The supervisor of job processes: starts them shut in, watches, and leaves nothing behind (market.md 10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What relays are paid (MARKET.md, section 6): out of deposits for carriage, else out of their payers' earnings.
+"""What relays are paid (market.md 8.5): out of deposits for carriage, else out of their payers' earnings.
 
 A relay brings its payers' receipts on chain (``billing.relay``). It is paid at once what the payer's *deposit*
 covers. What that leaves is *due* until the payer is paid for a window of work: of that pay the role RELAY takes

@@ -1,4 +1,4 @@
-"""The deadline queue: what becomes due at which chain time, in one order for everybody (MARKET.md 5)."""
+"""The deadline queue: what becomes due at which chain time, in one order for everybody (market.md 5.4)."""
 
 from __future__ import annotations
 

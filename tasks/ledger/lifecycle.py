@@ -1,4 +1,6 @@
-"""The life cycle of a task and of each of its windows, as tables (MARKET.md 5; the picture is in docs/tasks.md).
+"""The life cycle of a task and of each of its windows, as tables.
+
+See market.md 5.1, 5.2; the picture is in docs/tasks.md.
 
 Nothing but these tables decides what may follow what. An event that has no entry for a phase is refused where a
 transaction caused it, and is a bug where the chain caused it.

@@ -1,4 +1,4 @@
-"""Who runs a task and who checks it: integer filters and scores, draws from the beacon (MARKET.md 6)."""
+"""Who runs a task and who checks it: integer filters and scores, draws from the beacon (market.md 6)."""
 
 from __future__ import annotations
 

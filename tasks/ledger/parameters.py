@@ -1,4 +1,4 @@
-"""Chain parameters of the compute market (prefix ``tasks.`` in the genesis); defaults are MARKET.md's."""
+"""Chain parameters of the compute market (prefix ``tasks.`` in the genesis); market.md 9 lists them."""
 
 from __future__ import annotations
 

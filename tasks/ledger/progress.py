@@ -1,4 +1,7 @@
-"""How a task moves on: matching, the loss of a worker, winding up, the end; and what its deadlines do."""
+"""How a task moves on: matching, the loss of a worker, winding up, the end; and what its deadlines do.
+
+See market.md 5.4.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Records of tasks and windows in the state, their indexes and their places in the deadline queue."""
+"""Records of tasks and windows in the state, their indexes and their places in the deadline queue.
+
+See market.md 2.2, 2.3.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry of machines: what each offers, its bond, its record of verified work (MARKET.md 6).
+"""The registry of machines: what each offers, its bond, its record of verified work (market.md 3).
 
 A node is an address; its record is never a slot that somebody else could inherit. What a machine says of itself is
 a claim until challenges measure it; admission and matching use only what is registered.
@@ -298,7 +298,7 @@ def is_available(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> b
 
 
 def reputation_milli(node: NodeRecord) -> int:
-    """Return (good + 1) / (good + 4 bad + 2) in thousandths (MARKET.md 6)."""
+    """Return (good + 1) / (good + 4 bad + 2) in thousandths (market.md 3.4)."""
     return 1000 * (node.good + 1) // (node.good + 4 * node.bad + 2)
 
 

@@ -1,4 +1,4 @@
-"""What moves in a task's escrow, and when: bonds, pay by window, verifiers' fees, fines, the end (MARKET.md 6).
+"""What moves in a task's escrow, and when: bonds, pay by window, verifiers' fees, fines, the end (market.md 8).
 
 Every amount is bounded by the pool it comes from. Only final windows are paid, each for at most its share of the
 price, so the price pool covers them all however often a window is done again.

@@ -1,4 +1,4 @@
-"""The kinds of transactions of the compute market, and what happens at the end of each block."""
+"""The kinds of transactions of the compute market, and what happens at the end of each block (market.md 5.3)."""
 
 from __future__ import annotations
 

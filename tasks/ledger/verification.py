@@ -1,4 +1,4 @@
-"""A window from its proof to its final payment: draws, seals, reveals, the worker's opening, jury (MARKET.md 4.5).
+"""A window from its proof to its final payment: draws, seals, reveals, the worker's opening, jury (market.md 7).
 
 One verifier that computed something else, or could not fetch what it needed, does not decide: a jury of fresh
 verifiers re-runs the one segment in question, and its majority does. What a jury finds is no objective proof, so

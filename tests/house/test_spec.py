@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 
+from billing import relay as relay_receipts
 from consensus import block_serving, core, inbound, light, signer, sync, wire
 from consensus.events import ConsensusParameters
 from node.chain import evidence as evidence_pool
@@ -20,11 +21,19 @@ from state.primitives.genesis import ChainParameters, Genesis
 from state.store import snapshots
 from state.transition import calls, epochs, evidence, slashing, staking
 from state.view.tables import Table
+from tasks import proofs
+from tasks import spec as specification
+from tasks.engines import datasets, plan
+from tasks.engines import state as training_state
+from tasks.ledger import carriage, registry, transitions
+from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.parameters import TaskParameters
 from tests.house import citations, spec_tables
 
 PARAMETERS: Final[dict[str, tuple[tuple[str, Any], ...]]] = {
     "consensus.md": (("consensus", ConsensusParameters()),),
     "chain.md": (("chain", ChainParameters()),),
+    "market.md": (("tasks", TaskParameters()),),
 }
 """The parameters whose defaults a document lists: all of them, by their prefix in the genesis."""
 
@@ -99,6 +108,35 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "records_max": sync_messages.RECORDS_MAX,
         "records_bytes_max": sync_messages.RECORDS_LIMIT_BYTES,
     },
+    "market.md": {
+        "profile_bytes_max": registry.PROFILE_LIMIT_BYTES,
+        "endpoints_max": registry.ENDPOINTS_MAX,
+        "text_max": registry.TEXT_MAX,
+        "gpus_max": specification.GPUS_MAX,
+        "spec_bytes_max": specification.SPEC_LIMIT_BYTES,
+        "segments_max": specification.SEGMENTS_MAX,
+        "windows_max_of_task": specification.WINDOWS_MAX,
+        "leaf_bytes_max": proofs.LEAF_LIMIT_BYTES,
+        "sampled_max": proofs.SAMPLED_MAX,
+        "layers_max": plan.LAYERS_MAX,
+        "width_max": plan.WIDTH_MAX,
+        "parameters_max": plan.PARAMETERS_MAX,
+        "batch_max": plan.BATCH_MAX,
+        "window_gpu_ms_max": specification.WINDOW_GPU_MS_MAX,
+        "window_states_bytes_max": specification.WINDOW_STATES_BYTES_MAX,
+        "segment_ms_max": specification.SEGMENT_MS_MAX,
+        "dataset_bytes_max": datasets.DATASET_BYTES_MAX,
+        "match_ms_max": specification.MATCH_MS_MAX,
+        "tensor_leaf_bytes": training_state.TENSOR_LEAF_BYTES,
+        "events_per_block_max": transitions.EVENTS_PER_BLOCK_MAX,
+        "receipt_bytes_max_of_relay": relay_receipts.RECEIPT_BYTES_MAX,
+        "receipt_life_ms": relay_receipts.RECEIPT_LIFE_MS,
+        "channel_life_ms": relay_receipts.CHANNEL_LIFE_MS,
+        "clock_skew_ms_max": relay_receipts.CLOCK_SKEW_MS_MAX,
+        "withdrawal_ms": carriage.WITHDRAWAL_MS,
+        "due_life_ms": carriage.DUE_LIFE_MS,
+        "relays_of_payer_max": carriage.RELAYS_PER_PAYER_MAX,
+    },
 }
 """Where the code has each number that a table of the specification names."""
 
@@ -160,3 +198,19 @@ def test_the_tables_of_the_state_are_those_of_the_specification() -> None:
     rows = re.findall(r"^\| (0x[0-9a-f]{2}) \|", spec_tables.text_of("chain.md"), re.MULTILINE)
     numbers = {int(row, 16) for row in rows}
     assert {table.value for table in Table if table.value < Table.NODE} <= numbers
+
+
+def test_phases_and_reasons_of_the_market_have_their_numbers() -> None:
+    text = spec_tables.text_of("market.md").split("### 5.1 ")[1].split("### 5.3 ")[0]
+    of_tasks, of_windows = text.split("### 5.2 ")
+    reasons = {int(number): name for number, name in re.findall(r"\| (\d+) \| ([a-z ]+?) (?=\|)", of_tasks)}
+    assert reasons == {int(reason): _words(reason) for reason in Reason}
+    windows = {name: int(number) for name, number in re.findall(r"\| ([a-z ]+?) \| (\d+) (?=\|)", of_windows)}
+    assert windows == {_words(phase): int(phase) for phase in WindowPhase}
+    flat = " ".join(of_tasks.split()).lower()
+    missing = [phase for phase in Phase if not re.search(rf"{_words(phase)}(?: is)? {int(phase)}\b", flat)]
+    assert missing == []
+
+
+def _words(member: Phase | WindowPhase | Reason) -> str:
+    return member.name.lower().replace("_", " ")
