@@ -38,7 +38,8 @@ from consensus.wire import encode_certificate
 from node.chain.block_tree import Chain
 from node.chain.runtime import make_runtime
 from node.cli.output import counted
-from node.home.create import Home, create_home
+from node.home.create import create_home
+from node.home.paths import Home
 from node.process.control import ask_node
 from state.primitives.blocks import encode_block
 from state.primitives.committee import Committee

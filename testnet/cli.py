@@ -18,7 +18,8 @@ from node.cli.arguments import PathName, Whole, parse_numbers
 from node.cli.commands import Commands
 from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_rows
-from node.home.create import Home
+from node.home.load import load_genesis
+from node.home.paths import Home
 from node.process.control import ask_node
 from state.primitives.errors import DekubeError
 from testnet.cluster import (
@@ -384,7 +385,7 @@ def demonstrate(home_path: Path, seed: int) -> None:
 def _known_time_ms(root: Path, names: list[str]) -> int | None:
     """Return the time of the genesis that an interrupted layout has given to some of the homes."""
     known = [home for home in (Home(root / name) for name in names) if home.config.exists()]
-    return known[0].load_genesis().time_ms if known else None
+    return load_genesis(known[0].genesis).time_ms if known else None
 
 
 def _now_ms() -> int:

@@ -23,9 +23,10 @@ from typing import Any, Final
 import trio
 
 from node.chain.runtime import make_runtime
-from node.home.config import LogOptions
-from node.home.create import Home, create_home, write_whole
-from node.home.files import read_bounded
+from node.home.create import create_home
+from node.home.files import read_bounded, write_whole
+from node.home.options import LogOptions
+from node.home.paths import Home
 from node.process.children import Child
 from node.process.control import ControlRefused, ControlServer, ControlUnavailable, Verb, ask_node, bound_path
 from state.primitives.address import format_address

@@ -10,7 +10,8 @@ import trio
 
 from node.cli.output import counted, show_amount, show_rows
 from node.cli.tasks.views import show_bill
-from node.home.create import Home
+from node.home.load import load_node_options
+from node.home.paths import Home
 from node.market.posting import Job, make_digits_job, next_of_update, say_update, task_transactions
 from rpc.client import Client, ClientError, GatewayUnreachable, TaskEnded, TaskUpdate
 from rpc.client.core import hexed
@@ -84,7 +85,7 @@ async def run_demonstration(
 
 
 def _demonstrate(home: Home, requester: SecretKey, say: Say, through: Callable[[Source], Source]) -> str:
-    with Client(f"http://{reached_at(home.load_options().rpc.listen)}") as client:
+    with Client(f"http://{reached_at(load_node_options(home).rpc.listen)}") as client:
         return tell(through(_Network(client, home, requester)), say)
 
 

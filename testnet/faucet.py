@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from node.home.create import save_key, write_private
+from node.home.files import write_private
+from node.home.keys import save_key
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from testnet.cluster import SCRYPT_N_TESTNET, Program

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from node.home.config import (
+from node.home.options import (
     ExecutorOptions,
     LogOptions,
     MetricsOptions,
@@ -14,8 +14,8 @@ from node.home.config import (
     ProcessOptions,
     RegistryOptions,
     RpcOptions,
+    UploadOptions,
 )
-from node.market.uploads import UploadOptions
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import Genesis, GenesisValidator

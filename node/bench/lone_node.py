@@ -24,7 +24,7 @@ from node.chain.block_tree import Chain, Executed
 from node.chain.ledger import NodeLedger
 from node.chain.local_transactions import KeptTransactions
 from node.chain.mempool import MempoolOptions
-from node.home.create import write_whole
+from node.home.files import write_whole
 from node.process.children import die_with_parent
 from rpc.backend.server import Backend
 from rpc.backend.store_view import StoreView, describe

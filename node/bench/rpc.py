@@ -34,7 +34,7 @@ import structlog
 
 from node.bench.clients import CONNECTIONS, NATIVE, Cost, Load
 from node.bench.lone_node import LoneNode, account_of, lone_node, one_processor
-from node.home.create import load_key, read_passphrase
+from node.home.keys import load_key, read_passphrase
 from node.process.children import die_with_parent
 from rpc.client import Call, Client
 from state.primitives.errors import DekubeError

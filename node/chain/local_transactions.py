@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from node.chain.ledger import NodeLedger
-from node.home.create import write_whole
+from node.home.files import write_whole
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.hashing import HASH_BYTES, digest

@@ -27,7 +27,7 @@ PARAMETER_TABLES: Final[dict[str, type[Any]]] = {
 def make_runtime(genesis: Genesis, *, check_invariants: bool = False, protocol_version: int = 0) -> Runtime:
     """Return the runtime of the chain that ``genesis`` founds.
 
-    ``protocol_version`` is that of ``node.home.config.DeveloperOptions``. Raises ConfigError for unknown
+    ``protocol_version`` is that of ``node.home.options.DeveloperOptions``. Raises ConfigError for unknown
     parameters, and for a rehearsal on a chain that is not a test network.
     """
     if protocol_version and not genesis.testnet:

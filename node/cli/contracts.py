@@ -10,7 +10,7 @@ import click
 from node.cli.arguments import PathName, Whole
 from node.cli.option_conflicts import refuse_given
 from node.cli.output import counted, json_option, show
-from node.home.create import write_whole
+from node.home.files import write_whole
 from rpc.ethereum.interfaces import KINDS, contract_files
 
 __all__ = ["TESTNET_CHAIN_ID", "contracts"]

@@ -19,8 +19,9 @@ from node.cli.option_conflicts import not_with
 from node.cli.options import ask_passphrase, confirm, home_option, yes_option
 from node.cli.output import counted, in_words, json_option, show, show_fields, show_rows
 from node.cli.terminal import printable, printable_heading
-from node.home.create import Home
+from node.home.load import load_genesis, load_node_options
 from node.home.lock import live_in, look_into
+from node.home.paths import Home
 from state.primitives.errors import ConfigError, StoreError
 from state.store.errors import StoreDamaged, StoreIncompatible, StoreLocked, StoreUnavailable
 
@@ -75,7 +76,7 @@ def inspect(home: Home, height: int | None, as_json: bool) -> None:
     from state.primitives.errors import DecodeError
     from state.store.inspection import inspect_database
 
-    options, genesis = home.load_options(), home.load_genesis()
+    options, genesis = load_node_options(home), load_genesis(home.genesis)
     with _database_to_read(home) as place, _stopped(home):
         found = inspect_database(place)
     tip, bounds = found.tip, found.bounds
@@ -204,11 +205,11 @@ def prune(home: Home, profile: str | None, yes: bool, as_json: bool) -> None:
     """
     from state.store.profiles import profile_options
 
-    options = home.load_options()
+    options = load_node_options(home)
     chosen = profile_options(
         profile or options.store.profile,
         epochs=options.store.epochs,
-        epoch_blocks=_epoch_blocks(home.load_genesis()),
+        epoch_blocks=_epoch_blocks(load_genesis(home.genesis)),
     )
     if profile and profile != options.store.profile:
         confirm(
@@ -269,7 +270,7 @@ def _repair(home: Home, *, force: bool, quick: bool, no_sync: bool, as_json: boo
     if not as_json and damage:
         click.echo(printable(f"Damaged: {damage}"), err=True)
     moved = move_aside(home.chain, "damaged")
-    options = home.load_options()
+    options = load_node_options(home)
     wants_blocks = options.store.profile == "archive" or options.sync.mode == "blocks"
     fields: dict[str, Any] = {
         "damage": damage, "moved_to": str(moved), "height": None,
@@ -329,7 +330,7 @@ def _check_present(home: Home) -> None:
 @contextmanager
 def _alone(home: Home) -> Iterator[None]:
     """Be the one process in a node's home. Raises ConfigError where none lives, HomeInUse beside another one."""
-    home.load_options()  # else the folders of a home would be made wherever --home points to
+    load_node_options(home)  # else the folders of a home would be made wherever --home points to
     with live_in(home):
         yield
 
@@ -346,7 +347,7 @@ def _database_to_read(home: Home) -> Iterator[Path]:
             _check_present(home)
             yield home.chain
         return
-    home.load_options()
+    load_node_options(home)
     with look_into(home), tempfile.TemporaryDirectory(prefix="dekube-") as folder:
         _check_present(home)
         place = Path(folder)
@@ -374,8 +375,8 @@ def _opened(home: Home, options: Any = None, place: Path | None = None) -> Itera
     from state.store import Store
 
     _check_present(home)
-    genesis = home.load_genesis()
-    chosen = options or store_options(home.load_options(), genesis)
+    genesis = load_genesis(home.genesis)
+    chosen = options or store_options(load_node_options(home), genesis)
     with _stopped(home):
         store = Store.open(place or home.chain, genesis, make_runtime(genesis).genesis_changes, chosen)
     with store:
@@ -387,7 +388,7 @@ def _verify(home: Home, store: Store, *, quick: bool) -> dict[str, Any]:
     from state.primitives.genesis import ChainParameters, read_parameters
     from state.transition.epochs import genesis_committee
 
-    genesis = home.load_genesis()
+    genesis = load_genesis(home.genesis)
     seats_max = read_parameters(ChainParameters, "chain", genesis).validators_max
     with _bar("Chain", "heights") as progress:
         audited = audit_chain(store, genesis_committee(genesis, seats_max), progress)
@@ -425,13 +426,13 @@ def _sync_now(home: Home) -> Tip | None:
 
     from node.chain.runtime import make_runtime
     from node.daemon.service import Node
-    from node.home.create import load_key
+    from node.home.keys import load_key
     from node.sync.core import NoSnapshots
     from node.sync.database import beginning_of, make_state_sync
     from node.sync.progress_bar import show_state_sync
     from node.telemetry.logs import configure_logs
 
-    options, genesis = home.load_options(), home.load_genesis()
+    options, genesis = load_node_options(home), load_genesis(home.genesis)
     runtime = make_runtime(genesis, protocol_version=options.developer.protocol_version)
     configure_logs(options.log)
     passphrase = ask_passphrase(home.passphrase_file(options.keys))

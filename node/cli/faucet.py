@@ -9,7 +9,7 @@ import click
 from node.cli.arguments import AMOUNT, PathName, Whole
 from node.cli.commands import Commands
 from node.cli.session import Session, session_options
-from node.home.config import LogOptions
+from node.home.options import LogOptions
 from node.process.ports import check_listen
 from node.telemetry.logs import configure_logs
 from state.primitives.errors import ConfigError

@@ -14,8 +14,9 @@ from node.cli.arguments import PathName, Whole
 from node.cli.options import confirm, home_option, yes_option
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, reading_options
-from node.home.create import Home
+from node.home.load import load_genesis, load_node_options
 from node.home.lock import live_in
+from node.home.paths import Home
 from state.primitives.errors import ConfigError, StoreError
 from state.store.errors import StoreDamaged
 
@@ -59,7 +60,7 @@ def settle(home: Home, block: str, again: bool, yes: bool, as_json: bool) -> Non
     from node.home.config import parse_checkpoint
 
     chosen = parse_checkpoint(block, "HEIGHT:HASH, the hash with its 64 hex digits,")
-    home.load_options()  # else the folders of a home would be made wherever --home points to
+    load_node_options(home)  # else the folders of a home would be made wherever --home points to
     with live_in(home):
         fields = _settle(home, chosen, again=again, yes=yes)
     title = "On the chosen chain" if fields["on_chain"] else "Left the other chain"
@@ -208,7 +209,7 @@ def _database(home: Home, place: Path | None) -> Iterator[Store]:
         with _opened(home, place) as store:
             yield store
         return
-    home.load_options()
+    load_node_options(home)
     with live_in(home), _opened(home, home.chain) as store:
         yield store
 
@@ -223,8 +224,8 @@ def _opened(home: Home, place: Path) -> Iterator[Store]:
 
     if not holds_database(place):
         raise ConfigError(f"{place}: no database")
-    genesis = home.load_genesis()
-    options = store_options(home.load_options(), genesis)
+    genesis = load_genesis(home.genesis)
+    options = store_options(load_node_options(home), genesis)
     try:
         store = Store.open(place, genesis, make_runtime(genesis).genesis_changes, options)
     except StoreDamaged as error:

@@ -24,8 +24,11 @@ from node.cli.commands import Commands, as_command
 from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
 from node.cli.output import counted, json_option, parse_amount, show, show_amount, show_fields, show_rows
 from node.cli.terminal import printable
-from node.home.create import Home, check_new_home, create_founder, load_genesis, write_whole
+from node.home.create import check_new_home, create_founder
+from node.home.files import write_whole
 from node.home.keyring import random_key
+from node.home.load import load_genesis
+from node.home.paths import Home
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.genesis import Genesis, check_name, genesis_hash, genesis_to_json

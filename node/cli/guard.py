@@ -20,9 +20,12 @@ from node.cli.options import ask_passphrase, home_option
 from node.cli.output import json_option, show_fields
 from node.cli.output import show as show_json
 from node.home.config import parse_vote_key
-from node.home.create import Home, load_key, write_private
+from node.home.files import write_private
 from node.home.guards import is_retired, retire_guard, return_guard
+from node.home.keys import load_key
+from node.home.load import load_genesis, load_node_options
 from node.home.lock import live_in
+from node.home.paths import Home
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash
 
@@ -137,7 +140,7 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
     chosen = choose_key(keys, vote_key)
     export_guard(home, chain, chosen, file, as_json=as_json)
     if not as_json:
-        options = home.load_options().keys
+        options = load_node_options(home).keys
         path = home.path((options.vote, options.vote_next)[keys.index(chosen)])
         click.echo(
             f"\nThis machine votes no more: remove {path} when the key has moved. If this was a mistake: "
@@ -287,7 +290,7 @@ def _whose(home: Home) -> tuple[bytes, list[bytes]]:
 
     Raises ConfigError, KeystoreError.
     """
-    options = home.load_options()
+    options = load_node_options(home)
     path = home.path(options.keys.vote)
     if not path.exists() and options.signer.endpoint:
         raise ConfigError(f"{home.root}: the guard is the signer's; on its machine: dekube signer status")
@@ -295,4 +298,4 @@ def _whose(home: Home) -> tuple[bytes, list[bytes]]:
         raise ConfigError(f"{path}: no vote key, so no guard; this home is not a validator's")
     passphrase = ask_passphrase(home.passphrase_file(options.keys), f"Passphrase of {path.name}")
     paths = [path, home.path(options.keys.vote_next)] if options.keys.vote_next else [path]
-    return genesis_hash(home.load_genesis()), [load_key(path, passphrase).vote_key for path in paths]
+    return genesis_hash(load_genesis(home.genesis)), [load_key(path, passphrase).vote_key for path in paths]

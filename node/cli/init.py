@@ -15,9 +15,12 @@ from node.cli.commands import as_command
 from node.cli.option_conflicts import not_with, refuse_given
 from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
 from node.cli.output import json_option, show_fields
-from node.home.config import MetricsOptions, NetworkOptions, NodeOptions, RpcOptions, check_options
-from node.home.create import Home, adopt_genesis, check_new_home, create_home, load_genesis
+from node.home.config import check_options
+from node.home.create import adopt_genesis, check_new_home, create_home
 from node.home.keyring import random_key
+from node.home.load import load_genesis
+from node.home.options import MetricsOptions, NetworkOptions, NodeOptions, RpcOptions
+from node.home.paths import Home
 from node.process.ports import is_taken
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError

@@ -22,7 +22,8 @@ from node.cli.option_conflicts import only_with
 from node.cli.output import in_words, json_option, show, show_amount, show_fields, show_gwei, show_rows
 from node.cli.session import Session
 from node.cli.terminal import printable
-from node.home.create import Home, load_genesis
+from node.home.load import load_genesis
+from node.home.paths import Home
 from node.light.client import (
     Endpoint,
     LightFile,

@@ -90,9 +90,10 @@ def ask_home(home: Home, verb: str, *, timeout_s: float = ASK_S, **fields: Any) 
         return ask_node(home.control, verb, timeout_s=timeout_s, **fields)
     except ControlUnavailable:
         if home.config.exists():
-            from node.home.kind import NODE, check_kind
+            from node.home.kind import check_home_kind
+            from node.home.options import NODE
 
-            check_kind(home.config, NODE)
+            check_home_kind(home.config, NODE)
         raise
 
 
@@ -109,7 +110,7 @@ def ask_line(file: Path | None, prompt: str, *, instead: str = "") -> str:
     if file is None:
         return ask_unseen(prompt, instead=instead)
     if str(file) != STDIO:
-        from node.home.create import read_passphrase
+        from node.home.keys import read_passphrase
 
         return read_passphrase(file, _asked(prompt))
     line = _piped_line()
@@ -223,8 +224,8 @@ def _has_terminal() -> bool:
 
 def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:
     """Return the key in a keystore file. Raises KeystoreError, before it asks where there is no such file."""
-    from node.home.create import load_key
     from node.home.keyring import check_keystore
+    from node.home.keys import load_key
 
     check_keystore(path)
     return load_key(path, ask_passphrase(passphrase_file, f"Passphrase of {path.name}"))
@@ -235,7 +236,7 @@ def account_of_home(home: Home, passphrase_file: Path | None = None) -> SecretKe
 
     Raises ConfigError or KeystoreError.
     """
-    from node.home.kind import keys_of
+    from node.relay.any_home import keys_of
 
     keys = keys_of(home)
     path = home.path(keys.account)

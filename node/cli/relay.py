@@ -21,8 +21,11 @@ from node.cli.progress_client import TellingClient
 from node.cli.relay_status import status
 from node.cli.responses import reading_answers
 from node.cli.session import Session, reading_options, session_options
-from node.home.create import Home, check_new_home, create_home, load_genesis, load_key
+from node.home.create import check_new_home, create_home
 from node.home.keyring import random_key
+from node.home.keys import load_key
+from node.home.load import load_genesis
+from node.home.paths import Home
 from rpc.client import TransactionRefused
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DecodeError

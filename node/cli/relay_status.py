@@ -15,7 +15,8 @@ from node.cli.options import relay_home_option
 from node.cli.output import counted, json_option, log_field, show_fields
 from node.home.config import parse_host_port
 from node.home.files import read_bounded
-from node.home.kind import RELAY, check_kind
+from node.home.kind import check_home_kind
+from node.home.options import RELAY
 from node.home.paths import Home
 from rpc.client.control import ControlUnavailable
 from state.primitives.errors import ConfigError
@@ -99,12 +100,12 @@ def _ready(home: Home) -> dict[str, Any]:
     try:
         found = json.loads(read_bounded(home.ready, READY_LIMIT_BYTES))
     except FileNotFoundError:
-        check_kind(home.config, RELAY)
+        check_home_kind(home.config, RELAY)
         raise ControlUnavailable(f"no relay runs in {home.root}; `dekube relay run` starts it") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{home.ready}: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("relay"), str):
-        check_kind(home.config, RELAY)
+        check_home_kind(home.config, RELAY)
         raise ConfigError(f"{home.ready}: not what a relay writes")
     return found
 

@@ -20,8 +20,10 @@ from node.cli.guard import guard
 from node.cli.option_conflicts import not_with
 from node.cli.options import ask_home, ask_unseen, home_option
 from node.cli.output import json_option, show, show_fields, show_rows
-from node.home.config import NodeOptions, flat_options
-from node.home.create import Home
+from node.home.config import flat_options
+from node.home.load import load_genesis, load_node_options
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from node.process.control import ControlUnavailable, short_path
 from state.primitives.errors import ConfigError, DekubeError
 
@@ -73,7 +75,7 @@ def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
 
     if checkpoint:
         parse_checkpoint(checkpoint)
-    configure_logs(home.load_options().log)
+    configure_logs(load_node_options(home).log)
     run_node(
         home,
         ask_unseen,
@@ -98,7 +100,7 @@ def config(home: Home, only_changed: bool, as_json: bool) -> None:
       dekube node config
       dekube node config --changed
     """
-    options = home.load_options()
+    options = load_node_options(home)
     _check_files(home, options)
     values, defaults = flat_options(options), flat_options(NodeOptions())
     names = [name for name in values if not only_changed or values[name] != defaults[name]]
@@ -116,10 +118,10 @@ def config(home: Home, only_changed: bool, as_json: bool) -> None:
 def _check_files(home: Home, options: NodeOptions) -> None:
     """Raise ConfigError or KeystoreError where a start with ``options`` would find a file missing or damaged."""
     from node.chain.runtime import make_runtime
-    from node.home.create import read_passphrase
     from node.home.keyring import check_keystore
+    from node.home.keys import read_passphrase
 
-    make_runtime(home.load_genesis(), protocol_version=options.developer.protocol_version)
+    make_runtime(load_genesis(home.genesis), protocol_version=options.developer.protocol_version)
     names = {"keys.account": options.keys.account}
     if "validator" in options.roles and not options.signer.endpoint:
         names["keys.vote"] = options.keys.vote

@@ -13,9 +13,10 @@ from node.cli.arguments import PathName, Whole
 from node.cli.options import DEFAULT_HOME, account_of_home, open_key, parse_home
 from node.cli.progress_client import TellingClient
 from node.cli.responses import reading_answers
-from node.home.create import Home
 from node.home.keyring import Keyring, address_in
-from node.home.kind import gateways_of, keys_of
+from node.home.load import load_genesis
+from node.home.paths import Home
+from node.relay.any_home import gateways_of, keys_of
 from rpc.client import Client
 from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError
@@ -60,7 +61,7 @@ class Session:
     def signed_for(self) -> int | None:
         """Return the chain that is signed for: --chain-id, else the home's; None where only a gateway can tell."""
         if self.chain_id is None and self.home.genesis.exists():
-            return self.home.load_genesis().chain_id
+            return load_genesis(self.home.genesis).chain_id
         return self.chain_id
 
     def control(self) -> Path | None:

@@ -33,8 +33,10 @@ from node.cli.options import (
 )
 from node.cli.output import json_option, log_field, show, show_fields
 from node.home.config import parse_listen, toml_value
-from node.home.create import Home, check_new_home, create_home, load_genesis
+from node.home.create import check_new_home, create_home
 from node.home.keyring import random_key
+from node.home.load import load_genesis
+from node.home.paths import Home
 from state.primitives.address import format_address, parse_address
 from state.primitives.genesis import genesis_hash
 from state.primitives.keys import SecretKey
@@ -195,7 +197,7 @@ def possession(home: Home, vote_key: bytes, account: str, as_json: bool) -> None
     address = parse_address(account)
     key = _key_of(home, vote_key)
     _, public, signature, vrf_key, vrf_proof = stake_payload(
-        0, key, genesis_hash=genesis_hash(home.load_genesis()), address=address
+        0, key, genesis_hash=genesis_hash(load_genesis(home.genesis)), address=address
     )
     fields = {"vote_key": public, "possession": signature, "vrf_key": vrf_key, "vrf_possession": vrf_proof}
     show_fields(fields, as_json=as_json, title=f"Possession, for {format_address(address)}")
@@ -279,7 +281,7 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
         keys = _ask(home, AskKeys(), Keys).vote_keys
         found = _ask(home, Retire(choose_key(keys, vote_key)), SignerStatus)
     except SignerUnavailable:
-        chain, key = genesis_hash(home.load_genesis()), _key_of(home, vote_key)
+        chain, key = genesis_hash(load_genesis(home.genesis)), _key_of(home, vote_key)
         export_guard(home, chain, key.vote_key, file, as_json=as_json)
     else:
         export_retired(home, found.mark, file, as_json=as_json)
@@ -309,7 +311,7 @@ def import_(home: Home, file: Path, as_json: bool) -> None:
     mark = read_watermark(file)
     keys = [key.vote_key for key in vote_keys_of(home, _passphrase(home))]
     mine = mark.vote_key if mark.vote_key in keys else keys[0]
-    import_guard(home, genesis_hash(home.load_genesis()), mine, file, as_json=as_json)
+    import_guard(home, genesis_hash(load_genesis(home.genesis)), mine, file, as_json=as_json)
 
 
 def _ask(home: Home, request: Request, expected: type[_Answer]) -> _Answer:

@@ -15,8 +15,9 @@ from node.cli.files import read_json
 from node.cli.options import ask_passphrase
 from node.cli.output import json_option, show_amount, show_receipt, show_time
 from node.cli.session import Session, session_options
-from node.home.create import Home
 from node.home.keyring import random_key
+from node.home.load import load_node_options
+from node.home.paths import Home
 from rpc.client import Client, TransactionRefused
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
@@ -122,11 +123,12 @@ def rotate_keys(session: Session, yes: bool, as_json: bool) -> None:
     Example:
       dekube tx rotate-keys
     """
-    from node.home.create import load_key, rewrite_options, save_key
+    from node.home.create import rewrite_options
     from node.home.guards import begin_guard
+    from node.home.keys import load_key, save_key
 
     home, (key, passphrase) = session.home, _keys(session)
-    options = home.load_options()
+    options = load_node_options(home)
     with session.client() as client:
         if _account(client, key)["stake"] is None:
             raise TransactionRefused("nothing is staked, so there is no key to replace (dekube tx stake)")
@@ -242,10 +244,10 @@ def _keys(session: Session) -> tuple[SecretKey, str]:
 
     Raises ConfigError, KeystoreError.
     """
-    from node.home.create import load_key
+    from node.home.keys import load_key
 
     home = session.home
-    options = home.load_options().keys
+    options = load_node_options(home).keys
     file = (session.passphrase_file if session.key_name is None else None) or home.passphrase_file(options)
     passphrase = ask_passphrase(file, f"Passphrase of the keys in {home.root}")
     if session.key_name is not None:
@@ -258,9 +260,9 @@ def _vote_key(home: Home, passphrase: str, registered: bytes | None) -> SecretKe
 
     Raises ConfigError, KeystoreError.
     """
-    from node.home.create import load_key
+    from node.home.keys import load_key
 
-    options = home.load_options().keys
+    options = load_node_options(home).keys
     files = [file for file in (options.vote, options.vote_next) if file]
     if registered is None:
         return load_key(home.path(files[0]), passphrase)

@@ -12,6 +12,7 @@ from node.cli.confirm import send, yes_option
 from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, reading_options, session_options
+from node.home.load import load_node_options
 from node.home.paths import Home
 from rpc.client import Client
 from rpc.client.results import Receipt
@@ -256,7 +257,7 @@ def register(session: Session, bond: int | None, yes: bool, as_json: bool) -> No
     Example:
       dekube worker register --bond 1000
     """
-    options = session.home.load_options()  # of the machine, whose node need not be what signs
+    options = load_node_options(session.home)  # of the machine, whose node need not be what signs
     key = session.key()
     with session.client() as client:
         if _find(client, "0x" + key.address.hex()) is not None:
@@ -283,7 +284,7 @@ def update(session: Session, bond: int, yes: bool, as_json: bool) -> None:
     Example:
       dekube worker update --bond 500
     """
-    session.home.load_options()
+    load_node_options(session.home)
     key = session.key()
     with session.client() as client:
         if _find(client, "0x" + key.address.hex()) is None:
@@ -335,7 +336,7 @@ def retire(session: Session, yes: bool, as_json: bool) -> None:
     Example:
       dekube worker retire
     """
-    if session.key_name is None and session.home.load_options().registry.auto_register:
+    if session.key_name is None and load_node_options(session.home).registry.auto_register:
         raise ConfigError(
             f"{session.home.config}: the node registers by itself and would do so again; "
             "set registry.auto_register = false, restart it, then retire"
@@ -368,7 +369,7 @@ def _offer(profile: NodeProfile, does: str, bond: str) -> dict[str, Any]:
 def _profile(session: Session, address: bytes) -> NodeProfile:
     from node.market.machine import describe_machine, renewed_score
 
-    options = session.home.load_options()
+    options = load_node_options(session.home)
     if not {"compute", "verify"} & set(options.roles):
         raise ConfigError(
             f"{session.home.config}: roles has neither compute nor verify, so there is nothing to offer"

@@ -27,9 +27,10 @@ from node.chain.ledger import NodeLedger
 from node.consensus.compact_service import CompactBlocks
 from node.consensus.vote_relay import HearsayService
 from node.consensus.voter import LocalVoter, make_voter, votes_elsewhere
-from node.home.config import Checkpoint, NodeOptions, parse_vote_key
-from node.home.create import Home
+from node.home.config import Checkpoint, parse_vote_key
 from node.home.guards import LISTENS_MS_MIN, open_guard
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from node.process.signature_pool import SignatureVerifier
 from node.sync.database import checkpoint_of
 from node.sync.start_plan import CheckpointMismatch

@@ -12,9 +12,10 @@ from consensus.guard import Guard, GuardOutdated
 from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.remote_voter import RemoteVoter
 from consensus.signer import Opening
-from node.home.config import NodeOptions, parse_signer, parse_vote_key
-from node.home.create import Home
+from node.home.config import parse_signer, parse_vote_key
 from node.home.guards import open_guard, record_is_empty
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from node.process.control import short_path
 from node.signer.channel import secured
 from p2p.base.sockets import tune

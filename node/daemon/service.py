@@ -36,10 +36,13 @@ from node.daemon.reachability import Reachability, RelayDown, judge
 from node.daemon.relays import is_bonded, registered_relays
 from node.daemon.upgrades import UpgradeWatch
 from node.daemon.view import LiveNode, make_view
-from node.home.config import NodeOptions, parse_host_port, parse_listen, parse_peer
-from node.home.create import Home, load_key, node_secret, read_passphrase
+from node.home.config import parse_host_port, parse_listen, parse_peer
 from node.home.guards import check_record
+from node.home.keys import load_key, node_secret, read_passphrase
+from node.home.load import load_genesis, load_node_options
 from node.home.lock import live_in
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from node.market.blob_search import BlobSearch
 from node.market.blobs import GatewayBlobs
 from node.market.duties import Duties
@@ -644,7 +647,7 @@ def run_node(
     ``accepts_empty_guard``: see Agreement. ``checkpoint`` takes the place of that in the options. Raises
     ConfigError, KeystoreError, HomeInUse and PartFailed, and what parts raise.
     """
-    options, genesis = home.load_options(), home.load_genesis()
+    options, genesis = load_node_options(home), load_genesis(home.genesis)
     with live_in(home):
         _live(home, options, genesis, ask_passphrase, accepts_empty_guard, checkpoint)
 

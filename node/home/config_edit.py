@@ -12,7 +12,7 @@ from node.home.config import DUMP_HEAD, flat_options, read_table, toml_value
 from state.primitives.errors import ConfigError
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+    from node.home.config import HomeOptions
 
 __all__ = ["edit_options"]
 
@@ -21,7 +21,7 @@ _VALUE: Final = rf"(?:{_TEXT}|\[(?:[^\]\"'#]|{_TEXT})*\]|[^#\"'\[\]{{}}\n]+?)"
 _HEADER: Final = re.compile(r"^[ \t]*\[[ \t]*(\w+)[ \t]*\][ \t]*(?:#.*)?$", re.MULTILINE)
 
 
-def edit_options(text: str, options: DataclassInstance) -> str | None:
+def edit_options(text: str, options: HomeOptions) -> str | None:
     """Return ``text`` changed so that it says ``options``, and all else of it as it was.
 
     None where it is written in a way that cannot be changed so: the result is read again before it is returned.

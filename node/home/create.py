@@ -1,49 +1,46 @@
-"""A node's home: configuration, genesis and keys on disk, made by ``dekube init``, opened by ``node run``."""
+"""Create a home: keys, genesis and config.toml on disk, for ``dekube init`` and its like."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from node.home.config import KeyOptions, NodeOptions, dump_options
+from node.home.config import dump_options
 from node.home.config_edit import edit_options
-from node.home.files import read_bounded
+from node.home.files import write_private, write_whole
+from node.home.keys import save_key
+from node.home.kind import kind_of
+from node.home.options import NODE, KeyOptions, NodeOptions
 from node.home.paths import CONFIG_FILE, GENESIS_FILE, Home
-from state.primitives.errors import ConfigError, KeystoreError
-from state.primitives.genesis import (
-    GENESIS_LIMIT_BYTES,
-    Genesis,
-    genesis_from_json,
-    genesis_hash,
-    genesis_to_json,
-)
-from state.primitives.keys import SECRET_BYTES, SecretKey
-from state.primitives.keystore import KEYSTORE_LIMIT_BYTES, SCRYPT_N, decrypt_keystore, encrypt_keystore
+from state.primitives.errors import ConfigError
+from state.primitives.genesis import Genesis, genesis_hash, genesis_to_json
+from state.primitives.keys import SecretKey
+from state.primitives.keystore import SCRYPT_N
+
+if TYPE_CHECKING:
+    from node.home.config import HomeOptions
+
+    class _KeyedOptions(HomeOptions, Protocol):
+        """The options of any home: each has keys."""
+
+        @property
+        def keys(self) -> KeyOptions:
+            """Where its keys are."""
+            ...
+
 
 __all__ = [
-    "Home",
     "adopt_genesis",
     "check_new_home",
     "check_no_keys",
     "create_founder",
     "create_home",
-    "load_key",
-    "node_secret",
-    "read_passphrase",
     "rewrite_options",
-    "save_key",
-    "sync_folder",
-    "write_private",
-    "write_whole",
 ]
 
-SECRET_FILE_LIMIT_BYTES: Final = 64 * 1024
-UTF_16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 NAMED_MAX: Final = 3
 """Files that an error names of those in a folder."""
 _OF_A_HOME: Final = frozenset(
@@ -54,49 +51,9 @@ _OF_A_HOME: Final = frozenset(
 )
 """What an interrupted ``init`` leaves, what other commands keep in the same folder, what a file system has."""
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    class _Options(DataclassInstance, Protocol):
-        """Options of whatever lives in a home."""
-
-        @property
-        def keys(self) -> KeyOptions:
-            """Where its keys are."""
-            ...
-
-
-def load_genesis(path: Path, *, is_draft: bool = False) -> Genesis:
-    """Return the genesis in ``path``, or the draft of one. Raises ConfigError."""
-    try:
-        data = read_bounded(path, GENESIS_LIMIT_BYTES)
-        if len(data) > GENESIS_LIMIT_BYTES:
-            raise ConfigError("file too large")
-        text = data.decode("utf-8-sig")
-    except (OSError, ConfigError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', error)}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text; the genesis of a network (JSON) expected") from None
-    try:
-        return genesis_from_json(text, is_draft=is_draft)
-    except ConfigError as error:
-        if not is_draft and _is_draft(text):
-            raise ConfigError(
-                f"{path}: the draft of a genesis, without founders yet: `dekube genesis seal` makes a genesis of "
-                "it and their files, `dekube genesis show --draft` shows it"
-            ) from None
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _is_draft(text: str) -> bool:
-    try:
-        return not genesis_from_json(text, is_draft=True).validators
-    except ConfigError:
-        return False
-
 
 def create_home(
-    root: Path, *, genesis: Genesis, options: _Options, account: SecretKey, vote: SecretKey | None,
+    root: Path, *, genesis: Genesis, options: _KeyedOptions, account: SecretKey, vote: SecretKey | None,
     passphrase: str, scrypt_n: int = SCRYPT_N, keep_passphrase: bool = True, is_new_vote_key: bool = True,
 ) -> Home:  # fmt: skip
     """Write a new home, of a node, a signer or a relay.
@@ -137,8 +94,6 @@ def check_no_keys(home: Home) -> None:
     """Raise ConfigError where keys are already: before anybody is asked for a passphrase of new ones."""
     root = home.root
     if home.config.exists():
-        from node.home.kind import NODE, kind_of
-
         raise ConfigError(f"{root}: a {kind_of(home.config) or NODE} lives here already; nothing was changed")
     if home.founder.exists():
         raise ConfigError(f"{root}: a founder's keys are here ({home.founder}); nothing was changed")
@@ -186,7 +141,7 @@ def _make_keys(
         save_key(home.path(keys.vote), vote, passphrase, scrypt_n=scrypt_n)
 
 
-def _complete(home: Home, genesis: Genesis, options: DataclassInstance, new_vote_key: bytes | None) -> None:
+def _complete(home: Home, genesis: Genesis, options: _KeyedOptions, new_vote_key: bytes | None) -> None:
     if new_vote_key is not None:
         from node.home.guards import begin_guard  # with it comes the consensus, which few commands need
 
@@ -205,131 +160,3 @@ def rewrite_options(home: Home, options: NodeOptions) -> None:
     if edited is None:
         write_whole(home.config.with_name(home.config.name + ".old"), text)
     write_whole(home.config, dump_options(options) if edited is None else edited)
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write or replace a file durably: after a crash it holds the old content or the new, never a part."""
-    temporary = path.with_name(path.name + ".new")
-    with _removed_if_cut_off(temporary), temporary.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-@contextmanager
-def _removed_if_cut_off(path: Path) -> Iterator[None]:
-    """Remove a new file that cannot be written whole, and name it in the error: a full disk names none."""
-    try:
-        yield
-    except OSError as error:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a new file that only its owner may read, durably and whole. Raises ConfigError when it exists."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise ConfigError(f"{path}: exists already; nothing was changed") from None
-    with _removed_if_cut_off(path), os.fdopen(handle, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def save_key(path: Path, key: SecretKey, passphrase: str, *, scrypt_n: int = SCRYPT_N) -> None:
-    """Write ``key`` as a keystore v3 file of mode 0600. Raises ConfigError when the file exists."""
-    text = encrypt_keystore(
-        key,
-        passphrase,
-        salt=secrets.token_bytes(32),
-        iv=secrets.token_bytes(16),
-        identifier=secrets.token_bytes(16),
-        scrypt_n=scrypt_n,
-    )
-    write_private(path, text)
-
-
-def load_key(path: Path, passphrase: str) -> SecretKey:
-    """Return the key in the keystore file ``path``. Raises KeystoreError, which names the file."""
-    text = read_keystore(path)
-    try:
-        return decrypt_keystore(text, passphrase)
-    except KeystoreError as error:
-        raise KeystoreError(f"{path}: {str(error).removeprefix('keystore: ')}") from None
-
-
-def read_keystore(path: Path) -> str:
-    """Return the text of a keystore file. Raises KeystoreError."""
-    try:
-        data = read_bounded(path, KEYSTORE_LIMIT_BYTES)
-        if len(data) > KEYSTORE_LIMIT_BYTES:
-            raise KeystoreError(f"{path}: file too large")
-        return data.decode()
-    except OSError as error:
-        raise KeystoreError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise KeystoreError(f"{path}: {error}") from None
-
-
-def node_secret(home: Home) -> bytes:
-    """Return the secret behind the node's transport keys, drawn at the first call and kept (mode 0600).
-
-    Peers know the keys from the certificate that the account signs over them, so nothing but this file and the
-    account's keystore ties them to the node. Raises ConfigError when the file is damaged.
-    """
-    path = home.root / "keys" / "node-secret"
-    if not path.exists():
-        write_private(path, secrets.token_bytes(32).hex() + "\n")
-    try:
-        secret = bytes.fromhex(read_bounded(path, SECRET_FILE_LIMIT_BYTES).decode().strip())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if len(secret) != SECRET_BYTES:
-        raise ConfigError(f"{path}: not a secret of {SECRET_BYTES} bytes; remove it to draw a new one")
-    return secret
-
-
-def read_passphrase(path: Path, what: str = "passphrase") -> str:
-    """Return the secret in a file of one line that only its owner can read; ``what`` names it in errors.
-
-    A byte order mark (editors of Windows write one) is no part of it. Raises KeystoreError, also for an empty line
-    and for a second one, of which nobody knows whether it was meant to count.
-    """
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise KeystoreError(f"{path}: a folder; a file with the {what} in one line is expected")
-        if mode & 0o077:
-            raise KeystoreError(f"{path}: others can read the {what} (mode {mode & 0o777:04o}); chmod 600 it")
-        data = read_bounded(path, SECRET_FILE_LIMIT_BYTES)
-    except OSError as error:
-        raise KeystoreError(f"{path}: {error.strerror}") from None
-    if len(data) > SECRET_FILE_LIMIT_BYTES:
-        raise KeystoreError(f"{path}: file too large; one line with the {what} is expected")
-    if data[:2] in UTF_16_MARKS:
-        raise KeystoreError(f"{path}: UTF-16 text; save the {what} as UTF-8")
-    try:
-        first, *more = data.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise KeystoreError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    if lines := sum(1 for line in more if line.strip()):
-        raise KeystoreError(f"{path}: {lines + 1} lines found; the {what} is expected in one line, alone")
-    if not first:
-        found = "the file is empty" if not data else "the first line is empty"
-        raise KeystoreError(f"{path}: {found}; the {what} is expected in it")
-    return first

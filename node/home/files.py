@@ -1,7 +1,7 @@
-"""Files that a person names or that stand in a home: read up to a bound, whatever stands at their path.
+"""Bounded reads and durable writes of the files in a home, and of files that a person names.
 
-The size that the file system tells is no bound: devices and pipes have none, and a file may grow. Opening a pipe
-blocks until somebody opens it for writing.
+A read has a bound of its own: devices and pipes have no size, and a file may grow while it is read. Opening a pipe
+blocks until a writer opens it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ import os
 import select
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["read_bounded"]
+from state.primitives.errors import ConfigError
+
+__all__ = ["read_bounded", "sync_folder", "write_private", "write_whole"]
 
 WRITER_S: Final = 2.0
 """How long to wait for a pipe's writer: a shell may start the writer after the reader."""
 WRITER_LOOK_S: Final = 0.02
-CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 1 << 16
+"""A read allocates all of it, however small the file is."""
 
 
 def read_bounded(path: Path, limit_bytes: int) -> bytes:
@@ -54,3 +59,47 @@ def _read(handle: int, size_bytes: int) -> bytes:
             time.sleep(WRITER_LOOK_S)
         data += chunk
     return bytes(data)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write or replace a file durably: after a crash it holds the old content or the new, never a part."""
+    temporary = path.with_name(path.name + ".new")
+    with _removed_if_cut_off(temporary), temporary.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only its owner may read, durably and whole. Raises ConfigError when it exists."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{path}: exists already; nothing was changed") from None
+    with _removed_if_cut_off(path), os.fdopen(handle, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _removed_if_cut_off(path: Path) -> Iterator[None]:
+    """Remove a new file that cannot be written whole, and name it in the error: a full disk names none."""
+    try:
+        yield
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -9,7 +9,7 @@ import structlog
 
 from consensus.guard import Guard, GuardMissing, GuardOutdated
 from consensus.guard_log import GUARD_FILE, VoteDirectory
-from node.home.create import sync_folder, write_whole
+from node.home.files import sync_folder, write_whole
 from state.primitives.errors import DekubeError
 
 __all__ = [

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from node.home.create import read_keystore
+from node.home.keys import read_keystore
 from state.primitives.address import format_address, parse_address
 from state.primitives.errors import ConfigError, DecodeError, KeystoreError
 from state.primitives.hd import HARDENED, derive_key, ethereum_path

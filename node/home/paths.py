@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from state.primitives.errors import ConfigError
-
 if TYPE_CHECKING:
-    from node.home.config import KeyOptions, NodeOptions
-    from state.primitives.genesis import Genesis
+    from node.home.options import KeyOptions
 
 __all__ = ["CONFIG_FILE", "GENESIS_FILE", "Home"]
 
@@ -118,26 +114,6 @@ class Home:
     def ready(self) -> Path:
         """Written when the node is up: its addresses and ports (JSON)."""
         return self.root / "run" / "ready.json"
-
-    def load_options(self) -> NodeOptions:
-        """Return the options. Raises ConfigError."""
-        from node.home.config import load_options
-        from node.home.kind import NODE, expected
-
-        if self.founder.exists() and not self.config.exists():
-            raise ConfigError(
-                f"{self.root}: a founder's keys wait here for their genesis: `dekube genesis seal` makes it, "
-                f"`dekube init --home {shlex.quote(str(self.root))} --genesis FILE --role validator` goes on with "
-                "it"
-            )
-        with expected(self.config, NODE):
-            return load_options(self.config)
-
-    def load_genesis(self) -> Genesis:
-        """Return the genesis. Raises ConfigError."""
-        from node.home.create import load_genesis
-
-        return load_genesis(self.genesis)
 
     def path(self, relative: str) -> Path:
         """Return a path that the options name relative to the home."""

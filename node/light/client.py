@@ -38,8 +38,7 @@ from consensus.light import (
 )
 from consensus.votes import Certificate
 from consensus.wire import CERTIFICATE_LIMIT_BYTES, decode_certificate, encode_certificate
-from node.home.create import write_whole
-from node.home.files import read_bounded
+from node.home.files import read_bounded, write_whole
 from rpc.client import Client, ClientOptions, GatewayUnreachable
 from rpc.protocol.errors import RpcError
 from state.primitives.blocks import HEADER_LIMIT_BYTES, Header, decode_header, header_hash

@@ -16,7 +16,8 @@ from typing import Any, Final
 import structlog
 import trio
 
-from node.market.uploads import UploadBook, UploadOptions, UploadRefused, decode_book
+from node.home.options import UploadOptions
+from node.market.uploads import UploadBook, UploadRefused, decode_book
 from p2p.base.errors import BlobUnavailable
 from p2p.blob.store import BlobStore
 from p2p.service import Network

@@ -14,8 +14,8 @@ import structlog
 import trio
 
 from node.chain.ledger import NodeLedger
-from node.home.config import NodeOptions
-from node.home.create import Home
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from node.market.attempts import Attempts, Trouble
 from node.market.blob_search import BlobSearch
 from node.market.cancellation import DAMAGE, Abandoned

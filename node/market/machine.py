@@ -19,8 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from node.home.config import NodeOptions, parse_operator
-from node.home.create import write_whole
+from node.home.config import parse_operator
+from node.home.files import write_whole
+from node.home.options import NodeOptions
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole
 
 __all__ = ["Score", "available_memory_bytes", "describe_machine", "known_score", "measure_score", "renewed_score"]

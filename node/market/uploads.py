@@ -7,9 +7,9 @@ all; what was charged comes back after a day. What is kept is bounded apart from
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from node.home.options import UploadOptions
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.amounts import format_amount
 from state.primitives.codec import Value, decode, encode
@@ -17,7 +17,7 @@ from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.manifests import PIECE_BYTES
 
-__all__ = ["DAY_MS", "Upload", "UploadBook", "UploadOptions", "UploadRefused", "decode_book"]
+__all__ = ["DAY_MS", "Upload", "UploadBook", "UploadRefused", "decode_book"]
 
 DAY_MS: Final = 24 * 3_600_000
 PARTIAL_MS: Final = 3_600_000
@@ -25,24 +25,6 @@ PARTIAL_MS: Final = 3_600_000
 CALLER_CHARACTERS_MAX: Final = 64
 BOOK_LIMIT_BYTES: Final = 64 * 1024 * 1024
 TIME_LIMIT_MS: Final = 2**53
-
-
-@dataclass(frozen=True, slots=True)
-class UploadOptions:
-    """Blobs that the gateway takes from requesters without a node; a blob counts as a whole piece at least."""
-
-    enabled: bool = False
-    bytes_per_blob_max: int = 256 * 1024**2
-    bytes_per_account_day_max: int = 1024**3
-    bytes_per_caller_day_max: int = 2 * 1024**3
-    """Of one IPv4 address, or /64 of IPv6; 0: no limit, behind a proxy."""
-    bytes_per_day_max: int = 32 * 1024**3
-    bytes_kept_max: int = 16 * 1024**3
-    """Of all uploads that are kept at once."""
-    balance_min: int = 10**18
-    """What the account must own that signs for an upload: one that could pay a task (10^-18 DKB)."""
-    keep_s: int = 24 * 3_600
-    """How long a blob stays that no task of its account refers to."""
 
 
 class UploadRefused(ProtocolError):

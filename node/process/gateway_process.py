@@ -12,7 +12,8 @@ from typing import Any, Final
 import structlog
 import trio
 
-from node.home.config import LogOptions, RpcOptions, parse_listen
+from node.home.config import parse_listen
+from node.home.options import LogOptions, RpcOptions
 from node.process.children import Child
 from node.process.drain import Drain
 from node.process.ports import format_host_port

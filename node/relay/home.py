@@ -7,20 +7,15 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
-from node.home.config import (
-    AMOUNT_MAX,
-    KeyOptions,
-    LogOptions,
-    flat_options,
-    listen_option,
-    load_table,
-    parse_listen,
-)
-from node.home.create import Home, load_key, node_secret, read_passphrase, write_whole
-from node.home.kind import RELAY, expected
+from node.home.config import AMOUNT_MAX, flat_options, load_table, parse_listen
+from node.home.files import write_whole
+from node.home.keys import load_key, node_secret, read_passphrase
+from node.home.load import load_genesis
 from node.home.lock import live_in
+from node.home.options import RELAY, KeyOptions, LogOptions, listen_option
+from node.home.paths import Home
 from node.process.ports import check_listen, format_host_port
 from node.relay.settlement_gateway import GatewayLedger
 from node.telemetry.logs import configure_logs
@@ -48,6 +43,8 @@ RECEIPTS: Final = "data/receipts"
 class RelayHomeOptions:
     """Options of ``dekube relay run``, as they stand in config.toml."""
 
+    KIND: ClassVar[str] = RELAY
+
     listen: str = listen_option(":26680")
     """host:port for clients; without a host on all addresses of IPv4 and IPv6; several as a list."""
     metrics: str = listen_option("127.0.0.1:9180")
@@ -70,8 +67,7 @@ class RelayHomeOptions:
 
 def load_relay_options(home: Home) -> RelayHomeOptions:
     """Return the options of the relay that lives in ``home``. Raises ConfigError."""
-    with expected(home.config, RELAY):
-        options = load_table(home.config, RelayHomeOptions, made_by="dekube relay init")
+    options = load_table(home.config, RelayHomeOptions)
     for name, value in flat_options(options).items():
         most = AMOUNT_MAX if name == PRICE else NUMBER_MAX
         if type(value) is int and value > most:
@@ -90,7 +86,7 @@ def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[
     for where in listens.values():
         parse_listen(where)
     configure_logs(options.log)
-    chain = genesis_hash(home.load_genesis())
+    chain = genesis_hash(load_genesis(home.genesis))
     file = home.passphrase_file(options.keys)
     passphrase = ask_passphrase() if file is None else read_passphrase(file)
     account = load_key(home.path(options.keys.account), passphrase)

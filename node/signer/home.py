@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from consensus.signer import KEYS_MAX
-from node.home.config import KeyOptions, LogOptions, dump_options, listen_option, load_table, parse_listen
-from node.home.create import Home, load_key, save_key, write_whole
+from node.home.config import dump_options, load_table, parse_listen
+from node.home.files import write_whole
 from node.home.guards import begin_guard
-from node.home.kind import SIGNER, expected
+from node.home.keys import load_key, save_key
+from node.home.load import load_genesis
+from node.home.options import SIGNER, KeyOptions, LogOptions, listen_option
+from node.home.paths import Home
 from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError
 from state.primitives.genesis import genesis_hash
@@ -32,6 +35,8 @@ SOCKET_FILE: Final = "run/signer.sock"
 class SignerHomeOptions:
     """Options of ``dekube signer run``, as they stand in config.toml."""
 
+    KIND: ClassVar[str] = SIGNER
+
     listen: str = listen_option()
     """host:port for nodes on other machines; empty: the Unix socket in the home alone."""
     clients: tuple[str, ...] = ()
@@ -49,8 +54,7 @@ class SignerHomeOptions:
 
 def load_signer_options(path: Path) -> SignerHomeOptions:
     """Return the options of a signer's home. Raises ConfigError."""
-    with expected(path, SIGNER):
-        options = load_table(path, SignerHomeOptions, made_by="dekube signer init")
+    options = load_table(path, SignerHomeOptions)
     try:
         return check_signer_options(options)
     except ConfigError as error:
@@ -92,7 +96,7 @@ def add_signer_key(home: Home, vote: SecretKey, *, is_new_key: bool, passphrase:
     folder = home.own_guard_of(vote.vote_key)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if is_new_key:
-        begin_guard(folder, genesis_hash(home.load_genesis()), vote.vote_key)
+        begin_guard(folder, genesis_hash(load_genesis(home.genesis)), vote.vote_key)
     save_key(home.path(file), vote, passphrase)
     write_whole(home.config, dump_options(options))
 

@@ -21,10 +21,14 @@ import trio
 from consensus.remote_voter import ask_signer
 from consensus.signer import Answer, Request, Retire, SignerCore, SignerUnavailable
 from consensus.signer_server import SignerKey, SignerServer
-from node.home.create import Home, load_key, node_secret, read_passphrase, write_whole
+from node.home.files import write_whole
 from node.home.guards import is_retired, open_guard
-from node.home.kind import SIGNER, check_kind
+from node.home.keys import load_key, node_secret, read_passphrase
+from node.home.kind import check_home_kind
+from node.home.load import load_genesis
 from node.home.lock import live_in
+from node.home.options import SIGNER
+from node.home.paths import Home
 from node.process.control import short_path
 from node.process.ports import format_host_port, listen_at
 from node.process.signals import stop_when_told
@@ -53,7 +57,7 @@ async def ask_home(home: Home, request: Request) -> Answer:
     try:
         stream = await trio.open_unix_socket(short_path(signer_socket(home)))
     except OSError as error:
-        check_kind(home.config, SIGNER)
+        check_home_kind(home.config, SIGNER)
         raise SignerUnavailable(
             f"no signer runs in {home.root} ({error.strerror or error}); `dekube signer run` starts it"
         ) from None
@@ -118,7 +122,7 @@ def run_signer(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_g
     options = load_signer_options(home.config)
     configure_logs(options.log)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the key
-    chain_hash = genesis_hash(home.load_genesis())
+    chain_hash = genesis_hash(load_genesis(home.genesis))
     file = home.passphrase_file(options.keys)
     passphrase = ask_passphrase() if file is None else read_passphrase(file)
     votes = vote_keys_of(home, passphrase)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import structlog
 
-from node.home.config import Checkpoint, NodeOptions, parse_checkpoint
-from node.home.create import Home
+from node.home.config import Checkpoint, parse_checkpoint
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from node.sync.core import NOTHING_FOUNDER_MS, NOTHING_MS
 from node.sync.server import ServingNetwork, SyncServer
 from node.sync.service import AskingNetwork, StateSync, is_fresh, sync_first, sync_path, trust_root

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import structlog
 import trio
 
-from node.home.config import NodeOptions
-from node.home.create import Home
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from node.process.control import ControlServer
 from node.process.health_warnings import warn_while_alone
 from node.sync.core import SyncProgress

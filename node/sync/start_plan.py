@@ -11,7 +11,8 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from consensus.light import TrustExpired, trusting_period_ms
-from node.home.config import Checkpoint, HistoryOptions
+from node.home.config import Checkpoint
+from node.home.options import HistoryOptions
 from state.primitives.errors import DekubeError
 from state.primitives.genesis import ChainParameters, Genesis, read_parameters
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.home.config import LogOptions
+from node.home.options import LogOptions
 from rpc.process.log_output import configure_structlog, set_log_level
 
 __all__ = ["configure_logs", "set_log_level"]

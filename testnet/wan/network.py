@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from node.home.config import MetricsOptions, NetworkOptions, ProcessOptions, RpcOptions, parse_host_port
-from node.home.create import Home
+from node.home.config import parse_host_port
+from node.home.options import MetricsOptions, NetworkOptions, ProcessOptions, RpcOptions
+from node.home.paths import Home
 from node.process.control import ControlUnavailable, ask_node
 from state.primitives.address import format_address
 from testnet.cluster import write_home

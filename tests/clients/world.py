@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import trio
 
-from node.home.create import Home
+from node.home.paths import Home
 from rpc.client import Client, TaskEnded
 from rpc.ethereum.contracts import CONTRACTS
 from state.primitives.hashing import digest

@@ -11,8 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from node.home.config import DeveloperOptions
-from node.home.create import Home, rewrite_options
+from node.home.create import rewrite_options
+from node.home.load import load_node_options
+from node.home.options import DeveloperOptions
+from node.home.paths import Home
 from rpc.client import Client, ClientOptions
 from rpc.client.results import Bill
 from state.primitives.errors import DekubeError
@@ -41,7 +43,7 @@ ASKED_S: Final = 10.0
 
 def install_release(home: Home) -> None:
     """Let the next start know version 2 of the protocol."""
-    options = home.load_options()
+    options = load_node_options(home)
     rewrite_options(home, replace(options, developer=DeveloperOptions(protocol_version=2)))
 
 

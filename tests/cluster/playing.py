@@ -25,8 +25,11 @@ from typing import Any, Final
 
 from consensus.guard import Guard
 from consensus.guard_log import GUARD_FILE
-from node.home.config import HistoryOptions, SignerOptions, SyncOptions, load_options
-from node.home.create import Home, create_home, rewrite_options
+from node.home.config import load_options
+from node.home.create import create_home, rewrite_options
+from node.home.load import load_genesis, load_node_options
+from node.home.options import HistoryOptions, SignerOptions, SyncOptions
+from node.home.paths import Home
 from node.process.children import Child
 from node.signer.home import SOCKET_FILE, SignerHomeOptions
 from state.primitives.address import format_address
@@ -412,21 +415,24 @@ def check_left(root: Path, manifest: Manifest) -> None:
             except (DekubeError, ValueError) as error:
                 raise AssertionError(f"{name}: {' '.join(command)}: {error}") from None
     if manifest.signer:
-        whose = genesis_hash(Home(root / SIGNER).load_genesis()), derive_key(1, f"{manifest.signer}/vote").vote_key
+        whose = (
+            genesis_hash(load_genesis(Home(root / SIGNER).genesis)),
+            derive_key(1, f"{manifest.signer}/vote").vote_key,
+        )
         Guard.load((Home(root / SIGNER).guard / GUARD_FILE).read_bytes(), *whose)
 
 
 def _change(root: Path, name: str, **fields: Any) -> None:
     home = Home(root / name)
-    rewrite_options(home, replace(home.load_options(), **fields))
+    rewrite_options(home, replace(load_node_options(home), **fields))
 
 
 def _place(root: Path, names: Sequence[str]) -> None:
     """Give each validator an address of its own, at which the others look for it."""
-    options = {name: Home(root / name).load_options() for name in names}
+    options = {name: load_node_options(Home(root / name)) for name in names}
     at = {each.p2p.listen: each.p2p.listen.replace("127.0.0.1", address(name)) for name, each in options.items()}
     for name in (*names, *([WORKER] if (root / WORKER).exists() else [])):
-        old = Home(root / name).load_options().p2p
+        old = load_node_options(Home(root / name)).p2p
         bootstrap = tuple(
             text.replace(each, at[each]) for text in old.bootstrap for each in at if text.endswith(each)
         )
@@ -444,7 +450,7 @@ def _send_home(root: Path, plan: Plan, homes: Sequence[str]) -> None:
     for member in plan.members:
         if member.name == RELAY:
             continue
-        p2p = Home(root / member.name).load_options().p2p
+        p2p = load_node_options(Home(root / member.name)).p2p
         bootstrap = tuple(
             f"{account}@relay:{who.hex()}:{host}:{port}" if account in accounts else f"{account}@{way}"
             for account, _, way in (text.partition("@") for text in p2p.bootstrap)
@@ -466,7 +472,7 @@ def _hand_over(root: Path, plan: Plan, name: str) -> None:
     )  # fmt: skip
     elsewhere = SignerOptions(f"unix:{root / SIGNER / SOCKET_FILE}", "0x" + vote.vote_key.hex())
     _change(root, name, signer=elsewhere)
-    home.path(home.load_options().keys.vote).unlink()
+    home.path(load_node_options(home).keys.vote).unlink()
     shutil.rmtree(home.guard)
 
 
@@ -503,7 +509,7 @@ def play(manifest: Manifest, folder: Path) -> int:
         if manifest.has_task and manifest.is_upgraded:
             install_release(Home(root / WORKER))
         if manifest.late:
-            kept = Home(root / manifest.late).load_options().sync
+            kept = load_node_options(Home(root / manifest.late)).sync
             _change(root, manifest.late, sync=replace(kept, mode=manifest.late_sync))
         playing = _Play(manifest, net, has_disk=has_disk, has_links=has_links)
         stack.callback(playing.end)

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from node.home.config import MempoolOptions, NodeOptions
+from node.home.options import MempoolOptions, NodeOptions
 from node.telemetry.cpu_accounting import STAGES
 from testnet import bench_sync
 from testnet.bench import run

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from node.cli import EXIT_LOOK_FIRST
-from node.home.create import Home, read_passphrase, rewrite_options, save_key
+from node.home.create import rewrite_options
+from node.home.keys import read_passphrase, save_key
+from node.home.load import load_node_options
+from node.home.paths import Home
 from state.primitives.keys import SecretKey
 from tests.cluster.network import Network, network, parameters
 
@@ -38,7 +41,7 @@ def with_key_of(net: Network, name: str, to: Path) -> Home:
     """Make a home of another account with vote key and record of votes of a validator that stands still."""
     shutil.copytree(net.root / name, to, ignore=shutil.ignore_patterns("run", "*.sock"))
     home, base = Home(to), net.base_port + 30
-    options = home.load_options()
+    options = load_node_options(home)
     account = home.path(options.keys.account)
     account.unlink()
     save_key(account, SecretKey(b"d" * 32), read_passphrase(home.path(options.keys.passphrase_file)))

@@ -11,7 +11,8 @@ import trio
 
 from consensus.wire import Votes, encode_message
 from node.consensus.agreement import KIND_CONSENSUS
-from node.home.create import Home
+from node.home.load import load_genesis
+from node.home.paths import Home
 from p2p.secure.frame import Class
 from p2p.secure.identity import Identity
 from p2p.service import Network as Peers
@@ -153,7 +154,7 @@ def test_whoever_hears_a_validator_vote_twice_can_prove_it(running: Network) -> 
 
 async def tell_two_votes(running: Network, culprit: str, listener: str) -> None:
     """As a stranger, tell one validator two votes that another one's key has signed."""
-    genesis = Home(running.root / listener).load_genesis()
+    genesis = load_genesis(Home(running.root / listener).genesis)
     chain, key = genesis_hash(genesis), VoteKey(derive_key(1, f"{culprit}/vote"))
     status = running.status(listener)
     committee = running.call(listener, "dekube_getCommittee")

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from node.home.create import Home, rewrite_options
+from node.home.create import rewrite_options
+from node.home.load import load_node_options
+from node.home.paths import Home
 from rpc.client import Client
 from state.primitives.errors import DekubeError
 from tests.cluster.network import dekube, wait_for
@@ -50,7 +52,7 @@ def test_founders_found_a_chain_and_make_blocks(tmp_path: Path) -> None:
         bootstrap = ("--bootstrap", first) if n else ()
         said("init", "--home", root, "--genesis", genesis, "--role", "validator", *bootstrap)
         home = Home(root)
-        options, at = home.load_options(), base + 3 * n
+        options, at = load_node_options(home), base + 3 * n
         options = replace(
             options,
             p2p=replace(options.p2p, listen=f"127.0.0.1:{at}"),

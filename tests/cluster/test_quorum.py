@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from node.home.create import Home, load_key, read_passphrase
+from node.home.keys import load_key, read_passphrase
+from node.home.load import load_genesis, load_node_options
+from node.home.paths import Home
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import sign_transaction
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
@@ -24,11 +26,11 @@ ALL = [f"validator-{i}" for i in range(4)]
 
 def member_key(net: Network, name: str) -> SecretKey:
     home = Home(net.root / name)
-    return load_key(home.path(home.load_options().keys.account), read_passphrase(home.path("keys/passphrase")))
+    return load_key(home.path(load_node_options(home).keys.account), read_passphrase(home.path("keys/passphrase")))
 
 
 def payment(key: SecretKey, net: Network, nonce: int) -> str:
-    chain_id = Home(net.root / "validator-0").load_genesis().chain_id
+    chain_id = load_genesis(Home(net.root / "validator-0").genesis).chain_id
     raw = sign_transaction(
         key, chain_id=chain_id, nonce=nonce, kind=TRANSFER_KIND, payload=transfer_payload(b"t" * 20, 1),
         gas_limit=TRANSFER_GAS, max_fee_per_gas=10**12,

@@ -19,7 +19,9 @@ import trio
 from billing.relay import carriage_price
 from node.cli.options import account_of_home
 from node.home.config import dump_options
-from node.home.create import Home, load_key, read_passphrase, write_whole
+from node.home.files import write_whole
+from node.home.keys import load_key, read_passphrase
+from node.home.paths import Home
 from node.relay.home import RelayHomeOptions
 from p2p.base.endpoint import Endpoint
 from p2p.secure.identity import Identity

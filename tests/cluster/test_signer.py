@@ -16,8 +16,10 @@ import pytest
 from consensus.guard import Guard
 from consensus.guard_log import GUARD_FILE
 from node.cli import EXIT_LOOK_FIRST
-from node.home.config import SignerOptions, dump_options
-from node.home.create import Home, create_home
+from node.home.config import dump_options
+from node.home.create import create_home
+from node.home.options import SignerOptions
+from node.home.paths import Home
 from node.process.control import ask_node
 from node.signer.home import SignerHomeOptions
 from state.primitives.address import format_address

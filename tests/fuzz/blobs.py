@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from node.market.uploads import UploadBook, UploadOptions, decode_book
+from node.home.options import UploadOptions
+from node.market.uploads import UploadBook, decode_book
 from rpc.client.blobs import _missing, _refusal, _told
 from rpc.client.core import Reply
 from rpc.client.errors import AnswerMalformed

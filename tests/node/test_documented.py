@@ -12,7 +12,7 @@ import pytest
 
 from consensus.metrics import METRICS
 from node.cli import group
-from node.home.config import NodeOptions
+from node.home.options import NodeOptions
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()

@@ -12,8 +12,8 @@ from node.chain.block_tree import Chain, Executed
 from node.chain.ledger import NodeLedger
 from node.chain.mempool import MempoolOptions
 from node.chain.runtime import make_runtime
-from node.home.config import ExecutorOptions, NodeOptions, RegistryOptions
-from node.home.create import Home
+from node.home.options import ExecutorOptions, NodeOptions, RegistryOptions
+from node.home.paths import Home
 from node.market.duties import Duties
 from node.market.machine import describe_machine
 from node.market.wallet import Wallet

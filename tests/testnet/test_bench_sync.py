@@ -8,7 +8,8 @@ from pathlib import Path
 from consensus.guard import JOURNAL_BLOCK, JOURNAL_CERTIFICATE, read_journal
 from consensus.guard_log import VoteDirectory
 from node.chain.runtime import make_runtime
-from node.home.create import Home
+from node.home.load import load_node_options
+from node.home.paths import Home
 from node.sync.audit import audit_chain
 from state.primitives.genesis import ChainParameters, read_parameters
 from state.store import Store
@@ -37,4 +38,4 @@ def test_the_chain_is_whole_and_its_fourth_validator_lacks_the_database_alone(tm
         assert len(guard.votes()) == 2 * BLOCKS
         kinds = [kind for kind, _ in read_journal(directory.journal.read())[0]]
     assert kinds == [JOURNAL_BLOCK, JOURNAL_CERTIFICATE, JOURNAL_CERTIFICATE] * BLOCKS
-    assert "validator" not in Home(tmp_path / "network" / "validator-4").load_options().roles
+    assert "validator" not in load_node_options(Home(tmp_path / "network" / "validator-4")).roles

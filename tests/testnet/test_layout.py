@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from node.cli import group, main
-from node.home.create import Home
+from node.home.load import load_genesis, load_node_options
+from node.home.paths import Home
 from node.process.control import ControlRefused
 from state.primitives.errors import ConfigError
 from testnet.cluster import PLAN_FILE, TestnetError, lay_out, note_up
@@ -114,7 +115,7 @@ def test_a_network_that_never_came_up_gives_way_to_another_one_and_keeps_its_log
     other = RIGHT | {"base_port": 29_000, "seed": 2, "parameters": {"chain.epoch_blocks": 40}}
     second = lay_out(tmp_path, **other)
     home = Home(tmp_path / "validator-0")
-    assert (home.load_genesis(), home.load_options().rpc.listen) == (second.genesis, "127.0.0.1:29004")
+    assert (load_genesis(home.genesis), load_node_options(home).rpc.listen) == (second.genesis, "127.0.0.1:29004")
     assert (home.root / "log").read_text() == "what went wrong"
     assert lay_out(tmp_path, **other).genesis == second.genesis
 

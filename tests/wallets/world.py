@@ -21,7 +21,8 @@ import trio
 
 from billing.relay import GIB, RECEIPT_LIFE_MS, Receipt
 from node.home.config import dump_options
-from node.home.create import Home
+from node.home.load import load_node_options
+from node.home.paths import Home
 from p2p.secure.identity import Identity
 from rpc.client import Client as NativeClient
 from rpc.client import ClientError
@@ -278,7 +279,7 @@ def start(folder: Path, base_port: int) -> Network:
     )  # fmt: skip
     for number in range(VALIDATORS):
         home = Home(folder / f"validator-{number}")
-        options = home.load_options()
+        options = load_node_options(home)
         registry = replace(options.registry, auto_register=False)
         home.config.write_text(dump_options(replace(options, registry=registry)))
     return Network(folder, base_port, "--validators", str(VALIDATORS), "--workers", "0", "--no-task")

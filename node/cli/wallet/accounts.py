@@ -12,7 +12,7 @@ from node.cli.option_conflicts import not_with, only_with
 from node.cli.options import STDIO, ask_line, ask_new_passphrase, open_key
 from node.cli.output import json_option, show_fields, show_rows
 from node.cli.session import Session, new_key_options, wallet_options
-from node.home.create import save_key, write_private
+from node.home.files import write_private
 from node.home.keyring import (
     MNEMONIC_WORDS,
     Keyring,
@@ -22,6 +22,7 @@ from node.home.keyring import (
     parse_secret,
     random_key,
 )
+from node.home.keys import save_key
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.hd import INDEX_MAX, ethereum_path

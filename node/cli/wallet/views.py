@@ -83,7 +83,7 @@ def balance(session: Session, name: str | None, proves: bool, genesis: Path | No
 def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any]:
     """Return an account as the light client proves it; it goes on where `dekube light` is."""
     from node.cli.light import FILE, begin, check_genesis, open_light
-    from node.home.create import load_genesis
+    from node.home.load import load_genesis
 
     place = session.home.root / "light" / FILE
     urls = session.gateways()

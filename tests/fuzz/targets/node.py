@@ -22,7 +22,6 @@ from node.cli.jobs import read_spec, spec_from_json, spec_to_json
 from node.cli.output import parse_amount
 from node.cli.transactions import read_possession
 from node.home.config import (
-    NodeOptions,
     dump_options,
     load_options,
     load_table,
@@ -32,9 +31,11 @@ from node.home.config import (
     parse_signer,
     parse_vote_key,
 )
-from node.home.create import load_genesis, read_keystore, read_passphrase
 from node.home.keyring import key_of_mnemonic, parse_secret
+from node.home.keys import read_keystore, read_passphrase
 from node.home.kind import kind_of
+from node.home.load import load_genesis
+from node.home.options import NodeOptions
 from node.light.client import Endpoint as LightEndpoint
 from node.light.client import LightFile, load_light_file, save_light_file
 from node.market.blob_search import Question, decode_question, encode_question
@@ -211,7 +212,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )
     yield "genesis file", Target(
         of_file("genesis.json", load_genesis), (genesis_to_json(FILE).encode(),),
-        ("node.home.create:load_genesis",), (ConfigError,), cost=4, memory=400,
+        ("node.home.load:load_genesis",), (ConfigError,), cost=4, memory=400,
     )  # fmt: skip
     yield "founder's file", Target(
         of_text(read_founder), (founder_to_json(FOUNDERS[0]).encode(),),
@@ -219,20 +220,21 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "keystore file", Target(
         of_file("key.json", read_keystore), (KEYSTORE,),
-        ("node.home.create:read_keystore", "node.home.create:load_key"),
+        ("node.home.keys:read_keystore", "node.home.keys:load_key"),
         (KeystoreError,), cost=8,
     )  # fmt: skip
     yield "passphrase file", Target(
-        of_file("passphrase", read_passphrase), (b"secret\n",), ("node.home.create:read_passphrase",),
+        of_file("passphrase", read_passphrase), (b"secret\n",), ("node.home.keys:read_passphrase",),
         (KeystoreError,), cost=8,
     )  # fmt: skip
     toml = dump_options(NodeOptions(roles=("validator", "compute"))).encode()
     yield "node options", Target(
         of_file("config.toml", load_options),
-        (toml, b'[p2p]\nlisten = ":1"\nbootstrap = ["a"]\n[registry]\nstake = "5"\n'),
+        (toml, b'kind = "node"\n[p2p]\nlisten = ":1"\nbootstrap = ["a"]\n[registry]\nstake = "5"\n'),
         (
             "node.home.config:load_options", "node.home.config:load_table", "node.home.config:read_table",
-            "node.home.paths:Home.load_options",
+            "node.home.config:_parse",
+            "node.home.load:load_node_options",
         ),
         (ConfigError,),
         cost=4, memory=400,
@@ -258,7 +260,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "kind of a home", Target(
         of_file("home.toml", kind_of),
-        (toml, dump_options(RelayHomeOptions()).encode(), b'roles = []\nlisten = ""\n'),
+        (toml, dump_options(RelayHomeOptions()).encode(), b'kind = "node"\nroles = []\nlisten = ""\n'),
         ("node.home.kind:kind_of",), (), cost=4, memory=400,
     )  # fmt: skip
     job_text = json.dumps(spec_to_json(JOB)).encode()

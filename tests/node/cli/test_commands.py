@@ -25,7 +25,7 @@ from node.cli.status import (
     is_following,
     is_slashed,
 )
-from node.home.create import Home
+from node.home.paths import Home
 from testnet.cluster import write_home
 from testnet.plan import Placement, make_plan, member_names
 

@@ -18,9 +18,11 @@ from click.testing import CliRunner, Result
 
 from node.chain.runtime import make_runtime
 from node.cli import EXIT_FAILED, EXIT_LOOK_FIRST, exit_status, group, main
-from node.home.config import HistoryOptions, NetworkOptions, NodeOptions, RpcOptions
-from node.home.create import Home, create_home
+from node.home.create import create_home
+from node.home.load import load_node_options
 from node.home.lock import HomeInUse, live_in
+from node.home.options import HistoryOptions, NetworkOptions, NodeOptions, RpcOptions
+from node.home.paths import Home
 from node.sync.audit import audit_chain
 from node.sync.database import open_chain, snapshots_path
 from node.sync.snapshot_keeper import SnapshotKeeper
@@ -267,7 +269,7 @@ def test_damage_is_named_and_repaired_by_one_command(home: Home, what: str) -> N
     assert not home.chain.exists() and Path(found["moved_to"]).is_dir()
     assert {path.name: path.read_bytes() for path in (home.root / "keys").iterdir()} == keys
     assert (home.guard / "votes").read_bytes() == b"what the key has signed"
-    with open_chain(home, home.load_options(), make_runtime(GENESIS)) as store:  # what the next start begins
+    with open_chain(home, load_node_options(home), make_runtime(GENESIS)) as store:  # what the next start begins
         assert store.tip.height == 0
     assert read(home, "repair", "--no-sync") == {"damage": None, "moved_to": None}
 
@@ -275,7 +277,7 @@ def test_damage_is_named_and_repaired_by_one_command(home: Home, what: str) -> N
 def test_a_database_that_does_not_open_names_the_command(home: Home) -> None:
     damage(home, lambda db: db.delete(b"N"))
     with pytest.raises(StoreDamaged, match="dekube db repair"):
-        open_chain(home, home.load_options(), make_runtime(GENESIS))
+        open_chain(home, load_node_options(home), make_runtime(GENESIS))
     assert "parts" in read(home, "repair", "--quick", "--no-sync")["damage"]
 
 
@@ -323,7 +325,7 @@ def test_rollback_and_prune(home: Home) -> None:
     error = run(home, "rollback", BLOCKS, "--yes").exception
     assert isinstance(error, DekubeError) and error.code == "pruned"
     assert "blocks can be taken back" in str(error)
-    options = home.load_options()
+    options = load_node_options(home)
     assert options.store == HistoryOptions()
     assert read(home, "prune")["blocks_removed"] == 0  # the profile keeps more than there is
     assert isinstance(run(home, "prune", "--profile", "nothing").exception, ConfigError)

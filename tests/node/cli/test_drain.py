@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import node.cli.run
-from node.home.create import Home
+from node.home.paths import Home
 
 ENDS_SLOWLY = """
 import json, os, socket, sys, time

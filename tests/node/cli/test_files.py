@@ -15,7 +15,7 @@ from node.cli.files import check_free, check_regular
 from node.cli.jobs import read_spec
 from node.cli.output import parse_amount
 from node.cli.transactions import read_possession
-from node.home.create import read_passphrase
+from node.home.keys import read_passphrase
 from rpc.client import GatewayUnreachable
 from rpc.methods.jobs import spec_to_json
 from state.primitives.errors import ConfigError, KeystoreError

@@ -18,8 +18,9 @@ from consensus.votes import Certificate
 from consensus.wire import encode_certificate
 from node.chain.forks import to_keep
 from node.cli import group
-from node.home.config import NodeOptions
-from node.home.create import Home, create_home
+from node.home.create import create_home
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from state.primitives.address import format_address
 from state.primitives.blocks import encode_block
 from state.primitives.errors import ConfigError

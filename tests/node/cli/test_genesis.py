@@ -17,7 +17,10 @@ from click.testing import CliRunner
 
 from consensus.guard_log import VoteDirectory
 from node.cli import group
-from node.home.create import Home, create_founder, load_key, read_passphrase
+from node.home.create import create_founder
+from node.home.keys import load_key, read_passphrase
+from node.home.load import load_genesis
+from node.home.paths import Home
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.genesis import genesis_hash
@@ -62,7 +65,7 @@ def test_founders_make_one_genesis_and_go_on_in_their_homes(run: Callable[..., A
     assert made["vote_key"] == founders[1]["vote_key"]
     assert keys == {file: (tmp_path / "h1/keys" / file).read_bytes() for file in keys}
     home = Home(tmp_path / "h1")
-    genesis = home.load_genesis()
+    genesis = load_genesis(home.genesis)
     assert "0x" + genesis_hash(genesis).hex() == one["hash"]
     passphrase = read_passphrase(home.path("keys/passphrase"))
     assert format_address(load_key(home.path("keys/account.json"), passphrase).address) == made["address"]

@@ -14,9 +14,12 @@ from consensus.guard_log import VoteDirectory
 from node.cli import EXIT_LOOK_FIRST, exit_status, group
 from node.cli.guard import WatermarkLower, read_watermark
 from node.daemon.service import run_node
-from node.home.create import Home, rewrite_options, save_key
+from node.home.create import rewrite_options
 from node.home.guards import GuardRetired, begin_guard, check_record, open_guard
+from node.home.keys import save_key
+from node.home.load import load_node_options
 from node.home.lock import HomeInUse, live_in
+from node.home.paths import Home
 from state.primitives.errors import ConfigError, DekubeError, StoreError
 from state.primitives.genesis import genesis_hash
 from state.primitives.votes import FINALIZE, NOTARIZE, Vote
@@ -246,7 +249,7 @@ def test_a_validator_between_two_keys_moves_with_the_watermark_of_each(tmp_path:
     _voted(old, member, plan, range(1, 6))
     assert member.vote is not None
     following = derive_key(1, "following")
-    options = old.load_options()
+    options = load_node_options(old)
     save_key(old.path("keys/vote-next.json"), following, plan.passphrase, scrypt_n=2)
     begin_guard(old.own_guard_of(following.vote_key), chain, following.vote_key)
     rewrite_options(old, replace(options, keys=replace(options.keys, vote_next="keys/vote-next.json")))

@@ -16,9 +16,11 @@ import pytest
 
 from node.cli import SystemRefused, main
 from node.cli.run import _written
-from node.home.config import NodeOptions, dump_options, flat_options, load_options
-from node.home.create import create_home, load_key
+from node.home.config import dump_options, flat_options, load_options
+from node.home.create import create_home
 from node.home.keyring import random_key
+from node.home.keys import load_key
+from node.home.options import NodeOptions
 from rpc.client import ClientError, GatewayUnreachable
 from rpc.client.control import ControlUnavailable, ask_node
 from state.primitives.address import format_address
@@ -296,7 +298,9 @@ def test_a_relay_whose_port_is_taken_says_so_and_may_be_started_again(
         taken.listen()
         ports = {"listen": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
         ports[option] = f"127.0.0.1:{taken.getsockname()[1]}"
-        (home / "config.toml").write_text("".join(f'{name} = "{where}"\n' for name, where in ports.items()))
+        (home / "config.toml").write_text(
+            "".join(f'{name} = "{value}"\n' for name, value in {"kind": "relay", **ports}.items())
+        )
         status, said = dekube("relay", "run", "--home", home)
     assert status == 1
     assert f"dekube: {option}: cannot listen on {ports[option]}: Address already in use; another program" in said
@@ -328,7 +332,7 @@ def test_a_node_whose_port_is_taken_does_not_start_and_says_which(
             listens = {"p2p": "127.0.0.1:0", "rpc": "", "metrics": "", "admin": "", part: listen}
             tables = [f'[{name}]\nlisten = "{where}"' for name, where in listens.items()]
             (home / "config.toml").write_text(
-                "\n".join(('roles = ["verify"]', '[sync]\nmode = "blocks"', *tables))
+                "\n".join(('kind = "node"', 'roles = ["verify"]', '[sync]\nmode = "blocks"', *tables))
             )
             status, said = dekube("node", "run", "--home", home)
             assert status == 1
@@ -369,10 +373,10 @@ def test_a_config_is_checked_before_a_restart(
     status, said = dekube("node", "config", "--home", home)
     assert (status, said.startswith(f"dekube: {account}: ")) == (1, True)
     account.write_text(text)
-    (home / "config.toml").write_text('roles = ["validator"]\n')
+    (home / "config.toml").write_text('kind = "node"\nroles = ["validator"]\n')
     status, said = dekube("node", "config", "--home", home)
     assert (status, "vote.json: no such file; keys.vote in" in said) == (1, True)
-    (home / "config.toml").write_text("")
+    (home / "config.toml").write_text('kind = "node"\n')
     (home / "genesis.json").rename(tmp_path / "away.json")
     status, said = dekube("node", "config", "--home", home)
     assert (status, f"{home / 'genesis.json'}: No such file" in said) == (1, True)
@@ -390,7 +394,7 @@ def test_a_relay_s_number_beyond_all_sizes_is_named(
 ) -> None:
     home = tmp_path / "home"
     dekube("relay", "init", "--home", home, "--genesis", genesis)
-    (home / "config.toml").write_text(f"[limits]\ncircuits_max = {10**30}\n")
+    (home / "config.toml").write_text(f'kind = "relay"\n[limits]\ncircuits_max = {10**30}\n')
     status, said = dekube("relay", "run", "--home", home)
     assert (status, f"limits.circuits_max: {10**30} is out of range" in said) == (78, True)
 

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import node.home.create
+import node.home.keys
 from billing.relay import Receipt
 from node.cli import group, main
-from node.home.create import Home
+from node.home.paths import Home
 from node.relay.home import RECEIPTS
 from p2p.secure.identity import Identity
 from relay.payment.receipts import ReceiptStore, StoredReceipt
@@ -44,7 +44,7 @@ def cheap_keystores(monkeypatch: pytest.MonkeyPatch) -> None:
     def encrypt(key: SecretKey, passphrase: str, **rest: Any) -> str:
         return encrypt_keystore(key, passphrase, **rest | {"scrypt_n": 2})
 
-    monkeypatch.setattr(node.home.create, "encrypt_keystore", encrypt)
+    monkeypatch.setattr(node.home.keys, "encrypt_keystore", encrypt)
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 
 from node.cli import main
 from node.cli.progress_client import NOTICE_S, NotFinal, TellingClient, Watch, watched
-from node.home.config import NodeOptions, RpcOptions
 from node.home.create import create_home
 from node.home.keyring import random_key
+from node.home.options import NodeOptions, RpcOptions
 from rpc.client import Client, ClientError, GatewayUnreachable, TransactionRefused
 from rpc.client.core import ClientOptions, Core, Now, Pause, Post, Steps
 from state.primitives.hashing import keccak

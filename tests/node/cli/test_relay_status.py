@@ -19,8 +19,9 @@ from click.testing import CliRunner, Result
 
 from node.cli import group
 from node.cli.relay_status import METRICS_LIMIT_BYTES, NUMBERS, parse_counts
-from node.home.config import NodeOptions
-from node.home.create import Home, create_home
+from node.home.create import create_home
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from node.relay.home import RelayHomeOptions
 from rpc.client.control import ControlUnavailable
 from state.primitives.address import format_address

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from node.cli.options import LINE_LIMIT_BYTES
-from node.home.config import NodeOptions
-from node.home.create import Home, create_home, load_key
+from node.home.create import create_home
+from node.home.keys import load_key
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from node.relay.home import RelayHomeOptions
 from state.primitives.keys import SecretKey
 from tests.node.home.test_create import GENESIS
@@ -139,7 +141,9 @@ def test_a_validators_transactions_ask_once_where_the_passphrase_is_not_kept(
 
 def test_a_relay_asks_where_the_passphrase_is_not_kept(tmp_path: Path) -> None:
     home = make_home(tmp_path, is_relay=True)
-    home.config.write_text('listen = "127.0.0.1:1"\nmetrics = ""\n')  # nobody but root may have that port
+    home.config.write_text(
+        'kind = "relay"\nlisten = "127.0.0.1:1"\nmetrics = ""\n'
+    )  # nobody but root may have that port
     refused = run("relay", "run", "--home", home.root, said="wrong\n")
     assert "the passphrase does not open this file [keystore_error]" in refused.stderr
     command = ("relay", "register", "--home", home.root, "--rpc", "http://127.0.0.1:1", "--at", "h:1")

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import node.home.create
+import node.home.keys
 from consensus.guard import GuardMissing
 from consensus.signer import SignerUnavailable
 from node.cli import group
 from node.cli.guard import WatermarkLower, read_watermark
 from node.cli.transactions import read_possession
-from node.home.config import NodeOptions, read_table
-from node.home.create import Home, load_key, save_key
+from node.home.config import read_table
+from node.home.keys import load_key, save_key
 from node.home.lock import HomeInUse
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from node.signer.home import load_signer_options, vote_keys_of
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
@@ -36,7 +38,7 @@ def cheap_keystores(monkeypatch: pytest.MonkeyPatch) -> None:
     def encrypt(key: SecretKey, passphrase: str, **rest: Any) -> str:
         return encrypt_keystore(key, passphrase, **rest | {"scrypt_n": 2})
 
-    monkeypatch.setattr(node.home.create, "encrypt_keystore", encrypt)
+    monkeypatch.setattr(node.home.keys, "encrypt_keystore", encrypt)
 
 
 def run(home: Path, verb: str, *arguments: object, json_wanted: bool = True) -> Result:

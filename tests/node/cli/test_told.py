@@ -19,7 +19,7 @@ from node.cli.commands import next_command
 from node.cli.options import home_option
 from node.cli.session import reading_options
 from node.cli.wallet.views import AMOUNT_AT, _in_coins
-from node.home.create import Home
+from node.home.paths import Home
 from rpc.client.results import Transaction
 from rpc.ethereum.contracts import rules_of
 from state.primitives.errors import ConfigError, DekubeError

@@ -13,11 +13,14 @@ import pytest
 import trio
 from click.testing import CliRunner, Result
 
-import node.home.create
+import node.home.keys
 from node.cli import group
 from node.cli.validators import _state
-from node.home.config import KeyOptions, NetworkOptions, NodeOptions, RpcOptions
-from node.home.create import Home, create_home, load_key
+from node.home.create import create_home
+from node.home.keys import load_key
+from node.home.load import load_node_options
+from node.home.options import KeyOptions, NetworkOptions, NodeOptions, RpcOptions
+from node.home.paths import Home
 from rpc.client import TransactionRefused
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
@@ -35,7 +38,7 @@ def cheap_keystores(monkeypatch: pytest.MonkeyPatch) -> None:
     def encrypt(key: SecretKey, passphrase: str, **rest: Any) -> str:
         return encrypt_keystore(key, passphrase, **rest | {"scrypt_n": 2})
 
-    monkeypatch.setattr(node.home.create, "encrypt_keystore", encrypt)
+    monkeypatch.setattr(node.home.keys, "encrypt_keystore", encrypt)
 
 
 def possession_of(chain: Node, vote: SecretKey, file: Path) -> Path:
@@ -166,7 +169,7 @@ async def test_more_stake_does_not_bring_an_old_key_back(tmp_path: Path) -> None
         assert await tx("stake", 2_000) is None
         assert staked() == (2_000, OLD.vote_key)
         assert await tx("rotate-keys") is None
-        new = load_key(Home(home.root).path(home.load_options().keys.vote_next), "p")
+        new = load_key(Home(home.root).path(load_node_options(home).keys.vote_next), "p")
         assert staked() == (2_000, new.vote_key)
         assert await tx("stake", 500) is None
         assert staked() == (2_500, new.vote_key), "the rotation stands"

@@ -19,7 +19,7 @@ import trio
 from click.testing import CliRunner, Result
 from eth_account import Account
 
-import node.home.create
+import node.home.keys
 import rpc.client.api
 from node.cli import group
 from node.cli.arguments import FEE as FEE_TYPE
@@ -50,7 +50,7 @@ def cheap_keystores(monkeypatch: pytest.MonkeyPatch) -> None:
     def encrypt(key: SecretKey, passphrase: str, **rest: Any) -> str:
         return encrypt_keystore(key, passphrase, **rest | {"scrypt_n": 2})
 
-    monkeypatch.setattr(node.home.create, "encrypt_keystore", encrypt)
+    monkeypatch.setattr(node.home.keys, "encrypt_keystore", encrypt)
 
 
 class Shell:

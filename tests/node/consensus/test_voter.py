@@ -16,9 +16,10 @@ from consensus.remote_voter import RemoteVoter
 from consensus.signer import Opening, SignerUnavailable
 from node.cli import EXIT_FAILED, EXIT_LOOK_FIRST, exit_status
 from node.consensus.voter import LocalVoter, make_voter
-from node.home.config import NodeOptions, SignerOptions, parse_signer
-from node.home.create import Home
+from node.home.config import parse_signer
 from node.home.guards import begin_guard, open_guard
+from node.home.options import NodeOptions, SignerOptions
+from node.home.paths import Home
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.votes import NOTARIZE, Vote, VoteKey

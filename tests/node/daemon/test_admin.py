@@ -17,7 +17,8 @@ import trio
 
 from node.chain.mempool import Mempool, MempoolOptions
 from node.daemon.admin import DOCUMENT, TABLE, Admin, serve_admin
-from node.home.config import LogOptions, load_options
+from node.home.config import load_options
+from node.home.options import LogOptions
 from node.process.drain import Drain, Load
 from node.telemetry.logs import configure_logs
 from rpc.gateway.surface import SURFACE
@@ -216,8 +217,8 @@ def test_nothing_of_the_owner_is_at_the_gateway_and_all_of_it_is_described() -> 
 @pytest.mark.parametrize("listen", ["0.0.0.0:1", "192.0.2.1:1", "[::]:1", "example.org:1", "127.0.0.1"])
 def test_other_addresses_than_loopback_are_refused(tmp_path: Path, listen: str) -> None:
     file = tmp_path / "config.toml"
-    file.write_text(f'[admin]\nlisten = "{listen}"\n')
+    file.write_text(f'kind = "node"\n[admin]\nlisten = "{listen}"\n')
     with pytest.raises(ConfigError):
         load_options(file)
-    file.write_text('[admin]\nlisten = "127.0.0.1:0"\n')
+    file.write_text('kind = "node"\n[admin]\nlisten = "127.0.0.1:0"\n')
     assert load_options(file).admin.listen == "127.0.0.1:0"

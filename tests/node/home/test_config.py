@@ -9,10 +9,6 @@ from hypothesis import strategies as st
 
 from node.home.config import (
     BOUNDS,
-    NetworkOptions,
-    NodeOptions,
-    RegistryOptions,
-    RpcOptions,
     dump_options,
     flat_options,
     load_options,
@@ -20,19 +16,23 @@ from node.home.config import (
     parse_listen,
     parse_peer,
 )
+from node.home.options import NetworkOptions, NodeOptions, RegistryOptions, RpcOptions
 from node.process.ports import format_host_port
 from state.primitives.errors import ConfigError
 
 PEER = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266@tcp:example.org:26656"
 
 
+KIND = 'kind = "node"\n'
+
+
 def load(tmp_path: Path, text: str) -> NodeOptions:
     file = tmp_path / "config.toml"
-    file.write_text(text)
+    file.write_text(KIND + text)
     return load_options(file)
 
 
-def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+def test_a_file_with_its_kind_alone_is_the_defaults(tmp_path: Path) -> None:
     assert load(tmp_path, "") == NodeOptions()
 
 
@@ -44,7 +44,9 @@ def test_what_is_dumped_is_loaded(tmp_path: Path) -> None:
         registry=RegistryOptions(price_per_gpu_s=10**21),
         rpc=RpcOptions(hosts=('a "quoted" \\ name\n',)),
     )
-    assert load(tmp_path, dump_options(options)) == options
+    file = tmp_path / "config.toml"
+    file.write_text(dump_options(options))
+    assert load_options(file) == options
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_parts_may_have_one_port_on_different_addresses(tmp_path: Path) -> None:
 def test_addresses_to_listen_at_are_one_or_a_list(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(
-        '[rpc]\nlisten = ["127.0.0.1:1", "[::1]:1"]\n[p2p]\nlisten = [":2"]\n'
+        KIND + '[rpc]\nlisten = ["127.0.0.1:1", "[::1]:1"]\n[p2p]\nlisten = [":2"]\n'
         '[admin]\nlisten = "127.0.0.1:3,[::1]:3"\n'
     )
     options = load_options(path)
@@ -124,17 +126,17 @@ def test_addresses_to_listen_at_are_one_or_a_list(tmp_path: Path) -> None:
         ('[metrics]\nlisten = [":1", "127.0.0.1:2"]\n[rpc]\nlisten = "127.0.0.1:2"', "both have port 2"),
         ('[metrics]\nlisten = [":1", ":1"]', "twice"),
     ):
-        path.write_text(wrong)
+        path.write_text(KIND + wrong)
         with pytest.raises(ConfigError, match=says):
             load_options(path)
 
 
 def test_a_file_that_is_no_text_is_told_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    file.write_bytes(b"roles = []\n\xff")
+    file.write_bytes(KIND.encode() + b"\xff")
     with pytest.raises(ConfigError, match=r"config.toml: not UTF-8 text \(line 2\)"):
         load_options(file)
-    file.write_bytes(b"\xef\xbb\xbfroles = []\n")
+    file.write_bytes(b"\xef\xbb\xbf" + KIND.encode() + b"roles = []\n")
     assert load_options(file).roles == ()
 
 
@@ -142,7 +144,7 @@ def test_a_file_that_is_no_text_is_told_with_its_line(tmp_path: Path) -> None:
 @given(st.text(max_size=80))
 def test_any_text_is_options_or_the_typed_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.getbasetemp() / "fuzzed.toml"
-    file.write_text(text, encoding="utf-8", errors="surrogatepass")
+    file.write_text(KIND + text, encoding="utf-8", errors="surrogatepass")
     try:
         load_options(file)
     except ConfigError:

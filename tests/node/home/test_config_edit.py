@@ -9,20 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.home.config import (
-    KeyOptions,
-    NetworkOptions,
-    NodeOptions,
-    RegistryOptions,
-    dump_options,
-    load_options,
-    read_table,
-)
+from node.home.config import dump_options, load_options, read_table
 from node.home.config_edit import edit_options
-from node.home.create import Home, rewrite_options
+from node.home.create import rewrite_options
+from node.home.load import load_node_options
+from node.home.options import KeyOptions, NetworkOptions, NodeOptions, RegistryOptions
+from node.home.paths import Home
 
 WRITTEN = """\
 # my node
+kind = "node"
 roles = ["validator", "verify"]  # both
 
 [p2p]  # the line at home
@@ -112,11 +108,11 @@ def test_every_change_of_a_file_with_comments_keeps_them(
 
 def test_a_home_keeps_what_its_owner_noted_or_the_whole_old_file(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    home.config.write_text("# mine\nroles = ['verify'] # only\n")
-    rewrite_options(home, replace(home.load_options(), roles=("compute",)))
-    assert home.config.read_text() == '# mine\nroles = ["compute"] # only\n'
-    home.config.write_text(odd := "# mine\nkeys.vote = 'a'\n")
-    after = replace(home.load_options(), keys=KeyOptions(vote="b"))
+    home.config.write_text("# mine\nkind = 'node'\nroles = ['verify'] # only\n")
+    rewrite_options(home, replace(load_node_options(home), roles=("compute",)))
+    assert home.config.read_text() == "# mine\nkind = 'node'\nroles = [\"compute\"] # only\n"
+    home.config.write_text(odd := "# mine\nkind = 'node'\nkeys.vote = 'a'\n")
+    after = replace(load_node_options(home), keys=KeyOptions(vote="b"))
     rewrite_options(home, after)
     assert load_options(home.config) == after
     assert (tmp_path / "config.toml.old").read_text() == odd

@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 
 from consensus.guard import GuardMissing
-from node.home.config import NodeOptions
-from node.home.create import Home, create_home, load_key, read_passphrase, write_private, write_whole
+from node.home.create import create_home
+from node.home.files import write_private, write_whole
 from node.home.guards import open_guard
+from node.home.keys import load_key, read_passphrase
+from node.home.load import load_genesis, load_node_options
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.genesis import Genesis, GenesisValidator, genesis_hash
 from state.primitives.keys import SecretKey
@@ -28,8 +32,8 @@ def home_at(path: Path, vote: SecretKey | None) -> Home:
 
 def test_a_home_opens_as_it_was_made(tmp_path: Path) -> None:
     home = home_at(tmp_path / "h", VOTE)
-    assert home.load_options() == NodeOptions()
-    assert home.load_genesis() == GENESIS
+    assert load_node_options(home) == NodeOptions()
+    assert load_genesis(home.genesis) == GENESIS
     passphrase = read_passphrase(home.path("keys/passphrase"))
     assert load_key(home.path("keys/account.json"), passphrase).secret == ACCOUNT.secret
     assert load_key(home.path("keys/vote.json"), passphrase).secret == VOTE.secret
@@ -82,7 +86,7 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_no_half_of_it(
     file = tmp_path / "keys" / "x.json"
     file.parent.mkdir()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left") as refused:
-        patch.setattr("node.home.create.os.fsync", full)
+        patch.setattr("node.home.files.os.fsync", full)
         write(file, "text")
     assert str(refused.value.filename).startswith(str(file))
     assert list(file.parent.iterdir()) == [], "what is there would be taken for an account"

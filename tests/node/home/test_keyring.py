@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from eth_account import Account
 
-from node.home.create import read_passphrase, save_key
 from node.home.keyring import Keyring, check_keystore, key_at_path, parse_path
+from node.home.keys import read_passphrase, save_key
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, KeystoreError
 from state.primitives.keys import SecretKey

@@ -12,10 +12,15 @@ from click.testing import CliRunner
 
 from node.cli import group
 from node.cli.session import Session
-from node.home.config import KeyOptions, NodeOptions, RpcOptions, dump_options
-from node.home.create import Home, check_no_keys, create_founder, create_home, load_key
+from node.home.config import dump_options
+from node.home.create import check_no_keys, create_founder, create_home
 from node.home.keyring import random_key
-from node.home.kind import gateways_of, keys_of, kind_of
+from node.home.keys import load_key
+from node.home.kind import kind_of
+from node.home.load import load_node_options
+from node.home.options import KeyOptions, NodeOptions, RpcOptions
+from node.home.paths import Home
+from node.relay.any_home import gateways_of, keys_of
 from node.relay.home import RelayHomeOptions, load_relay_options
 from node.signer.home import SignerHomeOptions, load_signer_options
 from state.primitives.address import format_address
@@ -28,7 +33,7 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 COMMANDS = {"node": "dekube node run", "relay": "dekube relay run", "signer": "dekube signer run"}
 LOADS: dict[str, Callable[[Home], Any]] = {
-    "node": Home.load_options,
+    "node": load_node_options,
     "relay": load_relay_options,
     "signer": lambda home: load_signer_options(home.config),
 }
@@ -64,11 +69,31 @@ def test_a_mistake_in_its_own_options_is_told_as_one(tmp_path: Path, kind: str) 
         LOADS[kind](home)
 
 
-@pytest.mark.parametrize("text", ["", "[", "nonsense = 1", "\0", "[keys]\n"])
-def test_what_cannot_be_told_is_not_guessed(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "[", "nonsense = 1", "\0", "[keys]\n", 'kind = "x"', "kind = []", "kind = 1"]
+)
+def test_a_kind_that_is_not_written_is_not_guessed(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.toml").write_text(text)
     assert kind_of(tmp_path / "config.toml") == ""
     assert kind_of(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_a_missing_or_unknown_kind_is_an_error_that_says_what_to_write(tmp_path: Path, kind: str) -> None:
+    home = home_of(tmp_path, OPTIONS[kind])
+    own = f'kind = "{kind}"\n'
+    assert own in home.config.read_text()
+    for there, says in (
+        ("", f"the option kind is missing; put {own.strip()} before all tables"),
+        ("kind = 7\n", "kind = '7': one of node, relay, signer expected"),
+        ("kind = 'nodes'\n", "kind = 'nodes': one of node, relay, signer expected"),
+        ("kind = []\n", "one of node, relay, signer expected"),
+    ):
+        home.config.write_text(dump_options(OPTIONS[kind]).replace(own, there))
+        with pytest.raises(ConfigError) as refused:
+            LOADS[kind](home)
+        assert str(refused.value).startswith(f"{home.config}: ")
+        assert says in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
@@ -90,7 +115,7 @@ def test_a_relay_has_the_gateways_that_it_asks_and_a_signer_none(tmp_path: Path)
     assert gateways_of(relay) == ("http://a", "http://b")
     for name, options in (("relay", RelayHomeOptions()), ("signer", SignerHomeOptions())):
         home = home_of(tmp_path / name, options)
-        with pytest.raises(ConfigError, match=f"a {name} lives here, which has no gateway of its own; --rpc URL"):
+        with pytest.raises(ConfigError, match=f"the home of a {name} has no gateway of its own; name one"):
             gateways_of(home)
 
 
@@ -120,8 +145,8 @@ def test_a_founders_home_says_what_it_waits_for(tmp_path: Path) -> None:
     home = create_founder(
         tmp_path / "home", account=random_key(), vote=random_key(), founder="{}", passphrase="p", scrypt_n=2
     )
-    with pytest.raises(ConfigError, match=r"a founder's keys wait here for their genesis: `dekube genesis seal`"):
-        home.load_options()
+    with pytest.raises(ConfigError, match=r"a founder's keys, but no genesis yet. `dekube genesis seal`"):
+        load_node_options(home)
 
 
 @pytest.mark.parametrize("command", ["status", "node drain", "worker jobs", "node config", "db inspect"])

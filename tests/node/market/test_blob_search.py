@@ -11,8 +11,8 @@ from random import Random
 import pytest
 import trio
 
-from node.home.config import NodeOptions
-from node.home.create import Home
+from node.home.options import NodeOptions
+from node.home.paths import Home
 from node.market.blob_search import (
     AGAIN_S,
     ANSWERS_MAX,

@@ -12,8 +12,8 @@ import trio.testing
 import node.market.blobs
 import node.market.duties
 import node.market.inputs
+from node.home.options import UploadOptions
 from node.market.blobs import RANGES_MAX, GatewayBlobs, missing_ranges
-from node.market.uploads import UploadOptions
 from p2p.base.errors import BlobUnavailable
 from state.primitives.errors import DekubeError
 from state.primitives.manifests import PIECE_BYTES, Manifest

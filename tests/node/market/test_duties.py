@@ -16,7 +16,7 @@ import node.market.duties
 import node.market.inputs
 import node.market.worker
 from billing.escrow import Movement, Purpose, escrow_totals
-from node.home.config import RegistryOptions
+from node.home.options import RegistryOptions
 from node.market.cancellation import work_while
 from node.market.duties import Duties
 from node.market.inputs import InputUnavailable, Supply

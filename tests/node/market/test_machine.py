@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import node.market.machine
-from node.home.config import ExecutorOptions, NetworkOptions, NodeOptions, RegistryOptions
+from node.home.options import ExecutorOptions, NetworkOptions, NodeOptions, RegistryOptions
 from node.market.machine import (
     SCORE_AGE_MS_MAX,
     Score,

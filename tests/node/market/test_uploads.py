@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.market.uploads import DAY_MS, PARTIAL_MS, Upload, UploadBook, UploadOptions, UploadRefused, decode_book
+from node.home.options import UploadOptions
+from node.market.uploads import DAY_MS, PARTIAL_MS, Upload, UploadBook, UploadRefused, decode_book
 from state.primitives.errors import DecodeError
 from state.primitives.manifests import PIECE_BYTES
 

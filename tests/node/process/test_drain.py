@@ -16,7 +16,7 @@ import trio.testing
 import node.market.duties
 import node.market.inputs
 import node.process.gateway_process
-from node.home.config import LogOptions, RegistryOptions, RpcOptions
+from node.home.options import LogOptions, RegistryOptions, RpcOptions
 from node.process.children import Child
 from node.process.drain import Drain, Load
 from node.process.gateway_process import Gateway, keep_gateway

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 import node.process.gateway_process
-from node.home.config import LogOptions, RpcOptions
+from node.home.options import LogOptions, RpcOptions
 from node.process.children import Child
 from node.process.gateway_process import Gateway, gateway_document, keep_gateway
 from rpc.backend.server import Backend

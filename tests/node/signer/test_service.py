@@ -35,8 +35,9 @@ from consensus.signer import (
 from consensus.signer_server import SignerKey, SignerServer
 from node.cli import EXIT_LOOK_FIRST
 from node.consensus.voter import make_voter
-from node.home.config import NodeOptions, SignerOptions, parse_host_port
-from node.home.create import Home
+from node.home.config import parse_host_port
+from node.home.options import NodeOptions, SignerOptions
+from node.home.paths import Home
 from node.process.control import short_path
 from node.signer.channel import secured
 from node.signer.home import add_signer_key, load_signer_options, signer_socket

@@ -14,8 +14,9 @@ import trio.testing
 
 from consensus.remote_voter import RemoteVoter
 from node.consensus.voter import make_voter
-from node.home.config import NodeOptions, SignerOptions
-from node.home.create import Home, create_home
+from node.home.create import create_home
+from node.home.options import NodeOptions, SignerOptions
+from node.home.paths import Home
 from node.signer.home import SignerHomeOptions
 from p2p.secure.identity import Identity
 from state.primitives.address import format_address

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from node.home.config import HistoryOptions, NodeOptions, SyncOptions
-from node.home.create import Home
+from node.home.options import HistoryOptions, NodeOptions, SyncOptions
+from node.home.paths import Home
 from node.process.control import ask_node
 from node.sync.database import open_chain, store_options
 from node.sync.initial_sync import run_state_sync

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from consensus.sync import Progress
 from node.cli.status import _health
-from node.home.config import LogOptions
+from node.home.options import LogOptions
 from node.sync.core import SyncProgress
 from node.sync.progress_bar import LOGGED_S, Outlook, outlook, show_block_sync, show_state_sync
 from node.telemetry.logs import configure_logs

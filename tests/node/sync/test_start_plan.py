@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.home.config import Checkpoint, HistoryOptions, NodeOptions, SyncOptions, parse_checkpoint
-from node.home.create import Home
+from node.home.config import Checkpoint, parse_checkpoint
+from node.home.options import HistoryOptions, NodeOptions, SyncOptions
+from node.home.paths import Home
 from node.sync.database import beginning_of, make_state_sync, open_chain
 from node.sync.service import sync_path
 from node.sync.start_plan import Beginning, CheckpointMismatch, Kept, RootExpired, how_to_begin

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import structlog
 
-from node.home.config import LogOptions
+from node.home.options import LogOptions
 from node.telemetry.logs import configure_logs
 
 

@@ -21,8 +21,8 @@ from structlog.testing import capture_logs
 from consensus.metrics import METRICS
 from consensus.service import ConsensusHalted
 from node.daemon.service import Node
-from node.home.config import MetricsOptions, NodeOptions
-from node.home.create import Home
+from node.home.options import MetricsOptions, NodeOptions
+from node.home.paths import Home
 from node.telemetry.metrics import NodeMetrics, serve_metrics
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey

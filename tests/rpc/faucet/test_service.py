@@ -21,7 +21,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.home.create import save_key
+from node.home.keys import save_key
 from rpc.client import AnswerMalformed, AsyncClient, ClientError, ClientOptions, GatewayUnreachable, OtherChain
 from rpc.client.api import Api, read_grant
 from rpc.client.core import Flow

@@ -19,8 +19,9 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 import rpc.gateway.blobs
+from node.home.options import UploadOptions
 from node.market.blobs import GatewayBlobs
-from node.market.uploads import PARTIAL_MS, UploadOptions
+from node.market.uploads import PARTIAL_MS
 from p2p.blob.store import PieceInvalid
 from p2p.service import Network, NetworkConfig
 from rpc.backend.server import Backend

@@ -1,0 +1,47 @@
+"""The keys and the gateways of a home of any kind, for commands that take each of them (``dekube wallet``)."""
+
+from __future__ import annotations
+
+from node.home.kind import kind_of
+from node.home.load import load_node_options
+from node.home.options import RELAY, SIGNER, KeyOptions
+from node.home.paths import Home
+from state.primitives.errors import ConfigError
+from state.primitives.listen import reached_at
+
+__all__ = ["gateways_of", "keys_of"]
+
+
+def keys_of(home: Home) -> KeyOptions:
+    """Return where the keys of ``home`` are. Raises ConfigError."""
+    match kind_of(home.config):
+        case "relay":
+            from node.relay.home import load_relay_options  # a relay's daemon comes with it
+
+            return load_relay_options(home).keys
+        case "signer":
+            from node.signer.home import load_signer_options
+
+            return load_signer_options(home.config).keys
+        case _:
+            return load_node_options(home).keys
+
+
+def gateways_of(home: Home) -> tuple[str, ...]:
+    """Return the gateway of the node in ``home``, or the gateways that a relay asks. Raises ConfigError."""
+    kind = kind_of(home.config)
+    if kind in (RELAY, SIGNER):
+        urls: tuple[str, ...] = ()
+        if kind == RELAY:
+            from node.relay.home import load_relay_options
+
+            urls = load_relay_options(home).rpc
+        if not urls:
+            raise ConfigError(
+                f"{home.root}: the home of a {kind} has no gateway of its own; name one with --rpc URL"
+            )
+        return urls
+    listen = load_node_options(home).rpc.listen
+    if not listen:
+        raise ConfigError(f"{home.root}: this node has no gateway (rpc.listen is empty); name one with --rpc URL")
+    return (f"http://{reached_at(listen)}",)
