@@ -18,6 +18,7 @@ from p2p.base.sockets import CONNECT_ERRORS, Opener, tune
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from p2p.session.connection import shake_hands
+from relay.client.options import RelayClientOptions
 from relay.client.reputation import Fault
 from relay.protocol.errors import RelayProtocolError, RelayUnreachable
 from relay.protocol.wire import (
@@ -26,7 +27,7 @@ from relay.protocol.wire import (
     ControlChannel,
     Decline,
     Incoming,
-    Links,
+    LinkStateReply,
     Message,
     Offered,
     Ping,
@@ -37,51 +38,13 @@ from relay.protocol.wire import (
     Terms,
 )
 
-__all__ = ["Link", "LinkOwner", "Parked", "RelayClientOptions", "is_no_way", "local_host", "wall_ms"]
+__all__ = ["ControlLink", "ControlLinkOwner", "ParkedConnection", "is_no_route", "local_host", "wall_ms"]
 
 RECEIVE_BYTES: Final = 4_096
 NUMBERS: Final = 2**31
 OUTBOX_MESSAGES_MAX: Final = 64
 """Answers that a relay may provoke without reading them."""
-_NO_WAY: Final = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL))
-
-
-@dataclass(frozen=True, slots=True)
-class RelayClientOptions:
-    """Times in seconds and bounds of the client's side."""
-
-    reservations: int = 3
-    """Relays to reserve at, of those that are known: two, and a third to spare."""
-    reservation_s: int = 3_600
-    connect_s_max: float = 10
-    """To connect and shake hands with a relay, and to open a data connection."""
-    answer_s_max: float = 10
-    ping_s: float = 10
-    """Between pings; a relay that then says nothing for ``answer_s_max`` is dead."""
-    busy_ping_s: float = 1
-    """Between pings while circuits run through the relay."""
-    busy_silent_s: float = 2.5
-    """Such a relay is dead when so long after a ping neither it nor a circuit has said anything."""
-    link_idle_s: float = 60
-    """How long the link to a relay that is not one of ours is kept after its last use."""
-    links_max: int = 64
-    """Relays connected to at once; ours come first."""
-    backoff_s_min: float = 0.25
-    backoff_s_max: float = 15
-    incoming_max: int = 32
-    """Circuits being brought in at once; more are declined."""
-    parked: int = 2
-    """Data connections kept waiting at each of our relays that is in use."""
-    parked_s: float = 600
-    """How long after the last circuit through it a relay counts as in use."""
-    choose_s: float = 30
-    """How often the choice of relays is thought over."""
-    loop_share_percent: int = 75
-    """Most of the event loop's time that what one relay says may take, ..."""
-    loop_debt_s: float = 0.1
-    """How far it may be ahead of its share before it is read more slowly (``p2p.base.limits.LoopShare``)."""
-    price_per_gib_max: int = 10**18
-    """Relays that ask for more are not dialled through, and are not signed for. By default one token."""
+_NO_ROUTE: Final = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL))
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +54,7 @@ class _Call:
 
 
 @dataclass(slots=True, eq=False)
-class Parked:
+class ParkedConnection:
     """A data connection that waits at a relay for a circuit, ours or another's to us."""
 
     token: bytes
@@ -103,23 +66,23 @@ class Parked:
     done: trio.Event = field(default_factory=trio.Event)
 
 
-class LinkOwner(Protocol):
+class ControlLinkOwner(Protocol):
     """What a link needs of the client that it belongs to."""
 
     @property
     def connect(self) -> Opener:
         """What opens connections."""
 
-    def incoming(self, link: Link, message: Incoming) -> bool:
+    def incoming(self, link: ControlLink, message: Incoming) -> bool:
         """Start to fetch a circuit that a relay announced; False: not now."""
 
-    def terms(self, link: Link, terms: Terms) -> None:
+    def terms(self, link: ControlLink, terms: Terms) -> None:
         """Take a relay's terms."""
 
-    def charged(self, link: Link, size_bytes: int) -> None:
+    def charged(self, link: ControlLink, size_bytes: int) -> None:
         """Take a relay's claim."""
 
-    def leaving(self, link: Link, left_ms: int) -> None:
+    def leaving(self, link: ControlLink, left_ms: int) -> None:
         """Take a relay's word that it ends soon."""
 
     def measured(self, endpoint: Endpoint, rtt_s: float) -> None:
@@ -135,13 +98,13 @@ class LinkOwner(Protocol):
         """End the circuits through a relay that has fallen silent."""
 
 
-class Link:
+class ControlLink:
     """One control connection to one relay: questions and answers, pings, and what the relay announces."""
 
     channel: ControlChannel
 
     def __init__(
-        self, owner: LinkOwner, identity: Identity, endpoint: Endpoint, options: RelayClientOptions
+        self, owner: ControlLinkOwner, identity: Identity, endpoint: Endpoint, options: RelayClientOptions
     ) -> None:
         assert endpoint.relay is not None
         self.endpoint = endpoint
@@ -153,13 +116,13 @@ class Link:
         self.error: Exception | None = None
         self.fault: Fault | None = None
         """What its end says of the relay; None: nothing."""
-        self.is_ours = False
+        self.is_reserving = False
         """Kept open while nothing is asked."""
-        self.is_no_way = False
+        self.has_no_route = False
         """Whether this machine has no way to such an address, as one of IPv4 alone to one of IPv6."""
         self.used_at = -math.inf
         """When a circuit was last dialled or brought in through it."""
-        self.parked: list[Parked] = []
+        self.parked: list[ParkedConnection] = []
         self.parking = 0
         self._owner = owner
         self._identity = identity
@@ -224,7 +187,7 @@ class Link:
             raise RelayUnreachable(f"{self.endpoint}: {self.error or 'no answer'}")
         return call.answer
 
-    def take_parked(self) -> Parked | None:
+    def take_parked(self) -> ParkedConnection | None:
         """Return a data connection that waits at the relay, asked for from now on."""
         if not self.parked:
             return None
@@ -249,8 +212,8 @@ class Link:
                 )
                 session = await shake_hands(stream, handshake, preamble=CONTROL_PREAMBLE)
         except (*CONNECT_ERRORS, HandshakeFailed) as error:
-            self.is_no_way = self._stream is None and is_no_way(error)
-            fault = None if self.is_no_way else Fault.UNREACHED  # which says nothing of the relay
+            self.has_no_route = self._stream is None and is_no_route(error)
+            fault = None if self.has_no_route else Fault.UNREACHED  # which says nothing of the relay
             self.fail(error if str(error) else RelayUnreachable("too slow to answer"), fault)
             return False
         self.channel = ControlChannel(session)
@@ -286,7 +249,7 @@ class Link:
 
     def _take(self, message: Message) -> None:
         match message:
-            case Reserved(request) | Offered(request) | Refused(request) | Links(request):
+            case Reserved(request) | Offered(request) | Refused(request) | LinkStateReply(request):
                 call = self._calls.get(request)
                 if call is not None:  # else its asker gave up
                     call.answer = message
@@ -326,7 +289,7 @@ class Link:
                 return
             if is_busy:
                 self._used = now
-            elif not self.is_ours and not self._calls and now - self._used > options.link_idle_s:
+            elif not self.is_reserving and not self._calls and now - self._used > options.link_idle_s:
                 self.fail(RelayUnreachable("the link was idle"))
                 return
             if heard >= asked_at and now - asked_at >= pause_s * 0.99:
@@ -351,13 +314,13 @@ class Link:
                 return
 
 
-def is_no_way(error: BaseException) -> bool:
+def is_no_route(error: BaseException) -> bool:
     """Whether the system says that it has no route of this kind at all."""
     if isinstance(error, BaseExceptionGroup):
-        return all(map(is_no_way, error.exceptions))
+        return all(map(is_no_route, error.exceptions))
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in _NO_WAY
-    return error.__cause__ is not None and is_no_way(error.__cause__)
+        return error.errno in _NO_ROUTE
+    return error.__cause__ is not None and is_no_route(error.__cause__)
 
 
 def local_host(sock: trio.socket.SocketType) -> str | None:

@@ -11,7 +11,9 @@ import trio
 
 from p2p.base.endpoint import Endpoint
 from p2p.base.sockets import CONNECT_ERRORS, Opener, tune
-from relay.client.control_link import Link, Parked, RelayClientOptions
+from relay.client.background import BackgroundTasks
+from relay.client.control_link import ControlLink, ParkedConnection
+from relay.client.options import RelayClientOptions
 from relay.protocol.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.protocol.keep_alive import keep_alive
 from relay.protocol.wire import DATA_PREAMBLE, JOINED, TOKEN_BYTES, Park
@@ -26,13 +28,14 @@ class DataConnections:
         self,
         connect: Opener,
         options: RelayClientOptions,
-        take: Callable[[Endpoint, trio.SocketStream], Awaitable[None]],
+        tasks: BackgroundTasks,
+        accept: Callable[[Endpoint, trio.SocketStream], Awaitable[None]],
     ) -> None:
         self._connect = connect
         self._options = options
-        self._take = take
-        self.nursery: trio.Nursery | None = None
-        """Where connections wait, while the client runs."""
+        self._tasks = tasks
+        """Parked connections wait in it while the client runs."""
+        self._accept = accept
 
     async def open(self, endpoint: Endpoint, token: bytes) -> trio.SocketStream:
         """Return the end of a circuit whose token a relay gave, joined.
@@ -70,17 +73,17 @@ class DataConnections:
             raise
         return stream
 
-    def refill(self, link: Link) -> None:
+    def refill(self, link: ControlLink) -> None:
         """Keep data connections waiting at a relay of ours that is in use."""
-        if not link.is_ours or link.error is not None or self.nursery is None:
+        if not link.is_reserving or link.error is not None or not self._tasks.is_running:
             return
         if trio.current_time() - link.used_at > self._options.parked_s:
             return
         while link.parking + len(link.parked) < self._options.parked:
             link.parking += 1
-            self.nursery.start_soon(self._park, link)
+            self._tasks.start(self._park, link)
 
-    async def _park(self, link: Link) -> None:
+    async def _park(self, link: ControlLink) -> None:
         token = secrets.token_bytes(TOKEN_BYTES)
         try:
             try:
@@ -91,7 +94,7 @@ class DataConnections:
                 link.parking -= 1
         except CONNECT_ERRORS:
             return
-        parked = Parked(token, stream)
+        parked = ParkedConnection(token, stream)
         link.parked.append(parked)
         try:
             try:
@@ -108,24 +111,24 @@ class DataConnections:
             if parked.status is None:  # cancelled
                 await trio.aclose_forcefully(stream)
 
-    async def _use(self, link: Link, parked: Parked) -> None:
+    async def _use(self, link: ControlLink, parked: ParkedConnection) -> None:
         """Bring in the circuit for which a relay took a parked connection, or note that it has ended."""
         if parked.status != JOINED:
             await trio.aclose_forcefully(parked.stream)
             return
         link.used_at = trio.current_time()
         self.refill(link)
-        await self._take(link.endpoint, parked.stream)
+        await self._accept(link.endpoint, parked.stream)
 
-    def give_back(self, link: Link, parked: Parked) -> None:
+    def give_back(self, link: ControlLink, parked: ParkedConnection) -> None:
         """Let a parked connection that was not used after all wait on, or be what it has become meanwhile."""
         parked.is_asked = False
         if not parked.done.is_set():
             link.parked.append(parked)
-        elif self.nursery is not None:
-            self.nursery.start_soon(self._use, link, parked)
+        else:
+            self._tasks.start(self._use, link, parked)
 
-    async def joined(self, link: Link, parked: Parked) -> trio.SocketStream:
+    async def joined(self, link: ControlLink, parked: ParkedConnection) -> trio.SocketStream:
         """Return a parked connection that has become the end of our circuit. Raises as ``open`` does."""
         with trio.move_on_after(self._options.connect_s_max):
             await parked.done.wait()

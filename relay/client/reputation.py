@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-__all__ = ["LEAVE_POINTS", "Fault", "RelayJudge", "has_swallowed"]
+__all__ = ["AVOID_POINTS", "Fault", "RelayReputation", "has_stalled"]
 
 HALF_LIFE_S: Final = 600.0
-LEAVE_POINTS: Final = 50.0
+AVOID_POINTS: Final = 50.0
 """A relay with so many is left, unless there is no other."""
 RELAYS_MAX: Final = 1_024
 ABOUT_MAX: Final = 64
@@ -64,7 +64,7 @@ POINTS: Final[Mapping[Fault, float]] = {
 _ONCE_EACH: Final = frozenset({Fault.STALLED, Fault.BROKEN, Fault.OVERCHARGED, Fault.HELD_UP})
 
 
-def has_swallowed(*, silent_s: float, spoke_s: float) -> bool:
+def has_stalled(*, silent_s: float, spoke_s: float) -> bool:
     """Tell whether a relay is held to have swallowed what a circuit was given.
 
     ``silent_s`` is how long nothing had come when the circuit was left for another way on which its other end
@@ -83,7 +83,7 @@ class _Record:
     about: OrderedDict[tuple[Fault, bytes], float] = field(default_factory=OrderedDict)
 
 
-class RelayJudge:
+class RelayReputation:
     """What is held against each relay, by its address. Times are seconds of any one clock."""
 
     def __init__(self) -> None:
@@ -130,19 +130,19 @@ class RelayJudge:
         record = self._records.get(relay)
         return None if record is None else record.rtt_s
 
-    def is_left(self, relay: bytes, now: float) -> bool:
+    def is_avoided(self, relay: bytes, now: float) -> bool:
         """Tell whether a relay is to be avoided."""
-        return self.points(relay, now) >= LEAVE_POINTS
+        return self.points(relay, now) >= AVOID_POINTS
 
     def order(self, relays: Iterable[bytes], now: float) -> list[bytes]:
         """Return relays, the best first: those not to be avoided, by round trip; unknown ones after known ones."""
 
         def cost(relay: bytes) -> tuple[bool, float, float]:
             points, rtt_s = self.points(relay, now), self.rtt_s(relay)
-            is_left = points >= LEAVE_POINTS
+            is_avoided = points >= AVOID_POINTS
             return (
-                is_left,
-                points if is_left else 0.0,
+                is_avoided,
+                points if is_avoided else 0.0,
                 float("inf") if rtt_s is None else rtt_s * (1 + points / 50),
             )
 

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import structlog
 
 from relay.payment.credit import Credit, CreditOptions, Ledger, Standing
-from relay.payment.metering import Cashier
+from relay.payment.metering import RelayMeter
 from relay.payment.receipts import ReceiptStore, StoredReceipt, settle_receipts
 from relay.protocol.errors import LedgerUnavailable
 from relay.protocol.limits import HostUse
@@ -50,7 +50,7 @@ class Accounts:
 
     def __init__(
         self,
-        cashier: Cashier,
+        meter: RelayMeter,
         options: CreditOptions,
         *,
         receipts: Path | None,
@@ -58,8 +58,8 @@ class Accounts:
         now_ms: Callable[[], int],
         on_bug: Callable[[Exception], None],
     ) -> None:
-        self.cashier = cashier
-        self.credit = Credit(options, cashier)
+        self.meter = meter
+        self.credit = Credit(options, meter)
         self.receipts_total = 0
         self.settled_total = 0
         self._now_ms = now_ms
@@ -69,7 +69,7 @@ class Accounts:
         self._unsaved: dict[bytes, StoredReceipt] = {}
         self._saving: asyncio.Future[None] | None = None
         self._saved_at_ms = now_ms()
-        self._ledger = ledger if cashier.tariff.price_per_gib else None
+        self._ledger = ledger if meter.tariff.price_per_gib else None
         self._ledger_after_ms = 0
         self._asking: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
@@ -81,7 +81,7 @@ class Accounts:
 
     def met(self, payer: bytes, host: HostUse) -> None:
         """Note a client that has come from ``host``, and may want to be carried soon."""
-        self.cashier.opened(payer)
+        self.meter.opened(payer)
         self.credit.met(payer, host, self._now_ms())
 
     def is_served(self, payer: bytes, host: HostUse) -> bool:
@@ -91,11 +91,11 @@ class Accounts:
     def carried(self, payer: bytes, host: HostUse, size_bytes: int, *, charged_bytes: int) -> None:
         """Note what was carried for a payer, and what of it is not free."""
         self.credit.carried(payer, host, size_bytes, self._now_ms())
-        self.cashier.charge(payer, charged_bytes)
+        self.meter.charge(payer, charged_bytes)
 
     def take_receipt(self, channel: ControlChannel, data: bytes, *, opened_ms: int, wall_ms: int) -> None:
         """Take what a client has signed on a connection opened at ``opened_ms``. Raises RelayProtocolError."""
-        receipt = self.cashier.take(
+        receipt = self.meter.take(
             channel.address, channel.certificate, channel.channel, data, opened_ms=opened_ms, now_ms=wall_ms
         )
         if receipt is not None:
@@ -131,7 +131,7 @@ class Accounts:
         if self._store is None or not self._unsaved or (self._saving is not None and not self._saving.done()):
             return
         # Words of those for whom nothing was carried would cost a file each, and a fee to find them worthless.
-        unsaved = [kept for kept in self._unsaved.values() if self.cashier.has_carried(kept.receipt.payer)]
+        unsaved = [kept for kept in self._unsaved.values() if self.meter.has_carried(kept.receipt.payer)]
         self._unsaved = {}
         store = self._store
 

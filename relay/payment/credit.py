@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from billing.relay import Receipt, carriage_price
-from relay.payment.metering import ACCOUNTS_MAX, Cashier
+from relay.payment.metering import ACCOUNTS_MAX, RelayMeter
 from relay.protocol.limits import HostUse
 from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError
@@ -189,14 +189,14 @@ class Credit:
     Raises ConfigError for options that say nothing.
     """
 
-    def __init__(self, options: CreditOptions, cashier: Cashier) -> None:
+    def __init__(self, options: CreditOptions, meter: RelayMeter) -> None:
         self.options = options
         self.strangers = Strangers(options)
         self._allowed = options.allowed_addresses
         if not 0 <= options.deposit_percent <= 100:
             raise ConfigError(f"credit.deposit_percent: {options.deposit_percent}: 0 to 100 expected")
-        self._cashier = cashier
-        self._price = cashier.tariff.price_per_gib
+        self._meter = meter
+        self._price = meter.tariff.price_per_gib
         self._payers: OrderedDict[bytes, _Payer] = OrderedDict()
         self._wanted: OrderedDict[str, OrderedDict[bytes, None]] = OrderedDict()
 
@@ -244,7 +244,7 @@ class Credit:
         if now_ms - payer.learned_ms >= VALID_MS:
             return False
         standing = payer.standing
-        unpaid = self._cashier.unpaid(address)  # below 0: some of what is signed was not carried yet
+        unpaid = self._meter.unpaid(address)  # below 0: some of what is signed was not carried yet
         price = carriage_price(abs(unpaid), self._price)
         uncollected = standing.due_here + payer.signed + (price if unpaid > 0 else -price)
         return uncollected < standing.limit(self.options, self._price)
@@ -253,11 +253,11 @@ class Credit:
         """Tell whether ``payer``, who came from ``host``, is carried further."""
         if not self._price:
             return True
-        if not self._cashier.is_served(payer):
+        if not self._meter.is_served(payer):
             return False
         if self._is_trusted(payer, host) or self._covers(payer, self._look_up(payer, host, now_ms), now_ms):
             return True
-        return self._cashier.charged(payer) < self.options.stranger_bytes and self.strangers.has_room(
+        return self._meter.charged(payer) < self.options.stranger_bytes and self.strangers.has_room(
             host.network, now_ms
         )
 

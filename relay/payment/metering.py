@@ -22,9 +22,9 @@ __all__ = [
     "CLAIM_PERCENT",
     "PAY_BYTES",
     "PAY_MS",
-    "Cashier",
     "FreeTier",
-    "Tally",
+    "PayerMeter",
+    "RelayMeter",
     "Tariff",
 ]
 
@@ -91,7 +91,7 @@ class _Account:
         return self.charged - self.paid
 
 
-class Cashier:
+class RelayMeter:
     """A relay's accounts with those who dial through it."""
 
     def __init__(self, tariff: Tariff, *, genesis_hash: bytes, relay: bytes) -> None:
@@ -211,7 +211,7 @@ class Cashier:
         return receipt
 
 
-class Tally:
+class PayerMeter:
     """A payer's own count of what one relay has carried for it, over all connections with that relay."""
 
     def __init__(self, relay: bytes) -> None:

@@ -39,14 +39,14 @@ __all__ = [
     "MESSAGE_BYTES_MAX",
     "PREAMBLE_BYTES",
     "TOKEN_BYTES",
-    "AskLinks",
+    "AskLinkState",
     "Charged",
     "Connect",
     "ControlChannel",
     "Decline",
     "Extend",
     "Incoming",
-    "Links",
+    "LinkStateReply",
     "Message",
     "Offered",
     "Park",
@@ -196,7 +196,7 @@ class Pay:
 
 
 @dataclass(frozen=True, slots=True)
-class AskLinks:
+class AskLinkState:
     """Client: how well are you connected to other relays?"""
 
     request: int
@@ -296,7 +296,7 @@ class Restarting:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class LinkStateReply:
     """Relay: my signed word (``relay.protocol.link_state.LinkState``) for how I reach other relays."""
 
     request: int
@@ -304,8 +304,8 @@ class Links:
 
 
 Message: TypeAlias = (
-    Reserve | Release | Connect | Decline | Ping | Pong | Extend | Park | Pay | AskLinks
-    | Reserved | Offered | Incoming | Refused | Terms | Restarting | Charged | Links
+    Reserve | Release | Connect | Decline | Ping | Pong | Extend | Park | Pay | AskLinkState
+    | Reserved | Offered | Incoming | Refused | Terms | Restarting | Charged | LinkStateReply
 )  # fmt: skip
 """Messages of a client are numbered below 16, the relay's from 16; each side refuses the other's kind."""
 
@@ -332,7 +332,7 @@ def encode_message(message: Message) -> bytes:
             value = [8, token]
         case Pay(receipt):
             value = [9, receipt]
-        case AskLinks(request):
+        case AskLinkState(request):
             value = [10, request]
         case Reserved(request, life_s, voucher, observed):
             value = [16, request, life_s, voucher, observed]
@@ -348,7 +348,7 @@ def encode_message(message: Message) -> bytes:
             value = [21, left_ms]
         case Charged(size_bytes):
             value = [22, size_bytes]
-        case Links(request, state):
+        case LinkStateReply(request, state):
             value = [23, request, state]
     return encode(value)
 
@@ -379,7 +379,7 @@ def decode_message(data: bytes) -> Message:
         case [9, bytes(receipt)] if len(receipt) <= RECEIPT_BYTES_MAX:
             return Pay(receipt)
         case [10, int(request)] if _is_number(request):
-            return AskLinks(request)
+            return AskLinkState(request)
         case [16, int(request), int(life_s), bytes(voucher), str(observed)] if (
             _is_number(request, life_s)
             and len(voucher) <= VOUCHER_BYTES_MAX
@@ -417,7 +417,7 @@ def decode_message(data: bytes) -> Message:
         case [22, int(size_bytes)] if 0 <= size_bytes < SIZE_LIMIT:
             return Charged(size_bytes)
         case [23, int(request), bytes(state)] if _is_number(request) and len(state) <= LINK_STATE_BYTES_MAX:
-            return Links(request, state)
+            return LinkStateReply(request, state)
         case _:
             raise DecodeError("not a relay message")
 

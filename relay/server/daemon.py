@@ -30,7 +30,7 @@ from p2p.secure.handshake import Session
 from p2p.secure.identity import Identity
 from relay.payment.accounts import Accounts
 from relay.payment.credit import CreditOptions, Ledger
-from relay.payment.metering import CHANNEL_AGE_MS_MAX, Cashier, Tariff
+from relay.payment.metering import CHANNEL_AGE_MS_MAX, RelayMeter, Tariff
 from relay.protocol.errors import Refusal
 from relay.protocol.fanout import FanoutLimits
 from relay.protocol.limits import HostTable, HostUse, RelayLimits
@@ -38,10 +38,10 @@ from relay.protocol.link_state import LINK_STATE_S, LinkState
 from relay.protocol.route import Route, VerifiedRoute
 from relay.protocol.wire import (
     ALTERNATIVES_MAX,
-    AskLinks,
+    AskLinkState,
     Charged,
     ControlChannel,
-    Links,
+    LinkStateReply,
     Message,
     Pay,
     Pong,
@@ -150,7 +150,7 @@ class RelayDaemon:
         self._identity = make_identity()
         self._identity_until_ms = self.now_ms() + IDENTITY_RENEWAL_MS
         self.accounts = Accounts(
-            Cashier(options.tariff, genesis_hash=self._identity.genesis_hash, relay=self._identity.address),
+            RelayMeter(options.tariff, genesis_hash=self._identity.genesis_hash, relay=self._identity.address),
             options.credit,
             receipts=options.receipts,
             ledger=ledger,
@@ -349,8 +349,8 @@ class RelayDaemon:
             case Pay(data):
                 self.accounts.take_receipt(control.channel, data, opened_ms=control.opened_ms, wall_ms=wall_ms())
                 message = Pong(0)  # it counts as a message like others
-            case AskLinks(request):
-                control.send(Links(request, self._signed_links()))
+            case AskLinkState(request):
+                control.send(LinkStateReply(request, self._signed_links()))
                 message = Pong(0)
             case _:
                 pass
@@ -455,13 +455,13 @@ class RelayDaemon:
 
     def _claim(self) -> None:
         """Say to each client what it owes, and send away who is due for a new channel."""
-        cashier = self.accounts.cashier
+        meter = self.accounts.meter
         too_old_ms = wall_ms() - CHANNEL_AGE_MS_MAX
-        for control in list(self._controls.values()) if len(cashier) else ():
+        for control in list(self._controls.values()) if len(meter) else ():
             if control.opened_ms < too_old_ms:
                 self.drop(control.transport, "channel_age", control.channel.address.hex())
                 continue
-            claim = cashier.claim(control.channel.address, control.channel.channel)
+            claim = meter.claim(control.channel.address, control.channel.channel)
             if claim is not None:
                 control.send(Charged(claim))
 

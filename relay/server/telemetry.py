@@ -134,7 +134,7 @@ class _Collector:
             ("parked", "Data connections that wait for a circuit", core.parked),
             ("fanout_connections", "Connections for fan-out", daemon.fanout.core.connections),
             ("links", "Connections to other relays", len(daemon.links.known)),
-            ("unpaid_bytes", "What payers owe beyond what is free", accounts.cashier.unpaid_bytes),
+            ("unpaid_bytes", "What payers owe beyond what is free", accounts.meter.unpaid_bytes),
             ("known_payers", "Payers that something is known of", len(accounts.credit)),
             (
                 "strangers_bytes",

@@ -25,7 +25,7 @@ from node.home.paths import Home
 from node.relay.home import RelayHomeOptions
 from p2p.base.endpoint import Endpoint
 from p2p.secure.identity import Identity
-from relay.client.client import RelayClientOptions
+from relay.client.options import RelayClientOptions
 from relay.payment.credit import CreditOptions
 from relay.payment.metering import Tariff
 from relay.protocol.limits import RelayLimits
@@ -116,16 +116,16 @@ async def _carry(url: str, payer: Node, target: Node, endpoint: Endpoint, size: 
         await target.client.wait_reserved()
         out = await payer.client.dial(endpoint, target.address)
         await pour(out, await target.arrived.receive(), size)
-        tally = payer.client._tallies[endpoint.relay or b""]
-        await wait_until(lambda: tally._signed >= tally.size_bytes == size - MIB)
+        meter = payer.client.payments.meters[endpoint.relay or b""]
+        await wait_until(lambda: meter._signed >= meter.size_bytes == size - MIB)
 
         def is_paid() -> bool:
-            return bool(sum(item["bytes"] for item in carriage(url, PAYER.address)["relays"]) == tally._signed)
+            return bool(sum(item["bytes"] for item in carriage(url, PAYER.address)["relays"]) == meter._signed)
 
         while not await trio.to_thread.run_sync(is_paid):  # noqa: ASYNC110  the doing of other processes
             await trio.sleep(0.2)
         nursery.cancel_scope.cancel()
-    return tally._signed
+    return meter._signed
 
 
 def test_a_relay_is_paid_out_of_the_deposit_of_one_who_does_not_work(net: Network, tmp_path: Path) -> None:

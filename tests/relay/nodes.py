@@ -11,7 +11,8 @@ import trio
 from p2p.base.endpoint import Endpoint
 from p2p.secure.handshake import Handshake, Session
 from p2p.secure.identity import Purpose
-from relay.client.client import RelayClient, RelayClientOptions
+from relay.client.client import RelayClient
+from relay.client.options import RelayClientOptions
 from tests.relay.daemon_process import identity_of
 
 

@@ -17,7 +17,8 @@ from p2p.base.limits import NetworkLimits
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
 from p2p.session.peerinfo import LaneStats
-from relay.client.client import RelayClient, RelayClientOptions
+from relay.client.client import RelayClient
+from relay.client.options import RelayClientOptions
 from relay.client.reputation import Fault
 from relay.protocol.route import HOPS_MAX
 from state.primitives.address import format_address
@@ -87,7 +88,7 @@ async def count_on(member: Member, numbers: range) -> None:
 
 def blame(relay: DaemonProcess, *members: Member) -> list[float]:
     """Return what each member holds against a relay."""
-    return [member.client.judge.points(relay.address, trio.current_time()) for member in members]
+    return [member.client.known.reputation.points(relay.address, trio.current_time()) for member in members]
 
 
 def runs_through(member: Member, relay: Endpoint) -> bool:
@@ -175,7 +176,7 @@ async def test_what_runs_through_a_relay_that_is_found_to_be_bad_moves_to_anothe
         nursery.start_soon(count_on, alice, range(40))
         await say(bob, alice, range(20))
         await take(bob, alice, first.endpoint)
-        bob.client.judge.blame(first.address, Fault.LIED, trio.current_time())
+        bob.client.known.reputation.blame(first.address, Fault.LIED, trio.current_time())
         await wait_until(
             lambda: all(circuit.endpoint.hops == (second.endpoint,) for circuit in bob.client.circuits)
         )
@@ -188,7 +189,7 @@ async def test_a_bad_relay_is_used_where_there_is_no_other(start_relay: StartRel
     alice = Member("alice", (only.endpoint,))
     bob = Member("bob", (), (f"{format_address(alice.address)}@{only.endpoint}",))
     for member in (alice, bob):
-        member.client.judge.blame(only.address, Fault.LIED, trio.current_time())
+        member.client.known.reputation.blame(only.address, Fault.LIED, trio.current_time())
         assert member.client.is_avoided(only.endpoint)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:

@@ -14,7 +14,7 @@ import trio
 from p2p.base.endpoint import Endpoint
 from p2p.base.errors import WrongPeer
 from relay.client.circuit_stream import CircuitStream
-from relay.client.client import RelayClientOptions
+from relay.client.options import RelayClientOptions
 from relay.protocol.errors import Refusal, RelayRefused, RelayUnreachable
 from tests.relay.daemon_process import DaemonProcess, account_of
 from tests.relay.nodes import Node, Sealed, shake_hands, wait_until

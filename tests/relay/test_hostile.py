@@ -13,7 +13,7 @@ import trio
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Purpose
 from relay.client.circuit_stream import CircuitStream
-from relay.client.client import RelayClientOptions
+from relay.client.options import RelayClientOptions
 from relay.protocol.errors import Refusal, RelayRefused
 from relay.protocol.wire import (
     CONTROL_PREAMBLE,

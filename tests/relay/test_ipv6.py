@@ -12,7 +12,7 @@ import trio
 from p2p.base.endpoint import Endpoint
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
-from relay.client.control_link import is_no_way
+from relay.client.control_link import is_no_route
 from tests.relay.daemon_process import DaemonProcess, identity_of
 from tests.relay.nodes import wait_until
 from tests.relay.test_network import KIND, Member, members
@@ -97,7 +97,7 @@ async def test_a_relay_of_two_places_is_reserved_at_once_and_told_with_both(
         assert reservation.endpoint == four
         record = member.network.record(member.identity.address)
         assert record is not None and set(record.endpoints) == {four, nowhere}
-        assert not member.client.judge.is_left(daemon.address, trio.current_time())
+        assert not member.client.known.reputation.is_avoided(daemon.address, trio.current_time())
         member.client.offer((six,))
         record = member.network.record(member.identity.address)
         assert record is not None and set(record.endpoints) == {four, six, nowhere}
@@ -108,7 +108,7 @@ async def test_a_relay_of_two_places_is_reserved_at_once_and_told_with_both(
 def test_that_this_machine_has_no_way_is_told_from_a_relay_that_does_not_answer() -> None:
     none = OSError("all attempts failed")
     none.__cause__ = ExceptionGroup("", [OSError(errno.ENETUNREACH, "no route")])
-    assert is_no_way(none) and is_no_way(OSError(errno.EAFNOSUPPORT, "no IPv6"))
+    assert is_no_route(none) and is_no_route(OSError(errno.EAFNOSUPPORT, "no IPv6"))
     both = OSError("all attempts failed")
     both.__cause__ = ExceptionGroup("", [OSError(errno.ENETUNREACH, ""), ConnectionRefusedError(111, "")])
-    assert not is_no_way(both) and not is_no_way(TimeoutError()) and not is_no_way(trio.TooSlowError())
+    assert not is_no_route(both) and not is_no_route(TimeoutError()) and not is_no_route(trio.TooSlowError())

@@ -11,7 +11,8 @@ import trio
 from p2p.base.endpoint import Endpoint
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
-from relay.client.client import RelayClient, RelayClientOptions
+from relay.client.client import RelayClient
+from relay.client.options import RelayClientOptions
 from state.primitives.address import format_address
 from tests.relay.daemon_process import DaemonProcess, identity_of
 from tests.relay.nodes import wait_until

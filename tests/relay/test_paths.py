@@ -201,7 +201,7 @@ async def test_what_relays_say_of_their_links_is_learnt(start_relay: StartRelay)
         await wait_until(lambda: alice.client.estimate(way) is not None)
         estimate = alice.client.estimate(way)
         assert estimate is not None and 0 < estimate < 5
-    state = alice.client.link_states[first.address]
+    state = alice.client.link_states.by_relay[first.address]
     assert [address for address, _ in state.links] == [last.address]
 
 

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from relay.client.circuit_stream import CircuitStream
-from relay.client.client import RelayClientOptions
+from relay.client.options import RelayClientOptions
 from relay.client.reputation import Fault
 from relay.payment.receipts import ReceiptStore
 from relay.protocol.errors import Refusal, RelayRefused, RelayUnreachable
@@ -79,8 +79,8 @@ async def test_who_does_not_pay_stands_still_and_is_then_ended(start_relay: Star
         await bob.client.wait_reserved()
         out = await alice.client.dial(daemon.endpoint, bob.address)
         back = await bob.arrived.receive()
-        alice.client._tallies.clear()  # she forgets what she owes
-        alice.client._pay = lambda link: None  # type: ignore[method-assign]
+        alice.client.payments.meters.clear()  # she forgets what she owes
+        alice.client.payments.pay = lambda link: None  # type: ignore[method-assign]
         with pytest.raises((trio.BrokenResourceError, AssertionError, ExceptionGroup)):
             await pour(out, back, 256 * MIB)
         assert daemon.metrics()['dekube_relay_drops_total{reason="circuit_unpaid"}'] == 1
@@ -100,8 +100,8 @@ async def test_a_relay_that_ends_sends_its_clients_away_first(start_relay: Start
         await bob.client.wait_reserved()
         used = bob.client.reservations[0].endpoint
         if used == second.endpoint:  # have the one with a long goodbye in use
-            bob.client.judge.blame(second.address, Fault.LIED, trio.current_time())
-            bob.client._rechoose.set()
+            bob.client.known.reputation.blame(second.address, Fault.LIED, trio.current_time())
+            bob.client.keeper.choose_again()
             await wait_until(lambda: [r.endpoint for r in bob.client.reservations] == [first.endpoint])
         out, back = await talk(alice, bob, first.endpoint)
         first.process.send_signal(signal.SIGTERM)
@@ -118,7 +118,7 @@ async def test_a_relay_that_ends_sends_its_clients_away_first(start_relay: Start
         await back.stream.aclose()
         assert await trio.to_thread.run_sync(first.process.wait, 20) == 0, "it ends when it is empty"
         assert first.address not in [f.relay for f in bob.client.links]
-        assert not bob.client.judge.is_left(first.address, trio.current_time())
+        assert not bob.client.known.reputation.is_avoided(first.address, trio.current_time())
 
 
 async def test_draining_ends_at_its_deadline(start_relay: StartRelay) -> None:
@@ -169,7 +169,7 @@ async def test_of_many_relays_some_are_chosen_and_a_bad_one_is_left(start_relay:
         await bob.client.wait_reserved(2)
         before = [r.endpoint for r in bob.client.reservations]
         assert before[0].relay is not None
-        bob.client._blame(before[0], Fault.LIED)
+        bob.client.known.blame(before[0], Fault.LIED)
         await wait_until(
             lambda: (
                 len(now := [r.endpoint for r in bob.client.reservations]) == 2
@@ -180,7 +180,7 @@ async def test_of_many_relays_some_are_chosen_and_a_bad_one_is_left(start_relay:
         killed = next(relay for relay in relays if relay.endpoint == before[1])
         killed.kill()
         for _ in range(3):
-            bob.client._blame(before[1], Fault.LOST)  # as it would be found again and again
+            bob.client.known.blame(before[1], Fault.LOST)  # as it would be found again and again
         await wait_until(
             lambda: len(now := [r.endpoint for r in bob.client.reservations]) == 2 and not {*before[:2]} & {*now}
         )
@@ -254,10 +254,11 @@ async def test_nothing_is_signed_at_a_price_above_what_the_node_pays_and_terms_d
         await bob.client.wait_reserved()
         with suppress(RelayUnreachable):
             await alice.client.dial(daemon.endpoint, bob.address)  # its terms may not have come yet
-        await wait_until(lambda: daemon.address in alice.client._tallies)
-        link, owed = alice.client._links[daemon.endpoint], alice.client._tallies[daemon.address]
+        await wait_until(lambda: daemon.address in alice.client.payments.meters)
+        link, owed = alice.client.control_links.get(daemon.endpoint), alice.client.payments.meters[daemon.address]
+        assert link is not None
         owed.size_bytes += 2**30
-        alice.client._pay(link)
+        alice.client.payments.pay(link)
         assert owed.due(alice.client._make_identity(), 0, 0) is not None, "it would have been time to sign"
         with pytest.raises(RelayUnreachable):
             await alice.client.dial(daemon.endpoint, bob.address)

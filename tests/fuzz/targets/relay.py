@@ -19,14 +19,14 @@ from relay.protocol.link_state import Link, LinkState
 from relay.protocol.route import NONCE_BYTES, Route
 from relay.protocol.wire import (
     MESSAGE_BYTES_MAX,
-    AskLinks,
+    AskLinkState,
     Charged,
     Connect,
     ControlChannel,
     Decline,
     Extend,
     Incoming,
-    Links,
+    LinkStateReply,
     Offered,
     Park,
     Pay,
@@ -62,8 +62,8 @@ RELAYED = (
     Reserve(1, 60), Release(), Connect(2, b"t" * 20), Decline(TOKEN), Ping(5), Pong(5),
     Reserved(1, 60, VOUCHER.encode(), "192.0.2.1:7"), Offered(2, TOKEN, 5_000), Incoming(TOKEN, b"s" * 20, 5_000),
     Refused(2, Refusal.RELAY_FULL, 100, 99, ("relay:" + "ab" * 20 + ":h:1",)), Connect(2, b"t" * 20, TOKEN),
-    Extend(3, ROUTE.encode(), TOKEN), Park(TOKEN), Pay(CARRIED.encode()), AskLinks(4), Terms(10**16, 4, 5, 6),
-    Charged(7), Restarting(8), Links(4, LINK_STATE.encode()),
+    Extend(3, ROUTE.encode(), TOKEN), Park(TOKEN), Pay(CARRIED.encode()), AskLinkState(4), Terms(10**16, 4, 5, 6),
+    Charged(7), Restarting(8), LinkStateReply(4, LINK_STATE.encode()),
 )  # fmt: skip
 
 

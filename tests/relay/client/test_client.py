@@ -13,7 +13,9 @@ import trio
 from p2p.base.endpoint import Endpoint
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Purpose, Role
-from relay.client.client import PLACES_MAX, RELAYS_MAX, RelayClient, RelayClientOptions
+from relay.client.client import RelayClient
+from relay.client.known_relays import ENDPOINTS_PER_RELAY_MAX, OFFERED_MAX
+from relay.client.options import RelayClientOptions
 from relay.client.reputation import Fault
 from relay.protocol.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.protocol.wire import (
@@ -347,19 +349,28 @@ async def test_no_more_relays_are_joined_than_allowed() -> None:
 async def test_a_good_relay_is_not_blamed_for_a_place_that_only_bears_its_name() -> None:
     good, decoy = Endpoint("127.0.0.1", 1, RELAY), Endpoint("127.0.0.1", 2, RELAY)
     client = RelayClient(lambda: identity_of("alice"), [good])
+    reputation = client.known.reputation
     for fault in Fault:
-        client._blame(decoy, fault)
+        client.known.blame(decoy, fault)
     client.measured(decoy, 9.0)
-    assert client.judge.points(RELAY, trio.current_time()) == 0 and client.judge.rtt_s(RELAY) is None
-    client._offer_texts([str(decoy)])
-    client._blame(decoy, Fault.LOST)
-    assert client.judge.points(RELAY, trio.current_time()) == 0, "nor is it taken from a relay that is full"
+    assert (
+        client.known.reputation.points(RELAY, trio.current_time()) == 0
+        and client.known.reputation.rtt_s(RELAY) is None
+    )
+    client.keeper.offer_alternatives([str(decoy)])
+    client.known.blame(decoy, Fault.LOST)
+    assert client.known.reputation.points(RELAY, trio.current_time()) == 0, (
+        "nor is it taken from a relay that is full"
+    )
     client.measured(good, 1.0)
-    client._blame(good, Fault.LOST)
-    assert client.judge.points(RELAY, trio.current_time()) > 0 and client.judge.rtt_s(RELAY) == 1.0
+    client.known.blame(good, Fault.LOST)
+    assert (
+        client.known.reputation.points(RELAY, trio.current_time()) > 0
+        and client.known.reputation.rtt_s(RELAY) == 1.0
+    )
     other = Endpoint("127.0.0.1", 2, BOB)
-    client._blame(other, Fault.LOST)
-    assert client.judge.points(BOB, trio.current_time()) > 0, "one that nobody else names"
+    client.known.blame(other, Fault.LOST)
+    assert reputation.points(BOB, trio.current_time()) > 0, "one that nobody else names"
 
 
 async def test_relays_to_wait_at_are_of_as_many_networks_as_there_are() -> None:
@@ -369,13 +380,13 @@ async def test_relays_to_wait_at_are_of_as_many_networks_as_there_are() -> None:
     client = RelayClient(lambda: identity_of("alice"), [*crowd, far, ipv6], RelayClientOptions(reservations=3))
     for at, endpoint in enumerate((*crowd, ipv6, far)):
         client.measured(endpoint, 0.01 * (at + 1))
-    assert client._wanted([*crowd, far, ipv6]) == [crowd[0], ipv6, far]
-    assert client._wanted([*crowd, far]) == [crowd[0], far, crowd[1]]
-    assert client._wanted(crowd) == crowd[:3]
-    while not client.judge.is_left(far.relay or b"", trio.current_time()):
-        client._blame(far, Fault.LOST)
-    assert client._wanted([*crowd, far]) == crowd[:3], "one that is left only where there is no other"
-    assert client._wanted([far, crowd[0]]) == [crowd[0], far]
+    assert client.keeper.choose([*crowd, far, ipv6]) == [crowd[0], ipv6, far]
+    assert client.keeper.choose([*crowd, far]) == [crowd[0], far, crowd[1]]
+    assert client.keeper.choose(crowd) == crowd[:3]
+    while not client.known.reputation.is_avoided(far.relay or b"", trio.current_time()):
+        client.known.blame(far, Fault.LOST)
+    assert client.keeper.choose([*crowd, far]) == crowd[:3], "one that is left only where there is no other"
+    assert client.keeper.choose([far, crowd[0]]) == [crowd[0], far]
 
 
 def test_relays_that_move_without_end_are_known_at_their_last_places() -> None:
@@ -384,12 +395,17 @@ def test_relays_that_move_without_end_are_known_at_their_last_places() -> None:
         client.offer(
             [Endpoint("203.0.113.1", number + 1, BOB), Endpoint("198.51.100.1", 7, account_of("b").address)]
         )
-    assert [e.port for e in client._relays if e.relay == BOB] == [2_997, 2_998, 2_999, 3_000]
-    assert len(client._relays) == PLACES_MAX + 2 and len(client._named_at) <= PLACES_MAX + 1
-    for number in range(2 * RELAYS_MAX):
+    assert [e.port for e in client.known.endpoints if e.relay == BOB] == [2_997, 2_998, 2_999, 3_000]
+    assert (
+        len(client.known.endpoints) == ENDPOINTS_PER_RELAY_MAX + 2
+        and len(client.known._offered_at) <= ENDPOINTS_PER_RELAY_MAX + 1
+    )
+    for number in range(2 * OFFERED_MAX):
         client.offer([Endpoint("203.0.113.1", 1, number.to_bytes(20, "big"))])
-    assert len(client._relays) == RELAYS_MAX + 1
-    assert client._relays[0] == Endpoint("r", 1, RELAY) and client._relays[-1].relay == number.to_bytes(20, "big")
+    assert len(client.known.endpoints) == OFFERED_MAX + 1
+    assert client.known.endpoints[0] == Endpoint("r", 1, RELAY) and client.known.endpoints[
+        -1
+    ].relay == number.to_bytes(20, "big")
 
 
 @pytest.mark.parametrize(("percent", "is_heard_in_time"), [(100, True), (1, False)])

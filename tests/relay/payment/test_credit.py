@@ -25,7 +25,7 @@ from relay.payment.credit import (
     CreditOptions,
     Standing,
 )
-from relay.payment.metering import Cashier, Tariff
+from relay.payment.metering import RelayMeter, Tariff
 from relay.payment.receipts import ReceiptStore, StoredReceipt, settle_receipts
 from relay.protocol.limits import HostTable, HostUse, RelayLimits
 from state.primitives.address import format_address
@@ -60,8 +60,8 @@ class Relay:
     """The accounts of a relay, and who is carried by them."""
 
     def __init__(self, options: CreditOptions = OPTIONS, tariff: Tariff = TARIFF) -> None:
-        self.cashier = Cashier(tariff, genesis_hash=GENESIS_HASH, relay=RELAY)
-        self.credit = Credit(options, self.cashier)
+        self.meter = RelayMeter(tariff, genesis_hash=GENESIS_HASH, relay=RELAY)
+        self.credit = Credit(options, self.meter)
         self.now_ms = DAY_MS
         self.sequences: dict[bytes, int] = {}
 
@@ -73,19 +73,19 @@ class Relay:
         while carried < size_bytes and self.credit.is_served(payer, host(ip), self.now_ms):
             moved = min(step, size_bytes - carried)
             self.credit.carried(payer, host(ip), moved, self.now_ms)
-            self.cashier.charge(payer, max(0, moved - free))
+            self.meter.charge(payer, max(0, moved - free))
             free = max(0, free - moved)
             carried += moved
         return carried
 
     def sign(self, payer: bytes, size_bytes: int, *, channel: bytes = b"c", opened_ms: int = 1) -> Receipt:
-        """Note a receipt; its signature was checked by the cashier, which these tests go past."""
+        """Note a receipt; its signature was checked by the meter, which these tests go past."""
         self.sequences[payer] = self.sequences.get(payer, 0) + 1
         word = Receipt(
             GENESIS_HASH, RELAY, payer, channel * 32, opened_ms, self.sequences[payer], size_bytes, PRICE, 2**40
         )
         self.credit.signed(word, self.now_ms)
-        account = self.cashier._accounts.get(payer)
+        account = self.meter._accounts.get(payer)
         if account is not None:
             account.paid = account.charged
         return word

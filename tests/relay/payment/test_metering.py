@@ -17,9 +17,9 @@ from relay.payment.metering import (
     PAY_BYTES,
     PAY_MS,
     SETTLE_MS,
-    Cashier,
     FreeTier,
-    Tally,
+    PayerMeter,
+    RelayMeter,
     Tariff,
 )
 from relay.payment.receipts import ReceiptStore, StoredReceipt
@@ -34,19 +34,19 @@ CHANNEL, OTHER = b"c" * 32, b"o" * 32
 NOW_MS = ALICE.certificate.not_after_ms - 29 * 24 * 3_600_000
 
 
-def cashier(tariff: Tariff = TARIFF) -> Cashier:
-    return Cashier(tariff, genesis_hash=GENESIS_HASH, relay=RELAY)
+def relay_meter(tariff: Tariff = TARIFF) -> RelayMeter:
+    return RelayMeter(tariff, genesis_hash=GENESIS_HASH, relay=RELAY)
 
 
-def tally(tariff: Tariff = TARIFF, channel: bytes = CHANNEL) -> Tally:
-    made = Tally(RELAY)
+def payer_meter(tariff: Tariff = TARIFF, channel: bytes = CHANNEL) -> PayerMeter:
+    made = PayerMeter(RELAY)
     made.tariff = tariff
     made.opened(channel, NOW_MS, 0)
     return made
 
 
-def give(till: Cashier, receipt: Receipt, channel: bytes = CHANNEL) -> Receipt | None:
-    return till.take(
+def give(meter: RelayMeter, receipt: Receipt, channel: bytes = CHANNEL) -> Receipt | None:
+    return meter.take(
         ALICE.address, ALICE.certificate, channel, receipt.encode(), opened_ms=NOW_MS, now_ms=NOW_MS
     )  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_what_a_circuit_may_carry_for_nothing_ends_with_its_bytes_or_its_time() 
 
 
 def test_a_payer_signs_after_enough_bytes_or_enough_time_and_the_relay_counts_it() -> None:
-    payer, till = tally(), cashier()
+    payer, meter = payer_meter(), relay_meter()
     payer.size_bytes = PAY_BYTES - 1
     assert payer.due(ALICE, PAY_MS - 1, NOW_MS) is None
     payer.size_bytes = PAY_BYTES
@@ -69,35 +69,35 @@ def test_a_payer_signs_after_enough_bytes_or_enough_time_and_the_relay_counts_it
     assert payer.due(ALICE, 2, NOW_MS) is None
     second = payer.due(ALICE, 1 + PAY_MS, NOW_MS)
     assert second is not None and (second.size_bytes, second.sequence) == (PAY_BYTES + 10, 2)
-    till.charge(ALICE.address, PAY_BYTES + 10)
-    assert give(till, first) == first
-    assert till.unpaid(ALICE.address) == 10
-    assert give(till, second) == second
-    assert till.unpaid(ALICE.address) == 0
-    assert give(till, first) is None, "an older one changes nothing"
-    assert give(till, second) is None
-    assert till.unpaid(ALICE.address) == 0
+    meter.charge(ALICE.address, PAY_BYTES + 10)
+    assert give(meter, first) == first
+    assert meter.unpaid(ALICE.address) == 10
+    assert give(meter, second) == second
+    assert meter.unpaid(ALICE.address) == 0
+    assert give(meter, first) is None, "an older one changes nothing"
+    assert give(meter, second) is None
+    assert meter.unpaid(ALICE.address) == 0
 
 
 def test_who_does_not_pay_is_not_served() -> None:
-    till = cashier()
-    till.charge(ALICE.address, TARIFF.unpaid_bytes_max - 1)
-    assert till.is_served(ALICE.address)
-    till.charge(ALICE.address, 1)
-    assert not till.is_served(ALICE.address) and till.is_served(MALLORY.address)
-    payer = tally()
+    meter = relay_meter()
+    meter.charge(ALICE.address, TARIFF.unpaid_bytes_max - 1)
+    assert meter.is_served(ALICE.address)
+    meter.charge(ALICE.address, 1)
+    assert not meter.is_served(ALICE.address) and meter.is_served(MALLORY.address)
+    payer = payer_meter()
     payer.size_bytes = PAY_BYTES
     receipt = payer.due(ALICE, 0, NOW_MS)
     assert receipt is not None
-    give(till, receipt)
-    assert till.is_served(ALICE.address)
+    give(meter, receipt)
+    assert meter.is_served(ALICE.address)
 
 
 def test_a_relay_that_asks_for_nothing_keeps_no_accounts() -> None:
-    till = cashier(Tariff())
-    till.charge(ALICE.address, 2**40)
-    assert till.is_served(ALICE.address) and len(till) == 0
-    payer = tally(Tariff())
+    meter = relay_meter(Tariff())
+    meter.charge(ALICE.address, 2**40)
+    assert meter.is_served(ALICE.address) and len(meter) == 0
+    payer = payer_meter(Tariff())
     payer.size_bytes = 2**40
     assert payer.due(ALICE, PAY_MS, NOW_MS) is None
 
@@ -137,33 +137,33 @@ def a_receipt() -> Receipt:
     ],
 )
 def test_what_is_not_this_payers_word_to_this_relay_is_refused(wrong: Receipt) -> None:
-    till = cashier()
-    till.charge(ALICE.address, PAY_BYTES)
+    meter = relay_meter()
+    meter.charge(ALICE.address, PAY_BYTES)
     with pytest.raises(RelayProtocolError):
-        give(till, wrong)
-    assert till.unpaid(ALICE.address) == PAY_BYTES
+        give(meter, wrong)
+    assert meter.unpaid(ALICE.address) == PAY_BYTES
     with pytest.raises(RelayProtocolError):
-        till.take(ALICE.address, ALICE.certificate, CHANNEL, b"nonsense", opened_ms=NOW_MS, now_ms=NOW_MS)
+        meter.take(ALICE.address, ALICE.certificate, CHANNEL, b"nonsense", opened_ms=NOW_MS, now_ms=NOW_MS)
 
 
 def test_what_was_not_signed_on_a_channel_that_broke_is_signed_on_the_next() -> None:
-    payer, till = tally(), cashier()
+    payer, meter = payer_meter(), relay_meter()
     payer.size_bytes = PAY_BYTES
     first = payer.due(ALICE, 0, NOW_MS)
     payer.size_bytes += 7
-    till.charge(ALICE.address, PAY_BYTES + 7)
+    meter.charge(ALICE.address, PAY_BYTES + 7)
     payer.opened(OTHER, NOW_MS, 10)
     second = payer.due(ALICE, 10 + PAY_MS, NOW_MS)
     assert first is not None and second is not None
     assert (second.channel, second.size_bytes, second.sequence) == (OTHER, 7, 1)
     assert second.opened_ms > first.opened_ms, "channels are in order even within a millisecond"
-    give(till, first)
-    give(till, second, OTHER)
-    assert till.unpaid(ALICE.address) == 0
+    give(meter, first)
+    give(meter, second, OTHER)
+    assert meter.unpaid(ALICE.address) == 0
 
 
 def test_a_claim_is_followed_within_bounds() -> None:
-    payer = tally()
+    payer = payer_meter()
     payer.size_bytes = 2**30
     assert payer.claimed(2**30 + CLAIM_BYTES)
     receipt = payer.due(ALICE, 0, NOW_MS)
@@ -175,14 +175,14 @@ def test_a_claim_is_followed_within_bounds() -> None:
 
 
 def test_the_relay_claims_what_would_make_it_even_and_says_so_once() -> None:
-    till = cashier()
-    till.charge(ALICE.address, PAY_BYTES)
-    assert till.claim(ALICE.address, CHANNEL) is None
-    till.charge(ALICE.address, PAY_BYTES)
-    assert till.claim(ALICE.address, CHANNEL) == 2 * PAY_BYTES
-    assert till.claim(ALICE.address, CHANNEL) is None
-    till.opened(ALICE.address)
-    assert till.claim(ALICE.address, OTHER) == 2 * PAY_BYTES
+    meter = relay_meter()
+    meter.charge(ALICE.address, PAY_BYTES)
+    assert meter.claim(ALICE.address, CHANNEL) is None
+    meter.charge(ALICE.address, PAY_BYTES)
+    assert meter.claim(ALICE.address, CHANNEL) == 2 * PAY_BYTES
+    assert meter.claim(ALICE.address, CHANNEL) is None
+    meter.opened(ALICE.address)
+    assert meter.claim(ALICE.address, OTHER) == 2 * PAY_BYTES
 
 
 @settings(max_examples=60)
@@ -199,7 +199,7 @@ def test_the_relay_claims_what_would_make_it_even_and_says_so_once() -> None:
 def test_an_honest_pair_never_owes_more_than_a_step_and_the_payer_signs_no_more_than_its_due(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    payer, till = tally(), cashier()
+    payer, meter = payer_meter(), relay_meter()
     now_ms, channel, breaks = 0, 0, 0
     drift = 0
     for what, size, error in steps:
@@ -207,25 +207,25 @@ def test_an_honest_pair_never_owes_more_than_a_step_and_the_payer_signs_no_more_
             counted = max(0, size + error)  # the ends do not see the same bytes at the same time
             drift += counted - size
             payer.size_bytes += size
-            till.charge(ALICE.address, counted)
+            meter.charge(ALICE.address, counted)
         elif what == "wait":
             now_ms += size
         else:
             channel += 1
             breaks += 1
             payer.opened(bytes((channel,)) * 32, NOW_MS + channel, now_ms)
-            till.opened(ALICE.address)
+            meter.opened(ALICE.address)
         name = bytes((channel,)) * 32 if channel else CHANNEL
-        claim = till.claim(ALICE.address, name)
+        claim = meter.claim(ALICE.address, name)
         if claim is not None:
             assert payer.claimed(claim)
         receipt = payer.due(ALICE, now_ms, NOW_MS)
         if receipt is not None:
-            assert give(till, receipt, name) == receipt
-        assert till.is_served(ALICE.address)
-        assert till.unpaid(ALICE.address) <= 2 * PAY_BYTES + max(0, drift)
+            assert give(meter, receipt, name) == receipt
+        assert meter.is_served(ALICE.address)
+        assert meter.unpaid(ALICE.address) <= 2 * PAY_BYTES + max(0, drift)
         bound = CLAIM_BYTES + payer.size_bytes * CLAIM_PERCENT // 100
-        paid = sum(a.paid for a in till._accounts.values())
+        paid = sum(a.paid for a in meter._accounts.values())
         assert paid <= payer.size_bytes + bound
 
 
@@ -258,50 +258,50 @@ def test_receipts_survive_a_restart_and_a_damaged_one_costs_itself_only(tmp_path
 
 
 def test_only_the_newest_channel_is_paid_on_for_the_chain_settles_no_older_one() -> None:
-    till = cashier()
-    till.charge(ALICE.address, 8 * PAY_BYTES)
+    meter = relay_meter()
+    meter.charge(ALICE.address, 8 * PAY_BYTES)
     older = a_receipt()
     newer = replace(older, channel=OTHER, opened_ms=NOW_MS + 1).signed_by(ALICE.signer)
-    assert give(till, older) == older
-    assert give(till, newer, OTHER) == newer
-    owed = till.unpaid(ALICE.address)
+    assert give(meter, older) == older
+    assert give(meter, newer, OTHER) == newer
+    owed = meter.unpaid(ALICE.address)
     for late in (
         replace(older, sequence=2, size_bytes=4 * PAY_BYTES),
         replace(older, channel=b"x" * 32, opened_ms=NOW_MS + 1),
         replace(newer, opened_ms=NOW_MS + 2, sequence=2, size_bytes=4 * PAY_BYTES),
     ):
         with pytest.raises(RelayProtocolError):
-            give(till, late.signed_by(ALICE.signer), late.channel)
-    assert till.unpaid(ALICE.address) == owed
+            give(meter, late.signed_by(ALICE.signer), late.channel)
+    assert meter.unpaid(ALICE.address) == owed
 
 
 def test_bytes_that_were_counted_on_a_forgotten_account_do_not_carry_its_payer_far() -> None:
-    till = cashier()
-    till.charge(ALICE.address, 1)
+    meter = relay_meter()
+    meter.charge(ALICE.address, 1)
     ahead = replace(a_receipt(), size_bytes=2**40).signed_by(ALICE.signer)
-    assert give(till, ahead) == ahead
-    assert till.unpaid(ALICE.address) == -TARIFF.unpaid_bytes_max
+    assert give(meter, ahead) == ahead
+    assert meter.unpaid(ALICE.address) == -TARIFF.unpaid_bytes_max
 
 
 def test_receipts_for_nothing_are_not_kept() -> None:
-    till = cashier()
-    assert give(till, a_receipt()) is not None
-    assert not till.has_carried(ALICE.address), "nothing was carried for it: no file is written"
-    till.charge(ALICE.address, PAY_BYTES)
-    assert give(till, replace(a_receipt(), size_bytes=0).signed_by(ALICE.signer)) is None
-    free = cashier(Tariff())
+    meter = relay_meter()
+    assert give(meter, a_receipt()) is not None
+    assert not meter.has_carried(ALICE.address), "nothing was carried for it: no file is written"
+    meter.charge(ALICE.address, PAY_BYTES)
+    assert give(meter, replace(a_receipt(), size_bytes=0).signed_by(ALICE.signer)) is None
+    free = relay_meter(Tariff())
     free.charge(ALICE.address, PAY_BYTES)
     assert give(free, replace(a_receipt(), price_per_gib=0).signed_by(ALICE.signer)) is None and len(free) == 0
 
 
 def test_a_receipt_whose_certificate_ends_before_it_can_be_settled_is_refused() -> None:
-    till = cashier()
-    till.charge(ALICE.address, PAY_BYTES)
+    meter = relay_meter()
+    meter.charge(ALICE.address, PAY_BYTES)
     short = replace(ALICE.certificate, not_after_ms=NOW_MS + SETTLE_MS - 1)
     assert isinstance(short, NodeCertificate)
     with pytest.raises(RelayProtocolError):
-        till.take(ALICE.address, short, CHANNEL, a_receipt().encode(), opened_ms=NOW_MS, now_ms=NOW_MS)
-    assert till.unpaid(ALICE.address) == PAY_BYTES
+        meter.take(ALICE.address, short, CHANNEL, a_receipt().encode(), opened_ms=NOW_MS, now_ms=NOW_MS)
+    assert meter.unpaid(ALICE.address) == PAY_BYTES
 
 
 def test_a_full_directory_keeps_the_channels_it_knows_and_makes_room_where_receipts_have_expired(

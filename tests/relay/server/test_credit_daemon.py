@@ -114,7 +114,7 @@ async def test_a_publisher_owes_for_every_copy_and_pays_what_it_is_asked_for(sta
     metrics = daemon.metrics()
     assert metrics["dekube_relay_receipts_total"] > 0
     assert metrics["dekube_relay_unpaid_bytes"] < 8 * MIB + 2 * len(piece)
-    tally = alice.client._tallies[daemon.address]
+    meter = alice.client.payments.meters[daemon.address]
     copied = metrics['dekube_relay_fanout_total{what="bytes_out"}']
-    assert copied >= 48 * MIB and tally._published >= 3 * copied / 2, "one of three was never there"
-    assert copied - 8 * MIB - 2 * len(piece) < tally._signed <= copied, "all copies, and no others"
+    assert copied >= 48 * MIB and meter._published >= 3 * copied / 2, "one of three was never there"
+    assert copied - 8 * MIB - 2 * len(piece) < meter._signed <= copied, "all copies, and no others"
