@@ -11,7 +11,7 @@ import structlog
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.core import EVIDENCE_VIEWS
+from consensus.core.limits import EVIDENCE_VIEWS
 from consensus.votes import Certificate
 from state.primitives.address import format_address
 from state.primitives.votes import FINALIZE, KINDS, NULLIFY, Vote
@@ -164,7 +164,7 @@ class Watch:
         """Tell how the epoch stands; also between views: in an outage, when it matters most, no view ends."""
         core = self._replica.core
         final = core.final_certificate
-        missing = core.missing_weight(int(now_s * 1000))
+        missing = core.activity.missing_weight(int(now_s * 1000))
         self._metrics.set("finalized_view_lag", max(0, core.view - 1 - (final.view if final is not None else 0)))
         self._metrics.set("missing_weight_ratio", missing / core.committee.weight)
 

@@ -34,7 +34,7 @@ from consensus.actions import (
     Sync,
     Writes,
 )
-from consensus.core import Core
+from consensus.core.core import Core
 from consensus.events import ConsensusParameters, Epoch, Restored, Root
 from consensus.guard import (
     JOURNAL_BLOCK,
@@ -628,8 +628,8 @@ class Replica:
         self._boundaries[self._epoch] = certificate
         for gone in [known for known in self._boundaries if known <= self._epoch - BOUNDARIES_MAX]:
             del self._boundaries[gone]
-        heard = {self._addresses[seat]: at_ms for seat, at_ms in old.heard().items()}
-        waited = {self._addresses[seat]: at_ms for seat, at_ms in old.waited().items()}
+        heard = {self._addresses[seat]: at_ms for seat, at_ms in old.activity.heard().items()}
+        waited = {self._addresses[seat]: at_ms for seat, at_ms in old.activity.waited().items()}
         self._previous = old
         self._take(epoch)
         for leftover in (self._blocks, self._requested):

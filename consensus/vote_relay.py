@@ -13,7 +13,7 @@ from collections.abc import Container
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
-from consensus.core import VIEWS_AHEAD
+from consensus.core.limits import VIEWS_AHEAD
 from consensus.votes import Certificate, Check, certificate_checks, vote_check
 from consensus.wire import Certificates, Message, Votes, decode_message, encode_message
 from state.primitives.codec import decode, encode

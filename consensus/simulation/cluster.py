@@ -17,7 +17,7 @@ from zlib import crc32
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.core import Core
+from consensus.core.core import Core
 from consensus.events import ConsensusParameters, Epoch
 from consensus.guard import Guard, GuardCorrupt, GuardMissing, GuardRefused
 from consensus.notarizations import NotarizedViews

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from consensus.core import Core
+from consensus.core.core import Core
 from consensus.guard import Guard
 from consensus.simulation.adversary import Adversary
 from consensus.simulation.cluster import Cluster, sim_parameters

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from consensus.core import EVIDENCE_VIEWS
+from consensus.core.limits import EVIDENCE_VIEWS
 from consensus.evidence import evidence_of_certificates
 from consensus.votes import Certificate, certificate_checks, verify_checks
 from consensus.wire import decode_certificate, encode_certificate

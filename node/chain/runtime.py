@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from consensus.core import ConsensusParameters
+from consensus.events import ConsensusParameters
 from p2p.secure.identity import account_and_signer
 from state.primitives.blocks import VERSION
 from state.primitives.errors import ConfigError

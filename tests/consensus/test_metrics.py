@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from consensus import events as c
-from consensus.core import EVIDENCE_VIEWS
+from consensus.core.limits import EVIDENCE_VIEWS
 from consensus.metrics import METRICS, Watch
 from consensus.votes import Certificate
 from state.primitives.address import format_address

@@ -177,12 +177,12 @@ def test_what_was_verified_while_the_epoch_changed_counts_for_the_committee_that
     ended(replica)
     replica.begin_epoch(second(), 0)
     assert FIVE.seats[1].vote_key == vote_key(3).vote_key, "the own seat has the number that was another's"
-    before = replica.core.heard()
+    before = replica.core.activity.heard()
     for received in inbound:
         assert received is not None
         replica.admit(received, 7)
     assert not replica.core.is_halted
-    assert replica.core.heard() == before
+    assert replica.core.activity.heard() == before
     assert replica.sizes() | {"votes": 0, "proposals": 0, "blocks": 0} == replica.sizes()
     # In the epoch of its own a fault is still a fault.
     fault = signed(FOUR, FINALIZE, Candidate(0, 1, 0, b"y" * 32), 1)  # after its NULLIFY above
@@ -313,7 +313,7 @@ def test_who_was_silent_at_the_end_of_an_epoch_is_skipped_at_once_in_the_next() 
     assert same.seats[same.leader(1)].address == FOUR.seats[2].address
     actions = replica.begin_epoch(second(same), now_ms)
     assert [(a.kind, a.reason) for a in actions if isinstance(a, c.CastVote)] == [(NULLIFY, "inactive")]
-    assert replica.core.missing_weight(now_ms) == 1
+    assert replica.core.activity.missing_weight(now_ms) == 1
 
 
 def test_a_rotated_key_votes_behind_its_own_guard() -> None:

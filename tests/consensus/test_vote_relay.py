@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consensus.core import VIEWS_AHEAD
+from consensus.core.limits import VIEWS_AHEAD
 from consensus.vote_relay import (
     ALIVE_VIEWS,
     PAYLOAD_BYTES_MAX,

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from consensus import core as c
-from consensus.core import ConsensusParameters, Core, Epoch, Root
+from consensus import events as c
+from consensus.core.core import Core
+from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import Guard
 from consensus.votes import Certificate
 from state.primitives.blocks import VERSION, Header, header_hash

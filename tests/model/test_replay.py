@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from consensus.core import Core
+from consensus.core.core import Core
+from consensus.core.proposing import Parent, Proposer
+from consensus.core.voting import Voter
 from consensus.guard import GuardRefused
 from state.primitives.votes import NULLIFY, Candidate
 from tests.model.quint import RECORDED, TRACES, TRACES_EACH
@@ -39,38 +41,44 @@ def test_the_kept_traces_go_everywhere() -> None:
 
 
 class AcceptsAnythingOnTheBoundary(Core):
-    def _judge(self, candidate: Candidate) -> bool | None:
-        return True if super()._judge(candidate) is False else super()._judge(candidate)
+    class voter_type(Voter):
+        def _judge(self, candidate: Candidate) -> bool | None:
+            return True if super()._judge(candidate) is False else super()._judge(candidate)
 
 
 class ForgetsThatItNullified(Core):
-    def _try_finalize(self, view: int) -> None:
-        self._cast.get(view, {}).pop(NULLIFY, None)
-        super()._try_finalize(view)
+    class voter_type(Voter):
+        def try_finalize(self, view: int) -> None:
+            self._own._cast.get(view, {}).pop(NULLIFY, None)
+            super().try_finalize(view)
 
 
 class StartsFromTheRoot(Core):
-    def _choose_parent(self) -> Any:
-        chosen = super()._choose_parent()
-        return chosen and (self.root.block_hash, self.root.view, self.root.certificate, chosen[3])
+    class proposer_type(Proposer):
+        def _choose_parent(self) -> Parent | None:
+            chosen, root = super()._choose_parent(), self._tree.root
+            return chosen and Parent(root.block_hash, root.view, root.certificate, chosen.nulls)
 
 
 class ProposesOnTheBoundary(Core):
-    def _try_propose(self) -> None:
-        last, self._last_height = self._last_height, 1_000
-        super()._try_propose()
-        self._last_height = last
+    class proposer_type(Proposer):
+        def try_propose(self) -> None:
+            tree = self._tree
+            last, tree.last_height = tree.last_height, 1_000
+            super().try_propose()
+            tree.last_height = last
 
 
 class StaysInItsView(Core):
     def _enter(self, view: int) -> None:
-        super()._enter(min(view, self._view + 1))
+        super()._enter(min(view, self.view + 1))
 
 
 class NeverFinalizesThePast(Core):
-    def _try_finalize(self, view: int) -> None:
-        if view >= self._view - 1:
-            super()._try_finalize(view)
+    class voter_type(Voter):
+        def try_finalize(self, view: int) -> None:
+            if view >= self._view.number - 1:
+                super().try_finalize(view)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ import pytest
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.core import Core
+from consensus.core.core import Core
+from consensus.core.fetching import BlockFetch
+from consensus.core.proposing import Parent, Proposer
+from consensus.core.voting import Voter
 from consensus.guard import Guard
 from consensus.min_key_dict import Ascending
 from consensus.simulation.cluster import Cluster, Node
@@ -34,75 +37,77 @@ class OpenGuard(Guard):
 
 
 class FinalizeAfterNullify(Core):
-    def _try_finalize(self, view: int) -> None:
-        cast = self._cast.get(view, {})
-        nullified = cast.pop(NULLIFY, None)
-        super()._try_finalize(view)
-        if nullified is not None:
-            self._cast.setdefault(view, {})[NULLIFY] = nullified
+    class voter_type(Voter):
+        def try_finalize(self, view: int) -> None:
+            cast = self._own._cast
+            nullified = cast.get(view, {}).pop(NULLIFY, None)
+            super().try_finalize(view)
+            if nullified is not None:
+                cast.setdefault(view, {})[NULLIFY] = nullified
 
 
 class NullifyAfterFinalize(Core):
     """Nullifies the view before as well when a view times out."""
 
-    def _nullify(self, reason: str) -> None:
-        super()._nullify(reason)
-        view = self._view - 1
-        if reason in ("leader", "advance") and view > self._root.view and NULLIFY not in self._cast.get(view, {}):
-            self._cast_vote(NULLIFY, Candidate(self._epoch, view, 0, bytes(32)))
+    class voter_type(Voter):
+        def nullify(self, reason: str) -> None:
+            super().nullify(reason)
+            view = self._view.number - 1
+            is_timeout = reason in ("leader", "advance")
+            if is_timeout and view > self._tree.root.view and NULLIFY not in self._own.cast(view):
+                self._cast(NULLIFY, Candidate(self._epoch, view, 0, bytes(32)))
 
 
 class NotarizeAfterNullify(Core):
-    def _try_vote(self) -> None:
-        cast = self._cast.get(self._view, {})
-        nullified = cast.pop(NULLIFY, None)
-        super()._try_vote()
-        if nullified is not None:
-            self._cast.setdefault(self._view, {})[NULLIFY] = nullified
+    class voter_type(Voter):
+        def try_notarize(self) -> None:
+            cast, view = self._own._cast, self._view.number
+            nullified = cast.get(view, {}).pop(NULLIFY, None)
+            super().try_notarize()
+            if nullified is not None:
+                cast.setdefault(self._view.number, {})[NULLIFY] = nullified
 
 
 class VotesForEveryProposal(Core):
     def _on_proposal(self, vote: Vote, header: Header) -> None:
-        if vote.view == self._view:
-            self._proposals.pop(vote.view, None)
-            self._cast.get(vote.view, {}).pop(NOTARIZE, None)
+        if vote.view == self.view:
+            self._voter._proposals.pop(vote.view, None)
+            self._own._cast.get(vote.view, {}).pop(NOTARIZE, None)
         super()._on_proposal(vote, header)
 
     def wants_proposal(self, candidate: Candidate) -> bool:
-        return candidate.view >= self._view
+        return candidate.view >= self.view
 
 
 class SkipsWithoutNullification(Core):
-    def _judge(self, candidate: Candidate) -> bool | None:
-        hidden = self._nullified
+    class voter_type(Voter):
+        def _judge(self, candidate: Candidate) -> bool | None:
+            hidden = self._certificates.nullified
 
-        class Everything(Ascending[int, Certificate]):
-            def __contains__(self, key: object) -> bool:
-                return True
+            class Everything(Ascending[int, Certificate]):
+                def __contains__(self, key: object) -> bool:
+                    return True
 
-        self._nullified = Everything(hidden.items())
-        try:
-            return super()._judge(candidate)
-        finally:
-            self._nullified = hidden
+            self._certificates.nullified = Everything(hidden.items())
+            try:
+                return super()._judge(candidate)
+            finally:
+                self._certificates.nullified = hidden
 
 
 class AnyParent(Core):
     """Believes the view of the parent that the proposal claims, whatever block stands there."""
 
-    def _judge(self, candidate: Candidate) -> bool | None:
-        header = self._headers.get(candidate.block_hash)
-        if header is not None and header.parent_hash in self._roots and candidate.block_hash not in self._checked:
-            self._checked[candidate.block_hash] = True
-        return True if header is not None and header.parent_hash in self._roots else None
+    class voter_type(Voter):
+        def _judge(self, candidate: Candidate) -> bool | None:
+            header = self._tree.headers.get(candidate.block_hash)
+            return True if header is not None and header.parent_hash in self._execution.results else None
 
 
 class NeverAsks(Core):
-    def _want(self, block_hash: bytes) -> None:
-        return
-
-    def _sync(self) -> None:
-        return
+    class block_fetch_type(BlockFetch):
+        def want(self, block_hash: bytes) -> None:
+            return
 
 
 class NeverRepeats(Core):
@@ -116,7 +121,7 @@ class CommitsNotarized(Core):
 
     def _absorb(self, certificate: Certificate, *, is_formed: bool) -> None:
         super()._absorb(certificate, is_formed=is_formed)
-        if certificate.kind == NOTARIZE and not self._is_halted:
+        if certificate.kind == NOTARIZE and not self.is_halted:
             super()._absorb(certificate._replace(kind=FINALIZE), is_formed=is_formed)
 
 
@@ -136,25 +141,27 @@ class NewBlockOnTheLast(Core):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._last_height += 1_000
+        self._tree.last_height += 1_000
 
 
 class NeverProposesAgain(Core):
     """Leaves a last block that is notarized and not final to others."""
 
-    def _propose(self, candidate: Candidate, justify: Certificate | None, nulls: list[Certificate]) -> None:
-        if candidate.view == self._headers[candidate.block_hash].view:
-            super()._propose(candidate, justify, nulls)
+    class proposer_type(Proposer):
+        def _propose(self, candidate: Candidate, parent: Parent) -> None:
+            if candidate.view == self._tree.headers[candidate.block_hash].view:
+                super()._propose(candidate, parent)
 
 
 class RefusesTheLastAgain(Core):
     """Takes the last block for invalid when it is proposed again."""
 
-    def _judge(self, candidate: Candidate) -> bool | None:
-        header = self._headers.get(candidate.block_hash)
-        if header is not None and header.view != candidate.view:
-            return False
-        return super()._judge(candidate)
+    class voter_type(Voter):
+        def _judge(self, candidate: Candidate) -> bool | None:
+            header = self._tree.headers.get(candidate.block_hash)
+            if header is not None and header.view != candidate.view:
+                return False
+            return super()._judge(candidate)
 
 
 class CountsVotesOfEveryEpoch(Core):

@@ -11,7 +11,7 @@ import structlog.testing
 import trio
 import trio.testing
 
-from consensus.core import EVIDENCE_VIEWS
+from consensus.core.limits import EVIDENCE_VIEWS
 from consensus.ports import BuildRequest
 from consensus.votes import Certificate
 from consensus.wire import MESSAGE_LIMIT_BYTES, SMALL_MESSAGE_BYTES_MAX, encode_certificate

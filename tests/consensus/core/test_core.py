@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.core import EVIDENCE_VIEWS, Core
+from consensus.core.core import Core
+from consensus.core.limits import EVIDENCE_VIEWS
 from consensus.events import ConsensusParameters, Epoch, Restored, Root
 from consensus.guard import DoppelgangerWatch
 from consensus.simulation.cluster import TIME_AHEAD_MS_MAX, Cluster, Node, sim_parameters
@@ -653,10 +654,10 @@ def test_own_votes_that_the_guard_tells_later_are_no_strangers() -> None:
 
 def test_the_weight_that_is_not_heard_is_known() -> None:
     core = core_of(3)
-    assert core.missing_weight(0) == 3
+    assert core.activity.missing_weight(0) == 3
     core.step(c.VoteReceived(Vote(NULLIFY, 1, 1, 0, ZERO_HASH, 0, bytes(64))), 1_000)
-    assert core.missing_weight(2_000) == 2
-    assert core.missing_weight(1_000 + TIMES.silent_ms) == 3
+    assert core.activity.missing_weight(2_000) == 2
+    assert core.activity.missing_weight(1_000 + TIMES.silent_ms) == 3
 
 
 def test_a_fetched_block_is_executed_at_once_when_a_certified_one_stands_on_it() -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from consensus import core as core_module
 from consensus import events as c
-from consensus.core import CATCH_UP_COMMIT_BLOCKS, Core
+from consensus.core.core import Core
+from consensus.core.limits import CATCH_UP_COMMIT_BLOCKS
 from consensus.events import Epoch, Restored
 from consensus.guard import JOURNAL_BLOCK, JOURNAL_CERTIFICATE, Guard, journal_record
 from consensus.notarizations import NotarizedViews
@@ -27,7 +27,7 @@ from consensus.wire import encode_certificate
 from state.primitives.blocks import VERSION, Block, Header, encode_block, header_hash, transactions_root
 from state.primitives.hashing import ZERO_HASH, digest
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
-from tests.consensus.test_core import COMMITTEE, GENESIS, NEVER, ROOT, TIMES
+from tests.consensus.core.test_core import COMMITTEE, GENESIS, NEVER, ROOT, TIMES
 
 SMALL, LARGE = 120, 480
 GROWTH_MAX = 1.3
@@ -134,7 +134,7 @@ class Replay:
 def count_steps(run: Callable[[], object]) -> int:
     """How many lines of the core, and of what it is made of, ran; each turn of a loop counts."""
     steps = 0
-    folder = core_module.__file__.rpartition("/")[0]
+    folder = c.__file__.rpartition("/")[0]
 
     def local(_frame: FrameType, event: str, _argument: Any) -> Any:
         nonlocal steps

@@ -1,0 +1,37 @@
+"""The votes of all seats for the views around the current one."""
+
+from __future__ import annotations
+
+from consensus.core.limits import EVIDENCE_VIEWS
+from consensus.votes import VoteSet
+from state.primitives.committee import Committee
+
+__all__ = ["VoteTable"]
+
+
+class VoteTable:
+    """One set of votes for each view."""
+
+    def __init__(self, committee: Committee) -> None:
+        self._committee = committee
+        self._sets: dict[int, VoteSet] = {}
+
+    def get(self, view: int) -> VoteSet | None:
+        """Return the votes of a view, if any came."""
+        return self._sets.get(view)
+
+    def of(self, view: int) -> VoteSet:
+        """Return the votes of a view, to add one."""
+        votes = self._sets.get(view)
+        if votes is None:
+            votes = self._sets[view] = VoteSet(self._committee)
+        return votes
+
+    def entered_view(self, view: int) -> None:
+        """Forget the views that are too old for evidence."""
+        for old in [known for known in self._sets if known < view - EVIDENCE_VIEWS]:
+            del self._sets[old]
+
+    def __len__(self) -> int:
+        """Return how many views have votes."""
+        return len(self._sets)
