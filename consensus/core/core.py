@@ -30,7 +30,7 @@ find what a block or a certificate makes possible, and each block is visited a b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from consensus.core.block_tree import BlockTree
 from consensus.core.certificates import CertificateTable
@@ -94,15 +94,17 @@ from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 
 __all__ = ["Core"]
 
+_CONTRADICTION: Final = "certificates of epoch {}, view {} contradict each other: a third of the weight is faulty"
+
 
 class Core:
     """One replica in one epoch. ``seat`` is None for an observer, which follows and never votes.
 
-    On top of the epoch's last block the same block is proposed again until it is final (consensus.md R16);
-    then the core has ended and only looks for faults. ``watches_own_seat`` halts on a vote of the own seat that the own guard has
-    not made (doppelganger), above ``floor_view``, up to which the guard has no record. While ``watch`` lasts, or
-    while the own votes are not known, the core listens and casts no vote. ``heard_ms`` is when seats were last
-    heard before this epoch, ``waited_ms`` since when they are waited for.
+    On top of the epoch's last block the same block is proposed again until it is final (consensus.md R16). Then
+    the core has ended and only looks for faults. ``watches_own_seat`` halts on a vote of the own seat that the own
+    guard has not made (doppelganger), above ``floor_view``, up to which the guard has no record. While ``watch``
+    lasts, or while the own votes are not known, the core listens and casts no vote. ``heard_ms`` is when seats
+    were last heard before this epoch, ``waited_ms`` since when they are waited for.
     """
 
     voter_type: ClassVar[type[Voter]] = Voter
@@ -484,7 +486,8 @@ class Core:
             return
         conflicts = certificates.conflicts(certificate)
         if conflicts:
-            self._accuse(certificate, conflicts)
+            self._report_faults(certificate, conflicts)
+            outbox.halt("safety", _CONTRADICTION.format(self._epoch, view))
             return
         if view <= self._tree.root.view or view in certificates.of_kind(kind):
             return
@@ -492,7 +495,7 @@ class Core:
         if not is_formed and self._doppelganger.compare_certificate(certificate):
             return
         if certificates.is_contradiction(view):
-            self._accuse(certificate, ())
+            outbox.halt("safety", _CONTRADICTION.format(self._epoch, view))
             return
         outbox.emit(KeepCertificate(certificate, is_formed))
         certificates.raise_final(certificate)
@@ -518,16 +521,10 @@ class Core:
             self._proposer.try_propose()
             self._voter.try_notarize()
 
-    def _accuse(self, certificate: Certificate, others: tuple[Certificate, ...]) -> None:
-        """Name every culprit, then stop: what is final here may not be final elsewhere."""
-        for other in others:
-            for fault in evidence_of_certificates(other, certificate):
+    def _report_faults(self, certificate: Certificate, conflicts: tuple[Certificate, ...]) -> None:
+        for conflict in conflicts:
+            for fault in evidence_of_certificates(conflict, certificate):
                 self._outbox.emit(FoundEquivocation(fault))
-        self._outbox.halt(
-            "safety",
-            f"certificates of epoch {self._epoch}, view {certificate.view} contradict each other: "
-            "a third of the weight is faulty",
-        )
 
     # Views.
 
@@ -611,7 +608,10 @@ class Core:
         lowest = above[0][1]
         if lowest.parent_hash != root.block_hash and lowest.parent_hash not in self._tree.headers:
             if lowest.height == root.height + 1:
-                self._on_fork(certificate, lowest.height)
+                # A FINALIZE quorum stands on another block than this node's last committed one.
+                self._report_faults(certificate, self._certificates.conflicts(certificate))
+                self._outbox.emit(FoundFork(certificate))
+                self._outbox.halt("safety", f"the final block {lowest.height} does not follow this node's chain")
             return
         for block_hash, header in above:
             self._execution.hold(block_hash, header)
@@ -621,14 +621,6 @@ class Core:
             self._absorb(certificate, is_formed=False)
         if not self._outbox.is_halted:
             self._progress()
-
-    def _on_fork(self, certificate: Certificate, height: int) -> None:
-        """A FINALIZE quorum stands on another block than this node's last committed one."""
-        for known in self._certificates.conflicts(certificate):
-            for fault in evidence_of_certificates(known, certificate):
-                self._outbox.emit(FoundEquivocation(fault))
-        self._outbox.emit(FoundFork(certificate))
-        self._outbox.halt("safety", f"the final block {height} does not follow this node's chain")
 
     def _on_executed(self, block_hash: bytes, state_root: bytes, receipt_root: bytes) -> None:
         children = self._execution.finished(block_hash, state_root, receipt_root)

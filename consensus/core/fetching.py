@@ -1,4 +1,4 @@
-"""Requests for missing blocks and certificates (consensus.md R7): independent of the view, one at a time for each."""
+"""Requests for missing blocks and certificates, in any view and one at a time for each (consensus.md R7)."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Voter:
                 self._execution.drive(parent_hash)
             return None
         if self._tree.height_of(parent_hash) == self._tree.last_height:
-            # Nothing may stand on the epoch's last block: it is proposed again until it is final (consensus.md R16).
+            # Nothing may stand on the epoch's last block: it is proposed again until final (consensus.md R16).
             return candidate.block_hash == parent_hash
         header = self._tree.headers.get(candidate.block_hash)
         if header is None:
@@ -165,7 +165,7 @@ class Voter:
     # NULLIFY.
 
     def nullify(self, reason: str) -> None:
-        """Give the current view up, unless this seat voted FINALIZE in it; NOTARIZE is no obstacle (consensus.md R4)."""
+        """Give the current view up, unless this seat voted FINALIZE in it (consensus.md R4)."""
         view = self._view.number
         if self._seat is None or self._doppelganger.is_listening or self._certificates.is_epoch_over:
             return
@@ -200,7 +200,7 @@ class Voter:
         self._open = Ascending((view, None) for view in self._certificates.notarized)
 
     def try_finalize(self, view: int) -> None:
-        """Vote FINALIZE in a view, also in a past one (consensus.md R5); another result of the block's parent halts.
+        """Vote FINALIZE in a view, also in a past one (consensus.md R5). Another result of the parent halts.
 
         Also when the view is final without this vote, as long as the block is not committed here: who finalised is
         counted for downtime, and a slow seat is not an absent one.

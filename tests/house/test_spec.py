@@ -9,7 +9,8 @@ from typing import Any, Final
 import pytest
 
 from billing import relay as relay_receipts
-from consensus import block_serving, core, inbound, light, signer, sync, wire
+from consensus import block_serving, inbound, light, signer, sync, wire
+from consensus.core import limits
 from consensus.events import ConsensusParameters
 from node.chain import evidence as evidence_pool
 from node.chain.runtime import make_runtime
@@ -58,10 +59,10 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "early_of_strangers_max": inbound.EARLY_OF_STRANGERS_MAX,
         "answer_burst_bytes": inbound.ANSWER_BURST_BYTES,
         "strangers_burst_bytes": inbound.STRANGERS_BURST_BYTES,
-        "views_ahead": core.VIEWS_AHEAD,
-        "evidence_views": core.EVIDENCE_VIEWS,
-        "fetches_max": core.FETCHES_MAX,
-        "catch_up_blocks": core.CATCH_UP_COMMIT_BLOCKS,
+        "views_ahead": limits.VIEWS_AHEAD,
+        "evidence_views": limits.EVIDENCE_VIEWS,
+        "fetches_max": limits.FETCHES_MAX,
+        "catch_up_blocks": limits.CATCH_UP_COMMIT_BLOCKS,
         "signer_frame_bytes_max": signer.FRAME_BYTES_MAX,
         "signer_request_bytes_max": signer.REQUEST_BYTES_MAX,
         "signer_votes_page": signer.VOTES_PAGE,
