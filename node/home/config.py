@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 _Options = TypeVar("_Options", bound="HomeOptions")
-DUMP_HEAD: Final = "# What is not here has its default (docs/operations.md); changes act at the next start."
+DUMP_HEAD: Final = "# Missing options have their defaults: docs/operations.md. Changes need a restart."
 TOLD_MAX: Final = 200
 """Characters that are told of what is wrong with a file."""
 DIGITS_MAX: Final = 78

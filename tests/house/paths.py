@@ -1,17 +1,20 @@
-"""Paths of files that the documents for readers of the code name: each must exist."""
+"""Paths and links in the documents: each names a file, and each anchor a heading of it."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Final
 
 from tests.house.imports import ROOT
 
 READERS_DOCUMENTS: Final = ("ARCHITECTURE.md", "docs/reading.md")
+"""Those whose paths between backticks must exist too: they lead readers through the code."""
 _PATH: Final = re.compile(
     r"`((?:state|billing|tasks|consensus|p2p|relay|rpc|node|testnet|tests|docs)(?:/[\w.-]+)*)`"
 )
-_LINK: Final = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+_LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
+_CODE: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
 def paths(text: str) -> list[str]:
@@ -20,16 +23,40 @@ def paths(text: str) -> list[str]:
 
 
 def links(text: str) -> list[str]:
-    """Return the relative targets of the links, without the anchor."""
-    return _LINK.findall(text)
+    """Return the targets of the links to files and headings of this tree."""
+    return [target for target in _LINK.findall(_CODE.sub("", text)) if "://" not in target]
 
 
-def missing() -> list[str]:
-    """Return, with its document, each named path and linked file that does not exist."""
-    found = []
-    for document in READERS_DOCUMENTS:
-        text = (ROOT / document).read_text()
-        found += [f"{document}: {path}" for path in paths(text) if not (ROOT / path).exists()]
-        folder = (ROOT / document).parent
-        found += [f"{document}: {target}" for target in links(text) if not (folder / target).exists()]
-    return found
+def anchors(text: str) -> set[str]:
+    """Return the anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", _CODE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def missing_paths() -> list[str]:
+    """Return, with its document, each path of a reader's document that does not exist."""
+    return [
+        f"{document}: {path}"
+        for document in READERS_DOCUMENTS
+        for path in paths((ROOT / document).read_text())
+        if not (ROOT / path).exists()
+    ]
+
+
+def missing_links() -> list[str]:
+    """Return, with its document, each link whose file or heading does not exist."""
+    documents = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [
+        f"{document.relative_to(ROOT)}: {target}"
+        for document in documents
+        for target in links(document.read_text())
+        if not _leads_somewhere(document, target)
+    ]
+
+
+def _leads_somewhere(document: Path, target: str) -> bool:
+    path, _, anchor = target.partition("#")
+    file = document.parent / path if path else document
+    if not file.exists():
+        return False
+    return not anchor or (file.suffix == ".md" and anchor in anchors(file.read_text()))
