@@ -13,6 +13,7 @@ READERS_DOCUMENTS: Final = ("ARCHITECTURE.md", "docs/reading.md")
 _PATH: Final = re.compile(
     r"`((?:state|billing|tasks|consensus|p2p|relay|rpc|node|testnet|tests|docs)(?:/[\w.-]+)*)`"
 )
+_NAME: Final = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)`")
 _LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 _CODE: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
@@ -41,6 +42,21 @@ def missing_paths() -> list[str]:
         for path in paths((ROOT / document).read_text())
         if not (ROOT / path).exists()
     ]
+
+
+def names(text: str) -> list[str]:
+    """Return the names of code that stand between backticks: the last part of each dotted name."""
+    return [name.rpartition(".")[2] for name in _NAME.findall(text) if not (ROOT / name).exists()]
+
+
+def missing_names(document: str) -> list[str]:
+    """Return the names of code in a document that no file named in the same section contains."""
+    found = []
+    for section in re.split(r"^## ", (ROOT / document).read_text(), flags=re.MULTILINE)[1:]:
+        files = [ROOT / path for path in paths(section) if (ROOT / path).is_file()]
+        words = {word for file in files for word in re.findall(r"\w+", file.read_text())}
+        found += [f"{section.splitlines()[0]}: {name}" for name in names(section) if name not in words]
+    return found
 
 
 def missing_links() -> list[str]:

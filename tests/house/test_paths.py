@@ -12,6 +12,12 @@ def test_named_files_exist() -> None:
     assert not paths.missing_paths()
 
 
+def test_named_classes_and_functions_are_in_the_files_of_their_section() -> None:
+    text = (ROOT / "docs/reading.md").read_text()
+    assert len(paths.names(text)) > 15
+    assert not paths.missing_names("docs/reading.md")
+
+
 def test_links_lead_to_a_file_and_a_heading() -> None:
     assert not paths.missing_links()
 
