@@ -9,7 +9,7 @@ from typing import Final
 from consensus.votes import Certificate
 from consensus.wire import WINDOW_BYTES_MAX, BlocksReply, decode_certificate
 
-__all__ = ["SERVES_MAX", "SERVES_OF_ONE_MAX", "SERVES_OF_STRANGERS_MAX", "Turns", "window"]
+__all__ = ["SERVES_MAX", "SERVES_OF_ONE_MAX", "SERVES_OF_STRANGERS_MAX", "ServingSlots", "window"]
 
 SERVES_MAX: Final = 8
 """Requests for stored blocks answered at once; more are dropped, the asker tries another peer."""
@@ -19,7 +19,7 @@ SERVES_OF_STRANGERS_MAX: Final = 6
 """Of these, those of all askers without a seat: a validator that is behind always finds its turn."""
 
 
-class Turns:
+class ServingSlots:
     """Who is being served now; ``is_seat`` tells whether an asker has a seat."""
 
     def __init__(self, is_seat: Callable[[bytes], bool]) -> None:

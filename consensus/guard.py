@@ -13,7 +13,7 @@ from binascii import crc32
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from consensus.min_key_dict import Ascending
+from consensus.min_key_dict import MinKeyDict
 from state.primitives.errors import DekubeError
 from state.primitives.votes import FINALIZE, KINDS, NOTARIZE, NULLIFY, Candidate, Vote
 
@@ -93,7 +93,7 @@ class Guard:
         self._genesis_hash = genesis_hash
         self._vote_key = vote_key
         self._floor = (epoch, view)
-        self._votes: Ascending[tuple[int, int], dict[int, Vote]] = Ascending()
+        self._votes: MinKeyDict[tuple[int, int], dict[int, Vote]] = MinKeyDict()
         self._sequence = 0
 
     @property

@@ -1,6 +1,6 @@
 """What an operator sees of a replica: the figures of docs/operations.md, and a line for what went wrong.
 
-``Watch`` reads no clock: what happened comes to it with its time.
+``ReplicaMetrics`` reads no clock: what happened comes to it with its time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from consensus.votes import Certificate
 from state.primitives.address import format_address
 from state.primitives.votes import FINALIZE, KINDS, NULLIFY, Vote
 
-__all__ = ["METRICS", "Metrics", "NoMetrics", "Watch"]
+__all__ = ["METRICS", "Metrics", "NoMetrics", "ReplicaMetrics"]
 
 _log = structlog.get_logger("consensus")
 
@@ -98,7 +98,7 @@ class NoMetrics:
         """Forget."""
 
 
-class Watch:
+class ReplicaMetrics:
     """Tells ``metrics`` and the log what ``replica`` does."""
 
     def __init__(self, replica: r.Replica, metrics: Metrics) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any, TypeVar
 
-__all__ = ["Ascending"]
+__all__ = ["MinKeyDict"]
 
 _K = TypeVar("_K", bound=int | tuple[int, int])
 _V = TypeVar("_V")
 
 
-class Ascending(dict[_K, _V]):
+class MinKeyDict(dict[_K, _V]):
     """A dict; ``take`` removes and returns the entries up to a key, in ascending order.
 
     A heap holds the keys. A key that was removed in another way stays in the heap until it is the lowest.

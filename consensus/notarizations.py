@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from consensus.events import Commit
-from consensus.min_key_dict import Ascending
+from consensus.min_key_dict import MinKeyDict
 from consensus.votes import Certificate
 from state.primitives.votes import NOTARIZE
 
-__all__ = ["NotarizedViews"]
+__all__ = ["Notarizations"]
 
 
-class NotarizedViews:
+class Notarizations:
     """NOTARIZE certificates of views that are not final yet: as many as the core holds itself."""
 
     def __init__(self, certificates: Iterable[Certificate] = ()) -> None:
-        self._found: Ascending[tuple[int, int], Certificate] = Ascending()
+        self._found: MinKeyDict[tuple[int, int], Certificate] = MinKeyDict()
         for certificate in certificates:
             self.add(certificate)
 

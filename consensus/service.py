@@ -18,17 +18,17 @@ import trio
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.block_serving import Turns, window
+from consensus.block_serving import ServingSlots, window
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import Guard
 from consensus.guard_log import Log, VoteDirectory
 from consensus.inbound import FalseWindow, Inbox
-from consensus.metrics import Metrics, NoMetrics, Watch
-from consensus.notarizations import NotarizedViews
+from consensus.metrics import Metrics, NoMetrics, ReplicaMetrics
+from consensus.notarizations import Notarizations
 from consensus.ports import BuildRequest, ChainPort, Listener, NetworkPort
 from consensus.signer import Voter
 from consensus.sync import Progress
-from consensus.vote_requests import Elsewhere
+from consensus.vote_requests import VoteRequests
 from consensus.votes import Certificate, Check, Signer, verify_checks
 from consensus.wire import (
     BLOCKS_MAX,
@@ -57,7 +57,7 @@ INLINE_BYTES_MAX: Final = 16 * 1024
 INLINE_CHECKS_MAX: Final = 8
 """More signatures than this are verified in a worker thread."""
 THREADS_MAX: Final = 2
-THREADS_OF_HEARSAY_MAX: Final = 1
+THREADS_OF_RELAYED_MAX: Final = 1
 """What came by gossip is verified by threads of its own."""
 THREADS_OF_FETCHED_MAX: Final = 1
 """And proposals that were asked for by others: they are large, and no vote waits behind a false one."""
@@ -183,14 +183,14 @@ class ConsensusService:
         self._timers: dict[str, float] = {}
         self._threads = trio.CapacityLimiter(THREADS_MAX)
         self._threads_of_strangers = trio.CapacityLimiter(THREADS_OF_STRANGERS_MAX)
-        self._threads_of_hearsay = trio.CapacityLimiter(THREADS_OF_HEARSAY_MAX)
+        self._threads_of_relayed = trio.CapacityLimiter(THREADS_OF_RELAYED_MAX)
         self._threads_of_fetched = trio.CapacityLimiter(THREADS_OF_FETCHED_MAX)
-        self._turns = Turns(self._replica.is_seat)
-        self._notarized = NotarizedViews()
-        self._watch = Watch(self._replica, self._metrics)
+        self._turns = ServingSlots(self._replica.is_seat)
+        self._notarized = Notarizations()
+        self._replica_metrics = ReplicaMetrics(self._replica, self._metrics)
         self._accused: set[tuple[int, int]] = set()
         """Epoch and seat of those whose fault has been told."""
-        self._elsewhere = None if voter is None else self._by(voter)
+        self._vote_requests = None if voter is None else self._by(voter)
 
     def _seated_key(self, epoch: Epoch) -> VotingKey | None:
         seated = {seat.vote_key for seat in epoch.committee.seats}
@@ -200,8 +200,8 @@ class ConsensusService:
         seated = {seat.vote_key for seat in epoch.committee.seats}
         return next((voter for voter in self._voters if voter.vote_key in seated), None)
 
-    def _by(self, voter: Voter) -> Elsewhere:
-        return Elsewhere(voter, self._replica, put=self._put, now_ms=self._now_ms, metrics=self._metrics)
+    def _by(self, voter: Voter) -> VoteRequests:
+        return VoteRequests(voter, self._replica, put=self._put, now_ms=self._now_ms, metrics=self._metrics)
 
     def _open(self, key: VotingKey) -> Guard:
         guard = key.directory.load_guard(self._genesis_hash, key.signer.vote_key)
@@ -226,14 +226,14 @@ class ConsensusService:
         if sum(map(len, checks)) <= INLINE_CHECKS_MAX:
             return [verify_checks(some) for some in checks]
         return await trio.to_thread.run_sync(
-            lambda: [verify_checks(some) for some in checks], limiter=self._threads_of_hearsay
+            lambda: [verify_checks(some) for some in checks], limiter=self._threads_of_relayed
         )
 
-    def overheard(self, sender: bytes, said: Vote | Certificate) -> None:
+    def take_relayed(self, sender: bytes, said: Vote | Certificate) -> None:
         """Take a vote or a certificate whose signatures were verified; nobody is to blame for it."""
-        self._put(lambda: self._take_overheard(sender, said))
+        self._put(lambda: self._step_relayed(sender, said))
 
-    def _take_overheard(self, sender: bytes, said: Vote | Certificate) -> list[r.Action]:
+    def _step_relayed(self, sender: bytes, said: Vote | Certificate) -> list[r.Action]:
         core = self._replica.core
         event: c.Event
         if isinstance(said, Vote):
@@ -300,12 +300,12 @@ class ConsensusService:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._work_on_chain)
-            if self._elsewhere is not None:
-                nursery.start_soon(self._elsewhere.run)
-            self._watch.begin_epoch()
+            if self._vote_requests is not None:
+                nursery.start_soon(self._vote_requests.run)
+            self._replica_metrics.begin_epoch()
             self._metrics.set("state_divergence", 0)
             actions = self._replica.start(self._now_ms())
-            self._notarized = NotarizedViews(self._replica.core.all_certificates())
+            self._notarized = Notarizations(self._replica.core.all_certificates())
             await self._perform(actions)
             task_status.started()
             await self._loop()
@@ -328,7 +328,7 @@ class ConsensusService:
             name = self._expired_timer()
             if name is not None:
                 if name == c.STATUS:
-                    self._watch.tell_standing(trio.current_time())
+                    self._replica_metrics.tell_standing(trio.current_time())
                 await self._perform(self._replica.step(c.TimerFired(name), self._now_ms()))
                 continue
             message = self._inbox.take()
@@ -439,7 +439,7 @@ class ConsensusService:
                     continue
                 if self.listener is not None:
                     self.listener.heard(vote, inbound.sender)
-                self._watch.note_vote(vote)
+                self._replica_metrics.note_vote(vote)
         return self._replica.admit(inbound, self._now_ms())
 
     def _blame(self, sender: bytes, error: DecodeError) -> None:
@@ -499,11 +499,11 @@ class ConsensusService:
                 case r.Redeliver(sender, decoded):
                     await self._on_decoded(sender, decoded)
                 case r.RequestVote():
-                    assert self._elsewhere is not None, "no other key is asked"
-                    self._elsewhere.request(action)
+                    assert self._vote_requests is not None, "no other key is asked"
+                    self._vote_requests.request(action)
                 case r.RaiseFloor():
-                    if self._elsewhere is not None:
-                        self._elsewhere.raise_floor(action)
+                    if self._vote_requests is not None:
+                        self._vote_requests.raise_floor(action)
                 case c.Halt(code, message, time_ms):
                     raise self._halted(code, self._on_double(message, time_ms) if code == DOUBLE else message)
                 case _:
@@ -547,7 +547,7 @@ class ConsensusService:
                     self._on_fork(certificate)
             case _:
                 pass
-        self._watch.note(action, trio.current_time())
+        self._replica_metrics.note(action, trio.current_time())
 
     def _on_fault(self, equivocation: Equivocation) -> None:
         vote = equivocation.first
@@ -582,17 +582,17 @@ class ConsensusService:
         """Go on with the key that has a seat now, which a rotation may have changed."""
         key, voter, now_ms = self._seated_key(epoch), self._seated_voter(epoch), self._now_ms()
         self._accused = {known for known in self._accused if known[0] >= epoch.number - 1}
-        if voter is not None and self._elsewhere is not None and voter is not self._elsewhere.voter:
-            self._elsewhere.end()
-            self._elsewhere = self._by(voter)
+        if voter is not None and self._vote_requests is not None and voter is not self._vote_requests.voter:
+            self._vote_requests.end()
+            self._vote_requests = self._by(voter)
             actions = self._replica.begin_epoch(epoch, now_ms, vote_key=voter.vote_key)
-            self._nursery.start_soon(self._elsewhere.run)
+            self._nursery.start_soon(self._vote_requests.run)
         elif key is None or key is self._key:
             actions = self._replica.begin_epoch(epoch, now_ms)
         else:
             self._key = key
             actions = self._replica.begin_epoch(epoch, now_ms, signer=key.signer, guard=self._open(key))
-        self._watch.begin_epoch()
+        self._replica_metrics.begin_epoch()
         _log.info("epoch began", epoch=epoch.number, seats=epoch.committee.size, seat=self._replica.seat)
         return actions
 
@@ -601,8 +601,8 @@ class ConsensusService:
             return self._key.signer.prove(
                 vrf_alpha(self._genesis_hash, action.randomness, action.epoch, action.view)
             )
-        assert self._elsewhere is not None, "only a seat is asked to build"
-        return await self._elsewhere.prove(action)
+        assert self._vote_requests is not None, "only a seat is asked to build"
+        return await self._vote_requests.prove(action)
 
     # Work on the chain.
 
@@ -682,7 +682,7 @@ class ConsensusService:
                         views = (*nullified, *self._notarized.take(action))
                         await self._chain.commit(block_hashes[-1], encode_certificate(certificate), views)
                         self._metrics.set("finalized_height", height)
-                        self._watch.tell_lag(trio.current_time())
+                        self._replica_metrics.tell_lag(trio.current_time())
                         self._put(partial(self._replica.committed, block_hashes))
                     case c.DropBlocks(block_hashes):
                         await self._chain.drop(block_hashes)

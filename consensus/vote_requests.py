@@ -17,14 +17,14 @@ from consensus.signer import Voter
 from state.primitives.errors import DekubeError
 from state.primitives.votes import KINDS
 
-__all__ = ["STALE_VIEWS", "Elsewhere"]
+__all__ = ["STALE_VIEWS", "VoteRequests"]
 
 STALE_VIEWS: Final = 8
 """A vote so far below the final view is not asked for any more, so that a slow signer can catch up; nearer ones
 still show that the seat is alive."""
 
 
-class Elsewhere:
+class VoteRequests:
     """The votes of ``replica`` by one ``voter``, from ``run`` until ``end``: another key has the seat then.
 
     ``put`` takes what becomes of them into the replica's loop, in its order.

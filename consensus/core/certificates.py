@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from consensus.core.block_tree import BlockTree
 from consensus.core.limits import EVIDENCE_VIEWS
-from consensus.min_key_dict import Ascending
+from consensus.min_key_dict import MinKeyDict
 from consensus.votes import Certificate
 from consensus.wire import VIEWS_MAX
 from state.primitives.blocks import Header
@@ -30,9 +30,9 @@ class CertificateTable:
         certificate = tree.root.certificate
         self.final = certificate
         """The newest FINALIZE certificate known; its block may be missing here."""
-        self._notarized: Ascending[int, Certificate] = Ascending()
-        self._nullified: Ascending[int, Certificate] = Ascending()
-        self._finalized: Ascending[int, Certificate] = Ascending()
+        self._notarized: MinKeyDict[int, Certificate] = MinKeyDict()
+        self._nullified: MinKeyDict[int, Certificate] = MinKeyDict()
+        self._finalized: MinKeyDict[int, Certificate] = MinKeyDict()
         self.notarized: Mapping[int, Certificate] = self._notarized
         self.nullified: Mapping[int, Certificate] = self._nullified
         self.finalized: Mapping[int, Certificate] = self._finalized
@@ -41,7 +41,7 @@ class CertificateTable:
         self._notarized_views: dict[bytes, list[int]] = {}
         self._finalized_views: dict[bytes, list[int]] = {}
         self._newest_notarized = 0
-        self._past: Ascending[tuple[int, int], Certificate] = Ascending()
+        self._past: MinKeyDict[tuple[int, int], Certificate] = MinKeyDict()
         """Certificates up to the root's view, by view and kind."""
         if certificate is not None:
             self._past[tree.root.view, certificate.kind] = certificate

@@ -7,7 +7,7 @@ from typing import Final
 
 from consensus.core.limits import EVIDENCE_VIEWS, RESENT_VIEWS
 from consensus.events import OwnVotes
-from consensus.min_key_dict import Ascending
+from consensus.min_key_dict import MinKeyDict
 from consensus.wire import VIEWS_MAX
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 
@@ -24,8 +24,8 @@ class OwnVoteRecord:
     """
 
     def __init__(self) -> None:
-        self._cast: Ascending[int, dict[int, Candidate]] = Ascending()
-        self._signed: Ascending[int, OwnVotes] = Ascending()
+        self._cast: MinKeyDict[int, dict[int, Candidate]] = MinKeyDict()
+        self._signed: MinKeyDict[int, OwnVotes] = MinKeyDict()
 
     def cast(self, view: int) -> Mapping[int, Candidate]:
         """Return by kind what this seat voted for in a view."""

@@ -15,7 +15,7 @@ from consensus.core.own_votes import OwnVoteRecord
 from consensus.core.proposal_checks import ProposalChecks
 from consensus.core.setup import Setup
 from consensus.events import CastVote
-from consensus.min_key_dict import Ascending
+from consensus.min_key_dict import MinKeyDict
 from state.primitives.hashing import ZERO_HASH
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate
 
@@ -54,7 +54,7 @@ class Voter:
         self._proposals: dict[int, Candidate] = {}
         self.proposals: Mapping[int, Candidate] = self._proposals
         """The first proposal of the leader for each view from the current one on; other parts only read it."""
-        self._open: Ascending[int, None] = Ascending()
+        self._open: MinKeyDict[int, None] = MinKeyDict()
         """Notarised views in which this seat may still vote FINALIZE."""
 
     # Proposals.
@@ -197,7 +197,7 @@ class Voter:
 
     def open_notarized(self) -> None:
         """Open all views that are notarised at the start."""
-        self._open = Ascending((view, None) for view in self._certificates.notarized)
+        self._open = MinKeyDict((view, None) for view in self._certificates.notarized)
 
     def try_finalize(self, view: int) -> None:
         """Vote FINALIZE in a view, also in a past one (consensus.md R5). Another result of the parent halts.

@@ -20,7 +20,7 @@ from consensus import replica as r
 from consensus.core.core import Core
 from consensus.events import ConsensusParameters, Epoch
 from consensus.guard import Guard, GuardCorrupt, GuardMissing, GuardRefused
-from consensus.notarizations import NotarizedViews
+from consensus.notarizations import Notarizations
 from consensus.simulation.disk import DiskFailed, Fault, PowerFailed, SimulatedLog
 from consensus.simulation.oracle import Oracle, Reign, Violation
 from consensus.simulation.worlds import HashWorld, Machine, World
@@ -116,7 +116,7 @@ class Node:
     advance_ms: int = 0
     """The time-out of its present view, with the back-off."""
     watches_own_seat: bool = True
-    notarized: NotarizedViews = field(default_factory=NotarizedViews)
+    notarized: Notarizations = field(default_factory=Notarizations)
 
     @property
     def guard_log(self) -> SimulatedLog:
@@ -311,7 +311,7 @@ class Cluster:
             watches_own_seat=node.watches_own_seat,
         )
         actions = node.replica.start(self._clock(node))
-        node.notarized = NotarizedViews(node.replica.core.all_certificates())
+        node.notarized = Notarizations(node.replica.core.all_certificates())
         self.perform(node, actions)
 
     def _open_guard(self, node: Node, epoch: int) -> tuple[Signer | None, Guard | None]:

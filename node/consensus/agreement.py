@@ -25,7 +25,7 @@ from node.chain.block_tree import Body, Executed, decode_body
 from node.chain.forks import kept, to_keep
 from node.chain.ledger import NodeLedger
 from node.consensus.compact_service import CompactBlocks
-from node.consensus.vote_relay import HearsayService
+from node.consensus.vote_relay import VoteRelayService
 from node.consensus.voter import LocalVoter, make_voter, votes_elsewhere
 from node.home.config import Checkpoint, parse_vote_key
 from node.home.guards import LISTENS_MS_MIN, open_guard
@@ -192,13 +192,13 @@ class Agreement:
             on_fork=evidence.found_fork,
             on_block_time=on_block_time,
         )
-        self._hearsay = HearsayService(
+        self._vote_relay = VoteRelayService(
             network,
             self.service,
             genesis_hash=runtime.genesis_hash,
             following=lambda epoch: load_committee(ledger.store, epoch),
         )
-        self.service.listener = self._port.hearsay = self._hearsay
+        self.service.listener = self._port.vote_relay = self._vote_relay
         self._pool = _PoolPort(ledger)
         self._port.compact = CompactBlocks(
             network,
@@ -227,7 +227,7 @@ class Agreement:
             async with trio.open_nursery() as nursery:
                 for signer in self._signers:
                     await nursery.start(signer.run)
-                nursery.start_soon(self._hearsay.run)
+                nursery.start_soon(self._vote_relay.run)
                 if self._port.compact is not None:
                     nursery.start_soon(self._port.compact.run)
                 self._began_s = trio.current_time()
@@ -420,7 +420,7 @@ class _NetworkPort:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self.hearsay: HearsayService | None = None
+        self.vote_relay: VoteRelayService | None = None
         """What brings words to seats that are not connected; without it they hear nothing."""
         self.compact: CompactBlocks | None = None
         """What brings proposals to others; without it they travel whole."""
@@ -437,8 +437,8 @@ class _NetworkPort:
     async def send(self, address: bytes, data: bytes, is_bulk: bool) -> None:
         """Send to one address."""
         cls, kind = _lane(is_bulk)
-        if self.hearsay is not None and not is_bulk:
-            address = self.hearsay.route(address, data)
+        if self.vote_relay is not None and not is_bulk:
+            address = self.vote_relay.route(address, data)
         self._network.send(address, cls, kind, data)
 
     async def broadcast(self, data: bytes, is_bulk: bool) -> None:
@@ -452,8 +452,8 @@ class _NetworkPort:
             self._network.multicast(self.seats, cls, kind, data, followers=followers)
         else:
             self._network.broadcast(dict.fromkeys((*self.seats, *followers)), cls, kind, data)
-        if self.hearsay is not None:
-            self.hearsay.said(data, frozenset(peer.address for peer in peers if peer.is_attached))
+        if self.vote_relay is not None:
+            self.vote_relay.sent(data, frozenset(peer.address for peer in peers if peer.is_attached))
 
     def blame(self, address: bytes, reason: str) -> None:
         """Count what only a faulty node sends against it."""

@@ -16,7 +16,15 @@ import trio
 from consensus.events import Epoch
 from consensus.inbound import Allowance
 from consensus.service import ConsensusService
-from consensus.vote_relay import PAYLOAD_BYTES_MAX, Hearsay, Judged, Opinion, Said, decode_wanted, encode_wanted
+from consensus.vote_relay import (
+    PAYLOAD_BYTES_MAX,
+    Judged,
+    Opinion,
+    Statement,
+    VoteRelay,
+    decode_wanted,
+    encode_wanted,
+)
 from consensus.votes import Certificate
 from consensus.wire import (
     Certificates,
@@ -34,7 +42,7 @@ from p2p.service import GossipItem, Network
 from state.primitives.committee import Committee
 from state.primitives.votes import NOTARIZE, Candidate, Vote
 
-__all__ = ["KIND_PROPOSAL", "KIND_PROPOSAL_WANTED", "TOPIC_CONSENSUS", "HearsayService"]
+__all__ = ["KIND_PROPOSAL", "KIND_PROPOSAL_WANTED", "TOPIC_CONSENSUS", "VoteRelayService"]
 
 TOPIC_CONSENSUS: Final = "consensus"
 KIND_PROPOSAL_WANTED: Final = 0x05
@@ -76,7 +84,7 @@ _VERDICTS: Final = {
 }
 
 
-class HearsayService:
+class VoteRelayService:
     """Publishes what this seat says, judges what others do, fetches proposals; its methods run on the event loop.
 
     It is the listener of the consensus service. ``following`` returns the committee of an epoch, None while it is
@@ -91,7 +99,7 @@ class HearsayService:
         self._service = service
         self._following = following
         self._own = network.identity.address
-        self._core = Hearsay(genesis_hash, self._own)
+        self._core = VoteRelay(genesis_hash, self._own)
         self._rate = RateLimiter(per_s=PUBLISHED_PER_S, burst=PUBLISHED_BURST)
         self._allowance = Allowance()
         self._proposals: dict[Candidate, bytes] = {}
@@ -123,8 +131,8 @@ class HearsayService:
     def entered(self, epoch: Epoch, view: int) -> None:
         """Take notice of the present epoch and view."""
         following = self._following(epoch.number + 1) if epoch.number != self._core.epoch else None
-        for said in self._core.entered(epoch.number, view, epoch.committee, following):
-            self._service.overheard(self._own, said)
+        for statement in self._core.entered(epoch.number, view, epoch.committee, following):
+            self._service.take_relayed(self._own, statement)
         for kept in (self._waiting, self._asked):
             for old in [candidate for candidate in kept if candidate[:2] < (epoch.number, view)]:
                 del kept[old]
@@ -156,9 +164,9 @@ class HearsayService:
 
     # What this node says.
 
-    def said(self, data: bytes, attached: frozenset[bytes]) -> None:
+    def sent(self, data: bytes, attached: frozenset[bytes]) -> None:
         """Publish what was broadcast to the peers ``attached``, where a living seat is not among them."""
-        if not self._core.sits() or not self._core.lacking(attached):
+        if not self._core.has_seat() or not self._core.lacking(attached):
             return
         message = decode_message(data)
         if isinstance(message, Proposal):
@@ -175,7 +183,7 @@ class HearsayService:
         payloads = [payload for payload in self._core.publish(message) if self._rate.allows(None, now)]
         if payloads:
             self._network.publish(TOPIC_CONSENSUS, *payloads)
-            self._network.counters["hearsay_published"] += len(payloads)
+            self._network.counters["vote_relay_published"] += len(payloads)
 
     def route(self, address: bytes, data: bytes) -> bytes:
         """Return whom to send a small message for a seat: somebody else, where that is of use.
@@ -194,7 +202,7 @@ class HearsayService:
                 choices = [*holders, address] if is_there else holders
             case GetCertificates() if not is_there:
                 choices = []
-            case Certificates() if not is_there and self._core.sits():
+            case Certificates() if not is_there and self._core.has_seat():
                 self._publish(message)
                 return address
             case _:
@@ -204,7 +212,7 @@ class HearsayService:
             choices = [peer for peer in attached if self._core.is_seat(peer)] or attached or [address]
         self._turn += 1
         chosen = choices[self._turn % len(choices)]
-        self._network.counters["hearsay_questions_redirected"] += chosen != address
+        self._network.counters["vote_relay_questions_redirected"] += chosen != address
         return chosen
 
     def _hears(self, address: bytes) -> bool:
@@ -229,7 +237,7 @@ class HearsayService:
                 checks += len(judged.checks)
                 if checks >= CHECKS_MAX:
                     break
-            unsure = {judged.said: judged.checks for _, judged in turn if judged.opinion is None}
+            unsure = {judged.statement: judged.checks for _, judged in turn if judged.opinion is None}
             valid = dict(zip(unsure, await self._service.verify(list(unsure.values())), strict=True))
             for item, judged in turn:
                 opinion = self._settle(item.peer, judged, valid)
@@ -238,18 +246,18 @@ class HearsayService:
                     liars.add(item.peer)
             await trio.lowlevel.checkpoint()
         for opinion in opinions:
-            self._network.counters[f"hearsay_{opinion.value}"] += 1
+            self._network.counters[f"vote_relay_{opinion.value}"] += 1
         return [_VERDICTS[opinion] for opinion in opinions]
 
-    def _settle(self, peer: bytes, judged: Judged, valid: dict[Said | None, bool]) -> Opinion:
+    def _settle(self, peer: bytes, judged: Judged, valid: dict[Statement | None, bool]) -> Opinion:
         if judged.opinion is not None:
             return judged.opinion
-        if not valid[judged.said]:
+        if not valid[judged.statement]:
             return Opinion.REJECT
-        assert judged.said is not None
-        opinion, is_news = self._core.settle(judged.said, peer, int(trio.current_time() * 1_000))
+        assert judged.statement is not None
+        opinion, is_news = self._core.settle(judged.statement, peer, int(trio.current_time() * 1_000))
         if is_news:
-            self._service.overheard(peer, judged.said)
+            self._service.take_relayed(peer, judged.statement)
         return opinion
 
     # Proposals on request.
@@ -269,7 +277,9 @@ class HearsayService:
         if candidate in self._proposals:
             return False
         leader = self._core.leader(candidate.epoch, candidate.view)
-        is_cut_off = self._core.sits() and leader is not None and leader != self._own and not self._hears(leader)
+        is_cut_off = (
+            self._core.has_seat() and leader is not None and leader != self._own and not self._hears(leader)
+        )
         return is_cut_off or candidate in self._waiting
 
     async def _ask_others(self) -> None:
@@ -310,7 +320,7 @@ class HearsayService:
         self._asked.setdefault(candidate, asked)[peer] = now
         while len(self._asked) > ASKED_CANDIDATES_MAX:
             self._asked.popitem(last=False)
-        self._network.counters["hearsay_proposals_asked"] += 1
+        self._network.counters["vote_relay_proposals_asked"] += 1
         return True
 
     def _on_peer(self, peer: bytes, is_there: bool) -> None:
@@ -342,7 +352,7 @@ class HearsayService:
         if self._hears(peer) and self._allowance.may(peer, now_ms, is_seat=is_seat):
             self._allowance.charge(peer, len(data), now_ms, is_seat=is_seat)
             self._network.send(peer, Class.BLOCK, KIND_PROPOSAL, data)
-            self._network.counters["hearsay_proposals_served"] += 1
+            self._network.counters["vote_relay_proposals_served"] += 1
 
     async def _on_proposal(self, peer: bytes, body: bytes) -> None:
         """Take one answer for each question: which of them it answers is known only when it has been decoded."""
@@ -364,6 +374,6 @@ class HearsayService:
             self._answers[peer] -= 1
             if not self._answers[peer]:
                 del self._answers[peer]
-        self._network.counters[f"hearsay_proposals_{'taken' if is_taken else 'false'}"] += 1
+        self._network.counters[f"vote_relay_proposals_{'taken' if is_taken else 'false'}"] += 1
         for candidate in () if is_taken else candidates:
             self._ask_another(candidate)

@@ -85,8 +85,8 @@ def test_who_has_no_connection_to_another_seat_costs_no_view(tmp_path: Path) -> 
             is_apart = (one, other) in APART or (other, one) in APART
             assert (addresses[other] in peers(net, ALL[one])) != is_apart
         check_pace(net)
-        assert events(net, "hearsay_forward") > 0 and events(net, "hearsay_proposals_taken") > 0
-        assert events(net, "hearsay_reject") == events(net, "hearsay_proposals_false") == 0
+        assert events(net, "vote_relay_forward") > 0 and events(net, "vote_relay_proposals_taken") > 0
+        assert events(net, "vote_relay_reject") == events(net, "vote_relay_proposals_false") == 0
 
         # Now one of them has nobody left but a node without a seat.
         port = int(net.url(ALL[3]).rpartition(":")[2]) - 1
@@ -96,5 +96,5 @@ def test_who_has_no_connection_to_another_seat_costs_no_view(tmp_path: Path) -> 
             part(net, ALL[3], ALL[other])
         assert peers(net, ALL[3]) == {str(net.status(WORKER)["address"])}
         check_pace(net)
-        assert events(net, "hearsay_reject") == events(net, "hearsay_proposals_false") == 0
+        assert events(net, "vote_relay_reject") == events(net, "vote_relay_proposals_false") == 0
         net.check_agreement(*ALL)

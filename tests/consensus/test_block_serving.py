@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consensus.block_serving import SERVES_MAX, SERVES_OF_ONE_MAX, SERVES_OF_STRANGERS_MAX, Turns, window
+from consensus.block_serving import SERVES_MAX, SERVES_OF_ONE_MAX, SERVES_OF_STRANGERS_MAX, ServingSlots, window
 from consensus.votes import Certificate
 from consensus.wire import WINDOW_BYTES_MAX, encode_certificate
 from state.primitives.votes import FINALIZE
@@ -17,7 +17,7 @@ SEATED = frozenset(b"ab")
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.booleans()), max_size=80))
 def test_turns_are_bounded_and_a_seat_always_finds_one(asked: list[tuple[int, bool]]) -> None:
-    turns, held = Turns(lambda asker: asker[0] in SEATED), Counter[bytes]()
+    turns, held = ServingSlots(lambda asker: asker[0] in SEATED), Counter[bytes]()
     for number, gives_back in asked:
         asker = bytes([ord("a") + number % 12])
         if gives_back and held[asker]:

@@ -345,8 +345,8 @@ async def test_a_guard_elsewhere_is_not_asked_for_votes_that_are_long_final(tmp_
             for each in members:
                 await nursery.start(each.live)
             await member.chain.wait_height(4 * STALE_VIEWS)
-            assert member.service._elsewhere is not None
-            most = member.service._elsewhere.waiting
+            assert member.service._vote_requests is not None
+            most = member.service._vote_requests.waiting
             gate.set()
             await member.chain.wait_height(5 * STALE_VIEWS)
             nursery.cancel_scope.cancel()

@@ -9,7 +9,7 @@ import structlog
 
 from consensus import events as c
 from consensus.core.limits import EVIDENCE_VIEWS
-from consensus.metrics import METRICS, Watch
+from consensus.metrics import METRICS, ReplicaMetrics
 from consensus.votes import Certificate
 from state.primitives.address import format_address
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate
@@ -50,7 +50,7 @@ def certificate(kind: int, view: int) -> c.KeepCertificate:
 
 def test_latencies_count_from_the_entry_of_the_view_and_only_where_it_was_entered() -> None:
     kept = Kept()
-    watch = Watch(replica_of(), kept)
+    watch = ReplicaMetrics(replica_of(), kept)
     watch.begin_epoch()
     watch.note(c.EnterView(1, 0, 2), 10.0)
     watch.note(certificate(NOTARIZE, 1), 10.25)
@@ -66,7 +66,7 @@ def test_latencies_count_from_the_entry_of_the_view_and_only_where_it_was_entere
 @pytest.mark.parametrize(("reason", "told"), [("leader", "leader"), (None, "others")])
 def test_a_nullified_view_names_its_leader_and_why_it_was_given_up(reason: str | None, told: str) -> None:
     kept = Kept()
-    watch = Watch(replica_of(), kept)
+    watch = ReplicaMetrics(replica_of(), kept)
     if reason is not None:
         watch.note(c.CastVote(NULLIFY, Candidate(0, 3, 0, bytes(32)), reason), 1.0)
     with structlog.testing.capture_logs() as lines:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from consensus.min_key_dict import Ascending
+from consensus.min_key_dict import MinKeyDict
 
 
 def test_what_is_taken_is_what_a_search_of_all_keys_finds() -> None:
     chance = random.Random(7)
-    ascending: Ascending[int, int] = Ascending((key, key) for key in range(0, 40, 3))
+    ascending: MinKeyDict[int, int] = MinKeyDict((key, key) for key in range(0, 40, 3))
     plain = dict(ascending)
     for turn in range(2_000):
         key = chance.randrange(60)
@@ -50,7 +50,7 @@ def test_what_is_left_in_place_is_not_looked_at() -> None:
 
         __hash__ = int.__hash__
 
-    keys: Ascending[int, None] = Ascending((Counted(number), None) for number in range(4_096))
+    keys: MinKeyDict[int, None] = MinKeyDict((Counted(number), None) for number in range(4_096))
     Counted.looks = 0
     assert [key for key, _ in keys.take(0)] == [0]
     assert Counted.looks <= 2 * 12 + 4

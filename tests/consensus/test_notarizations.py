@@ -5,7 +5,7 @@ from __future__ import annotations
 from consensus.events import Commit
 from consensus.guard import JOURNAL_BLOCK, JOURNAL_CERTIFICATE, journal_record
 from consensus.guard_log import blocks_alone
-from consensus.notarizations import NotarizedViews
+from consensus.notarizations import Notarizations
 from consensus.votes import Certificate
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY
 
@@ -20,7 +20,7 @@ def commit(epoch: int, view: int, *skipped: int) -> Commit:
 
 
 def test_a_commit_takes_the_notarized_views_up_to_its_own_and_leaves_the_rest() -> None:
-    views = NotarizedViews([certificate(NOTARIZE, 3, 4), certificate(NULLIFY, 3, 2)])
+    views = Notarizations([certificate(NOTARIZE, 3, 4), certificate(NULLIFY, 3, 2)])
     for view in (1, 3, 2, 6):
         views.add(certificate(NOTARIZE, 3, view))
         views.add(certificate(FINALIZE, 3, view))
@@ -32,7 +32,7 @@ def test_a_commit_takes_the_notarized_views_up_to_its_own_and_leaves_the_rest() 
 
 
 def test_views_of_an_epoch_that_is_over_are_forgotten() -> None:
-    views = NotarizedViews([certificate(NOTARIZE, 3, 9), certificate(NOTARIZE, 4, 1), certificate(NOTARIZE, 4, 2)])
+    views = Notarizations([certificate(NOTARIZE, 3, 9), certificate(NOTARIZE, 4, 1), certificate(NOTARIZE, 4, 2)])
     assert [(one.epoch, one.view) for one in views.take(commit(4, 1))] == [(4, 1)]
     assert len(views) == 1
 

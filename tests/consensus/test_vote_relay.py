@@ -13,18 +13,18 @@ from consensus.vote_relay import (
     ALIVE_VIEWS,
     PAYLOAD_BYTES_MAX,
     REPEAT_MS,
-    REPEATS_AFAR_OF_ONE_PER_S_MAX,
-    REPEATS_AFAR_PER_S_MAX,
+    REPEATS_DISTANT_OF_ONE_PER_S_MAX,
+    REPEATS_DISTANT_PER_S_MAX,
     REPEATS_PER_S_MAX,
     SOURCES_MAX,
     VIEWS_AHEAD_MAX,
     VIEWS_BEHIND_MAX,
-    Hearsay,
     Opinion,
-    Said,
-    decode_said,
+    Statement,
+    VoteRelay,
+    decode_statement,
     decode_wanted,
-    encode_said,
+    encode_statement,
     encode_wanted,
 )
 from consensus.votes import Certificate, verify_checks
@@ -57,21 +57,21 @@ def certificate(seats: Iterable[int], view: int = VIEW, kind: int = NOTARIZE, nu
     return Certificate.of(FOUR, [vote(seat, view, kind, number) for seat in seats])
 
 
-def hearsay(view: int = VIEW, following: Committee | None = FOUR, own: bytes = OWN) -> Hearsay:
-    made = Hearsay(GENESIS, own)
+def vote_relay(view: int = VIEW, following: Committee | None = FOUR, own: bytes = OWN) -> VoteRelay:
+    made = VoteRelay(GENESIS, own)
     made.entered(EPOCH, view, FOUR, following)
     return made
 
 
-def take(core: Hearsay, said: Said, now_ms: int = 0, repeat: int = 0, sender: bytes = PEER) -> Opinion:
+def take(core: VoteRelay, statement: Statement, now_ms: int = 0, repeat: int = 0, sender: bytes = PEER) -> Opinion:
     """What the shell does with one payload."""
-    judged = core.judge(encode_said(said, repeat), sender, now_ms)
+    judged = core.judge(encode_statement(statement, repeat), sender, now_ms)
     if judged.opinion is not None:
         return judged.opinion
-    assert judged.said is not None
+    assert judged.statement is not None
     if not verify_checks(judged.checks):
         return Opinion.REJECT
-    return core.settle(judged.said, sender, now_ms)[0]
+    return core.settle(judged.statement, sender, now_ms)[0]
 
 
 def others(*missing: int) -> set[bytes]:
@@ -82,14 +82,14 @@ def others(*missing: int) -> set[bytes]:
 
 
 def test_in_a_full_mesh_nobody_is_lacking() -> None:
-    core = hearsay()
+    core = vote_relay()
     assert core.lacking(others()) == ()
     assert core.lacking(others(2)) == (address_of(2),)
-    assert core.sits() and not hearsay(own=b"x" * 20).sits()
+    assert core.has_seat() and not vote_relay(own=b"x" * 20).has_seat()
 
 
 def test_a_seat_that_was_not_heard_for_long_is_not_waited_for_and_one_that_speaks_is() -> None:
-    core = hearsay()
+    core = vote_relay()
     for view in range(VIEW, VIEW + 2 * ALIVE_VIEWS):
         core.entered(EPOCH, view, FOUR, FOUR)
         core.heard(vote(1, view), address_of(1))
@@ -103,13 +103,13 @@ def test_a_seat_that_was_not_heard_for_long_is_not_waited_for_and_one_that_speak
 
 
 def test_in_a_stall_everybody_counts_as_alive() -> None:
-    core = hearsay()
+    core = vote_relay()
     core.entered(EPOCH, VIEW + ALIVE_VIEWS, FOUR, FOUR)
     assert len(core.lacking(())) == 3
 
 
 def test_a_new_epoch_asks_for_everybody_anew() -> None:
-    core = hearsay()
+    core = vote_relay()
     core.entered(EPOCH, VIEW + ALIVE_VIEWS + 1, FOUR, FIVE)
     assert core.lacking(()) == ()
     core.entered(EPOCH + 1, 1, FIVE, None)
@@ -117,13 +117,13 @@ def test_a_new_epoch_asks_for_everybody_anew() -> None:
 
 
 def test_what_is_published_is_one_payload_for_each_word_and_a_repeat_has_another_name() -> None:
-    core = hearsay()
+    core = vote_relay()
     first, second = vote(0), vote(0, kind=FINALIZE)
     payloads = core.publish(Votes((first, second)))
-    assert [decode_said(payload) for payload in payloads] == [first, second]
+    assert [decode_statement(payload) for payload in payloads] == [first, second]
     again = core.publish(Votes((first,)))
-    assert again[0] not in payloads and decode_said(again[0]) == first
-    assert [decode_said(payload) for payload in core.publish(Certificates((certificate((0, 1, 2)),)))]
+    assert again[0] not in payloads and decode_statement(again[0]) == first
+    assert [decode_statement(payload) for payload in core.publish(Certificates((certificate((0, 1, 2)),)))]
     assert core.publish(GetBlock(block(0))) == []
     assert core.publish(Votes((vote(0, VIEW - VIEWS_BEHIND_MAX - 1),))) == []
 
@@ -142,46 +142,46 @@ def test_the_largest_certificate_fits() -> None:
 def test_a_vote_goes_on_when_it_is_near_and_genuine_and_only_forgery_is_rejected(
     seat: int, view: int, kind: int, epoch: int, fault: str
 ) -> None:
-    said = vote(seat, view, kind, epoch=epoch)
+    statement = vote(seat, view, kind, epoch=epoch)
     if fault == "signature":
-        said = said._replace(signature=bytes(64))
+        statement = statement._replace(signature=bytes(64))
     elif fault == "seat":
-        said = said._replace(seat=seat + 4)
+        statement = statement._replace(seat=seat + 4)
     elif fault == "swapped":
-        said = said._replace(seat=(seat + 1) % 4)
+        statement = statement._replace(seat=(seat + 1) % 4)
     is_near = (epoch == EPOCH and VIEW - VIEWS_BEHIND_MAX <= view <= VIEW + VIEWS_AHEAD_MAX) or (
         epoch == EPOCH + 1 and view <= VIEWS_AHEAD_MAX
     )
-    core = hearsay()
-    got = take(core, said)
+    core = vote_relay()
+    got = take(core, statement)
     if not is_near:
         assert got is Opinion.IGNORE  # whoever passed it on may be elsewhere
     else:
         assert got is (Opinion.FORWARD if fault == "good" else Opinion.REJECT)
-    honest = {OTHER: hearsay(view), PEER: hearsay(VIEW)}
+    honest = {OTHER: vote_relay(view), PEER: vote_relay(VIEW)}
     if got is Opinion.REJECT:  # then no honest node of the same chain passes it on, wherever it stands
-        assert all(take(node, said) is not Opinion.FORWARD for node in honest.values())
+        assert all(take(node, statement) is not Opinion.FORWARD for node in honest.values())
 
 
 @given(st.binary(max_size=200))
 def test_bytes_that_say_nothing_are_rejected(data: bytes) -> None:
-    core = hearsay()
+    core = vote_relay()
     assert core.judge(data, PEER, 0).opinion is Opinion.REJECT
 
 
-SAID: tuple[Said, ...] = (vote(1), certificate((0, 1, 3)))
+STATEMENTS: tuple[Statement, ...] = (vote(1), certificate((0, 1, 3)))
 
 
 @given(st.data())
 def test_damaged_payloads_never_go_on(data: st.DataObject) -> None:
-    payload = bytearray(encode_said(data.draw(st.sampled_from(SAID))))
+    payload = bytearray(encode_statement(data.draw(st.sampled_from(STATEMENTS))))
     at = data.draw(st.integers(0, len(payload) - 1))
     payload[at] ^= data.draw(st.integers(1, 255))
-    core = hearsay()
+    core = vote_relay()
     judged = core.judge(bytes(payload), PEER, 0)
     if judged.opinion is None:
-        assert judged.said is not None
-        is_same = judged.said in SAID  # the number of the repeat alone was hit
+        assert judged.statement is not None
+        is_same = judged.statement in STATEMENTS  # the number of the repeat alone was hit
         assert verify_checks(judged.checks) == is_same
     else:
         assert judged.opinion is not Opinion.FORWARD
@@ -198,47 +198,47 @@ def test_damaged_payloads_never_go_on(data: st.DataObject) -> None:
 def test_a_payload_is_one_word_of_one_seat(message: Votes | Certificates | GetBlock) -> None:
     payload = encode([0, encode_message(message)])
     with pytest.raises(DecodeError):
-        decode_said(payload)
-    assert hearsay().judge(payload, PEER, 0).opinion is Opinion.REJECT
+        decode_statement(payload)
+    assert vote_relay().judge(payload, PEER, 0).opinion is Opinion.REJECT
 
 
 def test_a_certificate_needs_weight_its_committee_and_its_signatures() -> None:
     good = certificate((0, 1, 2))
-    assert take(hearsay(), good) is Opinion.FORWARD
-    assert take(hearsay(), good._replace(bitmap=b"\x03", signatures=good.signatures[:128])) is Opinion.REJECT
-    assert take(hearsay(), good._replace(bitmap=b"\x17")) is Opinion.REJECT
-    assert take(hearsay(), good._replace(signatures=bytes(192))) is Opinion.REJECT
-    assert take(hearsay(), good._replace(view=VIEW + 99)) is Opinion.IGNORE
+    assert take(vote_relay(), good) is Opinion.FORWARD
+    assert take(vote_relay(), good._replace(bitmap=b"\x03", signatures=good.signatures[:128])) is Opinion.REJECT
+    assert take(vote_relay(), good._replace(bitmap=b"\x17")) is Opinion.REJECT
+    assert take(vote_relay(), good._replace(signatures=bytes(192))) is Opinion.REJECT
+    assert take(vote_relay(), good._replace(view=VIEW + 99)) is Opinion.IGNORE
 
 
 def test_what_came_directly_goes_on_unverified_and_once() -> None:
-    core = hearsay()
-    said = vote(1)
-    core.heard(said, address_of(1))
-    judged = core.judge(encode_said(said), PEER, 0)
+    core = vote_relay()
+    statement = vote(1)
+    core.heard(statement, address_of(1))
+    judged = core.judge(encode_statement(statement), PEER, 0)
     assert judged.opinion is Opinion.FORWARD and not judged.checks
-    assert core.judge(encode_said(said, 1), PEER, REPEAT_MS - 1).opinion is Opinion.IGNORE
+    assert core.judge(encode_statement(statement, 1), PEER, REPEAT_MS - 1).opinion is Opinion.IGNORE
 
 
 def test_a_repeat_goes_on_after_a_while_whoever_says_it() -> None:
-    core = hearsay()
-    said = vote(1)
-    assert take(core, said, 0) is Opinion.FORWARD
-    assert take(core, said, REPEAT_MS - 1, 1) is Opinion.IGNORE
-    assert take(core, said, REPEAT_MS, 2, OTHER) is Opinion.FORWARD
-    assert take(core, said, 2 * REPEAT_MS - 1, 3) is Opinion.IGNORE
+    core = vote_relay()
+    statement = vote(1)
+    assert take(core, statement, 0) is Opinion.FORWARD
+    assert take(core, statement, REPEAT_MS - 1, 1) is Opinion.IGNORE
+    assert take(core, statement, REPEAT_MS, 2, OTHER) is Opinion.FORWARD
+    assert take(core, statement, 2 * REPEAT_MS - 1, 3) is Opinion.IGNORE
 
 
 def test_all_repeats_together_are_bounded() -> None:
-    core = hearsay()
+    core = vote_relay()
     forwarded = 0
     views = range(VIEW, VIEW + VIEWS_AHEAD + 1)
     votes = [vote(seat, view, kind) for seat in range(4) for view in views for kind in KINDS]
-    assert all(take(core, said, 0) is Opinion.FORWARD for said in votes)
+    assert all(take(core, statement, 0) is Opinion.FORWARD for statement in votes)
     for second in range(1, 5):
         for repeat in range(4):
-            for said in votes:
-                got = take(core, said, 1_000 * second, 4 * second + repeat)
+            for statement in votes:
+                got = take(core, statement, 1_000 * second, 4 * second + repeat)
                 forwarded += got is Opinion.FORWARD
     assert (
         forwarded == 4 * len(votes) <= 4 * REPEATS_PER_S_MAX
@@ -246,34 +246,43 @@ def test_all_repeats_together_are_bounded() -> None:
 
 
 def test_who_repeats_old_and_far_words_keeps_no_present_one_back() -> None:
-    core = hearsay()
+    core = vote_relay()
     views = (*range(VIEW - VIEWS_BEHIND_MAX, VIEW - 1), *range(VIEW + VIEWS_AHEAD + 1, VIEW + VIEWS_AHEAD_MAX + 1))
     flood = [vote(seat, view, kind) for seat in range(4) for view in views for kind in KINDS]
-    present: list[Said] = [vote(1), vote(2, kind=NULLIFY), vote(3, VIEW - 1, FINALIZE), certificate((0, 1, 2))]
-    first: list[Said] = [*flood, *present]
-    assert all(take(core, said) is Opinion.FORWARD for said in first)
+    present: list[Statement] = [
+        vote(1),
+        vote(2, kind=NULLIFY),
+        vote(3, VIEW - 1, FINALIZE),
+        certificate((0, 1, 2)),
+    ]
+    first: list[Statement] = [*flood, *present]
+    assert all(take(core, statement) is Opinion.FORWARD for statement in first)
     for second in range(1, 4):
         now_ms = second * REPEAT_MS
-        passed = [said for said in flood if take(core, said, now_ms, second, PEER) is Opinion.FORWARD]
-        assert len(passed) == REPEATS_AFAR_OF_ONE_PER_S_MAX
-        for said in passed:  # a certificate is there in the place of votes for a view that has passed
-            assert said.view > VIEW or said.kind == FINALIZE
+        passed = [
+            statement for statement in flood if take(core, statement, now_ms, second, PEER) is Opinion.FORWARD
+        ]
+        assert len(passed) == REPEATS_DISTANT_OF_ONE_PER_S_MAX
+        for statement in passed:  # a certificate is there in the place of votes for a view that has passed
+            assert statement.view > VIEW or statement.kind == FINALIZE
         for one in present:
             assert take(core, one, now_ms, second, PEER) is Opinion.FORWARD
-        passed += [said for said in flood if take(core, said, now_ms, second + 8, OTHER) is Opinion.FORWARD]
-        assert len(passed) == REPEATS_AFAR_PER_S_MAX, "others have a part of their own"
+        passed += [
+            statement for statement in flood if take(core, statement, now_ms, second + 8, OTHER) is Opinion.FORWARD
+        ]
+        assert len(passed) == REPEATS_DISTANT_PER_S_MAX, "others have a part of their own"
 
 
 def test_a_flood_of_one_seat_goes_on_once_for_each_kind_and_view() -> None:
-    core = hearsay()
+    core = vote_relay()
     forwarded = news = 0
     for view in range(VIEW - 40, VIEW + 60):
         for kind in (NOTARIZE, FINALIZE):
             for number in range(4):
-                judged = core.judge(encode_said(vote(1, view, kind, number)), PEER, 0)
+                judged = core.judge(encode_statement(vote(1, view, kind, number)), PEER, 0)
                 if judged.opinion is None:
-                    assert judged.said is not None and verify_checks(judged.checks)
-                    opinion, is_news = core.settle(judged.said, PEER, 0)
+                    assert judged.statement is not None and verify_checks(judged.checks)
+                    opinion, is_news = core.settle(judged.statement, PEER, 0)
                     forwarded += opinion is Opinion.FORWARD
                     news += is_news
     views = VIEWS_BEHIND_MAX + 1 + VIEWS_AHEAD_MAX
@@ -282,15 +291,15 @@ def test_a_flood_of_one_seat_goes_on_once_for_each_kind_and_view() -> None:
 
 
 def test_other_signatures_of_a_known_word_cost_nothing() -> None:
-    core = hearsay()
+    core = vote_relay()
     core.heard(vote(1), address_of(1))
-    judged = core.judge(encode_said(vote(1)._replace(signature=bytes(64))), PEER, 0)
+    judged = core.judge(encode_statement(vote(1)._replace(signature=bytes(64))), PEER, 0)
     assert (judged.opinion, judged.checks) == (Opinion.IGNORE, ())
 
 
 def test_two_of_one_word_in_one_batch_go_on_once() -> None:
-    core = hearsay()
-    first, second = (core.judge(encode_said(vote(1), repeat), PEER, 0) for repeat in (0, 1))
+    core = vote_relay()
+    first, second = (core.judge(encode_statement(vote(1), repeat), PEER, 0) for repeat in (0, 1))
     assert first.opinion is None and second.opinion is None
     assert core.settle(vote(1), PEER, 0) == (Opinion.FORWARD, True)
     assert core.settle(vote(1), OTHER, 0) == (Opinion.IGNORE, False)
@@ -300,11 +309,11 @@ def test_two_of_one_word_in_one_batch_go_on_once() -> None:
 
 
 def test_words_for_later_views_and_for_the_next_epoch_are_told_when_their_time_has_come() -> None:
-    core = hearsay()
+    core = vote_relay()
     late, near = vote(1, VIEW + VIEWS_AHEAD + 1), vote(1, VIEW + VIEWS_AHEAD)
     next_epoch = vote(2, 1, epoch=EPOCH + 1)
-    for said in (late, near, next_epoch):
-        assert take(core, said) is Opinion.FORWARD
+    for statement in (late, near, next_epoch):
+        assert take(core, statement) is Opinion.FORWARD
     assert core.entered(EPOCH, VIEW + 1, FOUR, FOUR) == (late,)
     assert core.entered(EPOCH, VIEW + 2, FOUR, FOUR) == ()
     assert core.entered(EPOCH + 1, 1, FOUR, None) == (next_epoch,)
@@ -313,24 +322,24 @@ def test_words_for_later_views_and_for_the_next_epoch_are_told_when_their_time_h
 
 def test_words_of_the_next_epoch_are_judged_by_its_committee() -> None:
     fifth = vote(4, 1, epoch=EPOCH + 1)
-    assert take(hearsay(following=FIVE), fifth) is Opinion.FORWARD
-    assert take(hearsay(following=FOUR), fifth) is Opinion.REJECT
-    assert take(hearsay(following=None), fifth) is Opinion.IGNORE
+    assert take(vote_relay(following=FIVE), fifth) is Opinion.FORWARD
+    assert take(vote_relay(following=FOUR), fifth) is Opinion.REJECT
+    assert take(vote_relay(following=None), fifth) is Opinion.IGNORE
 
 
 def test_what_is_behind_is_forgotten() -> None:
-    core = hearsay()
+    core = vote_relay()
     assert take(core, vote(1)) is Opinion.FORWARD
     core.entered(EPOCH, VIEW + VIEWS_BEHIND_MAX + 1, FOUR, FOUR)
     assert take(core, vote(1)) is Opinion.IGNORE
-    assert not core.knows(vote(1).candidate) and core._words == {}
+    assert not core.knows(vote(1).candidate) and core._entries == {}
 
 
 # Who has a block
 
 
 def test_who_voted_and_who_told_are_remembered_as_sources() -> None:
-    core = hearsay()
+    core = vote_relay()
     candidate = vote(1).candidate
     core.heard(vote(1), PEER)
     core.heard(vote(2), address_of(2))

@@ -14,7 +14,7 @@ from consensus.core.fetching import BlockFetch
 from consensus.core.proposing import Parent, Proposer
 from consensus.core.voting import Voter
 from consensus.guard import Guard
-from consensus.min_key_dict import Ascending
+from consensus.min_key_dict import MinKeyDict
 from consensus.simulation.cluster import Cluster, Node
 from consensus.simulation.oracle import Violation
 from consensus.simulation.scenarios import run_scenario
@@ -84,7 +84,7 @@ class SkipsWithoutNullification(Core):
         def _judge(self, candidate: Candidate) -> bool | None:
             hidden = self._certificates.nullified
 
-            class Everything(Ascending[int, Certificate]):
+            class Everything(MinKeyDict[int, Certificate]):
                 def __contains__(self, key: object) -> bool:
                     return True
 

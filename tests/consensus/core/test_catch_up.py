@@ -20,7 +20,7 @@ from consensus.core.core import Core
 from consensus.core.limits import CATCH_UP_COMMIT_BLOCKS
 from consensus.events import Epoch, Restored
 from consensus.guard import JOURNAL_BLOCK, JOURNAL_CERTIFICATE, Guard, journal_record
-from consensus.notarizations import NotarizedViews
+from consensus.notarizations import Notarizations
 from consensus.replica import Replica
 from consensus.votes import Certificate
 from consensus.wire import encode_certificate
@@ -324,7 +324,7 @@ class Signing:
         return bytes(80)
 
 
-def a_seat_that_voted(gap: Gap) -> tuple[Replica, NotarizedViews]:
+def a_seat_that_voted(gap: Gap) -> tuple[Replica, Notarizations]:
     """A validator with its guard and journal of the whole gap, without its database."""
     guard = Guard(GENESIS, Signing.vote_key)
     for formed in (*gap.notarized, *gap.finalized):
@@ -335,10 +335,10 @@ def a_seat_that_voted(gap: Gap) -> tuple[Replica, NotarizedViews]:
         epoch=Epoch(1, NEVER, COMMITTEE, b"r" * 32), genesis_hash=GENESIS, root=ROOT, parameters=TIMES,
         signer=Signing(), guard=guard, journal=b"".join(records), verify=lambda checks: True,
     )  # fmt: skip
-    return replica, NotarizedViews(gap.notarized)
+    return replica, Notarizations(gap.notarized)
 
 
-def play_replica(replica: Replica, views: NotarizedViews, gap: Gap, found: list[bytes]) -> None:
+def play_replica(replica: Replica, views: Notarizations, gap: Gap, found: list[bytes]) -> None:
     heights = {block_hash: header.height for block_hash, header in gap.blocks}
     work = deque(replica.start(0))
     while work:

@@ -26,7 +26,7 @@ from consensus.light import (
     encode_epoch_record,
     encode_merkle_proof,
 )
-from consensus.vote_relay import decode_said, decode_wanted, encode_said, encode_wanted
+from consensus.vote_relay import decode_statement, decode_wanted, encode_statement, encode_wanted
 from consensus.wire import decode_certificate, decode_message, encode_certificate, encode_message
 from state.primitives.blocks import encode_block
 from state.primitives.errors import DecodeError
@@ -136,9 +136,9 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("consensus.inbound:decode_inbound", "consensus.inbound:_decode_whole_block"),
     )  # fmt: skip
     yield "word of a seat", Target(
-        lambda data: encode_said(decode_said(data)),
-        tuple(encode_said(said) for said in (VOTE, FINAL)),
-        ("consensus.vote_relay:decode_said",),
+        lambda data: encode_statement(decode_statement(data)),
+        tuple(encode_statement(said) for said in (VOTE, FINAL)),
+        ("consensus.vote_relay:decode_statement",),
     )  # fmt: skip
     yield "wanted proposal", Target(
         canonical(decode_wanted, encode_wanted), (encode_wanted(FINAL.candidate),),

@@ -1,4 +1,4 @@
-"""Seats that are not connected, over real connections: their words and proposals find each other all the same."""
+"""The relay of votes and the fetching of proposals between nodes that lack connections to each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from consensus.guard import Guard
 from consensus.guard_log import VoteDirectory
 from consensus.ports import BuildRequest
 from consensus.service import ConsensusService, VotingKey
-from consensus.vote_relay import encode_said, encode_wanted
+from consensus.vote_relay import encode_statement, encode_wanted
 from consensus.votes import Certificate
 from consensus.wire import (
     GetBlock,
@@ -32,7 +32,7 @@ from node.consensus.vote_relay import (
     KIND_PROPOSAL_WANTED,
     PROPOSALS_MAX,
     TOPIC_CONSENSUS,
-    HearsayService,
+    VoteRelayService,
 )
 from p2p.base.endpoint import Endpoint
 from p2p.secure.frame import Class
@@ -63,7 +63,7 @@ async def until(look: Callable[[], bool]) -> None:
 
 
 class Node:
-    """One seat, or a node that follows, with its network; consensus and hearsay as the node wires them."""
+    """One seat, or a node that follows, with its network; consensus and vote_relay as the node wires them."""
 
     def __init__(self, number: int, path: Path, parameters: ConsensusParameters) -> None:
         self.number = number
@@ -83,8 +83,10 @@ class Node:
             epoch=epoch, genesis_hash=GENESIS, root=root, certificates=certificates, parameters=parameters,
             chain=self.chain, network=self.port, wall_ms=lambda: time.time_ns() // 1_000_000, keys=keys,
         )  # fmt: skip
-        self.hearsay = HearsayService(self.network, self.service, genesis_hash=GENESIS, following=lambda _: SEATED)
-        self.service.listener = self.port.hearsay = self.hearsay
+        self.vote_relay = VoteRelayService(
+            self.network, self.service, genesis_hash=GENESIS, following=lambda _: SEATED
+        )
+        self.service.listener = self.port.vote_relay = self.vote_relay
         for kind in (KIND_CONSENSUS, KIND_CONSENSUS_BULK):
             self.network.on_message(kind, self._receive)
         self.network.on_peer(lambda peer, is_there: self.service.connected(peer) if is_there else None)
@@ -93,7 +95,7 @@ class Node:
         self.service.receive(peer, body)
 
     def count(self, name: str) -> int:
-        return self.network.counters[f"hearsay_{name}"]
+        return self.network.counters[f"vote_relay_{name}"]
 
     async def connected(self, other: Node) -> None:
         self.network.bans.lift(other.network.identity.address)
@@ -121,7 +123,7 @@ async def network_of(
                     node.network.set_persistent(seats)
                     node.port.seat(seats, is_seated=node.number < SEATS)
                     await nursery.start(node.network.run)
-                    nursery.start_soon(node.hearsay.run)
+                    nursery.start_soon(node.vote_relay.run)
                 for one, other in combinations(nodes, 2):
                     one.network.ban(other.network.identity.address, "apart")
                     other.network.ban(one.network.identity.address, "apart")
@@ -189,9 +191,9 @@ async def test_what_was_lost_is_said_again_and_goes_all_the_way(tmp_path: Path) 
 async def test_who_passes_a_forged_vote_on_loses_points_and_the_seat_does_not(tmp_path: Path) -> None:
     async with network_of(tmp_path, ((0, 4), (0, 1)), count=SEATS + 1) as nodes:
         honest, liar = nodes[0].network, nodes[4].network
-        await until(lambda: nodes[0].hearsay._core.sits() and TOPIC_CONSENSUS in _topics(liar, address(0)))
+        await until(lambda: nodes[0].vote_relay._core.has_seat() and TOPIC_CONSENSUS in _topics(liar, address(0)))
         candidate = Candidate(0, 2, 1, b"b" * 32)
-        liar.publish(TOPIC_CONSENSUS, encode_said(Vote(NOTARIZE, *candidate, 1, bytes(64))))
+        liar.publish(TOPIC_CONSENSUS, encode_statement(Vote(NOTARIZE, *candidate, 1, bytes(64))))
         await until(lambda: nodes[0].count("reject") > 0)
         told = {peer.address: peer.score for peer in honest.peers()}
         assert told[address(4)] < 0 <= told[address(1)]
@@ -223,11 +225,11 @@ async def lacking_one(path: Path, view: int) -> AsyncIterator[tuple[list[Node], 
         proposal = await proposal_of(nodes[0], view)
         candidate, knows = proposal.candidate, nodes[edges[1][1]]
         for node in (nodes[0], knows):
-            node.hearsay.entered(node.chain.epochs.get(0), view)
-        knows.hearsay.proposed(candidate, encode_message(proposal))
+            node.vote_relay.entered(node.chain.epochs.get(0), view)
+        knows.vote_relay.proposed(candidate, encode_message(proposal))
         vote = Vote(NOTARIZE, *candidate, SEATED.leader(view), proposal.signature)
         for teller in (nodes[4], knows):
-            nodes[0].hearsay.heard(vote, teller.network.identity.address)
+            nodes[0].vote_relay.heard(vote, teller.network.identity.address)
         assert nodes[0].count("proposals_asked") == 1
         yield nodes, proposal
 
@@ -266,19 +268,19 @@ async def test_fetched_proposals_and_votes_are_verified_beside_each_other(tmp_pa
         proposal = await proposal_of(nodes[0], 2)
         service = nodes[0].service
         with trio.fail_after(60):
-            async with service._threads_of_hearsay:
+            async with service._threads_of_relayed:
                 assert await service.take_proposal(address(1), encode_message(proposal), (proposal.candidate,))
 
 
 async def test_later_proposals_do_not_push_out_the_present_one(tmp_path: Path) -> None:
     async with network_of(tmp_path, (), votes=False) as nodes:
-        hearsay = nodes[0].hearsay
-        hearsay.entered(nodes[0].chain.epochs.get(0), 7)
+        vote_relay = nodes[0].vote_relay
+        vote_relay.entered(nodes[0].chain.epochs.get(0), 7)
         present = Candidate(0, 7, 6, b"b" * 32)
         views = (7, 5, *range(8, 8 + 2 * PROPOSALS_MAX))
         for view in views:
-            hearsay.proposed(present._replace(view=view, parent_view=view - 1), b"proposal")
-        assert sorted(known.view for known in hearsay._proposals) == list(range(7, 7 + PROPOSALS_MAX))
+            vote_relay.proposed(present._replace(view=view, parent_view=view - 1), b"proposal")
+        assert sorted(known.view for known in vote_relay._proposals) == list(range(7, 7 + PROPOSALS_MAX))
 
 
 async def test_who_votes_on_in_an_epoch_that_is_over_is_told_by_gossip_too(tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ async def test_who_votes_on_in_an_epoch_that_is_over_is_told_by_gossip_too(tmp_p
         before = nodes[0].count("published")
 
         def is_told() -> bool:
-            nodes[0].service.overheard(address(1), vote)  # the pace of answers may pass over some
+            nodes[0].service.take_relayed(address(1), vote)  # the pace of answers may pass over some
             return nodes[0].count("published") > before
 
         await until(is_told)
@@ -337,30 +339,30 @@ async def test_a_false_proposal_is_not_taken_and_costs_its_server_nothing(tmp_pa
 
 async def test_questions_go_to_who_is_there(tmp_path: Path) -> None:
     async with network_of(tmp_path, ((0, 1), (0, 4)), count=SEATS + 1, votes=False) as nodes:
-        hearsay = nodes[0].hearsay
-        hearsay.entered(nodes[0].chain.epochs.get(0), 7)
+        vote_relay = nodes[0].vote_relay
+        vote_relay.entered(nodes[0].chain.epochs.get(0), 7)
         for question in (GetBlock(b"b" * 32), GetCertificates(0, 1, 5)):
             data = encode_message(question)
-            assert hearsay.route(address(1), data) == address(1)
-            assert hearsay.route(address(2), data) == address(1), "a seat goes before one that only follows"
+            assert vote_relay.route(address(1), data) == address(1)
+            assert vote_relay.route(address(2), data) == address(1), "a seat goes before one that only follows"
         candidate = Candidate(0, 7, 6, b"b" * 32)
         digest = vote_digest(GENESIS, NOTARIZE, candidate)
         vote = Vote(NOTARIZE, *candidate, 1, vote_key(1).sign_vote(digest))
-        hearsay.heard(vote, address(1))
-        assert hearsay.route(address(3), encode_message(GetBlock(b"b" * 32))) == address(1)
+        vote_relay.heard(vote, address(1))
+        assert vote_relay.route(address(3), encode_message(GetBlock(b"b" * 32))) == address(1)
         status = encode_message(Status(0, 7, 3, b"b" * 32))
-        assert hearsay.route(address(3), status) == address(3)
+        assert vote_relay.route(address(3), status) == address(3)
 
 
 async def test_nobody_sends_a_proposal_that_was_not_asked_for(tmp_path: Path) -> None:
     async with network_of(tmp_path, ((0, 1), (0, 4)), count=SEATS + 1, votes=False) as nodes:
-        hearsay = nodes[0].hearsay
-        hearsay.entered(nodes[0].chain.epochs.get(0), 7)
+        vote_relay = nodes[0].vote_relay
+        vote_relay.entered(nodes[0].chain.epochs.get(0), 7)
         candidate = Candidate(0, 7, 6, b"b" * 32)
-        await hearsay._on_proposal(address(1), encode_message(Proposal(candidate, bytes(64), None, (), b"")))
-        assert not hearsay._answers
-        await hearsay._on_wanted(address(4), encode_wanted(candidate))
-        assert not hearsay._waiting, "nobody is known to have voted for it"
+        await vote_relay._on_proposal(address(1), encode_message(Proposal(candidate, bytes(64), None, (), b"")))
+        assert not vote_relay._answers
+        await vote_relay._on_wanted(address(4), encode_wanted(candidate))
+        assert not vote_relay._waiting, "nobody is known to have voted for it"
         gone: list[bytes] = []
         nodes[0].network.on_peer(lambda peer, is_there: None if is_there else gone.append(peer))
         for kind in (KIND_PROPOSAL, KIND_PROPOSAL_WANTED):
