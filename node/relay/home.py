@@ -17,7 +17,7 @@ from node.home.lock import live_in
 from node.home.options import RELAY, KeyOptions, LogOptions, listen_option
 from node.home.paths import Home
 from node.process.ports import check_listen, format_host_port
-from node.relay.settlement_gateway import GatewayLedger
+from node.relay.settlement_gateway import RpcSettlementGateway
 from node.telemetry.logs import configure_logs
 from p2p.secure.identity import Identity, Role
 from relay.payment.credit import CreditOptions
@@ -114,7 +114,7 @@ def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[
                 fanout=options.fanout, tariff=options.tariff, credit=options.credit, peers=options.peers,
                 receipts=home.path(RECEIPTS), drain_s_max=options.drain_s, collectors=(LogCollector(),),
             )  # fmt: skip
-            ledger = GatewayLedger(urls, account) if urls else None
-            run_relay(relay, make_identity, on_ready=tell, ledger=ledger)
+            gateway = RpcSettlementGateway(urls, account) if urls else None
+            run_relay(relay, make_identity, on_ready=tell, gateway=gateway)
         finally:
             home.ready.unlink(missing_ok=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from billing.relay import Receipt
-from relay.payment.credit import Standing
-from relay.protocol.errors import LedgerUnavailable
+from relay.payment.credit import PayerFunds
+from relay.protocol.errors import SettlementUnavailable
 from rpc.client import Client, TransactionRefused
 from rpc.client.errors import ClientError, GatewayUnreachable, OtherChain
 from state.primitives.address import parse_address
@@ -15,7 +15,7 @@ from state.primitives.hashing import HASH_BYTES
 from state.primitives.keys import SecretKey
 from tasks.ledger.carriage import SETTLE_CARRIAGE
 
-__all__ = ["GatewayLedger", "settlement_fee", "standing_from_document"]
+__all__ = ["RpcSettlementGateway", "funds_from_document", "settlement_fee"]
 
 TIMEOUT_S: Final = 15.0
 SETTLE_TIMEOUT_S: Final = 70.0
@@ -25,7 +25,7 @@ AMOUNT_LIMIT: Final = 1 << 128
 AMOUNT_DIGITS_MAX: Final = 39
 
 
-def standing_from_document(document: Any, relay: bytes) -> Standing:
+def funds_from_document(document: Any, relay: bytes) -> PayerFunds:
     """Return what an answer of dekube_getCarriage means to ``relay``. Raises DecodeError."""
     match document:
         case {
@@ -38,7 +38,7 @@ def standing_from_document(document: Any, relay: bytes) -> Standing:
         } if len(relays) <= RELAYS_MAX:
             leaving = _amount(withdrawing)
             free = max(0, _amount(deposit) - leaving)
-            here = Standing(free, _amount(dues), 0, is_earning, has_room, b"", -1, 0, leaving)
+            here = PayerFunds(free, _amount(dues), 0, is_earning, has_room, b"", -1, 0, leaving)
             for item in relays:
                 here = _with_relay(here, item, relay)
             return here
@@ -46,7 +46,7 @@ def standing_from_document(document: Any, relay: bytes) -> Standing:
             raise DecodeError("not what an account has put down for relays")
 
 
-def _with_relay(standing: Standing, item: Any, relay: bytes) -> Standing:
+def _with_relay(funds: PayerFunds, item: Any, relay: bytes) -> PayerFunds:
     match item:
         case {
             "relay": str(who),
@@ -56,12 +56,12 @@ def _with_relay(standing: Standing, item: Any, relay: bytes) -> Standing:
             "due": str(due),
         } if channel.startswith("0x") and len(channel) == 2 + 2 * HASH_BYTES:
             if parse_address(who) != relay:
-                return standing
+                return funds
             try:
                 named = bytes.fromhex(channel[2:])
             except ValueError:
                 raise DecodeError("a channel that is none") from None
-            return standing._replace(
+            return funds._replace(
                 due_here=_amount(due), has_room=True, channel=named, opened_ms=opened_ms, amount=_amount(amount)
             )
         case _:
@@ -74,8 +74,8 @@ def _amount(text: str) -> int:
     return int(text)
 
 
-class GatewayLedger:
-    """``relay.payment.credit.Ledger`` through the gateways at ``urls``; the relay's account ``key`` pays the fees.
+class RpcSettlementGateway:
+    """A relay's settlement gateway over JSON-RPC at ``urls``; the relay's account ``key`` pays the fees.
 
     Each call opens a connection of its own, so threads may share it.
     """
@@ -86,32 +86,32 @@ class GatewayLedger:
         self._urls = urls
         self._key = key
 
-    def standing(self, payer: bytes) -> Standing:
-        """Return what the chain says of ``payer``. Raises LedgerUnavailable."""
+    def funds(self, payer: bytes) -> PayerFunds:
+        """Return what the chain says of ``payer``. Raises SettlementUnavailable."""
         try:
             with Client(*self._urls, timeout_s=TIMEOUT_S) as client:
                 document = client.call("dekube_getCarriage", address="0x" + payer.hex())
-            return standing_from_document(document, self._key.address)
+            return funds_from_document(document, self._key.address)
         except (GatewayUnreachable, ClientError, DecodeError) as error:
-            raise LedgerUnavailable(str(error)) from error
+            raise SettlementUnavailable(str(error)) from error
 
     def fee(self) -> int:
-        """Return what settling one receipt costs at most. Raises LedgerUnavailable."""
+        """Return what settling one receipt costs at most. Raises SettlementUnavailable."""
         try:
             with Client(*self._urls, timeout_s=TIMEOUT_S) as client:
                 return settlement_fee(client)
         except (GatewayUnreachable, ClientError) as error:
-            raise LedgerUnavailable(str(error)) from error
+            raise SettlementUnavailable(str(error)) from error
 
     def settle(self, receipt: Receipt, certificate: bytes) -> str | None:
-        """Bring a receipt on chain; returns why it was refused, None: it was not. Raises LedgerUnavailable."""
+        """Bring a receipt on chain; returns why it was refused, None: it was not. Raises SettlementUnavailable."""
         try:
             with Client(*self._urls, timeout_s=SETTLE_TIMEOUT_S) as client:
                 client.send(self._key, SETTLE_CARRIAGE, [receipt.encode(), certificate])
         except TransactionRefused as error:
             return error.reason or str(error)
         except (GatewayUnreachable, ClientError, OtherChain) as error:
-            raise LedgerUnavailable(str(error)) from error
+            raise SettlementUnavailable(str(error)) from error
         return None
 
 

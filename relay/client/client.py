@@ -60,9 +60,9 @@ class RelayClient:
         self.tasks = BackgroundTasks()
         self.control_links = ControlLinks(self, self.known, self.tasks, make_identity, options)
         self.payments = Payments(self.known, self.control_links, make_identity, options.price_per_gib_max)
-        self.running = ClientCircuits(self.known, self.control_links, self.payments, self.tasks)
-        self.keeper = Reservations(self.known, self.control_links, self.tasks, options, self._advertise)
-        self.link_states = LinkStates(self.keeper, self.control_links, self.known.reputation)
+        self.client_circuits = ClientCircuits(self.known, self.control_links, self.payments, self.tasks)
+        self.reserving = Reservations(self.known, self.control_links, self.tasks, options, self._advertise)
+        self.link_states = LinkStates(self.reserving, self.control_links, self.known.reputation)
         self._data = DataConnections(connect, options, self.tasks, self._accept)
         self._make_identity = make_identity
         self._options = options
@@ -73,12 +73,12 @@ class RelayClient:
     @property
     def reservations(self) -> tuple[Reservation, ...]:
         """The current reservations, in the order of the known relays."""
-        return self.keeper.held
+        return self.reserving.held
 
     @property
     def down(self) -> tuple[DownRelay, ...]:
         """The relays at which a reservation is wanted and missing, in the order of the known relays."""
-        return self.keeper.down
+        return self.reserving.down
 
     @property
     def links(self) -> tuple[Endpoint, ...]:
@@ -88,15 +88,15 @@ class RelayClient:
     @property
     def circuits(self) -> tuple[CircuitStream, ...]:
         """Circuits that run now."""
-        return self.running.running
+        return self.client_circuits.running
 
     def offer(self, relays: Iterable[Endpoint]) -> None:
         """Add relays to the configured ones, for example from the chain's registry."""
-        self.keeper.offer(relays)
+        self.reserving.offer(relays)
 
     def need(self, is_needed: bool) -> None:
         """Say whether reservations are needed; if not, only those at configured relays are kept."""
-        self.keeper.need(is_needed)
+        self.reserving.need(is_needed)
 
     def roamed(self, gone: frozenset[str]) -> None:
         """End links and circuits from addresses that this machine has lost, so that new ones use its new address.
@@ -104,14 +104,14 @@ class RelayClient:
         The relays are not blamed.
         """
         self.control_links.end_from(gone)
-        self.running.end_from(gone)
+        self.client_circuits.end_from(gone)
 
     def on_leaving(self, watcher: Callable[[Endpoint], None]) -> None:
         """Call ``watcher`` with a relay's endpoint when the relay announces its end.
 
         The owner of circuits through it (``CircuitStream.endpoint.hops`` names it) should replace them at once.
         """
-        self.keeper.on_leaving(watcher)
+        self.reserving.on_leaving(watcher)
 
     def is_leaving(self, endpoint: Endpoint) -> bool:
         """Tell whether a relay of this path will end soon."""
@@ -138,7 +138,7 @@ class RelayClient:
 
     async def wait_reserved(self, count: int = 1) -> None:
         """Wait until at least ``count`` reservations are held."""
-        await self.keeper.wait_held(count)
+        await self.reserving.wait_held(count)
 
     def published(self, relay: Endpoint, size_bytes: int) -> None:
         """Note that ``relay`` got a fan-out piece, of ``size_bytes`` with all copies, and pay for it."""
@@ -151,14 +151,14 @@ class RelayClient:
         try:
             async with trio.open_nursery() as nursery:
                 self.tasks.attach(nursery)
-                nursery.start_soon(self.keeper.run)
+                nursery.start_soon(self.reserving.run)
                 nursery.start_soon(self.payments.run)
                 nursery.start_soon(self.link_states.run)
                 await trio.sleep_forever()
         finally:
             self.tasks.detach()
             self._acceptance = None
-            self.running.clear()
+            self.client_circuits.clear()
 
     # Dialling.
 
@@ -194,7 +194,7 @@ class RelayClient:
             if error.refusal is Refusal.RELAY_FULL and len(hops) == 1:  # else a later relay may have refused
                 self.known.blame(first, Fault.REFUSED)
             raise
-        return self.running.begin(stream, endpoint, target)
+        return self.client_circuits.begin(stream, endpoint, target)
 
     async def _open_circuit(
         self, link: ControlLink, make_request: Callable[[int, bytes], Message]
@@ -246,7 +246,7 @@ class RelayClient:
         if self._acceptance is None:
             await trio.aclose_forcefully(stream)
         else:
-            self._acceptance.accept(self.running.begin(stream, endpoint, None), str(endpoint))
+            self._acceptance.accept(self.client_circuits.begin(stream, endpoint, None), str(endpoint))
 
     def _advertise(self, source: str, reachable: tuple[Endpoint, ...]) -> None:
         if self._acceptance is not None:
@@ -264,7 +264,7 @@ class RelayClient:
 
     def leaving(self, link: ControlLink, left_ms: int) -> None:
         """Take a relay's announcement that it ends in ``left_ms``."""
-        self.keeper.leaving(link, left_ms)
+        self.reserving.leaving(link, left_ms)
 
     def measured(self, endpoint: Endpoint, rtt_s: float) -> None:
         """Take a round trip to a relay."""
@@ -272,16 +272,16 @@ class RelayClient:
 
     def has_circuits(self, endpoint: Endpoint) -> bool:
         """Tell whether circuits run through this relay."""
-        return self.running.is_used(endpoint)
+        return self.client_circuits.is_used(endpoint)
 
     def heard_at(self, endpoint: Endpoint) -> float:
         """Return when bytes last arrived over a circuit through this relay."""
-        return self.running.heard_at(endpoint)
+        return self.client_circuits.heard_at(endpoint)
 
     def cut(self, endpoint: Endpoint) -> None:
         """End the circuits through a relay that fell silent."""
-        self.running.end_through(endpoint)
+        self.client_circuits.end_through(endpoint)
 
     def _avoided(self, endpoint: Endpoint, fault: Fault) -> None:
         log.warning("relay avoided from now on", relay=str(endpoint), fault=fault.value)
-        self.keeper.choose_again()
+        self.reserving.choose_again()

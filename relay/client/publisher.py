@@ -29,14 +29,14 @@ from relay.protocol.fanout import (
     MEMBERS_MAX,
     PIECE_BYTES_MAX,
     PUBLISHERS_MAX,
-    Accept,
+    Delivery,
     FanoutChannel,
     FanoutMessage,
     Group,
-    Handed,
     Ping,
     Pong,
     Publish,
+    Subscribe,
 )
 
 __all__ = ["FanoutClient", "FanoutOptions"]
@@ -84,7 +84,7 @@ class FanoutClient:
         self._options = options or FanoutOptions()
         self._nursery: trio.Nursery | None = None
         self._receive: Callable[[bytes, bytes, bytes], None] = lambda _relay, _publisher, _piece: None
-        self._lines: dict[bytes, _Line] = {}
+        self._connections: dict[bytes, _FanoutConnection] = {}
         self._wanted: dict[bytes, Endpoint] = {}
         self._kept: dict[bytes, trio.CancelScope] = {}
         self._publishers: tuple[bytes, ...] = ()
@@ -92,7 +92,11 @@ class FanoutClient:
     @property
     def waiting_at(self) -> tuple[bytes, ...]:
         """Addresses of the relays from which pieces can come now."""
-        return tuple(relay for relay, line in self._lines.items() if line.is_open and relay in self._wanted)
+        return tuple(
+            relay
+            for relay, connection in self._connections.items()
+            if connection.is_open and relay in self._wanted
+        )
 
     async def run(self, receive: Callable[[bytes, bytes, bytes], None]) -> None:
         """Serve until cancelled; see ``p2p.base.transport.Fanout``."""
@@ -105,7 +109,7 @@ class FanoutClient:
                 await trio.sleep_forever()
         finally:
             self._nursery = None
-            self._lines.clear()
+            self._connections.clear()
             self._kept.clear()
 
     def subscribe(self, relays: Collection[Endpoint], publishers: Collection[bytes]) -> None:
@@ -115,15 +119,15 @@ class FanoutClient:
         accepted = tuple(sorted(publishers))[:PUBLISHERS_MAX]
         if accepted != self._publishers:
             self._publishers = accepted
-            for line in self._lines.values():
-                line.accept(accepted)
+            for connection in self._connections.values():
+                connection.accept(accepted)
         self._reconcile()
 
     async def publish(self, relay: Endpoint, members: Collection[bytes], piece: bytes) -> None:
         """Give a relay one piece for ``members``; see ``p2p.base.transport.Fanout``."""
         assert len(piece) <= PIECE_BYTES_MAX and len(members) <= MEMBERS_MAX
-        line = await self._line(relay)
-        await line.publish(frozenset(members), piece)
+        connection = await self._connection(relay)
+        await connection.publish(frozenset(members), piece)
         self._on_published(relay, len(piece) * len(members))
 
     def _reconcile(self) -> None:
@@ -147,8 +151,8 @@ class FanoutClient:
                 began = trio.current_time()
                 endpoint = self._wanted[relay]  # it may have moved
                 try:
-                    line = await self._line(endpoint)
-                    await line.ended.wait()
+                    connection = await self._connection(endpoint)
+                    await connection.ended.wait()
                 except RelayUnreachable as error:
                     log.debug("relay not reached for fan-out", relay=str(endpoint), detail=str(error))
                 if trio.current_time() - began > options.backoff_s_max:
@@ -157,34 +161,34 @@ class FanoutClient:
                 failures += 1
                 await trio.sleep(pause_s * random.uniform(0.5, 1))
 
-    async def _line(self, endpoint: Endpoint) -> _Line:
+    async def _connection(self, endpoint: Endpoint) -> _FanoutConnection:
         """Return the open connection to a relay, opening it if need be. Raises RelayUnreachable."""
         relay = endpoint.relay
         if relay is None or self._nursery is None:
             raise RelayUnreachable("a relay is needed, and the client has to run")
-        line = self._lines.get(relay)
-        if line is None or line.error is not None:
-            if len(self._lines) >= self._options.relays_max and relay not in self._wanted:
+        connection = self._connections.get(relay)
+        if connection is None or connection.error is not None:
+            if len(self._connections) >= self._options.relays_max and relay not in self._wanted:
                 raise RelayUnreachable("connected to as many relays as allowed")
-            line = self._lines[relay] = _Line(
+            connection = self._connections[relay] = _FanoutConnection(
                 self._make_identity(), endpoint, relay, self._options, self._connect
             )  # fmt: skip
-            line.accept(self._publishers)
-            self._nursery.start_soon(self._run_line, line)
-        await line.opened.wait()
-        if line.error is not None:
-            raise RelayUnreachable(f"{endpoint}: {line.error}")
-        return line
+            connection.accept(self._publishers)
+            self._nursery.start_soon(self._run_connection, connection)
+        await connection.opened.wait()
+        if connection.error is not None:
+            raise RelayUnreachable(f"{endpoint}: {connection.error}")
+        return connection
 
-    async def _run_line(self, line: _Line) -> None:
+    async def _run_connection(self, connection: _FanoutConnection) -> None:
         try:
-            await line.run(self._receive, lambda: line.relay in self._wanted)
+            await connection.run(self._receive, lambda: connection.relay in self._wanted)
         finally:
-            if self._lines.get(line.relay) is line:
-                del self._lines[line.relay]
+            if self._connections.get(connection.relay) is connection:
+                del self._connections[connection.relay]
 
 
-class _Line:
+class _FanoutConnection:
     """One connection to one relay."""
 
     channel: FanoutChannel
@@ -242,7 +246,7 @@ class _Line:
     async def publish(self, members: frozenset[bytes], piece: bytes) -> None:
         """Send a piece once the socket takes it. Raises RelayUnreachable."""
         async with self._lock:
-            # Not before the kernel has passed on what it holds: how far the sender is, is how far the line is.
+            # Wait until the kernel has sent what it holds, so that a piece is not queued behind older ones.
             await self._wait_room()
             messages: list[FanoutMessage] = []
             group = self._groups.get(members)
@@ -316,9 +320,9 @@ class _Line:
                 return
             for message, piece in messages:
                 match message:
-                    case Handed(publisher) if publisher in self._accepted:
+                    case Delivery(publisher) if publisher in self._accepted:
                         receive(self.relay, publisher, piece)
-                    case Handed() | Pong():  # a piece of somebody whom it was not asked for, or not any more
+                    case Delivery() | Pong():  # a piece of somebody whom it was not asked for, or not any more
                         pass
                     case _:
                         self._fail(RelayProtocolError("a client's message from a relay"))
@@ -342,7 +346,7 @@ class _Line:
             self._news = trio.Event()
             if self._told != self._accepted:
                 self._told = self._accepted
-                await self._write(Accept(tuple(self._accepted)))
+                await self._write(Subscribe(tuple(self._accepted)))
             await self._news.wait()
 
     async def _ping(self, is_wanted: Callable[[], bool]) -> None:

@@ -15,15 +15,15 @@ from typing import Final, TypeVar
 
 import structlog
 
-from relay.payment.credit import Credit, CreditOptions, Ledger, Standing
+from relay.payment.credit import Credit, CreditOptions, PayerFunds, SettlementGateway
 from relay.payment.metering import RelayMeter
 from relay.payment.receipts import ReceiptStore, StoredReceipt, settle_receipts
-from relay.protocol.errors import LedgerUnavailable
+from relay.protocol.errors import SettlementUnavailable
 from relay.protocol.limits import HostUse
 from relay.protocol.wire import ControlChannel
 from state.primitives.address import format_address
 
-__all__ = ["Accounts"]
+__all__ = ["PayerAccounts"]
 
 SAVE_S: Final = 5
 """How often new receipts go to disk."""
@@ -34,17 +34,17 @@ SETTLE_AT_ONCE: Final = 8
 """Payers whose receipts a thread brings on chain before it looks again."""
 FEE_S: Final = 60
 """What settling costs is asked for anew after so long."""
-LEDGER_PAUSE_S: Final = 30
+GATEWAY_PAUSE_S: Final = 30
 """The chain is left alone for so long where no node answers."""
 
 _T = TypeVar("_T")
 log = structlog.get_logger("relay")
 
 
-class Accounts:
+class PayerAccounts:
     """The payers of one relay on the running loop.
 
-    ``receipts`` is their directory, None: they are not kept. Without a ``ledger``, or where nothing costs
+    ``receipts`` is their directory, None: they are not kept. Without a ``gateway``, or where nothing costs
     anything, the chain is not asked. ``on_bug`` takes what no thread should have raised.
     """
 
@@ -54,7 +54,7 @@ class Accounts:
         options: CreditOptions,
         *,
         receipts: Path | None,
-        ledger: Ledger | None,
+        gateway: SettlementGateway | None,
         now_ms: Callable[[], int],
         on_bug: Callable[[Exception], None],
     ) -> None:
@@ -69,8 +69,8 @@ class Accounts:
         self._unsaved: dict[bytes, StoredReceipt] = {}
         self._saving: asyncio.Future[None] | None = None
         self._saved_at_ms = now_ms()
-        self._ledger = ledger if meter.tariff.price_per_gib else None
-        self._ledger_after_ms = 0
+        self._gateway = gateway if meter.tariff.price_per_gib else None
+        self._gateway_after_ms = 0
         self._asking: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
         self._settle_looked_at_ms = 0
@@ -107,7 +107,7 @@ class Accounts:
 
     async def load(self) -> None:
         """Take up what an earlier run was signed, where it may yet be settled."""
-        if self._ledger is not None and self._store is not None:
+        if self._gateway is not None and self._store is not None:
             for stored in await self._loop.run_in_executor(None, self._store.load):
                 self.credit.signed(stored.receipt, self._now_ms())
 
@@ -118,7 +118,7 @@ class Accounts:
         self._save()
         if self._saving is not None:
             await self._saving
-        self._ledger = None
+        self._gateway = None
 
     def save_in_time(self) -> None:
         """Save new receipts, if it is time to."""
@@ -147,53 +147,53 @@ class Accounts:
 
     def consult(self) -> None:
         """Ask the chain about whom it is wanted, and settle what is ripe, unless that is under way."""
-        ledger, now_ms = self._ledger, self._now_ms()
-        if ledger is None or now_ms < self._ledger_after_ms:
+        gateway, now_ms = self._gateway, self._now_ms()
+        if gateway is None or now_ms < self._gateway_after_ms:
             return
         if self._asking is None or self._asking.done():
             payers = self.credit.wanted(now_ms, ASK_AT_ONCE)
             if payers:
-                self._asking = self._loop.create_task(self._ask(ledger, payers))
+                self._asking = self._loop.create_task(self._ask(gateway, payers))
         if (self._settling is None or self._settling.done()) and (
             now_ms - self._settle_looked_at_ms >= SETTLE_LOOK_S * 1000
         ):
             self._settle_looked_at_ms = now_ms
             if self.credit.is_owed and self._store is not None:
-                self._settling = self._loop.create_task(self._settle(ledger, self._store))
+                self._settling = self._loop.create_task(self._settle(gateway, self._store))
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T | None:
         """Return what a thread found out, None where no node answered."""
         try:
             return await self._loop.run_in_executor(None, work)
-        except (LedgerUnavailable, OSError) as error:  # no node that answers, or a disk that does not
-            self._ledger_after_ms = self._now_ms() + LEDGER_PAUSE_S * 1000
+        except (SettlementUnavailable, OSError) as error:  # no node that answers, or a disk that does not
+            self._gateway_after_ms = self._now_ms() + GATEWAY_PAUSE_S * 1000
             log.warning("accounts with the chain wait", error=str(error))
             return None
         except Exception as error:
             self._on_bug(error)
             return None
 
-    async def _ask(self, ledger: Ledger, payers: list[bytes]) -> None:
-        def work() -> list[tuple[bytes, Standing]]:
-            return [(payer, ledger.standing(payer)) for payer in payers]
+    async def _ask(self, gateway: SettlementGateway, payers: list[bytes]) -> None:
+        def work() -> list[tuple[bytes, PayerFunds]]:
+            return [(payer, gateway.funds(payer)) for payer in payers]
 
         found = await self._in_thread(work)
         if found is not None:
             self.credit.learn(found, self._now_ms())
 
-    async def _settle(self, ledger: Ledger, store: ReceiptStore) -> None:
+    async def _settle(self, gateway: SettlementGateway, store: ReceiptStore) -> None:
         if self._fee is None or self._now_ms() >= self._fee_until_ms:
-            self._fee = await self._in_thread(ledger.fee)
+            self._fee = await self._in_thread(gateway.fee)
             self._fee_until_ms = self._now_ms() + FEE_S * 1000
         fee = self._fee
         for payer in () if fee is None else self.credit.ripe(fee, self._now_ms(), SETTLE_AT_ONCE):
             self.credit.tried(payer, self._now_ms())
-            found = await self._in_thread(partial(settle_receipts, ledger, store, payer, fee or 0))
-            if found is None or self._ledger is None:
+            found = await self._in_thread(partial(settle_receipts, gateway, store, payer, fee or 0))
+            if found is None or self._gateway is None:
                 return
-            standing, settled = found
+            funds, settled = found
             self.settled_total += settled
-            self.credit.learn([(payer, standing)], self._now_ms())
+            self.credit.learn([(payer, funds)], self._now_ms())
             if settled:
                 self.credit.collected(payer, self._now_ms())
                 log.info("receipts settled", payer=format_address(payer), count=settled)

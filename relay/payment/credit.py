@@ -18,7 +18,7 @@ from relay.protocol.limits import HostUse
 from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError
 
-__all__ = ["NOTHING_KNOWN", "Credit", "CreditOptions", "Ledger", "Standing", "Strangers"]
+__all__ = ["UNKNOWN_FUNDS", "Credit", "CreditOptions", "PayerFunds", "SettlementGateway", "Strangers"]
 
 DAY_MS: Final = 24 * 3_600_000
 FRESH_MS: Final = 60_000
@@ -65,7 +65,7 @@ class CreditOptions:
             raise ConfigError(f"credit.allowed: {error}") from None
 
 
-class Standing(NamedTuple):
+class PayerFunds(NamedTuple):
     """What the chain says of a payer, to one relay."""
 
     deposit: int
@@ -96,13 +96,16 @@ class Standing(NamedTuple):
         return backed + (carriage_price(options.promise_bytes_max, price_per_gib) if self.is_earning else 0)
 
 
-NOTHING_KNOWN: Final = Standing(0, 0, 0, False, True, b"", -1, 0)
+UNKNOWN_FUNDS: Final = PayerFunds(0, 0, 0, False, True, b"", -1, 0)
 
 
-class Ledger(Protocol):
-    """The chain, as threads ask it; each call may block, and raises LedgerUnavailable where no node answers."""
+class SettlementGateway(Protocol):
+    """A relay's access to the chain: what payers can pay, and the settlement of their receipts.
 
-    def standing(self, payer: bytes) -> Standing:
+    Threads call it. Each call may block, and raises SettlementUnavailable where no node answers.
+    """
+
+    def funds(self, payer: bytes) -> PayerFunds:
         """Return what the chain says of ``payer``."""
         ...
 
@@ -152,7 +155,7 @@ class Strangers:
 
 @dataclass(slots=True, eq=False)
 class _Payer:
-    standing: Standing = NOTHING_KNOWN
+    funds: PayerFunds = UNKNOWN_FUNDS
     learned_ms: int = -VALID_MS
     asked_ms: int = -ASK_AGAIN_MS
     pending: OrderedDict[bytes, tuple[int, int]] = field(default_factory=OrderedDict)
@@ -166,7 +169,7 @@ class _Payer:
 
     def reckon(self, now_ms: int) -> None:
         """Forget what was settled, or can no longer be, and add up the rest."""
-        known = self.standing
+        known = self.funds
         for channel, (opened_ms, _) in list(self.pending.items()):
             if channel != known.channel and opened_ms <= known.opened_ms:
                 del self.pending[channel]
@@ -180,7 +183,7 @@ class _Payer:
 
     @property
     def is_stranger(self) -> bool:
-        return not self.standing.can_pay
+        return not self.funds.can_pay
 
 
 class Credit:
@@ -243,11 +246,11 @@ class Credit:
         """Tell whether what the chain says of a payer covers what is uncollected of it here."""
         if now_ms - payer.learned_ms >= VALID_MS:
             return False
-        standing = payer.standing
+        funds = payer.funds
         unpaid = self._meter.unpaid(address)  # below 0: some of what is signed was not carried yet
         price = carriage_price(abs(unpaid), self._price)
-        uncollected = standing.due_here + payer.signed + (price if unpaid > 0 else -price)
-        return uncollected < standing.limit(self.options, self._price)
+        uncollected = funds.due_here + payer.signed + (price if unpaid > 0 else -price)
+        return uncollected < funds.limit(self.options, self._price)
 
     def is_served(self, payer: bytes, host: HostUse, now_ms: int) -> bool:
         """Tell whether ``payer``, who came from ``host``, is carried further."""
@@ -294,8 +297,8 @@ class Credit:
                 break
             if not payer.signed or payer.signed < fee or now_ms < payer.not_before_ms:
                 continue
-            allowed = payer.standing.limit(self.options, self._price)
-            is_leaving = payer.standing.withdrawing > 0
+            allowed = payer.funds.limit(self.options, self._price)
+            is_leaving = payer.funds.withdrawing > 0
             is_old = now_ms - payer.since_ms >= self.options.settle_s * 1000
             if is_leaving or is_old or 0 < allowed <= 2 * payer.signed:
                 found.append(address)
@@ -330,9 +333,9 @@ class Credit:
             found.append(address)
         return found
 
-    def learn(self, answers: Iterable[tuple[bytes, Standing]], now_ms: int) -> None:
+    def learn(self, answers: Iterable[tuple[bytes, PayerFunds]], now_ms: int) -> None:
         """Take what the chain says."""
-        for address, standing in answers:
+        for address, funds in answers:
             payer = self._payer(address)
-            payer.standing, payer.learned_ms = standing, now_ms
+            payer.funds, payer.learned_ms = funds, now_ms
             payer.reckon(now_ms)

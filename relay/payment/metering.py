@@ -78,7 +78,7 @@ class FreeTier:
 
 
 @dataclass(slots=True, eq=False)
-class _Account:
+class _PayerUsage:
     charged: int = 0
     paid: int = 0
     last: Receipt | None = None
@@ -98,7 +98,7 @@ class RelayMeter:
         self.tariff = tariff
         self._genesis_hash = genesis_hash
         self._relay = relay
-        self._accounts: OrderedDict[bytes, _Account] = OrderedDict()
+        self._accounts: OrderedDict[bytes, _PayerUsage] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -109,7 +109,7 @@ class RelayMeter:
             return
         account = self._accounts.get(payer)
         if account is None:
-            account = self._accounts[payer] = _Account()
+            account = self._accounts[payer] = _PayerUsage()
             while len(self._accounts) > ACCOUNTS_MAX:
                 self._accounts.popitem(last=False)
         else:
@@ -193,7 +193,7 @@ class RelayMeter:
         if not receipt.amount or (account is None and len(self._accounts) >= ACCOUNTS_MAX):
             return None  # worth nothing, or from one for whom nothing was carried and who would displace a debtor
         if account is None:
-            account = self._accounts[payer] = _Account()
+            account = self._accounts[payer] = _PayerUsage()
         last = account.last
         known_bytes = 0
         if last is not None and last.channel == channel:

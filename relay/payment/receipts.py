@@ -11,7 +11,7 @@ import structlog
 
 from billing.relay import RECEIPT_BYTES_MAX, Receipt
 from p2p.secure.identity import CERTIFICATE_BYTES_MAX, NodeCertificate
-from relay.payment.credit import Ledger, Standing
+from relay.payment.credit import PayerFunds, SettlementGateway
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 
@@ -128,25 +128,27 @@ class ReceiptStore:
         return self._directory / name
 
 
-def settle_receipts(ledger: Ledger, store: ReceiptStore, payer: bytes, fee: int) -> tuple[Standing, int]:
-    """Bring what ``payer`` has signed on chain, as far as it is worth ``fee`` and can be paid.
+def settle_receipts(
+    gateway: SettlementGateway, store: ReceiptStore, payer: bytes, fee: int
+) -> tuple[PayerFunds, int]:
+    """Settle the receipts of ``payer`` that are worth at least ``fee``, if the payer can pay.
 
-    Returns what the chain says of the payer afterwards, and how many receipts it took. Raises LedgerUnavailable.
+    Returns the payer's funds afterwards and the number of receipts settled. Raises SettlementUnavailable.
     """
-    standing = ledger.standing(payer)
+    funds = gateway.funds(payer)
     settled = 0
     wall_ms = time.time_ns() // 1_000_000
-    for receipt, certificate in store.load(payer) if standing.can_pay else ():
+    for receipt, certificate in store.load(payer) if funds.can_pay else ():
         if receipt.not_after_ms <= wall_ms:
             store.remove(receipt)
             continue
-        if receipt.amount - (standing.amount if receipt.channel == standing.channel else 0) < fee:
+        if receipt.amount - (funds.amount if receipt.channel == funds.channel else 0) < fee:
             continue
-        refusal = ledger.settle(receipt, certificate)
+        refusal = gateway.settle(receipt, certificate)
         if refusal is None:
             settled += 1
         if refusal in (None, NOTHING_DUE):
             store.remove(receipt)
         else:
             log.warning("receipt refused", payer=payer.hex(), reason=refusal)
-    return (ledger.standing(payer) if settled else standing), settled
+    return (gateway.funds(payer) if settled else funds), settled

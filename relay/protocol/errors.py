@@ -7,7 +7,7 @@ from typing import Final
 
 from state.primitives.errors import DekubeError, ProtocolError
 
-__all__ = ["LedgerUnavailable", "Refusal", "RelayProtocolError", "RelayRefused", "RelayUnreachable"]
+__all__ = ["Refusal", "RelayProtocolError", "RelayRefused", "RelayUnreachable", "SettlementUnavailable"]
 
 
 class Refusal(IntEnum):
@@ -51,10 +51,10 @@ RETRY_HELPS: Final = frozenset(
 )
 
 
-class LedgerUnavailable(DekubeError):
+class SettlementUnavailable(DekubeError):
     """No node answers what the chain says of a payer, or takes a receipt."""
 
-    code = "ledger_unavailable"
+    code = "settlement_unavailable"
 
 
 class RelayProtocolError(ProtocolError):

@@ -29,17 +29,17 @@ __all__ = [
     "MEMBERS_MAX",
     "PIECE_BYTES_MAX",
     "PUBLISHERS_MAX",
-    "Accept",
     "Copy",
+    "Delivery",
     "FanoutChannel",
     "FanoutCore",
     "FanoutLimits",
     "FanoutMessage",
     "Group",
-    "Handed",
     "Ping",
     "Pong",
     "Publish",
+    "Subscribe",
     "decode_fanout",
     "encode_fanout",
 ]
@@ -77,7 +77,7 @@ class FanoutLimits:
     idle_ms_max: int = 60_000
 
 
-class Accept(NamedTuple):
+class Subscribe(NamedTuple):
     """Client: hand me what these publish, and nothing else; replaces what was said before."""
 
     publishers: tuple[bytes, ...]
@@ -103,7 +103,7 @@ class Ping(NamedTuple):
     number: int
 
 
-class Handed(NamedTuple):
+class Delivery(NamedTuple):
     """Relay: a piece of so many bytes follows, which ``publisher`` published."""
 
     publisher: bytes
@@ -123,14 +123,14 @@ class Copy:
     connections: tuple[int, ...]
 
 
-FanoutMessage: TypeAlias = Accept | Group | Publish | Ping | Handed | Pong
+FanoutMessage: TypeAlias = Subscribe | Group | Publish | Ping | Delivery | Pong
 
 
 def encode_fanout(message: FanoutMessage) -> bytes:
     """Return the canonical bytes of ``message``."""
     value: Value
     match message:
-        case Accept(publishers):
+        case Subscribe(publishers):
             value = [1, list(publishers)]
         case Group(group, members):
             value = [2, group, list(members)]
@@ -138,7 +138,7 @@ def encode_fanout(message: FanoutMessage) -> bytes:
             value = [3, group, size_bytes]
         case Ping(number):
             value = [4, number]
-        case Handed(publisher, size_bytes):
+        case Delivery(publisher, size_bytes):
             value = [16, publisher, size_bytes]
         case Pong(number):
             value = [17, number]
@@ -149,7 +149,7 @@ def decode_fanout(data: bytes) -> FanoutMessage:
     """Return the message of its canonical bytes. Raises DecodeError."""
     match decode(data, limit_bytes=MESSAGE_BYTES_MAX):
         case [1, list(publishers)] if len(publishers) <= PUBLISHERS_MAX and _are_addresses(publishers):
-            return Accept(tuple(publishers))
+            return Subscribe(tuple(publishers))
         case [2, int(group), list(members)] if (
             0 <= group < GROUPS_MAX and len(members) <= MEMBERS_MAX and _are_addresses(members)
         ):
@@ -161,7 +161,7 @@ def decode_fanout(data: bytes) -> FanoutMessage:
         case [16, bytes(publisher), int(size_bytes)] if (
             len(publisher) == ADDRESS_BYTES and 0 < size_bytes <= PIECE_BYTES_MAX
         ):
-            return Handed(publisher, size_bytes)
+            return Delivery(publisher, size_bytes)
         case [17, int(number)] if 0 <= number < _NUMBER_LIMIT:
             return Pong(number)
         case _:
@@ -180,7 +180,7 @@ class FanoutChannel:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._buffer = bytearray(session.rest)
-        self._pending: Publish | Handed | None = None
+        self._pending: Publish | Delivery | None = None
         self.address = session.address
         """Whom the handshake proved to be at the other end."""
 
@@ -217,7 +217,7 @@ class FanoutChannel:
                 break
             message = self._open(bytes(buffer[at + _LENGTH_BYTES : end]))
             at = end
-            if isinstance(message, Publish | Handed):
+            if isinstance(message, Publish | Delivery):
                 self._pending = message
             else:
                 found.append((message, b""))
@@ -236,7 +236,7 @@ class FanoutChannel:
             raise RelayProtocolError(str(error)) from None
 
 
-class _Allowance:
+class _TokenBucket:
     """``rate_per_s`` on average, ``burst`` at once."""
 
     __slots__ = ("_at_ms", "_burst", "_level", "_rate_per_s")
@@ -259,7 +259,7 @@ class _Allowance:
 @dataclass(slots=True, eq=False)
 class _Client:
     address: bytes
-    messages: _Allowance
+    messages: _TokenBucket
     heard_ms: int
     accepted: frozenset[bytes] = frozenset()
     groups: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
@@ -291,7 +291,7 @@ class FanoutCore:
         self._is_served = is_served
         self._clients: dict[int, _Client] = {}
         self._by_address: dict[bytes, int] = {}
-        self._allowances: OrderedDict[bytes, _Allowance] = OrderedDict()
+        self._allowances: OrderedDict[bytes, _TokenBucket] = OrderedDict()
         """They outlive connections: to come back is no way to more."""
 
     @property
@@ -308,7 +308,7 @@ class FanoutCore:
             raise RelayProtocolError("too many connections for fan-out")
         old = self._by_address.get(address)
         limits = self.limits
-        messages = _Allowance(limits.messages_per_s, limits.messages_burst, now_ms)
+        messages = _TokenBucket(limits.messages_per_s, limits.messages_burst, now_ms)
         self._clients[connection] = _Client(address, messages, now_ms)
         self._by_address[address] = connection
         return old
@@ -330,7 +330,7 @@ class FanoutCore:
         if not client.messages.take(1, now_ms):
             raise RelayProtocolError("more messages than a client may send")
         match message:
-            case Accept(publishers):
+            case Subscribe(publishers):
                 client.accepted = frozenset(publishers)
             case Group(group, members):
                 client.groups[group] = members
@@ -372,10 +372,10 @@ class FanoutCore:
         self.carried[publisher.address] += copied
         return Copy(tuple(found))
 
-    def _allowance(self, address: bytes, now_ms: int) -> _Allowance:
+    def _allowance(self, address: bytes, now_ms: int) -> _TokenBucket:
         found = self._allowances.pop(address, None)
         if found is None:
-            found = _Allowance(self.limits.copied_bytes_per_s, self.limits.copied_bytes_burst, now_ms)
+            found = _TokenBucket(self.limits.copied_bytes_per_s, self.limits.copied_bytes_burst, now_ms)
         self._allowances[address] = found
         if len(self._allowances) > 4 * self.limits.connections_max:
             self._allowances.popitem(last=False)

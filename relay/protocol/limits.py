@@ -11,7 +11,7 @@ from typing import Final
 from p2p.base.netgroups import address_of, block_of, network_of, site_of
 from state.primitives.errors import ConfigError
 
-__all__ = ["Bucket", "HostTable", "HostUse", "RelayLimits", "paces"]
+__all__ = ["HostTable", "HostUse", "RelayLimits", "TokenBucket", "paces"]
 
 FORGET_INTERVAL_MS: Final = 1_000
 """A full table is searched for idle hosts no oftener: it is large, and strangers fill it."""
@@ -102,7 +102,7 @@ class RelayLimits:
     """Networks that the bounds for one host and one network do not hold for: by default this machine itself."""
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket: ``rate_per_s`` on average, ``burst`` at once."""
 
     __slots__ = ("_at_ms", "_burst", "_level", "_rate_per_s")
@@ -146,8 +146,8 @@ class NetworkUse:
 class HostUse:
     """What one host has of the relay now."""
 
-    accepts: Bucket
-    connects: Bucket
+    accepts: TokenBucket
+    connects: TokenBucket
     is_trusted: bool
     network: str
     block: str
@@ -209,8 +209,8 @@ class HostTable:
             limits = self.limits
             network = network_of(ip)
             found = self._hosts[key] = HostUse(
-                accepts=Bucket(limits.accepts_per_host_per_s, limits.accepts_per_host_burst, now_ms),
-                connects=Bucket(limits.connects_per_host_per_s, limits.connects_per_host_burst, now_ms),
+                accepts=TokenBucket(limits.accepts_per_host_per_s, limits.accepts_per_host_burst, now_ms),
+                connects=TokenBucket(limits.connects_per_host_per_s, limits.connects_per_host_burst, now_ms),
                 is_trusted=any(address in trusted for trusted in self._trusted),
                 network=network,
                 block=block_of(ip),

@@ -14,7 +14,7 @@ from state.primitives.errors import DecodeError, SignatureInvalid
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.keys import SIGNATURE_BYTES, recover_address
 
-__all__ = ["LINK_STATE_BYTES_MAX", "LINK_STATE_S", "Link", "LinkState"]
+__all__ = ["LINK_STATE_BYTES_MAX", "LINK_STATE_S", "LinkMeasurement", "LinkState"]
 
 LINK_STATE_S: Final = 30
 """How often a relay's word is renewed."""
@@ -27,7 +27,7 @@ TIME_LIMIT_MS: Final = 2**53
 _KIND: Final = b"relay links"
 
 
-class Link(NamedTuple):
+class LinkMeasurement(NamedTuple):
     """What a relay has measured of its way to another."""
 
     rtt_us: int
@@ -42,11 +42,11 @@ class LinkState:
     genesis_hash: bytes
     relay: bytes
     at_ms: int
-    links: tuple[tuple[bytes, Link], ...]
+    links: tuple[tuple[bytes, LinkMeasurement], ...]
     signature: bytes = bytes(SIGNATURE_BYTES)
 
     @classmethod
-    def sign(cls, relay: Identity, links: Mapping[bytes, Link], *, now_ms: int) -> LinkState:
+    def sign(cls, relay: Identity, links: Mapping[bytes, LinkMeasurement], *, now_ms: int) -> LinkState:
         """Return what ``relay`` signs now; of too many links the fastest are kept."""
         kept = sorted(links.items(), key=lambda item: (item[1].rtt_us, item[0]))[:LINKS_MAX]
         unsigned = cls(relay.genesis_hash, relay.address, now_ms, tuple(sorted(kept)))
@@ -75,7 +75,7 @@ class LinkState:
                 and len(values) <= LINKS_MAX
                 and len(signature) == SIGNATURE_BYTES
             ):
-                links = tuple(_link(value) for value in values)
+                links = tuple(_link_measurement(value) for value in values)
                 addresses = [address for address, _ in links]
                 if addresses != sorted(set(addresses)):
                     raise DecodeError("links out of order")
@@ -95,11 +95,11 @@ class LinkState:
             raise RelayProtocolError("the link state is signed by another than the relay")
 
 
-def _link(value: object) -> tuple[bytes, Link]:
+def _link_measurement(value: object) -> tuple[bytes, LinkMeasurement]:
     match value:
         case [bytes(address), int(rtt_us), int(bytes_per_s)] if (
             len(address) == ADDRESS_BYTES and 0 <= rtt_us < MICROSECONDS_LIMIT and 0 <= bytes_per_s < RATE_LIMIT
         ):
-            return address, Link(rtt_us, bytes_per_s)
+            return address, LinkMeasurement(rtt_us, bytes_per_s)
         case _:
             raise DecodeError("not a link")

@@ -10,12 +10,12 @@ from p2p.base.limits import HalfOpen, Place, RateLimiter, SharedRate
 from p2p.base.netgroups import Crowds
 from relay.protocol.limits import HostTable, HostUse, RelayLimits
 
-__all__ = ["Door"]
+__all__ = ["Admission"]
 
 _TRUSTED = "trusted"
 
 
-class Door:
+class Admission:
     """``drop(transport, reason, host)`` ends a connection that has to make room for another.
 
     Where all places are taken a newcomer is half open on top of them: who has one loses it to nobody who has not
@@ -85,14 +85,14 @@ class Door:
         place.on_lost = partial(self._drop, transport, "half_open_lost", ip)
         return host, place
 
-    def left(self, host: HostUse, place: Place) -> None:
+    def handshake_ended(self, host: HostUse, place: Place) -> None:
         """Count a connection out of the half-open ones that proved nothing."""
         host.half_open -= 1
         self._half_open.leave(place)
 
-    def opened(self, transport: asyncio.Transport, ip: str, host: HostUse, place: Place) -> bool:
+    def promote(self, transport: asyncio.Transport, ip: str, host: HostUse, place: Place) -> bool:
         """Give a connection that has proved what it is for its place; False: there is none, it is dropped."""
-        self.left(host, place)
+        self.handshake_ended(host, place)
         if self._is_full:
             last = self._crowds.who_gives_way(host.block)
             if last is None:
@@ -127,7 +127,7 @@ class Door:
         self._connections[transport] = host
         self._all_gone.clear()
 
-    def gone(self, transport: asyncio.Transport) -> None:
+    def connection_closed(self, transport: asyncio.Transport) -> None:
         """Count a closed connection out."""
         self._connections.pop(transport).count(connections=-1)
         self._displace(transport)

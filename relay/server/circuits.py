@@ -16,18 +16,18 @@ from typing import Protocol
 import structlog
 
 from p2p.base.endpoint import Endpoint
-from relay.payment.accounts import Accounts
+from relay.payment.accounts import PayerAccounts
 from relay.payment.metering import FreeTier, Tariff
 from relay.protocol.keep_alive import keep_alive
 from relay.protocol.limits import HostUse, RelayLimits, paces
-from relay.server.splice import LOOK_BYTES, STRANGER_LOOK_BYTES, Circuit, set_pace
+from relay.server.splice import CHECK_BYTES, STRANGER_CHECK_BYTES, Splice, set_pace
 
-__all__ = ["Carrying"]
+__all__ = ["CarriedCircuits"]
 
 log = structlog.get_logger("relay")
 
 
-class _Joined(Protocol):
+class _CircuitEnd(Protocol):
     """One end of a circuit: a connection that has shown its token, or leads to another relay."""
 
     @property
@@ -38,25 +38,25 @@ class _Joined(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Carried:
-    circuit: Circuit
+class _CarriedCircuit:
+    circuit: Splice
     payer: bytes
     host: HostUse
     tier: FreeTier
-    onward: Endpoint | None
+    next_hop: Endpoint | None
     """The relay that it leads to."""
     counted_bytes: int = 0
     moved_bytes: int = 0
-    """Since the last ``look_after``."""
+    """Since the last ``pace``."""
     pace: int | None = None
 
 
-class Carrying:
+class CarriedCircuits:
     """``end_closed`` is called for each transport of a circuit that closes, ``closed`` with the number of one."""
 
     def __init__(
         self,
-        accounts: Accounts,
+        accounts: PayerAccounts,
         tariff: Tariff,
         limits: RelayLimits,
         *,
@@ -73,21 +73,21 @@ class Carrying:
         self._now_ms = now_ms
         self._end_closed = end_closed
         self._closed = closed
-        self._carried: dict[int, _Carried] = {}
+        self._carried: dict[int, _CarriedCircuit] = {}
 
     def begin(
         self,
         number: int,
-        dialler: _Joined,
-        target: _Joined,
+        dialler: _CircuitEnd,
+        target: _CircuitEnd,
         *,
         payer: bytes,
         host: HostUse,
-        onward: Endpoint | None,
+        next_hop: Endpoint | None,
     ) -> None:
-        """Carry a circuit that ``payer`` dialled from ``host``, by the relay ``onward`` where one follows."""
+        """Carry a circuit that ``payer`` dialled from ``host``, by the relay ``next_hop`` where one follows."""
         now_ms = self._now_ms()
-        circuit = Circuit(
+        circuit = Splice(
             number,
             dialler.transport,
             target.transport,
@@ -95,10 +95,10 @@ class Carrying:
             now_ms,
             on_end_closed=self._end_closed,
             on_closed=self._on_closed,
-            on_look=self._look,
-            look_bytes=STRANGER_LOOK_BYTES if self._tariff.price_per_gib else LOOK_BYTES,
+            on_check=self._check,
+            check_bytes=STRANGER_CHECK_BYTES if self._tariff.price_per_gib else CHECK_BYTES,
         )
-        carried = _Carried(circuit, payer, host, FreeTier(self._tariff, now_ms), onward)
+        carried = _CarriedCircuit(circuit, payer, host, FreeTier(self._tariff, now_ms), next_hop)
         self._carried[number] = carried
         self.circuits_total += 1
         for end in (dialler, target):
@@ -118,9 +118,9 @@ class Carrying:
             self._count(carried)
         return self.bytes_total
 
-    def tick(self, now_ms: int) -> list[tuple[Circuit, str]]:
+    def tick(self, now_ms: int) -> list[tuple[Splice, str]]:
         """Count, and return the circuits that are to end now, each with the reason."""
-        ended: list[tuple[Circuit, str]] = []
+        ended: list[tuple[Splice, str]] = []
         for carried in list(self._carried.values()):
             self._count(carried)
             reason = self._collect(carried, now_ms) or carried.circuit.sweep(now_ms)
@@ -128,24 +128,24 @@ class Carrying:
                 ended.append((carried.circuit, reason))
         return ended
 
-    def look_after(self) -> Counter[Endpoint]:
+    def pace(self) -> Counter[Endpoint]:
         """Pace what moves, and return how much has moved to each relay since the last call."""
         self._pace()
         moved: Counter[Endpoint] = Counter()
         for carried in self._carried.values():
-            if carried.onward is not None:
-                moved[carried.onward] += carried.moved_bytes
+            if carried.next_hop is not None:
+                moved[carried.next_hop] += carried.moved_bytes
             carried.moved_bytes = 0
         return moved
 
-    def _look(self, circuit: Circuit) -> None:
+    def _check(self, circuit: Splice) -> None:
         """Count what has passed, and hold the circuit where its payer owes too much."""
         carried = self._carried.get(circuit.number)
         if carried is not None:
             self._count(carried)
             self._collect(carried, self._now_ms())
 
-    def _on_closed(self, circuit: Circuit) -> None:
+    def _on_closed(self, circuit: Splice) -> None:
         self._count(self._carried[circuit.number])
         del self._carried[circuit.number]
         self._closed(circuit.number)
@@ -157,7 +157,7 @@ class Carrying:
             ms=self._now_ms() - circuit.started_ms,
         )
 
-    def _count(self, carried: _Carried) -> None:
+    def _count(self, carried: _CarriedCircuit) -> None:
         size_bytes = carried.circuit.bytes_forward + carried.circuit.bytes_backward
         moved = size_bytes - carried.counted_bytes
         if moved:
@@ -167,11 +167,11 @@ class Carrying:
             charged_bytes = carried.tier.charge(moved, self._now_ms())
             self._accounts.carried(carried.payer, carried.host, moved, charged_bytes=charged_bytes)
 
-    def _collect(self, carried: _Carried, now_ms: int) -> str | None:
+    def _collect(self, carried: _CarriedCircuit, now_ms: int) -> str | None:
         """Hold a circuit whose payer owes too much; return why it is to end, where that has lasted."""
         circuit, credit = carried.circuit, self._accounts.credit
         is_stranger = credit.is_stranger(carried.payer, carried.host, now_ms)
-        circuit.look_bytes = STRANGER_LOOK_BYTES if is_stranger else LOOK_BYTES
+        circuit.check_bytes = STRANGER_CHECK_BYTES if is_stranger else CHECK_BYTES
         if credit.is_served(carried.payer, carried.host, now_ms):
             circuit.release()
             return None
@@ -189,6 +189,6 @@ class Carrying:
             carried = self._carried[number]
             if pace != carried.pace:
                 carried.pace = pace
-                for half in (carried.circuit.forward, carried.circuit.backward):
-                    if not half.source.is_closing():
-                        set_pace(half.source.get_extra_info("socket"), pace)
+                for direction in (carried.circuit.forward, carried.circuit.backward):
+                    if not direction.source.is_closing():
+                        set_pace(direction.source.get_extra_info("socket"), pace)

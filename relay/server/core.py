@@ -16,7 +16,7 @@ from p2p.base.netgroups import Crowds
 from p2p.records.revocations import Revocations
 from p2p.secure.identity import NodeCertificate
 from relay.protocol.errors import RETRY_HELPS, Refusal, RelayProtocolError
-from relay.protocol.limits import Bucket, HostTable, HostUse, RelayLimits
+from relay.protocol.limits import HostTable, HostUse, RelayLimits, TokenBucket
 from relay.protocol.route import SeenRoutes, VerifiedRoute
 from relay.protocol.wire import (
     Connect,
@@ -36,7 +36,7 @@ from relay.protocol.wire import (
 )
 from state.primitives.errors import DecodeError
 
-__all__ = ["Drop", "Effect", "End", "Hold", "Join", "Onward", "Refuse", "RelayCore", "Send"]
+__all__ = ["Drop", "Effect", "End", "ExtendCircuit", "Hold", "Join", "Refuse", "RelayCore", "Send"]
 
 RETRY_MS: Final = 5_000
 """Told to clients that a limit turned away."""
@@ -78,14 +78,14 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Onward:
-    """Ask the relay ``following`` to carry on a circuit; report ``onward_opened`` or ``onward_failed``."""
+class ExtendCircuit:
+    """Ask the relay ``next_hop`` to carry on a circuit; report ``next_hop_opened`` or ``next_hop_failed``."""
 
     circuit: int
-    following: Endpoint
+    next_hop: Endpoint
     route: bytes
     asker: HostUse | None = field(default=None, compare=False)
-    """Where the request comes from: what a link to ``following`` costs is counted there."""
+    """Where the request comes from: what a link to ``next_hop`` costs is counted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class End:
     reason: str
 
 
-Effect: TypeAlias = Send | Drop | Refuse | Hold | Onward | Join | End
+Effect: TypeAlias = Send | Drop | Refuse | Hold | ExtendCircuit | Join | End
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +129,7 @@ class _Control:
     client: _Client
     host: HostUse
     observed: str
-    messages: Bucket
+    messages: TokenBucket
     heard_ms: int
     reserved_until_ms: int | None = None
     offers: set[int] = field(default_factory=set)
@@ -271,7 +271,7 @@ class RelayCore:
         """Note a control connection whose handshake proved ``address`` by ``certificate``."""
         client = self._clients.setdefault(address, _Client(address))
         client.controls += 1
-        messages = Bucket(self._limits.messages_per_s, self._limits.messages_burst, now_ms)
+        messages = TokenBucket(self._limits.messages_per_s, self._limits.messages_burst, now_ms)
         control = _Control(connection, client, host, observed, messages, now_ms, certificate=certificate)
         self._controls[connection] = control
 
@@ -356,7 +356,7 @@ class RelayCore:
         last = self._crowds.who_gives_way(circuit.host.block) if is_full else None
         if is_full and last is None:
             return self._abandon(circuit, Refusal.RELAY_FULL)
-        self._settle(circuit)
+        self._end_pending(circuit)
         clients = circuit.clients()
         for client in clients:
             client.circuits += 1
@@ -370,14 +370,14 @@ class RelayCore:
         self._running[circuit.number] = clients, circuit.host
         return [*effects, Join(circuit.number, dialler, target, circuit.payer.address, circuit.target_address)]
 
-    def onward_opened(self, circuit: int, connection: int) -> list[Effect]:
+    def next_hop_opened(self, circuit: int, connection: int) -> list[Effect]:
         """Take the data connection to the next relay of a circuit's route, joined there already."""
         found = self._pending.get(circuit)
         if found is None:
             return [Refuse(connection, Refusal.TARGET_TIMEOUT)]  # too late: the dialler gave up
         return self._arrived(found, 1, connection)
 
-    def onward_failed(self, circuit: int, refusal: Refusal) -> list[Effect]:
+    def next_hop_failed(self, circuit: int, refusal: Refusal) -> list[Effect]:
         """Note that the next relay of a circuit's route was not reached, or refused."""
         found = self._pending.get(circuit)
         return [] if found is None else self._abandon(found, refusal)
@@ -459,12 +459,12 @@ class RelayCore:
         target = self._reserved.get(address)
         if self._is_too_fast(control, now_ms):
             return [self._refused(control, request, Refusal.TOO_FAST)]
-        refusal = self._why_not(control, control.client, target)
+        refusal = self._refusal_for(control, control.client, target)
         if refusal is None and (target is None or _expiry(target) <= now_ms):
             refusal = Refusal.NO_RESERVATION
         if refusal is not None:
             return [self._refused(control, request, refusal)]
-        effects, _ = self._pend(control, control.client, target, address, request, parked, now_ms)
+        effects, _ = self._add_pending(control, control.client, target, address, request, parked, now_ms)
         return effects
 
     def _extend(self, control: _Control, request: int, data: bytes, parked: bytes, now_ms: int) -> list[Effect]:
@@ -472,25 +472,25 @@ class RelayCore:
             return [self._refused(control, request, Refusal.TOO_FAST)]
         try:
             verified = self._check_route(data)
-            following = verified.next_of(self._address, control.client.address)
+            next_hop = verified.next_of(self._address, control.client.address)
         except (RelayProtocolError, DecodeError):
             return [self._refused(control, request, Refusal.BAD_ROUTE)]
         if not self._routes.note(verified, control.host, now_ms):
             return [self._refused(control, request, Refusal.BAD_ROUTE)]
         address = verified.route.target
-        target = self._reserved.get(address) if following is None else None
+        target = self._reserved.get(address) if next_hop is None else None
         payer = self._clients.get(verified.dialler) or _Client(verified.dialler)
-        refusal = self._why_not(control, payer, target)
-        if refusal is None and following is None and (target is None or _expiry(target) <= now_ms):
+        refusal = self._refusal_for(control, payer, target)
+        if refusal is None and next_hop is None and (target is None or _expiry(target) <= now_ms):
             refusal = Refusal.NO_RESERVATION
         if refusal is not None:
             return [self._refused(control, request, refusal)]
-        effects, circuit = self._pend(control, payer, target, address, request, parked, now_ms)
-        if following is not None:
-            effects.append(Onward(circuit.number, following, data, control.host))
+        effects, circuit = self._add_pending(control, payer, target, address, request, parked, now_ms)
+        if next_hop is not None:
+            effects.append(ExtendCircuit(circuit.number, next_hop, data, control.host))
         return effects
 
-    def _pend(
+    def _add_pending(
         self, control: _Control, payer: _Client, target: _Control | None, address: bytes, request: int,
         parked: bytes, now_ms: int,
     ) -> tuple[list[Effect], _Circuit]:  # fmt: skip
@@ -555,7 +555,7 @@ class RelayCore:
     def _is_too_fast(self, control: _Control, now_ms: int) -> bool:
         return not control.host.is_trusted and not control.host.connects.take(now_ms)
 
-    def _why_not(self, control: _Control, payer: _Client, target: _Control | None) -> Refusal | None:
+    def _refusal_for(self, control: _Control, payer: _Client, target: _Control | None) -> Refusal | None:
         limits = self._limits
         if self._drain_until_ms is not None:
             return Refusal.RESTARTING
@@ -597,7 +597,7 @@ class RelayCore:
         last = self._pending_crowds.who_gives_way(host.block)
         return [] if last is None else self._abandon(self._pending[last], Refusal.RELAY_FULL)
 
-    def _settle(self, circuit: _Circuit) -> None:
+    def _end_pending(self, circuit: _Circuit) -> None:
         """Take a circuit out of the pending ones, with everything that counted it there."""
         del self._pending[circuit.number]
         for token in circuit.tokens:
@@ -619,7 +619,7 @@ class RelayCore:
             self._refused_ends[mine] = refusal
             if len(self._refused_ends) > REFUSED_ENDS_MAX:
                 self._refused_ends.popitem(last=False)
-        self._settle(circuit)
+        self._end_pending(circuit)
         self._forget(circuit.payer)
         return [self._refuse(end, refusal) for end in circuit.ends if end is not None]
 

@@ -28,8 +28,8 @@ from p2p.base.limits import Place
 from p2p.base.listening import open_sockets
 from p2p.secure.handshake import Session
 from p2p.secure.identity import Identity
-from relay.payment.accounts import Accounts
-from relay.payment.credit import CreditOptions, Ledger
+from relay.payment.accounts import PayerAccounts
+from relay.payment.credit import CreditOptions, SettlementGateway
 from relay.payment.metering import CHANNEL_AGE_MS_MAX, RelayMeter, Tariff
 from relay.protocol.errors import Refusal
 from relay.protocol.fanout import FanoutLimits
@@ -48,12 +48,12 @@ from relay.protocol.wire import (
     Terms,
     Voucher,
 )
-from relay.server.admission import Door
-from relay.server.circuits import Carrying
-from relay.server.core import Drop, Effect, End, Hold, Join, Onward, Refuse, RelayCore, Send
+from relay.server.admission import Admission
+from relay.server.circuits import CarriedCircuits
+from relay.server.core import Drop, Effect, End, ExtendCircuit, Hold, Join, Refuse, RelayCore, Send
 from relay.server.fanout_daemon import FanoutServer
-from relay.server.handshake import Control, Opening, wall_ms
-from relay.server.next_hop import OnwardConnection, OnwardLinks
+from relay.server.handshake import ClientHandshake, ControlConnection, wall_ms
+from relay.server.next_hop import NextHopConnection, NextHopLinks
 from relay.server.telemetry import HttpAnswerer, registry_of
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DecodeError
@@ -100,7 +100,7 @@ def run_relay(
     make_identity: Callable[[], Identity],
     *,
     on_ready: Callable[[RelayDaemon], None] | None = None,
-    ledger: Ledger | None = None,
+    gateway: SettlementGateway | None = None,
 ) -> None:
     """Run a relay until SIGTERM or SIGINT; ``on_ready`` is called when it listens.
 
@@ -108,13 +108,13 @@ def run_relay(
     second it ends at once.
 
     ``make_identity`` returns the relay's identity with a fresh certificate, always of the same node secret, for
-    vouchers are signed with it. It is called again every day. A relay that asks a price and has a ``ledger``
+    vouchers are signed with it. It is called again every day. A relay that asks a price and has a ``gateway``
     learns there what its payers are good for and settles what they sign; without one they are strangers to it.
     Raises ConfigError where it cannot listen; any other exception is a bug that ended the daemon.
     """
 
     async def main() -> None:
-        daemon = RelayDaemon(options, make_identity, ledger)
+        daemon = RelayDaemon(options, make_identity, gateway)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, daemon.drain)
@@ -134,7 +134,10 @@ class RelayDaemon:
     """One relay on the running loop; ``start``, then ``wait_stopped``, then ``close``."""
 
     def __init__(
-        self, options: RelayOptions, make_identity: Callable[[], Identity], ledger: Ledger | None = None
+        self,
+        options: RelayOptions,
+        make_identity: Callable[[], Identity],
+        gateway: SettlementGateway | None = None,
     ) -> None:
         self.options = options
         self.limits = options.limits
@@ -149,11 +152,11 @@ class RelayDaemon:
         self._make_identity = make_identity
         self._identity = make_identity()
         self._identity_until_ms = self.now_ms() + IDENTITY_RENEWAL_MS
-        self.accounts = Accounts(
+        self.accounts = PayerAccounts(
             RelayMeter(options.tariff, genesis_hash=self._identity.genesis_hash, relay=self._identity.address),
             options.credit,
             receipts=options.receipts,
-            ledger=ledger,
+            gateway=gateway,
             now_ms=self.now_ms,
             on_bug=self._end_for,
         )
@@ -167,11 +170,11 @@ class RelayDaemon:
             may_dial=self.accounts.is_served,
             others=self._others,
         )
-        self.carrying = Carrying(
-            self.accounts, options.tariff, options.limits, now_ms=self.now_ms, end_closed=self.gone,
+        self.circuits = CarriedCircuits(
+            self.accounts, options.tariff, options.limits, now_ms=self.now_ms, end_closed=self.connection_closed,
             closed=self.core.circuit_closed,
         )  # fmt: skip
-        self.links = OnwardLinks(self)
+        self.links = NextHopLinks(self)
         self.fanout = FanoutServer(
             options.fanout,
             is_reserved=lambda address: self.core.is_reserved(address, self.now_ms()),
@@ -179,7 +182,7 @@ class RelayDaemon:
             charge=self._charge_copies,
             now_ms=self.now_ms,
             drop=self.drop,
-            gone=self.gone,
+            connection_closed=self.connection_closed,
         )
         self._peers = tuple(_relay_endpoint(text) for text in options.peers)
         self._link_state = b""
@@ -189,10 +192,10 @@ class RelayDaemon:
         self._drain_until_ms: int | None = None
         self._stopped: asyncio.Future[None] = self._loop.create_future()
         self._servers: list[asyncio.AbstractServer] = []
-        self._door = Door(options.limits, self.hosts, self.drop)
+        self._admission = Admission(options.limits, self.hosts, self.drop)
         self._number = 0
-        self._controls: dict[int, Control] = {}
-        self._waiting: dict[int, Opening | OnwardConnection] = {}
+        self._controls: dict[int, ControlConnection] = {}
+        self._waiting: dict[int, ClientHandshake | NextHopConnection] = {}
         self._tick: asyncio.TimerHandle | None = None
 
     def now_ms(self) -> int:
@@ -204,7 +207,7 @@ class RelayDaemon:
         self._loop.set_exception_handler(self._on_exception)
         await self.accounts.load()
         _raise_descriptor_limit(self.limits.connections_max + self.limits.half_open_max + DESCRIPTORS_SPARE)
-        self.endpoint = await self._listen(self.options.listen, lambda: Opening(self), "relay.listen")
+        self.endpoint = await self._listen(self.options.listen, lambda: ClientHandshake(self), "relay.listen")
         if self.options.metrics_listen:
             registry, answerers = registry_of(self, self.options.collectors), set[HttpAnswerer]()
             self.metrics_endpoint = await self._listen(
@@ -245,9 +248,9 @@ class RelayDaemon:
         for server in self._servers:
             server.close()
         self.links.close()
-        await self._door.close()
+        await self._admission.close()
         await self.accounts.close()
-        log.info("relay stopped", circuits=self.carrying.circuits_total, bytes=self.carrying.bytes_total)
+        log.info("relay stopped", circuits=self.circuits.circuits_total, bytes=self.circuits.bytes_total)
 
     def identity(self) -> Identity:
         """Return what this relay proves itself with, certified within the last day."""
@@ -260,12 +263,12 @@ class RelayDaemon:
     @property
     def half_open(self) -> int:
         """Connections that have not yet proved what they are for."""
-        return self._door.half_open
+        return self._admission.half_open
 
     @property
     def connections(self) -> int:
         """All connections of clients."""
-        return len(self._door)
+        return len(self._admission)
 
     # What the links to other relays need and report.
 
@@ -282,20 +285,20 @@ class RelayDaemon:
 
     def adopt(self, transport: asyncio.Transport, ip: str) -> HostUse | None:
         """Count a connection that this relay opened; None: too many."""
-        return self._door.adopt(transport, ip, self.now_ms())
+        return self._admission.adopt(transport, ip, self.now_ms())
 
-    def onward_opened(self, circuit: int, connection: OnwardConnection) -> None:
+    def next_hop_opened(self, circuit: int, connection: NextHopConnection) -> None:
         """Take the joined data connection of a circuit's next relay."""
         self._number += 1
         connection.number = self._number
         self._waiting[connection.number] = connection
-        self.do(self.core.onward_opened(circuit, connection.number))
+        self.do(self.core.next_hop_opened(circuit, connection.number))
 
-    def onward_failed(self, circuit: int, refusal: Refusal) -> None:
+    def next_hop_failed(self, circuit: int, refusal: Refusal) -> None:
         """Note that a circuit goes no further."""
-        self.do(self.core.onward_failed(circuit, refusal))
+        self.do(self.core.next_hop_failed(circuit, refusal))
 
-    def onward_lost(self, connection: OnwardConnection) -> None:
+    def next_hop_lost(self, connection: NextHopConnection) -> None:
         """Note that a joined data connection ended before its circuit ran."""
         if self._waiting.pop(connection.number, None) is not None:
             self.do(self.core.data_closed(connection.number))
@@ -308,42 +311,42 @@ class RelayDaemon:
 
     # What the connections of clients report.
 
-    def admit(self, opening: Opening) -> tuple[HostUse, Place] | str:
+    def admit(self, handshake: ClientHandshake) -> tuple[HostUse, Place] | str:
         """Count a new connection in, or return why it is turned away."""
-        answer = self._door.admit(opening.transport, opening.peer[0], self.now_ms())
+        answer = self._admission.admit(handshake.transport, handshake.peer[0], self.now_ms())
         if not isinstance(answer, str):
             self._number += 1
-            opening.number = self._number
+            handshake.number = self._number
         return answer
 
-    def opened(self, opening: Opening, place: Place) -> bool:
+    def promote(self, handshake: ClientHandshake, place: Place) -> bool:
         """Give a connection that has proved what it is for its place; False: there is none, it is dropped."""
-        return self._door.opened(opening.transport, opening.peer[0], opening.host, place)
+        return self._admission.promote(handshake.transport, handshake.peer[0], handshake.host, place)
 
-    def left(self, opening: Opening, place: Place) -> None:
+    def handshake_ended(self, handshake: ClientHandshake, place: Place) -> None:
         """Count a connection out of the half-open ones that proved nothing."""
-        self._door.left(opening.host, place)
+        self._admission.handshake_ended(handshake.host, place)
 
-    def gone(self, transport: asyncio.Transport) -> None:
+    def connection_closed(self, transport: asyncio.Transport) -> None:
         """Count a closed connection out."""
-        self._door.gone(transport)
+        self._admission.connection_closed(transport)
 
-    def control_opened(self, opening: Opening, channel: ControlChannel) -> None:
+    def control_opened(self, handshake: ClientHandshake, channel: ControlChannel) -> None:
         """Take a connection whose handshake proved an address."""
-        control = Control(self, opening.number, opening.transport, channel)
-        self._controls[opening.number] = control
-        name, port = opening.peer
+        control = ControlConnection(self, handshake.number, handshake.transport, channel)
+        self._controls[handshake.number] = control
+        name, port = handshake.peer
         observed = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
         self.core.control_opened(
-            opening.number, channel.address, opening.host, observed, self.now_ms(), channel.certificate
+            handshake.number, channel.address, handshake.host, observed, self.now_ms(), channel.certificate
         )
-        opening.transport.set_protocol(control)
+        handshake.transport.set_protocol(control)
         tariff = self.options.tariff
         control.send(Terms(tariff.price_per_gib, tariff.free_bytes, tariff.free_ms, tariff.unpaid_bytes_max))
-        self.accounts.met(channel.address, opening.host)
+        self.accounts.met(channel.address, handshake.host)
         control.data_received(b"")  # what came right behind the handshake
 
-    def control_message(self, control: Control, message: Message) -> None:
+    def control_message(self, control: ControlConnection, message: Message) -> None:
         """Take a client's message. Raises RelayProtocolError."""
         match message:
             case Pay(data):
@@ -364,7 +367,7 @@ class RelayDaemon:
             self._link_state = LinkState.sign(self.identity(), measured, now_ms=wall_ms()).encode()
         return self._link_state
 
-    def control_closed(self, control: Control) -> None:
+    def control_closed(self, control: ControlConnection) -> None:
         """Take the end of a control connection."""
         if self._controls.pop(control.number, None) is not None:
             self.do(self.core.control_closed(control.number))
@@ -373,19 +376,19 @@ class RelayDaemon:
         """Tell whether a token was given out to somebody who has not shown it yet."""
         return self.core.is_awaited(token)
 
-    def fanout_opened(self, opening: Opening, session: Session) -> None:
+    def fanout_opened(self, handshake: ClientHandshake, session: Session) -> None:
         """Take a connection for fan-out whose handshake proved an address."""
-        self.fanout.open(opening.number, opening.transport, session, opening.host)
+        self.fanout.open(handshake.number, handshake.transport, session, handshake.host)
 
-    def data_opened(self, opening: Opening, token: bytes) -> None:
+    def data_opened(self, handshake: ClientHandshake, token: bytes) -> None:
         """Take a connection that showed a token."""
-        self._waiting[opening.number] = opening
-        self.do(self.core.data_opened(opening.number, token))
+        self._waiting[handshake.number] = handshake
+        self.do(self.core.data_opened(handshake.number, token))
 
-    def data_closed(self, opening: Opening) -> None:
+    def data_closed(self, handshake: ClientHandshake) -> None:
         """Take the end of a data connection that waited for its other end."""
-        if self._waiting.pop(opening.number, None) is not None:
-            self.do(self.core.data_closed(opening.number))
+        if self._waiting.pop(handshake.number, None) is not None:
+            self.do(self.core.data_closed(handshake.number))
 
     def drop(self, transport: asyncio.Transport, reason: str, peer: str) -> None:
         """Close a connection that broke a rule."""
@@ -408,36 +411,36 @@ class RelayDaemon:
                 case Refuse(connection, refusal):
                     self._waiting.pop(connection).refuse(refusal)
                 case Hold(connection):
-                    opening = self._waiting[connection]
-                    assert isinstance(opening, Opening)
-                    opening.hold()
-                case Onward(circuit, following, route, asker):
+                    handshake = self._waiting[connection]
+                    assert isinstance(handshake, ClientHandshake)
+                    handshake.hold()
+                case ExtendCircuit(circuit, next_hop, route, asker):
                     assert asker is not None
-                    self.links.carry(circuit, following, route, asker)
+                    self.links.extend(circuit, next_hop, route, asker)
                 case Join():
                     self._join(effect)
                 case End(circuit, reason):
                     self.drops[f"circuit_{reason}"] += 1
-                    self.carrying.abort(circuit)
+                    self.circuits.abort(circuit)
 
     def _join(self, join: Join) -> None:
         dialler, target = self._waiting.pop(join.dialler), self._waiting.pop(join.target)
-        assert isinstance(dialler, Opening)  # what this relay opened leads onward, never back
+        assert isinstance(dialler, ClientHandshake)  # what this relay opened leads to the next hop, never back
         dialler.joined()
-        onward = None
-        if isinstance(target, OnwardConnection):
-            onward = target.endpoint
+        next_hop = None
+        if isinstance(target, NextHopConnection):
+            next_hop = target.endpoint
         else:
             target.joined()
-        self.carrying.begin(
-            join.circuit, dialler, target, payer=join.dialler_address, host=dialler.host, onward=onward
+        self.circuits.begin(
+            join.circuit, dialler, target, payer=join.dialler_address, host=dialler.host, next_hop=next_hop
         )
         log.debug("circuit joined", circuit=join.circuit, dialler=join.dialler_address, target=join.target_address)
 
     def _on_tick(self) -> None:
         now_ms = self.now_ms()
         self.do(self.core.tick(now_ms))
-        for circuit, reason in self.carrying.tick(now_ms):
+        for circuit, reason in self.circuits.tick(now_ms):
             self.drops[f"circuit_{reason}"] += 1
             circuit.abort()
         self._ticks += 1
@@ -445,7 +448,7 @@ class RelayDaemon:
             self.core.expire(wall_ms())
         if self._ticks % SLOW_TICKS == 0:
             self._claim()
-            self.links.tick(self.carrying.look_after())
+            self.links.tick(self.circuits.pace())
             self.accounts.consult()
             self.fanout.tick(now_ms)
         self.accounts.save_in_time()

@@ -12,11 +12,11 @@ from relay.protocol.errors import RelayProtocolError
 from relay.protocol.fanout import (
     PIECE_BYTES_MAX,
     Copy,
+    Delivery,
     FanoutChannel,
     FanoutCore,
     FanoutLimits,
     FanoutMessage,
-    Handed,
     Pong,
 )
 from relay.protocol.limits import HostUse
@@ -30,9 +30,9 @@ ANSWERS_BYTES_MAX: Final = 64 * 1024
 class FanoutServer:
     """All connections for fan-out of one relay.
 
-    ``drop`` closes a connection that broke a rule (transport, reason, who), ``gone`` notes each that closed;
-    ``is_served`` says whether a publisher, coming from a host, owes nothing that matters, and ``charge`` takes
-    what was handed on for it, every copy counted.
+    ``drop(transport, reason, peer)`` closes a connection that broke a rule. ``connection_closed`` is called for
+    each connection that closed. ``is_served`` says whether the relay still carries for a publisher from a host.
+    ``charge`` takes the bytes delivered for it, every copy counted.
     """
 
     def __init__(
@@ -44,24 +44,24 @@ class FanoutServer:
         charge: Callable[[bytes, HostUse, int], None],
         now_ms: Callable[[], int],
         drop: Callable[[asyncio.Transport, str, str], None],
-        gone: Callable[[asyncio.Transport], None],
+        connection_closed: Callable[[asyncio.Transport], None],
     ) -> None:
         self.core = FanoutCore(limits, is_reserved=is_reserved, is_served=self._serves, backlog=self._backlog)
         self._is_served = is_served
         self._charge = charge
         self._now_ms = now_ms
         self._drop = drop
-        self._gone = gone
-        self._lines: dict[int, _Line] = {}
-        self._taking: _Line | None = None
+        self._connection_closed = connection_closed
+        self._connections: dict[int, _FanoutConnection] = {}
+        self._taking: _FanoutConnection | None = None
         """Whose message is being looked at."""
         self._backlog_bytes = 0
         """Unsent bytes of all connections, as of the last tick and what was written since."""
 
     def open(self, number: int, transport: asyncio.Transport, session: Session, host: HostUse) -> None:
         """Take over a connection whose handshake is finished."""
-        line = _Line(self, number, transport, FanoutChannel(session), host)
-        transport.set_protocol(line)
+        connection = _FanoutConnection(self, number, transport, FanoutChannel(session), host)
+        transport.set_protocol(connection)
         host.fanouts += 1
         if host.fanouts > self.core.limits.connections_per_host_max and not host.is_trusted:
             self._drop(transport, "fanout_host", session.address.hex())
@@ -71,64 +71,66 @@ class FanoutServer:
         except RelayProtocolError as error:
             self._drop(transport, error.code, session.address.hex())
             return
-        self._lines[number] = line
+        self._connections[number] = connection
         # Whether a subscriber keeps up is judged by its backlog: it is passed over, never waited for.
         transport.set_write_buffer_limits(high=2 * self.core.limits.backlog_bytes_max)
-        if old is not None and old in self._lines:
-            self._lines[old].transport.abort()
-        line.data_received(b"")  # what came right behind the handshake
+        if old is not None and old in self._connections:
+            self._connections[old].transport.abort()
+        connection.data_received(b"")  # what came right behind the handshake
 
     def tick(self, now_ms: int) -> None:
         """Drop who fell silent."""
-        self._backlog_bytes = sum(line.transport.get_write_buffer_size() for line in self._lines.values())
+        self._backlog_bytes = sum(
+            connection.transport.get_write_buffer_size() for connection in self._connections.values()
+        )
         for number in self.core.idle(now_ms):
-            line = self._lines[number]
-            self._drop(line.transport, "fanout_idle", line.channel.address.hex())
+            connection = self._connections[number]
+            self._drop(connection.transport, "fanout_idle", connection.channel.address.hex())
 
     def _backlog(self, number: int) -> int:
-        line = self._lines.get(number)
-        if line is None or line.transport.is_closing():
+        connection = self._connections.get(number)
+        if connection is None or connection.transport.is_closing():
             return self.core.limits.backlog_bytes_max
         if self._backlog_bytes >= self.core.limits.backlog_bytes_sum_max:
             return self.core.limits.backlog_bytes_max
-        return line.transport.get_write_buffer_size()
+        return connection.transport.get_write_buffer_size()
 
     def _serves(self, publisher: bytes) -> bool:
         assert self._taking is not None
         return self._is_served(publisher, self._taking.host)
 
-    def take(self, line: _Line, message: FanoutMessage, piece: bytes) -> None:
+    def take(self, connection: _FanoutConnection, message: FanoutMessage, piece: bytes) -> None:
         """Take a client's message. Raises RelayProtocolError."""
-        self._taking = line
-        match self.core.message(line.number, message, self._now_ms()):
+        self._taking = connection
+        match self.core.message(connection.number, message, self._now_ms()):
             case Copy(connections):
-                handed = Handed(line.channel.address, len(piece))
+                handed = Delivery(connection.channel.address, len(piece))
                 for number in connections:
-                    receiver = self._lines[number]
+                    receiver = self._connections[number]
                     receiver.transport.writelines((receiver.channel.seal(handed), piece))
                     self._backlog_bytes += len(piece)
-                self._charge(line.channel.address, line.host, len(piece) * len(connections))
+                self._charge(connection.channel.address, connection.host, len(piece) * len(connections))
             case Pong() as pong:
                 # Who does not read gets no more answers: they would pile up here for as long as it asks.
-                if line.transport.get_write_buffer_size() < ANSWERS_BYTES_MAX:
-                    line.transport.write(line.channel.seal(pong))
+                if connection.transport.get_write_buffer_size() < ANSWERS_BYTES_MAX:
+                    connection.transport.write(connection.channel.seal(pong))
             case None:
                 pass
 
-    def closed(self, line: _Line) -> None:
+    def closed(self, connection: _FanoutConnection) -> None:
         """Take the end of a connection."""
-        if self._lines.get(line.number) is line:
-            del self._lines[line.number]
-            self.core.closed(line.number)
-        line.host.fanouts -= 1
-        self._gone(line.transport)
+        if self._connections.get(connection.number) is connection:
+            del self._connections[connection.number]
+            self.core.closed(connection.number)
+        connection.host.fanouts -= 1
+        self._connection_closed(connection.transport)
 
-    def broke(self, line: _Line, error: RelayProtocolError) -> None:
+    def broke(self, connection: _FanoutConnection, error: RelayProtocolError) -> None:
         """Drop a connection that broke a rule."""
-        self._drop(line.transport, error.code, line.channel.address.hex())
+        self._drop(connection.transport, error.code, connection.channel.address.hex())
 
 
-class _Line(asyncio.Protocol):
+class _FanoutConnection(asyncio.Protocol):
     """One connection after its handshake."""
 
     __slots__ = ("_low_water", "_server", "channel", "host", "number", "transport")

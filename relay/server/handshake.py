@@ -1,7 +1,8 @@
-"""The connections that a relay's clients open: what each is for, its handshake, and the messages of a control one.
+"""Connections that clients open to a relay: their purpose, their handshake, and their control messages.
 
-A connection is an ``Opening`` from its first byte until it is known what it is; then it is handed on, as a
-``Control`` connection, as one for fan-out, or as an end of a circuit. What is wrong with it costs that one alone.
+A ``ClientHandshake`` owns a connection from its first byte until its purpose is known and proved. Then the
+connection becomes a ``ControlConnection``, a connection for fan-out, or one end of a circuit. An error on a
+connection closes that connection only.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from relay.protocol.wire import (
     Message,
 )
 
-__all__ = ["Control", "Opening", "wall_ms"]
+__all__ = ["ClientHandshake", "ControlConnection", "wall_ms"]
 
 EARLY_BYTES_MAX: Final = 4_096
 """What an end may send after its token, before the other end has come."""
@@ -55,19 +56,19 @@ class Daemon(Protocol):
         """Return what this relay proves itself with."""
         ...
 
-    def admit(self, opening: Opening) -> tuple[HostUse, Place] | str:
+    def admit(self, handshake: ClientHandshake) -> tuple[HostUse, Place] | str:
         """Count a new connection in, or return why it is turned away."""
         ...
 
-    def opened(self, opening: Opening, place: Place) -> bool:
+    def promote(self, handshake: ClientHandshake, place: Place) -> bool:
         """Give a connection that has proved what it is for its place; False: there is none, it is dropped."""
         ...
 
-    def left(self, opening: Opening, place: Place) -> None:
+    def handshake_ended(self, handshake: ClientHandshake, place: Place) -> None:
         """Count a connection out of the half-open ones that proved nothing."""
         ...
 
-    def gone(self, transport: asyncio.Transport) -> None:
+    def connection_closed(self, transport: asyncio.Transport) -> None:
         """Count a closed connection out."""
         ...
 
@@ -79,32 +80,32 @@ class Daemon(Protocol):
         """Tell whether a token was given out to somebody who has not shown it yet."""
         ...
 
-    def control_opened(self, opening: Opening, channel: ControlChannel) -> None:
+    def control_opened(self, handshake: ClientHandshake, channel: ControlChannel) -> None:
         """Take a connection whose handshake proved an address."""
         ...
 
-    def control_message(self, control: Control, message: Message) -> None:
+    def control_message(self, control: ControlConnection, message: Message) -> None:
         """Take a client's message. Raises RelayProtocolError."""
         ...
 
-    def control_closed(self, control: Control) -> None:
+    def control_closed(self, control: ControlConnection) -> None:
         """Take the end of a control connection."""
         ...
 
-    def fanout_opened(self, opening: Opening, session: Session) -> None:
+    def fanout_opened(self, handshake: ClientHandshake, session: Session) -> None:
         """Take a connection for fan-out whose handshake proved an address."""
         ...
 
-    def data_opened(self, opening: Opening, token: bytes) -> None:
+    def data_opened(self, handshake: ClientHandshake, token: bytes) -> None:
         """Take a connection that showed a token."""
         ...
 
-    def data_closed(self, opening: Opening) -> None:
+    def data_closed(self, handshake: ClientHandshake) -> None:
         """Take the end of a data connection that waited for its other end."""
         ...
 
 
-class Opening(asyncio.Protocol):
+class ClientHandshake(asyncio.Protocol):
     """A connection from its first byte until it is known what it is; a data end also while it waits."""
 
     __slots__ = (
@@ -220,8 +221,8 @@ class Opening(asyncio.Protocol):
         self._timer.cancel()
         self._timer = None
         if has_proved:
-            return self._daemon.opened(self, self._place)
-        self._daemon.left(self, self._place)
+            return self._daemon.promote(self, self._place)
+        self._daemon.handshake_ended(self, self._place)
         return True
 
     def _too_slow(self) -> None:
@@ -246,11 +247,11 @@ class Opening(asyncio.Protocol):
             return  # never admitted
         if self._timer is not None:
             self._finish(has_proved=False)
-        self._daemon.gone(self.transport)
+        self._daemon.connection_closed(self.transport)
         self._daemon.data_closed(self)
 
 
-class Control(asyncio.Protocol):
+class ControlConnection(asyncio.Protocol):
     """A client's control connection after its handshake."""
 
     __slots__ = ("_daemon", "channel", "number", "opened_ms", "transport")
@@ -290,5 +291,5 @@ class Control(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Count it out."""
-        self._daemon.gone(self.transport)
+        self._daemon.connection_closed(self.transport)
         self._daemon.control_closed(self)

@@ -24,8 +24,8 @@ from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from relay.protocol.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.protocol.keep_alive import keep_alive
-from relay.protocol.limits import Bucket, HostTable, HostUse, RelayLimits
-from relay.protocol.link_state import Link
+from relay.protocol.limits import HostTable, HostUse, RelayLimits, TokenBucket
+from relay.protocol.link_state import LinkMeasurement
 from relay.protocol.wire import (
     CONTROL_PREAMBLE,
     DATA_PREAMBLE,
@@ -41,9 +41,9 @@ from relay.protocol.wire import (
     Refused,
     Restarting,
 )
-from relay.server.next_hop_eviction import LinkUse, room_for_link
+from relay.server.next_hop_eviction import NextHopUse, choose_eviction
 
-__all__ = ["OnwardConnection", "OnwardLinks"]
+__all__ = ["NextHopConnection", "NextHopLinks"]
 
 PARKED: Final = 2
 """Data connections kept waiting at a relay in use."""
@@ -51,8 +51,8 @@ PING_S: Final = 10
 SILENT_S: Final = 25
 FAILED_S: Final = 5
 """A relay that was not reached is not tried again before."""
-CARRIES_PER_S: Final = 8
-CARRIES_BURST: Final = 40
+EXTENDS_PER_S: Final = 8
+EXTENDS_BURST: Final = 40
 """Circuits asked of one relay: its bounds for any client hold for this one, and who breaks them is dropped."""
 RATE_DECAY_PERCENT: Final = 98
 """What is left each second of the highest rate seen."""
@@ -78,30 +78,30 @@ class Daemon(Protocol):
         """Count a connection that this relay opened; None: too many."""
         ...
 
-    def gone(self, transport: asyncio.Transport) -> None:
+    def connection_closed(self, transport: asyncio.Transport) -> None:
         """Count a closed connection out."""
         ...
 
-    def onward_opened(self, circuit: int, connection: OnwardConnection) -> None:
+    def next_hop_opened(self, circuit: int, connection: NextHopConnection) -> None:
         """Take the joined data connection of a circuit's next relay."""
         ...
 
-    def onward_failed(self, circuit: int, refusal: Refusal) -> None:
+    def next_hop_failed(self, circuit: int, refusal: Refusal) -> None:
         """Note that a circuit goes no further."""
         ...
 
-    def onward_lost(self, connection: OnwardConnection) -> None:
+    def next_hop_lost(self, connection: NextHopConnection) -> None:
         """Note that a joined data connection ended before its circuit ran."""
         ...
 
 
-class OnwardLinks:
+class NextHopLinks:
     """All links of one relay to others, by endpoint."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._loop = asyncio.get_running_loop()
-        self._links: dict[Endpoint, _Link] = {}
+        self._links: dict[Endpoint, _NextHopLink] = {}
         self._failed: dict[Endpoint, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._kept: frozenset[Endpoint] = frozenset()
@@ -117,17 +117,17 @@ class OnwardLinks:
         """Stay connected to these, used or not."""
         self._kept = frozenset(endpoints)
 
-    def carry(self, circuit: int, following: Endpoint, route: bytes, asker: HostUse) -> None:
-        """Carry a circuit on to the relay ``following``; the daemon is told what came of it.
+    def extend(self, circuit: int, next_hop: Endpoint, route: bytes, asker: HostUse) -> None:
+        """Carry a circuit on to the relay ``next_hop``; the daemon is told what came of it.
 
         Who asks from a network that this relay trusts may name hosts that are not public, and is not bounded.
         """
-        self._spawn(self._carry(circuit, following, route, asker))
+        self._spawn(self._try_extend(circuit, next_hop, route, asker))
 
-    def measured(self) -> dict[bytes, Link]:
+    def measured(self) -> dict[bytes, LinkMeasurement]:
         """Return what is known of the way to each relay that is connected now."""
         return {
-            link.relay: Link(link.rtt_us, link.bytes_per_s)
+            link.relay: LinkMeasurement(link.rtt_us, link.bytes_per_s)
             for link in self._links.values()
             if link.is_open and link.rtt_us is not None
         }
@@ -174,23 +174,23 @@ class OnwardLinks:
         except (RelayUnreachable, RelayRefused, TimeoutError):
             self._failed[endpoint] = self._loop.time() + FAILED_S
 
-    async def _carry(self, circuit: int, following: Endpoint, route: bytes, asker: HostUse) -> None:
-        connection: OnwardConnection | None = None
+    async def _try_extend(self, circuit: int, next_hop: Endpoint, route: bytes, asker: HostUse) -> None:
+        connection: NextHopConnection | None = None
         try:
             async with asyncio.timeout(self._daemon.limits.pending_ms_max / 1000):
-                link = await self._link(following, None if asker.is_trusted else asker)
-                if not link.carries.take(int(self._loop.time() * 1000)):
+                link = await self._link(next_hop, None if asker.is_trusted else asker)
+                if not link.extends.take(int(self._loop.time() * 1000)):
                     raise RelayRefused(Refusal.TOO_FAST)
                 connection = await self._extend(link, route)
         except RelayRefused as error:
-            self._daemon.onward_failed(circuit, error.refusal)
+            self._daemon.next_hop_failed(circuit, error.refusal)
         except (RelayUnreachable, TimeoutError, OSError) as error:
-            log.debug("next relay not reached", relay=str(following), error=str(error) or type(error).__name__)
-            self._daemon.onward_failed(circuit, Refusal.NEXT_UNREACHABLE)
+            log.debug("next relay not reached", relay=str(next_hop), error=str(error) or type(error).__name__)
+            self._daemon.next_hop_failed(circuit, Refusal.NEXT_UNREACHABLE)
         else:
-            self._daemon.onward_opened(circuit, connection)
+            self._daemon.next_hop_opened(circuit, connection)
 
-    async def _extend(self, link: _Link, route: bytes) -> OnwardConnection:
+    async def _extend(self, link: _NextHopLink, route: bytes) -> NextHopConnection:
         connection = link.take_parked()
         token = b"" if connection is None else connection.token
         try:
@@ -215,7 +215,7 @@ class OnwardLinks:
         self._spawn(self._refill(link))
         return connection
 
-    async def _refill(self, link: _Link) -> None:
+    async def _refill(self, link: _NextHopLink) -> None:
         """Keep data connections waiting at a relay that is used."""
         while link.is_open and len(link.parked) + link.parking < PARKED:
             token = secrets.token_bytes(TOKEN_BYTES)
@@ -232,8 +232,8 @@ class OnwardLinks:
                 return
             link.parked.append(connection)
 
-    async def _open_data(self, link: _Link, token: bytes) -> OnwardConnection:
-        connection = OnwardConnection(self._daemon, link, token)
+    async def _open_data(self, link: _NextHopLink, token: bytes) -> NextHopConnection:
+        connection = NextHopConnection(self._daemon, link, token)
         try:
             await self._loop.create_connection(lambda: connection, link.ip, link.endpoint.port)
         except OSError as error:
@@ -241,7 +241,7 @@ class OnwardLinks:
         connection.transport.write(DATA_PREAMBLE + token)
         return connection
 
-    async def _link(self, endpoint: Endpoint, asker: HostUse | None) -> _Link:
+    async def _link(self, endpoint: Endpoint, asker: HostUse | None) -> _NextHopLink:
         """Return the open link to a relay. Raises RelayUnreachable, RelayRefused.
 
         ``asker`` is a stranger who named it; None: the operator, or somebody of a trusted network.
@@ -252,7 +252,7 @@ class OnwardLinks:
             if self._failed.get(endpoint, 0.0) > now:
                 raise RelayUnreachable("failed a moment ago")
             self._make_room(asker, int(now * 1000))
-            link = self._links[endpoint] = _Link(self._daemon, endpoint, asker, self._forget)
+            link = self._links[endpoint] = _NextHopLink(self._daemon, endpoint, asker, self._forget)
             self._spawn(self._open(link))
         await asyncio.shield(link.opened)
         if link.is_leaving:
@@ -263,16 +263,16 @@ class OnwardLinks:
     def _make_room(self, asker: HostUse | None, now_ms: int) -> None:
         """End a link for another one that ``asker`` wants. Raises RelayRefused."""
         uses = [
-            LinkUse(endpoint, link.asker, int(link.used_at * 1000), endpoint in self._kept)
+            NextHopUse(endpoint, link.asker, int(link.used_at * 1000), endpoint in self._kept)
             for endpoint, link in self._links.items()
         ]
-        room = room_for_link(uses, asker, self._daemon.limits, now_ms)
+        room = choose_eviction(uses, asker, self._daemon.limits, now_ms)
         if room.refusal is not None:
             raise RelayRefused(room.refusal)
-        if room.gives_way is not None:
-            self._links[room.gives_way].close("made room")
+        if room.evicted is not None:
+            self._links[room.evicted].close("made room")
 
-    async def _open(self, link: _Link) -> None:
+    async def _open(self, link: _NextHopLink) -> None:
         endpoint = link.endpoint
         try:
             async with asyncio.timeout(self._daemon.limits.handshake_ms_max / 1000):
@@ -287,7 +287,7 @@ class OnwardLinks:
             self._failed[endpoint] = self._loop.time() + FAILED_S
             link.close(str(error) or "too slow")
 
-    def _may_link(self, link: _Link, ip: str) -> bool:
+    def _may_link(self, link: _NextHopLink, ip: str) -> bool:
         """Say whether a link may lead to ``ip``: to one network few of those that strangers named may."""
         if not self._daemon.may_reach(ip, is_trusted=link.asker is None):
             return False
@@ -299,16 +299,16 @@ class OnwardLinks:
         count = sum(network_of(other.ip) == network for other in others)
         return count < self._daemon.limits.relays_per_network_max
 
-    def _forget(self, link: _Link) -> None:
+    def _forget(self, link: _NextHopLink) -> None:
         if self._links.get(link.endpoint) is link:
             del self._links[link.endpoint]
 
 
-class _Link(asyncio.Protocol):
+class _NextHopLink(asyncio.Protocol):
     """One control connection to another relay."""
 
     def __init__(
-        self, daemon: Daemon, endpoint: Endpoint, asker: HostUse | None, on_closed: Callable[[_Link], None]
+        self, daemon: Daemon, endpoint: Endpoint, asker: HostUse | None, on_closed: Callable[[_NextHopLink], None]
     ) -> None:
         assert endpoint.relay is not None
         self.endpoint = endpoint
@@ -322,11 +322,11 @@ class _Link(asyncio.Protocol):
         self.rtt_us: int | None = None
         self.bytes_per_s = 0
         self.used_at = asyncio.get_running_loop().time()
-        self.parked: list[OnwardConnection] = []
+        self.parked: list[NextHopConnection] = []
         self.parking = 0
-        self.carries = Bucket(CARRIES_PER_S, CARRIES_BURST, int(self.used_at * 1000))
+        self.extends = TokenBucket(EXTENDS_PER_S, EXTENDS_BURST, int(self.used_at * 1000))
         limits = daemon.limits
-        self._messages = Bucket(limits.messages_per_s, limits.messages_burst, int(self.used_at * 1000))
+        self._messages = TokenBucket(limits.messages_per_s, limits.messages_burst, int(self.used_at * 1000))
         """What the other relay may say: anybody can name one, and it may be anything."""
         self._daemon = daemon
         self._on_closed = on_closed
@@ -436,7 +436,7 @@ class _Link(asyncio.Protocol):
         finally:
             self._calls.pop(number, None)
 
-    def take_parked(self) -> OnwardConnection | None:
+    def take_parked(self) -> NextHopConnection | None:
         """Return a data connection that waits at the other relay, if there is one."""
         while self.parked:
             connection = self.parked.pop()
@@ -469,15 +469,15 @@ class _Link(asyncio.Protocol):
         self.close("connection lost")
         if self._is_counted:
             assert self._transport is not None
-            self._daemon.gone(self._transport)
+            self._daemon.connection_closed(self._transport)
 
 
-class OnwardConnection(asyncio.Protocol):
+class NextHopConnection(asyncio.Protocol):
     """A data connection to the next relay: parked or just opened, until it is an end of a circuit."""
 
     transport: asyncio.Transport
 
-    def __init__(self, daemon: Daemon, link: _Link, token: bytes) -> None:
+    def __init__(self, daemon: Daemon, link: _NextHopLink, token: bytes) -> None:
         self._daemon = daemon
         self._link = link
         self.token = token
@@ -538,6 +538,6 @@ class OnwardConnection(asyncio.Protocol):
         if self in self._link.parked:
             self._link.parked.remove(self)
         if self._is_counted:
-            self._daemon.gone(self.transport)
+            self._daemon.connection_closed(self.transport)
         if self.number:
-            self._daemon.onward_lost(self)
+            self._daemon.next_hop_lost(self)

@@ -15,11 +15,11 @@ from p2p.base.endpoint import Endpoint
 from relay.protocol.errors import Refusal
 from relay.protocol.limits import HostUse, RelayLimits
 
-__all__ = ["LinkUse", "Room", "room_for_link"]
+__all__ = ["Eviction", "NextHopUse", "choose_eviction"]
 
 
 @dataclass(frozen=True, slots=True)
-class LinkUse:
+class NextHopUse:
     """A link, and when it was used last."""
 
     endpoint: Endpoint
@@ -31,28 +31,30 @@ class LinkUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Eviction:
     """Whether there is room for one more link."""
 
     refusal: Refusal | None = None
-    gives_way: Endpoint | None = None
+    evicted: Endpoint | None = None
 
 
-def room_for_link(links: Sequence[LinkUse], asker: HostUse | None, limits: RelayLimits, now_ms: int) -> Room:
-    """Say whether ``asker`` (None: as in ``LinkUse``) may have another link beside these."""
+def choose_eviction(
+    links: Sequence[NextHopUse], asker: HostUse | None, limits: RelayLimits, now_ms: int
+) -> Eviction:
+    """Say whether ``asker`` (None: as in ``NextHopUse``) may have another link beside these."""
     loose = [link for link in links if not link.is_kept]
     spare = [link for link in loose if now_ms - link.used_at_ms >= limits.relay_spare_ms]
 
-    def oldest(candidates: Sequence[LinkUse]) -> Room | None:
+    def oldest(candidates: Sequence[NextHopUse]) -> Eviction | None:
         last = min(candidates, key=lambda link: (link.used_at_ms, str(link.endpoint)), default=None)
-        return None if last is None else Room(gives_way=last.endpoint)
+        return None if last is None else Eviction(evicted=last.endpoint)
 
     if asker is not None:
         its = [link for link in loose if link.asker is not None and link.asker.network == asker.network]
         if len(its) >= limits.relays_per_asker_max:
-            return oldest([link for link in its if link in spare]) or Room(Refusal.HOST_LIMIT)
+            return oldest([link for link in its if link in spare]) or Eviction(Refusal.HOST_LIMIT)
     if len(links) < limits.relays_max:
-        return Room()
+        return Eviction()
     blocks = Counter(link.asker.block for link in loose if link.asker is not None)
     own = 0 if asker is None else blocks[asker.block]
     largest = max(blocks.values(), default=0)
@@ -60,4 +62,4 @@ def room_for_link(links: Sequence[LinkUse], asker: HostUse | None, limits: Relay
         link for link in loose
         if link.asker is not None and blocks[link.asker.block] == largest and largest >= own + 2
     ]  # fmt: skip
-    return oldest(spare) or oldest(crowd) or Room(Refusal.RELAY_FULL)
+    return oldest(spare) or oldest(crowd) or Eviction(Refusal.RELAY_FULL)

@@ -13,13 +13,13 @@ from typing import Final
 
 from relay.protocol.limits import RelayLimits
 
-__all__ = ["LOOK_BYTES", "STRANGER_LOOK_BYTES", "Circuit", "set_pace"]
+__all__ = ["CHECK_BYTES", "STRANGER_CHECK_BYTES", "Splice", "set_pace"]
 
 _SO_MAX_PACING_RATE: Final = 47
 _PACE_MAX: Final = 2**31 - 1
-LOOK_BYTES: Final = 4 * 1024 * 1024
+CHECK_BYTES: Final = 4 * 1024 * 1024
 """So much of one direction passes between two looks at whether it is paid, however fast the line ..."""
-STRANGER_LOOK_BYTES: Final = 256 * 1024
+STRANGER_CHECK_BYTES: Final = 256 * 1024
 """... and so much where its payer is a stranger: many begin at once, and each may pass the bounds by this."""
 _TCP_LIVE: Final = frozenset({1, 4, 5})
 """States of a TCP connection whose other side may still send: established, or only this side has ended."""
@@ -33,17 +33,17 @@ def set_pace(sock: socket.socket, bytes_per_s: int) -> None:
         return
 
 
-class _Half(asyncio.Protocol):
+class _Direction(asyncio.Protocol):
     """What arrives from one end goes to ``sink``, the transport of the other."""
 
-    __slots__ = ("circuit", "ended", "is_full", "look_at", "received", "sink", "source")
+    __slots__ = ("check_at", "ended", "is_full", "received", "sink", "source", "splice")
 
-    def __init__(self, circuit: Circuit, source: asyncio.Transport, sink: asyncio.Transport) -> None:
-        self.circuit = circuit
+    def __init__(self, splice: Splice, source: asyncio.Transport, sink: asyncio.Transport) -> None:
+        self.splice = splice
         self.source = source
         self.sink = sink
         self.received = 0
-        self.look_at = circuit.look_bytes
+        self.check_at = splice.check_bytes
         self.is_full = False
         """Whether this end takes no more for now."""
         self.ended = False
@@ -52,23 +52,23 @@ class _Half(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.received += len(data)
         self.sink.write(data)
-        if self.received >= self.look_at:
-            self.look_at = self.received + self.circuit.look_bytes
-            self.circuit.on_look(self.circuit)
+        if self.received >= self.check_at:
+            self.check_at = self.received + self.splice.check_bytes
+            self.splice.on_check(self.splice)
 
     def eof_received(self) -> bool:
         self.ended = True
         if not self.sink.is_closing():
             self.sink.write_eof()
-        return not self.circuit.is_finished()
+        return not self.splice.is_finished()
 
     def pause_writing(self) -> None:
         self.is_full = True
-        self.circuit.flow()
+        self.splice.flow()
 
     def resume_writing(self) -> None:
         self.is_full = False
-        self.circuit.flow()
+        self.splice.flow()
 
     def is_cut_off(self) -> bool:
         """Tell whether the kernel knows that nothing more comes from this end, read or not."""
@@ -82,19 +82,32 @@ class _Half(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.ended = True
-        self.circuit.lost(self)
+        self.splice.lost(self)
 
 
-class Circuit:
+class Splice:
     """Both directions of one circuit.
 
-    ``on_end_closed`` is called for each end's transport, ``on_closed`` once, when both are closed; ``on_look``
-    after every ``look_bytes`` of either direction.
+    ``on_end_closed`` is called for each end's transport, ``on_closed`` once, when both are closed; ``on_check``
+    after every ``check_bytes`` of either direction.
     """
 
     __slots__ = (
-        "_is_held", "_limits", "_lost", "_moved_at_ms", "_moved_bytes", "_on_closed", "_on_end_closed", "backward",
-        "forward", "held_since_ms", "lingers_since_ms", "look_bytes", "number", "on_look", "started_ms",
+        "_is_held",
+        "_limits",
+        "_lost",
+        "_moved_at_ms",
+        "_moved_bytes",
+        "_on_closed",
+        "_on_end_closed",
+        "backward",
+        "check_bytes",
+        "forward",
+        "held_since_ms",
+        "lingers_since_ms",
+        "number",
+        "on_check",
+        "started_ms",
     )  # fmt: skip
 
     def __init__(
@@ -106,20 +119,20 @@ class Circuit:
         now_ms: int,
         *,
         on_end_closed: Callable[[asyncio.Transport], None],
-        on_closed: Callable[[Circuit], None],
-        on_look: Callable[[Circuit], None],
-        look_bytes: int = LOOK_BYTES,
+        on_closed: Callable[[Splice], None],
+        on_check: Callable[[Splice], None],
+        check_bytes: int = CHECK_BYTES,
     ) -> None:
         self.number = number
-        self.look_bytes = look_bytes
+        self.check_bytes = check_bytes
         self.started_ms = now_ms
-        self.forward = _Half(self, dialler, target)
+        self.forward = _Direction(self, dialler, target)
         """From the dialler to the target."""
-        self.backward = _Half(self, target, dialler)
+        self.backward = _Direction(self, target, dialler)
         self._limits = limits
         self._on_end_closed = on_end_closed
         self._on_closed = on_closed
-        self.on_look = on_look
+        self.on_check = on_check
         self._lost = 0
         self._moved_at_ms = now_ms
         self._moved_bytes = 0
@@ -176,7 +189,7 @@ class Circuit:
         """Tell whether both ends have said that they send no more."""
         return self.forward.ended and self.backward.ended
 
-    def lost(self, half: _Half) -> None:
+    def lost(self, half: _Direction) -> None:
         """Take the loss of one end: the other gets what is left for it, then its end too."""
         self._on_end_closed(half.source)
         self._lost += 1

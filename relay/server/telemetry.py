@@ -13,12 +13,12 @@ from typing import Any, Final, Protocol, cast
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from relay.payment.accounts import Accounts
+from relay.payment.accounts import PayerAccounts
 from relay.protocol.limits import HostTable
-from relay.server.circuits import Carrying
+from relay.server.circuits import CarriedCircuits
 from relay.server.core import RelayCore
 from relay.server.fanout_daemon import FanoutServer
-from relay.server.next_hop import OnwardLinks
+from relay.server.next_hop import NextHopLinks
 
 __all__ = ["HttpAnswerer", "registry_of"]
 
@@ -31,10 +31,10 @@ class Daemon(Protocol):
     """The parts of the daemon whose counts are exported."""
 
     core: RelayCore
-    accounts: Accounts
-    carrying: Carrying
+    accounts: PayerAccounts
+    circuits: CarriedCircuits
     fanout: FanoutServer
-    links: OnwardLinks
+    links: NextHopLinks
     hosts: HostTable
     drops: Counter[str]
     has_bbr: bool
@@ -124,16 +124,16 @@ class _Collector:
 
     def collect(self) -> Iterable[Metric]:
         daemon, core, accounts = self._daemon, self._daemon.core, self._daemon.accounts
-        carried = daemon.carrying.count_bytes()  # first: what is unpaid follows from it
+        carried = daemon.circuits.count_bytes()  # first: what is unpaid follows from it
         for name, text, value in (
             ("reservations", "Clients that can be reached through this relay", core.reservations),
             ("circuits", "Circuits that run", core.circuits),
             ("pending_circuits", "Circuits that wait for an end", core.pending),
-            ("controls", "Control connections", core.controls),
+            ("control_connections", "Control connections", core.controls),
             ("connections", "Connections of clients", daemon.connections),
-            ("parked", "Data connections that wait for a circuit", core.parked),
+            ("parked_connections", "Data connections that wait for a circuit", core.parked),
             ("fanout_connections", "Connections for fan-out", daemon.fanout.core.connections),
-            ("links", "Connections to other relays", len(daemon.links.known)),
+            ("next_hop_links", "Connections to other relays", len(daemon.links.known)),
             ("unpaid_bytes", "What payers owe beyond what is free", accounts.meter.unpaid_bytes),
             ("known_payers", "Payers that something is known of", len(accounts.credit)),
             (
@@ -147,11 +147,11 @@ class _Collector:
             ("bbr", "Whether the kernel gave BBR to the last connection", int(daemon.has_bbr)),
         ):
             yield GaugeMetricFamily(f"dekube_relay_{name}", text, value=value)
-        yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.carrying.circuits_total)
+        yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.circuits.circuits_total)
         yield CounterMetricFamily("dekube_relay_bytes", "Payload carried", value=carried)
         yield CounterMetricFamily("dekube_relay_receipts", "Receipts taken", value=accounts.receipts_total)
         yield CounterMetricFamily(
-            "dekube_relay_settled", "Receipts brought on chain", value=accounts.settled_total
+            "dekube_relay_settled_receipts", "Receipts brought on chain", value=accounts.settled_total
         )
         fanout = CounterMetricFamily("dekube_relay_fanout", "Pieces and bytes of fan-out", labels=["what"])
         for what, count in sorted(daemon.fanout.core.counters.items()):

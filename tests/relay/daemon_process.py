@@ -115,21 +115,21 @@ class DaemonProcess:
 def _wiretap(path: str) -> None:
     """Write down all that the relay carries, as a spying operator would."""
     file = open(path, "ab", buffering=0)  # noqa: SIM115  open as long as the process
-    carry = relay.server.splice._Half.data_received
+    carry = relay.server.splice._Direction.data_received
 
-    def spy(half: relay.server.splice._Half, data: bytes) -> None:
+    def spy(half: relay.server.splice._Direction, data: bytes) -> None:
         file.write(data)
         carry(half, data)
 
-    relay.server.splice._Half.data_received = spy  # type: ignore[method-assign,assignment]
+    relay.server.splice._Direction.data_received = spy  # type: ignore[method-assign,assignment]
 
 
 def _mischief(what: str) -> None:
     """``swallow``, ``flip``, ``replay`` or ``delay`` what is to be carried, as soon as a file is there."""
     kind, _, switch = what.partition(":")
-    carry = relay.server.splice._Half.data_received
+    carry = relay.server.splice._Direction.data_received
 
-    def lie(half: relay.server.splice._Half, data: bytes) -> None:
+    def lie(half: relay.server.splice._Direction, data: bytes) -> None:
         if not Path(switch).exists():
             carry(half, data)
         elif kind == "flip":
@@ -141,7 +141,7 @@ def _mischief(what: str) -> None:
         else:
             half.received += len(data)
 
-    relay.server.splice._Half.data_received = lie  # type: ignore[method-assign,assignment]
+    relay.server.splice._Direction.data_received = lie  # type: ignore[method-assign,assignment]
 
 
 def main() -> None:

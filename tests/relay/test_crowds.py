@@ -32,7 +32,7 @@ from relay.protocol.wire import (
     Reserved,
     Terms,
 )
-from relay.server.admission import Door
+from relay.server.admission import Admission
 from relay.server.core import Drop, Effect, End, Join, Refuse, Send
 from tests.relay.daemon_process import DaemonProcess, identity_of
 from tests.relay.nodes import wait_until
@@ -267,10 +267,10 @@ class Gate:
     def __init__(self, places_max: int) -> None:
         limits = replace(LIMITS, connections_max=places_max, half_open_max=4)
         self.dropped: list[tuple[object, str]] = []
-        self.door = Door(limits, HostTable(limits), lambda who, why, _ip: self.dropped.append((who, why)))
+        self.door = Admission(limits, HostTable(limits), lambda who, why, _ip: self.dropped.append((who, why)))
         for number in range(places_max):
             transport, host, place = self.knock(f"91.1.{number}.1")
-            assert self.door.opened(transport, f"91.1.{number}.1", host, place)
+            assert self.door.promote(transport, f"91.1.{number}.1", host, place)
 
     def knock(self, ip: str) -> tuple[asyncio.Transport, HostUse, Place]:
         transport = asyncio.Transport()
@@ -285,18 +285,18 @@ def test_nobody_has_to_go_for_those_who_have_proved_nothing() -> None:
     assert [why for _, why in gate.dropped] == ["half_open_lost"] * 4 and gate.door.half_open == 4
     for transport, _ in gate.dropped:
         ip, (_, host, place) = next(stranger for stranger in strangers if stranger[1][0] is transport)
-        gate.door.left(host, place)
-        gate.door.gone(transport)  # type: ignore[arg-type]
+        gate.door.handshake_ended(host, place)
+        gate.door.connection_closed(transport)  # type: ignore[arg-type]
     gate.dropped.clear()
     assert gate.door.admit(asyncio.Transport(), "91.1.77.1", 0) == "connections"
     for at, (ip, (transport, host, place)) in enumerate(strangers[4:]):
-        assert gate.door.opened(transport, ip, host, place)
+        assert gate.door.promote(transport, ip, host, place)
         assert [why for _, why in gate.dropped] == ["crowded_out"] * (at + 1)
 
 
 def test_three_blocks_that_use_up_the_rate_leave_a_part_of_it_to_others() -> None:
     limits = replace(LIMITS, accepts_burst=300, half_open_max=1_000)
-    door = Door(limits, HostTable(limits), lambda *_: None)
+    door = Admission(limits, HostTable(limits), lambda *_: None)
     answers = [
         door.admit(asyncio.Transport(), f"{50 + block}.7.{number % 250}.{number // 250}", 0)
         for number in range(300)
@@ -312,8 +312,8 @@ def test_three_blocks_that_use_up_the_rate_leave_a_part_of_it_to_others() -> Non
 def test_who_has_proved_itself_when_nobody_gives_way_any_more_is_turned_away() -> None:
     gate = Gate(2)
     first, second = (gate.knock(ip) for ip in ("50.7.1.1", "51.7.1.1"))
-    assert gate.door.opened(first[0], "50.7.1.1", *first[1:])
-    assert not gate.door.opened(second[0], "51.7.1.1", *second[1:])
+    assert gate.door.promote(first[0], "50.7.1.1", *first[1:])
+    assert not gate.door.promote(second[0], "51.7.1.1", *second[1:])
     assert [why for _, why in gate.dropped] == ["crowded_out", "refused_connections"]
     assert gate.dropped[1][0] is second[0]
 

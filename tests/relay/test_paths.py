@@ -89,11 +89,11 @@ async def test_connections_that_wait_make_the_next_circuit_nearer(start_relay: S
         for _ in range(8):
             out, back = await talk(alice, bob, path(first, last))
             # Two of the first relay and two of the target wait at the last one.
-            await wait_until(lambda: last.metrics()["dekube_relay_parked"] == 4)
+            await wait_until(lambda: last.metrics()["dekube_relay_parked_connections"] == 4)
             await out.stream.aclose()
             await back.stream.aclose()
-        assert last.metrics()["dekube_relay_links"] == 0
-        assert first.metrics()["dekube_relay_links"] == 1
+        assert last.metrics()["dekube_relay_next_hop_links"] == 0
+        assert first.metrics()["dekube_relay_next_hop_links"] == 1
 
 
 async def test_refusals_further_along_reach_the_dialler(start_relay: StartRelay) -> None:
@@ -194,7 +194,7 @@ async def test_what_relays_say_of_their_links_is_learnt(start_relay: StartRelay)
     last = start_relay(name="relay 2")
     first = start_relay(name="relay 1", options={"peers": [str(last.endpoint)]})
     way = path(first, last)
-    await wait_until(lambda: first.metrics()["dekube_relay_links"] == 1)
+    await wait_until(lambda: first.metrics()["dekube_relay_next_hop_links"] == 1)
     alice = Node("alice", first.endpoint)
     async with running(alice):
         await alice.client.wait_reserved()

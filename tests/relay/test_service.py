@@ -101,7 +101,7 @@ async def test_a_relay_that_ends_sends_its_clients_away_first(start_relay: Start
         used = bob.client.reservations[0].endpoint
         if used == second.endpoint:  # have the one with a long goodbye in use
             bob.client.known.reputation.blame(second.address, Fault.LIED, trio.current_time())
-            bob.client.keeper.choose_again()
+            bob.client.reserving.choose_again()
             await wait_until(lambda: [r.endpoint for r in bob.client.reservations] == [first.endpoint])
         out, back = await talk(alice, bob, first.endpoint)
         first.process.send_signal(signal.SIGTERM)
@@ -134,7 +134,7 @@ async def test_draining_ends_at_its_deadline(start_relay: StartRelay) -> None:
 async def test_a_full_relay_names_others(start_relay: StartRelay) -> None:
     other = start_relay(name="relay 2")
     full = start_relay(name="relay 1", reservations_max=1, options={"peers": [str(other.endpoint)]})
-    await wait_until(lambda: full.metrics()["dekube_relay_links"] == 1)
+    await wait_until(lambda: full.metrics()["dekube_relay_next_hop_links"] == 1)
     alice = Node("alice", full.endpoint)
     bob = Node("bob", full.endpoint, options=QUICK)
     async with running(alice):

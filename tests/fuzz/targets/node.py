@@ -41,7 +41,7 @@ from node.light.client import LightFile, load_light_file, save_light_file
 from node.market.blob_search import Question, decode_question, encode_question
 from node.market.promises import decode_published
 from node.relay.home import RelayHomeOptions
-from node.relay.settlement_gateway import standing_from_document
+from node.relay.settlement_gateway import funds_from_document
 from node.signer.home import SignerHomeOptions, load_signer_options
 from node.sync import messages as sync_messages
 from node.sync.messages import (
@@ -249,8 +249,8 @@ def targets() -> Iterator[tuple[str, Target]]:
         ],
     }  # fmt: skip
     yield "standing of a payer", Target(
-        lambda data: standing_from_document(json.loads(data), b"r" * 20), (json.dumps(carried).encode(),),
-        ("node.relay.settlement_gateway:standing_from_document", "node.relay.settlement_gateway:_with_relay"),
+        lambda data: funds_from_document(json.loads(data), b"r" * 20), (json.dumps(carried).encode(),),
+        ("node.relay.settlement_gateway:funds_from_document", "node.relay.settlement_gateway:_with_relay"),
         (DecodeError, ValueError, RecursionError), memory=400,
     )  # fmt: skip
     yield "relay options", Target(

@@ -15,7 +15,7 @@ from p2p.base.endpoint import Endpoint
 from relay.payment.receipts import StoredReceipt
 from relay.protocol import fanout as fanout_wire
 from relay.protocol.errors import Refusal, RelayProtocolError
-from relay.protocol.link_state import Link, LinkState
+from relay.protocol.link_state import LinkMeasurement, LinkState
 from relay.protocol.route import NONCE_BYTES, Route
 from relay.protocol.wire import (
     MESSAGE_BYTES_MAX,
@@ -57,7 +57,9 @@ ROUTE = replace(
     signature=b"s" * SIGNATURE_BYTES,
 )
 """The same in each process; its decoder looks at no signature."""
-LINK_STATE = LinkState.sign(identity(3), {b"r" * 20: Link(20_000, 10**7), b"q" * 20: Link(1, 0)}, now_ms=NOW_MS)
+LINK_STATE = LinkState.sign(
+    identity(3), {b"r" * 20: LinkMeasurement(20_000, 10**7), b"q" * 20: LinkMeasurement(1, 0)}, now_ms=NOW_MS
+)
 RELAYED = (
     Reserve(1, 60), Release(), Connect(2, b"t" * 20), Decline(TOKEN), Ping(5), Pong(5),
     Reserved(1, 60, VOUCHER.encode(), "192.0.2.1:7"), Offered(2, TOKEN, 5_000), Incoming(TOKEN, b"s" * 20, 5_000),
@@ -119,8 +121,8 @@ def read_metrics_request(data: bytes) -> None:
 
 def targets() -> Iterator[tuple[str, Target]]:
     fanout = (
-        fanout_wire.Accept((b"p" * 20,)), fanout_wire.Group(1, (b"m" * 20, b"n" * 20)),
-        fanout_wire.Publish(1, 60_000), fanout_wire.Ping(3), fanout_wire.Handed(b"p" * 20, 60_000),
+        fanout_wire.Subscribe((b"p" * 20,)), fanout_wire.Group(1, (b"m" * 20, b"n" * 20)),
+        fanout_wire.Publish(1, 60_000), fanout_wire.Ping(3), fanout_wire.Delivery(b"p" * 20, 60_000),
         fanout_wire.Pong(3),
     )  # fmt: skip
     yield "fan-out message", Target(
@@ -156,7 +158,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "relay links", Target(
         canonical(LinkState.decode, LinkState.encode), (LINK_STATE.encode(),),
-        ("relay.protocol.link_state:LinkState.decode", "relay.protocol.link_state:_link"),
+        ("relay.protocol.link_state:LinkState.decode", "relay.protocol.link_state:_link_measurement"),
     )  # fmt: skip
     yield "relay receipt", Target(
         canonical(Carried.decode, Carried.encode), (CARRIED.encode(),), ("billing.relay:Receipt.decode",),

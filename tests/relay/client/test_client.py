@@ -357,7 +357,7 @@ async def test_a_good_relay_is_not_blamed_for_a_place_that_only_bears_its_name()
         client.known.reputation.points(RELAY, trio.current_time()) == 0
         and client.known.reputation.rtt_s(RELAY) is None
     )
-    client.keeper.offer_alternatives([str(decoy)])
+    client.reserving.offer_alternatives([str(decoy)])
     client.known.blame(decoy, Fault.LOST)
     assert client.known.reputation.points(RELAY, trio.current_time()) == 0, (
         "nor is it taken from a relay that is full"
@@ -380,13 +380,13 @@ async def test_relays_to_wait_at_are_of_as_many_networks_as_there_are() -> None:
     client = RelayClient(lambda: identity_of("alice"), [*crowd, far, ipv6], RelayClientOptions(reservations=3))
     for at, endpoint in enumerate((*crowd, ipv6, far)):
         client.measured(endpoint, 0.01 * (at + 1))
-    assert client.keeper.choose([*crowd, far, ipv6]) == [crowd[0], ipv6, far]
-    assert client.keeper.choose([*crowd, far]) == [crowd[0], far, crowd[1]]
-    assert client.keeper.choose(crowd) == crowd[:3]
+    assert client.reserving.choose([*crowd, far, ipv6]) == [crowd[0], ipv6, far]
+    assert client.reserving.choose([*crowd, far]) == [crowd[0], far, crowd[1]]
+    assert client.reserving.choose(crowd) == crowd[:3]
     while not client.known.reputation.is_avoided(far.relay or b"", trio.current_time()):
         client.known.blame(far, Fault.LOST)
-    assert client.keeper.choose([*crowd, far]) == crowd[:3], "one that is left only where there is no other"
-    assert client.keeper.choose([far, crowd[0]]) == [crowd[0], far]
+    assert client.reserving.choose([*crowd, far]) == crowd[:3], "one that is left only where there is no other"
+    assert client.reserving.choose([far, crowd[0]]) == [crowd[0], far]
 
 
 def test_relays_that_move_without_end_are_known_at_their_last_places() -> None:

@@ -16,14 +16,14 @@ from relay.payment.credit import (
     CHANNELS_MAX,
     DAY_MS,
     FRESH_MS,
-    NOTHING_KNOWN,
     RETRY_MS,
+    UNKNOWN_FUNDS,
     VALID_MS,
     WANTED_NETWORKS_MAX,
     WANTED_PER_NETWORK_MAX,
     Credit,
     CreditOptions,
-    Standing,
+    PayerFunds,
 )
 from relay.payment.metering import RelayMeter, Tariff
 from relay.payment.receipts import ReceiptStore, StoredReceipt, settle_receipts
@@ -46,8 +46,8 @@ OPTIONS = CreditOptions(
     promise_bytes_max=GIB, deposit_percent=50, settle_s=60,
 )  # fmt: skip
 HOSTS = HostTable(RelayLimits())
-DEPOSITOR = NOTHING_KNOWN._replace(deposit=8 * PRICE)
-MACHINE = NOTHING_KNOWN._replace(is_earning=True)
+DEPOSITOR = UNKNOWN_FUNDS._replace(deposit=8 * PRICE)
+MACHINE = UNKNOWN_FUNDS._replace(is_earning=True)
 
 
 def host(ip: str = "192.0.2.1") -> HostUse:
@@ -90,8 +90,8 @@ class Relay:
             account.paid = account.charged
         return word
 
-    def learn(self, payer: bytes, standing: Standing) -> None:
-        self.credit.learn([(payer, standing)], self.now_ms)
+    def learn(self, payer: bytes, funds: PayerFunds) -> None:
+        self.credit.learn([(payer, funds)], self.now_ms)
 
 
 def test_a_stranger_is_carried_a_little_whatever_it_signs() -> None:
@@ -269,7 +269,7 @@ def test_who_takes_its_deposit_back_is_lent_nothing_and_what_it_signed_is_brough
     relay.sign(ALICE, 32 * MIB)
     fee = carriage_price(MIB, PRICE)
     assert relay.credit.ripe(fee, relay.now_ms, 9) == []
-    relay.learn(ALICE, NOTHING_KNOWN._replace(withdrawing=8 * PRICE))
+    relay.learn(ALICE, UNKNOWN_FUNDS._replace(withdrawing=8 * PRICE))
     assert relay.carry(ALICE, MIB) == 0
     assert relay.credit.ripe(fee, relay.now_ms, 9) == [ALICE]
 
@@ -281,14 +281,14 @@ class MarketLedger:
         self.world = world
         self.sent = 0
 
-    def standing(self, payer: bytes) -> Standing:
+    def funds(self, payer: bytes) -> PayerFunds:
         world = self.world
         found = carriage_standing(world.state, payer, world.time_ms, world.parameters)
         here = next((item for item in found.relays if item.relay == RELAY), None)
         dues = sum(item.due for item in found.relays)
         known = (0, b"", -1, 0) if here is None else (here.due, here.channel, here.opened_ms, here.amount)
         free, leaving = found.deposit.free, found.deposit.withdrawing
-        return Standing(free, dues, known[0], found.is_earning, found.has_room, *known[1:], leaving)
+        return PayerFunds(free, dues, known[0], found.is_earning, found.has_room, *known[1:], leaving)
 
     def fee(self) -> int:
         return 1
@@ -305,8 +305,8 @@ def test_settling_brings_what_is_worth_its_fee_and_keeps_what_was_refused(
 ) -> None:
     world = Market()
     monkeypatch.setattr("time.time_ns", lambda: world.time_ms * 1_000_000)
-    ledger, store = MarketLedger(world), ReceiptStore(tmp_path)
-    ledger.who = who = Identity.create(
+    gateway, store = MarketLedger(world), ReceiptStore(tmp_path)
+    gateway.who = who = Identity.create(
         WORKER, genesis_hash=b"g" * 32, now_ms=world.time_ms, node_secret=digest(b"test node", b"settles")
     )
     certificate = who.certificate.encode()
@@ -319,23 +319,23 @@ def test_settling_brings_what_is_worth_its_fee_and_keeps_what_was_refused(
     assert world.send(WORKER.address, FUND_CARRIAGE, [4 * price]) is None
     assert world.send(WORKER.address, RETIRE_NODE, []) is None, "nothing else can pay"
     assert world.send(WORKER.address, WITHDRAW_CARRIAGE, [4 * price]) is None
-    standing, settled = settle_receipts(ledger, store, WORKER.address, price)
-    assert (settled, ledger.sent) == (2, 2)
-    assert (standing.deposit, standing.due_here, standing.amount) == (0, price, 3 * price)
+    funds, settled = settle_receipts(gateway, store, WORKER.address, price)
+    assert (settled, gateway.sent) == (2, 2)
+    assert (funds.deposit, funds.due_here, funds.amount) == (0, price, 3 * price)
     assert [kept.receipt for kept in store.load(WORKER.address)] == [dust]
     assert len(store.load()) == 2
     # Replayed, it is worthless, and forgotten.
     store.save([StoredReceipt(second, certificate)])
     assert world.send(WORKER.address, FUND_CARRIAGE, [2 * price]) is None
-    assert settle_receipts(ledger, store, WORKER.address, 0)[1] == 1, "the dust, at any price"
+    assert settle_receipts(gateway, store, WORKER.address, 0)[1] == 1, "the dust, at any price"
     assert store.load(WORKER.address) == []
-    assert settle_receipts(ledger, store, b"?" * 20, 0) == (NOTHING_KNOWN, 0), "who cannot pay costs no fee"
+    assert settle_receipts(gateway, store, b"?" * 20, 0) == (UNKNOWN_FUNDS, 0), "who cannot pay costs no fee"
     expired = market_receipt(9 * GIB, channel=b"d", opened_ms=world.time_ms, who=who)
     store.save([StoredReceipt(expired, certificate)])
     world.time_ms += RECEIPT_LIFE_MS + 1
-    sent = ledger.sent
-    settle_receipts(ledger, store, WORKER.address, 0)
-    assert ledger.sent == sent and store.load(WORKER.address) == []
+    sent = gateway.sent
+    settle_receipts(gateway, store, WORKER.address, 0)
+    assert gateway.sent == sent and store.load(WORKER.address) == []
 
 
 @settings(max_examples=60, deadline=None)

@@ -29,17 +29,17 @@ from relay.protocol.fanout import (
     MESSAGE_BYTES_MAX,
     PIECE_BYTES_MAX,
     PUBLISHERS_MAX,
-    Accept,
     Copy,
+    Delivery,
     FanoutChannel,
     FanoutCore,
     FanoutLimits,
     FanoutMessage,
     Group,
-    Handed,
     Ping,
     Pong,
     Publish,
+    Subscribe,
     decode_fanout,
     encode_fanout,
 )
@@ -52,11 +52,11 @@ from tests.relay.nodes import Node, wait_until
 ALICE, BOB, CAROL, MALLORY = (bytes([number]) * 20 for number in (1, 2, 3, 66))
 ADDRESS = st.binary(min_size=20, max_size=20)
 MESSAGES = st.one_of(
-    st.builds(Accept, st.lists(ADDRESS, max_size=PUBLISHERS_MAX).map(tuple)),
+    st.builds(Subscribe, st.lists(ADDRESS, max_size=PUBLISHERS_MAX).map(tuple)),
     st.builds(Group, st.integers(0, GROUPS_MAX - 1), st.lists(ADDRESS, max_size=MEMBERS_MAX).map(tuple)),
     st.builds(Publish, st.integers(0, GROUPS_MAX - 1), st.integers(1, PIECE_BYTES_MAX)),
     st.builds(Ping, st.integers(0, 2**32 - 1)),
-    st.builds(Handed, ADDRESS, st.integers(1, PIECE_BYTES_MAX)),
+    st.builds(Delivery, ADDRESS, st.integers(1, PIECE_BYTES_MAX)),
     st.builds(Pong, st.integers(0, 2**32 - 1)),
 )
 
@@ -75,14 +75,14 @@ def test_messages_come_back_as_they_were(message: FanoutMessage) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Accept((b"short",)),
-        Accept((ALICE,) * (PUBLISHERS_MAX + 1)),
+        Subscribe((b"short",)),
+        Subscribe((ALICE,) * (PUBLISHERS_MAX + 1)),
         Group(GROUPS_MAX, (ALICE,)),
         Group(0, (ALICE,) * (MEMBERS_MAX + 1)),
         Publish(0, 0),
         Publish(0, PIECE_BYTES_MAX + 1),
         Publish(-1, 1),
-        Handed(ALICE[1:], 1),
+        Delivery(ALICE[1:], 1),
         Ping(2**32),
     ],
 )
@@ -171,7 +171,7 @@ def ready_hub(limits: FanoutLimits | None = None) -> Hub:
     hub = Hub(ALICE, BOB, CAROL, MALLORY, limits=limits)
     hub.say(1, Group(0, (ALICE, BOB, CAROL)))
     for number in (2, 3):
-        hub.say(number, Accept((ALICE,)))
+        hub.say(number, Subscribe((ALICE,)))
     return hub
 
 
@@ -188,7 +188,7 @@ def test_nobody_gets_what_it_has_not_asked_for() -> None:
     hub = ready_hub()
     hub.say(4, Group(0, (BOB, CAROL)))
     assert hub.say(4, Publish(0, 10)) == ()
-    hub.say(2, Accept((MALLORY,)))
+    hub.say(2, Subscribe((MALLORY,)))
     assert hub.say(4, Publish(0, 10)) == (2,)
     assert hub.say(1, Publish(0, 10)) == (3,), "what was said before is replaced"
 
@@ -242,7 +242,7 @@ def test_the_newest_connection_of_an_address_is_its_subscriber() -> None:
     hub = ready_hub()
     assert hub.core.opened(7, BOB, 0) == 2
     assert hub.say(1, Publish(0, 10)) == (3,), "it has not said yet whom it takes from"
-    hub.say(7, Accept((ALICE,)))
+    hub.say(7, Subscribe((ALICE,)))
     hub.core.closed(2)
     assert hub.say(1, Publish(0, 10)) == (7, 3)
 
@@ -255,7 +255,7 @@ def test_connections_messages_and_silence_are_bounded() -> None:
         assert hub.say(1, Ping(number)) == Pong(number)
     with pytest.raises(RelayProtocolError):
         hub.say(1, Ping(3))
-    for message in (Pong(1), Handed(ALICE, 1)):
+    for message in (Pong(1), Delivery(ALICE, 1)):
         with pytest.raises(RelayProtocolError):
             hub.say(2, message)
     assert hub.core.idle(FanoutLimits().idle_ms_max) == [1, 2]
@@ -345,7 +345,7 @@ async def test_pieces_of_those_whom_nobody_asked_for_are_not_looked_at() -> None
             await stream.send_all(handshake.receive(bytes(await stream.receive_some())))
         channel = FanoutChannel(handshake.session)
         for publisher in (MALLORY, ALICE, CAROL, BOB):
-            await stream.send_all(channel.seal(Handed(publisher, 5)) + b"piece")
+            await stream.send_all(channel.seal(Delivery(publisher, 5)) + b"piece")
         await trio.sleep_forever()
 
     client = FanoutClient(lambda: identity_of("dave"))
@@ -383,7 +383,7 @@ async def test_garbage_costs_its_sender_alone(shared_relay: DaemonProcess) -> No
             await stream.send_all(data)
             assert await closed(stream)
         mallory = await shaken("mallory", shared_relay)
-        await mallory.stream.send_all(mallory.channel.seal(Handed(bob.address, 5)) + b"piece")
+        await mallory.stream.send_all(mallory.channel.seal(Delivery(bob.address, 5)) + b"piece")
         assert await closed(mallory.stream)
         mallory = await shaken("mallory", shared_relay)
         await mallory.stream.send_all(b"\0\x20" + bytes(32))
@@ -460,7 +460,7 @@ class Unread:
 def fan_out_server(limits: FanoutLimits, dropped: list[str]) -> FanoutServer:
     return FanoutServer(
         limits, is_reserved=lambda _: True, is_served=lambda *_: True, charge=lambda *_: None, now_ms=lambda: 0,
-        drop=lambda _transport, reason, _who: dropped.append(reason), gone=lambda _: None,
+        drop=lambda _transport, reason, _who: dropped.append(reason), connection_closed=lambda _: None,
     )  # fmt: skip
 
 
@@ -478,7 +478,7 @@ def test_one_host_cannot_take_all_the_connections() -> None:
     for number, session in enumerate(opened):
         server.open(number, cast(asyncio.Transport, Unread()), session, host)
     assert dropped == ["fanout_host"] and server.core.connections == 2
-    for line in list(server._lines.values()):
+    for line in list(server._connections.values()):
         server.closed(line)
     assert host.fanouts == 1, "the one that was dropped is yet to be closed"
 
@@ -489,7 +489,7 @@ def test_pings_of_who_does_not_read_the_answers_cost_the_relay_no_memory() -> No
     transport = Unread()
     server.open(1, cast(asyncio.Transport, transport), theirs, stranger())
     channel = FanoutChannel(ours)
-    (line,) = server._lines.values()
+    (line,) = server._connections.values()
     for number in range(5_000):
         line.data_received(channel.seal(Ping(number)))
     assert transport.waiting < ANSWERS_BYTES_MAX + 100

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from p2p.base.endpoint import Endpoint
 from relay.protocol.errors import Refusal, RelayProtocolError
-from relay.protocol.limits import Bucket, HostTable, RelayLimits
+from relay.protocol.limits import HostTable, RelayLimits, TokenBucket
 from relay.protocol.route import Route, SeenRoutes, VerifiedRoute
 from relay.protocol.wire import (
     Connect,
@@ -39,7 +39,7 @@ from relay.protocol.wire import (
     Reserved,
     Restarting,
 )
-from relay.server.core import Drop, Effect, End, Hold, Join, Onward, Refuse, RelayCore, Send
+from relay.server.core import Drop, Effect, End, ExtendCircuit, Hold, Join, Refuse, RelayCore, Send
 from state.primitives.errors import ConfigError
 from tests.relay.daemon_process import identity_of
 
@@ -165,8 +165,8 @@ def test_connections_that_wait_are_few_end_with_their_client_and_serve_nobody_el
 def test_a_route_goes_on_and_comes_to_its_end(relay: Relay) -> None:
     offer, onward = relay.say(1, Extend(5, bytes((101, 102, 1, 2, 7))))
     assert isinstance(offer, Send) and isinstance(offer.message, Offered)
-    assert onward == Onward(1, Endpoint("r", 1, NEXT), bytes((101, 102, 1, 2, 7)))
-    assert relay.core.onward_opened(1, 40) == []
+    assert onward == ExtendCircuit(1, Endpoint("r", 1, NEXT), bytes((101, 102, 1, 2, 7)))
+    assert relay.core.next_hop_opened(1, 40) == []
     assert relay.core.data_opened(11, offer.message.token) == [Join(1, 11, 40, ALICE, BOB)]
     relay.join(3, BEFORE)
     incoming, offer = relay.say(3, Extend(5, bytes((103, 101, 3, 2, 7))))
@@ -186,10 +186,10 @@ def test_a_route_from_the_wrong_side_or_past_here_is_refused(relay: Relay, route
 def test_who_is_refused_further_along_hears_why_even_if_it_comes_late(relay: Relay) -> None:
     offer, _ = relay.say(1, Extend(5, bytes((101, 102, 1, 2, 7))))
     assert isinstance(offer, Send) and isinstance(offer.message, Offered)
-    assert relay.core.onward_failed(1, Refusal.TARGET_LIMIT) == []
+    assert relay.core.next_hop_failed(1, Refusal.TARGET_LIMIT) == []
     assert refusal_of(relay.core.data_opened(11, offer.message.token)) is Refusal.TARGET_LIMIT
-    assert relay.core.onward_failed(1, Refusal.TARGET_LIMIT) == []
-    assert refusal_of(relay.core.onward_opened(1, 40)) is Refusal.TARGET_TIMEOUT
+    assert relay.core.next_hop_failed(1, Refusal.TARGET_LIMIT) == []
+    assert refusal_of(relay.core.next_hop_opened(1, 40)) is Refusal.TARGET_TIMEOUT
 
 
 def test_a_relay_that_drains_tells_all_and_takes_nothing_new(relay: Relay) -> None:
@@ -399,7 +399,7 @@ class TestQuotas:
 
 
 def test_a_bucket_gives_its_rate_and_no_more() -> None:
-    bucket = Bucket(10, 5, 0)
+    bucket = TokenBucket(10, 5, 0)
     assert [bucket.take(0) for _ in range(6)] == [True] * 5 + [False]
     assert not bucket.take(99)
     assert bucket.take(100)
@@ -482,7 +482,7 @@ class RelayMachine(RuleBasedStateMachine):
                     self.running[circuit] = (dialler, target)
                 case Hold(connection):
                     assert connection in self.waiting
-                case Onward(circuit, following):
+                case ExtendCircuit(circuit, following):
                     assert following.relay == NEXT
                     self.onward.add(circuit)
                 case End(circuit, _):
@@ -551,9 +551,9 @@ class RelayMachine(RuleBasedStateMachine):
             if is_reached:
                 number = next(self.numbers)
                 self.waiting.add(number)
-                self.do(self.relay.core.onward_opened(circuit, number))
+                self.do(self.relay.core.next_hop_opened(circuit, number))
             else:
-                self.do(self.relay.core.onward_failed(circuit, Refusal.NEXT_UNREACHABLE))
+                self.do(self.relay.core.next_hop_failed(circuit, Refusal.NEXT_UNREACHABLE))
 
     @rule(target=tokens, control=controls)
     def park(self, control: int) -> bytes:

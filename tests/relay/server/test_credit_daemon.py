@@ -11,7 +11,7 @@ import trio
 
 from relay.client.publisher import FanoutClient
 from relay.protocol.errors import RelayRefused, RelayUnreachable
-from relay.server.splice import STRANGER_LOOK_BYTES
+from relay.server.splice import STRANGER_CHECK_BYTES
 from state.primitives.address import format_address
 from tests.relay.daemon_process import DaemonProcess, account_of
 from tests.relay.nodes import Node, wait_until
@@ -62,7 +62,7 @@ async def test_a_flood_of_fresh_identities_gets_what_its_network_may_have_and_no
     metrics = daemon.metrics()
     limit = CREDIT["stranger_network_bytes_per_day"]
     # Looked at after so much, and one read may come on top: one circuit passes the bound by it, the others wait.
-    assert metrics["dekube_relay_bytes_total"] <= limit + 2 * STRANGER_LOOK_BYTES
+    assert metrics["dekube_relay_bytes_total"] <= limit + 2 * STRANGER_CHECK_BYTES
     assert sum(got) <= metrics["dekube_relay_bytes_total"] and metrics["dekube_relay_receipts_total"] >= 0
     assert metrics["dekube_relay_strangers_bytes"] >= limit, "or it would say little"
     assert len(got) < FLOOD, "the last were refused at once"

@@ -18,8 +18,8 @@ from p2p.secure.identity import Identity, Purpose
 from relay.protocol.errors import Refusal
 from relay.protocol.limits import HostTable, HostUse, RelayLimits
 from relay.protocol.wire import PREAMBLE_BYTES, ControlChannel, Extend, Ping
-from relay.server.next_hop import OnwardConnection, OnwardLinks
-from relay.server.next_hop_eviction import LinkUse, Room, room_for_link
+from relay.server.next_hop import NextHopConnection, NextHopLinks
+from relay.server.next_hop_eviction import Eviction, NextHopUse, choose_eviction
 from tests.relay.daemon_process import identity_of
 
 LIMITS = replace(RelayLimits(), trusted_networks=(), relays_max=12, relays_per_asker_max=3)
@@ -39,40 +39,40 @@ def relay_at(number: int, ip: str = "r", port: int = 1) -> Endpoint:
 class Links:
     def __init__(self, limits: RelayLimits = LIMITS) -> None:
         self.limits = limits
-        self.links: dict[Endpoint, LinkUse] = {}
+        self.links: dict[Endpoint, NextHopUse] = {}
         self.now_ms = self.count = 0
 
-    def ask(self, asker: HostUse | None, *, is_kept: bool = False) -> Room:
-        room = room_for_link([*self.links.values()], asker, self.limits, self.now_ms)
-        if room.gives_way is not None:
-            del self.links[room.gives_way]
+    def ask(self, asker: HostUse | None, *, is_kept: bool = False) -> Eviction:
+        room = choose_eviction([*self.links.values()], asker, self.limits, self.now_ms)
+        if room.evicted is not None:
+            del self.links[room.evicted]
         if room.refusal is None:
             self.count += 1
             endpoint = relay_at(self.count)
-            self.links[endpoint] = LinkUse(endpoint, asker, self.now_ms, is_kept)
+            self.links[endpoint] = NextHopUse(endpoint, asker, self.now_ms, is_kept)
         return room
 
 
 def test_one_network_has_few_and_its_unused_ones_go_first() -> None:
     links = Links()
     for _ in range(3):
-        assert links.ask(host(1)) == Room()
-    assert links.ask(host(1)) == Room(Refusal.HOST_LIMIT)
-    assert links.ask(host(1, 1)) == Room()
+        assert links.ask(host(1)) == Eviction()
+    assert links.ask(host(1)) == Eviction(Refusal.HOST_LIMIT)
+    assert links.ask(host(1, 1)) == Eviction()
     links.now_ms = LIMITS.relay_spare_ms
-    assert links.ask(host(1)) == Room(gives_way=relay_at(1))
+    assert links.ask(host(1)) == Eviction(evicted=relay_at(1))
 
 
 def test_a_full_house_makes_room_for_who_has_less_and_keeps_what_the_operator_named() -> None:
     links = Links()
     for _ in range(2):
-        assert links.ask(None, is_kept=True) == Room()
+        assert links.ask(None, is_kept=True) == Eviction()
     for number in range(10):
-        assert links.ask(host(1, number)) == Room()
-    assert links.ask(host(1, 99)) == Room(Refusal.RELAY_FULL)
-    assert links.ask(host(2)) == Room(gives_way=relay_at(3))
+        assert links.ask(host(1, number)) == Eviction()
+    assert links.ask(host(1, 99)) == Eviction(Refusal.RELAY_FULL)
+    assert links.ask(host(2)) == Eviction(evicted=relay_at(3))
     links.now_ms = 10 * LIMITS.relay_spare_ms
-    assert links.ask(host(1, 99)).gives_way == relay_at(4)
+    assert links.ask(host(1, 99)).evicted == relay_at(4)
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,16 +105,16 @@ class Daemon:
     def adopt(self, transport: asyncio.Transport, ip: str) -> HostUse | None:
         return self.hosts.use(ip, 0)
 
-    def gone(self, transport: asyncio.Transport) -> None:
+    def connection_closed(self, transport: asyncio.Transport) -> None:
         pass
 
-    def onward_opened(self, circuit: int, connection: OnwardConnection) -> None:
+    def next_hop_opened(self, circuit: int, connection: NextHopConnection) -> None:
         raise AssertionError("nobody answers here")
 
-    def onward_failed(self, circuit: int, refusal: Refusal) -> None:
+    def next_hop_failed(self, circuit: int, refusal: Refusal) -> None:
         self.failed.append((circuit, refusal))
 
-    def onward_lost(self, connection: OnwardConnection) -> None:
+    def next_hop_lost(self, connection: NextHopConnection) -> None:
         raise AssertionError("nobody answers here")
 
 
@@ -124,20 +124,20 @@ def test_routes_that_name_own_relays_leave_the_links_to_others() -> None:
     async def play() -> None:
         limits = replace(LIMITS, relays_per_asker_max=6, relays_per_network_max=4, handshake_ms_max=60_000)
         daemon = Daemon(limits)
-        links = OnwardLinks(daemon)
+        links = NextHopLinks(daemon)
         server = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "0.0.0.0", 0)
         port = server.sockets[0].getsockname()[1]
         try:
             async with asyncio.timeout(20):
                 for number in range(8):
-                    links.carry(number, relay_at(number, "127.3.0.1", port), b"", host(1))
+                    links.extend(number, relay_at(number, "127.3.0.1", port), b"", host(1))
                 while len(daemon.failed) < 4:  # noqa: ASYNC110 - the doing of sockets
                     await asyncio.sleep(0.01)
                 # Two were too many for who asked, two too many for the network that they are in.
                 assert sorted(refusal for _, refusal in daemon.failed) == [
                     Refusal.HOST_LIMIT, Refusal.HOST_LIMIT, Refusal.NEXT_UNREACHABLE, Refusal.NEXT_UNREACHABLE,
                 ]  # fmt: skip
-                links.carry(20, relay_at(20, "127.4.0.1", port), b"", host(2))
+                links.extend(20, relay_at(20, "127.4.0.1", port), b"", host(2))
                 while relay_at(20, "127.4.0.1", port) not in links._links:  # noqa: ASYNC110 - as above
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0)
@@ -154,7 +154,7 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter, ControlChannel], 
 
 
 @contextlib.asynccontextmanager
-async def linked(script: Script) -> AsyncIterator[tuple[Daemon, OnwardLinks, Endpoint]]:
+async def linked(script: Script) -> AsyncIterator[tuple[Daemon, NextHopLinks, Endpoint]]:
     """Links with one to a relay that a stranger named, which shakes hands and then does what it likes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -169,14 +169,14 @@ async def linked(script: Script) -> AsyncIterator[tuple[Daemon, OnwardLinks, End
         writer.close()
 
     daemon = Daemon(LIMITS)
-    links = OnwardLinks(daemon)
+    links = NextHopLinks(daemon)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     server = await asyncio.start_server(serve, sock=sock, limit=1024)
     endpoint = Endpoint("127.0.0.1", sock.getsockname()[1], identity_of("relay 2").address)
     try:
         async with asyncio.timeout(60):
-            links.carry(1, endpoint, b"", host(1))
+            links.extend(1, endpoint, b"", host(1))
             while endpoint not in links.known and not daemon.failed:  # noqa: ASYNC110 - the doing of sockets
                 await asyncio.sleep(0.01)
             yield daemon, links, endpoint
