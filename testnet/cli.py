@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 import trio
 
-from node.cli.arguments import PathName, Whole, parse_numbers
+from node.cli.arguments import FOLDER_NAME, PathName, Whole, parse_numbers
 from node.cli.commands import Commands
 from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_rows
@@ -53,14 +53,8 @@ ANSWER_S: Final = 5
 ANSWER_LIMIT_BYTES: Final = 65_536
 
 
-def _as_folder(_ctx: click.Context, _param: click.Parameter, text: str) -> Path:
-    if not text.strip():
-        raise click.BadParameter("the name of a folder expected, not an empty text")
-    return Path(text)
-
-
 _folder = click.option(
-    "--dir", "folder", default=DEFAULT_FOLDER, show_default=True, callback=_as_folder, metavar="PATH",
+    "--dir", "folder", default=DEFAULT_FOLDER, show_default=True, type=FOLDER_NAME, metavar="PATH",
     help="Folder of the network.",
 )  # fmt: skip
 _validators = click.option(

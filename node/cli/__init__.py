@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import re
 import sys
@@ -16,6 +17,8 @@ from state.primitives.errors import DekubeError, StoreError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
+
+    from _typeshed import ReadableBuffer
 
 __all__ = ["group", "main"]
 
@@ -57,6 +60,7 @@ HAS_LINES: Final = "testnet_error"
 _COINS: Final = re.compile(r"\b(balance|cost|overshot|needed) ([0-9]{1,40})\b")
 _DUE: Final = re.compile(r"\b([0-9]{1,40}) (is due|was offered)\b")
 _FEES: Final = re.compile(r"\b(maxFeePerGas|maxPriorityFeePerGas|baseFee|tip of|part of,) ([0-9]{1,40})\b")
+_NEGATIVE: Final = re.compile(r"-[0-9.]")
 IN_UNITS: Final = frozenset(
     {
         *("insufficient_funds", "payment_missing", "fee_cap_too_low", "tip_above_fee_cap"),
@@ -168,11 +172,15 @@ def main() -> None:
         open_standard_descriptors()
         outlive_signals()
     _hold_closed_output()
+    _name_output()
     try:
         status = group.main(prog_name="dekube", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)  # a command's Exit comes back as its number
     except click.ClickException as error:
-        vars(error)["message"] = shortened(error.message)  # it quotes what was given, of whatever length
+        if isinstance(error, click.NoSuchOption) and _NEGATIVE.match(error.option_name):
+            vars(error)["message"] = f"{error.option_name}: a negative number; amounts and counts begin at 0."
+        # It quotes what was given, of whatever length and with whatever in it.
+        vars(error)["message"] = shortened(printable_lines(error.message))
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -221,6 +229,34 @@ def _hold_closed_output() -> None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  until the process ends
     if sys.stderr is None:
         os.open(os.devnull, os.O_WRONLY)
+
+
+class _NamedOutput(io.FileIO):
+    """Standard output whose errors name it: the system says what failed, not where."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from None
+
+
+def _name_output() -> None:
+    """Let errors of standard output say that they are of it; leave one that a caller has replaced."""
+    output = sys.stdout
+    try:
+        if not isinstance(output, io.TextIOWrapper) or output.fileno() != 1:
+            return
+    except (OSError, ValueError):
+        return  # of memory, or closed
+    output.flush()
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(_NamedOutput(1, "w", closefd=False)),
+        encoding=output.encoding,
+        errors=output.errors,
+        line_buffering=output.line_buffering,
+        write_through=output.write_through,
+    )
 
 
 class SystemRefused(DekubeError):

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from node.cli.output import parse_amount
-from node.cli.terminal import printable
+from node.cli.terminal import STDIO, printable
 from state.primitives.address import parse_address
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import HASH_BYTES
@@ -21,8 +21,11 @@ __all__ = [
     "AMOUNT",
     "FEE",
     "FILE",
+    "FOLDER_NAME",
+    "OUTPUT_FILE",
     "SECONDS",
     "TASK",
+    "OutputFile",
     "PathName",
     "Whole",
     "parse_hash",
@@ -128,6 +131,33 @@ class PathName(click.Path):
         return super().convert(value, param, ctx)
 
 
+class OutputFile(PathName):
+    """The path of a file to write: "-" would be taken for standard output, which gets the command's report."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the Path. Raises BadParameter."""
+        if os.fspath(value) == STDIO:
+            self.fail("'-' is not supported: name a file, standard output has the command's report", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class FolderName(PathName):
+    """The name of a folder that many lines show: one with a line break would make two of each."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the Path. Raises BadParameter."""
+        text = os.fspath(value)
+        if not text.strip():
+            self.fail("the name of a folder expected, not an empty text", param, ctx)
+        if not text.isprintable():
+            self.fail(f"{printable(text)!r} has control characters; give a folder without them", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Whole(click.IntRange):
     """A whole number within bounds, in decimal digits: int() also takes spaces, underscores and other scripts."""
 
@@ -141,6 +171,8 @@ class Whole(click.IntRange):
 
 FILE: Final = PathName(allow_dash=True)
 """A file, or "-" for standard input."""
+OUTPUT_FILE: Final = OutputFile()
+FOLDER_NAME: Final = FolderName()
 _HEX: Final = re.compile(r"0[xX](?:[0-9a-fA-F]{2})*")
 
 

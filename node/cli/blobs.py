@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from node.cli.arguments import PathName, Whole
+from node.cli.arguments import OutputFile, PathName, Whole
 from node.cli.commands import Commands
 from node.cli.files import check_free, check_regular, overwrite_option
 from node.cli.option_conflicts import only_with, refuse_given
@@ -103,7 +103,7 @@ def put(session: Session, file: Path, as_json: bool) -> None:
 @blob.command()
 @reading_options
 @click.argument("name", type=NAME, metavar="BLOB")
-@click.option("--out", required=True, type=PathName(dir_okay=False), help="File to write.")
+@click.option("--out", required=True, type=OutputFile(dir_okay=False), help="File to write.")
 @click.option("--task", type=NAME, metavar="TASK", help="Task that uses the blob; helps the gateway to find it.")
 @click.option("--window", type=Whole(0), help="Window of --task whose work uses the blob.")
 @overwrite_option

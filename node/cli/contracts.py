@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from node.cli.arguments import PathName, Whole
+from node.cli.arguments import OutputFile, Whole
 from node.cli.option_conflicts import refuse_given
 from node.cli.output import counted, json_option, show
 from node.home.files import write_whole
@@ -20,7 +20,7 @@ TESTNET_CHAIN_ID: Final = 19_888
 
 
 @click.command()
-@click.argument("folder", type=PathName(file_okay=False))
+@click.argument("folder", type=OutputFile(file_okay=False))
 @click.option("--solidity", is_flag=True, help="Write Solidity interfaces.")
 @click.option("--abi", is_flag=True, help="Write the ABI as JSON.")
 @click.option(

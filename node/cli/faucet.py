@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from node.cli.arguments import AMOUNT, PathName, Whole
+from node.cli.arguments import AMOUNT, OUTPUT_FILE, Whole
 from node.cli.commands import Commands
 from node.cli.session import Session, session_options
 from node.home.options import LogOptions
@@ -44,14 +44,14 @@ def faucet() -> None:
 @click.option(
     "--alarm", type=AMOUNT, default="1000", show_default=True, help="Raise the alarm below this balance, in DKB."
 )
-@click.option("--book", type=PathName(), help="Database of past grants.  [default: HOME/faucet.db]")
+@click.option("--book", type=OUTPUT_FILE, help="Database of past grants.  [default: HOME/faucet.db]")
 @click.option(
     "--proxied",
     is_flag=True,
     help="Identify callers by the last address in X-Forwarded-For. Use it behind a proxy.",
 )
 @click.option(
-    "--ready-file", type=PathName(), help="Write process ID and port to this file when the faucet listens."
+    "--ready-file", type=OUTPUT_FILE, help="Write process ID and port to this file when the faucet listens."
 )
 def run(
     session: Session, listen: str, amount: int, per_address: int, per_ip: int, per_day: int, alarm: int,

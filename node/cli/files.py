@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import click
 
-from node.cli.options import STDIO, is_at_terminal, read_input
+from node.cli.options import is_at_terminal, read_input
+from node.cli.terminal import STDIO
 from state.primitives.errors import ConfigError
 
 __all__ = ["check_free", "check_regular", "overwrite_option", "parse_json", "read_json", "read_text"]

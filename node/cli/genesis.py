@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +21,7 @@ from node.chain.founding import (
     founder_to_json,
     make_founder,
 )
-from node.cli.arguments import AMOUNT, PathName, Whole, parse_numbers
+from node.cli.arguments import AMOUNT, OUTPUT_FILE, PathName, Whole, parse_numbers
 from node.cli.commands import Commands, as_command
 from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
 from node.cli.output import counted, json_option, parse_amount, show, show_amount, show_fields, show_rows
@@ -78,7 +80,7 @@ def genesis() -> None:
     "--parameter", "parameters", multiple=True, metavar="NAME=NUMBER",
     help="Chain parameter to change, such as chain.epoch_blocks=600; repeat for several.",
 )  # fmt: skip
-@click.option("--out", required=True, type=PathName(), help="File to write the draft to.")
+@click.option("--out", required=True, type=OUTPUT_FILE, help="File to write the draft to.")
 @json_option
 def draft(
     name: str, chain_id: int, start: str | None, testnet: bool, allocations: tuple[str, ...],
@@ -107,7 +109,8 @@ def draft(
     except ConfigError as error:
         raise click.BadParameter(str(error).removeprefix("genesis: ")) from None
     _write_new(out, genesis_to_json(document))
-    _show_genesis(load_genesis(out, is_draft=True), out, as_json=as_json)
+    with _removed_unless_shown(out):
+        _show_genesis(load_genesis(out, is_draft=True), out, as_json=as_json)
 
 
 @genesis.command(name="found")
@@ -163,7 +166,7 @@ def found_(home: Home, draft_file: Path, stake: int, coins: int, unattended: boo
 @genesis.command()
 @click.argument("draft_file", metavar="DRAFT", type=PathName())
 @click.argument("founder_files", metavar="FOUNDER...", nargs=-1, required=True, type=PathName())
-@click.option("--out", required=True, type=PathName(), help="File to write the genesis to.")
+@click.option("--out", required=True, type=OUTPUT_FILE, help="File to write the genesis to.")
 @json_option
 def seal(draft_file: Path, founder_files: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Build the genesis from a DRAFT and the founders' files.
@@ -178,7 +181,8 @@ def seal(draft_file: Path, founder_files: tuple[Path, ...], out: Path, as_json: 
     document = load_genesis(draft_file, is_draft=True)
     sealed = found(document, [_read_founder(path) for path in founder_files])
     _write_new(out, genesis_to_json(sealed))
-    _show_genesis(sealed, out, as_json=as_json)
+    with _removed_unless_shown(out):
+        _show_genesis(sealed, out, as_json=as_json)
 
 
 @genesis.command(name="show")
@@ -250,6 +254,21 @@ def _write_new(path: Path, text: str) -> None:
         write_whole(path, text)
     except OSError:
         path.unlink(missing_ok=True)  # nothing stands in it yet
+        raise
+
+
+@contextmanager
+def _removed_unless_shown(path: Path) -> Iterator[None]:
+    """Remove a new file where the command fails after all: its next try would find the file and refuse.
+
+    A reader of a pipe that went away (``| head``) has seen what it wanted.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError:
+        path.unlink(missing_ok=True)
         raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,14 +14,14 @@ import click
 from consensus.guard import Guard, GuardMissing, Watermark
 from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.signer import EPOCH_LIMIT, VIEW_LIMIT
-from node.cli.arguments import PathName
+from node.cli.arguments import OUTPUT_FILE, PathName
 from node.cli.commands import Commands, as_command
 from node.cli.files import read_json
 from node.cli.options import ask_passphrase, home_option
 from node.cli.output import json_option, show_fields
 from node.cli.output import show as show_json
 from node.home.config import parse_vote_key
-from node.home.files import write_private
+from node.home.files import read_bounded, write_private
 from node.home.guards import is_retired, retire_guard, return_guard
 from node.home.keys import load_key
 from node.home.load import load_genesis, load_node_options
@@ -125,7 +126,7 @@ def _shown(home: Home, chain: bytes, vote_key: bytes) -> dict[str, Any]:
 @guard.command()
 @home_option
 @vote_key_option
-@click.argument("file", type=PathName())
+@click.argument("file", type=OUTPUT_FILE)
 @json_option
 def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
     """Write the key's watermark to FILE and stop voting on this machine.
@@ -178,13 +179,14 @@ def export_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_js
     folder = home.guard_of(vote_key)
     if not (folder / GUARD_FILE).exists():
         raise GuardMissing(f"{folder}: no record of this key's votes")
-    check_new(file)
+    if not is_retired(folder):
+        check_new(file)
     with live_in(home), closing(VoteDirectory(folder)) as directory:
         mark = directory.load_guard(chain, vote_key).watermark()
         was_retired = is_retired(folder)
         retire_guard(folder, _watermark_text(mark))  # first: from the file on, the key may vote elsewhere
         try:
-            write_private(file, _watermark_text(mark))
+            _write_watermark(mark, file)
         except (ConfigError, OSError):
             if not was_retired:
                 return_guard(folder)
@@ -195,14 +197,30 @@ def export_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_js
 def export_retired(home: Home, mark: Watermark, file: Path, *, as_json: bool) -> None:
     """Write the watermark of a signer in ``home`` that runs, and has been told to retire, to a new file."""
     retire_guard(home.guard_of(mark.vote_key), _watermark_text(mark))
-    write_private(file, _watermark_text(mark))
+    _write_watermark(mark, file)
     _show_watermark(mark, file, as_json=as_json)
 
 
-def check_new(file: Path) -> None:
-    """Raise ConfigError where ``file`` exists: before anything is done that only it would tell of."""
-    if file.exists():
-        raise ConfigError(f"{file}: exists already; nothing was changed")
+def check_new(file: Path, mark: Watermark | None = None) -> None:
+    """Raise ConfigError where ``file`` exists: before anything is done that only it would tell of.
+
+    It may be the watermark ``mark``, which an export has written that failed to report it.
+    """
+    if os.path.lexists(file) and (mark is None or not _is_watermark(mark, file)):
+        raise ConfigError(f"{file}: exists already; nothing was changed. Name another file, or remove this one")
+
+
+def _write_watermark(mark: Watermark, file: Path) -> None:
+    """Write a new file, unless it is there and says just this. Raises ConfigError for another one."""
+    if not _is_watermark(mark, file):
+        write_private(file, _watermark_text(mark))
+
+
+def _is_watermark(mark: Watermark, file: Path) -> bool:
+    try:
+        return file.is_file() and read_bounded(file, FILE_LIMIT_BYTES) == _watermark_text(mark).encode()
+    except OSError:
+        return False
 
 
 def _watermark_text(mark: Watermark) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from node.cli.terminal import STDIO
 from node.home.files import read_bounded
 from node.home.paths import Home
 from state.primitives.errors import ConfigError, KeystoreError
@@ -39,8 +40,6 @@ __all__ = [
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 DEFAULT_HOME: Final = "~/.dekube"
-STDIO: Final = "-"
-"""A file of this name is standard input, or standard output."""
 TERMINAL: Final = "/dev/tty"
 _TAKEN: Final = "node.cli.stdin_taken"
 LINE_LIMIT_BYTES: Final = 4096

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from state.primitives.keys import SecretKey
 
 __all__ = [
     "Session",
+    "endorsing_options",
     "new_key_options",
     "reading_options",
     "session_options",
@@ -60,7 +62,7 @@ class Session:
 
     def signed_for(self) -> int | None:
         """Return the chain that is signed for: --chain-id, else the home's; None where only a gateway can tell."""
-        if self.chain_id is None and self.home.genesis.exists():
+        if self.chain_id is None and os.path.lexists(self.home.genesis):  # a broken link is told, not ignored
             return load_genesis(self.home.genesis).chain_id
         return self.chain_id
 
@@ -167,6 +169,8 @@ session_options: Final = _taking("home", "rpc", "chain_id", "key", "passphrase_f
 """For a command that signs and sends."""
 reading_options: Final = _taking("home", "rpc")
 """For a command that asks a gateway and signs nothing."""
+endorsing_options: Final = _taking("home", "rpc", "key", "passphrase_file")
+"""For a command that signs for the chain of its gateway, and sends nothing."""
 signing_options: Final = _taking("home", "key", "passphrase_file")
 """For a command that signs and asks nobody."""
 new_key_options: Final = _taking("home", "passphrase_file")

@@ -11,7 +11,7 @@ import click
 import trio
 
 from consensus.signer import AskKeys, AskStatus, Keys, Request, Retire, SignerStatus, SignerUnavailable
-from node.cli.arguments import ADDRESS, PathName
+from node.cli.arguments import ADDRESS, OUTPUT_FILE, PathName
 from node.cli.commands import Commands, as_command
 from node.cli.guard import (
     check_new,
@@ -264,7 +264,7 @@ def _status_fields(found: SignerStatus) -> dict[str, Any]:
 @signer.command()
 @signer_home_option
 @vote_key_option
-@click.argument("file", type=PathName())
+@click.argument("file", type=OUTPUT_FILE)
 @json_option
 def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
     """Write the key's watermark to FILE and stop signing votes with it.
@@ -276,10 +276,11 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
     Example:
       dekube signer export watermark.json
     """
-    check_new(file)
     try:
-        keys = _ask(home, AskKeys(), Keys).vote_keys
-        found = _ask(home, Retire(choose_key(keys, vote_key)), SignerStatus)
+        chosen = choose_key(_ask(home, AskKeys(), Keys).vote_keys, vote_key)
+        before = _ask(home, AskStatus(chosen), SignerStatus)
+        check_new(file, before.mark if before.is_retired else None)
+        found = _ask(home, Retire(chosen), SignerStatus)
     except SignerUnavailable:
         chain, key = genesis_hash(load_genesis(home.genesis)), _key_of(home, vote_key)
         export_guard(home, chain, key.vote_key, file, as_json=as_json)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["printable", "printable_heading", "printable_lines"]
+from typing import Final
+
+__all__ = ["STDIO", "printable", "printable_heading", "printable_lines"]
+
+STDIO: Final = "-"
+"""A file of this name is standard input, or standard output."""
 
 
 def printable(text: str) -> str:

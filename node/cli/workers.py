@@ -11,7 +11,7 @@ from node.cli.commands import Commands
 from node.cli.confirm import send, yes_option
 from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
-from node.cli.session import Session, reading_options, session_options
+from node.cli.session import Session, endorsing_options, reading_options, session_options
 from node.home.load import load_node_options
 from node.home.paths import Home
 from rpc.client import Client
@@ -296,7 +296,7 @@ def update(session: Session, bond: int, yes: bool, as_json: bool) -> None:
 
 
 @worker.command()
-@session_options
+@endorsing_options
 @click.argument("machine")
 @json_option
 def endorse(session: Session, machine: str, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -53,7 +54,8 @@ class Home:
     def passphrase_file(self, keys: KeyOptions) -> Path | None:
         """Where the passphrase is kept; None where a person has to be asked for it."""
         file = self.path(keys.passphrase_file) if keys.passphrase_file else None
-        return file if file is not None and file.exists() else None
+        # A link to a file that is gone is a mistake to name, not a home without a passphrase file.
+        return file if file is not None and os.path.lexists(file) else None
 
     @property
     def evidence(self) -> Path:

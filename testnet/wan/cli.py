@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from node.cli.arguments import SECONDS, PathName, Whole
+from node.cli.arguments import FOLDER_NAME, SECONDS, Whole
 from node.cli.commands import Commands
 from node.cli.output import counted, json_option, show, show_rows
 from testnet.cluster import hold_folder
@@ -234,7 +234,7 @@ def check_(topology: str, as_json: bool) -> None:
 @wan.command()
 @click.argument("topology")
 @click.option(
-    "--dir", "folder", default=".testnet-wan", show_default=True, type=PathName(),
+    "--dir", "folder", default=".testnet-wan", show_default=True, type=FOLDER_NAME,
     help="Folder of the members' homes.",
 )  # fmt: skip
 @click.option(

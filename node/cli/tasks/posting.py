@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
-from node.cli.arguments import AMOUNT, PathName, Whole
+from node.cli.arguments import AMOUNT, OUTPUT_FILE, PathName, Whole
 from node.cli.blobs import show_progress
 from node.cli.commands import next_command
 from node.cli.confirm import send_signed, yes_option
@@ -158,7 +158,7 @@ def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: 
 @click.command()
 @reading_options
 @_recipe_options
-@click.option("--save", type=PathName(), metavar="FILE", help="Write the job to FILE (JSON).")
+@click.option("--save", type=OUTPUT_FILE, metavar="FILE", help="Write the job to FILE (JSON).")
 @overwrite_option
 @json_option
 def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_json: bool) -> None:

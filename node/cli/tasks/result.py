@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from node.cli.arguments import TASK, PathName, Whole
+from node.cli.arguments import OUTPUT_FILE, TASK, Whole
 from node.cli.blobs import download_folder, show_progress
 from node.cli.files import check_free, overwrite_option
 from node.cli.jobs import FORMATS, encode_state, write_file
@@ -25,7 +25,7 @@ __all__ = ["result"]
 @click.command()
 @reading_options
 @click.argument("task_id", type=TASK, metavar="TASK")
-@click.option("--out", type=PathName(), metavar="FILE",
+@click.option("--out", type=OUTPUT_FILE, metavar="FILE",
               help="Write the trained state to FILE. The suffix selects the format: "
               f"{', '.join(FORMATS)}.")  # fmt: skip
 @click.option("--window", type=Whole(0), help="Fetch the state after this window. Default: the last final window.")

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import FILE, PathName, Whole
+from node.cli.arguments import FILE, OUTPUT_FILE, PathName, Whole
 from node.cli.option_conflicts import not_with, only_with
-from node.cli.options import STDIO, ask_line, ask_new_passphrase, open_key
+from node.cli.options import ask_line, ask_new_passphrase, open_key
 from node.cli.output import json_option, show_fields, show_rows
 from node.cli.session import Session, new_key_options, wallet_options
+from node.cli.terminal import STDIO
 from node.home.files import write_private
 from node.home.keyring import (
     MNEMONIC_WORDS,
@@ -199,7 +200,7 @@ def address(session: Session, name: str | None, as_json: bool) -> None:
 @click.argument("name", required=False)
 @click.option(
     "--out",
-    type=PathName(),
+    type=OUTPUT_FILE,
     help="Write a keystore file with a new passphrase.",
 )
 @click.option("--new-passphrase-file", type=FILE, help="File with the new passphrase. Default: prompt.")
@@ -220,8 +221,6 @@ def export(
     """
     if (out is None) == (not reveal_secret):
         raise click.UsageError("--out FILE or --reveal-secret says how.")
-    if str(out) == STDIO:
-        raise click.UsageError("--out takes the name of a new file, not standard output.")
     if out is not None:
         _free(out)
     key = session.key(name)

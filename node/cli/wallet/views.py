@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from itertools import islice
@@ -89,7 +90,7 @@ def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any
     urls = session.gateways()
     if not place.exists():
         file = genesis or session.home.genesis
-        if not file.exists():
+        if not os.path.lexists(file):
             raise ConfigError("--genesis FILE says what is trusted; or begin with `dekube light init`")
         begin(place, load_genesis(file), urls)
     elif genesis is not None:

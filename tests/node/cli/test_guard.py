@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -273,3 +275,23 @@ def test_a_validator_between_two_keys_moves_with_the_watermark_of_each(tmp_path:
     shown = _json(new, "show")
     assert (shown["view"], [other["view"] for other in shown["others"]]) == (5, [9])
     assert shown["vote_key"] == "0x" + member.vote.vote_key.hex()
+
+
+def test_an_export_whose_report_cannot_be_printed_is_repeated(tmp_path: Path) -> None:
+    """The key votes no more, and its file is there: the next try says so, and writes over no other file."""
+    plan = _plan(1)
+    home, member = _home(tmp_path / "home", plan, "validator-0")
+    _voted(home, member, plan, range(1, 4))
+    file, other = tmp_path / "mark.json", tmp_path / "other.json"
+    line = [sys.executable, "-c", "from node.cli import main; main()", "node", "guard", "export"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*line, "--home", home.root, file], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1 and "standard output" in done.stderr
+    before = file.read_bytes()
+    assert _json(home, "export", file)["view"] == 3
+    assert file.read_bytes() == before
+    other.write_text("mine")
+    assert isinstance(_run(home, "export", other).exception, ConfigError)
+    assert other.read_text() == "mine"

@@ -474,8 +474,8 @@ def test_a_folder_that_is_no_database_is_left_as_it_is(
 @pytest.mark.parametrize(
     ("closed", "status", "said"),
     [
-        (">&-", 1, "dekube: Bad file descriptor [io_error]\n"),
-        (">/dev/full", 1, "dekube: No space left on device [io_error]\n"),
+        (">&-", 1, "dekube: standard output: Bad file descriptor [io_error]\n"),
+        (">/dev/full", 1, "dekube: standard output: No space left on device [io_error]\n"),
         ("<&- >&- 2>&-", 1, ""),
         ("<&- 2>&-", 0, ""),
     ],
@@ -485,3 +485,79 @@ def test_what_cannot_be_printed_is_no_success(closed: str, status: int, said: st
     done = subprocess.run(f"{line} {closed}", shell=True, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (status, said)
     assert ("chain_id" in done.stdout) == (status == 0)
+
+
+@pytest.mark.parametrize("verb", ["draft --name x --chain-id 7", "seal draft.json founder.json"])
+def test_a_file_whose_report_cannot_be_printed_can_be_written_again(verb: str, tmp_path: Path) -> None:
+    """The next try would find it and refuse; nobody was told its hash."""
+    line = f"{sys.executable} -c 'from node.cli import main; main()' genesis"
+    made = (
+        f"{line} draft --name x --chain-id 7 --out draft.json && {line} found --draft draft.json --stake 100000 "
+        "--home founder --unattended && cp founder/founder.json ."
+    )
+    subprocess.run(made, shell=True, check=True, cwd=tmp_path, capture_output=True)
+    for output, status in ((">/dev/full", 1), ("| true", 0), (" >/dev/null", 0)):
+        (tmp_path / "new.json").unlink() if output == " >/dev/null" else None
+        done = subprocess.run(
+            f"{line} {verb} --out new.json {output}", shell=True, check=False, cwd=tmp_path, capture_output=True
+        )
+        assert done.returncode == status, done.stderr
+        assert (tmp_path / "new.json").exists() == (status == 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "genesis draft --name x --chain-id 7 --out -",
+        "genesis seal draft.json founder.json --out -",
+        "node guard export -",
+        "signer export -",
+        "wallet export --out -",
+        "blob get 0x" + "ab" * 32 + " --out -",
+        "task quote --save -",
+        "task result 0x" + "ab" * 32 + " --out -",
+        "contracts -",
+    ],
+)
+def test_no_file_gets_the_name_of_standard_output(
+    line: str, dekube: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, said = dekube(*line.split())
+    assert status == 2 and "'-' is not supported: name a file" in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("line", ["wallet send X -1", "tx stake -5", "db rollback -1", "relay withdraw -.5"])
+def test_a_negative_amount_is_told_as_one(line: str, dekube: Callable[..., tuple[int, str]]) -> None:
+    status, said = dekube(*line.split())
+    assert status == 2 and "a negative number; amounts and counts begin at 0" in said
+
+
+def test_what_was_typed_breaks_no_error_into_lines(
+    dekube: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in (["testnet", "list"], ["testnet", "wan", "network", "pair"]):
+        status, said = dekube(*line, "--dir", "a\ndekube: all is well")
+        assert status == 2 and "control characters" in said
+        assert not any(one.startswith("dekube:") for one in said.splitlines())
+
+
+def test_a_broken_link_is_told_and_not_taken_for_a_file_that_is_not_there(
+    genesis: Path, tmp_path: Path, dekube: Callable[..., tuple[int, str]]
+) -> None:
+    home = tmp_path / "home"
+    assert dekube("init", "--home", home, "--genesis", genesis, "--unattended")[0] == 0
+    for name, line in (
+        ("keys/passphrase", ("wallet", "sign", "hello")),
+        ("genesis.json", ("wallet", "send", "0x" + "11" * 20, "1", "--rpc", "http://127.0.0.1:1")),
+    ):
+        saved = (home / name).read_bytes()
+        (home / name).unlink()
+        (home / name).symlink_to(tmp_path / "gone")
+        status, said = dekube(*line, "--home", home)
+        assert status == 1 and str(home / name) in said and "No such file" in said, said
+        (home / name).unlink()
+        (home / name).write_bytes(saved)
+        (home / name).chmod(0o600)

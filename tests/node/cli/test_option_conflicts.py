@@ -28,7 +28,7 @@ SIGNS = {
     *(("wallet", name) for name in ("send", "call")),
     *(("tx", name) for name in ("stake", "unstake", "rotate-keys")),
     *(("task", name) for name in ("create", "cancel", "top-up", "demand", "resume")),
-    *(("worker", name) for name in ("register", "update", "retire", "endorse")),
+    *(("worker", name) for name in ("register", "update", "retire")),
     *(("relay", name) for name in ("deposit", "withdraw")),
     ("blob", "put"),
     ("faucet", "run"),
@@ -104,7 +104,7 @@ def test_only_a_command_that_signs_lists_the_key_that_signs(path: tuple[str, ...
     listed = set(SIGNING) & opts
     if path in SIGNS:
         assert listed == set(SIGNING)
-    elif path == ("wallet", "sign"):
+    elif path in {("wallet", "sign"), ("worker", "endorse")}:
         assert listed == {"--key", "--passphrase-file"}
     elif path in {("wallet", "new"), ("wallet", "import"), ("wallet", "export")}:
         assert listed == {"--passphrase-file"}
