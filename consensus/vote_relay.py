@@ -1,4 +1,4 @@
-"""Relays votes and certificates between seats that have no connection to each other. Pure.
+"""Relays votes and certificates between seats that have no connection to each other. Pure (network.md R16).
 
 In a healthy network each seat is connected to each other seat, and the relay costs no byte. A seat that is not
 connected to another live seat also publishes its votes and certificates by gossip. Each node in the gossip judges

@@ -1,4 +1,4 @@
-"""Transactions between nodes: gossiped in batches, checked before they are passed on."""
+"""Transactions between nodes: gossiped in batches, checked before they are passed on (network.md R14)."""
 
 from __future__ import annotations
 

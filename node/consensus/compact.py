@@ -1,5 +1,7 @@
 """Compact forms of proposals: short ids in the place of transactions that the receivers hold. Pure.
 
+See network.md 7.2.
+
 A proposal travels as its certificates, its header and eight bytes for each transaction; a receiver takes the
 transactions out of its mempool, asks for those that it lacks, and puts the leader's very bytes together again. The
 form names the hash of those bytes, and nothing else is ever handed on: whatever a form, a pool or an answer made

@@ -1,4 +1,7 @@
-"""Compact proposals between the mempool and the peers: forms out, rebuilt messages in, the whole at need."""
+"""Compact proposals between the mempool and the peers: forms out, rebuilt messages in, the whole at need.
+
+See network.md R15.
+"""
 
 from __future__ import annotations
 

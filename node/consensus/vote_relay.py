@@ -1,5 +1,7 @@
 """Words of seats to seats without a connection to each other: the topic ``consensus``, proposals on request.
 
+See network.md 7.3.
+
 What is verified, and what goes on, says ``consensus.vote_relay``; here are the peers. A proposal is too large to
 be passed on unasked: a seat that has no connection to its leader asks whoever told it of the first vote, and a
 node that is asked for one it lacks asks in its turn.

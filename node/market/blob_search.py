@@ -1,5 +1,7 @@
 """Who has a data set: asked of everybody by those whom the chain has made a task's worker or verifier.
 
+See network.md 9.3.
+
 Nobody claims anything in advance, so there are no claims to bound, to prove and to let expire. A question names a
 task that is open, its own data set and a machine that works on it; all of that is on chain, and costs. It goes on
 once in a while for each task and machine; a holder dials the machine, which proves whom it reached and who came.

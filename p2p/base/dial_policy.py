@@ -1,5 +1,7 @@
 """Which hosts this node dials when strangers name them: the open network, and inner ones where its owner is.
 
+See network.md R30.
+
 Records, registries and relays may name any host. Without bounds a stranger could have this node knock at what only
 this machine or its own network can reach: a router's page, a database that trusts its neighbours.
 """

@@ -1,4 +1,4 @@
-"""Where a node can be reached, as records, options and operators spell it."""
+"""Where a node can be reached, as records, options and operators spell it (network.md 2.4)."""
 
 from __future__ import annotations
 

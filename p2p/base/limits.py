@@ -28,7 +28,7 @@ MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class NetworkLimits:
-    """Bounds of the network service (NETWORK.md, section 6, abuse limits)."""
+    """Bounds of the network service (network.md 12)."""
 
     peers_in_max: int = 64
     peers_out_target: int = 12

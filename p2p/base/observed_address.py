@@ -1,5 +1,7 @@
 """The address and port at which other hosts see a connection of this node, and the question that asks for it.
 
+See network.md 8.1.
+
 A node behind NAT does not know this address. It sends ``OBSERVE_PREAMBLE`` in place of a handshake, and a listener
 of a peer or of a relay answers with ``observed_answer``. ``p2p.path.hole_punch`` is built on this.
 """

@@ -30,7 +30,7 @@ __all__ = [
 
 USER_TIMEOUT_MS: Final = 20_000
 NOTSENT_LOWAT_BYTES: Final = 64 * 1024
-"""What the kernel may hold unsent: little, or a vote waits behind it (NETWORK.md, section 3)."""
+"""What the kernel may hold unsent: little, or a vote waits behind it (network.md R7)."""
 NOTSENT_LOWAT_BULK_BYTES: Final = 512 * 1024
 """The same where only bulk travels: fewer and larger writes."""
 CONGESTION: Final = b"bbr"

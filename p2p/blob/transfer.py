@@ -1,5 +1,7 @@
 """Fetching and serving blobs: pieces from several sources at once, each verified before it is written.
 
+See network.md 9.
+
 Of each source twice as much is asked for as its line holds (rate times round trip), so that it never stands
 still; a source that does not answer in time is asked for half as much.
 """

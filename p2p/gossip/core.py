@@ -73,7 +73,7 @@ class _Op(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GossipParameters:
-    """Sizes, times and limits (NETWORK.md, section 6)."""
+    """Sizes, times and limits (network.md 6)."""
 
     mesh: int = 6
     mesh_min: int = 4

@@ -1,5 +1,7 @@
 """Parity for lost pieces, without I/O: of data and parity together, as many as there are data pieces suffice.
 
+See network.md 7.4.
+
 A systematic Reed-Solomon code over GF(256) whose parity rows form a Cauchy matrix, every square part of which can
 be inverted. Multiplication by a constant is a table of 256 bytes: ``bytes.translate`` does a piece in one call.
 """

@@ -1,5 +1,7 @@
 """A message in pieces, without I/O: sealed, cut, every piece provable under one root, with parity where it pays.
 
+See network.md 7.4.
+
 What is cut is the sealed message, so whoever carries pieces for others sees neither content nor kind; the key
 travels in the announcement. A piece proves itself before it is kept or handed on.
 """

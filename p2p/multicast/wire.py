@@ -1,4 +1,7 @@
-"""What senders and receivers of a multicast say to each other, and what their cores want done; without I/O."""
+"""What senders and receivers of a multicast say to each other, and what their cores want done; without I/O.
+
+See network.md 7.4.
+"""
 
 from __future__ import annotations
 

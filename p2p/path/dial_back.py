@@ -1,4 +1,4 @@
-"""Where others can dial this node: peers are asked to dial back (NETWORK.md, section 6, "NAT").
+"""Where others can dial this node: peers are asked to dial back (network.md 8.3).
 
 The question names a port alone. Who is asked dials it at the host from which the asker's own connection comes, so
 nobody can be made to knock at a third door and no price is needed, and tells that host: so a node that listens

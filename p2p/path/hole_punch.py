@@ -1,4 +1,4 @@
-"""Direct connections between two nodes behind NAT: TCP simultaneous open (NETWORK.md, section 6, "NAT").
+"""Direct connections between two nodes behind NAT: TCP simultaneous open (network.md 8.2).
 
 The two already talk through a relay. Each opens connections from one local port to two *observers* (relays, and
 peers that it dialled directly), which say from which address they see it. If both see the same, the NAT keeps its

@@ -2,7 +2,7 @@
 
 A *path* is an ``Endpoint``: direct, through the peer's relay, or through an own relay to the peer's. Where this
 end knows none, it is one of the peer's, asked for by its number (``p2p.session.path_offers``). Control and bulk
-choose apart, for they want different things (NETWORK.md, section 6, "Choice"): control takes the shortest round
+choose apart, for they want different things (network.md 4.6): control takes the shortest round
 trip, bulk whatever carries most (``p2p.path.bulk_plan``).
 """
 

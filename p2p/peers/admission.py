@@ -1,5 +1,7 @@
 """Who may become a peer: the decision about each connection whose other end has proved who it is.
 
+See network.md 4.5 and 12.
+
 Nothing is closed or changed here but what is remembered of peers that are gone; ``p2p.peers.lifecycle`` carries
 out what is said. How many may knock before they prove who they are is ``p2p.peers.handshake_limits``; who makes
 room among those that come in, ``p2p.peers.eviction``.

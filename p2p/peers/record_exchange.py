@@ -1,4 +1,7 @@
-"""Peer records in a running network: our own told and renewed, those of others asked for, checked and kept."""
+"""Peer records in a running network: our own told and renewed, those of others asked for, checked and kept.
+
+See network.md 2.5.
+"""
 
 from __future__ import annotations
 

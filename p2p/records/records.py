@@ -1,4 +1,7 @@
-"""Signed peer records: where a node says it can be reached, in at most 768 bytes that anyone may pass on."""
+"""Signed peer records: where a node says it can be reached, in at most 768 bytes that anyone may pass on.
+
+See network.md 2.5.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The newest node certificate known of each address, so that an older one serves nobody; without I/O.
 
+See network.md 2.3.
+
 A certificate of a higher sequence revokes those below it. Whoever stole a node's keys has one that is good for up
 to 30 days: it must be refused also while its owner is not connected, and after a restart.
 """

@@ -1,5 +1,7 @@
 """One connection after its handshake, without I/O: records out, plaintexts in, words about itself.
 
+See network.md 4.4.
+
 Words are frames of class 0 that concern this one connection: pings, the change of a key, and how it belongs to the
 conversation of two peers, which outlives the connections that carry it (``p2p.session.mux``). They stand in front
 of what the conversation puts into a record, and are never sent again on another connection.

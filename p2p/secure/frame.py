@@ -17,7 +17,7 @@ STREAM_MAX: Final = 2**32 - 1
 
 
 class Class(IntEnum):
-    """What a message is to its receiver; lower leaves first (NETWORK.md, section 6)."""
+    """What a message is to its receiver; lower leaves first (network.md 4.2)."""
 
     CONSENSUS = 0
     BLOCK = 1

@@ -1,4 +1,4 @@
-"""The handshake of two nodes without I/O: Noise XX whose payloads are the node certificates.
+"""The handshake of two nodes without I/O: Noise XX whose payloads are the node certificates (network.md 3.1).
 
 Wire: each message behind its u16 length. A dialler that expects an address stops before it names itself to anyone
 else. Nothing is kept of a stranger beyond HANDSHAKE_MESSAGE_BYTES_MAX until it has proved its address.

@@ -1,7 +1,7 @@
 """Who a node is: an account's address, bound to the node's keys by a certificate that the account signs.
 
 The account key may stay offline. The node itself holds the certificate and one secret, from which come the X25519
-key of its handshakes and the secp256k1 key that signs its peer records and receipts (NETWORK.md, section 6).
+key of its handshakes and the secp256k1 key that signs its peer records and receipts (network.md 2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Noise_XX_25519_ChaChaPoly_SHA256 without I/O (Noise Protocol Framework, revision 34).
+"""Noise_XX_25519_ChaChaPoly_SHA256 without I/O (Noise Protocol Framework, revision 34) (network.md 3.1).
 
 Only this one pattern: both sides send their static key encrypted, the initiator's is hidden from anyone but the
 responder that it chose to answer. Rejects all-zero Diffie-Hellman outputs; ephemeral keys give forward secrecy.

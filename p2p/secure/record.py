@@ -1,6 +1,6 @@
 """Records: what one socket write carries, a u16 length and one sealed message of the Noise session.
 
-Sealing once a write instead of once a message is what makes small messages cheap (NETWORK.md, section 1).
+Sealing once a write instead of once a message is what makes small messages cheap (network.md 3.2).
 """
 
 from __future__ import annotations

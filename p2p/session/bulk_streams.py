@@ -1,5 +1,7 @@
 """Bulk between two peers without I/O: whole messages over any of several connections, within one window.
 
+See network.md 4.6.
+
 Each message has a number; it travels on one lane (or, where there is none, on the control connection) and counts
 against the window until the receiver says that it is done with it. A lane that dies gives its unfinished messages
 back to be sent on another, and the receiver takes each number once. Between messages there is no order.

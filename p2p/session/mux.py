@@ -1,5 +1,7 @@
 """The conversation of two peers, without I/O: priorities, fragments, bounds, nothing lost in a move.
 
+See network.md 4.3 to 4.6.
+
 A writer calls ``next_record`` whenever the socket takes more, so what leaves next is chosen as late as possible: a
 vote queued behind a block of 8 MiB is in the next record. Strict priority for consensus and block parts; gossip,
 requests and bulk share what is left 60 : 30 : 10, so that none of them starves another.

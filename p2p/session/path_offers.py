@@ -1,5 +1,7 @@
 """Lanes asked of a peer that reaches us and that we do not reach: its ways by number, and what is wished of them.
 
+See network.md 4.6.
+
 The peer alone knows where its ways lead. It tells a number and a length of each, and opens lanes to us, never to
 anybody else; we plan how many on which (``p2p.path.bulk_plan``), for we have the bulk.
 """

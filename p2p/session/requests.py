@@ -1,5 +1,7 @@
 """Requests and answers of one peer, both ways: numbered, bounded, each answered, refused or given up in time.
 
+See network.md 5.
+
 They are messages like any other to the conversation below (``p2p.session.peer``); what a method means is told by
 the node and by the services of this package, which register their handlers with the network.
 """

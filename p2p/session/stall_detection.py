@@ -1,5 +1,7 @@
 """A lane that has died without a word: nothing moves on it while its peer is heard elsewhere; without I/O.
 
+See network.md 4.7.
+
 TCP says nothing for many seconds about a line, or a relay, that swallows what it is given. The receiver says a few
 times a second, over the control connection, which lanes brought it anything. Silence about one lane counts only
 while that connection speaks: a peer that stands still, or whose whole line is gone, is no matter of its lanes.

@@ -1,4 +1,4 @@
-"""Whom a relay that asks a price carries how far, without I/O (docs/decisions/0047-relay-pay.md).
+"""Whom a relay that asks a price carries how far, without I/O (docs/decisions/0047-relay-pay.md) (network.md R27).
 
 A signature is worth what its signer can pay. The chain says what that is: a deposit for carriage, or what a bonded
 machine earns. For a payer with either a relay carries on until so much is uncollected, signed or not. Who has

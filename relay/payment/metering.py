@@ -1,5 +1,7 @@
 """What carrying costs, without I/O: both ends count, the payer signs, the relay stops where it is not paid.
 
+See network.md 11.
+
 The payer is who dialled. It signs its own count; the relay's is a claim that it follows only so far. A relay that
 asks for nothing (price 0) keeps no accounts.
 """

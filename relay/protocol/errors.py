@@ -1,4 +1,4 @@
-"""What can go wrong at a relay, by blame."""
+"""What can go wrong at a relay, by blame (network.md 10.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces published once and handed on to many, without I/O: the wire and the groups (NETWORK.md, section 6).
+"""Pieces published once and handed on to many, without I/O: the wire and the groups (network.md 10.6).
 
 A connection of the purpose fan-out begins with ``DKRF`` and a handshake that proves the client's address; then
 come records, each a u16 length and a sealed message, some followed by a piece as it is. Pieces are sealed by their

@@ -1,4 +1,7 @@
-"""What one client, one host and all together may have of a relay; every bound has its name here."""
+"""What one client, one host and all together may have of a relay; every bound has its name here.
+
+See network.md 10.7.
+"""
 
 from __future__ import annotations
 

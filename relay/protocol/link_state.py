@@ -1,4 +1,7 @@
-"""How relays reach each other: a relay's signed word, renewed every 30 s, for those who choose paths."""
+"""How relays reach each other: a relay's signed word, renewed every 30 s, for those who choose paths.
+
+See network.md 10.5.
+"""
 
 from __future__ import annotations
 

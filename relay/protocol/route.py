@@ -1,4 +1,4 @@
-"""The signed request for a path of several relays, without I/O (NETWORK.md, section 6, "Path of two").
+"""The signed request for a path of several relays, without I/O (network.md 10.4).
 
 The dialler writes the whole list of relays and signs it, so no relay can add one, leave one out or lead it in a
 circle. Each relay finds itself in the list, asks the next one, and the last announces the circuit to the target.

@@ -1,4 +1,4 @@
-"""What a relay and its clients say to each other, without I/O (NETWORK.md, section 6).
+"""What a relay and its clients say to each other, without I/O (network.md 10.2).
 
 A client's connection begins with four bytes that name its purpose:
 

@@ -1,5 +1,7 @@
 """Connections that clients open to a relay: their purpose, their handshake, and their control messages.
 
+See network.md 10.1.
+
 A ``ClientHandshake`` owns a connection from its first byte until its purpose is known and proved. Then the
 connection becomes a ``ControlConnection``, a connection for fan-out, or one end of a circuit. An error on a
 connection closes that connection only.

@@ -9,14 +9,32 @@ from typing import Any, Final
 import pytest
 
 from billing import relay as relay_receipts
-from consensus import block_serving, inbound, light, signer, sync, wire
+from consensus import block_serving, inbound, light, signer, sync, vote_relay, wire
 from consensus.core import limits
 from consensus.events import ConsensusParameters
 from node.chain import evidence as evidence_pool
+from node.chain import ledger, tx_gossip
 from node.chain.runtime import make_runtime
+from node.consensus import compact, compact_service
+from node.market import blob_search
 from node.sync import messages as sync_messages
+from p2p.base import endpoint, observed_address
+from p2p.base.limits import NetworkLimits
+from p2p.gossip import core as gossip
+from p2p.multicast import pieces
+from p2p.multicast import wire as multicast
+from p2p.path import hole_punch
+from p2p.records import records, revocations
+from p2p.secure import channel, handshake, identity, record
+from p2p.secure.frame import Class
+from p2p.session import bulk_streams, mux, requests
+from relay.payment import credit, metering
+from relay.protocol import fanout, link_state, route
+from relay.protocol import wire as relay_wire
+from relay.protocol.errors import Refusal
+from relay.protocol.limits import RelayLimits
 from state import trie
-from state.primitives import abi, blocks, codec, committee, envelope, receipts
+from state.primitives import abi, blocks, codec, committee, envelope, manifests, receipts
 from state.primitives.blocks import Header
 from state.primitives.genesis import ChainParameters, Genesis
 from state.store import snapshots
@@ -138,8 +156,85 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "due_life_ms": carriage.DUE_LIFE_MS,
         "relays_of_payer_max": carriage.RELAYS_PER_PAYER_MAX,
     },
+    "network.md": {
+        "certificate_bytes_max": identity.CERTIFICATE_BYTES_MAX,
+        "certificate_life_ms_max": identity.CERTIFICATE_LIFE_MS_MAX,
+        "certificate_skew_ms_max": identity.CLOCK_SKEW_MS_MAX,
+        "revocations_max": revocations.KNOWN_MAX,
+        "record_bytes_max": records.RECORD_BYTES_MAX,
+        "record_life_ms": records.RECORD_LIFE_MS,
+        "endpoints_max": records.ENDPOINTS_MAX,
+        "endpoint_characters_max": endpoint.ENDPOINT_CHARACTERS_MAX,
+        "handshake_message_bytes_max": handshake.HANDSHAKE_MESSAGE_BYTES_MAX,
+        "record_plaintext_bytes_max": record.RECORD_PLAINTEXT_BYTES_MAX,
+        "rekey_records": channel.REKEY_RECORDS,
+        "fragment_bytes": mux.FRAGMENT_BYTES,
+        "partial_messages_max": mux.MuxLimits().partial_messages_max,
+        "reassembly_bytes_max": mux.MuxLimits().reassembly_bytes_max,
+        "retained_bytes_max": mux.MuxLimits().retained_bytes_max,
+        "window_bytes_first": bulk_streams.WindowLimits().first_bytes,
+        "window_bytes_max": bulk_streams.WindowLimits().max_bytes,
+        "outstanding_max": bulk_streams.OUTSTANDING_MAX,
+        "done_numbers_max": bulk_streams.DONE_NUMBERS_MAX,
+        "method_characters_max": requests._METHOD_CHARACTERS_MAX,
+        "refusal_bytes_max": requests._REFUSAL_BYTES_MAX,
+        "gossip_body_bytes_max": gossip.BODY_BYTES_MAX,
+        "payloads_max": gossip.PAYLOADS_MAX,
+        "topics_max": gossip.TOPICS_MAX,
+        "topic_characters_max": gossip.TOPIC_CHARACTERS_MAX,
+        "ids_max": gossip.GossipParameters().ids_max,
+        "batch_max": tx_gossip.BATCH_MAX,
+        "batch_bytes_max": tx_gossip.BATCH_BYTES_MAX,
+        "gossip_fee_share": ledger.GOSSIP_FEE_SHARE,
+        "consensus_payload_bytes_max": vote_relay.PAYLOAD_BYTES_MAX,
+        "blob_question_bytes_max": blob_search.QUESTION_BYTES_MAX,
+        "given_bytes_max": compact.GIVEN_BYTES_MAX,
+        "whole_bytes_max": compact_service.WHOLE_BYTES_MAX,
+        "proposal_question_bytes_max": vote_relay.WANTED_BYTES_MAX,
+        "multicast_message_bytes_max": pieces.MESSAGE_BYTES_MAX,
+        "piece_bytes_min": pieces.PIECE_BYTES_MIN,
+        "piece_bytes_max": pieces.PIECE_BYTES_MAX,
+        "data_pieces_max": pieces.DATA_PIECES_MAX,
+        "parity_max": pieces.PARITY_MAX,
+        "parity_message_bytes_max": pieces.PARITY_MESSAGE_BYTES_MAX,
+        "multicast_control_bytes_max": multicast.CONTROL_BYTES_MAX,
+        "swap_members_max": multicast.SWAP_MEMBERS_MAX,
+        "ask_sources_max": multicast.ASK_SOURCES_MAX,
+        "observed_bytes_max": observed_address.OBSERVED_BYTES_MAX,
+        "attempt_bytes": hole_punch._ATTEMPT_BYTES,
+        "blob_piece_bytes": manifests.PIECE_BYTES,
+        "blob_pieces_max": manifests.BLOB_PIECES_MAX,
+        "manifest_bytes_max": manifests.MANIFEST_BYTES_MAX,
+        "relay_message_bytes_max": relay_wire.MESSAGE_BYTES_MAX,
+        "voucher_bytes_max": relay_wire.VOUCHER_BYTES_MAX,
+        "alternatives_max": relay_wire.ALTERNATIVES_MAX,
+        "hops_max": route.HOPS_MAX,
+        "route_bytes_max": route.ROUTE_BYTES_MAX,
+        "route_life_ms": route.ROUTE_LIFE_MS,
+        "links_max": link_state.LINKS_MAX,
+        "link_state_bytes_max": link_state.LINK_STATE_BYTES_MAX,
+        "groups_max": fanout.GROUPS_MAX,
+        "members_max": fanout.MEMBERS_MAX,
+        "publishers_max": fanout.PUBLISHERS_MAX,
+        "fanout_piece_bytes_max": fanout.PIECE_BYTES_MAX,
+        "fanout_message_bytes_max": fanout.MESSAGE_BYTES_MAX,
+        "pay_bytes": metering.PAY_BYTES,
+        "pay_ms": metering.PAY_MS,
+        "claim_bytes": metering.CLAIM_BYTES,
+        "claim_percent": metering.CLAIM_PERCENT,
+    },
 }
 """Where the code has each number that a table of the specification names."""
+
+DEFAULTS: Final[dict[str, tuple[tuple[str, Any], ...]]] = {
+    "network.md": (
+        ("", NetworkLimits()),
+        ("relay.", RelayLimits()),
+        ("tariff.", metering.Tariff()),
+        ("credit.", credit.CreditOptions()),
+    ),
+}
+"""Options of which a document lists some, by the prefix that it gives their names."""
 
 
 def expected(document: str) -> dict[str, int]:
@@ -148,6 +243,11 @@ def expected(document: str) -> dict[str, int]:
     for prefix, parameters in PARAMETERS.get(document, ()):
         for field in dataclasses.fields(parameters):
             found[f"{prefix}.{field.name}"] = getattr(parameters, field.name)
+    listed = spec_tables.numbers(document)
+    for prefix, options in DEFAULTS.get(document, ()):
+        for field in dataclasses.fields(options):
+            if (name := prefix + field.name) in listed:
+                found.setdefault(name, getattr(options, field.name))
     return found
 
 
@@ -169,6 +269,27 @@ def test_a_document_has_a_version_and_numbers_its_headings(document: str) -> Non
     assert lines[2].startswith("Version ")
     titles = [line for line in lines if line.startswith("##")]
     assert [line for line in titles if not line.lstrip("# ")[0].isdigit()] == []
+
+
+def test_refusals_of_relays_and_purposes_of_handshakes_have_their_numbers() -> None:
+    text = spec_tables.text_of("network.md")
+    section = text.split("### 10.3 ")[1].split("### 10.4 ")[0]
+    refusals = {int(number): name for number, name in re.findall(r"^\| (\d+) \| (\w+) \|", section, re.MULTILINE)}
+    assert refusals == {int(refusal): refusal.label for refusal in Refusal}
+    purposes = {
+        int(number): name
+        for name, number in re.findall(r"^\| ([a-z -]+) \| (\d+) \|$", text.split("### 3.2 ")[0], re.MULTILINE)
+    }
+    assert purposes.keys() == {int(purpose) for purpose in identity.Purpose}
+
+
+def test_classes_of_messages_have_their_numbers_and_sizes() -> None:
+    section = spec_tables.text_of("network.md").split("### 4.2 ")[1].split("### 4.3 ")[0]
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| ([\d,]+) \|$", section, re.MULTILINE)
+    assert [(name.upper(), int(number), int(size.replace(",", ""))) for name, number, size in rows] == [
+        (cls.name, int(cls), limits.message_bytes_max)
+        for cls, limits in zip(Class, mux.MuxLimits().classes, strict=True)
+    ]
 
 
 def test_the_kinds_of_transactions_are_those_of_the_runtime() -> None:
