@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 
-from tests.house import citations, exceptions, imports, prose, sizes
+from tests.house import citations, exceptions, imports, paths, prose, sizes
 
 
 def without_excuse(what: str, found: Mapping[str, str], excuses: Mapping[str, str]) -> list[str]:
@@ -62,6 +62,8 @@ def check() -> tuple[list[str], list[str]]:
         broken.append(
             f"sentences: median {words.median} > {prose.MEDIAN_MAX} or p90 {words.p90} > {prose.P90_MAX}"
         )
+    broken += [f"no such file: {found}" for found in paths.missing_paths()]
+    broken += [f"no such link: {found}" for found in paths.missing_links()]
     return figures, broken
 
 
