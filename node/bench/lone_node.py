@@ -32,7 +32,7 @@ from rpc.gateway.connections import DoorOptions
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.process import GatewayOptions, gateway_command, options_to_json
 from rpc.process.limits import tune_collector
-from rpc.protocol.node_view import Network, Peer, Submitted, Sync
+from rpc.protocol.records import Network, Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.genesis import Genesis, GenesisValidator
 from state.primitives.hashing import digest
@@ -148,7 +148,7 @@ class _Live:
             self.runtime, address=_VALIDATOR.address, roles=(), version="bench",
             parameters={"chain": self.runtime.chain},
         )  # fmt: skip
-        self.view = StoreView(self.store, self.runtime, self.ledger.mempool, description, self)
+        self.view = StoreView(self.store, self.runtime, self.ledger.mempool, description)
 
     def admission(self) -> AbstractContextManager[Callable[[bytes, bytes], object]]:
         return self.ledger.admission()
@@ -213,7 +213,7 @@ async def _recover_none(_batch: bytes) -> bytes:
 async def _serve(path: Path, accounts: int) -> None:
     write_whole(_blocks_file(path), "0.0")
     live = _Live(path, accounts)
-    backend = Backend(live.view, _socket(path))
+    backend = Backend(live.view, live, _socket(path))
     kept = KeptTransactions(live.ledger, path / "mempool", recover=_recover_none, wait_peers=trio.sleep_forever)
     async with trio.open_nursery() as nursery:
         await nursery.start(kept.run)  # what a node does for its own users costs it time as well

@@ -22,7 +22,7 @@ from consensus.votes import Certificate
 from node.chain.block_tree import Executed
 from node.chain.forks import ForkUnproven, check_certificate, convict
 from p2p.gossip.core import Verdict
-from rpc.protocol.node_view import Head, Submitted
+from rpc.protocol.records import Head, Submitted
 from state.primitives.blocks import evidence_root
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError

@@ -14,7 +14,7 @@ import trio
 
 from node.chain.block_tree import Chain, Executed
 from node.chain.mempool import AlreadyKnown, Mempool, MempoolOptions
-from rpc.protocol.node_view import Head
+from rpc.protocol.records import Head
 from state.primitives.blocks import decode_header
 from state.primitives.receipts import Receipt, decode_receipt
 from state.primitives.transactions import Transaction, decode_transaction

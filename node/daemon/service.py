@@ -274,7 +274,7 @@ class Node:
             blobs = GatewayBlobs(
                 self.network, store, self.options.uploads, self.home.uploads, self.account.address
             )
-            backend = Backend(make_view(self), self.home.socket, blobs=blobs)
+            backend = Backend(make_view(self), LiveNode(self), self.home.socket, blobs=blobs)
             admin = Admin(self)
             control = ControlServer(self.home.control, self._verbs(admin))
             self.metrics.watch(self)

@@ -18,7 +18,7 @@ from consensus.wire import decode_certificate
 from node.chain.runtime import PARAMETER_TABLES
 from p2p.records.records import PeerRecord
 from rpc.backend.store_view import StoreView, describe
-from rpc.protocol.node_view import KnownNode, Network, Peer, Submitted, Sync
+from rpc.protocol.records import KnownNode, Network, Peer, Submitted, Sync
 from state.primitives.genesis import read_parameters
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MIB: Final = 2**20
 
 
 class LiveNode:
-    """Implements ``rpc.backend.store_view.Live`` over a running node."""
+    """Implements ``rpc.protocol.requests.LiveNode`` over a running node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -120,7 +120,7 @@ def make_view(node: Node) -> StoreView:
             prefix: read_parameters(table, prefix, node.genesis) for prefix, table in PARAMETER_TABLES.items()
         },
     )
-    view = StoreView(ledger.store, ledger.runtime, ledger.mempool, description, LiveNode(node))
+    view = StoreView(ledger.store, ledger.runtime, ledger.mempool, description)
     ledger.add_listener(
         lambda blocks: view.notify_head({block.header.height: block.execution.changes for block in blocks})
     )

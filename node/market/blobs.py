@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import trio
@@ -21,10 +21,8 @@ from node.market.uploads import UploadBook, UploadRefused, decode_book
 from p2p.base.errors import BlobUnavailable
 from p2p.blob.store import BlobStore
 from p2p.service import Network
-from state.primitives.address import ADDRESS_BYTES
-from state.primitives.codec import Value
+from rpc.protocol.records import BlobStatus, UploadStatus
 from state.primitives.errors import DecodeError, DekubeError
-from state.primitives.hashing import HASH_BYTES
 from state.primitives.manifests import Manifest, blob_id
 from state.view import Reader
 from state.view.accounts import balance_of
@@ -58,7 +56,7 @@ RANGES_MAX: Final = 1_024
 
 
 class GatewayBlobs:
-    """Answers gateways about blobs; ``run`` lets uploads expire."""
+    """Answers the requests of gateways about blobs (``BlobRequests``); ``run`` removes expired uploads."""
 
     def __init__(
         self, network: Network, state: Reader, options: UploadOptions, book: Path, address: bytes, *,
@@ -84,16 +82,6 @@ class GatewayBlobs:
         self._fetching: dict[bytes, tuple[int, int]] = {}
         self._failed: dict[bytes, tuple[float, str]] = {}
         self._nursery: trio.Nursery | None = None
-        self.inline: dict[str, Callable[[list[Any]], Value]] = {"blob_want": self._want}
-        """Requests of gateways that are answered on the event loop."""
-        self.threaded: dict[str, Callable[[list[Any]], Value]] = {
-            "blob_piece": self._piece,
-            "blob_begin": self._begin,
-            "blob_lacks": self._lacks,
-            "blob_put": self._put,
-            "dataset_facts": self._dataset_facts,
-        }
-        """Those that are answered in threads."""
 
     def _load(self) -> UploadBook:
         try:
@@ -118,34 +106,25 @@ class GatewayBlobs:
 
     # Fetching
 
-    def _want(self, params: list[Any]) -> Value:
-        """Return state and manifest of a blob, fetching it where a task names it."""
-        match params:
-            case [bytes(name), (None | bytes()) as task, (None | int()) as window] if (
-                len(name) == HASH_BYTES
-                and (task is None or len(task) == HASH_BYTES)
-                and (window is None or 0 <= window < 2**32)
-            ):
-                pass
-            case _:
-                raise DecodeError("blob_want: a blob, a task and a window expected")
+    def blob_want(self, name: bytes, task: bytes | None, window: int | None, /) -> BlobStatus:
+        """Return the status of a blob, and fetch it if a task names it."""
         if self._store.is_complete(name):
             manifest = self._store.manifest(name)
             if manifest is not None:
-                return ["complete", manifest.encode()]
+                return BlobStatus("complete", manifest.encode(), 0, 0)
         if name in self._fetching:
-            return ["fetching", *self._fetching[name]]
+            return BlobStatus("fetching", b"", *self._fetching[name])
         when, why = self._failed.get(name, (0.0, ""))
         if why and trio.current_time() < when:
             raise BlobUnavailable(why)
         if task is None:
             raise BlobUnavailable("the blob is not here; a task that names it would say whom to ask")
         if self._nursery is None or len(self._fetching) >= FETCHES_MAX:
-            return ["waiting", 0, 0]
+            return BlobStatus("waiting", b"", 0, 0)
         limit_bytes, sources = self._named(name, task, window)
         self._fetching[name] = (0, 0)
         self._nursery.start_soon(self._fetch, name, sources, limit_bytes)
-        return ["fetching", 0, 0]
+        return BlobStatus("fetching", b"", 0, 0)
 
     def _named(self, name: bytes, task: bytes, window: int | None) -> tuple[int, list[bytes]]:
         """Return the size that a blob may have which ``task`` names, and who has it. Raises BlobUnavailable."""
@@ -195,20 +174,12 @@ class GatewayBlobs:
 
     # Serving
 
-    def _piece(self, params: list[Any]) -> Value:
-        match params:
-            case [bytes(name), int(index)] if len(name) == HASH_BYTES and 0 <= index < 2**32:
-                return self._store.read_piece(name, index)
-            case _:
-                raise DecodeError("blob_piece: a blob and a number expected")
+    def blob_piece(self, name: bytes, index: int, /) -> bytes | None:
+        """Return a piece of a blob, None if it is not here."""
+        return self._store.read_piece(name, index)
 
-    def _dataset_facts(self, params: list[Any]) -> Value:
-        """Return what a blob is as a data set; None where it is not whole here."""
-        match params:
-            case [bytes(name)] if len(name) == HASH_BYTES:
-                pass
-            case _:
-                raise DecodeError("dataset_facts: a blob expected")
+    def dataset_facts(self, name: bytes, /) -> DatasetFacts | None:
+        """Return what a blob is as a data set, None if it is not complete here."""
         with self._reading:  # one at a time: each takes several times its size for a while
             manifest = self._store.manifest(name) if self._store.is_complete(name) else None
             if manifest is None:
@@ -226,17 +197,13 @@ class GatewayBlobs:
                 while len(self._facts) >= FACTS_KEPT_MAX:
                     self._facts.pop(next(iter(self._facts)))
                 self._facts[name] = facts
-        return list(facts)
+        return facts
 
     # Uploads
 
-    def _begin(self, params: list[Any]) -> Value:
-        """Take an upload on; return its pieces in all and the ranges that are missing."""
-        match params:
-            case [bytes(data), bytes(account), str(caller)] if len(account) == ADDRESS_BYTES:
-                name = blob_id(data)
-            case _:
-                raise DecodeError("blob_begin: a manifest, an account and a caller expected")
+    def blob_begin(self, data: bytes, account: bytes, caller: str, /) -> UploadStatus:
+        """Begin or continue an upload of the blob with the manifest ``data``."""
+        name = blob_id(data)
         balance = balance_of(self._state, account)
         with self._lock:
             self._book.check_account(name, account, balance)
@@ -256,32 +223,24 @@ class GatewayBlobs:
                 self._book.came(name, self._now_ms(), is_complete=True)
             if is_charged:
                 self._save()
-        return [len(manifest.hashes), missing_ranges(self._store.missing(name))]
+        return UploadStatus(len(manifest.hashes), missing_ranges(self._store.missing(name)))
 
-    def _lacks(self, params: list[Any]) -> Value:
-        """Return whether a piece of an upload is still to come."""
-        match params:
-            case [bytes(name), int(index)] if len(name) == HASH_BYTES:
-                manifest = self._uploading(name)
-            case _:
-                raise DecodeError("blob_lacks: a blob and a number expected")
+    def blob_lacks(self, name: bytes, index: int, /) -> bool:
+        """Return whether a piece of an upload is missing."""
+        manifest = self._uploading(name)
         if not 0 <= index < len(manifest.hashes):
             raise DecodeError(f"the blob has {len(manifest.hashes)} pieces")
-        return int(index in self._store.missing(name))
+        return index in self._store.missing(name)
 
-    def _put(self, params: list[Any]) -> Value:
-        """Take a piece of an upload; return whether the blob is complete."""
-        match params:
-            case [bytes(name), int(index), bytes(data)] if len(name) == HASH_BYTES:
-                self._uploading(name)
-            case _:
-                raise DecodeError("blob_put: a blob, a number and a piece expected")
+    def blob_put(self, name: bytes, index: int, data: bytes, /) -> bool:
+        """Store a piece of an upload; return whether the blob is complete."""
+        self._uploading(name)
         is_complete = self._store.write_piece(name, index, data)
         with self._lock:
             self._book.came(name, self._now_ms(), is_complete=is_complete)
             if is_complete:
                 self._save()
-        return int(is_complete)
+        return is_complete
 
     def _uploading(self, name: bytes) -> Manifest:
         with self._lock:
@@ -335,8 +294,8 @@ class GatewayBlobs:
             _log.warning("the book of uploads cannot be written", error=str(error))
 
 
-def missing_ranges(missing: list[int]) -> list[Value]:
-    """Return the runs of ``missing`` as [first, count], as many as are named at once."""
+def missing_ranges(missing: list[int]) -> list[tuple[int, int]]:
+    """Return the runs of ``missing`` as (first, count), at most ``RANGES_MAX`` of them."""
     ranges: list[list[int]] = []
     for index in missing:
         if ranges and index == sum(ranges[-1]):
@@ -345,4 +304,4 @@ def missing_ranges(missing: list[int]) -> list[Value]:
             ranges.append([index, 1])
         else:
             break
-    return [list(item) for item in ranges]
+    return [(first, count) for first, count in ranges]

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 import trio
@@ -32,37 +32,28 @@ from rpc.protocol.frames import (
     failure_value,
     read_request,
 )
-from rpc.protocol.node_view import NodeView, Waiting, record_value
+from rpc.protocol.requests import (
+    REQUESTS,
+    BlobRequests,
+    ChainRequests,
+    LiveNode,
+    LiveRequests,
+    NodeView,
+    PoolRequests,
+    handler_of,
+)
+from rpc.protocol.wire_types import record_value
 from state.primitives.address import ADDRESS_BYTES
-from state.primitives.codec import Value, decode
+from state.primitives.codec import Value
 from state.primitives.errors import ConfigError, DecodeError, DekubeError
-from state.primitives.hashing import HASH_BYTES, ZERO_HASH
-from state.view.overlay import KEY_BYTES_MAX
+from state.primitives.hashing import ZERO_HASH
 
 __all__ = ["Backend", "BackendOptions"]
 
 _log = structlog.get_logger(__name__)
 
-KEYS_MAX: Final = 256
-"""Keys of one ``read``."""
-SCAN_MAX: Final = 1024
-HISTORY_MAX: Final = 256
-POOL_MAX: Final = 1024
-POOL_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of the transactions of one answer, which shows them in more than twice as many."""
-POOL_NEWS_MAX: Final = 4096
-"""Hashes of one answer about what came into the pool."""
-PLACES_MAX: Final = 256
 SUBMITS_MAX: Final = 64
 """Transactions of one ``submit``: some 2 ms of the loop."""
-HEIGHT_LIMIT: Final = 2**63
-KNOWN_MAX: Final = 1_000
-"""Nodes of the network that are told in one answer."""
-HEADERS_MAX: Final = 512
-RECORDS_MAX: Final = 32
-EPOCH_LIMIT: Final = 2**32
-INDEX_LIMIT: Final = 2**32
-FORK_CERTIFICATES_MAX: Final = 2
 HEADS_MAX: Final = 8
 CHANGES_MAX: Final = 20_000
 """Heads and changed keys that one piece of news tells of."""
@@ -87,13 +78,6 @@ class BackendOptions:
     threads: int = 2
     share_percent: int = 33
     """Most of the loop's time that all gateways may take together."""
-
-
-class Answers(Protocol):
-    """Requests that another part of the node answers."""
-
-    inline: dict[str, Callable[[list[Any]], Value]]
-    threaded: dict[str, Callable[[list[Any]], Value]]
 
 
 class _Share:
@@ -175,11 +159,18 @@ class Backend:
     """
 
     def __init__(
-        self, view: NodeView, path: Path, options: BackendOptions | None = None, *, blobs: Answers | None = None
+        self,
+        view: NodeView,
+        live: LiveNode,
+        path: Path,
+        options: BackendOptions | None = None,
+        *,
+        blobs: BlobRequests | None = None,
     ) -> None:
-        """``blobs`` answers what is asked about blobs; without it the gateways have none."""
+        """Without ``blobs`` requests about blobs fail as unknown."""
         self.options = options or BackendOptions()
         self._view = view
+        self._live = live
         self._path = path
         self._threads = trio.CapacityLimiter(self.options.threads)
         self._share = _Share(self.options.share_percent)
@@ -188,42 +179,21 @@ class Backend:
         """Where the gateway that connected last is listening."""
         self._gateway_known = trio.Event()
         self._inline: dict[str, Callable[[list[Any]], Value]] = {
-            "hello": self._hello,
-            "head": self._head,
-            "read": self._read,
-            "hash": self._hash,
-            "height_of": self._height_of,
-            "locate": self._locate,
-            "pending_nonces": self._pending_nonces,
-            "pool_get": self._pool_get,
-            "pool": self._pool,
-            "pool_list": self._pool_list,
-            "pool_page": self._pool_page,
-            "pool_queued": self._pool_queued,
-            "pool_of": self._pool_of,
-            "pool_news": self._pool_news,
-            "peers": self._peers,
-            "network": self._network,
-            "sync": self._sync,
             "serving": self._serving,
             "submit": self._submit,
-            "submit_evidence": self._submit_evidence,
         }
-        self._threaded: dict[str, Callable[[list[Any]], Value]] = {
-            "read_old": self._read,
-            "scan": self._scan,
-            "block": self._block,
-            "history": self._history,
-            "prove": self._prove,
-            "header_path": self._header_path,
-            "epoch_records": self._epoch_records,
-            "leaders": self._leaders,
-            "simulate": self._simulate,
-            "submit_fork": self._submit_fork,
+        self._threaded: dict[str, Callable[[list[Any]], Value]] = {}
+        answers: dict[type, object] = {
+            ChainRequests: view,
+            PoolRequests: view,
+            LiveRequests: live,
+            BlobRequests: blobs,
         }
-        if blobs is not None:
-            self._inline.update(blobs.inline)
-            self._threaded.update(blobs.threaded)
+        for request in REQUESTS.values():
+            answering = answers[request.answered_by]
+            if answering is not None:
+                handlers = self._threaded if request.is_threaded else self._inline
+                handlers[request.name] = handler_of(request, getattr(answering, request.name))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled; tells ``task_status`` when gateways may connect. Raises ConfigError."""
@@ -348,11 +318,6 @@ class Backend:
             keys.update(changed)
         return [known, list(keys)]
 
-    # Each of these reads its own parameters; the shapes are the gateway's half of rpc/gateway/node/client.py.
-
-    def _hello(self, _params: list[Any]) -> Value:
-        return record_value(self._view.description())
-
     def _serving(self, params: list[Any]) -> Value:
         match params:
             case [str(host), int(port)]:
@@ -367,106 +332,6 @@ class Backend:
         await self._gateway_known.wait()
         return self.gateway
 
-    def _head(self, _params: list[Any]) -> Value:
-        return record_value(self._view.head())
-
-    def _read(self, params: list[Any]) -> Value:
-        match params:
-            case [int(height), list(keys)] if (
-                _is_height(height) and len(keys) <= KEYS_MAX and all(map(_is_key, keys))
-            ):
-                get = self._view.reader(height).get
-                return [get(key) for key in keys]
-            case _:
-                raise DecodeError("read: a height and keys expected")
-
-    def _scan(self, params: list[Any]) -> Value:
-        match params:
-            case [int(height), bytes(start), bytes(stop), int(limit)] if (
-                _is_height(height) and 0 < limit <= SCAN_MAX
-            ):
-                return [[key, value] for key, value in self._view.reader(height).scan(start, stop, limit)]
-            case _:
-                raise DecodeError("scan: height, start, stop and limit expected")
-
-    def _hash(self, params: list[Any]) -> Value:
-        match params:
-            case [int(height)] if _is_height(height):
-                return self._view.block_hash(height)
-            case _:
-                raise DecodeError("hash: a height expected")
-
-    def _block(self, params: list[Any]) -> Value:
-        match params:
-            case [int(height)] if _is_height(height):
-                record = self._view.block(height)
-                return None if record is None else record_value(record)
-            case _:
-                raise DecodeError("block: a height expected")
-
-    def _height_of(self, params: list[Any]) -> Value:
-        return self._view.height_of(_hash_of(params))
-
-    def _locate(self, params: list[Any]) -> Value:
-        if len(params) > PLACES_MAX or not all(map(_is_hash, params)):
-            raise DecodeError("locate: hashes expected")
-        places = map(self._view.locate, params)
-        return [None if place is None else list(place) for place in places]
-
-    def _history(self, params: list[Any]) -> Value:
-        match params:
-            case [bytes(address), None, int(limit)] if 0 < limit <= HISTORY_MAX:
-                return [list(found) for found in self._view.history(address, None, limit)]
-            case [bytes(address), [int(height), int(index)], int(limit)] if (
-                _is_height(height) and 0 <= index < INDEX_LIMIT and 0 < limit <= HISTORY_MAX
-            ):
-                return [list(found) for found in self._view.history(address, (height, index), limit)]
-            case _:
-                raise DecodeError("history: an address, a place and a limit expected")
-
-    def _prove(self, params: list[Any]) -> Value:
-        match params:
-            case [int(height), bytes(key)] if _is_height(height) and _is_key(key):
-                return self._view.prove(key, height)
-            case _:
-                raise DecodeError("prove: a height and a key expected")
-
-    def _header_path(self, params: list[Any]) -> Value:
-        match params:
-            case [int(height), int(limit), (0 | 1) as to_certificate] if (
-                _is_height(height) and 0 < limit <= HEADERS_MAX
-            ):
-                headers, certificate = self._view.header_path(height, limit, to_certificate=to_certificate == 1)
-                return [list(headers), certificate]
-            case _:
-                raise DecodeError("header_path: a height, a limit and whether to a certificate expected")
-
-    def _epoch_records(self, params: list[Any]) -> Value:
-        match params:
-            case [int(first), int(limit)] if 0 <= first < EPOCH_LIMIT and 0 < limit <= RECORDS_MAX:
-                return list(self._view.epoch_records(first, limit))
-            case _:
-                raise DecodeError("epoch_records: an epoch and a limit expected")
-
-    def _simulate(self, params: list[Any]) -> Value:
-        match params:
-            case [bytes(sender), int(kind), bytes(encoded), (None | int()) as price] if (
-                price is None or price >= 0
-            ):
-                payload = decode(encoded, limit_bytes=REQUEST_LIMIT_BYTES)
-                if type(payload) is not list:
-                    raise DecodeError("simulate: the payload is no array")
-                return self._view.simulate(sender, kind, payload, price)
-            case _:
-                raise DecodeError("simulate: a sender, a kind, an encoded payload and a price expected")
-
-    def _leaders(self, params: list[Any]) -> Value:
-        match params:
-            case [int(epoch)] if 0 <= epoch < EPOCH_LIMIT:
-                return list(self._view.leaders(epoch))
-            case _:
-                raise DecodeError("leaders: an epoch expected")
-
     def _submit(self, params: list[Any]) -> Value:
         """Return the hashes, zeros for what was refused, and with their places the failures, each of one alone."""
         if (
@@ -479,7 +344,7 @@ class Backend:
         hashes: list[Any] = []
         failures: list[Value] = []
         raws = iter(params)
-        with self._view.admission() as admit:
+        with self._live.admission() as admit:
             for raw, sender in zip(raws, raws, strict=True):
                 try:
                     hashes.append(admit(raw, sender))
@@ -492,83 +357,6 @@ class Backend:
                 failures.append([len(hashes), *failure])
                 hashes.append(ZERO_HASH)
         return [b"".join(hashes), failures]
-
-    def _submit_evidence(self, params: list[Any]) -> Value:
-        match params:
-            case [bytes(raw)]:
-                return record_value(self._view.submit_evidence(raw))
-            case _:
-                raise DecodeError("submit_evidence: evidence expected")
-
-    def _submit_fork(self, params: list[Any]) -> Value:
-        match params:
-            case [list(certificates), (None | bytes()) as reporter] if 0 < len(
-                certificates
-            ) <= FORK_CERTIFICATES_MAX and all(type(certificate) is bytes for certificate in certificates):
-                return [record_value(found) for found in self._view.submit_fork(certificates, reporter)]
-            case _:
-                raise DecodeError("submit_fork: certificates and a reporter expected")
-
-    def _pending_nonces(self, params: list[Any]) -> Value:
-        if len(params) > KEYS_MAX or not all(type(address) is bytes for address in params):
-            raise DecodeError("pending_nonces: addresses expected")
-        return [self._view.pending_nonce(address) for address in params]
-
-    def _pool_get(self, params: list[Any]) -> Value:
-        found = self._view.pool_get(_hash_of(params))
-        return None if found is None else record_value(found)
-
-    def _pool(self, _params: list[Any]) -> Value:
-        return record_value(self._view.pool_status())
-
-    def _pool_list(self, params: list[Any]) -> Value:
-        match params:
-            case [int(limit)] if 0 < limit <= POOL_MAX:
-                return record_value(_within(self._view.pool_transactions(limit)))
-            case _:
-                raise DecodeError("pool_list: a limit expected")
-
-    def _pool_page(self, params: list[Any]) -> Value:
-        match params:
-            case [(int() | None) as before, int(limit)] if 0 < limit <= POOL_MAX:
-                return record_value(self._view.pool_page(before, limit))
-            case _:
-                raise DecodeError("pool_page: a place and a limit expected")
-
-    def _pool_queued(self, params: list[Any]) -> Value:
-        match params:
-            case [int(limit)] if 0 < limit <= POOL_MAX:
-                return record_value(_within(self._view.pool_queued(limit)))
-            case _:
-                raise DecodeError("pool_queued: a limit expected")
-
-    def _pool_of(self, params: list[Any]) -> Value:
-        match params:
-            case [bytes(address)]:
-                return record_value(_within(self._view.pool_of(address)[:POOL_MAX]))
-            case _:
-                raise DecodeError("pool_of: an address expected")
-
-    def _pool_news(self, params: list[Any]) -> Value:
-        match params:
-            case [int(since), int(limit)] if 0 <= since < HEIGHT_LIMIT and 0 <= limit <= POOL_NEWS_MAX:
-                now, hashes = self._view.pool_news(since, limit)
-                return [now, list(hashes)]
-            case _:
-                raise DecodeError("pool_news: a place and a limit expected")
-
-    def _peers(self, _params: list[Any]) -> Value:
-        return [record_value(peer) for peer in self._view.peers()]
-
-    def _network(self, params: list[Any]) -> Value:
-        match params:
-            case [bytes(after), int(limit)] if len(after) <= ADDRESS_BYTES and 0 <= limit <= KNOWN_MAX:
-                return record_value(self._view.network(after, limit))
-            case _:
-                raise DecodeError("network: an address and a limit expected")
-
-    def _sync(self, _params: list[Any]) -> Value:
-        return record_value(self._view.sync())
 
 
 async def _receive(stream: trio.SocketStream) -> bytes:
@@ -598,35 +386,5 @@ def _answer(request: Request, handler: Callable[[list[Any]], Value]) -> bytes:
         return encode_failure(request.identifier, _Unanswered("internal error"))
 
 
-def _within(waiting: list[Waiting]) -> list[Waiting]:
-    """Return the first of ``waiting`` that have no more than so many bytes."""
-    left = POOL_BYTES_MAX
-    for count, item in enumerate(waiting):
-        left -= len(item.raw)
-        if left < 0:
-            return waiting[:count]
-    return waiting
-
-
 class _Unanswered(DekubeError):
     code = "internal_error"
-
-
-def _is_height(height: int) -> bool:
-    return 0 <= height < HEIGHT_LIMIT
-
-
-def _is_key(key: object) -> bool:
-    return type(key) is bytes and 0 < len(key) <= KEY_BYTES_MAX
-
-
-def _is_hash(item: object) -> bool:
-    return type(item) is bytes and len(item) == HASH_BYTES
-
-
-def _hash_of(params: list[Any]) -> bytes:
-    match params:
-        case [bytes(found)] if len(found) == HASH_BYTES:
-            return found
-        case _:
-            raise DecodeError("a hash expected")

@@ -1,11 +1,11 @@
-"""A ``NodeView`` over the node's own parts: store, runtime and mempool, with what is live left to the node."""
+"""Answers requests of gateways about the chain and the mempool, from the store, the runtime and the mempool."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import trio
@@ -13,18 +13,8 @@ import trio
 from consensus.light import decode_epoch_record
 from consensus.wire import decode_certificate
 from rpc.protocol.errors import HeightUnknown, Pruned
-from rpc.protocol.node_view import (
-    BlockRecord,
-    Description,
-    Head,
-    KindInfo,
-    Network,
-    Peer,
-    PoolStatus,
-    Submitted,
-    Sync,
-    Waiting,
-)
+from rpc.protocol.records import BlockRecord, Description, Head, KindInfo, PoolStatus, Waiting
+from rpc.protocol.requests import POOL_MAX
 from state.primitives.blocks import decode_header
 from state.primitives.genesis import Genesis
 from state.primitives.receipts import encode_receipt
@@ -40,9 +30,11 @@ from state.transition.runtime import BlockInput, Checked, Runtime
 from state.view import Overlay, Reader
 from state.view.accounts import credit, nonce_of
 
-__all__ = ["Live", "Pool", "StoreView", "describe"]
+__all__ = ["Pool", "StoreView", "describe"]
 
 
+POOL_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of the transactions of one answer, which shows them in more than twice as many."""
 HEIGHTS_KEPT: Final = 16
 """Heights whose changed keys are kept for gateways."""
 
@@ -94,34 +86,6 @@ class Pool(Protocol):
         ...
 
 
-class Live(Protocol):
-    """What the node alone knows; called on its event loop."""
-
-    def admission(self) -> AbstractContextManager[Callable[[bytes, bytes], object]]:
-        """Begin to admit transactions; see ``NodeView.admission``."""
-        ...
-
-    def submit_evidence(self, raw: bytes) -> Submitted:
-        """Take in evidence; see ``NodeView.submit_evidence``."""
-        ...
-
-    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
-        """Take in a fork; see ``NodeView.submit_fork``. Called in a worker thread."""
-        ...
-
-    def peers(self) -> list[Peer]:
-        """Return the connected peers."""
-        ...
-
-    def network(self, after: bytes, limit: int) -> Network:
-        """Return how the node is reached, and some whom it knows; see ``NodeView.network``."""
-        ...
-
-    def sync(self) -> Sync:
-        """Return how far the node is."""
-        ...
-
-
 def describe(
     runtime: Runtime,
     *,
@@ -153,14 +117,13 @@ def describe(
 
 
 class StoreView:
-    """Implements ``NodeView``. The node calls ``notify_head`` on its event loop after each commit."""
+    """Implements ``rpc.protocol.requests.NodeView``. The node calls ``notify_head`` after each commit."""
 
-    def __init__(self, store: Store, runtime: Runtime, pool: Pool, description: Description, live: Live) -> None:
+    def __init__(self, store: Store, runtime: Runtime, pool: Pool, description: Description) -> None:
         self._store = store
         self._runtime = runtime
         self._pool = pool
         self._description = description
-        self._live = live
         self._news = trio.Event()
         self._changes: OrderedDict[int, tuple[bytes, ...]] = OrderedDict()
 
@@ -203,12 +166,24 @@ class StoreView:
         """Return the keys of the state that the block at ``height`` changed, None where that is not at hand."""
         return self._changes.get(height)
 
-    def reader(self, height: int) -> Reader:
-        """Return the state after the block at ``height``."""
+    def read(self, height: int, keys: list[bytes], /) -> list[bytes | None]:
+        """Return the values of ``keys`` after ``height``."""
+        get = self._reader(height).get
+        return [get(key) for key in keys]
+
+    def read_old(self, height: int, keys: list[bytes], /) -> list[bytes | None]:
+        """Return the values of ``keys`` after an older height."""
+        return self.read(height, keys)
+
+    def scan(self, height: int, start: bytes, stop: bytes, limit: int, /) -> list[tuple[bytes, bytes]]:
+        """Return keys and values from ``start`` to before ``stop`` after ``height``."""
+        return self._reader(height).scan(start, stop, limit)
+
+    def _reader(self, height: int) -> Reader:
         with _reported():
             return self._store.at(height)
 
-    def block(self, height: int) -> BlockRecord | None:
+    def block(self, height: int, /) -> BlockRecord | None:
         """Return the block at ``height``."""
         store = self._store
         with _reported():
@@ -218,21 +193,22 @@ class StoreView:
         receipts, hooks = left
         return BlockRecord(tip.block_hash, raw, store.certificate(height) or b"", receipts, hooks)
 
-    def block_hash(self, height: int) -> bytes | None:
+    def block_hash(self, height: int, /) -> bytes | None:
         """Return the hash of the block at ``height``."""
         tip = self._store.height(height)
         return None if tip is None else tip.block_hash
 
-    def height_of(self, block_hash: bytes) -> int | None:
+    def height_of(self, block_hash: bytes, /) -> int | None:
         """Return the height of a finalised block."""
         return self._store.height_of(block_hash)
 
-    def locate(self, transaction_hash: bytes) -> tuple[int, int] | None:
-        """Return height and index of a finalised transaction whose block is kept."""
-        place = self._store.transaction_place(transaction_hash)
-        return None if place is None or place.height < self._store.oldest_block else place
+    def locate(self, transactions: list[bytes], /) -> list[tuple[int, int] | None]:
+        """Return height and index of each transaction whose block is kept."""
+        oldest = self._store.oldest_block
+        places = map(self._store.transaction_place, transactions)
+        return [None if place is None or place.height < oldest else place for place in places]
 
-    def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
+    def history(self, address: bytes, before: tuple[int, int] | None, limit: int, /) -> list[tuple[int, int]]:
         """Return places of transactions that touch ``address``, in blocks that are kept."""
         place = None if before is None else Place(*before)
         found = self._store.history(address, before=place, limit=limit)
@@ -240,14 +216,12 @@ class StoreView:
         oldest = self._store.oldest_block
         return [(height, index) for height, index in found if height >= oldest]
 
-    def prove(self, key: bytes, height: int) -> bytes:
+    def prove(self, height: int, key: bytes, /) -> bytes:
         """Return the encoded proof of ``key``."""
         with _reported():
             return self._store.prove(key, height).proof
 
-    def header_path(
-        self, height: int, limit: int, *, to_certificate: bool = True
-    ) -> tuple[list[bytes], bytes | None]:
+    def header_path(self, height: int, limit: int, to_certificate: bool, /) -> tuple[list[bytes], bytes | None]:
         """Return headers from ``height`` up to the first that a kept certificate names, and that certificate."""
         store, headers = self._store, []
         for above in range(max(height, 1), height + limit):
@@ -269,7 +243,7 @@ class StoreView:
             _, found, _ = decode_epoch(record)
         return found
 
-    def epoch_records(self, first: int, limit: int) -> list[bytes]:
+    def epoch_records(self, first: int, limit: int, /) -> list[bytes]:
         """Return the records of at most ``limit`` epochs from ``first`` on."""
         records: list[bytes] = []
         for epoch in range(first, first + limit):
@@ -279,40 +253,40 @@ class StoreView:
             records.append(record)
         return records
 
-    def pending_nonce(self, address: bytes) -> int:
-        """Return the nonce of the next transaction."""
-        return self._pool.pending_nonce(address)
+    def pending_nonces(self, addresses: list[bytes], /) -> list[int]:
+        """Return the next nonce of each address."""
+        return [self._pool.pending_nonce(address) for address in addresses]
 
     def pool_status(self) -> PoolStatus:
         """Return the mempool in numbers."""
         return PoolStatus(self._pool.pending_count, self._pool.queued_count, self._pool.size_bytes)
 
-    def pool_transactions(self, limit: int) -> list[Waiting]:
+    def pool_transactions(self, limit: int, /) -> list[Waiting]:
         """Return transactions of the mempool, the best first."""
-        return [_waiting(checked) for checked in self._pool.take(limit)]
+        return _first(self._pool.take(limit))
 
-    def pool_page(self, before: int | None, limit: int) -> list[tuple[int, Waiting]]:
+    def pool_page(self, before: int | None, limit: int, /) -> list[tuple[int, Waiting]]:
         """Return transactions of the mempool with the numbers of their arrival, the newest first."""
         return [(number, _waiting(checked)) for number, checked in self._pool.page(before, limit)]
 
-    def pool_queued(self, limit: int) -> list[Waiting]:
+    def pool_queued(self, limit: int, /) -> list[Waiting]:
         """Return transactions that wait for an earlier nonce."""
-        return [_waiting(checked) for checked in self._pool.queued(limit)]
+        return _first(self._pool.queued(limit))
 
-    def pool_of(self, address: bytes) -> list[Waiting]:
+    def pool_of(self, address: bytes, /) -> list[Waiting]:
         """Return what waits from one sender."""
-        return [_waiting(checked) for checked in self._pool.of_sender(address)]
+        return _first(self._pool.of_sender(address)[:POOL_MAX])
 
-    def pool_news(self, since: int, limit: int) -> tuple[int, list[bytes]]:
+    def pool_arrivals(self, since: int, limit: int, /) -> tuple[int, list[bytes]]:
         """Return where the pool is now, and the hashes of what came in after ``since``."""
         return self._pool.news(since, limit)
 
-    def pool_get(self, transaction_hash: bytes) -> Waiting | None:
+    def pool_get(self, transaction_hash: bytes, /) -> Waiting | None:
         """Return a waiting transaction."""
         found = self._pool.get(transaction_hash)
         return None if found is None else _waiting(found)
 
-    def leaders(self, epoch: int) -> list[bytes]:
+    def leaders(self, epoch: int, /) -> list[bytes]:
         """Return the addresses of an epoch's seats: they stand in the record of the epoch before it."""
         if not epoch:
             committee = genesis_committee(self._runtime.genesis, self._runtime.chain.validators_max)
@@ -322,19 +296,7 @@ class StoreView:
             return []
         return [seat.address for seat in committee.seats]
 
-    def admission(self) -> AbstractContextManager[Callable[[bytes, bytes], object]]:
-        """Begin to admit transactions."""
-        return self._live.admission()
-
-    def submit_evidence(self, raw: bytes) -> Submitted:
-        """Take in evidence of a fault."""
-        return self._live.submit_evidence(raw)
-
-    def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
-        """Take in the proof of a fork."""
-        return self._live.submit_fork(certificates, reporter)
-
-    def simulate(self, sender: bytes, kind: int, payload: list[Any], price: int | None = None) -> bytes:
+    def simulate(self, sender: bytes, kind: int, payload: list[Any], price: int | None, /) -> bytes:
         """Return the encoded receipt of a dry run in a block that would follow the newest one."""
         runtime = self._runtime
         if kind == CALL_KIND:
@@ -367,21 +329,21 @@ class StoreView:
         except InsufficientFunds as error:
             raise InsufficientFunds(balance=error.balance - free, needed=error.needed - free) from None
 
-    def peers(self) -> list[Peer]:
-        """Return the connected peers."""
-        return self._live.peers()
-
-    def network(self, after: bytes, limit: int) -> Network:
-        """Return how the node is reached, and some whom it knows."""
-        return self._live.network(after, limit)
-
-    def sync(self) -> Sync:
-        """Return how far the node is."""
-        return self._live.sync()
-
 
 def _waiting(checked: Checked) -> Waiting:
     return Waiting(checked.transaction.raw, checked.transaction.sender)
+
+
+def _first(found: list[Checked]) -> list[Waiting]:
+    """Return as many of ``found`` as have no more than ``POOL_BYTES_MAX`` bytes together."""
+    shown: list[Waiting] = []
+    left = POOL_BYTES_MAX
+    for checked in found:
+        left -= len(checked.transaction.raw)
+        if left < 0:
+            break
+        shown.append(_waiting(checked))
+    return shown
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from rpc.methods.method import Json, Node
 from rpc.methods.schema import EARLIEST, HASH, Param
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import RpcError
-from rpc.protocol.node_view import Head
+from rpc.protocol.records import Head
 
 __all__ = [
     "AT_PARAM",

@@ -17,6 +17,7 @@ from rpc.methods.queues import QueueKind
 from rpc.methods.render import BYTES_OUT, hexed
 from rpc.methods.schema import Param
 from rpc.protocol.errors import RpcError
+from rpc.protocol.requests import ChainRequests
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.receipts import Receipt, decode_receipt
@@ -135,7 +136,9 @@ async def _try(node: Node, request: CallParam, to: bytes) -> Receipt:
         await _check_balance(node, sender, request.value)
     price = min(request.price, PRICE_MAX)
     try:
-        found = await node.simulate(sender, CALL_KIND, [to, request.value, request.data], price)
+        found = await node.request(
+            ChainRequests.simulate, sender, CALL_KIND, [to, request.value, request.data], price
+        )
     except RpcError as error:
         if (
             not any(sender) and error.reason == SenderUnknown.code

@@ -15,6 +15,7 @@ from rpc.methods.queues import QueueKind
 from rpc.methods.render import BOOLEAN_OUT, HASH_OUT, hexed
 from rpc.methods.schema import BOOLEAN, Param, array
 from rpc.protocol.errors import RpcError
+from rpc.protocol.requests import POOL_ARRIVALS_MAX, PoolRequests
 
 __all__ = ["FILTER_METHODS"]
 
@@ -90,7 +91,7 @@ async def new_pending_filter(node: Node, caller: str, whole: bool) -> Json:
     if whole:
         text = "invalid params: whole: whole transactions are not told, ask for them by their hashes"
         raise RpcError("invalid_params", text, param="whole")
-    place, _ = await node.pool_news(None)
+    place, _ = await node.request(PoolRequests.pool_arrivals, 0, 0)
     return quantity(node.filters.add(caller, None, first=0, last=None, start=place, of_pool=True))
 
 
@@ -109,7 +110,7 @@ async def get_filter_changes(node: Node, identifier: int) -> Json:
 async def _news(node: Node, live: PollFilter) -> list[Json]:
     """Return what is new; what was not looked at, or failed, is told at the next poll."""
     if live.of_pool:
-        live.next, news = await node.pool_news(live.next)
+        live.next, news = await node.request(PoolRequests.pool_arrivals, live.next, POOL_ARRIVALS_MAX)
         return [hexed(item) for item in news]
     first, last = _due(node, live)
     if last < first:

@@ -12,6 +12,7 @@ from rpc.ethereum.render import ETH_ADDRESS_OUT, QUANTITY_OUT, quantity
 from rpc.methods.method import Json, Method, Node
 from rpc.methods.render import BOOLEAN_OUT, HASH_OUT, hexed
 from rpc.methods.schema import NULL, NUMBER, STRING, Param, Schema, array, data, obj
+from rpc.protocol.requests import LiveRequests
 from state.primitives.hashing import keccak
 
 __all__ = ["IDENTITY_METHODS"]
@@ -37,7 +38,7 @@ async def net_listening(_node: Node) -> Json:
 
 async def peer_count(node: Node) -> Json:
     """Answer ``net_peerCount``."""
-    return quantity(len(await node.peers()))
+    return quantity(len(await node.request(LiveRequests.peers)))
 
 
 async def modules(_node: Node) -> Json:
@@ -78,7 +79,7 @@ async def config(node: Node) -> Json:
 
 async def syncing(node: Node) -> Json:
     """Answer ``eth_syncing``."""
-    sync, head = await node.sync(), node.head
+    sync, head = await node.request(LiveRequests.sync), node.head
     if not sync.syncing:
         return False
     return {

@@ -14,7 +14,8 @@ from rpc.methods.queues import QueueKind
 from rpc.methods.render import hexed
 from rpc.methods.schema import STRING, Param, Schema, obj, ref
 from rpc.protocol.blocks import waiting_transaction
-from rpc.protocol.node_view import Waiting
+from rpc.protocol.records import Waiting
+from rpc.protocol.requests import PoolRequests
 from state.primitives.transactions import Transaction
 
 __all__ = ["POOL_METHODS", "SHOWN_MAX"]
@@ -30,7 +31,7 @@ Shape = Callable[[Transaction, Node], Json]
 
 async def status(node: Node) -> Json:
     """Answer ``txpool_status``."""
-    pool = await node.pool_status()
+    pool = await node.request(PoolRequests.pool_status)
     return {"pending": hex(pool.pending), "queued": hex(pool.queued)}
 
 
@@ -46,7 +47,7 @@ async def inspect(node: Node) -> Json:
 
 async def content_from(node: Node, who: bytes) -> Json:
     """Answer ``txpool_contentFrom``."""
-    waiting = list(map(waiting_transaction, await node.pool_of(who)))
+    waiting = list(map(waiting_transaction, await node.request(PoolRequests.pool_of, who)))
     nonce = await node.pending_nonce(who)
     return {
         "pending": {str(item.nonce): _whole(item, node) for item in waiting if item.nonce < nonce},
@@ -56,8 +57,8 @@ async def content_from(node: Node, who: bytes) -> Json:
 
 async def _content(node: Node, shape: Shape) -> Json:
     return {
-        "pending": await _by_sender(node, await node.pool_transactions(SHOWN_MAX), shape),
-        "queued": await _by_sender(node, await node.pool_queued(SHOWN_MAX), shape),
+        "pending": await _by_sender(node, await node.request(PoolRequests.pool_transactions, SHOWN_MAX), shape),
+        "queued": await _by_sender(node, await node.request(PoolRequests.pool_queued, SHOWN_MAX), shape),
     }
 
 

@@ -17,7 +17,7 @@ from rpc.ethereum.logs import BLOOM_BYTES, Log, block_bloom, bloom_of, log_json
 from rpc.methods.render import BYTES_OUT, HASH_OUT, hexed
 from rpc.methods.schema import NULL, Schema, array, obj, ref
 from rpc.protocol.blocks import LoadedBlock
-from rpc.protocol.node_view import Description
+from rpc.protocol.records import Description
 from state.primitives.errors import DecodeError
 from state.primitives.merkle import EMPTY_ROOT
 from state.primitives.transactions import CALL_KIND, DYNAMIC_FORM, NATIVE_FORM, Transaction

@@ -17,6 +17,7 @@ from rpc.methods.render import HASH_OUT, hexed
 from rpc.methods.schema import Param, nullable, ref
 from rpc.protocol.blocks import waiting_transaction
 from rpc.protocol.errors import RpcError
+from rpc.protocol.requests import PoolRequests
 from state.primitives.errors import DekubeError
 from state.primitives.transactions import (
     CALL_KIND,
@@ -88,7 +89,7 @@ async def get_transaction(node: Node, hash_: bytes) -> Json:
     """Answer ``eth_getTransactionByHash``."""
     found = await final_transaction(node, hash_)
     if found is None:
-        waiting = await node.pool_get(hash_)
+        waiting = await node.request(PoolRequests.pool_get, hash_)
         if waiting is not None:
             return render.transaction(waiting_transaction(waiting), node.description, None)
         found = await final_transaction(node, hash_)  # a block may have taken it in between

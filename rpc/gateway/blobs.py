@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import orjson
@@ -20,11 +20,14 @@ import orjson
 from rpc.gateway.limits import Budgets
 from rpc.protocol.errors import RpcError
 from rpc.protocol.grants import read_grant
-from rpc.protocol.node_view import Head
+from rpc.protocol.records import Head
+from rpc.protocol.requests import BlobRequests
 from state.primitives.bounded_cache import BoundedCache
-from state.primitives.codec import Value
-from state.primitives.errors import DecodeError, DekubeError
+from state.primitives.errors import DekubeError
 from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest, blob_id
+
+_P = ParamSpec("_P")
+_A = TypeVar("_A")
 
 __all__ = ["PREFIX", "BlobDoor", "BlobOptions", "read_range"]
 
@@ -63,8 +66,8 @@ class BlobOptions:
     """Pace of one caller, both ways together."""
 
 
-class Node(Protocol):
-    """What is asked of the node."""
+class BlobNode(Protocol):
+    """What the blob endpoint needs of the node."""
 
     @property
     def head(self) -> Head:
@@ -76,8 +79,10 @@ class Node(Protocol):
         """What does not change."""
         ...
 
-    async def request(self, method: str, *params: Value) -> Any:
-        """Ask the node."""
+    def request(
+        self, function: Callable[Concatenate[Any, _P], _A], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[_A]:
+        """Send a declared request to the node."""
         ...
 
 
@@ -142,7 +147,7 @@ class BlobDoor:
     """Answers requests below ``PREFIX``."""
 
     def __init__(
-        self, node: Node, options: BlobOptions, clock: Callable[[], float], observe: Callable[[str, str], None]
+        self, node: BlobNode, options: BlobOptions, clock: Callable[[], float], observe: Callable[[str, str], None]
     ) -> None:
         self._node = node
         self._options = options
@@ -218,17 +223,13 @@ class BlobDoor:
     async def _manifest(self, scope: Scope, name: bytes) -> Manifest:
         """Return the manifest of a blob that is whole at the node; else the answer is when to come again."""
         task, window = _query_of(scope)
-        found = await self._node.request("blob_want", name, task, window)
-        match found:
-            case ["complete", bytes(data)]:
-                manifest = Manifest.decode(data)
-                self._manifests.put(name, manifest, len(data))
-                return manifest
-            case [("fetching" | "waiting") as state, int(done), int(every)]:
-                document = {"state": state, "pieces_done": done, "pieces": every}
-                raise _Answered(202, document, again_s=AGAIN_S)
-            case _:
-                raise DecodeError("not the state of a blob")
+        found = await self._node.request(BlobRequests.blob_want, name, task, window)
+        if found.state != "complete":
+            document = {"state": found.state, "pieces_done": found.pieces_done, "pieces": found.pieces}
+            raise _Answered(202, document, again_s=AGAIN_S)
+        manifest = Manifest.decode(found.manifest)
+        self._manifests.put(name, manifest, len(found.manifest))
+        return manifest
 
     async def _send_manifest(self, scope: Scope, send: Send, name: bytes) -> None:
         data = (self._manifests.get(name) or await self._manifest(scope, name)).encode()
@@ -273,8 +274,8 @@ class BlobDoor:
 
     async def _piece(self, scope: Scope, name: bytes, number: int) -> bytes:
         async with self._at_node:
-            piece = await self._node.request("blob_piece", name, number)
-        if type(piece) is bytes:
+            piece = await self._node.request(BlobRequests.blob_piece, name, number)
+        if piece is not None:
             return piece
         await self._manifest(scope, name)  # it went meanwhile: this says so, or fetches it again
         raise RpcError("limit_exceeded", "the blob is not whole at the moment", retry_after_s=AGAIN_S)
@@ -293,25 +294,20 @@ class BlobDoor:
             grant, genesis_hash=self._node.description.genesis_hash, blob=name, height=self._node.head.height
         )
         try:
-            answer = await self._node.request("blob_begin", data, account, caller)
+            upload = await self._node.request(BlobRequests.blob_begin, data, account, caller)
         except RpcError as error:
             if error.reason == "uploads_off":
                 self._off_until = self._clock() + OFF_S  # no bodies are read for nothing meanwhile
             raise
-        match answer:
-            case [int(pieces), list(missing)]:
-                document = {"blob": "0x" + name.hex(), "pieces": pieces, "missing": missing}
-                raise _Answered(200, document)
-            case _:
-                raise DecodeError("not the state of an upload")
+        raise _Answered(200, {"blob": "0x" + name.hex(), "pieces": upload.pieces, "missing": upload.missing})
 
     async def _put(self, scope: Scope, receive: Receive, name: bytes, number: int, caller: str) -> None:
-        if not await self._node.request("blob_lacks", name, number):
+        if not await self._node.request(BlobRequests.blob_lacks, name, number):
             raise _Answered(200, {"complete": None}, closes=True)
         piece = await self._read_body(scope, receive, PIECE_BYTES, caller)
         async with self._at_node:
-            is_complete = await self._node.request("blob_put", name, number, piece)
-        raise _Answered(200, {"complete": bool(is_complete)})
+            is_complete = await self._node.request(BlobRequests.blob_put, name, number, piece)
+        raise _Answered(200, {"complete": is_complete})
 
     async def _read_body(self, scope: Scope, receive: Receive, limit_bytes: int, caller: str) -> bytes:
         """Return the body. Raises RpcError for one that is too long, TimeoutError, ConnectionError."""

@@ -23,6 +23,7 @@ from rpc.gateway.node.client import Link
 from rpc.gateway.surface import SURFACE
 from rpc.methods.method import Json, Method
 from rpc.protocol.errors import NodeUnavailable, RpcError, as_rpc_error
+from rpc.protocol.requests import LiveRequests
 from state.primitives.address import format_address
 from state.primitives.errors import DekubeError
 
@@ -246,7 +247,7 @@ def _from_text(method: Method, name: str, value: str) -> Any:
 
 async def _readiness(link: Link, options: ReadinessOptions) -> tuple[bool, Json]:
     try:
-        head, sync = link.head, await link.sync()
+        head, sync = link.head, await link.request(LiveRequests.sync)
     except (NodeUnavailable, RpcError) as error:
         return False, {"ready": False, "reason": as_rpc_error(error).reason}
     behind = max(sync.highest - head.height, 0)

@@ -44,7 +44,8 @@ from rpc.methods.schema import (
 )
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import Pruned, RpcError
-from rpc.protocol.node_view import Head
+from rpc.protocol.records import Head
+from rpc.protocol.requests import POOL_ARRIVALS_MAX, PoolRequests
 from state.primitives.errors import DekubeError
 from tasks.ledger.open_task import LEDGER_ADDRESS
 
@@ -353,7 +354,7 @@ class Hub:
     async def enter_pool(self) -> None:
         """Note where the mempool is, so that a first listener misses nothing of what comes after its answer."""
         if not self._of_pool:
-            self._place, _ = await self.link.pool_news(None)
+            self._place, _ = await self.link.request(PoolRequests.pool_arrivals, 0, 0)
 
     def remove(self, subscription: Subscription) -> None:
         """Forget a subscription; once for each."""
@@ -425,7 +426,8 @@ class Hub:
         """Tell of the mempool while anybody listens; a client that is behind misses some."""
         while self._of_pool:
             try:
-                self._place, hashes = await self.link.pool_news(self._place)
+                since, limit = (0, 0) if self._place is None else (self._place, POOL_ARRIVALS_MAX)
+                self._place, hashes = await self.link.request(PoolRequests.pool_arrivals, since, limit)
             except DekubeError:
                 self._place, hashes = None, []  # the node is away, and its next mempool another one
             results = [b'"0x%s"' % item.hex().encode() for item in hashes[-POOL_NEWS_MAX:]]

@@ -17,6 +17,7 @@ from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
 from rpc.methods.schema import HASH, NUMBER, STRING, Param, Schema, array, data, nullable, obj, ref
 from rpc.methods.tasks import TASK_ID, unknown_task
+from rpc.protocol.requests import BlobRequests
 from state.view import Reader
 from tasks.errors import TaskUnknown
 from tasks.ledger.lifecycle import Reason
@@ -91,7 +92,7 @@ async def quote_task(node: Node, spec: bytes, task: bytes | None) -> Json:
     seen = await node.query(height, _look, job, spec, node.head.time_ms, parameters, task)
     objections = [*seen.start, *machine_objections(job, seen.outlook)]
     notices = machine_notices(job, seen.outlook)
-    facts = await node.dataset_facts(job.dataset.blob)
+    facts = await node.request(BlobRequests.dataset_facts, job.dataset.blob)
     if facts is None:
         text = f"the node that is asked does not hold the data set {hexed(job.dataset.blob)}"
         notices.append(Objection("dataset_not_held", text))

@@ -25,6 +25,7 @@ from rpc.methods.schema import (
 )
 from rpc.methods.validators import FOUNDER_OUT
 from rpc.protocol.blocks import LoadedBlock
+from rpc.protocol.requests import LiveRequests, PoolRequests
 from state.view import Reader
 from state.view.accounts import burned, issued
 
@@ -73,7 +74,12 @@ async def genesis(node: Node) -> Json:
 
 async def status(node: Node) -> Json:
     """Answer ``dekube_status``."""
-    head, what, sync, pool = node.head, node.description, await node.sync(), await node.pool_status()
+    head, what, sync, pool = (
+        node.head,
+        node.description,
+        await node.request(LiveRequests.sync),
+        await node.request(PoolRequests.pool_status),
+    )
     return {
         "at": at(head),
         "time_ms": head.time_ms,

@@ -10,7 +10,7 @@ from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, at, hexed
 from rpc.methods.schema import NUMBER, Param, array, natural, nullable, obj
 from rpc.protocol.errors import RpcError
-from rpc.protocol.node_view import Head
+from rpc.protocol.records import Head
 from state.primitives.committee import Committee
 from state.primitives.genesis import ChainParameters
 from state.transition.epochs import EpochInfo, Tally, epoch_of, first_height, load_epoch, load_tally

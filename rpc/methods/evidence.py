@@ -26,7 +26,8 @@ from rpc.methods.schema import (
     obj,
 )
 from rpc.protocol.errors import HeightUnknown, Pruned
-from rpc.protocol.node_view import Submitted
+from rpc.protocol.records import Submitted
+from rpc.protocol.requests import LiveRequests
 from state.primitives.committee import SEATS_MAX
 from state.primitives.votes import KINDS, Vote
 from state.transition.evidence import (
@@ -89,7 +90,7 @@ async def get_evidence(node: Node, height: int) -> Json:
 async def submit_evidence(node: Node, raw: bytes) -> Json:
     """Answer ``dekube_submitEvidence``."""
     decode_evidence(raw)
-    return {"at": at(node.head), **_submitted(await node.submit_evidence(raw))}
+    return {"at": at(node.head), **_submitted(await node.request(LiveRequests.submit_evidence, raw))}
 
 
 async def submit_fork(node: Node, certificate: bytes, other: bytes | None, reporter: bytes | None) -> Json:
@@ -97,7 +98,7 @@ async def submit_fork(node: Node, certificate: bytes, other: bytes | None, repor
     certificates = [certificate] if other is None else [certificate, other]
     for known in certificates:
         decode_certificate(known)
-    found = await node.submit_fork(certificates, reporter)
+    found = await node.request(LiveRequests.submit_fork, certificates, reporter)
     return {"at": at(node.head), "convicted": [_submitted(one) for one in found]}
 
 

@@ -8,7 +8,7 @@ from rpc.methods.method import Json, Node
 from rpc.methods.render import at, hexed
 from rpc.methods.schema import HEIGHT, Param
 from rpc.protocol.errors import HeightUnknown, Pruned
-from rpc.protocol.node_view import Head
+from rpc.protocol.records import Head
 
 __all__ = ["AT_HEIGHT", "found_at", "no_state", "stamp", "state_height"]
 

@@ -13,6 +13,7 @@ from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AT, BOOLEAN_OUT, HASH_OUT, INTEGER_OUT, address, at, hexed
 from rpc.methods.schema import array, make_cursor, nullable, obj, ref
 from rpc.protocol.blocks import LoadedBlock
+from rpc.protocol.requests import ChainRequests
 from state.primitives.receipts import Event
 from state.transition.slashing import load_slash
 from state.view import Reader
@@ -70,7 +71,7 @@ async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: i
             before = (height, index)
         case _:
             raise foreign_cursor()
-    places = await node.history(who, before, limit + 1)
+    places = await node.request(ChainRequests.history, who, before, limit + 1)
     items = []
     for height, index in places[:limit]:
         loaded = await kept_block(node, height)

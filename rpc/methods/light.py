@@ -15,6 +15,7 @@ from rpc.methods.render import AT, BYTES_OUT, at, hexed
 from rpc.methods.schema import HASH, NUMBER, SAFE_INTEGER_MAX, Param, array, natural, nullable, obj
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import HeightUnknown, Pruned, RpcError
+from rpc.protocol.requests import ChainRequests
 from state.primitives.blocks import encode_header
 from state.primitives.merkle import merkle_proof
 
@@ -49,7 +50,7 @@ async def certified_headers(node: Node, height: int, limit: int = HEADERS_MAX) -
 async def _headers(
     node: Node, height: int, limit: int, *, to_certificate: bool
 ) -> tuple[list[bytes], bytes | None]:
-    headers, certificate = await node.header_path(height, limit, to_certificate=to_certificate)
+    headers, certificate = await node.request(ChainRequests.header_path, height, limit, to_certificate)
     if not headers:
         head = node.head
         if height > head.height:
@@ -61,7 +62,7 @@ async def _headers(
 async def get_epoch_record(node: Node, epoch: int) -> Json:
     """Answer ``dekube_getEpochRecord``."""
     asked_at = node.head
-    records = await node.epoch_records(epoch, 1)
+    records = await node.request(ChainRequests.epoch_records, epoch, 1)
     return {"at": at(asked_at), "record": hexed(records[0]) if records else None}
 
 
@@ -70,7 +71,9 @@ async def get_epoch_records(node: Node, from_epoch: int, limit: int) -> Json:
     asked_at = node.head
     return {
         "at": at(asked_at),
-        "records": [hexed(record) for record in await node.epoch_records(from_epoch, limit)],
+        "records": [
+            hexed(record) for record in await node.request(ChainRequests.epoch_records, from_epoch, limit)
+        ],
     }
 
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from rpc.methods.poll_filters import PollFilters
 from rpc.methods.queues import QueueKind
 from rpc.methods.schema import HEIGHT, Param, Schema
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import RpcError
-from rpc.protocol.node_view import Description, Head, Network, Peer, PoolStatus, Submitted, Sync, Waiting
+from rpc.protocol.records import Description, Head
 from rpc.protocol.waiter import Waiter
 from state.primitives.bounded_cache import BoundedCache
 from state.primitives.errors import DekubeError
 from state.primitives.receipts import EventType
 
 if TYPE_CHECKING:
-    from tasks.ledger.screening import DatasetFacts
+    pass
 
 __all__ = ["MIN_HEIGHT", "Json", "Method", "Node", "Posting", "bind"]
 
 Json = Any
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
 class Node(Protocol):
@@ -57,6 +58,12 @@ class Node(Protocol):
     @property
     def filters(self) -> PollFilters:
         """The filters that clients poll."""
+        ...
+
+    def request(
+        self, function: Callable[Concatenate[Any, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> Awaitable[_T]:
+        """Send the request that ``function`` declares in ``rpc.protocol.requests``; return its answer."""
         ...
 
     async def read(self, height: int, *keys: bytes) -> list[bytes | None]:
@@ -103,58 +110,8 @@ class Node(Protocol):
         """Wait a little for the head to be at ``height``. Raises HeightNotReached."""
         ...
 
-    async def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
-        """Return places of transactions that touch ``address``, newest first."""
-        ...
-
-    async def prove(self, height: int, key: bytes) -> bytes:
-        """Return the encoded proof of ``key`` in the state after ``height``. Raises Pruned."""
-        ...
-
-    async def header_path(
-        self, height: int, limit: int, *, to_certificate: bool = True
-    ) -> tuple[list[bytes], bytes | None]:
-        """Return headers from ``height`` up to the first that a kept certificate names, and that certificate.
-
-        At most ``limit`` headers, then without one, as many where no certificate is wanted; none above the newest
-        block.
-        """
-        ...
-
-    async def epoch_records(self, first: int, limit: int) -> list[bytes]:
-        """Return the records of at most ``limit`` epochs from ``first`` on, as far as there are any."""
-        ...
-
     async def pending_nonce(self, address: bytes) -> int:
         """Return the nonce of the next transaction of ``address``."""
-        ...
-
-    async def pool_status(self) -> PoolStatus:
-        """Return the mempool in numbers."""
-        ...
-
-    async def pool_transactions(self, limit: int) -> list[Waiting]:
-        """Return transactions of the mempool, the best first."""
-        ...
-
-    async def pool_page(self, before: int | None, limit: int) -> list[tuple[int, Waiting]]:
-        """Return transactions of the mempool with the numbers of their arrival, the newest first."""
-        ...
-
-    async def pool_queued(self, limit: int) -> list[Waiting]:
-        """Return transactions of the mempool that wait for an earlier nonce."""
-        ...
-
-    async def pool_of(self, address: bytes) -> list[Waiting]:
-        """Return what waits from one sender, in the order of the nonces."""
-        ...
-
-    async def pool_news(self, since: int | None) -> tuple[int, list[bytes]]:
-        """Return where the mempool is now, and the hashes of what came in after ``since`` (None: nothing)."""
-        ...
-
-    async def pool_get(self, transaction_hash: bytes) -> Waiting | None:
-        """Return a waiting transaction."""
         ...
 
     async def submit(self, raw: bytes, sender: bytes) -> bytes:
@@ -166,34 +123,6 @@ class Node(Protocol):
 
     def post(self, raw: bytes, sender: bytes, waiter: Waiter[bytes]) -> None:
         """Do what ``submit`` does, and tell ``waiter`` how it ends."""
-        ...
-
-    async def submit_evidence(self, raw: bytes) -> Submitted:
-        """Hand evidence of a fault to the node. Raises RpcError with the code of what is wrong with it."""
-        ...
-
-    async def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
-        """Hand certificates that prove a fork to the node; return who is convicted. Raises as above."""
-        ...
-
-    async def simulate(self, sender: bytes, kind: int, payload: list[Any], price: int | None = None) -> bytes:
-        """Return the encoded receipt of a dry run on the newest state; see ``NodeView.simulate``."""
-        ...
-
-    async def dataset_facts(self, blob: bytes) -> DatasetFacts | None:
-        """Return what a blob is as a data set, None where the node does not hold all of it."""
-        ...
-
-    async def peers(self) -> list[Peer]:
-        """Return the connected peers."""
-        ...
-
-    async def network(self, after: bytes, limit: int) -> Network:
-        """Return how the node is reached, and some whom it knows; see ``NodeView.network``."""
-        ...
-
-    async def sync(self) -> Sync:
-        """Return how far the node is."""
         ...
 
 

@@ -11,7 +11,8 @@ from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_curso
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, address, at
 from rpc.methods.schema import NUMBER, STRING, array, make_cursor, nullable, obj, ref
-from rpc.protocol.node_view import KnownNode
+from rpc.protocol.records import KnownNode
+from rpc.protocol.requests import LiveRequests
 from state.primitives.address import ADDRESS_BYTES
 from state.transition.staking import load_stake
 from state.view import Reader
@@ -46,7 +47,7 @@ def _node(item: KnownNode) -> Json:
 
 async def get_peers(node: Node) -> Json:
     """Answer ``dekube_getPeers``."""
-    return {"at": at(node.head), "peers": [render.peer(peer) for peer in await node.peers()]}
+    return {"at": at(node.head), "peers": [render.peer(peer) for peer in await node.request(LiveRequests.peers)]}
 
 
 async def get_network(node: Node, cursor: list[Any] | None, limit: int) -> Json:
@@ -59,7 +60,7 @@ async def get_network(node: Node, cursor: list[Any] | None, limit: int) -> Json:
         case _:
             raise foreign_cursor()
     head = node.head
-    found = await node.network(after, limit + 1)
+    found = await node.request(LiveRequests.network, after, limit + 1)
     items = found.nodes[:limit]
     said = await node.query(head.height, _registered, [item.address for item in items])
     return {

@@ -11,6 +11,7 @@ from rpc.methods.method import Json, Method, Node
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import AT, BYTES_OUT, HASH_OUT, hexed
 from rpc.methods.schema import Param, array, data, nullable, obj
+from rpc.protocol.requests import ChainRequests
 from state.primitives.blocks import decode_header
 from state.view.accounts import account_key
 from state.view.overlay import KEY_BYTES_MAX
@@ -36,7 +37,7 @@ async def get_proof(node: Node, key: bytes, height: int | None) -> Json:
         "at": await stamp(node, number),
         "key": hexed(key),
         "value": None if value is None else hexed(value),
-        "proof": hexed(await node.prove(number, key)),
+        "proof": hexed(await node.request(ChainRequests.prove, number, key)),
         "state_root": hexed(decode_header(bytes.fromhex(path["headers"][0][2:])).state_root),
     } | path
 

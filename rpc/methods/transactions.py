@@ -27,6 +27,7 @@ from rpc.methods.schema import (
 )
 from rpc.protocol.blocks import waiting_transaction
 from rpc.protocol.errors import RpcError
+from rpc.protocol.requests import ChainRequests, PoolRequests
 from state.primitives.codec import decode
 from state.primitives.receipts import decode_receipt
 from state.primitives.transactions import KIND_MAX, TRANSACTION_LIMIT_BYTES, decode_transaction, recover_sender
@@ -43,7 +44,7 @@ async def get_transaction(node: Node, hash_: bytes) -> Json:
     asked_at = node.head
     found = await _final_transaction(node, hash_)
     if found is None:
-        waiting = await node.pool_get(hash_)
+        waiting = await node.request(PoolRequests.pool_get, hash_)
         if waiting is not None:
             shown = render.transaction(waiting_transaction(waiting), node.kinds, None)
             return {"at": at(asked_at), "transaction": shown}
@@ -76,7 +77,7 @@ async def wait_receipt(node: Node, hash_: bytes, timeout_ms: int) -> Json:
     is_final = await node.wait_transaction(hash_, timeout_ms) is not None
     receipt = await _final_receipt(node, hash_) if is_final else None
     asked_at = node.head
-    pending = receipt is None and await node.pool_get(hash_) is not None
+    pending = receipt is None and await node.request(PoolRequests.pool_get, hash_) is not None
     if receipt is None and not pending:
         receipt = await _final_receipt(node, hash_)  # a block may have taken it in the last moment
     return {"at": found_at(node, asked_at, receipt), "receipt": receipt, "pending": pending}
@@ -116,7 +117,7 @@ async def estimate(node: Node, sender: bytes, kind: int, payload: bytes) -> Json
 
 async def _dry_run(node: Node, sender: bytes, kind: int, payload: list[Any]) -> Json:
     newest = node.head
-    outcome = decode_receipt(await node.simulate(sender, kind, payload))
+    outcome = decode_receipt(await node.request(ChainRequests.simulate, sender, kind, payload, None))
     return {"at": at(newest)} | render.outcome_fields(outcome, node.events)
 
 
@@ -145,7 +146,10 @@ async def get_mempool(node: Node, cursor: list[Any] | None, limit: int) -> Json:
             pass
         case _:
             raise foreign_cursor()
-    pool, waiting = await node.pool_status(), await node.pool_page(before, limit + 1)
+    pool, waiting = (
+        await node.request(PoolRequests.pool_status),
+        await node.request(PoolRequests.pool_page, before, limit + 1),
+    )
     return {
         "at": at(node.head),
         "pending": pool.pending,

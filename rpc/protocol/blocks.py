@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Final
 
-from rpc.protocol.node_view import BlockRecord, Waiting
+from rpc.protocol.records import BlockRecord, Waiting
 from state.primitives.blocks import Block, decode_block
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import keccak

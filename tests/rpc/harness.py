@@ -23,7 +23,7 @@ from rpc.backend.server import Backend, BackendOptions
 from rpc.backend.store_view import StoreView, describe
 from rpc.gateway.process import GatewayOptions, gateway_command, options_to_json
 from rpc.gateway.surface import DOCUMENT, SURFACE
-from rpc.protocol.node_view import Head, KnownNode, Network, Peer, Submitted, Sync
+from rpc.protocol.records import Head, KnownNode, Network, Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.codec import Value
 from state.primitives.genesis import Genesis, GenesisValidator
@@ -86,7 +86,7 @@ class Node:
             version="dekube/test",
             parameters={"chain": self.runtime.chain},
         )
-        self.view = StoreView(self.store, self.runtime, self.pool, description, self)
+        self.view = StoreView(self.store, self.runtime, self.pool, description)
         self.gossiped: list[bytes] = []
         self.evidence = EvidenceService(
             self, self.gossiped.append, records=self.store, reporter=DAVE.address, path=path / "evidence",
@@ -250,7 +250,7 @@ def spawn(options: GatewayOptions) -> subprocess.Popen[bytes]:
 @asynccontextmanager
 async def served(node: Node, path: Path, options: BackendOptions | None = None) -> AsyncIterator[Backend]:
     """Run the node's backend at ``path``."""
-    backend = Backend(node.view, path, options)
+    backend = Backend(node.view, node, path, options)
     async with trio.open_nursery() as nursery:
         await nursery.start(backend.run)
         yield backend

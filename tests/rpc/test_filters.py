@@ -16,6 +16,7 @@ from rpc.ethereum.params import FILTER
 from rpc.methods.log_filter import LogFilter
 from rpc.methods.poll_filters import PollFilters
 from rpc.protocol.errors import NodeUnavailable, RpcError
+from rpc.protocol.requests import PoolRequests
 from state.primitives.bounded_cache import BoundedCache
 from state.primitives.receipts import Event
 
@@ -55,9 +56,10 @@ class Node:
             raise NodeUnavailable
         return height.to_bytes(32, "big")
 
-    async def pool_news(self, since: int | None) -> tuple[int, list[bytes]]:
+    async def request(self, function: Any, since: int, limit: int) -> tuple[int, list[bytes]]:
+        assert function == PoolRequests.pool_arrivals
         await asyncio.sleep(0)
-        return len(self.arrived), self.arrived[since or 0 :]
+        return len(self.arrived), self.arrived[since:] if limit else []
 
     async def yield_turn(self) -> None:
         await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import pytest
 from rpc.gateway.surface import DOCUMENT, SURFACE
 from rpc.methods.method import bind
 from rpc.protocol.errors import RpcError
-from rpc.protocol.node_view import Description, Head
+from rpc.protocol.records import Description, Head
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
 from state.view import Overlay

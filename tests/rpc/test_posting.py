@@ -17,7 +17,7 @@ from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, Late, Post
 from rpc.gateway.node.batcher import Gatherer
 from rpc.gateway.surface import SURFACE
 from rpc.protocol.errors import NodeUnavailable, RpcError
-from rpc.protocol.node_view import Head
+from rpc.protocol.records import Head
 from rpc.protocol.waiter import Waiter
 from state.primitives.hashing import keccak
 from state.primitives.keys import SecretKey

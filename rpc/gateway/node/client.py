@@ -29,29 +29,16 @@ from rpc.methods.poll_filters import FILTERS_PER_CALLER_MAX, PollFilters
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import HeightNotReached, HeightUnknown, NodeUnavailable, RpcError
 from rpc.protocol.frames import ANSWER_LIMIT_BYTES, FrameBuffer, Push, read_answer, read_failure
-from rpc.protocol.node_view import (
-    BlockRecord,
-    Description,
-    Head,
-    KindInfo,
-    KnownNode,
-    Network,
-    Peer,
-    PoolStatus,
-    Submitted,
-    Sync,
-    Waiting,
-    read_record,
-)
+from rpc.protocol.records import Description, Head
+from rpc.protocol.requests import ChainRequests, PoolRequests
 from rpc.protocol.waiter import Waiter
+from rpc.protocol.wire_types import read_record
 from state.primitives.bounded_cache import BoundedCache
-from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.receipts import EventType
 from state.primitives.transactions import CALL_KIND
 from tasks.ledger.events import EVENTS
-from tasks.ledger.screening import DatasetFacts
 
 __all__ = ["Link", "LinkOptions", "read_submitted"]
 
@@ -60,8 +47,6 @@ _log = structlog.get_logger(__name__)
 SUBMITS_OF_FRAME: Final = 64
 SUBMIT_PAUSE_S: Final = 0.003
 """How long at most a frame waits to hold as many as the last one: it costs as much as two transactions do."""
-POOL_NEWS_MAX: Final = 4096
-"""Hashes of one answer about what came into the mempool; the newest ones where there were more."""
 EPOCHS_KEPT: Final = 64
 """Epochs whose leaders are kept."""
 MIN_HEIGHT_WAIT_MS: Final = 2_000
@@ -230,19 +215,21 @@ class Link:
             session.close()
 
     async def _greet(self) -> None:
-        hello = read_record(Description, await self.request("hello"))
-        hello = hello._replace(kinds=tuple(KindInfo(*item) for item in hello.kinds))
+        hello = await self.request(ChainRequests.description)
         if self._description is not None and self._description.genesis_hash != hello.genesis_hash:
             _log.warning("the node is of another chain now", genesis=hello.genesis_hash.hex())
             self._forget()
-        elif self._last is not None and await self.request("hash", self._last.height) != self._last.hash:
+        elif (
+            self._last is not None
+            and await self.request(ChainRequests.block_hash, self._last.height) != self._last.hash
+        ):
             _log.warning("the node was set back", height=self._last.height)
             self._forget()
         self._description = hello
         self._kinds = {CALL_KIND: "call", **{item.kind: item.name for item in hello.kinds}}
-        self._new_head(read_record(Head, await self.request("head")))
-        await self.request("watch")
-        await self.request("serving", *self.serving)
+        self._new_head(await self.request(ChainRequests.head))
+        await self._questions.ask("watch", [])
+        await self._questions.ask("serving", list(self.serving))
 
     def _forget(self) -> None:
         self.era += 1
@@ -328,9 +315,9 @@ class Link:
     async def _read_keys(self, height: int, keys: list[bytes]) -> list[bytes | None]:
         """Return the values of ``keys`` after ``height``. Raises DecodeError, and what ``request`` does."""
         # State below the head comes from undo records: more work, so the node does it in a thread.
-        method = "read" if self._head is not None and height == self._head.height else "read_old"
-        values = await self._questions.ask(method, [height, cast("list[Value]", keys)])
-        if type(values) is not list or len(values) != len(keys):
+        is_newest = self._head is not None and height == self._head.height
+        values = await self.request(ChainRequests.read if is_newest else ChainRequests.read_old, height, keys)
+        if len(values) != len(keys):
             raise DecodeError("not the values that were asked for")
         return values
 
@@ -340,8 +327,8 @@ class Link:
         """Return the hash of the block at ``height``."""
         found = self._hashes.get(height)
         if found is None:
-            found = await self.request("hash", height)
-            if type(found) is not bytes:
+            found = await self.request(ChainRequests.block_hash, height)
+            if found is None:
                 raise HeightUnknown(height=height, newest_height=self.head.height)
             self._hashes.put(height, found)
         return found
@@ -354,10 +341,10 @@ class Link:
         era = None
         while era != self.era:
             era = self.era
-            value = await self.request("block", height)
-            if value is None:
+            record = await self.request(ChainRequests.block, height)
+            if record is None:
                 return None
-            loaded = LoadedBlock(read_record(BlockRecord, value))
+            loaded = LoadedBlock(record)
             if len(loaded.block.transactions) > self._options.large_block_transactions:
                 await self._shelf.in_thread(_decode_all, loaded)
             await self._name_leader(loaded)
@@ -369,7 +356,7 @@ class Link:
         header = loaded.block.header
         leaders = self._leaders.get(header.epoch)
         if leaders is None:
-            leaders = list(await self.request("leaders", header.epoch))
+            leaders = await self.request(ChainRequests.leaders, header.epoch)
             if leaders:
                 self._leaders.put(header.epoch, leaders)
         if header.proposer_seat < len(leaders):
@@ -379,7 +366,7 @@ class Link:
         """Return the height of a finalised block."""
         found = self._heights.get(block_hash)
         if found is None:
-            found = await self.request("height_of", block_hash)
+            found = await self.request(ChainRequests.height_of, block_hash)
             if found is not None:
                 self._heights.put(block_hash, found)
         return found
@@ -393,19 +380,8 @@ class Link:
                 self._places.put(transaction_hash, found)
         return found
 
-    async def dataset_facts(self, blob: bytes) -> DatasetFacts | None:
-        """Return what a blob is as a data set, None where the node does not hold all of it."""
-        match await self.request("dataset_facts", blob):
-            case None:
-                return None
-            case [int(size), int(columns), int(classes), int(rows), bytes(root), str(error)]:
-                return DatasetFacts(size, columns, classes, rows, root, error)
-            case _:
-                raise DecodeError("not the facts of a data set")
-
-    async def _locate_all(self, hashes: Sequence[bytes]) -> list[tuple[int, int] | Exception | None]:
-        found = await self.request("locate", *hashes)
-        return [None if place is None else (place[0], place[1]) for place in found]
+    def _locate_all(self, hashes: Sequence[bytes]) -> asyncio.Future[list[tuple[int, int] | None]]:
+        return self.request(ChainRequests.locate, list(hashes))
 
     async def _head_above(self, height: int, until: float) -> bool:
         """Wait for a head above ``height``; return False when the time ``until`` is over first."""
@@ -440,65 +416,14 @@ class Link:
             if not await self._head_above(self.head.height, until):
                 raise HeightNotReached(height=self.head.height, min_height=height)
 
-    async def history(self, address: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
-        """Return places of transactions that touch ``address``, newest first."""
-        found = await self.request("history", address, None if before is None else list(before), limit)
-        return [(height, index) for height, index in found]
-
-    async def prove(self, height: int, key: bytes) -> bytes:
-        """Return the encoded proof of ``key``."""
-        return cast(bytes, await self.request("prove", height, key))
-
-    async def header_path(
-        self, height: int, limit: int, *, to_certificate: bool = True
-    ) -> tuple[list[bytes], bytes | None]:
-        """Return headers from ``height`` up to the first that a kept certificate names, and that certificate."""
-        headers, certificate = await self.request("header_path", height, limit, int(to_certificate))
-        return headers, certificate
-
-    async def epoch_records(self, first: int, limit: int) -> list[bytes]:
-        """Return the records of at most ``limit`` epochs from ``first`` on."""
-        return cast(list[bytes], await self.request("epoch_records", first, limit))
-
     # What changes at any time
 
     async def pending_nonce(self, address: bytes) -> int:
         """Return the nonce of the next transaction."""
         return await self._nonces.answer(address)
 
-    async def _ask_nonces(self, addresses: Sequence[bytes]) -> list[int | Exception]:
-        return cast("list[int | Exception]", await self.request("pending_nonces", *addresses))
-
-    async def pool_status(self) -> PoolStatus:
-        """Return the mempool in numbers."""
-        return read_record(PoolStatus, await self.request("pool"))
-
-    async def pool_transactions(self, limit: int) -> list[Waiting]:
-        """Return transactions of the mempool, the best first."""
-        return _waiting(await self.request("pool_list", limit))
-
-    async def pool_page(self, before: int | None, limit: int) -> list[tuple[int, Waiting]]:
-        """Return transactions of the mempool with the numbers of their arrival, the newest first."""
-        found = await self.request("pool_page", before, limit)
-        return [(number, read_record(Waiting, item)) for number, item in found]
-
-    async def pool_queued(self, limit: int) -> list[Waiting]:
-        """Return transactions of the mempool that wait for an earlier nonce."""
-        return _waiting(await self.request("pool_queued", limit))
-
-    async def pool_of(self, address: bytes) -> list[Waiting]:
-        """Return what waits from one sender."""
-        return _waiting(await self.request("pool_of", address))
-
-    async def pool_news(self, since: int | None) -> tuple[int, list[bytes]]:
-        """Return where the mempool is now, and the hashes of what came in after ``since``."""
-        now, hashes = await self.request("pool_news", since or 0, 0 if since is None else POOL_NEWS_MAX)
-        return now, hashes
-
-    async def pool_get(self, transaction_hash: bytes) -> Waiting | None:
-        """Return a waiting transaction."""
-        found = await self.request("pool_get", transaction_hash)
-        return None if found is None else read_record(Waiting, found)
+    def _ask_nonces(self, addresses: Sequence[bytes]) -> asyncio.Future[list[int]]:
+        return self.request(PoolRequests.pending_nonces, list(addresses))
 
     async def submit(self, raw: bytes, sender: bytes) -> bytes:
         """Hand a transaction to the mempool; return its hash."""
@@ -512,34 +437,6 @@ class Link:
         return self._questions.ask(
             "submit", [part for transaction in transactions for part in transaction], read_submitted
         )
-
-    async def submit_evidence(self, raw: bytes) -> Submitted:
-        """Hand evidence of a fault to the node."""
-        return read_record(Submitted, await self.request("submit_evidence", raw))
-
-    async def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
-        """Hand the proof of a fork to the node."""
-        values: list[Value] = list(certificates)
-        return [read_record(Submitted, item) for item in await self.request("submit_fork", values, reporter)]
-
-    async def simulate(self, sender: bytes, kind: int, payload: list[Any], price: int | None = None) -> bytes:
-        """Return the encoded receipt of a dry run; see ``NodeView.simulate``."""
-        # As bytes: what strangers have nested goes no deeper into a frame than anything else.
-        return cast(bytes, await self.request("simulate", sender, kind, encode(payload), price))
-
-    async def peers(self) -> list[Peer]:
-        """Return the connected peers."""
-        return [read_record(Peer, item) for item in await self.request("peers")]
-
-    async def network(self, after: bytes, limit: int) -> Network:
-        """Return how the node is reached, and some whom it knows; see ``NodeView.network``."""
-        value = await self.request("network", after, limit)
-        found = read_record(Network, value)
-        return found._replace(nodes=tuple(read_record(KnownNode, item) for item in value[-1]))
-
-    async def sync(self) -> Sync:
-        """Return how far the node is."""
-        return read_record(Sync, await self.request("sync"))
 
 
 def read_submitted(value: Any) -> list[bytes | Exception]:
@@ -558,10 +455,6 @@ def read_submitted(value: Any) -> list[bytes | Exception]:
             return outcomes
         case _:
             raise DecodeError("not the hashes of transactions")
-
-
-def _waiting(items: Any) -> list[Waiting]:
-    return [read_record(Waiting, item) for item in items]
 
 
 def _decode_all(loaded: LoadedBlock) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from rpc.protocol.errors import NodeUnavailable, RpcError, fields_to_json
 from rpc.protocol.frames import REQUEST_LIMIT_BYTES, Answer, Failure, Push, encode_request
+from rpc.protocol.requests import REQUESTS
 from state.primitives.codec import Value
+
+_P = ParamSpec("_P")
+_A = TypeVar("_A")
 
 __all__ = ["Questions", "as_error"]
 
@@ -58,9 +62,21 @@ class Questions:
                 if not future.done():
                     _fail(future, NodeUnavailable())
 
-    async def request(self, method: str, *params: Value) -> Any:
-        """Ask the node. Raises NodeUnavailable, or RpcError with the code of the node's error."""
-        return await self.ask(method, list(params))
+    def request(
+        self, function: Callable[Concatenate[Any, _P], _A], *args: _P.args, **kwargs: _P.kwargs
+    ) -> asyncio.Future[_A]:
+        """Send the request that ``function`` declares (``rpc.protocol.requests``); return its answer.
+
+        Raises NodeUnavailable, or RpcError with the code of the node's error.
+        """
+        assert not kwargs, "the arguments of requests are positional"
+        name, _, _, answer, _, _, writes = REQUESTS[function]
+        params: list[Any] = list(args)
+        if writes is not None:
+            params = [
+                arg if write is None else write(arg) for write, arg in zip(writes, params, strict=True)
+            ]  # fmt: skip
+        return self.ask(name, params, answer.read)
 
     def ask(
         self, method: str, params: list[Value], read: Callable[[Any], Any] | None = None

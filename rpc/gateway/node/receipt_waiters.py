@@ -13,7 +13,7 @@ import structlog
 
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import RpcError
-from rpc.protocol.node_view import Head
+from rpc.protocol.records import Head
 from state.primitives.errors import DekubeError
 
 __all__ = ["BLOCKS_MAX", "Source", "Waits"]

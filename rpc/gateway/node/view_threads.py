@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from rpc.gateway.node.pending import Questions
 from rpc.protocol.errors import NodeUnavailable, RpcError
+from rpc.protocol.requests import ChainRequests
 
 __all__ = ["Queries"]
 
@@ -72,10 +73,13 @@ class _RemoteReader:
         entries: list[tuple[bytes, bytes]] = []
         while len(entries) < limit:
             wanted = min(limit - len(entries), SCAN_PAGE)
-            ask = self._questions.request("scan", self._height, start, stop, wanted)
-            page = [(key, value) for key, value in asyncio.run_coroutine_threadsafe(ask, self._loop).result()]
+            scanned = self._scan(start, stop, wanted)
+            page = asyncio.run_coroutine_threadsafe(scanned, self._loop).result()
             entries += page
             if len(page) < wanted:
                 break
             start = page[-1][0] + b"\0"
         return entries
+
+    async def _scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        return await self._questions.request(ChainRequests.scan, self._height, start, stop, limit)

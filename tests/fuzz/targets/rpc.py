@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 from websockets.utils import accept_key
@@ -33,7 +35,9 @@ from rpc.protocol.frames import (
     read_answer,
     read_request,
 )
-from rpc.protocol.node_view import Head, PoolStatus, read_record, record_value
+from rpc.protocol.records import Head, PoolStatus
+from rpc.protocol.requests import REQUESTS, handler_of
+from rpc.protocol.wire_types import read_record, record_value
 from state.primitives.codec import decode, encode
 from state.primitives.errors import (
     ConfigError,
@@ -64,6 +68,21 @@ def read_unix_records(data: bytes) -> None:
             assert record_value(read_record(kind, value)) == value
         except DecodeError:
             continue
+
+
+def read_unix_request(data: bytes) -> None:
+    """Read one value as the arguments, and each of its parts as each argument, of every request of a gateway."""
+    value = decode(data, limit_bytes=1 << 16)
+    for request in REQUESTS.values():
+        with suppress(DecodeError):
+            handler_of(request, _answer_nothing)(value)
+        for codec, part in product(request.codecs, value if type(value) is list else (value,)):
+            with suppress(DecodeError):
+                codec.read(part)
+
+
+def _answer_nothing(*_arguments: object) -> None:
+    raise DecodeError("read")
 
 
 def read_control_line(data: bytes) -> None:
@@ -207,9 +226,21 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield (
         "unix records",
         Target(
-            read_unix_records, (encode(list(HEAD)), encode([1, 2, 3])), ("rpc.protocol.node_view:read_record",)
+            read_unix_records, (encode(list(HEAD)), encode([1, 2, 3])), ("rpc.protocol.wire_types:read_record",)
         ),
     )
+    yield "unix requests", Target(
+        read_unix_request,
+        (
+            encode([1, [b"key"]]), encode([b"a" * 20, [1, 2], 10]), encode([b"a" * 20, 1, encode([1]), None]),
+            encode([1, 2, 0]), encode([[b"certificate"], None]),
+        ),
+        (
+            "rpc.protocol.wire_types:_read_encoded", "rpc.protocol.wire_types:_read_bool",
+            "rpc.protocol.wire_types:_read_none",
+        ),
+        cost=4,
+    )  # fmt: skip
     yield "gateway options", Target(
         of_text(options_from_json), (options_to_json(GatewayOptions("socket")).encode(),),
         ("rpc.gateway.process:options_from_json",), (ConfigError,), memory=400,

@@ -28,7 +28,7 @@ from node.chain.evidence import (
 from node.chain.ledger import NodeLedger
 from node.chain.mempool import MempoolOptions
 from p2p.gossip.core import Verdict
-from rpc.protocol.node_view import Head
+from rpc.protocol.records import Head
 from state.primitives.codec import encode
 from state.primitives.committee import Committee
 from state.primitives.errors import DecodeError

@@ -15,7 +15,8 @@ import node.market.inputs
 from node.home.options import UploadOptions
 from node.market.blobs import RANGES_MAX, GatewayBlobs, missing_ranges
 from p2p.base.errors import BlobUnavailable
-from state.primitives.errors import DekubeError
+from rpc.protocol.requests import REQUESTS, BlobRequests, handler_of
+from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.manifests import PIECE_BYTES, Manifest
 from tasks.ledger.lifecycle import ENDED, Phase
 from tasks.ledger.records import load_spec
@@ -30,16 +31,15 @@ async def come(blobs: GatewayBlobs, *params: Any) -> Any:
     """Ask for a blob until it is here; return its manifest."""
     with trio.fail_after(120):
         while True:
-            match blobs.inline["blob_want"](list(params)):
-                case ["complete", bytes(manifest)]:
-                    return Manifest.decode(manifest)
-                case _:
-                    await trio.sleep(0.02)
+            found = blobs.blob_want(*params)
+            if found.state == "complete":
+                return Manifest.decode(found.manifest)
+            await trio.sleep(0.02)
 
 
 def refused(blobs: GatewayBlobs, *params: Any) -> str:
     with pytest.raises(DekubeError) as failed:
-        blobs.inline["blob_want"](list(params))
+        blobs.blob_want(*params)
     return failed.value.code
 
 
@@ -82,10 +82,10 @@ async def test_results_and_data_sets_come_from_the_network_by_the_task_that_name
             await server.network.wait_peers(2)
         found = await come(blobs, output, task, 0)
         assert found.blob_id == output
-        piece = blobs.threaded["blob_piece"]([output, 0])
+        piece = blobs.blob_piece(output, 0)
         assert isinstance(piece, bytes) and len(piece) == found.size_bytes
         dataset = (await come(blobs, market_dataset(world, task), task, None)).blob_id
-        assert blobs.threaded["blob_piece"]([dataset, 0]) == BLOB[:PIECE_BYTES]
+        assert blobs.blob_piece(dataset, 0) == BLOB[:PIECE_BYTES]
 
         # Where it is gone everywhere, that is said, and not tried again at once.
         for machine in (worker, verifier, server):
@@ -121,7 +121,7 @@ async def test_an_upload_stays_as_long_as_a_task_of_its_account_names_it(tmp_pat
         assert manifest is not None
         store.unpin(named)
         for number in (REQUESTER, 5):
-            blobs.threaded["blob_begin"]([manifest.encode(), account(number).address, "1"])
+            blobs.blob_begin(manifest.encode(), account(number).address, "1")
         for _ in range(5):
             now_ms[0] += 10_000
             await trio.to_thread.run_sync(blobs.sweep)
@@ -138,7 +138,7 @@ async def test_an_upload_stays_as_long_as_a_task_of_its_account_names_it(tmp_pat
 
 def test_gaps_are_named_as_runs_and_not_more_than_fit() -> None:
     assert missing_ranges([]) == []
-    assert missing_ranges([0, 1, 2, 5, 7, 8]) == [[0, 3], [5, 1], [7, 2]]
+    assert missing_ranges([0, 1, 2, 5, 7, 8]) == [(0, 3), (5, 1), (7, 2)]
     many = missing_ranges(list(range(0, 10_000, 2)))
     assert len(many) == RANGES_MAX
 
@@ -151,18 +151,19 @@ async def test_a_node_says_what_a_blob_is_as_a_data_set_and_reads_it_once(
     store = server.network.blobs
     assert store is not None
     blobs = GatewayBlobs(server.network, world.store, UploadOptions(), tmp_path / "uploads", server.wallet.address)
-    ask = blobs.threaded["dataset_facts"]
-    assert ask([b"?" * 32]) is None
+    ask = blobs.dataset_facts
+    assert ask(b"?" * 32) is None
     right, wrong = store.add(BLOB), store.add(b"a,b\n1,2\n")
-    assert ask([right]) == list(read_dataset_facts(BLOB))
-    assert ask([wrong]) == list(read_dataset_facts(b"a,b\n1,2\n"))
+    assert ask(right) == read_dataset_facts(BLOB)
+    assert ask(wrong) == read_dataset_facts(b"a,b\n1,2\n")
     reads: list[bytes] = []
     monkeypatch.setattr(store, "read", reads.append)
-    assert ask([right]) == list(read_dataset_facts(BLOB)) and not reads
+    assert ask(right) == read_dataset_facts(BLOB) and not reads
     monkeypatch.setattr(node.market.blobs, "DATASET_BYTES_MAX", 10)
     large = store.add(b"x" * 11)
-    assert ask([large]) == [11, 0, 0, 0, b"", "too large"] and not reads
+    assert ask(large) == (11, 0, 0, 0, b"", "too large") and not reads
+    answer = handler_of(REQUESTS[BlobRequests.dataset_facts], ask)
     for params in ([], [b"short"], ["0x"], [right, 1]):
-        with pytest.raises(DekubeError):
-            ask(params)
+        with pytest.raises(DecodeError):
+            answer(params)
     world.store.close()

@@ -120,7 +120,7 @@ async def test_a_killed_gateway_is_started_again_and_the_last_one_ends_with_its_
     seen: list[int] = []
     with tempfile.TemporaryDirectory(prefix="gw") as folder, trio.fail_after(120):
         socket = Path(folder) / "socket"
-        backend = Backend(served.view, socket)
+        backend = Backend(served.view, served, socket)
         async with trio.open_nursery() as nursery:
             await nursery.start(backend.run)
             nursery.start_soon(keep_gateway, RpcOptions(listen="127.0.0.1:0"), socket, LogOptions(level="warning"))

@@ -9,7 +9,6 @@ import pytest
 import trio
 import trio.testing
 
-from rpc.backend.server import Backend
 from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions
 from rpc.methods.method import Method
 from rpc.methods.schema import make_cursor
@@ -23,6 +22,7 @@ from rpc.protocol.frames import (
     encode_request,
     read_answer,
 )
+from rpc.protocol.requests import REQUESTS
 from state.primitives.codec import Value, encode
 from state.primitives.hashing import ZERO_HASH, keccak
 from state.view.accounts import account_key
@@ -57,10 +57,10 @@ async def test_no_question_ends_the_node(tmp_path: Path) -> None:
             ("history", [ALICE.address, [a, b], 10]),
             ("scan", [a, b"", b"\xff", b]),
             ("pool_page", [a, b]),
-            ("pool_news", [a, b]),
+            ("pool_arrivals", [a, b]),
             ("submit", [a, b]),
             ("submit", [b"", b"", b"", b"\0" * 20]),
-            ("locate", [a, b]),
+            ("locate", [[a, b]]),
             ("read", [a, [b"k"]]),
             ("read_old", [a, [b"k"]]),
             ("prove", [a, b"k"]),
@@ -71,19 +71,9 @@ async def test_no_question_ends_the_node(tmp_path: Path) -> None:
         ]
     questions += [("simulate", [ALICE.address, 1, b"\x81" * depth + b"\x80", None]) for depth in range(40)]
     for a in NUMBERS:
-        questions += [("pool_list", [a]), ("pool_queued", [a]), ("leaders", [a]), ("pool_page", [None, a])]
-        questions += [("block", [a]), ("hash", [a]), ("history", [b"", None, a]), ("pending_nonces", [a])]
-    for method in (
-        *Backend(node.view, tmp_path / "x")._inline,
-        "read_old",
-        "scan",
-        "block",
-        "prove",
-        "simulate",
-        "header_path",
-        "epoch_records",
-        "leaders",
-    ):
+        questions += [("pool_transactions", [a]), ("pool_queued", [a]), ("leaders", [a]), ("pool_page", [None, a])]
+        questions += [("block", [a]), ("block_hash", [a]), ("history", [b"", None, a]), ("pending_nonces", [[a]])]
+    for method in ("serving", "submit", *(request.name for request in REQUESTS.values())):
         questions += [(method, params) for params in odd]
     async with served(node, tmp_path / "s"):
         asker = Asker(await trio.open_unix_socket(str(tmp_path / "s")))

@@ -32,6 +32,8 @@ from rpc.gateway.process import GatewayOptions
 from rpc.gateway.protocols import make_protocols
 from rpc.protocol.errors import RpcError
 from rpc.protocol.grants import GRANT_BLOCKS_MAX, grant_digest, make_grant, read_grant
+from rpc.protocol.records import BlobStatus
+from rpc.protocol.requests import REQUESTS, BlobRequests, handler_of
 from state.primitives.keys import SecretKey
 from state.primitives.manifests import (
     MANIFEST_BYTES_MAX,
@@ -103,7 +105,7 @@ async def serving(
 ) -> AsyncIterator[World]:
     world = World(path, uploads)
     socket = path / "s"
-    backend = Backend(world.node.view, socket, blobs=world.blobs)
+    backend = Backend(world.node.view, world.node, socket, blobs=world.blobs)
     async with trio.open_nursery() as nursery:
         await nursery.start(backend.run)
         nursery.start_soon(world.blobs.run)
@@ -277,14 +279,12 @@ async def test_a_gateway_that_was_not_told_to_takes_nothing(tmp_path: Path) -> N
 
 async def test_uploads_outlive_a_restart_and_are_let_go_of(tmp_path: Path) -> None:
     world = World(tmp_path, UPLOADS)
-    call = {**world.blobs.threaded, **world.blobs.inline}
-    assert call["blob_begin"]([MANIFEST.encode(), ALICE.address, "1"]) == [4, [[0, 4]]]
-    call["blob_put"]([BLOB, 2, PIECES[2]])
+    assert world.blobs.blob_begin(MANIFEST.encode(), ALICE.address, "1") == (4, [(0, 4)])
+    world.blobs.blob_put(BLOB, 2, PIECES[2])
     world.start()
-    call = {**world.blobs.threaded, **world.blobs.inline}
-    assert call["blob_begin"]([MANIFEST.encode(), ALICE.address, "1"]) == [4, [[0, 2], [3, 1]]]
+    assert world.blobs.blob_begin(MANIFEST.encode(), ALICE.address, "1") == (4, [(0, 2), (3, 1)])
     for number in (0, 1, 3):
-        call["blob_put"]([BLOB, number, PIECES[number]])
+        world.blobs.blob_put(BLOB, number, PIECES[number])
     # It stays while others give way, and for its time.
     for number in range(40):
         world.store.add(number.to_bytes(4, "big") + bytes(PIECE_BYTES - 4))
@@ -292,7 +292,7 @@ async def test_uploads_outlive_a_restart_and_are_let_go_of(tmp_path: Path) -> No
     world.blobs.sweep()
     assert world.store.is_complete(BLOB)
     # Another account's upload of the same keeps it from going with the first one's.
-    assert call["blob_begin"]([MANIFEST.encode(), BOB.address, "2"]) == [4, []]
+    assert world.blobs.blob_begin(MANIFEST.encode(), BOB.address, "2") == (4, [])
     world.now_ms += 1
     world.blobs.sweep()
     assert world.store.is_complete(BLOB)
@@ -300,7 +300,7 @@ async def test_uploads_outlive_a_restart_and_are_let_go_of(tmp_path: Path) -> No
     world.blobs.sweep()
     assert world.store.manifest(BLOB) is None
     # One that the node itself wants to keep is no longer an upload, but there.
-    call["blob_begin"]([MANIFEST.encode(), ALICE.address, "1"])
+    world.blobs.blob_begin(MANIFEST.encode(), ALICE.address, "1")
     world.store.pin(BLOB)
     world.now_ms += PARTIAL_MS
     world.blobs.sweep()
@@ -310,14 +310,14 @@ async def test_uploads_outlive_a_restart_and_are_let_go_of(tmp_path: Path) -> No
 
 async def test_a_damaged_book_is_begun_anew_and_names_that_are_gone_are_forgotten(tmp_path: Path) -> None:
     world = World(tmp_path, UPLOADS)
-    world.blobs.threaded["blob_begin"]([MANIFEST.encode(), ALICE.address, "1"])
+    world.blobs.blob_begin(MANIFEST.encode(), ALICE.address, "1")
     world.store.remove(BLOB)
     world.start()
     with pytest.raises(Exception, match="nobody has begun"):
-        world.blobs.threaded["blob_put"]([BLOB, 0, PIECES[0]])
+        world.blobs.blob_put(BLOB, 0, PIECES[0])
     (tmp_path / "uploads").write_bytes(b"?")
     world.start()
-    assert world.blobs.threaded["blob_begin"]([MANIFEST.encode(), ALICE.address, "1"]) == [4, [[0, 4]]]
+    assert world.blobs.blob_begin(MANIFEST.encode(), ALICE.address, "1") == (4, [(0, 4)])
     world.node.store.close()
 
 
@@ -335,7 +335,7 @@ async def test_the_node_answers_nonsense_with_a_code(tmp_path: Path, request_: t
 
     world = World(tmp_path, UPLOADS)
     with pytest.raises(DekubeError):
-        {**world.blobs.threaded, **world.blobs.inline}[request_[0]](request_[1])
+        handler_of(REQUESTS[getattr(BlobRequests, request_[0])], getattr(world.blobs, request_[0]))(request_[1])
     world.node.store.close()
 
 
@@ -381,17 +381,14 @@ class Link:
     def __init__(self) -> None:
         self.pieces_out = 0
 
-    async def request(self, method: str, *params: Any) -> Any:
-        match method:
-            case "blob_want":
-                return ["complete", MANIFEST.encode()]
-            case "blob_piece":
-                self.pieces_out += 1
-                return PIECES[params[1]]
-            case "blob_lacks":
-                return 1
-            case _:
-                raise AssertionError(method)
+    async def request(self, function: Any, *params: Any) -> Any:
+        if function == BlobRequests.blob_want:
+            return BlobStatus("complete", MANIFEST.encode(), 0, 0)
+        if function == BlobRequests.blob_piece:
+            self.pieces_out += 1
+            return PIECES[params[1]]
+        assert function == BlobRequests.blob_lacks
+        return True
 
 
 def door(monkeypatch: pytest.MonkeyPatch, **options: int) -> tuple[BlobDoor, Link]:

@@ -20,7 +20,7 @@ from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.surface import DOCUMENT, SURFACE
 from rpc.methods.schema import make_cursor
-from rpc.protocol.node_view import KnownNode
+from rpc.protocol.records import KnownNode
 from state.primitives.blocks import decode_header, header_hash
 from state.primitives.codec import encode
 from state.primitives.committee import Committee

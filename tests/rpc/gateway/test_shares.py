@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from rpc.backend.server import POOL_BYTES_MAX, _within
+from rpc.backend.store_view import POOL_BYTES_MAX, _first
 from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions
 from rpc.gateway.memory_quota import Held, Ledger
 from rpc.gateway.node.client import Link
@@ -27,7 +27,7 @@ from rpc.methods.poll_filters import FILTERS_MAX, PollFilters
 from rpc.methods.queues import QueueKind
 from rpc.methods.schema import STRING
 from rpc.protocol.errors import RpcError
-from rpc.protocol.node_view import Head, Waiting
+from rpc.protocol.records import Head
 from tests.rpc.gateway.test_websocket_server import Socket
 from tests.rpc.harness import ALICE, Node, gateway, served
 from tests.rpc.raw import call
@@ -187,10 +187,13 @@ def test_who_has_few_filters_finds_room_where_others_have_taken_all_of_it() -> N
 
 
 def test_an_answer_about_the_mempool_is_bounded_in_bytes() -> None:
-    small, large = Waiting(bytes(100), b""), Waiting(bytes(64 * 1024), b"")
-    assert _within([small] * 1_024) == [small] * 1_024
-    assert len(_within([small, *[large] * 1_024])) == POOL_BYTES_MAX // (64 * 1024)
-    assert _within([]) == []
+    def checked(size: int) -> Any:
+        return SimpleNamespace(transaction=SimpleNamespace(raw=bytes(size), sender=b""))
+
+    small, large = checked(100), checked(64 * 1024)
+    assert len(_first([small] * 1_024)) == 1_024
+    assert len(_first([small, *[large] * 1_024])) == POOL_BYTES_MAX // (64 * 1024)
+    assert _first([]) == []
 
 
 # The hub

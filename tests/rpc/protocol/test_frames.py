@@ -20,7 +20,8 @@ from rpc.protocol.frames import (
     read_answer,
     read_request,
 )
-from rpc.protocol.node_view import Head, Peer, read_record, record_value
+from rpc.protocol.records import Head, Peer
+from rpc.protocol.wire_types import read_record, record_value
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
 

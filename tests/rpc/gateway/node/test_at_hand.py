@@ -84,7 +84,7 @@ def test_questions_are_bounded_and_end_with_the_connection() -> None:
             with pytest.raises(NodeUnavailable):
                 await future
         with pytest.raises(NodeUnavailable):
-            await it.questions.request("m")
+            it.questions.ask("m", [])
         assert not it.questions.is_connected
         it.questions.connect(it.send)
         with pytest.raises(RpcError):

@@ -12,7 +12,8 @@ import pytest
 from rpc.gateway.node import client as links
 from rpc.gateway.node.client import Link, LinkOptions
 from rpc.protocol.blocks import LoadedBlock
-from rpc.protocol.node_view import BlockRecord, Head
+from rpc.protocol.records import BlockRecord, Head
+from rpc.protocol.requests import ChainRequests
 from tests.rpc.gateway.node.test_large_blocks import add
 from tests.rpc.harness import ALICE, BOB, Node, transfer
 
@@ -72,13 +73,13 @@ def test_a_block_that_is_decoded_while_the_node_is_set_back_is_not_kept(
 
     async def main() -> None:
         link = Link(tmp_path / "nowhere", LinkOptions(large_block_transactions=0))
-        asked: list[str] = []
+        asked: list[Any] = []
 
-        async def request(method: str, *_params: Any) -> Any:
-            asked.append(method)
-            return list(before if link.era == 0 else after) if method == "block" else [bytes(20)]
+        async def request(function: Any, *_params: Any) -> Any:
+            asked.append(function)
+            return (before if link.era == 0 else after) if function == ChainRequests.block else [bytes(20)]
 
-        link.request = request
+        link.request = request  # type: ignore[assignment]
         first = asyncio.ensure_future(link.block(1))
         await asyncio.to_thread(begun.wait, 20)
         link._disconnected()
@@ -90,7 +91,7 @@ def test_a_block_that_is_decoded_while_the_node_is_set_back_is_not_kept(
             assert loaded is not None and loaded.hash == after.hash
         assert await link.hash_of(1) == after.hash
         assert link._heights.get(before.hash) is None
-        assert asked.count("block") == 2
+        assert asked.count(ChainRequests.block) == 2
         link._shelf.close()
 
     asyncio.run(main())

@@ -22,6 +22,7 @@ from rpc.gateway.node.client import Link
 from rpc.methods import transactions
 from rpc.methods.method import Node as Asked
 from rpc.protocol.blocks import LoadedBlock
+from rpc.protocol.requests import PoolRequests
 from state.primitives.hashing import keccak
 from state.primitives.receipts import Receipt
 from state.primitives.transactions import decode_transaction
@@ -181,12 +182,14 @@ def test_a_transaction_that_a_block_takes_between_two_questions_is_found(tmp_pat
             return self.node.head()
 
         async def locate(self, hash_: bytes) -> Any:
-            return self.node.view.locate(hash_)
+            [place] = self.node.view.locate([hash_])
+            return place
 
         async def block(self, height: int) -> Any:
             return LoadedBlock(self.node.view.block(height))  # type: ignore[arg-type]
 
-        async def pool_get(self, hash_: bytes) -> Any:
+        async def request(self, function: Any, hash_: bytes) -> Any:
+            assert function == PoolRequests.pool_get
             self.node.mint()
             return self.node.view.pool_get(hash_)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rpc.gateway.node.batcher import FRAME_BYTES_MAX, Gatherer
 from rpc.gateway.node.receipt_waiters import BLOCKS_MAX, Waits
 from rpc.protocol.errors import NodeUnavailable, RpcError
-from rpc.protocol.node_view import Head
+from rpc.protocol.records import Head
 from state.primitives.transactions import decode_transaction
 from tests.rpc.harness import ALICE, BOB, Node, gateway, hexed, mint, served, transfer
 
@@ -404,9 +404,9 @@ async def test_many_wait_at_a_real_gateway_and_all_are_told(tmp_path: Path) -> N
     located: Counter[bytes] = Counter()
     locate = node.view.locate
 
-    def counting(transaction_hash: bytes) -> Any:
-        located[transaction_hash] += 1
-        return locate(transaction_hash)
+    def counting(transactions: list[bytes]) -> list[tuple[int, int] | None]:
+        located.update(transactions)
+        return locate(transactions)
 
     node.view.locate = counting  # type: ignore[method-assign]
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
