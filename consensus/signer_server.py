@@ -37,6 +37,7 @@ from consensus.signer import (
     refusal_of,
 )
 from state.primitives.errors import DecodeError, DekubeError, StoreError
+from state.primitives.token_bucket import TokenBucket
 
 __all__ = ["SignerKey", "SignerLimits", "SignerServer"]
 
@@ -50,7 +51,7 @@ class SignerLimits:
     idle_s: float = 10.0
     """A voter that says nothing for so long is gone: its place is free for the next."""
     send_s: float = 5.0
-    requests_per_s: float = 200.0
+    requests_per_s: int = 200
     """Faster requests wait: three votes and a proof a view are a few a second."""
     requests_burst: int = 400
 
@@ -76,18 +77,16 @@ class _Connection:
 
     def __init__(self, limits: SignerLimits) -> None:
         self.place: _Place | None = None
-        self._limits = limits
-        self._tokens = float(limits.requests_burst)
-        self._since_s = trio.current_time()
+        self._rate = TokenBucket(limits.requests_per_s, limits.requests_burst, _now_ms())
 
     async def wait_turn(self) -> None:
         """Wait until the rate allows another request."""
-        now_s = trio.current_time()
-        self._tokens += (now_s - self._since_s) * self._limits.requests_per_s
-        self._tokens = min(self._tokens, float(self._limits.requests_burst)) - 1
-        self._since_s = now_s
-        if self._tokens < 0:
-            await trio.sleep(-self._tokens / self._limits.requests_per_s)
+        if wait_s := self._rate.take_ahead(_now_ms()):
+            await trio.sleep(wait_s)
+
+
+def _now_ms() -> int:
+    return int(trio.current_time() * 1000)
 
 
 class SignerServer:

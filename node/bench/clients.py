@@ -20,9 +20,9 @@ import uvloop
 
 from node.bench.lone_node import CHAIN_ID, SENDERS, account_of, key_of
 from rpc.client import Client
-from rpc.gateway.node.client import Link
+from rpc.gateway.node.client import NodeClient
 from rpc.gateway.surface import SURFACE
-from rpc.methods.method import Posting
+from rpc.methods.method import Submission
 from rpc.process.limits import raise_descriptor_limit, tune_collector
 from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import sign_transaction
@@ -146,10 +146,10 @@ async def _flood(port: int, source: Callable[[], bytes], seconds: float, connect
 
 
 async def _accept(
-    socket: Path, posting: Posting, take: Callable[[], bytes], seconds: float, spent_s: Spent
+    socket: Path, posting: Submission, take: Callable[[], bytes], seconds: float, spent_s: Spent
 ) -> Cost:
     """Hand transactions to the node behind ``socket`` as a gateway that has their bytes."""
-    link, heard = Link(socket), asyncio.Event()
+    link, heard = NodeClient(socket), asyncio.Event()
     link.on_head(lambda _head: heard.set())
     running = asyncio.ensure_future(link.run())
     try:
@@ -169,7 +169,7 @@ async def _accept(
 class _Hand:
     """Keeps ``ACCEPTED_AT_ONCE`` transactions under way at a node; it is the batcher's waiter of each of them."""
 
-    def __init__(self, link: Link, posting: Posting, take: Callable[[], bytes], seconds: float) -> None:
+    def __init__(self, link: NodeClient, posting: Submission, take: Callable[[], bytes], seconds: float) -> None:
         self._link, self._prepare, self._take = link, posting.prepare, take
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + seconds

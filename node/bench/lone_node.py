@@ -28,7 +28,7 @@ from node.home.files import write_whole
 from node.process.children import die_with_parent
 from rpc.backend.server import Backend
 from rpc.backend.store_view import StoreView, describe
-from rpc.gateway.connections import DoorOptions
+from rpc.gateway.connections import ConnectionOptions
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.process import GatewayOptions, gateway_command, options_to_json
 from rpc.process.limits import tune_collector
@@ -233,7 +233,7 @@ def lone_node(path: Path, accounts: int) -> Iterator[LoneNode]:
         port=0,
         log_level="warning",
         dispatch=DispatchOptions(rate_per_s=0),
-        doors=DoorOptions(connections_per_address_max=0),
+        connections=ConnectionOptions(connections_per_address_max=0),
     )
     read_end, write_end = os.pipe()
     ends_with_us = partial(die_with_parent, os.getpid())

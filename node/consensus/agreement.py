@@ -36,13 +36,13 @@ from node.sync.database import checkpoint_of
 from node.sync.start_plan import CheckpointMismatch
 from node.telemetry.cpu_accounting import Stages
 from node.telemetry.metrics import NodeMetrics
-from p2p.base.limits import RateLimiter
 from p2p.secure.frame import Class
 from p2p.secure.identity import Identity
 from p2p.service import Network
 from state.primitives.blocks import Block, decode_header, header_hash
 from state.primitives.genesis import read_parameters
 from state.primitives.keys import SecretKey
+from state.primitives.token_bucket import RateLimiter
 from state.primitives.votes import Equivocation, VoteKey
 from state.store import Pruned
 from state.transition.epochs import EpochInfo, epoch_of, load_tally

@@ -37,11 +37,11 @@ from consensus.wire import (
     Votes,
     decode_message,
 )
-from p2p.base.limits import RateLimiter
 from p2p.gossip.core import Verdict
 from p2p.secure.frame import Class
 from p2p.service import GossipItem, Network
 from state.primitives.committee import Committee
+from state.primitives.token_bucket import RateLimiter
 from state.primitives.votes import NOTARIZE, Candidate, Vote
 
 __all__ = ["KIND_PROPOSAL", "KIND_PROPOSAL_WANTED", "TOPIC_CONSENSUS", "VoteRelayService"]

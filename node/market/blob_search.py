@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 import trio
 
 from p2p.base.errors import BlobUnavailable, PeerUnreachable, RequestFailed
-from p2p.base.limits import RateLimiter
 from p2p.blob.transfer import METHOD_MANIFEST
 from p2p.gossip.core import Verdict
 from p2p.secure.frame import Class
@@ -28,6 +27,7 @@ from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, DekubeError, StoreError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.manifests import PIECE_BYTES, blob_id
+from state.primitives.token_bucket import RateLimiter
 from state.view import Reader
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.records import by_verifier_key, load_spec, load_task

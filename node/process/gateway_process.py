@@ -48,13 +48,13 @@ def gateway_document(options: RpcOptions, node_socket: Path, log: LogOptions) ->
             "burst": options.units_burst,
             "requests_per_caller_max": options.requests_per_address_max,
         },
-        "doors": {
+        "connections": {
             "connections_max": options.connections_max,
             "connections_per_address_max": options.connections_per_address_max,
             "trusted_proxies": options.trusted_proxies,
         },
         "session": {"subscriptions_per_address_max": options.subscriptions_per_address_max},
-        "link": {"filters_per_caller_max": options.filters_per_address_max},
+        "node": {"filters_per_caller_max": options.filters_per_address_max},
     }
 
 

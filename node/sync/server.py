@@ -21,9 +21,9 @@ from node.sync.messages import (
     encode_records,
 )
 from node.sync.snapshot_keeper import SnapshotKeeper
-from p2p.base.limits import RateLimiter
 from p2p.secure.frame import Class
 from state.primitives.errors import DekubeError
+from state.primitives.token_bucket import RateLimiter
 from state.store import HeightUnknown, Pruned, Store, StoreUnavailable
 
 __all__ = ["ServingNetwork", "SyncServer"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from p2p.base.errors import ReceiveMemoryExceeded
+from state.primitives.token_bucket import RateLimiter
 
 __all__ = [
     "Account",
@@ -17,7 +18,6 @@ __all__ = [
     "LoopShare",
     "NetworkLimits",
     "Place",
-    "RateLimiter",
     "ReceiveMemory",
     "SharedRate",
     "who_holds_too_much",
@@ -160,30 +160,8 @@ class NetworkLimits:
     blob_busy_retries_max: int = 60
 
 
-_KEYS_MAX: Final = 4_096
 _GRANT_BYTES: Final = 4 * 1024
 """Charged ahead of what has come of a message: it is counted in steps, and to begin one costs something."""
-
-
-class RateLimiter:
-    """Token buckets by key; the least recently seen key is forgotten, so memory is bounded."""
-
-    __slots__ = ("_buckets", "_burst", "_per_s")
-
-    def __init__(self, *, per_s: float, burst: float) -> None:
-        self._per_s = per_s
-        self._burst = burst
-        self._buckets: OrderedDict[object, tuple[float, float]] = OrderedDict()
-
-    def allows(self, key: object, now: float) -> bool:
-        """Take one token of ``key`` if there is one."""
-        tokens, since = self._buckets.pop(key, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - since) * self._per_s)
-        allowed = tokens >= 1.0
-        self._buckets[key] = (tokens - 1.0 if allowed else tokens), now
-        if len(self._buckets) > _KEYS_MAX:
-            self._buckets.popitem(last=False)
-        return allowed
 
 
 class SharedRate:

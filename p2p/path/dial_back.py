@@ -19,7 +19,6 @@ import trio
 
 from p2p.base.endpoint import Endpoint
 from p2p.base.errors import HandshakeFailed, PeerUnreachable, RequestFailed, RequestRefused, RequestTimeout
-from p2p.base.limits import RateLimiter
 from p2p.base.netgroups import block_of
 from p2p.base.sockets import Connector
 from p2p.base.transport import Acceptance
@@ -36,6 +35,7 @@ from p2p.session.peerinfo import PeerInfo
 from p2p.session.requests import RequestHandler
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
+from state.primitives.token_bucket import RateLimiter
 
 __all__ = ["METHOD_DIAL_BACK", "SOURCE_LISTEN", "Reach", "ReachOptions"]
 

@@ -26,7 +26,6 @@ import trio
 from p2p.base.dial_policy import Vicinity
 from p2p.base.endpoint import Endpoint
 from p2p.base.errors import PeerUnreachable, PunchFailed, RequestFailed, RequestRefused
-from p2p.base.limits import RateLimiter
 from p2p.base.observed_address import OBSERVE_PREAMBLE, OBSERVED_BYTES_MAX, ObservedAddress
 from p2p.base.sockets import Connector, tune
 from p2p.base.transport import Acceptance
@@ -35,6 +34,7 @@ from p2p.session.peerinfo import PeerInfo
 from p2p.session.requests import RequestHandler
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
+from state.primitives.token_bucket import RateLimiter
 
 __all__ = [
     "METHOD_PUNCH",

@@ -17,7 +17,7 @@ import trio
 
 from p2p.base.endpoint import Endpoint
 from p2p.base.errors import HandshakeFailed
-from p2p.base.limits import NetworkLimits, RateLimiter
+from p2p.base.limits import NetworkLimits
 from p2p.base.randomness import RandomSource
 from p2p.base.sockets import is_paced, local_address
 from p2p.base.transport import Doubt
@@ -30,6 +30,7 @@ from p2p.session.path_offers import ANY_WAY, PeerWay, WayNumbers
 from p2p.session.peer import Peer
 from p2p.session.stall_detection import is_held_up
 from state.primitives.errors import ProtocolError
+from state.primitives.token_bucket import RateLimiter
 
 __all__ = ["Steering"]
 

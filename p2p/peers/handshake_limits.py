@@ -6,8 +6,9 @@ import math
 from collections import Counter, OrderedDict
 from typing import Final
 
-from p2p.base.limits import HalfOpen, NetworkLimits, Place, RateLimiter, SharedRate
+from p2p.base.limits import HalfOpen, NetworkLimits, Place, SharedRate
 from p2p.base.netgroups import address_of, block_of, network_of, site_of
+from state.primitives.token_bucket import RateLimiter
 
 __all__ = ["Entrance"]
 

@@ -14,7 +14,7 @@ import trio
 
 from p2p.base.endpoint import Endpoint
 from p2p.base.errors import PeerUnreachable, RecordInvalid, RecordOutOfTime, RequestFailed, RequestRefused
-from p2p.base.limits import NetworkLimits, RateLimiter
+from p2p.base.limits import NetworkLimits
 from p2p.base.randomness import RandomSource
 from p2p.gossip.core import Verdict
 from p2p.records.addrbook import AddressBook
@@ -24,6 +24,7 @@ from p2p.secure.identity import Identity, NodeCertificate
 from p2p.session.peer import Peer
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, ProtocolError
+from state.primitives.token_bucket import RateLimiter
 
 __all__ = ["METHOD_PEERS", "TOPIC_RECORD", "RecordKeeper"]
 

@@ -22,6 +22,7 @@ from relay.protocol.errors import RelayProtocolError
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
+from state.primitives.token_bucket import TokenBucket
 
 __all__ = [
     "FANOUT_PREAMBLE",
@@ -236,30 +237,10 @@ class FanoutChannel:
             raise RelayProtocolError(str(error)) from None
 
 
-class _TokenBucket:
-    """``rate_per_s`` on average, ``burst`` at once."""
-
-    __slots__ = ("_at_ms", "_burst", "_level", "_rate_per_s")
-
-    def __init__(self, rate_per_s: int, burst: int, now_ms: int) -> None:
-        self._rate_per_s = rate_per_s
-        self._burst = burst * 1000
-        self._level = self._burst
-        self._at_ms = now_ms
-
-    def take(self, amount: int, now_ms: int) -> bool:
-        self._level = min(self._burst, self._level + max(0, now_ms - self._at_ms) * self._rate_per_s)
-        self._at_ms = max(now_ms, self._at_ms)
-        if self._level < amount * 1000:
-            return False
-        self._level -= amount * 1000
-        return True
-
-
 @dataclass(slots=True, eq=False)
 class _Client:
     address: bytes
-    messages: _TokenBucket
+    messages: TokenBucket
     heard_ms: int
     accepted: frozenset[bytes] = frozenset()
     groups: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
@@ -291,7 +272,7 @@ class FanoutCore:
         self._is_served = is_served
         self._clients: dict[int, _Client] = {}
         self._by_address: dict[bytes, int] = {}
-        self._allowances: OrderedDict[bytes, _TokenBucket] = OrderedDict()
+        self._allowances: OrderedDict[bytes, TokenBucket] = OrderedDict()
         """They outlive connections: to come back is no way to more."""
 
     @property
@@ -308,7 +289,7 @@ class FanoutCore:
             raise RelayProtocolError("too many connections for fan-out")
         old = self._by_address.get(address)
         limits = self.limits
-        messages = _TokenBucket(limits.messages_per_s, limits.messages_burst, now_ms)
+        messages = TokenBucket(limits.messages_per_s, limits.messages_burst, now_ms)
         self._clients[connection] = _Client(address, messages, now_ms)
         self._by_address[address] = connection
         return old
@@ -327,7 +308,7 @@ class FanoutCore:
         """
         client = self._clients[connection]
         client.heard_ms = now_ms
-        if not client.messages.take(1, now_ms):
+        if not client.messages.take(now_ms):
             raise RelayProtocolError("more messages than a client may send")
         match message:
             case Subscribe(publishers):
@@ -336,7 +317,7 @@ class FanoutCore:
                 client.groups[group] = members
             case Publish(group, size_bytes):
                 members = client.groups.get(group, ())
-                if not client.messages.take(len(members) // self.limits.members_per_message, now_ms):
+                if not client.messages.take(now_ms, len(members) // self.limits.members_per_message):
                     raise RelayProtocolError("more pieces to more members than a client may send")
                 return self._copy(client, members, size_bytes, now_ms)
             case Ping(number):
@@ -364,7 +345,7 @@ class FanoutCore:
                 found.append(connection)
         copied = size_bytes * len(found)
         cost = max(size_bytes, self.limits.copy_bytes_min) * len(found)
-        if cost and not self._allowance(publisher.address, now_ms).take(cost, now_ms):
+        if cost and not self._allowance(publisher.address, now_ms).take(now_ms, cost):
             self.counters["refused_quota"] += 1
             return None
         self.counters["pieces_out"] += len(found)
@@ -372,10 +353,10 @@ class FanoutCore:
         self.carried[publisher.address] += copied
         return Copy(tuple(found))
 
-    def _allowance(self, address: bytes, now_ms: int) -> _TokenBucket:
+    def _allowance(self, address: bytes, now_ms: int) -> TokenBucket:
         found = self._allowances.pop(address, None)
         if found is None:
-            found = _TokenBucket(self.limits.copied_bytes_per_s, self.limits.copied_bytes_burst, now_ms)
+            found = TokenBucket(self.limits.copied_bytes_per_s, self.limits.copied_bytes_burst, now_ms)
         self._allowances[address] = found
         if len(self._allowances) > 4 * self.limits.connections_max:
             self._allowances.popitem(last=False)

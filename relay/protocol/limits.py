@@ -13,8 +13,9 @@ from typing import Final
 
 from p2p.base.netgroups import address_of, block_of, network_of, site_of
 from state.primitives.errors import ConfigError
+from state.primitives.token_bucket import TokenBucket
 
-__all__ = ["HostTable", "HostUse", "RelayLimits", "TokenBucket", "paces"]
+__all__ = ["HostTable", "HostUse", "RelayLimits", "paces"]
 
 FORGET_INTERVAL_MS: Final = 1_000
 """A full table is searched for idle hosts no oftener: it is large, and strangers fill it."""
@@ -103,36 +104,6 @@ class RelayLimits:
     """Hosts that are remembered at once."""
     trusted_networks: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
     """Networks that the bounds for one host and one network do not hold for: by default this machine itself."""
-
-
-class TokenBucket:
-    """A token bucket: ``rate_per_s`` on average, ``burst`` at once."""
-
-    __slots__ = ("_at_ms", "_burst", "_level", "_rate_per_s")
-
-    def __init__(self, rate_per_s: int, burst: int, now_ms: int) -> None:
-        self._rate_per_s = rate_per_s
-        self._burst = burst * 1000
-        self._level = self._burst
-        self._at_ms = now_ms
-
-    def take(self, now_ms: int) -> bool:
-        """Take one token if there is one."""
-        self._refill(now_ms)
-        if self._level < 1000:
-            return False
-        self._level -= 1000
-        return True
-
-    def is_full(self, now_ms: int) -> bool:
-        """Tell whether nothing would be lost by forgetting this bucket."""
-        self._refill(now_ms)
-        return self._level == self._burst
-
-    def _refill(self, now_ms: int) -> None:
-        elapsed = max(0, now_ms - self._at_ms)
-        self._at_ms = max(now_ms, self._at_ms)
-        self._level = min(self._burst, self._level + elapsed * self._rate_per_s)
 
 
 @dataclass(slots=True)

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from p2p.base.limits import HalfOpen, Place, RateLimiter, SharedRate
+from p2p.base.limits import HalfOpen, Place, SharedRate
 from p2p.base.netgroups import Crowds
 from relay.protocol.limits import HostTable, HostUse, RelayLimits
+from state.primitives.token_bucket import RateLimiter
 
 __all__ = ["Admission"]
 

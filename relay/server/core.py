@@ -16,7 +16,7 @@ from p2p.base.netgroups import Crowds
 from p2p.records.revocations import Revocations
 from p2p.secure.identity import NodeCertificate
 from relay.protocol.errors import RETRY_HELPS, Refusal, RelayProtocolError
-from relay.protocol.limits import HostTable, HostUse, RelayLimits, TokenBucket
+from relay.protocol.limits import HostTable, HostUse, RelayLimits
 from relay.protocol.route import SeenRoutes, VerifiedRoute
 from relay.protocol.wire import (
     Connect,
@@ -35,6 +35,7 @@ from relay.protocol.wire import (
     Restarting,
 )
 from state.primitives.errors import DecodeError
+from state.primitives.token_bucket import TokenBucket
 
 __all__ = ["Drop", "Effect", "End", "ExtendCircuit", "Hold", "Join", "Refuse", "RelayCore", "Send"]
 

@@ -24,7 +24,7 @@ from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from relay.protocol.errors import Refusal, RelayProtocolError, RelayRefused, RelayUnreachable
 from relay.protocol.keep_alive import keep_alive
-from relay.protocol.limits import HostTable, HostUse, RelayLimits, TokenBucket
+from relay.protocol.limits import HostTable, HostUse, RelayLimits
 from relay.protocol.link_state import LinkMeasurement
 from relay.protocol.wire import (
     CONTROL_PREAMBLE,
@@ -42,6 +42,7 @@ from relay.protocol.wire import (
     Restarting,
 )
 from relay.server.next_hop_eviction import NextHopUse, choose_eviction
+from state.primitives.token_bucket import TokenBucket
 
 __all__ = ["NextHopConnection", "NextHopLinks"]
 

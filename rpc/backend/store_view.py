@@ -13,7 +13,7 @@ import trio
 from consensus.light import decode_epoch_record
 from consensus.wire import decode_certificate
 from rpc.protocol.errors import HeightUnknown, Pruned
-from rpc.protocol.records import BlockRecord, Description, Head, KindInfo, PoolStatus, Waiting
+from rpc.protocol.records import BlockRecord, Description, Head, KindInfo, PooledTransaction, PoolStatus
 from rpc.protocol.requests import POOL_MAX
 from state.primitives.blocks import decode_header
 from state.primitives.genesis import Genesis
@@ -261,19 +261,19 @@ class StoreView:
         """Return the mempool in numbers."""
         return PoolStatus(self._pool.pending_count, self._pool.queued_count, self._pool.size_bytes)
 
-    def pool_transactions(self, limit: int, /) -> list[Waiting]:
+    def pool_transactions(self, limit: int, /) -> list[PooledTransaction]:
         """Return transactions of the mempool, the best first."""
         return _first(self._pool.take(limit))
 
-    def pool_page(self, before: int | None, limit: int, /) -> list[tuple[int, Waiting]]:
+    def pool_page(self, before: int | None, limit: int, /) -> list[tuple[int, PooledTransaction]]:
         """Return transactions of the mempool with the numbers of their arrival, the newest first."""
         return [(number, _waiting(checked)) for number, checked in self._pool.page(before, limit)]
 
-    def pool_queued(self, limit: int, /) -> list[Waiting]:
+    def pool_queued(self, limit: int, /) -> list[PooledTransaction]:
         """Return transactions that wait for an earlier nonce."""
         return _first(self._pool.queued(limit))
 
-    def pool_of(self, address: bytes, /) -> list[Waiting]:
+    def pool_of(self, address: bytes, /) -> list[PooledTransaction]:
         """Return what waits from one sender."""
         return _first(self._pool.of_sender(address)[:POOL_MAX])
 
@@ -281,7 +281,7 @@ class StoreView:
         """Return where the pool is now, and the hashes of what came in after ``since``."""
         return self._pool.news(since, limit)
 
-    def pool_get(self, transaction_hash: bytes, /) -> Waiting | None:
+    def pool_get(self, transaction_hash: bytes, /) -> PooledTransaction | None:
         """Return a waiting transaction."""
         found = self._pool.get(transaction_hash)
         return None if found is None else _waiting(found)
@@ -330,13 +330,13 @@ class StoreView:
             raise InsufficientFunds(balance=error.balance - free, needed=error.needed - free) from None
 
 
-def _waiting(checked: Checked) -> Waiting:
-    return Waiting(checked.transaction.raw, checked.transaction.sender)
+def _waiting(checked: Checked) -> PooledTransaction:
+    return PooledTransaction(checked.transaction.raw, checked.transaction.sender)
 
 
-def _first(found: list[Checked]) -> list[Waiting]:
+def _first(found: list[Checked]) -> list[PooledTransaction]:
     """Return as many of ``found`` as have no more than ``POOL_BYTES_MAX`` bytes together."""
-    shown: list[Waiting] = []
+    shown: list[PooledTransaction] = []
     left = POOL_BYTES_MAX
     for checked in found:
         left -= len(checked.transaction.raw)

@@ -11,7 +11,7 @@ from rpc.ethereum.method import method
 from rpc.ethereum.params import ACCOUNT, BLOCK, SLOT, BlockParam
 from rpc.ethereum.render import QUANTITY_OUT, quantity
 from rpc.methods.accounts import nonce_and_balance
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.render import BYTES_OUT, HASH_OUT, hexed
 from rpc.methods.schema import Param, ParamType
 from state.view.accounts import account_key
@@ -19,13 +19,13 @@ from state.view.accounts import account_key
 __all__ = ["ACCOUNT_METHODS", "balance_at"]
 
 
-async def get_balance(node: Node, who: bytes, block: BlockParam) -> Json:
+async def get_balance(node: NodeApi, who: bytes, block: BlockParam) -> Json:
     """Answer ``eth_getBalance``."""
     height = node.head.height if block is None else await height_of(node, block)
     return quantity(await balance_at(node, who, height))
 
 
-async def get_transaction_count(node: Node, who: bytes, block: tuple[BlockParam, bool]) -> Json:
+async def get_transaction_count(node: NodeApi, who: bytes, block: tuple[BlockParam, bool]) -> Json:
     """Answer ``eth_getTransactionCount``."""
     place, is_pending = block
     height = node.head.height if place is None else await height_of(node, place)
@@ -34,19 +34,19 @@ async def get_transaction_count(node: Node, who: bytes, block: tuple[BlockParam,
     return quantity(max(nonce, await node.pending_nonce(who)) if is_pending else nonce)
 
 
-async def get_code(node: Node, who: bytes, block: BlockParam) -> Json:
+async def get_code(node: NodeApi, who: bytes, block: BlockParam) -> Json:
     """Answer ``eth_getCode``."""
     await height_of(node, block)
     return hexed(CODE) if who in CONTRACTS else "0x"
 
 
-async def get_storage_at(node: Node, _who: bytes, _slot: int, block: BlockParam) -> Json:
+async def get_storage_at(node: NodeApi, _who: bytes, _slot: int, block: BlockParam) -> Json:
     """Answer ``eth_getStorageAt``: nothing here has slots."""
     await height_of(node, block)
     return render.ZERO_HASH
 
 
-async def balance_at(node: Node, who: bytes, height: int) -> int:
+async def balance_at(node: NodeApi, who: bytes, height: int) -> int:
     """Return the free balance of an account in the state after the block ``height``."""
     [record] = await node.read(height, account_key(who))
     return nonce_and_balance(record)[1]

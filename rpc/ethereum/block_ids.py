@@ -7,7 +7,7 @@ from typing import Final
 from rpc.ethereum import render
 from rpc.ethereum.params import BLOCK, QUANTITY, BlockParam
 from rpc.methods.heights import no_state
-from rpc.methods.method import Json, Node
+from rpc.methods.method import Json, NodeApi
 from rpc.methods.schema import EARLIEST, HASH, Param
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import RpcError
@@ -31,7 +31,7 @@ HASH_PARAM: Final = Param("blockHash", HASH, "Hash of the block.")
 INDEX_PARAM: Final = Param("index", QUANTITY, "Place in the block.")
 
 
-async def height_of(node: Node, block: BlockParam) -> int:
+async def height_of(node: NodeApi, block: BlockParam) -> int:
     """Return the height whose state is asked for. Raises Pruned, HeightUnknown or not_found."""
     head = node.head
     if block is None:
@@ -48,7 +48,7 @@ async def height_of(node: Node, block: BlockParam) -> int:
     return height
 
 
-def block_height(node: Node, block: BlockParam) -> int:
+def block_height(node: NodeApi, block: BlockParam) -> int:
     """Return the height of a block that is asked for by number or tag."""
     assert not isinstance(block, bytes)
     if block is None:
@@ -58,7 +58,7 @@ def block_height(node: Node, block: BlockParam) -> int:
     return block
 
 
-async def find_block(node: Node, block: BlockParam, *, senders: bool = False) -> LoadedBlock | None:
+async def find_block(node: NodeApi, block: BlockParam, *, senders: bool = False) -> LoadedBlock | None:
     """Return a block; None for one that there is not, and for the genesis, which has no bytes."""
     height = await node.height_of(block) if isinstance(block, bytes) else block_height(node, block)
     if height is None or not 0 < height <= node.head.height:
@@ -71,7 +71,7 @@ def oldest_shown(head: Head) -> int:
     return head.oldest_block if head.oldest_block > 1 else 0
 
 
-async def genesis_at(node: Node, block: BlockParam) -> Json:
+async def genesis_at(node: NodeApi, block: BlockParam) -> Json:
     """Return what stands for the genesis where ``block`` is that, else None."""
     if isinstance(block, bytes):
         is_genesis = block == node.description.genesis_hash

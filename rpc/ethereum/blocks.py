@@ -9,14 +9,14 @@ from rpc.ethereum.block_ids import BLOCK_PARAM, HASH_PARAM, INDEX_PARAM, find_bl
 from rpc.ethereum.method import method
 from rpc.ethereum.params import BLOCK, BlockParam
 from rpc.ethereum.render import QUANTITY_OUT, quantity
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.queues import QueueKind
 from rpc.methods.schema import BOOLEAN, NULL, Param, array, nullable, ref
 
 __all__ = ["BLOCK_METHODS"]
 
 
-async def get_block(node: Node, block: BlockParam, whole: bool) -> Json:
+async def get_block(node: NodeApi, block: BlockParam, whole: bool) -> Json:
     """Answer ``eth_getBlockBy...``."""
     loaded = await find_block(node, block, senders=whole)
     if loaded is None:
@@ -32,7 +32,7 @@ async def get_block(node: Node, block: BlockParam, whole: bool) -> Json:
     return render.block(loaded, what, transactions)
 
 
-async def get_header(node: Node, block: BlockParam) -> Json:
+async def get_header(node: NodeApi, block: BlockParam) -> Json:
     """Answer ``eth_getHeaderBy...``."""
     loaded = await find_block(node, block)
     if loaded is not None:
@@ -42,7 +42,7 @@ async def get_header(node: Node, block: BlockParam) -> Json:
     return render.genesis_header(node.description.genesis_hash, node.description)
 
 
-async def get_block_receipts(node: Node, block: BlockParam) -> Json:
+async def get_block_receipts(node: NodeApi, block: BlockParam) -> Json:
     """Answer ``eth_getBlockReceipts``."""
     loaded = await find_block(node, block, senders=True)
     if loaded is None:
@@ -51,7 +51,7 @@ async def get_block_receipts(node: Node, block: BlockParam) -> Json:
     return await node.rendered("eth receipts", loaded, lambda index: render.receipt(loaded, index, what))
 
 
-async def get_transaction_count_of(node: Node, block: BlockParam) -> Json:
+async def get_transaction_count_of(node: NodeApi, block: BlockParam) -> Json:
     """Answer ``eth_getBlockTransactionCountBy...``."""
     loaded = await find_block(node, block)
     if loaded is None:
@@ -59,13 +59,13 @@ async def get_transaction_count_of(node: Node, block: BlockParam) -> Json:
     return quantity(len(loaded.hashes))
 
 
-async def get_uncle_count(node: Node, block: BlockParam) -> Json:
+async def get_uncle_count(node: NodeApi, block: BlockParam) -> Json:
     """Answer ``eth_getUncleCountBy...``: a final chain has none."""
     is_known = await find_block(node, block) is not None or await genesis_at(node, block)
     return "0x0" if is_known else None
 
 
-async def get_uncle(_node: Node, _block: BlockParam, _index: int) -> Json:
+async def get_uncle(_node: NodeApi, _block: BlockParam, _index: int) -> Json:
     """Answer ``eth_getUncleBy...AndIndex``."""
     return None
 

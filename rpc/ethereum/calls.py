@@ -11,7 +11,7 @@ from rpc.ethereum.errors import Reverted, as_revert
 from rpc.ethereum.method import method
 from rpc.ethereum.params import CALL, NO_OVERRIDE, BlockParam, CallParam
 from rpc.ethereum.render import QUANTITY_OUT, quantity
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.parameters import parameters_of
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import BYTES_OUT, hexed
@@ -43,7 +43,7 @@ _FORMS: Final = (0, DYNAMIC_FORM)
 _NO_CREATION: Final = "contract creation is not supported"
 
 
-async def call(node: Node, request: CallParam, block: BlockParam, _state: None, _blocks: None) -> Json:
+async def call(node: NodeApi, request: CallParam, block: BlockParam, _state: None, _blocks: None) -> Json:
     """Answer ``eth_call``: views read the state of any block, what writes is tried on the newest one."""
     height = await height_of(node, block)
     to = request.to
@@ -60,7 +60,7 @@ async def call(node: Node, request: CallParam, block: BlockParam, _state: None, 
     return hexed(await _read(node, request, view, height))
 
 
-async def _read(node: Node, request: CallParam, view: View, height: int) -> bytes:
+async def _read(node: NodeApi, request: CallParam, view: View, height: int) -> bytes:
     """Return what a view answers. Raises Reverted."""
     if request.value:
         raise Reverted(f"{view.function.name} takes no value")
@@ -75,7 +75,7 @@ async def _read(node: Node, request: CallParam, view: View, height: int) -> byte
         raise Reverted(error.code) from None
 
 
-async def estimate_gas(node: Node, request: CallParam, block: BlockParam, _state: None, _blocks: None) -> Json:
+async def estimate_gas(node: NodeApi, request: CallParam, block: BlockParam, _state: None, _blocks: None) -> Json:
     """Answer ``eth_estimateGas``: the weight of the kind, which is what passes and what is paid.
 
     Of a view it is the least that a transaction weighs, where ``eth_call`` does not revert.
@@ -103,7 +103,7 @@ async def estimate_gas(node: Node, request: CallParam, block: BlockParam, _state
     return quantity(needed)
 
 
-def _check_form(node: Node, request: CallParam) -> None:
+def _check_form(node: NodeApi, request: CallParam) -> None:
     """Refuse what would be refused of the signed transaction, as far as the call names it."""
     if request.form not in (None, *_FORMS):
         raise RpcError("not_supported", f"transaction type not supported: {request.form:#x}")
@@ -120,13 +120,13 @@ def _check_form(node: Node, request: CallParam) -> None:
             raise FeeCapTooLow(fee_cap=request.price, base_fee=base_fee)
 
 
-async def _check_balance(node: Node, sender: bytes, needed: int, height: int | None = None) -> None:
+async def _check_balance(node: NodeApi, sender: bytes, needed: int, height: int | None = None) -> None:
     balance = await balance_at(node, sender, node.head.height if height is None else height)
     if needed > balance:
         raise InsufficientFunds(balance=balance, needed=needed)
 
 
-async def _try(node: Node, request: CallParam, to: bytes) -> Receipt:
+async def _try(node: NodeApi, request: CallParam, to: bytes) -> Receipt:
     """Return the receipt of a dry run, whose gas is free where the call names no price.
 
     Raises Reverted, and what else is refused.

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from billing.escrow import BILLING_ADDRESS, earnings_of, escrow_totals
 from p2p.secure.identity import account_and_signer
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.parameters import Parameters, parameters_of
 from rpc.methods.render import ADDRESS_OUT, AT, address, at
 from rpc.methods.schema import STRING, array, obj
@@ -209,7 +209,7 @@ def _parameters(parameters: tuple[Parameter, ...]) -> Json:
     return [{"name": parameter.name, "type": parameter.type} for parameter in parameters]
 
 
-async def contracts(node: Node) -> Json:
+async def contracts(node: NodeApi) -> Json:
     """Answer ``dekube_getContracts``."""
     numbers = node.description.parameters
     return {

@@ -10,7 +10,7 @@ from rpc.ethereum.block_ids import block_height, oldest_shown
 from rpc.ethereum.method import method
 from rpc.ethereum.params import BLOCK, COUNT, PERCENTILES, BlockParam
 from rpc.ethereum.render import QUANTITY_OUT, quantity
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.queues import QueueKind
 from rpc.methods.schema import Param, array, obj
 from rpc.protocol.blocks import LoadedBlock
@@ -24,22 +24,24 @@ RECEIPTS_OF_TURN: Final = 128
 """A block with more is looked at in a turn of the loop of its own."""
 
 
-def _price(node: Node) -> int:
+def _price(node: NodeApi) -> int:
     """Return a price that holds for two full blocks more (12.5 % each); what is not burned is the leader's."""
     return node.head.base_fee_next * 9**2 // 8**2 + 1
 
 
-async def gas_price(node: Node) -> Json:
+async def gas_price(node: NodeApi) -> Json:
     """Answer ``eth_gasPrice``."""
     return quantity(_price(node))
 
 
-async def max_priority_fee(_node: Node) -> Json:
+async def max_priority_fee(_node: NodeApi) -> Json:
     """Answer ``eth_maxPriorityFeePerGas``: blocks are not full, so nobody has to outbid others."""
     return "0x0"
 
 
-async def fee_history(node: Node, count: int, newest: BlockParam, percentiles: tuple[float, ...] | None) -> Json:
+async def fee_history(
+    node: NodeApi, count: int, newest: BlockParam, percentiles: tuple[float, ...] | None
+) -> Json:
     """Answer ``eth_feeHistory``."""
     if not count:  # in this shape go-ethereum answers it
         return {"oldestBlock": quantity(0), "baseFeePerGas": [], "gasUsedRatio": []}
@@ -83,7 +85,7 @@ def tips_at(loaded: LoadedBlock | None, percentiles: tuple[float, ...]) -> list[
     return [tips[min(at, len(tips) - 1)] for at in places]
 
 
-def _weigh_fees(_node: Node, count: int, *_: Any) -> int:
+def _weigh_fees(_node: NodeApi, count: int, *_: Any) -> int:
     return min(count, FEE_BLOCKS_MAX)
 
 

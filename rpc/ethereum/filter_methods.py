@@ -9,7 +9,7 @@ from rpc.ethereum.logs import BLOCKS_MAX, add_logs, find_first_logs, find_logs
 from rpc.ethereum.method import method
 from rpc.ethereum.params import FILTER, QUANTITY, FilterParam
 from rpc.ethereum.render import LOGS_OUT, QUANTITY_OUT, quantity
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.poll_filters import PollFilter
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import BOOLEAN_OUT, HASH_OUT, hexed
@@ -23,7 +23,7 @@ BLOCKS_OF_UNIT: Final = 10
 """Blocks looked through that cost as much as reading one record."""
 
 
-def _range(node: Node, wanted: FilterParam) -> tuple[int, int]:
+def _range(node: NodeApi, wanted: FilterParam) -> tuple[int, int]:
     head = node.head.height
     first, last = block_height(node, wanted.first), block_height(node, wanted.last)
     if first > last:
@@ -35,25 +35,25 @@ def _range(node: Node, wanted: FilterParam) -> tuple[int, int]:
     return first, last
 
 
-def _weigh_logs(node: Node, wanted: FilterParam) -> int:
+def _weigh_logs(node: NodeApi, wanted: FilterParam) -> int:
     if wanted.block_hash is not None:
         return 0
     first, last = _range(node, wanted)
     return (last - first) // BLOCKS_OF_UNIT
 
 
-def _weigh_filter(node: Node, identifier: int) -> int:
+def _weigh_filter(node: NodeApi, identifier: int) -> int:
     live = node.filters.get(identifier)
     return 0 if live.of_pool else max(_end(node, live) - live.first, 0) // BLOCKS_OF_UNIT
 
 
-def _weigh_changes(node: Node, identifier: int) -> int:
+def _weigh_changes(node: NodeApi, identifier: int) -> int:
     live = node.filters.get(identifier)
     first, last = _due(node, live)
     return 0 if live.of_pool else max(last - first, 0) // BLOCKS_OF_UNIT
 
 
-async def get_logs(node: Node, wanted: FilterParam) -> Json:
+async def get_logs(node: NodeApi, wanted: FilterParam) -> Json:
     """Answer ``eth_getLogs``."""
     if wanted.block_hash is None:
         return await find_logs(node, wanted.logs, *_range(node, wanted))
@@ -67,7 +67,7 @@ async def get_logs(node: Node, wanted: FilterParam) -> Json:
     return found
 
 
-async def new_filter(node: Node, caller: str, wanted: FilterParam) -> Json:
+async def new_filter(node: NodeApi, caller: str, wanted: FilterParam) -> Json:
     """Answer ``eth_newFilter``: it tells of blocks after the newest one, or from a later ``fromBlock`` on."""
     if wanted.block_hash is not None:
         raise RpcError("invalid_params", "invalid params: blockHash: a filter follows a range", param="blockHash")
@@ -80,13 +80,13 @@ async def new_filter(node: Node, caller: str, wanted: FilterParam) -> Json:
     return quantity(node.filters.add(caller, wanted.logs, first=first, last=last, start=start))
 
 
-async def new_block_filter(node: Node, caller: str) -> Json:
+async def new_block_filter(node: NodeApi, caller: str) -> Json:
     """Answer ``eth_newBlockFilter``."""
     start = node.head.height + 1
     return quantity(node.filters.add(caller, None, first=start, last=None, start=start))
 
 
-async def new_pending_filter(node: Node, caller: str, whole: bool) -> Json:
+async def new_pending_filter(node: NodeApi, caller: str, whole: bool) -> Json:
     """Answer ``eth_newPendingTransactionFilter``."""
     if whole:
         text = "invalid params: whole: whole transactions are not told, ask for them by their hashes"
@@ -95,7 +95,7 @@ async def new_pending_filter(node: Node, caller: str, whole: bool) -> Json:
     return quantity(node.filters.add(caller, None, first=0, last=None, start=place, of_pool=True))
 
 
-async def get_filter_changes(node: Node, identifier: int) -> Json:
+async def get_filter_changes(node: NodeApi, identifier: int) -> Json:
     """Answer ``eth_getFilterChanges``."""
     live = node.filters.get(identifier)
     if live.is_polled:  # who polls twice at a time is told each thing once: what is left comes with the next poll
@@ -107,7 +107,7 @@ async def get_filter_changes(node: Node, identifier: int) -> Json:
         live.is_polled = False
 
 
-async def _news(node: Node, live: PollFilter) -> list[Json]:
+async def _news(node: NodeApi, live: PollFilter) -> list[Json]:
     """Return what is new; what was not looked at, or failed, is told at the next poll."""
     if live.of_pool:
         live.next, news = await node.request(PoolRequests.pool_arrivals, live.next, POOL_ARRIVALS_MAX)
@@ -123,7 +123,7 @@ async def _news(node: Node, live: PollFilter) -> list[Json]:
     return found
 
 
-def _due(node: Node, live: PollFilter) -> tuple[int, int]:
+def _due(node: NodeApi, live: PollFilter) -> tuple[int, int]:
     """Return the first and the last block of the next poll: a client that is far behind comes up in several.
 
     A refusal would be for ever, since what is new would only become more.
@@ -131,11 +131,11 @@ def _due(node: Node, live: PollFilter) -> tuple[int, int]:
     return live.next, min(_end(node, live), live.next + BLOCKS_MAX - 1)
 
 
-def _end(node: Node, live: PollFilter) -> int:
+def _end(node: NodeApi, live: PollFilter) -> int:
     return node.head.height if live.last is None else min(live.last, node.head.height)
 
 
-async def get_filter_logs(node: Node, identifier: int) -> Json:
+async def get_filter_logs(node: NodeApi, identifier: int) -> Json:
     """Answer ``eth_getFilterLogs``."""
     live = node.filters.get(identifier)
     if live.logs is None:
@@ -143,7 +143,7 @@ async def get_filter_logs(node: Node, identifier: int) -> Json:
     return await find_logs(node, live.logs, live.first, _end(node, live))
 
 
-async def uninstall_filter(node: Node, identifier: int) -> Json:
+async def uninstall_filter(node: NodeApi, identifier: int) -> Json:
     """Answer ``eth_uninstallFilter``."""
     return node.filters.remove(identifier)
 

@@ -9,7 +9,7 @@ from typing import Final
 from rpc.ethereum.contracts import CONTRACTS
 from rpc.ethereum.method import method
 from rpc.ethereum.render import ETH_ADDRESS_OUT, QUANTITY_OUT, quantity
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.render import BOOLEAN_OUT, HASH_OUT, hexed
 from rpc.methods.schema import NULL, NUMBER, STRING, Param, Schema, array, data, obj
 from rpc.protocol.requests import LiveRequests
@@ -21,49 +21,49 @@ SHA3_LIMIT_BYTES: Final = 64 * 1024
 MODULES: Final = ("dekube", "eth", "net", "rpc", "txpool", "web3")
 
 
-async def chain_id(node: Node) -> Json:
+async def chain_id(node: NodeApi) -> Json:
     """Answer ``eth_chainId``."""
     return quantity(node.description.chain_id)
 
 
-async def net_version(node: Node) -> Json:
+async def net_version(node: NodeApi) -> Json:
     """Answer ``net_version``."""
     return str(node.description.chain_id)
 
 
-async def net_listening(_node: Node) -> Json:
+async def net_listening(_node: NodeApi) -> Json:
     """Answer ``net_listening``."""
     return True
 
 
-async def peer_count(node: Node) -> Json:
+async def peer_count(node: NodeApi) -> Json:
     """Answer ``net_peerCount``."""
     return quantity(len(await node.request(LiveRequests.peers)))
 
 
-async def modules(_node: Node) -> Json:
+async def modules(_node: NodeApi) -> Json:
     """Answer ``rpc_modules``: namespaces and their versions, which are not counted."""
     return dict.fromkeys(MODULES, "1.0")
 
 
-async def client_version(node: Node) -> Json:
+async def client_version(node: NodeApi) -> Json:
     """Answer ``web3_clientVersion``."""
     system = f"{platform.system().lower()}-{platform.machine()}"
     version = node.description.version.removeprefix("dekube/")
     return f"dekube/{version}/{system}/python{platform.python_version()}"
 
 
-async def sha3(_node: Node, content: bytes) -> Json:
+async def sha3(_node: NodeApi, content: bytes) -> Json:
     """Answer ``web3_sha3``."""
     return hexed(keccak(content))
 
 
-async def accounts(_node: Node) -> Json:
+async def accounts(_node: NodeApi) -> Json:
     """Answer ``eth_accounts``: the node keeps nobody's keys."""
     return []
 
 
-async def config(node: Node) -> Json:
+async def config(node: NodeApi) -> Json:
     """Answer ``eth_config`` (EIP-7910): there is one configuration, in force since the genesis, and no blobs."""
     what = node.description
     current = {
@@ -77,7 +77,7 @@ async def config(node: Node) -> Json:
     return {"current": current, "next": None, "last": None}
 
 
-async def syncing(node: Node) -> Json:
+async def syncing(node: NodeApi) -> Json:
     """Answer ``eth_syncing``."""
     sync, head = await node.request(LiveRequests.sync), node.head
     if not sync.syncing:
@@ -89,7 +89,7 @@ async def syncing(node: Node) -> Json:
     }
 
 
-async def block_number(node: Node) -> Json:
+async def block_number(node: NodeApi) -> Json:
     """Answer ``eth_blockNumber``."""
     return quantity(node.head.height)
 

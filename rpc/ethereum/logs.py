@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from rpc.methods.log_filter import LogFilter, bloom_bits
-from rpc.methods.method import Json, Node
+from rpc.methods.method import Json, NodeApi
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import RpcError
 from state.primitives.receipts import Event
@@ -100,7 +100,7 @@ def logs_in(loaded: LoadedBlock, wanted: LogFilter) -> list[Json]:
     return [log_json(loaded, log) for log in logs_of(loaded) if wanted.matches(log.event)]
 
 
-async def find_logs(node: Node, wanted: LogFilter, first: int, last: int) -> list[Json]:
+async def find_logs(node: NodeApi, wanted: LogFilter, first: int, last: int) -> list[Json]:
     """Return the wanted logs of the blocks from ``first`` to ``last``, which are final.
 
     Raises RpcError over BLOCKS_MAX blocks, and over LOGS_MAX logs of several, Pruned below what the node keeps.
@@ -117,7 +117,7 @@ async def find_logs(node: Node, wanted: LogFilter, first: int, last: int) -> lis
     return found
 
 
-async def find_first_logs(node: Node, wanted: LogFilter, first: int, last: int) -> tuple[list[Json], int]:
+async def find_first_logs(node: NodeApi, wanted: LogFilter, first: int, last: int) -> tuple[list[Json], int]:
     """Return the wanted logs of the blocks from ``first`` on, and the height of the last block that was looked at.
 
     That is ``last``, or the block with which they are more than LOGS_MAX.
@@ -142,7 +142,7 @@ async def find_first_logs(node: Node, wanted: LogFilter, first: int, last: int) 
     return found, last
 
 
-async def add_logs(node: Node, loaded: LoadedBlock, wanted: LogFilter, found: list[Json]) -> None:
+async def add_logs(node: NodeApi, loaded: LoadedBlock, wanted: LogFilter, found: list[Json]) -> None:
     """Add the wanted logs of a block to ``found``, in turns where there are many."""
     for log in logs_of(loaded):
         if wanted.matches(log.event):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rpc.methods.method import Method, Posting
+from rpc.methods.method import Method, Submission
 from rpc.methods.queues import QueueKind
 from rpc.methods.schema import Param, Schema
 
@@ -22,7 +22,7 @@ def method(
     caller: bool = False,
     weigh: Callable[..., int] | None = None,
     queue: QueueKind | None = None,
-    posting: Posting | None = None,
+    posting: Submission | None = None,
     may_revert: bool = False,
 ) -> Method:
     """Return the line; ``caller`` says whether ``handle`` gets the name of the caller's budget."""

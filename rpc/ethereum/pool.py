@@ -9,12 +9,12 @@ from rpc.ethereum import render
 from rpc.ethereum.method import method
 from rpc.ethereum.params import ACCOUNT
 from rpc.ethereum.render import QUANTITY_OUT
-from rpc.methods.method import Json, Node
+from rpc.methods.method import Json, NodeApi
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import hexed
 from rpc.methods.schema import STRING, Param, Schema, obj, ref
 from rpc.protocol.blocks import waiting_transaction
-from rpc.protocol.records import Waiting
+from rpc.protocol.records import PooledTransaction
 from rpc.protocol.requests import PoolRequests
 from state.primitives.transactions import Transaction
 
@@ -26,26 +26,26 @@ SHOWN_MAX: Final = 500
 TURN: Final = 64
 """Transactions shown before other requests have their turn."""
 
-Shape = Callable[[Transaction, Node], Json]
+Shape = Callable[[Transaction, NodeApi], Json]
 
 
-async def status(node: Node) -> Json:
+async def status(node: NodeApi) -> Json:
     """Answer ``txpool_status``."""
     pool = await node.request(PoolRequests.pool_status)
     return {"pending": hex(pool.pending), "queued": hex(pool.queued)}
 
 
-async def content(node: Node) -> Json:
+async def content(node: NodeApi) -> Json:
     """Answer ``txpool_content``."""
     return await _content(node, _whole)
 
 
-async def inspect(node: Node) -> Json:
+async def inspect(node: NodeApi) -> Json:
     """Answer ``txpool_inspect``."""
     return await _content(node, _line)
 
 
-async def content_from(node: Node, who: bytes) -> Json:
+async def content_from(node: NodeApi, who: bytes) -> Json:
     """Answer ``txpool_contentFrom``."""
     waiting = list(map(waiting_transaction, await node.request(PoolRequests.pool_of, who)))
     nonce = await node.pending_nonce(who)
@@ -55,14 +55,14 @@ async def content_from(node: Node, who: bytes) -> Json:
     }
 
 
-async def _content(node: Node, shape: Shape) -> Json:
+async def _content(node: NodeApi, shape: Shape) -> Json:
     return {
         "pending": await _by_sender(node, await node.request(PoolRequests.pool_transactions, SHOWN_MAX), shape),
         "queued": await _by_sender(node, await node.request(PoolRequests.pool_queued, SHOWN_MAX), shape),
     }
 
 
-async def _by_sender(node: Node, waiting: Iterable[Waiting], shape: Shape) -> Json:
+async def _by_sender(node: NodeApi, waiting: Iterable[PooledTransaction], shape: Shape) -> Json:
     found: dict[str, dict[str, Json]] = {}
     for number, item in enumerate(map(waiting_transaction, waiting)):
         if number % TURN == TURN - 1:
@@ -71,11 +71,11 @@ async def _by_sender(node: Node, waiting: Iterable[Waiting], shape: Shape) -> Js
     return found
 
 
-def _whole(item: Transaction, node: Node) -> Json:
+def _whole(item: Transaction, node: NodeApi) -> Json:
     return render.transaction(item, node.description, None)
 
 
-def _line(item: Transaction, node: Node) -> Json:
+def _line(item: Transaction, node: NodeApi) -> Json:
     shown = render.transaction(item, node.description, None)
     to, value = shown["to"] or "nobody", int(shown["value"], 16)
     return f"{to}: {value} wei + {item.gas_limit} gas × {item.max_fee_per_gas} wei"

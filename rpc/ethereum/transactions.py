@@ -11,7 +11,7 @@ from rpc.ethereum.errors import NotFinalYet, NotReady, as_revert
 from rpc.ethereum.method import method
 from rpc.ethereum.params import RAW, SYNC_WAIT, SYNC_WAIT_MS, BlockParam
 from rpc.methods.light import TRANSACTION_HASH, final_transaction
-from rpc.methods.method import Json, Method, Node, Posting
+from rpc.methods.method import Json, Method, NodeApi, Submission
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import HASH_OUT, hexed
 from rpc.methods.schema import Param, nullable, ref
@@ -33,13 +33,13 @@ __all__ = ["TRANSACTION_METHODS"]
 _NATIVE: Final = bytes((NATIVE_FORM,))
 
 
-async def send_raw_transaction(node: Node, raw: bytes) -> Json:
+async def send_raw_transaction(node: NodeApi, raw: bytes) -> Json:
     """Answer ``eth_sendRawTransaction``; the signature is checked before the node is asked."""
     hash_, _ = await _hand_in(node, raw)
     return hexed(hash_)
 
 
-async def _hand_in(node: Node, raw: bytes) -> tuple[bytes, bytes]:
+async def _hand_in(node: NodeApi, raw: bytes) -> tuple[bytes, bytes]:
     """Return hash and sender of a transaction that the node has taken."""
     prepared = _prepare_raw(node, raw)
     if prepared is None:
@@ -53,7 +53,7 @@ async def _hand_in(node: Node, raw: bytes) -> tuple[bytes, bytes]:
         raise _refusal(is_native, error) from None
 
 
-def _prepare_raw(node: Node, raw: bytes) -> tuple[bytes, bool] | None:
+def _prepare_raw(node: NodeApi, raw: bytes) -> tuple[bytes, bool] | None:
     """Return the sender and whether the form is the native one; None where nobody has what is to be moved.
 
     Raises DecodeError, SignatureInvalid, GasLimitTooHigh and NodeUnavailable.
@@ -75,7 +75,7 @@ def _refusal(is_native: bool, error: DekubeError) -> DekubeError:
     return as_revert(error) if isinstance(error, RpcError) and not is_native else error
 
 
-async def send_raw_transaction_sync(node: Node, raw: bytes, timeout_ms: int) -> Json:
+async def send_raw_transaction_sync(node: NodeApi, raw: bytes, timeout_ms: int) -> Json:
     """Answer ``eth_sendRawTransactionSync`` (EIP-7966): the receipt, in one question."""
     hash_, sender = await _hand_in(node, raw)
     if decode_transaction(raw).nonce >= await node.pending_nonce(sender):
@@ -85,7 +85,7 @@ async def send_raw_transaction_sync(node: Node, raw: bytes, timeout_ms: int) -> 
     return await get_receipt(node, hash_)
 
 
-async def get_transaction(node: Node, hash_: bytes) -> Json:
+async def get_transaction(node: NodeApi, hash_: bytes) -> Json:
     """Answer ``eth_getTransactionByHash``."""
     found = await final_transaction(node, hash_)
     if found is None:
@@ -99,13 +99,13 @@ async def get_transaction(node: Node, hash_: bytes) -> Json:
     return render.transaction(loaded.transaction(index), node.description, loaded, index)
 
 
-async def get_receipt(node: Node, hash_: bytes) -> Json:
+async def get_receipt(node: NodeApi, hash_: bytes) -> Json:
     """Answer ``eth_getTransactionReceipt``."""
     found = await final_transaction(node, hash_)
     return None if found is None else render.receipt(*found, node.description)
 
 
-async def get_transaction_at(node: Node, block: BlockParam, index: int) -> Json:
+async def get_transaction_at(node: NodeApi, block: BlockParam, index: int) -> Json:
     """Answer ``eth_getTransactionByBlock...AndIndex``."""
     loaded = await find_block(node, block)
     if loaded is None or index >= len(loaded.hashes):
@@ -124,7 +124,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         HASH_OUT,
         _RAW,
         cost=5,
-        posting=Posting(_prepare_raw, lambda _is_native, hash_: hexed(hash_), _refusal),
+        posting=Submission(_prepare_raw, lambda _is_native, hash_: hexed(hash_), _refusal),
     ),
     method(
         "eth_sendRawTransactionSync",

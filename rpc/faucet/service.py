@@ -29,11 +29,11 @@ from rpc.client.core import Call, ClientOptions, hexed
 from rpc.client.errors import ClientError, OtherChain
 from rpc.client.results import ChainInfo, Nonce, read_shape
 from rpc.gateway.app import allowed_headers
-from rpc.gateway.connections import DoorOptions, Doors
+from rpc.gateway.connections import ConnectionLimiter, ConnectionOptions
 from rpc.gateway.dispatch import Caller
 from rpc.gateway.fast_path import DirectRequest
-from rpc.gateway.limits import Budgets, Proxies, caller_key
-from rpc.gateway.memory_quota import Ledger
+from rpc.gateway.limits import Proxies, caller_key, caller_limiter
+from rpc.gateway.memory_quota import MemoryQuota
 from rpc.gateway.protocols import make_protocols
 from rpc.gateway.unsent_bytes import bound_kernel
 from rpc.process.log_output import LogCollector
@@ -396,7 +396,7 @@ class Application:
 
     def __init__(self, faucet: Faucet) -> None:
         self._faucet = faucet
-        self._budgets = Budgets(REQUESTS_PER_S, REQUESTS_BURST)
+        self._rates = caller_limiter(REQUESTS_PER_S, REQUESTS_BURST)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -421,7 +421,7 @@ class Application:
     async def _post(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         try:
             caller = caller_of(scope, proxied=self._faucet.options.proxied)
-            if wait_s := self._budgets.take(caller, 1, time.monotonic()):
+            if wait_s := self._rates.spend(caller, 1, time.monotonic()):
                 raise FaucetRefused("too_often", "too many requests", status=429, retry_after_s=int(wait_s) + 1)
             hash_ = await self._faucet.give(read_address(await _read_body(receive)), caller)
         except FaucetRefused as error:
@@ -478,11 +478,11 @@ async def _answer(
     await send({"type": "http.response.body", "body": body})
 
 
-class _NoShortWay:
+class _NoFastPath:
     """A port through which nothing goes: every request is the application's."""
 
     body_bytes_max = BODY_LIMIT_BYTES
-    ledger = Ledger()
+    memory_quota = MemoryQuota()
 
     def admit(self, _headers: Any) -> None:
         return None
@@ -515,15 +515,15 @@ async def serve(key: SecretKey, options: FaucetOptions) -> None:
     async with AsyncClient(*options.gateways, options=ClientOptions(chain_id=options.chain_id)) as client:
         book = GrantBook(options.book, options)
         faucet = Faucet(key, await client.chain(), client, book, options, lambda: time.time_ns() // 1_000_000)
-        doors = Doors(DoorOptions(connections_max=1_024, connections_per_address_max=32))
-        http, _ = make_protocols(doors, _NoShortWay())
+        limiter = ConnectionLimiter(ConnectionOptions(connections_max=1_024, connections_per_address_max=32))
+        http, _ = make_protocols(limiter, _NoFastPath())
         server = uvicorn.Server(
             uvicorn.Config(
                 Application(faucet), http=http, ws="none", lifespan="off", log_config=None, access_log=False,
                 proxy_headers=False, server_header=False, timeout_keep_alive=5, timeout_graceful_shutdown=3,
             )
         )  # fmt: skip
-        watching = [asyncio.ensure_future(part) for part in (faucet.watch_balance(), doors.watch())]
+        watching = [asyncio.ensure_future(part) for part in (faucet.watch_balance(), limiter.watch())]
         host, port = listeners[0].getsockname()[:2]
         _log.info("faucet listens", host=host, port=port, chain=faucet.chain.name, pid=os.getpid())
         if options.ready_file is not None:

@@ -13,13 +13,13 @@ from typing import Any, Final
 import orjson
 
 from rpc.gateway.blobs import PREFIX as BLOBS
-from rpc.gateway.blobs import BlobDoor
-from rpc.gateway.dispatch import FIRST_CALL_BYTES, Caller, Dispatcher, Late
+from rpc.gateway.blobs import BlobEndpoint
+from rpc.gateway.dispatch import FIRST_CALL_BYTES, Caller, Dispatcher, PendingAnswer
 from rpc.gateway.fast_path import BODY_DEADLINE_S, CHUNK_BYTES, RETRY_S, SEND_DEADLINE_S
 from rpc.gateway.limits import caller_key
-from rpc.gateway.memory_quota import Held, Ledger
+from rpc.gateway.memory_quota import HeldBytes, MemoryQuota
 from rpc.gateway.metrics import Metrics
-from rpc.gateway.subscriptions import Hub, Session, SessionOptions, answering
+from rpc.gateway.subscriptions import Session, SessionOptions, SubscriptionHub, answering
 from rpc.protocol.errors import RpcError
 
 __all__ = ["Application", "WebOptions"]
@@ -60,12 +60,12 @@ class Application:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: SubscriptionHub,
         dispatcher: Dispatcher,
         rest: Callable[[Scope, Receive, Send], Awaitable[None]],
-        blobs: BlobDoor,
+        blobs: BlobEndpoint,
         metrics: Metrics,
-        ledger: Ledger,
+        memory_quota: MemoryQuota,
         sessions: SessionOptions,
         options: WebOptions,
     ) -> None:
@@ -74,7 +74,7 @@ class Application:
         self._rest = rest
         self._blobs = blobs
         self._metrics = metrics
-        self._ledger = ledger
+        self._memory_quota = memory_quota
         self._body_bytes_max = dispatcher.body_bytes_max
         self._session_options = sessions
         self._origin_any = "*" in options.cors
@@ -120,9 +120,9 @@ class Application:
     # Plain requests (rpc.gateway.fast_path)
 
     @property
-    def ledger(self) -> Ledger:
+    def memory_quota(self) -> MemoryQuota:
         """What counts the bytes that are held."""
-        return self._ledger
+        return self._memory_quota
 
     @property
     def body_bytes_max(self) -> int:
@@ -145,7 +145,7 @@ class Application:
         """Return the answer to a body."""
         return self._dispatcher.answer(body, caller)
 
-    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
+    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | PendingAnswer | None:
         """Return the answer to a body where it is at hand, else what goes on by itself until it is."""
         return self._dispatcher.begin(body, caller)
 
@@ -190,7 +190,7 @@ class Application:
     async def _post(self, scope: Scope, receive: Receive, send: Send, origin: bytes, length: int) -> None:
         caller = Caller(_caller_of(scope))
         headers = [(b"content-type", b"application/json"), *self._cors_headers(origin)]
-        held = Held(self._ledger, caller.key)
+        held = HeldBytes(self._memory_quota, caller.key)
         began = bytearray()
         """The beginning of what is refused, which names who is answered."""
         try:
@@ -217,7 +217,7 @@ class Application:
     def _too_large(self) -> RpcError:
         return RpcError("invalid_request", "request too large", limit=self._body_bytes_max)
 
-    async def _read_body(self, receive: Receive, held: Held, length: int, began: bytearray) -> bytearray:
+    async def _read_body(self, receive: Receive, held: HeldBytes, length: int, began: bytearray) -> bytearray:
         """Return the body, its first bytes also in ``began``. Raises RpcError for one that is too long,
         ConnectionError.
         """
@@ -243,7 +243,9 @@ class Application:
             return
         await send({"type": "websocket.accept"})
         key = _caller_of(scope)
-        session = Session(self._hub, self._session_options, scope["state"]["drop"], Held(self._ledger, key))
+        session = Session(
+            self._hub, self._session_options, scope["state"]["drop"], HeldBytes(self._memory_quota, key)
+        )
         caller = Caller(key, session)
         self._metrics.websockets.inc()
         writer = asyncio.ensure_future(_write(session, send))

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from rpc.gateway.limits import Budgets
+from rpc.gateway.limits import caller_limiter
 from rpc.protocol.errors import RpcError
 from rpc.protocol.grants import read_grant
 from rpc.protocol.records import Head
@@ -29,7 +29,7 @@ from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest
 _P = ParamSpec("_P")
 _A = TypeVar("_A")
 
-__all__ = ["PREFIX", "BlobDoor", "BlobOptions", "read_range"]
+__all__ = ["PREFIX", "BlobEndpoint", "BlobOptions", "read_range"]
 
 PREFIX: Final = "/blobs"
 CHUNK_BYTES: Final = 128 * 1024
@@ -143,7 +143,7 @@ def read_range(text: str, size: int) -> tuple[int, int] | None:
     return first, end
 
 
-class BlobDoor:
+class BlobEndpoint:
     """Answers requests below ``PREFIX``."""
 
     def __init__(
@@ -154,7 +154,7 @@ class BlobDoor:
         self._clock = clock
         self._observe = observe
         self._manifests: BoundedCache[bytes, Manifest] = BoundedCache(MANIFESTS_BYTES_MAX)
-        self._budgets = Budgets(options.bytes_per_s, options.bytes_per_s)
+        self._rates = caller_limiter(options.bytes_per_s, options.bytes_per_s)
         self._under_way: Counter[str] = Counter()
         self._off_until = 0.0
         self._at_node = asyncio.Semaphore(PIECES_AT_NODE_MAX)
@@ -213,7 +213,7 @@ class BlobDoor:
     async def _pace(self, caller: str, size_bytes: int) -> None:
         """Wait until the caller's pace allows ``size_bytes`` more."""
         while True:
-            wait_s = self._budgets.take(caller, size_bytes, self._clock())
+            wait_s = self._rates.spend(caller, size_bytes, self._clock())
             if not wait_s:
                 return
             await asyncio.sleep(min(wait_s, PACE_S_MAX))

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from rpc.gateway.limits import Proxies
-from rpc.gateway.memory_quota import Ledger
-from rpc.gateway.unsent_bytes import LOOK_S, Unread
+from rpc.gateway.memory_quota import MemoryQuota
+from rpc.gateway.unsent_bytes import LOOK_S, UnsentBytes
 
-__all__ = ["DoorOptions", "Doors", "host_of"]
+__all__ = ["ConnectionLimiter", "ConnectionOptions", "host_of"]
 
 LOOKS_OF_TURN: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class DoorOptions:
+class ConnectionOptions:
     """Bounds of connections."""
 
     connections_max: int = 16_384
@@ -32,17 +32,17 @@ class DoorOptions:
     """Networks of proxies that are believed about who asks through them; see ``rpc.gateway.limits.Proxies``."""
 
 
-class Doors:
+class ConnectionLimiter:
     """Counts connections by address. Raises ConfigError."""
 
-    def __init__(self, options: DoorOptions) -> None:
+    def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
         self.proxies = Proxies(options.trusted_proxies)
-        self.ledger = Ledger(options.held_bytes_max, options.held_bytes_per_address_max)
+        self.memory_quota = MemoryQuota(options.held_bytes_max, options.held_bytes_per_address_max)
         self.open = 0
         self.refused = 0
         self._by_caller: dict[str, int] = {}
-        self.unread: set[Unread] = set()
+        self.unread: set[UnsentBytes] = set()
         """Of every connection."""
 
     async def watch(self) -> None:

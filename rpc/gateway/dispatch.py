@@ -13,9 +13,9 @@ import orjson
 import structlog
 
 from rpc.gateway.fair_queue import FairQueue
-from rpc.gateway.limits import Budgets
-from rpc.gateway.memory_quota import FREE_BYTES, Held, Ledger, exact
-from rpc.methods.method import Json, Method, Node, Posting, bind
+from rpc.gateway.limits import caller_limiter
+from rpc.gateway.memory_quota import FREE_BYTES, HeldBytes, MemoryQuota, exact
+from rpc.methods.method import Json, Method, NodeApi, Submission, bind
 from rpc.methods.queues import QueueKind
 from rpc.methods.schema import Param
 from rpc.protocol.errors import RpcError, as_rpc_error
@@ -26,9 +26,9 @@ __all__ = [
     "Caller",
     "DispatchOptions",
     "Dispatcher",
-    "Late",
-    "Posted",
-    "Suspended",
+    "PendingAnswer",
+    "PendingTransaction",
+    "SuspendedCall",
     "start",
 ]
 
@@ -119,13 +119,13 @@ class Dispatcher:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeApi,
         table: Mapping[str, Method],
         options: DispatchOptions,
         clock: Callable[[], float],
         observe: Observer = lambda _method, _outcome: None,
         absent: Callable[[str], str] = lambda _method: "",
-        ledger: Ledger | None = None,
+        memory_quota: MemoryQuota | None = None,
     ) -> None:
         self._node = node
         self._table = {name: (method, method.all_params) for name, method in table.items()}
@@ -137,10 +137,10 @@ class Dispatcher:
         self._clock = clock
         self._observe = observe
         self._absent = absent
-        self._ledger = ledger or Ledger()
+        self._memory_quota = memory_quota or MemoryQuota()
         self._large_from = min(BYTES_OF_UNIT, options.body_bytes_max)
         self._answer_free = min(ANSWER_BYTES_OF_UNIT, options.answer_bytes_max)
-        self._budgets = Budgets(options.rate_per_s, options.burst)
+        self._rates = caller_limiter(options.rate_per_s, options.burst)
         self._running = 0
         self._running_of: dict[str, int] = {}
         is_bounded = options.requests_per_caller_max > 0
@@ -156,7 +156,7 @@ class Dispatcher:
         """Longest body that is read."""
         return self._options.body_bytes_max
 
-    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
+    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | PendingAnswer | None:
         """Do what ``answer`` does as far as it can be done now; what has to wait goes on by itself."""
         if len(body) <= self._large_from:
             try:
@@ -169,7 +169,7 @@ class Dispatcher:
 
     async def answer(self, body: bytes | bytearray, caller: Caller) -> bytes | None:
         """Return the answer to a request or batch; None where nothing is to be answered (notifications)."""
-        held: Held | None = None
+        held: HeldBytes | None = None
         try:
             if len(body) > self._large_from:
                 held = self._admit_large(body, caller)
@@ -183,7 +183,7 @@ class Dispatcher:
                 return await self._batch(parsed, caller)
             raise RpcError("invalid_request", "invalid request: an object or an array expected")
         except RpcError as error:
-            self._budgets.take(caller.key, 1, self._clock())
+            self._rates.spend(caller.key, 1, self._clock())
             if caller.session is not None and error.reason != "parse_error" and _asks_nobody_knows(body):
                 # Its client waits for an answer with an identifier; of this one it would hear nothing.
                 caller.session.close(_CLOSE_CODES.get(error.reason, POLICY_VIOLATION), error.message)
@@ -193,7 +193,7 @@ class Dispatcher:
             if held is not None:
                 held.keep(0)
 
-    def _admit_large(self, body: bytes | bytearray, caller: Caller) -> Held:
+    def _admit_large(self, body: bytes | bytearray, caller: Caller) -> HeldBytes:
         """Charge for a large body before it is read. Raises RpcError where it is not read at all."""
         if len(body) > self._options.body_bytes_max:
             raise RpcError("invalid_request", "request too large", limit=self._options.body_bytes_max)
@@ -201,7 +201,7 @@ class Dispatcher:
         self._charge(caller, len(body) // BYTES_OF_UNIT + values // VALUES_OF_UNIT)
         if values > VALUES_MAX:
             raise RpcError("invalid_request", f"invalid request: more than {VALUES_MAX} values", limit=VALUES_MAX)
-        held = Held(self._ledger, caller.key)
+        held = HeldBytes(self._memory_quota, caller.key)
         is_plain = body.isascii() and b"\\" not in body
         if not held.keep(len(body) * (1 if is_plain else WIDTH) + VALUE_BYTES * values):
             raise RpcError("limit_exceeded", "limit exceeded: too many bytes under way", retry_after_s=1)
@@ -209,15 +209,15 @@ class Dispatcher:
 
     def weigh_answer(self, caller: Caller, size: int) -> None:
         """Charge for an answer by its length, which is what the work for it follows."""
-        self._budgets.owe(caller.key, max(size // ANSWER_BYTES_OF_UNIT - 1, 0), self._clock())
+        self._rates.owe(caller.key, max(size // ANSWER_BYTES_OF_UNIT - 1, 0), self._clock())
 
     def charge(self, caller: str, units: int) -> float:
         """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
-        return self._budgets.take(caller, units, self._clock())
+        return self._rates.spend(caller, units, self._clock())
 
     def owe(self, caller: str, units: int) -> None:
         """Take ``units`` for what was done, whatever is left."""
-        self._budgets.owe(caller, units, self._clock())
+        self._rates.owe(caller, units, self._clock())
 
     def refuse(self, error: RpcError, body: bytes | bytearray = b"") -> bytes:
         """Return the answer to a body that is refused as a whole; of ``body`` the beginning may do.
@@ -240,21 +240,23 @@ class Dispatcher:
         if len(requests) > self._options.batch_max:
             limit = self._options.batch_max
             raise RpcError("invalid_request", f"invalid request: batch over {limit}", limit=limit)
-        answers: list[bytes | Late | None] = []
-        late: dict[Late, Any] = {}
-        sum_ = _Sum(Held(self._ledger, caller.key), self._options.answer_bytes_max, self._failure_of)
+        answers: list[bytes | PendingAnswer | None] = []
+        late: dict[PendingAnswer, Any] = {}
+        sum_ = _BatchSize(
+            HeldBytes(self._memory_quota, caller.key), self._options.answer_bytes_max, self._failure_of
+        )
         try:
             for index, request in enumerate(requests):
                 if index % YIELD_EVERY == YIELD_EVERY - 1:
                     await asyncio.sleep(0)
                 answer = self._begin(request, caller)
-                if isinstance(answer, Late):
+                if isinstance(answer, PendingAnswer):
                     late[answer] = request
                 elif answer is not None:
                     answer = sum_.fit(request, answer)
                 answers.append(answer)
             await _all_done(late, sum_)
-            whole = [item.answer if isinstance(item, Late) else item for item in answers]
+            whole = [item.answer if isinstance(item, PendingAnswer) else item for item in answers]
             found = [item for item in whole if item is not None]
             return b"[" + b",".join(found) + b"]" if found else None
         finally:
@@ -262,7 +264,7 @@ class Dispatcher:
                 one.cancel()
             sum_.held.keep(0)
 
-    def _begin(self, request: Any, caller: Caller) -> bytes | Late | None:
+    def _begin(self, request: Any, caller: Caller) -> bytes | PendingAnswer | None:
         """Do what ``_one`` does; transactions in the shape in which clients send them need no coroutine."""
         if (
             type(request) is dict
@@ -276,14 +278,14 @@ class Dispatcher:
             and len(params) == 1
             and type(params[0]) is str
             and self._has_room(caller.key)
-            and not self._budgets.take(caller.key, found[0].cost, self._clock())
+            and not self._rates.spend(caller.key, found[0].cost, self._clock())
         ):
             return self._post(request, caller, *found)
         return start(self._one(request, caller))
 
     def _post(
-        self, request: Any, caller: Caller, method: Method, posting: Posting, param: Param
-    ) -> bytes | Late | None:
+        self, request: Any, caller: Caller, method: Method, posting: Submission, param: Param
+    ) -> bytes | PendingAnswer | None:
         """Answer a call of a transaction's method that is whole and paid for."""
         identifier = request["id"]
         try:
@@ -292,14 +294,14 @@ class Dispatcher:
             if prepared is None:
                 return start(self._one(request, caller, is_paid=True))
             sender, known = prepared
-            posted = Posted(self, method.name, posting, known, identifier, caller)
+            posted = PendingTransaction(self, method.name, posting, known, identifier, caller)
             self._node.post(raw, sender, posted)
             self._enter(caller.key)
             return posted
         except Exception as error:
             return self._fail(method.name, identifier, error)
 
-    def finish(self, posted: Posted, outcome: bytes | Exception) -> bytes:
+    def finish(self, posted: PendingTransaction, outcome: bytes | Exception) -> bytes:
         """Return the answer to a call, of what the node has said."""
         try:
             if not isinstance(outcome, bytes):
@@ -376,7 +378,7 @@ class Dispatcher:
         return _failure(identifier, told)
 
     def _charge(self, caller: Caller, cost: int) -> None:
-        wait_s = self._budgets.take(caller.key, cost, self._clock())
+        wait_s = self._rates.spend(caller.key, cost, self._clock())
         if wait_s:
             raise RpcError("limit_exceeded", "limit exceeded: too many requests", retry_after_s=round(wait_s, 3))
 
@@ -394,7 +396,7 @@ class Dispatcher:
                 if min_height is not None and self._node.head.height < min_height:
                     await self._node.wait_height(min_height)
             if method.weigh is not None:
-                self._budgets.owe(caller.key, method.weigh(self._node, *values), self._clock())
+                self._rates.owe(caller.key, method.weigh(self._node, *values), self._clock())
             if method.queue is not None:
                 queue = self._queues[method.queue]
                 await queue.enter(caller.key)
@@ -486,18 +488,18 @@ def _failure(identifier: Any, error: Json) -> bytes:
     return exact(orjson.dumps({"jsonrpc": "2.0", "id": identifier, "error": error}))
 
 
-class Late:
+class PendingAnswer:
     """An answer that is not there yet."""
 
     __slots__ = ("_then", "answer", "is_cancelled", "is_waiting")
 
     def __init__(self) -> None:
-        self._then: Callable[[Late], None] = _ignore
+        self._then: Callable[[PendingAnswer], None] = _ignore
         self.answer: bytes | None = None
         self.is_cancelled = False
         self.is_waiting = True
 
-    def then(self, function: Callable[[Late], None]) -> None:
+    def then(self, function: Callable[[PendingAnswer], None]) -> None:
         """Call ``function`` when the answer is there; where it is given up that may never be."""
         self._then = function
 
@@ -511,13 +513,13 @@ class Late:
         raise NotImplementedError
 
 
-class Posted(Late):
+class PendingTransaction(PendingAnswer):
     """A transaction whose hash, or refusal, the node has yet to say; a waiter of ``rpc.gateway.node.batcher``."""
 
     __slots__ = ("_dispatcher", "caller", "identifier", "known", "name", "posting")
 
     def __init__(
-        self, dispatcher: Dispatcher, name: str, posting: Posting, known: Any, identifier: Any, caller: Caller
+        self, dispatcher: Dispatcher, name: str, posting: Submission, known: Any, identifier: Any, caller: Caller
     ) -> None:
         self._then = _ignore  # as every Late begins; a call more would be a tenth of this one's
         self.answer = None
@@ -550,7 +552,7 @@ class Posted(Late):
             self._dispatcher.leave(self.caller.key)
 
 
-class Suspended(Late):
+class SuspendedCall(PendingAnswer):
     """A coroutine that had to wait and goes on by itself, for half of what a task costs.
 
     It may wait for futures; what asks for the current task, as ``asyncio.timeout`` does, fails in it.
@@ -601,16 +603,16 @@ class Suspended(Late):
         self.tell()
 
 
-def _ignore(_late: Late) -> None:
+def _ignore(_late: PendingAnswer) -> None:
     pass
 
 
-class _Sum:
+class _BatchSize:
     """Bounds the answers of one batch together, as they come."""
 
     __slots__ = ("_failure_of", "_limit", "_noted", "_size", "held")
 
-    def __init__(self, held: Held, limit: int, failure_of: Callable[[str, Any, RpcError], bytes]) -> None:
+    def __init__(self, held: HeldBytes, limit: int, failure_of: Callable[[str, Any, RpcError], bytes]) -> None:
         self.held = held
         self._failure_of = failure_of
         self._limit = limit
@@ -631,12 +633,12 @@ class _Sum:
                 )  # fmt: skip
                 self._size += len(answer)  # a full batch of refusals is small
                 return answer
-            self._noted = self.held.told
+            self._noted = self.held.counted
         self._size = size
         return answer
 
 
-async def _all_done(late: Mapping[Late, Any], sum_: _Sum) -> None:
+async def _all_done(late: Mapping[PendingAnswer, Any], sum_: _BatchSize) -> None:
     """Wait until none of them waits any more; one that was cancelled cancels this.
 
     They come with their requests; what they answer is fitted into the sum of all.
@@ -644,7 +646,7 @@ async def _all_done(late: Mapping[Late, Any], sum_: _Sum) -> None:
     left = 0
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def one_is(one: Late) -> None:
+    def one_is(one: PendingAnswer) -> None:
         nonlocal left
         left -= 1
         if one.answer is not None:
@@ -668,10 +670,10 @@ async def _all_done(late: Mapping[Late, Any], sum_: _Sum) -> None:
         await done
 
 
-def start(coroutine: Coroutine[Any, Any, bytes | None]) -> bytes | Suspended | None:
+def start(coroutine: Coroutine[Any, Any, bytes | None]) -> bytes | SuspendedCall | None:
     """Run ``coroutine`` until it has to wait: most have their answer by then."""
     try:
         waiting_for = coroutine.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    return Suspended(coroutine, waiting_for)
+    return SuspendedCall(coroutine, waiting_for)

@@ -11,8 +11,8 @@ from typing import Final
 from rpc.ethereum import render
 from rpc.ethereum.logs import logs_in
 from rpc.ethereum.params import TOPIC_FILTER
-from rpc.gateway.node.client import Link
-from rpc.gateway.subscriptions import Filter, Session
+from rpc.gateway.node.client import NodeClient
+from rpc.gateway.subscriptions import Selector, Session
 from rpc.methods.log_filter import LogFilter
 from rpc.methods.method import Json, Method
 from rpc.methods.schema import STRING, Param, choice, text
@@ -31,9 +31,9 @@ class NewHeads:
 
     envelope: str = ENVELOPE
 
-    def __call__(self, loaded: LoadedBlock, link: Link) -> list[Json]:
+    def __call__(self, loaded: LoadedBlock, node: NodeClient) -> list[Json]:
         """Return the header."""
-        return [render.header(loaded, link.description)]
+        return [render.header(loaded, node.description)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Logs:
     logs: LogFilter
     envelope: str = ENVELOPE
 
-    def __call__(self, loaded: LoadedBlock, _link: Link) -> list[Json]:
+    def __call__(self, loaded: LoadedBlock, _node: NodeClient) -> list[Json]:
         """Return the logs of a block."""
         return logs_in(loaded, self.logs)
 
 
 async def _subscribe(session: Session, kind: str, wanted: LogFilter | bool | None) -> Json:
     """Answer ``eth_subscribe``."""
-    select: Filter
+    select: Selector
     if kind == "newPendingTransactions":
         if wanted is True:
             raise _refuse("whole transactions are not told, ask for them by their hashes")

@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from rpc.gateway.dispatch import FIRST_CALL_BYTES, Caller, Late, start
-from rpc.gateway.memory_quota import FREE_BYTES, Held, Ledger
+from rpc.gateway.dispatch import FIRST_CALL_BYTES, Caller, PendingAnswer, start
+from rpc.gateway.memory_quota import FREE_BYTES, HeldBytes, MemoryQuota
 from rpc.gateway.unsent_bytes import SEND_DEADLINE_S, reset
 from rpc.protocol.errors import RpcError
 
@@ -25,7 +25,7 @@ __all__ = [
     "RETRY_S",
     "SEND_DEADLINE_S",
     "DirectRequest",
-    "Port",
+    "RequestHandler",
 ]
 
 BODY_DEADLINE_S: Final = 20.0
@@ -41,11 +41,11 @@ _STATUS: Final = b"HTTP/1.1 200 OK\r\n"
 _CLOSE: Final = b"connection: close\r\n"
 
 
-class Port(Protocol):
+class RequestHandler(Protocol):
     """What answers: the application, as far as plain requests need it."""
 
     @property
-    def ledger(self) -> Ledger:
+    def memory_quota(self) -> MemoryQuota:
         """What counts the bytes that are held."""
         ...
 
@@ -62,7 +62,7 @@ class Port(Protocol):
         """Return the answer to a body; None where there is nothing to say."""
         ...
 
-    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
+    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | PendingAnswer | None:
         """Return the same where it is at hand, else what goes on by itself until it is."""
         ...
 
@@ -105,7 +105,14 @@ class DirectRequest:
     )  # fmt: skip
 
     def __init__(
-        self, port: Port, connection: Connection, caller: Caller, head: bytes, *, keep_alive: bool, is_first: bool
+        self,
+        port: RequestHandler,
+        connection: Connection,
+        caller: Caller,
+        head: bytes,
+        *,
+        keep_alive: bool,
+        is_first: bool,
     ) -> None:
         self._port = port
         self._connection = connection
@@ -119,12 +126,12 @@ class DirectRequest:
         self._refusal: RpcError | None = None
         self._began = b""
         """The beginning of a body that is refused."""
-        self._held: Held | None = None
+        self._held: HeldBytes | None = None
         self.more_body = True
         self.disconnected = False
         self.response_complete = False
         self.message_event = _NO_EVENT if is_first else asyncio.Event()
-        self.task: asyncio.Task[Any] | Late | None = None
+        self.task: asyncio.Task[Any] | PendingAnswer | None = None
         """What is to be cancelled when the client leaves."""
 
     @property
@@ -160,7 +167,7 @@ class DirectRequest:
 
     def _hold(self, size: int) -> bool:
         if self._held is None:
-            self._held = Held(self._port.ledger, self._caller.key)
+            self._held = HeldBytes(self._port.memory_quota, self._caller.key)
         return self._held.keep(size)
 
     def let_go(self) -> None:
@@ -177,7 +184,7 @@ class DirectRequest:
             return
         self.more_body = False
         answer = self._port.begin(body, self._caller)
-        if isinstance(answer, Late):
+        if isinstance(answer, PendingAnswer):
             self.task = answer
             answer.then(self._answered)
         else:
@@ -196,7 +203,7 @@ class DirectRequest:
             self.task = asyncio.ensure_future(self.run_asgi(None))
             return
         answer = self._port.begin(self.body, self._caller) if self._refusal is None else start(self._answer())
-        if isinstance(answer, Late):
+        if isinstance(answer, PendingAnswer):
             self.task = answer
             answer.then(self._answered)
         else:
@@ -227,7 +234,7 @@ class DirectRequest:
         self._connection.transport.write(self._start(len(body), body))
         self._finish()
 
-    def _answered(self, done: Late) -> None:
+    def _answered(self, done: PendingAnswer) -> None:
         if done.is_cancelled or self.disconnected or self._connection.transport.is_closing():
             self.let_go()
         else:

@@ -17,13 +17,13 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from rpc.gateway.connections import Doors, host_of
+from rpc.gateway.connections import ConnectionLimiter, host_of
 from rpc.gateway.dispatch import Caller
-from rpc.gateway.fast_path import BODY_DEADLINE_S, PIECE_BYTES_MIN, PIECES_FREE, DirectRequest, Port
+from rpc.gateway.fast_path import BODY_DEADLINE_S, PIECE_BYTES_MIN, PIECES_FREE, DirectRequest, RequestHandler
 from rpc.gateway.http_upgrade import head_without_offer, new_parser
 from rpc.gateway.limits import caller_key
-from rpc.gateway.memory_quota import Held
-from rpc.gateway.unsent_bytes import Unread, reset
+from rpc.gateway.memory_quota import HeldBytes
+from rpc.gateway.unsent_bytes import UnsentBytes, reset
 
 __all__ = ["HttpProtocol", "SharedState"]
 
@@ -78,7 +78,7 @@ class SharedState:
 
     __slots__ = ("default_lines", "handler", "known_heads", "limiter")
 
-    def __init__(self, limiter: Doors, handler: Port) -> None:
+    def __init__(self, limiter: ConnectionLimiter, handler: RequestHandler) -> None:
         self.limiter = limiter
         self.handler = handler
         self.default_lines = DefaultHeaderLines()
@@ -115,13 +115,13 @@ class HttpProtocol(HttpToolsProtocol):
     _piece_bytes = 0
     _asker: Caller | None = None
     _is_proxy = False
-    _waiting: Held
+    _waiting: HeldBytes
     """For requests that wait for the answers before theirs."""
-    _unsent: Held
+    _unsent: HeldBytes
     """For what the client does not read."""
     _idle_since: float | None = None
     """None while the client waits for an answer."""
-    _unread: Unread | None = None
+    _unread: UnsentBytes | None = None
     _idle_timer: asyncio.TimerHandle | None = None
     burst = 0
     _direct: DirectRequest | None = None
@@ -160,8 +160,11 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._caller = caller
         self._asker = Caller(caller)
-        self._waiting, self._unsent = Held(self._limiter.ledger, caller), Held(self._limiter.ledger, caller)
-        self._unread = Unread(transport, self._unsent)
+        self._waiting, self._unsent = (
+            HeldBytes(self._limiter.memory_quota, caller),
+            HeldBytes(self._limiter.memory_quota, caller),
+        )
+        self._unread = UnsentBytes(transport, self._unsent)
         self._limiter.unread.add(self._unread)
         self._deadline = self.loop.call_later(self._limiter.options.first_request_s, reset, transport)
 
@@ -448,7 +451,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._deadline = self.loop.call_later(BODY_DEADLINE_S, reset, self.transport)
             self._start_asgi_task(request, application)
             return
-        if self._waiting.told:
+        if self._waiting.counted:
             self._waiting.keep(0)
         if self.cycle.body and self.cycle.response_complete:
             self.cycle.body = bytearray()  # of a request that needs none, like GET: nobody has read it

@@ -1,16 +1,16 @@
-"""Request budgets of callers, and how a caller is identified: by its address, or by that which a proxy names."""
+"""Rate limits of callers, and how a caller is identified: by its address, or by the one that a proxy names."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections import OrderedDict
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
 from state.primitives.errors import ConfigError
+from state.primitives.token_bucket import RateLimiter
 
-__all__ = ["Budgets", "Proxies", "caller_key", "is_loopback"]
+__all__ = ["Proxies", "caller_key", "caller_limiter", "is_loopback"]
 
 DEBT_BURSTS: Final = 4
 CALLERS_MAX: Final = 100_000
@@ -20,41 +20,12 @@ ENTRY_LIMIT_BYTES: Final = 64
 CLIENTS_OF_PROXIES_KEPT: Final = 4096
 
 
-class Budgets:
-    """A token bucket for each caller: ``rate_per_s`` units flow in, up to ``burst``; 0 means no limit.
+def caller_limiter(rate_per_s: float, burst: float) -> RateLimiter:
+    """Return the rate limiter of the callers of a gateway.
 
-    A request may be served while anything is left, so that a costly one is possible at all; what it takes beyond
-    zero the caller waits for.
+    A debt is at most ``DEBT_BURSTS`` bursts: others may use the same address.
     """
-
-    def __init__(self, rate_per_s: float, burst: float) -> None:
-        self._rate_per_s = rate_per_s
-        self._burst = burst
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def take(self, caller: str, cost: float, now: float) -> float:
-        """Take ``cost`` units and return 0, or take nothing and return the seconds until a try can succeed."""
-        if not self._rate_per_s:
-            return 0.0
-        level, since = self._buckets.get(caller, (self._burst, now))
-        level = min(self._burst, level + (now - since) * self._rate_per_s)
-        if level <= 0:
-            return (1 - level) / self._rate_per_s
-        self._buckets[caller] = (level - cost, now)
-        self._buckets.move_to_end(caller)
-        if len(self._buckets) > CALLERS_MAX:
-            self._buckets.popitem(last=False)
-        return 0.0
-
-    def owe(self, caller: str, cost: float, now: float) -> None:
-        """Take ``cost`` units more for a request that is served, whatever is left: the caller's next ones wait.
-
-        No debt is larger than ``DEBT_BURSTS`` bursts: others may stand behind the same address.
-        """
-        if self._rate_per_s and cost:
-            level, since = self._buckets.get(caller, (self._burst, now))
-            level = min(self._burst, level + (now - since) * self._rate_per_s)
-            self._buckets[caller] = (max(level - cost, -DEBT_BURSTS * self._burst), now)
+    return RateLimiter(per_s=rate_per_s, burst=burst, keys_max=CALLERS_MAX, debt_max=DEBT_BURSTS * burst)
 
 
 def caller_key(host: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["FREE_BYTES", "Held", "Ledger", "exact"]
+__all__ = ["FREE_BYTES", "HeldBytes", "MemoryQuota", "exact"]
 
 FREE_BYTES: Final = 16 * 1024
 """What one holder may have untold."""
@@ -25,7 +25,7 @@ def exact(encoded: bytes) -> bytes:
     return bytes(memoryview(encoded)) if len(encoded) <= EXACT_BYTES_MAX else encoded
 
 
-class Ledger:
+class MemoryQuota:
     """Counts held bytes; for either limit, 0 means none."""
 
     def __init__(self, bytes_max: int = 0, bytes_per_caller_max: int = 0) -> None:
@@ -58,15 +58,15 @@ class Ledger:
             del self._of[caller]
 
 
-class Held:
+class HeldBytes:
     """What one holder has in memory for ``caller``."""
 
-    __slots__ = ("_caller", "_ledger", "told")
+    __slots__ = ("_caller", "_memory_quota", "counted")
 
-    def __init__(self, ledger: Ledger, caller: str) -> None:
-        self._ledger = ledger
+    def __init__(self, memory_quota: MemoryQuota, caller: str) -> None:
+        self._memory_quota = memory_quota
         self._caller = caller
-        self.told = 0
+        self.counted = 0
         """Bytes that the ledger knows of."""
 
     @property
@@ -77,15 +77,15 @@ class Held:
     def keep(self, size: int) -> bool:
         """Note that ``size`` bytes are held now; False: that is more than may be, and nothing is noted."""
         wanted = -(-size // STEP_BYTES) * STEP_BYTES if size > FREE_BYTES else 0
-        if wanted > self.told:
-            if not self._ledger.take(self._caller, wanted - self.told):
+        if wanted > self.counted:
+            if not self._memory_quota.take(self._caller, wanted - self.counted):
                 return False
-        elif wanted < self.told:
-            self._ledger.give(self._caller, self.told - wanted)
-        self.told = wanted
+        elif wanted < self.counted:
+            self._memory_quota.give(self._caller, self.counted - wanted)
+        self.counted = wanted
         return True
 
     def pass_to(self, caller: str) -> None:
         """Hold for another one from now on; what is held already stays where it was counted."""
-        if not self.told:
+        if not self.counted:
             self._caller = caller

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily
 
-from rpc.gateway.connections import Doors
-from rpc.gateway.node.client import Link
+from rpc.gateway.connections import ConnectionLimiter
+from rpc.gateway.node.client import NodeClient
 from rpc.process.log_output import LogCollector
 
 __all__ = ["Metrics"]
@@ -18,16 +18,16 @@ __all__ = ["Metrics"]
 class Metrics:
     """Counters of the gateway; methods and reasons are bounded sets, so are the labels."""
 
-    def __init__(self, link: Link, doors: Doors) -> None:
+    def __init__(self, node: NodeClient, limiter: ConnectionLimiter) -> None:
         self.registry = CollectorRegistry()
         self._counts: Counter[tuple[str, str]] = Counter()
         self.websockets = Gauge("dekube_rpc_websockets", "Open WebSocket connections", registry=self.registry)
         connections = Gauge("dekube_rpc_connections", "Open connections", registry=self.registry)
-        connections.set_function(lambda: doors.open)
+        connections.set_function(lambda: limiter.open)
         connected = Gauge("dekube_rpc_node_connected", "1 while the node answers", registry=self.registry)
-        connected.set_function(lambda: float(link.is_connected))
+        connected.set_function(lambda: float(node.is_connected))
         held = Gauge("dekube_rpc_held_bytes", "Bodies not whole and answers not read", registry=self.registry)
-        held.set_function(lambda: doors.ledger.bytes)
+        held.set_function(lambda: limiter.memory_quota.bytes)
         self.registry.register(self)
         self.registry.register(LogCollector())
 

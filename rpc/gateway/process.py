@@ -24,14 +24,14 @@ import uvloop
 
 from p2p.base.listening import open_sockets
 from rpc.gateway.app import Application, WebOptions
-from rpc.gateway.blobs import BlobDoor, BlobOptions
-from rpc.gateway.connections import DoorOptions, Doors
+from rpc.gateway.blobs import BlobEndpoint, BlobOptions
+from rpc.gateway.connections import ConnectionLimiter, ConnectionOptions
 from rpc.gateway.dispatch import Dispatcher, DispatchOptions
 from rpc.gateway.limits import is_loopback
 from rpc.gateway.metrics import Metrics
-from rpc.gateway.node.client import Link, LinkOptions
+from rpc.gateway.node.client import NodeClient, NodeClientOptions
 from rpc.gateway.protocols import make_protocols
-from rpc.gateway.subscriptions import Hub, SessionOptions
+from rpc.gateway.subscriptions import SessionOptions, SubscriptionHub
 from rpc.gateway.surface import SURFACE, absent
 from rpc.gateway.unsent_bytes import bound_kernel
 from rpc.process.limits import raise_descriptor_limit, tune_collector
@@ -75,9 +75,9 @@ class GatewayOptions:
     ready_peers_min: int = 1
     ready_disk_mib_min: int = 256
     dispatch: DispatchOptions = field(default_factory=DispatchOptions)
-    doors: DoorOptions = field(default_factory=DoorOptions)
+    connections: ConnectionOptions = field(default_factory=ConnectionOptions)
     session: SessionOptions = field(default_factory=SessionOptions)
-    link: LinkOptions = field(default_factory=LinkOptions)
+    node: NodeClientOptions = field(default_factory=NodeClientOptions)
     blobs: BlobOptions = field(default_factory=BlobOptions)
 
 
@@ -127,7 +127,7 @@ async def serve(options: GatewayOptions) -> None:
     # Imported here: FastAPI is slow to load, and the node, which only starts this process, does not need it.
     from rpc.gateway.rest import ReadinessOptions, rest_api
 
-    options = dataclasses.replace(options, doors=_within_descriptors(options.doors))
+    options = dataclasses.replace(options, connections=_within_descriptors(options.connections))
     where = ",".join(options.listen) or format_host_port(options.host, options.port)
     places = parse_listen(where)
     try:
@@ -137,26 +137,28 @@ async def serve(options: GatewayOptions) -> None:
     for listener in listeners:
         bound_kernel(listener)
     loop = asyncio.get_running_loop()
-    link = Link(Path(options.socket), options.link)
-    link.serving = listeners[0].getsockname()[:2]
-    hub = Hub(link)
-    doors = Doors(options.doors)
-    metrics = Metrics(link, doors)
-    dispatcher = Dispatcher(link, SURFACE, options.dispatch, loop.time, metrics.observe, absent, doors.ledger)
+    node = NodeClient(Path(options.socket), options.node)
+    node.serving = listeners[0].getsockname()[:2]
+    hub = SubscriptionHub(node)
+    limiter = ConnectionLimiter(options.connections)
+    metrics = Metrics(node, limiter)
+    dispatcher = Dispatcher(
+        node, SURFACE, options.dispatch, loop.time, metrics.observe, absent, limiter.memory_quota
+    )
     readiness = ReadinessOptions(
         options.ready_blocks_behind_max, options.ready_peers_min, options.ready_disk_mib_min
     )
     application = Application(
         hub,
         dispatcher,
-        rest_api(link, dispatcher, metrics, readiness),
-        BlobDoor(link, options.blobs, loop.time, metrics.observe),
+        rest_api(node, dispatcher, metrics, readiness),
+        BlobEndpoint(node, options.blobs, loop.time, metrics.observe),
         metrics,
-        doors.ledger,
+        limiter.memory_quota,
         options.session,
         WebOptions(options.cors, options.hosts, all(is_loopback(host) for host, _ in places)),
     )
-    http, websocket = make_protocols(doors, application)
+    http, websocket = make_protocols(limiter, application)
     server = uvicorn.Server(
         uvicorn.Config(
             application,
@@ -173,11 +175,11 @@ async def serve(options: GatewayOptions) -> None:
             timeout_graceful_shutdown=3,
         )
     )
-    background = [asyncio.ensure_future(part) for part in (link.run(), hub.run(), doors.watch())]
+    background = [asyncio.ensure_future(part) for part in (node.run(), hub.run(), limiter.watch())]
     for task in background:
         task.add_done_callback(_end_on_failure)
     tune_collector()
-    _log.info("rpc gateway listens", host=link.serving[0], port=link.serving[1])
+    _log.info("rpc gateway listens", host=node.serving[0], port=node.serving[1])
     try:
         await server.serve(listeners)
     finally:
@@ -187,13 +189,13 @@ async def serve(options: GatewayOptions) -> None:
         await asyncio.gather(*background, return_exceptions=True)
 
 
-def _within_descriptors(doors: DoorOptions) -> DoorOptions:
+def _within_descriptors(connections: ConnectionOptions) -> ConnectionOptions:
     """Return the bounds of connections that the machine lets the process keep, after asking it for enough."""
-    limit = raise_descriptor_limit(doors.connections_max + DESCRIPTORS_SPARE) - DESCRIPTORS_SPARE
-    if limit >= doors.connections_max:
-        return doors
+    limit = raise_descriptor_limit(connections.connections_max + DESCRIPTORS_SPARE) - DESCRIPTORS_SPARE
+    if limit >= connections.connections_max:
+        return connections
     _log.warning("fewer connections than configured: open files are limited", connections_max=limit)
-    return dataclasses.replace(doors, connections_max=limit)
+    return dataclasses.replace(connections, connections_max=limit)
 
 
 def _end_on_failure(task: asyncio.Task[None]) -> None:

@@ -6,15 +6,17 @@ import asyncio
 from functools import partial
 from typing import cast
 
-from rpc.gateway.connections import Doors
-from rpc.gateway.fast_path import Port
+from rpc.gateway.connections import ConnectionLimiter
+from rpc.gateway.fast_path import RequestHandler
 from rpc.gateway.http_protocol import HttpProtocol, SharedState
 from rpc.gateway.websocket_protocol import WebSocketProtocol
 
 __all__ = ["make_protocols"]
 
 
-def make_protocols(limiter: Doors, handler: Port) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
+def make_protocols(
+    limiter: ConnectionLimiter, handler: RequestHandler
+) -> tuple[type[asyncio.Protocol], type[asyncio.Protocol]]:
     """Return the HTTP and the WebSocket protocol for uvicorn.
 
     ``limiter`` bounds the connections; ``handler`` answers plain requests. uvicorn only calls what it is given,

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rpc.gateway.dispatch import Caller, Dispatcher
 from rpc.gateway.limits import caller_key
 from rpc.gateway.metrics import Metrics
-from rpc.gateway.node.client import Link
+from rpc.gateway.node.client import NodeClient
 from rpc.gateway.surface import SURFACE
 from rpc.methods.method import Json, Method
 from rpc.protocol.errors import NodeUnavailable, RpcError, as_rpc_error
@@ -103,7 +103,7 @@ class ReadinessOptions:
 
 
 def rest_api(
-    link: Link,
+    node: NodeClient,
     dispatcher: Dispatcher,
     metrics: Metrics,
     readiness: ReadinessOptions,
@@ -120,12 +120,12 @@ def rest_api(
     @api.get("/", response_class=HTMLResponse)
     async def front() -> HTMLResponse:
         """Which chain this is, how far the node is, and where to go on."""
-        return HTMLResponse(_front_page(link), headers=PAGE_HEADERS)
+        return HTMLResponse(_front_page(node), headers=PAGE_HEADERS)
 
     @api.get("/readyz")
     async def readyz() -> Response:
         """The node answers, is close to the newest block, has peers enough and room on its disk."""
-        ready, detail = await _readiness(link, readiness)
+        ready, detail = await _readiness(node, readiness)
         return _json(detail, 200 if ready else 503)
 
     @api.get("/status")
@@ -245,9 +245,9 @@ def _from_text(method: Method, name: str, value: str) -> Any:
     return value
 
 
-async def _readiness(link: Link, options: ReadinessOptions) -> tuple[bool, Json]:
+async def _readiness(node: NodeClient, options: ReadinessOptions) -> tuple[bool, Json]:
     try:
-        head, sync = link.head, await link.request(LiveRequests.sync)
+        head, sync = node.head, await node.request(LiveRequests.sync)
     except (NodeUnavailable, RpcError) as error:
         return False, {"ready": False, "reason": as_rpc_error(error).reason}
     behind = max(sync.highest - head.height, 0)
@@ -272,25 +272,25 @@ def _json(value: Json, status: int = 200, headers: dict[str, str] | None = None)
     return Response(orjson.dumps(value), status, headers, "application/json")
 
 
-def _front_page(link: Link) -> str:
+def _front_page(node: NodeClient) -> str:
     """Return the page at ``/``: it asks the node nothing, so it is there while the node is not."""
     title, rows = "DEKUBE node", []
     with suppress(NodeUnavailable):
-        what = link.description
+        what = node.description
         title = f"{what.chain_name}: DEKUBE node"
         rows += [
             ("Chain", what.chain_name + (" (test network)" if what.testnet else "")),
             ("Chain ID", str(what.chain_id)),
             ("Genesis", "0x" + what.genesis_hash.hex()),
         ]
-        head = link.head
+        head = node.head
         age_s = max(time.time_ns() // 1_000_000 - head.time_ms, 0) // 1_000
         rows += [
             ("Height", str(head.height)),
             ("Newest block", f"0x{head.hash.hex()}, {age_s} s old"),
             ("Node", f"{what.version}, address {format_address(what.address)}"),
         ]
-    if not link.is_connected:
+    if not node.is_connected:
         rows.append(("Node", "does not answer; this page is the gateway's"))
     table = "".join(f"<tr><th>{html.escape(name)}<td>{html.escape(value)}" for name, value in rows)
     links = "".join(f"<li><a href='{path}'>{path}</a> {html.escape(text)}" for path, text in FRONT_LINKS)

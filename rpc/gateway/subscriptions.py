@@ -22,11 +22,11 @@ import structlog
 
 from billing.escrow import BILLING_ADDRESS
 from rpc.ethereum.logs import logs_of
-from rpc.gateway.memory_quota import Held, exact
-from rpc.gateway.node.client import Link
+from rpc.gateway.memory_quota import HeldBytes, exact
+from rpc.gateway.node.client import NodeClient
 from rpc.methods import render
 from rpc.methods.log_filter import LogFilter
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.render import AT, HASH_OUT, hexed
 from rpc.methods.schema import (
     ADDRESS,
@@ -53,10 +53,10 @@ __all__ = [
     "CATCH_UP_MAX",
     "SESSION_METHODS",
     "SLOW_READER",
-    "Hub",
-    "PoolNews",
+    "PoolTransactions",
     "Session",
     "SessionOptions",
+    "SubscriptionHub",
     "answering",
 ]
 
@@ -95,7 +95,7 @@ class SessionOptions:
     """Requests under way; over it the connection is not read."""
 
 
-class Filter(Protocol):
+class Selector(Protocol):
     """Turns a block into the results of notifications; ``envelope`` is the method that these name."""
 
     @property
@@ -103,18 +103,18 @@ class Filter(Protocol):
         """The notifications' method."""
         ...
 
-    def __call__(self, loaded: LoadedBlock, link: Link, /) -> list[Json]:
+    def __call__(self, loaded: LoadedBlock, node: NodeClient, /) -> list[Json]:
         """Return the results, one for each notification."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class PoolNews:
+class PoolTransactions:
     """Hashes of what comes into the mempool: of no block, so nothing is replayed, and what is missed is missed."""
 
     envelope: str
 
-    def __call__(self, _loaded: LoadedBlock, _link: Link) -> list[Json]:
+    def __call__(self, _loaded: LoadedBlock, _node: NodeClient) -> list[Json]:
         """Return nothing: no block tells of the mempool."""
         return []
 
@@ -124,7 +124,7 @@ class Subscription:
 
     __slots__ = ("answered", "height", "identifier", "select", "session", "weight")
 
-    def __init__(self, identifier: str, session: Session, select: Filter, height: int, weight: int) -> None:
+    def __init__(self, identifier: str, session: Session, select: Selector, height: int, weight: int) -> None:
         self.identifier = identifier
         self.session = session
         self.select = select
@@ -156,7 +156,9 @@ def answering() -> Iterator[None]:
 class Session:
     """One WebSocket connection. ``drop`` ends it at once with a close code."""
 
-    def __init__(self, hub: Hub, options: SessionOptions, drop: Callable[[int, str], None], held: Held) -> None:
+    def __init__(
+        self, hub: SubscriptionHub, options: SessionOptions, drop: Callable[[int, str], None], held: HeldBytes
+    ) -> None:
         self._hub = hub
         self._options = options
         self._drop = drop
@@ -180,7 +182,7 @@ class Session:
     @property
     def head(self) -> Head:
         """The newest finalised block."""
-        return self._hub.link.head
+        return self._hub.node.head
 
     @property
     def is_full(self) -> bool:
@@ -255,7 +257,7 @@ class Session:
         while not self._queue:
             if self.is_closed:
                 return None
-            if self._held.told:
+            if self._held.counted:
                 self._note_held()
             self._wake.clear()
             await self._wake.wait()
@@ -267,7 +269,7 @@ class Session:
             self._room.set()
         return message
 
-    def start(self, select: Filter, from_height: int | None, weight: int = 1) -> Subscription:
+    def start(self, select: Selector, from_height: int | None, weight: int = 1) -> Subscription:
         """Start a subscription to the blocks from ``from_height`` on, which counts as ``weight``.
 
         Raises Pruned or RpcError.
@@ -280,7 +282,7 @@ class Session:
         limit = self._options.subscriptions_per_address_max
         if limit and self._hub.weight_of(self.caller) + weight > limit:
             raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions of one address", limit=limit)
-        head = self._hub.link.head
+        head = self._hub.node.head
         start = head.height + 1 if from_height is None else from_height
         if start < max(head.oldest_block, 1):
             raise Pruned(height=start, oldest_height=max(head.oldest_block, 1))
@@ -303,7 +305,7 @@ class Session:
     async def start_of_pool(self, envelope: str) -> Subscription:
         """Start a subscription to the mempool. Raises NodeUnavailable or RpcError."""
         await self._hub.enter_pool()
-        return self.start(PoolNews(envelope), None)
+        return self.start(PoolTransactions(envelope), None)
 
     def unsubscribe(self, identifier: str) -> bool:
         """End a subscription; return whether there was one."""
@@ -314,11 +316,11 @@ class Session:
         return True
 
 
-class Hub:
+class SubscriptionHub:
     """Follows the chain for all sessions: one look at each block, one rendering for each distinct selection."""
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
+    def __init__(self, node: NodeClient) -> None:
+        self.node = node
         self._live: set[Subscription] = set()
         self._late: dict[Subscription, asyncio.Task[None]] = {}
         self._told = 0
@@ -328,20 +330,20 @@ class Hub:
         self._place: int | None = None
         """Where the mempool was when those who listen to it were told last."""
         self._of_caller: Counter[str] = Counter()
-        self._era = link.era
+        self._era = node.era
         self._news = asyncio.Event()
-        link.on_head(lambda _head: self._news.set())
+        node.on_head(lambda _head: self._news.set())
 
     def add(self, subscription: Subscription) -> None:
         """Take in a new subscription; one that begins below what was told replays by itself first."""
         self._of_caller[subscription.session.caller] += subscription.weight
-        if isinstance(subscription.select, PoolNews):
+        if isinstance(subscription.select, PoolTransactions):
             self._of_pool.add(subscription)
             if self._polling is None or self._polling.done():
                 self._polling = asyncio.ensure_future(self._poll())
             return
         if not self._live:
-            self._told = max(self._told, self.link.head.height)
+            self._told = max(self._told, self.node.head.height)
         if subscription.height > self._told:
             self._live.add(subscription)
         else:
@@ -354,7 +356,7 @@ class Hub:
     async def enter_pool(self) -> None:
         """Note where the mempool is, so that a first listener misses nothing of what comes after its answer."""
         if not self._of_pool:
-            self._place, _ = await self.link.request(PoolRequests.pool_arrivals, 0, 0)
+            self._place, _ = await self.node.request(PoolRequests.pool_arrivals, 0, 0)
 
     def remove(self, subscription: Subscription) -> None:
         """Forget a subscription; once for each."""
@@ -379,12 +381,12 @@ class Hub:
                 _log.warning("news are late", error=str(error))  # the next head tries again
 
     async def _advance(self) -> None:
-        if self.link.head.height < self._told or self._era != self.link.era:  # it was set back, or another chain's
-            self._told, self._era = self.link.head.height, self.link.era
+        if self.node.head.height < self._told or self._era != self.node.era:  # it was set back, or another chain's
+            self._told, self._era = self.node.head.height, self.node.era
             for subscription in [*self._live, *self._late]:
                 subscription.session.close(GAP, "blocks are gone; subscribe again with from_height")
-        while self._told < self.link.head.height:
-            newest = self.link.head.height
+        while self._told < self.node.head.height:
+            newest = self.node.head.height
             if not self._live:
                 self._told = newest
                 return
@@ -392,13 +394,13 @@ class Hub:
                 for subscription in list(self._live):
                     subscription.session.close(GAP, "blocks were missed; subscribe again with from_height")
                 continue
-            loaded = await self.link.block(self._told + 1)
+            loaded = await self.node.block(self._told + 1)
             if loaded is None:
                 return
             if loaded.height != self._told + 1:
                 continue  # all have left meanwhile, and others have come who begin later
             self._told += 1
-            rendered: dict[Filter, list[bytes]] = {}
+            rendered: dict[Selector, list[bytes]] = {}
             for number, subscription in enumerate(list(self._live)):
                 if number % TELLS_OF_TURN == TELLS_OF_TURN - 1:
                     await asyncio.sleep(0)
@@ -411,11 +413,13 @@ class Hub:
                 else:
                     self._tell(subscription, loaded, rendered)
 
-    def _tell(self, subscription: Subscription, loaded: LoadedBlock, rendered: dict[Filter, list[bytes]]) -> None:
+    def _tell(
+        self, subscription: Subscription, loaded: LoadedBlock, rendered: dict[Selector, list[bytes]]
+    ) -> None:
         select = subscription.select
         results = rendered.get(select)
         if results is None:
-            results = rendered[select] = [orjson.dumps(found) for found in select(loaded, self.link)]
+            results = rendered[select] = [orjson.dumps(found) for found in select(loaded, self.node)]
         subscription.height = loaded.height + 1
         if results:
             subscription.session.tell(
@@ -427,7 +431,7 @@ class Hub:
         while self._of_pool:
             try:
                 since, limit = (0, 0) if self._place is None else (self._place, POOL_ARRIVALS_MAX)
-                self._place, hashes = await self.link.request(PoolRequests.pool_arrivals, since, limit)
+                self._place, hashes = await self.node.request(PoolRequests.pool_arrivals, since, limit)
             except DekubeError:
                 self._place, hashes = None, []  # the node is away, and its next mempool another one
             results = [b'"0x%s"' % item.hex().encode() for item in hashes[-POOL_NEWS_MAX:]]
@@ -443,7 +447,7 @@ class Hub:
         try:
             await subscription.answered.wait()
             while subscription.height <= self._told:
-                loaded = await self.link.block(subscription.height)
+                loaded = await self.node.block(subscription.height)
                 if loaded is None:  # the node has gone back behind what was told
                     subscription.session.close(GAP, "blocks are gone; subscribe again with from_height")
                     return
@@ -475,7 +479,7 @@ class Heads:
 
     envelope: str = ENVELOPE
 
-    def __call__(self, loaded: LoadedBlock, _link: Link) -> list[Json]:
+    def __call__(self, loaded: LoadedBlock, _node: NodeClient) -> list[Json]:
         """Return the header."""
         return [{"at": {"height": loaded.height, "hash": hexed(loaded.hash)}, "header": render.header(loaded)}]
 
@@ -487,7 +491,7 @@ class Events:
     wanted: LogFilter
     envelope: str = ENVELOPE
 
-    def __call__(self, loaded: LoadedBlock, link: Link) -> list[Json]:
+    def __call__(self, loaded: LoadedBlock, node: NodeClient) -> list[Json]:
         """Return the events of a block in one result; those of the block itself come last."""
         items: list[Json] = []
         for log in logs_of(loaded):
@@ -497,7 +501,7 @@ class Events:
                     {
                         "transaction_hash": None if is_of_block else hexed(loaded.hashes[log.transaction]),
                         "index": None if is_of_block else log.transaction,
-                        "event": render.event(log.event, link.events),
+                        "event": render.event(log.event, node.events),
                     }
                 )
         if not items:
@@ -522,7 +526,7 @@ async def _subscribe(
     for name, value in given.items():
         if value is not None and name not in allowed:
             raise RpcError("invalid_params", f"invalid params: {name}: not with {kind}", param=name)
-    select: Filter
+    select: Selector
     if kind == "heads":
         select = Heads()
     elif kind == "events":
@@ -541,7 +545,7 @@ def _among(item: bytes | None) -> frozenset[bytes]:
     return frozenset((item,) if item else ())
 
 
-def _weigh_replay(node: Node, *params: Any) -> int:
+def _weigh_replay(node: NodeApi, *params: Any) -> int:
     from_height = params[-1]
     return 0 if from_height is None else max(node.head.height - from_height, 0) // BLOCKS_OF_UNIT
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from rpc.ethereum.render import COMPONENTS as ETHEREUM_COMPONENTS
 from rpc.gateway import ethereum_table as ethereum
 from rpc.gateway import native
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.openrpc import describe
 
 __all__ = ["ABSENT", "DOCUMENT", "SURFACE", "absent", "table_of"]
@@ -33,7 +33,7 @@ _ERRORS: Final = (
 )
 
 
-async def _discover(_node: Node) -> Json:
+async def _discover(_node: NodeApi) -> Json:
     """Answer ``rpc.discover``."""
     return DOCUMENT
 

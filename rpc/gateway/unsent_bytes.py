@@ -15,7 +15,7 @@ import struct
 import termios
 from typing import Any, Final
 
-from rpc.gateway.memory_quota import Held
+from rpc.gateway.memory_quota import HeldBytes
 
 __all__ = [
     "LOOK_S",
@@ -23,7 +23,7 @@ __all__ = [
     "READ_BYTES_PER_S_MIN",
     "SEND_DEADLINE_S",
     "USER_TIMEOUT_S",
-    "Unread",
+    "UnsentBytes",
     "bound_kernel",
     "reset",
 ]
@@ -63,7 +63,7 @@ def reset(transport: asyncio.BaseTransport) -> None:
     transport.abort()  # type: ignore[attr-defined]
 
 
-class Unread:
+class UnsentBytes:
     """Finds the connection whose client does not read, and counts what the kernel holds of it.
 
     A transport that is closed waits until what was written is taken: without an end, where nobody reads it.
@@ -71,7 +71,7 @@ class Unread:
 
     __slots__ = ("_acked", "_is_closing", "_size", "_sock", "_transport", "_until", "_whole_until", "held")
 
-    def __init__(self, transport: asyncio.Transport, held: Held | None = None) -> None:
+    def __init__(self, transport: asyncio.Transport, held: HeldBytes | None = None) -> None:
         self._transport = transport
         self._sock: Any = transport.get_extra_info("socket")
         self.held = held

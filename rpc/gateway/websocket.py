@@ -16,7 +16,7 @@ from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame
 
 from rpc.gateway.fast_path import BODY_DEADLINE_S, PIECE_BYTES_MIN, PIECES_FREE
-from rpc.gateway.memory_quota import Held, Ledger
+from rpc.gateway.memory_quota import HeldBytes, MemoryQuota
 from rpc.gateway.unsent_bytes import reset
 
 __all__ = ["BoundedWebSocket"]
@@ -50,17 +50,17 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     """When a large message that is not whole ends its connection."""
     _was_unread = False
     """Since the last ping there was a time in which nothing was read."""
-    _held: Held
-    _unsent: Held
-    """For what the client does not read; the subclass tells it (``rpc.gateway.unsent_bytes.Unread``)."""
+    _held: HeldBytes
+    _unsent: HeldBytes
+    """For what the client does not read; the subclass tells it (``rpc.gateway.unsent_bytes.UnsentBytes``)."""
 
     def charge(self, units: int) -> float:
         """Take ``units`` from the budget of who sends and return 0, or the seconds until that is possible."""
         raise NotImplementedError
 
-    def hold_for(self, ledger: Ledger, caller: str) -> None:
+    def hold_for(self, memory_quota: MemoryQuota, caller: str) -> None:
         """Count what is held from now on for ``caller``."""
-        self._held, self._unsent = Held(ledger, caller), Held(ledger, caller)
+        self._held, self._unsent = HeldBytes(memory_quota, caller), HeldBytes(memory_quota, caller)
 
     # In
 
@@ -119,7 +119,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def _note_held(self) -> bool:
         unfinished = len(self.conn.reader.buffer) + self._fragment_bytes
         is_noted = self._held.keep(len(self._rest) + unfinished + self._queued_bytes)
-        if unfinished and self._held.told and not self.read_paused:
+        if unfinished and self._held.counted and not self.read_paused:
             if self._deadline is None:
                 self._deadline = self.loop.call_later(BODY_DEADLINE_S, reset, self.transport)
         else:
@@ -135,7 +135,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Return the next event; the message before it is done with."""
         if self._queued_bytes and self.queue.empty():
             self._queued_bytes = 0
-            if self._held.told:
+            if self._held.counted:
                 self._note_held()
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():

@@ -10,10 +10,10 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 from websockets.http11 import Request
 
-from rpc.gateway.connections import Doors, host_of
-from rpc.gateway.fast_path import Port
+from rpc.gateway.connections import ConnectionLimiter, host_of
+from rpc.gateway.fast_path import RequestHandler
 from rpc.gateway.limits import caller_key
-from rpc.gateway.unsent_bytes import Unread, reset
+from rpc.gateway.unsent_bytes import UnsentBytes, reset
 from rpc.gateway.websocket import CLOSE_GRACE_S, BoundedWebSocket
 
 __all__ = ["WebSocketProtocol"]
@@ -23,14 +23,14 @@ class WebSocketProtocol(BoundedWebSocket):
     """One WebSocket connection, counted by the limiter of connections."""
 
     _caller = ""
-    _unread: Unread
+    _unread: UnsentBytes
     _opening: asyncio.TimerHandle
     """When a request that opens nothing, as one that is no GET, ends the connection."""
 
     def __init__(
         self,
-        limiter: Doors,
-        handler: Port,
+        limiter: ConnectionLimiter,
+        handler: RequestHandler,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -46,9 +46,9 @@ class WebSocketProtocol(BoundedWebSocket):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection over from the HTTP protocol, which has counted it."""
         self._caller = caller_key(host_of(transport))
-        self.hold_for(self._limiter.ledger, self._caller)
+        self.hold_for(self._limiter.memory_quota, self._caller)
         self._opening = self.loop.call_later(self._limiter.options.first_request_s, reset, transport)
-        self._unread = Unread(transport, self._unsent)  # type: ignore[arg-type]
+        self._unread = UnsentBytes(transport, self._unsent)  # type: ignore[arg-type]
         self._limiter.unread.add(self._unread)
         super().connection_made(transport)
 
@@ -84,7 +84,7 @@ class WebSocketProtocol(BoundedWebSocket):
                     reset(self.transport)
                     return
                 self._caller, self.client = client, (host, 0)
-                self.hold_for(self._limiter.ledger, client)
+                self.hold_for(self._limiter.memory_quota, client)
                 self._unread.held = self._unsent
         super().handle_connect(event)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rpc.methods.heights import AT_HEIGHT, stamp, state_height
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
 from rpc.methods.schema import ADDRESS, NUMBER, Param, array, nullable, obj
@@ -24,14 +24,14 @@ def nonce_and_balance(record: bytes | None) -> tuple[int, int]:
     return packed >> 128, packed & BALANCE_MASK
 
 
-async def get_balance(node: Node, who: bytes, height: int | None) -> Json:
+async def get_balance(node: NodeApi, who: bytes, height: int | None) -> Json:
     """Answer ``dekube_getBalance``."""
     number = state_height(node, height)
     [record] = await node.read(number, account_key(who))
     return {"at": await stamp(node, number), "balance": str(nonce_and_balance(record)[1])}
 
 
-async def get_nonce(node: Node, who: bytes) -> Json:
+async def get_nonce(node: NodeApi, who: bytes) -> Json:
     """Answer ``dekube_getNonce``."""
     number = node.head.height
     [record] = await node.read(number, account_key(who))
@@ -43,7 +43,7 @@ async def get_nonce(node: Node, who: bytes) -> Json:
     }
 
 
-async def get_account(node: Node, who: bytes, height: int | None) -> Json:
+async def get_account(node: NodeApi, who: bytes, height: int | None) -> Json:
     """Answer ``dekube_getAccount``."""
     number = state_height(node, height)
     [record] = await node.read(number, account_key(who))

@@ -9,7 +9,7 @@ from billing.escrow import Line, bill_lines, earnings_of, escrow_totals
 from billing.prices import Role
 from rpc.methods.accounts import PARTY_PARAM
 from rpc.methods.heights import stamp
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.names import word, words_of
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, next_number, number_after, place_in
 from rpc.methods.parameters import parameters_of
@@ -51,7 +51,7 @@ def _line(line: Line) -> Json:
     }
 
 
-async def get_bill(node: Node, task: bytes, cursor: list[Any] | None, limit: int) -> Json:
+async def get_bill(node: NodeApi, task: bytes, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getBill``; the totals are of the whole bill, whatever page is shown."""
     subject = b"bill" + task
     height, after = place_in(node, subject, cursor)
@@ -73,7 +73,7 @@ def _bill(reader: Reader, task_id: bytes, start: int, limit: int) -> Any:
     return totals, bill_lines(reader, task_id, start=start, limit=limit)
 
 
-async def get_earnings(node: Node, who: bytes) -> Json:
+async def get_earnings(node: NodeApi, who: bytes) -> Json:
     """Answer ``dekube_getEarnings``."""
     height = node.head.height
     earned = await node.query(height, earnings_of, who)
@@ -84,7 +84,7 @@ async def get_earnings(node: Node, who: bytes) -> Json:
     }
 
 
-async def quote_task(node: Node, spec: bytes, task: bytes | None) -> Json:
+async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
     """Answer ``dekube_quoteTask``."""
     job, height = decode_spec(spec), node.head.height
     parameters = parameters_of(node.description.parameters).tasks

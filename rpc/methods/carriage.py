@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.parameters import parameters_of
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, at, hexed
@@ -20,7 +20,7 @@ def _standing(reader: Reader, who: bytes, now_ms: int, parameters: TaskParameter
     return carriage_standing(reader, who, now_ms, parameters)
 
 
-async def get_carriage(node: Node, who: bytes) -> Json:
+async def get_carriage(node: NodeApi, who: bytes) -> Json:
     """Answer ``dekube_getCarriage``."""
     head = node.head
     parameters = parameters_of(node.description.parameters).tasks

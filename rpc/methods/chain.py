@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rpc.methods import render
 from rpc.methods.heights import AT_HEIGHT, stamp, state_height
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, HASH_OUT, address, at, hexed
@@ -34,7 +34,7 @@ __all__ = ["CHAIN_METHODS"]
 BLOCKS_PAGE_MAX: Final = 100
 
 
-async def chain_info(node: Node) -> Json:
+async def chain_info(node: NodeApi) -> Json:
     """Answer ``dekube_chainInfo``."""
     what = node.description
     return {
@@ -50,7 +50,7 @@ async def chain_info(node: Node) -> Json:
     }
 
 
-async def genesis(node: Node) -> Json:
+async def genesis(node: NodeApi) -> Json:
     """Answer ``dekube_genesis``."""
     what = node.description
     return {
@@ -72,7 +72,7 @@ async def genesis(node: Node) -> Json:
     }
 
 
-async def status(node: Node) -> Json:
+async def status(node: NodeApi) -> Json:
     """Answer ``dekube_status``."""
     head, what, sync, pool = (
         node.head,
@@ -95,7 +95,7 @@ async def status(node: Node) -> Json:
     }
 
 
-async def head(node: Node) -> Json:
+async def head(node: NodeApi) -> Json:
     """Answer ``dekube_head``."""
     newest = node.head
     return {
@@ -107,7 +107,7 @@ async def head(node: Node) -> Json:
     }
 
 
-async def supply(node: Node, height: int | None) -> Json:
+async def supply(node: NodeApi, height: int | None) -> Json:
     """Answer ``dekube_getSupply``."""
     number = state_height(node, height)
     total, gone = await node.query(number, _supply)
@@ -123,7 +123,7 @@ def _supply(reader: Reader) -> tuple[int, int]:
     return issued(reader), burned(reader)
 
 
-async def _find_block(node: Node, block: int | bytes | None, *, senders: bool = False) -> LoadedBlock | None:
+async def _find_block(node: NodeApi, block: int | bytes | None, *, senders: bool = False) -> LoadedBlock | None:
     if block is None:
         height: int | None = node.head.height
     elif isinstance(block, bytes):
@@ -135,7 +135,7 @@ async def _find_block(node: Node, block: int | bytes | None, *, senders: bool = 
     return await (node.block_with_senders(height) if senders else node.block(height))
 
 
-async def get_block(node: Node, block: int | bytes | None, transactions: bool) -> Json:
+async def get_block(node: NodeApi, block: int | bytes | None, transactions: bool) -> Json:
     """Answer ``dekube_getBlock``."""
     loaded = await _find_block(node, block, senders=transactions)
     whole = None
@@ -151,7 +151,7 @@ async def get_block(node: Node, block: int | bytes | None, transactions: bool) -
     }
 
 
-async def get_blocks(node: Node, cursor: list[Any] | None, limit: int) -> Json:
+async def get_blocks(node: NodeApi, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getBlocks``."""
     asked_at = node.head
     match cursor:
@@ -176,7 +176,7 @@ async def get_blocks(node: Node, cursor: list[Any] | None, limit: int) -> Json:
     }
 
 
-async def get_block_receipts(node: Node, block: int | bytes | None) -> Json:
+async def get_block_receipts(node: NodeApi, block: int | bytes | None) -> Json:
     """Answer ``dekube_getBlockReceipts``."""
     loaded = await _find_block(node, block, senders=True)
     receipts = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.parameters import parameters_of
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, at, hexed
@@ -31,7 +31,7 @@ class _Epoch(NamedTuple):
     tally: Tally | None
 
 
-async def get_committee(node: Node, epoch: int | None) -> Json:
+async def get_committee(node: NodeApi, epoch: int | None) -> Json:
     """Answer ``dekube_getCommittee``."""
     asked_at, number, chain, found = await _find(node, epoch)
     committee = found.committee
@@ -57,7 +57,7 @@ async def get_committee(node: Node, epoch: int | None) -> Json:
     }
 
 
-async def get_epoch(node: Node, epoch: int | None) -> Json:
+async def get_epoch(node: NodeApi, epoch: int | None) -> Json:
     """Answer ``dekube_getEpoch``."""
     asked_at, number, chain, found = await _find(node, epoch)
     committee, info, tally = found
@@ -88,7 +88,7 @@ def _tallies(committee: Committee, tally: Tally) -> Json:
     ]  # fmt: skip
 
 
-async def _find(node: Node, epoch: int | None) -> tuple[Head, int, ChainParameters, _Epoch]:
+async def _find(node: NodeApi, epoch: int | None) -> tuple[Head, int, ChainParameters, _Epoch]:
     head, chain = node.head, parameters_of(node.description.parameters).chain
     number = epoch_of(head.height + 1, chain) if epoch is None else epoch
     found = await node.query(head.height, _epoch_of, number, chain)

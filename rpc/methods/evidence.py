@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from consensus.wire import CERTIFICATE_LIMIT_BYTES, decode_certificate
 from rpc.methods.heights import stamp
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
@@ -46,14 +46,14 @@ _PPM: Final = SHARE_ONE // 10**6
 _BLOCK_MAX: Final = BLOCK_EVIDENCE_BYTES_MAX // 128
 
 
-async def get_slash(node: Node, operator: bytes) -> Json:
+async def get_slash(node: NodeApi, operator: bytes) -> Json:
     """Answer ``dekube_getSlash``."""
     head = node.head
     record = await node.query(head.height, load_slash, operator)
     return {"at": at(head), "slash": None if record is None else _slash(operator, record)}
 
 
-async def get_slashes(node: Node, cursor: list[Any] | None, limit: int) -> Json:
+async def get_slashes(node: NodeApi, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getSlashes``."""
     height, after = node.head.height, b""
     match cursor:
@@ -76,7 +76,7 @@ def _page(reader: Any, after: bytes, limit: int) -> list[tuple[bytes, SlashRecor
     return list_slashes(reader, after=after, limit=limit)
 
 
-async def get_evidence(node: Node, height: int) -> Json:
+async def get_evidence(node: NodeApi, height: int) -> Json:
     """Answer ``dekube_getEvidence``."""
     head = node.head
     if height > head.height:
@@ -87,13 +87,13 @@ async def get_evidence(node: Node, height: int) -> Json:
     return {"at": at(head), "evidence": [_evidence(raw) for raw in loaded.block.evidence]}
 
 
-async def submit_evidence(node: Node, raw: bytes) -> Json:
+async def submit_evidence(node: NodeApi, raw: bytes) -> Json:
     """Answer ``dekube_submitEvidence``."""
     decode_evidence(raw)
     return {"at": at(node.head), **_submitted(await node.request(LiveRequests.submit_evidence, raw))}
 
 
-async def submit_fork(node: Node, certificate: bytes, other: bytes | None, reporter: bytes | None) -> Json:
+async def submit_fork(node: NodeApi, certificate: bytes, other: bytes | None, reporter: bytes | None) -> Json:
     """Answer ``dekube_submitFork``."""
     certificates = [certificate] if other is None else [certificate, other]
     for known in certificates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rpc.methods.method import Json, Node
+from rpc.methods.method import Json, NodeApi
 from rpc.methods.render import at, hexed
 from rpc.methods.schema import HEIGHT, Param
 from rpc.protocol.errors import HeightUnknown, Pruned
@@ -15,7 +15,7 @@ __all__ = ["AT_HEIGHT", "found_at", "no_state", "stamp", "state_height"]
 AT_HEIGHT: Final = Param("height", HEIGHT, "The state after this block; absent: the newest.", required=False)
 
 
-def state_height(node: Node, height: int | None) -> int:
+def state_height(node: NodeApi, height: int | None) -> int:
     """Return the height that a state query is for. Raises Pruned or HeightUnknown."""
     head = node.head
     if height is None:
@@ -32,7 +32,7 @@ def no_state(head: Head, height: int) -> HeightUnknown | Pruned:
     return Pruned(height=height, oldest_height=head.oldest_state)
 
 
-async def stamp(node: Node, height: int) -> Json:
+async def stamp(node: NodeApi, height: int) -> Json:
     """Return the stamp of an answer that holds for ``height``."""
     head = node.head
     if height == head.height:
@@ -40,7 +40,7 @@ async def stamp(node: Node, height: int) -> Json:
     return {"height": height, "hash": hexed(await node.hash_of(height))}
 
 
-def found_at(node: Node, asked_at: Head, found: Json) -> Json:
+def found_at(node: NodeApi, asked_at: Head, found: Json) -> Json:
     """Return the stamp of a search that began at ``asked_at``.
 
     What was not found then may be in a block that came while the node was asked.

@@ -7,7 +7,7 @@ from typing import Any, Final
 from rpc.methods import render
 from rpc.methods.accounts import ACCOUNT_PARAM
 from rpc.methods.light import kept_block
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AT, BOOLEAN_OUT, HASH_OUT, INTEGER_OUT, address, at, hexed
@@ -59,7 +59,7 @@ HISTORY_COMPONENTS: Final = {
 }
 
 
-async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: int) -> Json:
+async def get_history(node: NodeApi, who: bytes, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getAccountHistory``."""
     asked_at = node.head
     match cursor:
@@ -89,7 +89,7 @@ async def get_history(node: Node, who: bytes, cursor: list[Any] | None, limit: i
     }
 
 
-async def _of_transaction(node: Node, who: bytes, loaded: LoadedBlock, index: int) -> Json:
+async def _of_transaction(node: NodeApi, who: bytes, loaded: LoadedBlock, index: int) -> Json:
     transaction, receipt = loaded.transaction(index), loaded.receipts[index]
     place = render.place(loaded, index)
     return {
@@ -99,7 +99,7 @@ async def _of_transaction(node: Node, who: bytes, loaded: LoadedBlock, index: in
     } | _shown(node, who, transaction_changes(transaction, receipt), receipt.events)
 
 
-async def _of_block(node: Node, who: bytes, loaded: LoadedBlock, index: int) -> Json:
+async def _of_block(node: NodeApi, who: bytes, loaded: LoadedBlock, index: int) -> Json:
     events = loaded.hooks.events if loaded.hooks else ()
     reporters: dict[bytes, bytes] = {}
     if operators := rewarding(events):
@@ -116,7 +116,7 @@ def _reporters(reader: Reader, operators: list[bytes]) -> dict[bytes, bytes]:
     return {operator: b"" if record is None else record.reporter for operator, record in records.items()}
 
 
-def _shown(node: Node, who: bytes, changes: list[Change], events: tuple[Event, ...]) -> dict[str, Json]:
+def _shown(node: NodeApi, who: bytes, changes: list[Change], events: tuple[Event, ...]) -> dict[str, Json]:
     return {
         "changes": [
             {
@@ -133,7 +133,7 @@ def _shown(node: Node, who: bytes, changes: list[Change], events: tuple[Event, .
     }
 
 
-def _weigh(_node: Node, _who: bytes, _cursor: Any, limit: int) -> int:
+def _weigh(_node: NodeApi, _who: bytes, _cursor: Any, limit: int) -> int:
     return limit
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from consensus.light import encode_merkle_proof
 from rpc.methods.epochs import EPOCH_LIMIT
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import AT, BYTES_OUT, at, hexed
 from rpc.methods.schema import HASH, NUMBER, SAFE_INTEGER_MAX, Param, array, natural, nullable, obj
@@ -34,7 +34,7 @@ HEADERS_PAGE_MAX: Final = 512
 RECORDS_PAGE_MAX: Final = 32
 
 
-async def certified_headers(node: Node, height: int, limit: int = HEADERS_MAX) -> dict[str, Json]:
+async def certified_headers(node: NodeApi, height: int, limit: int = HEADERS_MAX) -> dict[str, Json]:
     """Return the headers from ``height`` up to the one that ``certificate`` makes final.
 
     ``certificate`` is null where ``limit`` was reached first: the next headers continue the path. Raises
@@ -48,7 +48,7 @@ async def certified_headers(node: Node, height: int, limit: int = HEADERS_MAX) -
 
 
 async def _headers(
-    node: Node, height: int, limit: int, *, to_certificate: bool
+    node: NodeApi, height: int, limit: int, *, to_certificate: bool
 ) -> tuple[list[bytes], bytes | None]:
     headers, certificate = await node.request(ChainRequests.header_path, height, limit, to_certificate)
     if not headers:
@@ -59,14 +59,14 @@ async def _headers(
     return headers, certificate
 
 
-async def get_epoch_record(node: Node, epoch: int) -> Json:
+async def get_epoch_record(node: NodeApi, epoch: int) -> Json:
     """Answer ``dekube_getEpochRecord``."""
     asked_at = node.head
     records = await node.request(ChainRequests.epoch_records, epoch, 1)
     return {"at": at(asked_at), "record": hexed(records[0]) if records else None}
 
 
-async def get_epoch_records(node: Node, from_epoch: int, limit: int) -> Json:
+async def get_epoch_records(node: NodeApi, from_epoch: int, limit: int) -> Json:
     """Answer ``dekube_getEpochRecords``."""
     asked_at = node.head
     return {
@@ -77,18 +77,18 @@ async def get_epoch_records(node: Node, from_epoch: int, limit: int) -> Json:
     }
 
 
-async def get_header(node: Node, height: int, limit: int) -> Json:
+async def get_header(node: NodeApi, height: int, limit: int) -> Json:
     """Answer ``dekube_getHeader``."""
     return {"at": at(node.head)} | await certified_headers(node, height, limit)
 
 
-async def get_headers(node: Node, from_height: int, limit: int) -> Json:
+async def get_headers(node: NodeApi, from_height: int, limit: int) -> Json:
     """Answer ``dekube_getHeaders``."""
     headers, _ = await _headers(node, from_height, limit, to_certificate=False)
     return {"at": at(node.head), "headers": [hexed(header) for header in headers]}
 
 
-async def get_transaction_proof(node: Node, hash_: bytes) -> Json:
+async def get_transaction_proof(node: NodeApi, hash_: bytes) -> Json:
     """Answer ``dekube_getTransactionProof``."""
     asked_at = node.head
     found = await final_transaction(node, hash_)
@@ -101,7 +101,7 @@ async def get_transaction_proof(node: Node, hash_: bytes) -> Json:
     }
 
 
-async def get_receipt_proof(node: Node, hash_: bytes) -> Json:
+async def get_receipt_proof(node: NodeApi, hash_: bytes) -> Json:
     """Answer ``dekube_getReceiptProof``: the root over the receipts of block h stands in the header of h + 1."""
     asked_at = node.head
     found = await final_transaction(node, hash_)
@@ -122,7 +122,7 @@ async def get_receipt_proof(node: Node, hash_: bytes) -> Json:
     }
 
 
-async def final_transaction(node: Node, hash_: bytes) -> tuple[LoadedBlock, int] | None:
+async def final_transaction(node: NodeApi, hash_: bytes) -> tuple[LoadedBlock, int] | None:
     """Return block and index of a transaction, once the head is there: after it come questions of balances.
 
     None where it is not final, or so old that its block is gone.
@@ -136,7 +136,7 @@ async def final_transaction(node: Node, hash_: bytes) -> tuple[LoadedBlock, int]
     return None if loaded is None else (loaded, place[1])
 
 
-async def kept_block(node: Node, height: int) -> LoadedBlock | None:
+async def kept_block(node: NodeApi, height: int) -> LoadedBlock | None:
     """Return the block of a place that the node named; None where it has taken the block away since."""
     try:
         return await node.block(height)

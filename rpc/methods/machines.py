@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rpc.methods.accounts import PARTY_PARAM
 from rpc.methods.heights import stamp
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.names import roles, word, words_of
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, place_in
 from rpc.methods.parameters import parameters_of
@@ -56,14 +56,14 @@ def _node(record: NodeRecord) -> Json:
     }
 
 
-async def get_node(node: Node, who: bytes) -> Json:
+async def get_node(node: NodeApi, who: bytes) -> Json:
     """Answer ``dekube_getNode``."""
     height = node.head.height
     record = await node.query(height, find_node, who)
     return {"at": await stamp(node, height), "node": None if record is None else _node(record)}
 
 
-async def get_nodes(node: Node, cursor: list[Any] | None, limit: int) -> Json:
+async def get_nodes(node: NodeApi, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getNodes``."""
     height, after = place_in(node, b"nodes", cursor)
     page = await node.query(height, list_nodes, after, limit)
@@ -74,7 +74,7 @@ async def get_nodes(node: Node, cursor: list[Any] | None, limit: int) -> Json:
     }
 
 
-async def get_duties(node: Node, who: bytes) -> Json:
+async def get_duties(node: NodeApi, who: bytes) -> Json:
     """Answer ``dekube_getDuties``."""
     height = node.head.height
     work, checks = await node.query(height, _duties, who, parameters_of(node.description.parameters).tasks)

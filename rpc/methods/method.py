@@ -20,14 +20,14 @@ from state.primitives.receipts import EventType
 if TYPE_CHECKING:
     pass
 
-__all__ = ["MIN_HEIGHT", "Json", "Method", "Node", "Posting", "bind"]
+__all__ = ["MIN_HEIGHT", "Json", "Method", "NodeApi", "Submission", "bind"]
 
 Json = Any
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 
 
-class Node(Protocol):
+class NodeApi(Protocol):
     """The node as a method sees it. Every call may raise NodeUnavailable; heights are finalised ones."""
 
     @property
@@ -126,13 +126,13 @@ class Node(Protocol):
         ...
 
 
-class Posting(NamedTuple):
+class Submission(NamedTuple):
     """The halves of a method that takes a transaction, before and after the node is asked; none of them waits.
 
     With them a call needs no coroutine. It answers exactly as ``handle`` does.
     """
 
-    prepare: Callable[[Node, bytes], tuple[bytes, Any] | None]
+    prepare: Callable[[NodeApi, bytes], tuple[bytes, Any] | None]
     """Returns the sender and what the other halves need to know; None leaves the call to ``handle``."""
     result: Callable[[Any, bytes], Json]
     """Returns the result, of what ``prepare`` returned and of the transaction's hash."""
@@ -167,7 +167,7 @@ class Method(NamedTuple):
     may_revert: bool = False
     """Some failures are reverts, whose data is bytes. The data of all others is then a list of one object: clients
     (web3.py) take an object there for a revert, whatever code and text say."""
-    posting: Posting | None = None
+    posting: Submission | None = None
     """How a call is answered whose only parameter that is given is a transaction; no ``weigh``, no ``queue``."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rpc.methods import render
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.names import roles
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
 from rpc.methods.queues import QueueKind
@@ -45,12 +45,12 @@ def _node(item: KnownNode) -> Json:
     }
 
 
-async def get_peers(node: Node) -> Json:
+async def get_peers(node: NodeApi) -> Json:
     """Answer ``dekube_getPeers``."""
     return {"at": at(node.head), "peers": [render.peer(peer) for peer in await node.request(LiveRequests.peers)]}
 
 
-async def get_network(node: Node, cursor: list[Any] | None, limit: int) -> Json:
+async def get_network(node: NodeApi, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getNetwork``."""
     match cursor:
         case None:

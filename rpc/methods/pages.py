@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from rpc.methods.heights import stamp
-from rpc.methods.method import Json, Node
+from rpc.methods.method import Json, NodeApi
 from rpc.methods.schema import CURSOR, LIMIT, LIMIT_DEFAULT, STRING, Param, Schema, make_cursor, natural, nullable
 from rpc.protocol.errors import RpcError
 from state.view import Reader
@@ -46,7 +46,7 @@ def foreign_cursor() -> RpcError:
 # A cursor of the market names the height that its list is of, so a list never moves under its reader.
 
 
-def place_in(node: Node, subject: bytes, cursor: list[Any] | None) -> tuple[int, bytes | None]:
+def place_in(node: NodeApi, subject: bytes, cursor: list[Any] | None) -> tuple[int, bytes | None]:
     """Return the height that the list of ``subject`` is of, and where the page before ended. Raises RpcError."""
     match cursor:
         case None:
@@ -66,7 +66,7 @@ def cursor_of(height: int, subject: bytes, after: bytes | None) -> str | None:
 
 
 async def numbered_page(
-    node: Node, subject: bytes, cursor: list[Any] | None, limit: int, first: int,
+    node: NodeApi, subject: bytes, cursor: list[Any] | None, limit: int, first: int,
     find: Callable[[Reader, bytes, int, int], list[_T]], task: bytes, show: Callable[[_T], Json],
 ) -> Json:  # fmt: skip
     """Return a page of what of a task has numbers, from ``first`` on or where the page before ended."""

@@ -7,7 +7,7 @@ from typing import Final
 from rpc.methods.accounts import ACCOUNT_PARAM
 from rpc.methods.heights import AT_HEIGHT, stamp, state_height
 from rpc.methods.light import HEADERS_MAX, certified_headers
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import AT, BYTES_OUT, HASH_OUT, hexed
 from rpc.methods.schema import Param, array, data, nullable, obj
@@ -19,12 +19,12 @@ from state.view.overlay import KEY_BYTES_MAX
 __all__ = ["PROOF_METHODS"]
 
 
-async def get_account_proof(node: Node, who: bytes, height: int | None) -> Json:
+async def get_account_proof(node: NodeApi, who: bytes, height: int | None) -> Json:
     """Answer ``dekube_getAccountProof``."""
     return await get_proof(node, account_key(who), height)
 
 
-async def get_proof(node: Node, key: bytes, height: int | None) -> Json:
+async def get_proof(node: NodeApi, key: bytes, height: int | None) -> Json:
     """Answer ``dekube_getProof``: what is needed to check the value with nothing but a known committee.
 
     The root after block h stands in the header of h + 1, so the newest provable height is one below the head.

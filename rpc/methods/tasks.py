@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rpc.methods.heights import stamp
 from rpc.methods.jobs import spec_to_json
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.names import word, words_of
 from rpc.methods.pages import CURSOR_PARAM, FIRST_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, numbered_page, place_in
 from rpc.methods.queues import QueueKind
@@ -74,7 +74,7 @@ def _find_task(reader: Reader, task_id: bytes) -> tuple[TaskRecord, bytes] | Non
         return None
 
 
-async def get_task(node: Node, task: bytes) -> Json:
+async def get_task(node: NodeApi, task: bytes) -> Json:
     """Answer ``dekube_getTask``."""
     height = node.head.height
     found = await node.query(height, _find_task, task)
@@ -85,7 +85,7 @@ async def get_task(node: Node, task: bytes) -> Json:
 
 
 async def get_tasks(
-    node: Node,
+    node: NodeApi,
     phase: str | None,
     requester: bytes | None,
     worker: bytes | None,
@@ -145,7 +145,7 @@ def _history(entry: HistoryEntry) -> Json:
     }
 
 
-async def get_task_history(node: Node, task: bytes, cursor: list[Any] | None, limit: int, first: int) -> Json:
+async def get_task_history(node: NodeApi, task: bytes, cursor: list[Any] | None, limit: int, first: int) -> Json:
     """Answer ``dekube_getTaskHistory``."""
     return await numbered_page(node, b"history" + task, cursor, limit, first, _known_history, task, _history)
 

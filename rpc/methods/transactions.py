@@ -7,7 +7,7 @@ from typing import Any, Final
 from rpc.methods import render
 from rpc.methods.heights import found_at
 from rpc.methods.light import TRANSACTION_HASH, final_transaction
-from rpc.methods.method import Json, Method, Node, Posting
+from rpc.methods.method import Json, Method, NodeApi, Submission
 from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import AMOUNT_OUT, AT, BOOLEAN_OUT, HASH_OUT, at, hexed
@@ -39,7 +39,7 @@ ARRIVALS_LIMIT: Final = 2**63
 """Numbers of arrivals in the mempool stay below."""
 
 
-async def get_transaction(node: Node, hash_: bytes) -> Json:
+async def get_transaction(node: NodeApi, hash_: bytes) -> Json:
     """Answer ``dekube_getTransaction``."""
     asked_at = node.head
     found = await _final_transaction(node, hash_)
@@ -52,7 +52,7 @@ async def get_transaction(node: Node, hash_: bytes) -> Json:
     return {"at": found_at(node, asked_at, found), "transaction": found}
 
 
-async def _final_transaction(node: Node, hash_: bytes) -> Json:
+async def _final_transaction(node: NodeApi, hash_: bytes) -> Json:
     found = await final_transaction(node, hash_)
     if found is None:
         return None
@@ -60,19 +60,19 @@ async def _final_transaction(node: Node, hash_: bytes) -> Json:
     return render.transaction(loaded.transaction(index), node.kinds, render.place(loaded, index))
 
 
-async def _final_receipt(node: Node, hash_: bytes) -> Json:
+async def _final_receipt(node: NodeApi, hash_: bytes) -> Json:
     found = await final_transaction(node, hash_)
     return None if found is None else render.receipt(*found, node.kinds, node.events)
 
 
-async def get_receipt(node: Node, hash_: bytes) -> Json:
+async def get_receipt(node: NodeApi, hash_: bytes) -> Json:
     """Answer ``dekube_getReceipt``."""
     asked_at = node.head
     receipt = await _final_receipt(node, hash_)
     return {"at": found_at(node, asked_at, receipt), "receipt": receipt}
 
 
-async def wait_receipt(node: Node, hash_: bytes, timeout_ms: int) -> Json:
+async def wait_receipt(node: NodeApi, hash_: bytes, timeout_ms: int) -> Json:
     """Answer ``dekube_waitForReceipt``."""
     is_final = await node.wait_transaction(hash_, timeout_ms) is not None
     receipt = await _final_receipt(node, hash_) if is_final else None
@@ -83,13 +83,13 @@ async def wait_receipt(node: Node, hash_: bytes, timeout_ms: int) -> Json:
     return {"at": found_at(node, asked_at, receipt), "receipt": receipt, "pending": pending}
 
 
-async def send_transaction(node: Node, raw: bytes) -> Json:
+async def send_transaction(node: NodeApi, raw: bytes) -> Json:
     """Answer ``dekube_sendTransaction``; the signature is checked before the node is asked."""
     sender, stamp = _prepare_transaction(node, raw)
     return _sent(stamp, await node.submit(raw, sender))
 
 
-def _prepare_transaction(node: Node, raw: bytes) -> tuple[bytes, Json]:
+def _prepare_transaction(node: NodeApi, raw: bytes) -> tuple[bytes, Json]:
     """Return sender and stamp. Raises DecodeError, SignatureInvalid and NodeUnavailable."""
     return recover_sender(raw), at(node.head)
 
@@ -98,14 +98,14 @@ def _sent(stamp: Json, hash_: bytes) -> Json:
     return {"at": stamp, "hash": hexed(hash_)}
 
 
-async def simulate_transaction(node: Node, raw: bytes) -> Json:
+async def simulate_transaction(node: NodeApi, raw: bytes) -> Json:
     """Answer ``dekube_simulateTransaction``."""
     transaction = decode_transaction(raw)
     sender = transaction.recover_sender()
     return await _dry_run(node, sender, transaction.kind, transaction.payload)
 
 
-async def estimate(node: Node, sender: bytes, kind: int, payload: bytes) -> Json:
+async def estimate(node: NodeApi, sender: bytes, kind: int, payload: bytes) -> Json:
     """Answer ``dekube_estimate``."""
     items = decode(payload, limit_bytes=TRANSACTION_LIMIT_BYTES)
     if type(items) is not list:
@@ -115,13 +115,13 @@ async def estimate(node: Node, sender: bytes, kind: int, payload: bytes) -> Json
     return await _dry_run(node, sender, kind, items)
 
 
-async def _dry_run(node: Node, sender: bytes, kind: int, payload: list[Any]) -> Json:
+async def _dry_run(node: NodeApi, sender: bytes, kind: int, payload: list[Any]) -> Json:
     newest = node.head
     outcome = decode_receipt(await node.request(ChainRequests.simulate, sender, kind, payload, None))
     return {"at": at(newest)} | render.outcome_fields(outcome, node.events)
 
 
-async def quote(node: Node) -> Json:
+async def quote(node: NodeApi) -> Json:
     """Answer ``dekube_quote``; the fee cap leaves room for eight full blocks in a row (12.5 % each)."""
     newest = node.head
     base_fee = newest.base_fee_next
@@ -137,7 +137,7 @@ async def quote(node: Node) -> Json:
     }
 
 
-async def get_mempool(node: Node, cursor: list[Any] | None, limit: int) -> Json:
+async def get_mempool(node: NodeApi, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getMempool``: by arrival, so that what comes and goes meanwhile moves no page."""
     match cursor:
         case None:
@@ -221,7 +221,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         cost=5,
         has_min_height=False,
         group="transactions",
-        posting=Posting(_prepare_transaction, _sent, lambda _stamp, error: error),
+        posting=Submission(_prepare_transaction, _sent, lambda _stamp, error: error),
     ),
     Method(
         "dekube_simulateTransaction",

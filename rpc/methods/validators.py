@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rpc.methods.heights import AT_HEIGHT, stamp, state_height
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.parameters import parameters_of
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
@@ -36,7 +36,7 @@ def jail_json(record: JailRecord | None) -> Json:
     return {"until_epoch": None if record.until_epoch == FOREVER else record.until_epoch, "times": record.times}
 
 
-async def get_validators(node: Node, height: int | None) -> Json:
+async def get_validators(node: NodeApi, height: int | None) -> Json:
     """Answer ``dekube_getValidators``."""
     number = state_height(node, height)
     chain = parameters_of(node.description.parameters).chain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpc.methods.method import Json, Method, Node
+from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.names import word, words_of
 from rpc.methods.pages import CURSOR_PARAM, FIRST_PARAM, LIMIT_PARAM, NEXT_OUT, numbered_page
 from rpc.methods.queues import QueueKind
@@ -79,7 +79,7 @@ def _window(record: WindowRecord) -> Json:
     }
 
 
-async def get_task_windows(node: Node, task: bytes, cursor: list[Any] | None, limit: int, first: int) -> Json:
+async def get_task_windows(node: NodeApi, task: bytes, cursor: list[Any] | None, limit: int, first: int) -> Json:
     """Answer ``dekube_getTaskWindows``."""
     return await numbered_page(node, b"windows" + task, cursor, limit, first, _windows, task, _window)
 

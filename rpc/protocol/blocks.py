@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Final
 
-from rpc.protocol.records import BlockRecord, Waiting
+from rpc.protocol.records import BlockRecord, PooledTransaction
 from state.primitives.blocks import Block, decode_block
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import keccak
@@ -148,7 +148,7 @@ class LoadedBlock:
         return transaction
 
 
-def waiting_transaction(waiting: Waiting) -> Transaction:
+def waiting_transaction(waiting: PooledTransaction) -> Transaction:
     """Return a transaction of the mempool, whose sender the node has recovered. Raises DecodeError."""
     transaction = decode_transaction(waiting.raw)
     transaction.sender = waiting.sender

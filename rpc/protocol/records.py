@@ -14,10 +14,10 @@ __all__ = [
     "Network",
     "Peer",
     "PoolStatus",
+    "PooledTransaction",
     "Submitted",
     "Sync",
     "UploadStatus",
-    "Waiting",
 ]
 
 
@@ -104,7 +104,7 @@ class PoolStatus(NamedTuple):
     bytes: int
 
 
-class Waiting(NamedTuple):
+class PooledTransaction(NamedTuple):
     """A transaction of the mempool: its bytes, and its sender, who was recovered when it came in."""
 
     raw: bytes

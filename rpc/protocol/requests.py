@@ -25,11 +25,11 @@ from rpc.protocol.records import (
     Head,
     Network,
     Peer,
+    PooledTransaction,
     PoolStatus,
     Submitted,
     Sync,
     UploadStatus,
-    Waiting,
 )
 from rpc.protocol.wire_types import Codec, Encoded, Length, Range, codec_of
 from state.primitives.address import ADDRESS_BYTES
@@ -225,12 +225,12 @@ class PoolRequests(Protocol):
         ...
 
     @_on_loop
-    def pool_transactions(self, limit: PoolLimit, /) -> list[Waiting]:
+    def pool_transactions(self, limit: PoolLimit, /) -> list[PooledTransaction]:
         """Return transactions of the mempool in the order in which a leader would take them."""
         ...
 
     @_on_loop
-    def pool_page(self, before: int | None, limit: PoolLimit, /) -> list[tuple[int, Waiting]]:
+    def pool_page(self, before: int | None, limit: PoolLimit, /) -> list[tuple[int, PooledTransaction]]:
         """Return transactions of the mempool with their arrival numbers, the newest first.
 
         With ``before`` only those that arrived before that number.
@@ -238,12 +238,12 @@ class PoolRequests(Protocol):
         ...
 
     @_on_loop
-    def pool_queued(self, limit: PoolLimit, /) -> list[Waiting]:
+    def pool_queued(self, limit: PoolLimit, /) -> list[PooledTransaction]:
         """Return transactions of the mempool that wait for an earlier nonce."""
         ...
 
     @_on_loop
-    def pool_of(self, address: bytes, /) -> list[Waiting]:
+    def pool_of(self, address: bytes, /) -> list[PooledTransaction]:
         """Return the transactions of one sender in the order of their nonces."""
         ...
 
@@ -258,7 +258,7 @@ class PoolRequests(Protocol):
         ...
 
     @_on_loop
-    def pool_get(self, transaction_hash: Hash, /) -> Waiting | None:
+    def pool_get(self, transaction_hash: Hash, /) -> PooledTransaction | None:
         """Return a transaction that waits in the mempool."""
         ...
 

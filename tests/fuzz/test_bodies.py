@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import orjson
 
-from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, Late
+from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, PendingAnswer
 from rpc.gateway.surface import SURFACE
-from rpc.methods.method import Node
+from rpc.methods.method import NodeApi
 from rpc.methods.schema import make_cursor
 from rpc.protocol.errors import NodeUnavailable
 from tests.fuzz.mutate import mutate
@@ -31,7 +31,7 @@ class Away:
 
 def dispatcher() -> Dispatcher:
     options = DispatchOptions(rate_per_s=0, burst=0)
-    return Dispatcher(cast(Node, Away()), SURFACE, options, lambda: 0.0)
+    return Dispatcher(cast(NodeApi, Away()), SURFACE, options, lambda: 0.0)
 
 
 def request(method: str, params: Any, identifier: Any = 1) -> dict[str, Any]:
@@ -81,11 +81,11 @@ def test_any_body_gets_an_answer_of_the_protocol() -> None:
                 check(await asked.answer(body, Caller("x")), body)
                 continue
             begun = asked.begin(body, Caller("x"))
-            if isinstance(begun, Late):
+            if isinstance(begun, PendingAnswer):
                 told = asyncio.Event()
                 begun.then(lambda _one, told=told: told.set())  # type: ignore[misc]
                 await told.wait()
-            check(begun.answer if isinstance(begun, Late) else begun, body)
+            check(begun.answer if isinstance(begun, PendingAnswer) else begun, body)
 
     asyncio.run(run())
 

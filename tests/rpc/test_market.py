@@ -12,6 +12,7 @@ from rpc.gateway.surface import DOCUMENT, SURFACE
 from rpc.methods.method import bind
 from rpc.protocol.errors import RpcError
 from rpc.protocol.records import Description, Head
+from rpc.protocol.requests import BlobRequests
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
 from state.view import Overlay
@@ -49,7 +50,8 @@ class WorldNode:
         assert height <= self.world.height
         return function(Overlay(self.world.state), *args)
 
-    async def dataset_facts(self, blob: bytes) -> DatasetFacts | None:
+    async def request(self, function: Any, blob: bytes) -> DatasetFacts | None:
+        assert function == BlobRequests.dataset_facts
         return self.facts
 
     async def hash_of(self, height: int) -> bytes:

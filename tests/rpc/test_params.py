@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.gateway.limits import Budgets, caller_key
+from rpc.gateway.limits import caller_key, caller_limiter
 from rpc.gateway.surface import DOCUMENT, SURFACE
 from rpc.methods.method import bind
 from rpc.methods.openrpc import describe
@@ -127,19 +127,19 @@ def test_every_reference_of_the_document_leads_somewhere() -> None:
 
 
 def test_budgets_refill_and_say_when() -> None:
-    budgets = Budgets(rate_per_s=10, burst=5)
-    assert [budgets.take("a", 1, 0.0) for _ in range(5)] == [0.0] * 5
-    wait = budgets.take("a", 1, 0.0)
+    rates = caller_limiter(rate_per_s=10, burst=5)
+    assert [rates.spend("a", 1, 0.0) for _ in range(5)] == [0.0] * 5
+    wait = rates.spend("a", 1, 0.0)
     assert wait > 0
-    assert budgets.take("b", 1, 0.0) == 0.0
-    assert budgets.take("a", 1, wait) == 0.0
+    assert rates.spend("b", 1, 0.0) == 0.0
+    assert rates.spend("a", 1, wait) == 0.0
 
 
 def test_a_costly_request_is_served_and_waited_for() -> None:
-    budgets = Budgets(rate_per_s=1, burst=5)
-    assert budgets.take("a", 100, 0.0) == 0.0
-    assert budgets.take("a", 1, 90.0) > 0
-    assert budgets.take("a", 1, 97.0) == 0.0
+    rates = caller_limiter(rate_per_s=1, burst=5)
+    assert rates.spend("a", 100, 0.0) == 0.0
+    assert rates.spend("a", 1, 90.0) > 0
+    assert rates.spend("a", 1, 97.0) == 0.0
 
 
 def test_callers_are_addresses_or_sites() -> None:

@@ -13,8 +13,8 @@ from typing import Any, Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, Late, Posted
-from rpc.gateway.node.batcher import Gatherer
+from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, PendingAnswer, PendingTransaction
+from rpc.gateway.node.batcher import Batcher
 from rpc.gateway.surface import SURFACE
 from rpc.protocol.errors import NodeUnavailable, RpcError
 from rpc.protocol.records import Head
@@ -153,11 +153,11 @@ def test_the_short_way_answers_as_the_long_one(
         for request in asked:
             body = json.dumps(request).encode()
             begun = short.dispatcher.begin(body, ASKER)
-            while isinstance(begun, Late) and begun.is_waiting:
+            while isinstance(begun, PendingAnswer) and begun.is_waiting:
                 if short.node.waiters:
                     short.node.tell(0)
                 await asyncio.sleep(0)
-            answer = begun.answer if isinstance(begun, Late) else begun
+            answer = begun.answer if isinstance(begun, PendingAnswer) else begun
             assert answer == await long.dispatcher.answer(body, ASKER)
             assert short.observed == long.observed
         assert short.left == long.left
@@ -189,9 +189,9 @@ def test_who_gives_up_is_not_told_and_holds_no_place() -> None:
         world = World({}, DispatchOptions(requests_max=2))
         call = {"jsonrpc": "2.0", "id": 1, "method": NATIVE, "params": ["0x" + GOOD[0].hex()]}
         body = json.dumps(call).encode()
-        told: list[Late] = []
+        told: list[PendingAnswer] = []
         first, second = world.dispatcher.begin(body, ASKER), world.dispatcher.begin(body, ASKER)
-        assert isinstance(first, Posted) and isinstance(second, Posted)
+        assert isinstance(first, PendingTransaction) and isinstance(second, PendingTransaction)
         refused = world.dispatcher.begin(body, ASKER)
         assert isinstance(refused, bytes) and b"limit_exceeded" in refused
         first.then(told.append)
@@ -199,7 +199,7 @@ def test_who_gives_up_is_not_told_and_holds_no_place() -> None:
         first.cancel()
         first.cancel()
         third = world.dispatcher.begin(body, ASKER)
-        assert isinstance(third, Posted)
+        assert isinstance(third, PendingTransaction)
         while world.node.waiters:
             world.node.tell(0)
         assert told == [second]
@@ -221,7 +221,7 @@ def test_a_batch_that_is_given_up_gives_its_places_back() -> None:
         assert answering.cancelled()
         while world.node.waiters:
             world.node.tell(0)
-        assert isinstance(world.dispatcher.begin(json.dumps(call).encode(), ASKER), Posted)
+        assert isinstance(world.dispatcher.begin(json.dumps(call).encode(), ASKER), PendingTransaction)
 
     run(main())
 
@@ -229,13 +229,13 @@ def test_a_batch_that_is_given_up_gives_its_places_back() -> None:
 class Request:
     """Knows what it waits for, as a request of ``rpc.gateway.fast_path`` does, and is told when that is there."""
 
-    def __init__(self, task: Late) -> None:
+    def __init__(self, task: PendingAnswer) -> None:
         self.task = task
         self.answer: bytes | None = None
         self.is_there = asyncio.Event()
         task.then(self.answered)
 
-    def answered(self, done: Late) -> None:
+    def answered(self, done: PendingAnswer) -> None:
         self.answer = done.answer
         self.is_there.set()
 
@@ -247,7 +247,7 @@ def test_what_was_answered_leaves_nothing_to_the_collector_of_cycles() -> None:
         world = World({}, DispatchOptions())
         for body in (json.dumps(call).encode(), json.dumps([call, call]).encode()):
             begun = world.dispatcher.begin(body, ASKER)
-            assert isinstance(begun, Late)
+            assert isinstance(begun, PendingAnswer)
             request = Request(begun)
             while world.node.waiters:
                 world.node.tell(0)
@@ -257,7 +257,7 @@ def test_what_was_answered_leaves_nothing_to_the_collector_of_cycles() -> None:
             del request, begun
             await asyncio.sleep(0)  # the loop itself still holds what it called last
             assert gone() is None
-            assert not [found for found in gc.get_objects() if isinstance(found, Late)]
+            assert not [found for found in gc.get_objects() if isinstance(found, PendingAnswer)]
 
     gc.collect()
     gc.disable()
@@ -293,7 +293,7 @@ def test_a_waiter_that_fails_keeps_nobody_from_being_told() -> None:
             listeners[2].is_gone = True
             return [-question if question else NodeUnavailable() for question in questions]
 
-        gatherer: Gatherer[int, int] = Gatherer(ask, frame_items_max=8, waiting_max=8)
+        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=8, waiting_max=8)
         listeners = [Listener(), Listener(fails=True), Listener(), Listener(is_gone=True), Listener()]
         for question, listener in enumerate(listeners):
             gatherer.tell(question, listener)

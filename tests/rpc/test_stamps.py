@@ -14,6 +14,7 @@ from rpc.methods.history import get_history
 from rpc.methods.light import get_receipt_proof, get_transaction_proof
 from rpc.methods.method import Json
 from rpc.methods.transactions import get_receipt, get_transaction, wait_receipt
+from rpc.protocol.requests import ChainRequests, PoolRequests
 
 HASH: Final = bytes(32)
 WHO: Final = bytes(20)
@@ -48,7 +49,10 @@ class Node:
         found: tuple[int, int] | None = self._answer((8, 0), None)
         return found
 
-    async def pool_get(self, _hash: bytes) -> Any:
+    async def request(self, function: Any, *args: Any) -> Any:
+        if function == ChainRequests.history:
+            return self._history(*args)
+        assert function == PoolRequests.pool_get
         return self._answer(None, SimpleNamespace() if self._pool else None)
 
     async def pending_nonce(self, _who: bytes) -> int:
@@ -57,7 +61,7 @@ class Node:
     async def read(self, _height: int, *_keys: bytes) -> list[bytes | None]:
         return [(5 << 128).to_bytes(32, "big")]
 
-    async def history(self, _who: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
+    def _history(self, _who: bytes, before: tuple[int, int] | None, limit: int) -> list[tuple[int, int]]:
         places = [(height, 0) for height in range(9, 0, -1)]  # it has blocks of which the gateway was not told yet
         return [place for place in places if before is None or place < before][:limit]
 

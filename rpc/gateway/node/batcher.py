@@ -18,7 +18,7 @@ from rpc.protocol.errors import NodeUnavailable, RpcError
 from rpc.protocol.waiter import Waiter
 from state.primitives.errors import DecodeError
 
-__all__ = ["FRAME_BYTES_MAX", "Gatherer"]
+__all__ = ["FRAME_BYTES_MAX", "Batcher"]
 
 _log = structlog.get_logger(__name__)
 _Q = TypeVar("_Q")
@@ -39,7 +39,7 @@ class _Asked(asyncio.Future[_A]):
             self.set_result(answer)
 
 
-class Gatherer(Generic[_Q, _A]):
+class Batcher(Generic[_Q, _A]):
     """Collects questions until the loop's turn ends; ``ask`` answers several, in their order, or fails them all.
 
     An answer that is an exception fails its own question alone. With ``pause_s`` one frame is under way at a time,

@@ -12,7 +12,7 @@ import orjson
 from rpc.protocol.blocks import LoadedBlock
 from state.primitives.bounded_cache import BoundedCache
 
-__all__ = ["ITEMS_OF_TURN", "Shelf"]
+__all__ = ["ITEMS_OF_TURN", "BlockCache"]
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
@@ -25,7 +25,7 @@ RENDERS_MAX: Final = 2
 """Blocks shown at once; what they take of each turn of the loop adds up."""
 
 
-class Shelf:
+class BlockCache:
     """Keeps final blocks, and large ones as they are shown; ``fetch`` gets one from the node.
 
     Runs on asyncio. What is long to compute has a thread of its own: large blocks must not take the places of
@@ -42,9 +42,9 @@ class Shelf:
         self._fetch = fetch
         self._blocks: BoundedCache[int, LoadedBlock] = BoundedCache(block_bytes_max)
         self._rendered: BoundedCache[tuple[str, bytes], bytes] = BoundedCache(rendered_bytes_max)
-        self._fetching: _UnderWay[int, LoadedBlock | None] = _UnderWay()
-        self._recovering: _UnderWay[int, None] = _UnderWay()
-        self._rendering: _UnderWay[tuple[str, bytes], bytes] = _UnderWay()
+        self._fetching: _SharedWork[int, LoadedBlock | None] = _SharedWork()
+        self._recovering: _SharedWork[int, None] = _SharedWork()
+        self._rendering: _SharedWork[tuple[str, bytes], bytes] = _SharedWork()
         self._fetches = asyncio.Semaphore(FETCHES_MAX)
         self._renders = asyncio.Semaphore(RENDERS_MAX)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rpc-block")
@@ -115,7 +115,7 @@ class Shelf:
         return found
 
 
-class _UnderWay(Generic[_K, _V]):
+class _SharedWork(Generic[_K, _V]):
     """Work that several may wait for, by what it is about; it goes on when those who wait leave."""
 
     def __init__(self) -> None:

@@ -19,12 +19,12 @@ from typing import Any, Final, cast
 
 import structlog
 
-from rpc.gateway.node.batcher import Gatherer
-from rpc.gateway.node.block_cache import Shelf
-from rpc.gateway.node.pending import Questions, as_error
-from rpc.gateway.node.receipt_waiters import Waits
-from rpc.gateway.node.state_cache import KEYS_OF_FRAME, Values
-from rpc.gateway.node.view_threads import Queries
+from rpc.gateway.node.batcher import Batcher
+from rpc.gateway.node.block_cache import BlockCache
+from rpc.gateway.node.pending import PendingRequests, as_error
+from rpc.gateway.node.receipt_waiters import ReceiptWaiters
+from rpc.gateway.node.state_cache import KEYS_OF_FRAME, StateCache
+from rpc.gateway.node.view_threads import ViewThreads
 from rpc.methods.poll_filters import FILTERS_PER_CALLER_MAX, PollFilters
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import HeightNotReached, HeightUnknown, NodeUnavailable, RpcError
@@ -40,7 +40,7 @@ from state.primitives.receipts import EventType
 from state.primitives.transactions import CALL_KIND
 from tasks.ledger.events import EVENTS
 
-__all__ = ["Link", "LinkOptions", "read_submitted"]
+__all__ = ["NodeClient", "NodeClientOptions", "read_submitted"]
 
 _log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ RECONNECT_S_MAX: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class LinkOptions:
+class NodeClientOptions:
     """Bounds of what the gateway keeps and of what it has under way at the node."""
 
     requests_max: int = 4096
@@ -80,7 +80,7 @@ class LinkOptions:
 class _Session(asyncio.Protocol):
     """One connection to the node."""
 
-    def __init__(self, questions: Questions, on_lost: Callable[[_Session], None]) -> None:
+    def __init__(self, questions: PendingRequests, on_lost: Callable[[_Session], None]) -> None:
         self._questions = questions
         self._on_lost = on_lost
         self._buffer = FrameBuffer(ANSWER_LIMIT_BYTES)
@@ -120,21 +120,21 @@ class _Session(asyncio.Protocol):
         self._frames = []
 
 
-class Link:
+class NodeClient:
     """The node as the methods see it (``rpc.methods.method.Node``); ``run`` keeps it connected."""
 
-    def __init__(self, path: Path, options: LinkOptions | None = None) -> None:
+    def __init__(self, path: Path, options: NodeClientOptions | None = None) -> None:
         self._path = path
-        self._options = options = options or LinkOptions()
+        self._options = options = options or NodeClientOptions()
         self._session: _Session | None = None
-        self._questions = Questions(options.requests_max, options.request_timeout_s, self._told)
-        self._values = Values(self._read_keys, options.state_entries_max)
-        self._shelf = Shelf(
+        self._questions = PendingRequests(options.requests_max, options.request_timeout_s, self._told)
+        self._values = StateCache(self._read_keys, options.state_entries_max)
+        self._shelf = BlockCache(
             self._fetch_block,
             block_bytes_max=options.block_bytes_max,
             rendered_bytes_max=options.rendered_bytes_max,
         )
-        self._queries = Queries(
+        self._queries = ViewThreads(
             self._questions, self._values.read, running_max=options.queries_max, threads=options.query_threads
         )
         # Bound here and not wrapped in methods: no question takes a call more.
@@ -154,20 +154,20 @@ class Link:
         self._heights: BoundedCache[bytes, int] = BoundedCache(options.place_entries_max)
         self._hashes: BoundedCache[int, bytes] = BoundedCache(options.place_entries_max)
         self._waiters: set[asyncio.Future[None]] = set()
-        self._locates: Gatherer[bytes, tuple[int, int] | None] = Gatherer(
+        self._locates: Batcher[bytes, tuple[int, int] | None] = Batcher(
             self._locate_all, frame_items_max=KEYS_OF_FRAME, waiting_max=options.waiters_max
         )
-        self._nonces: Gatherer[bytes, int] = Gatherer(
+        self._nonces: Batcher[bytes, int] = Batcher(
             self._ask_nonces, frame_items_max=KEYS_OF_FRAME, waiting_max=options.requests_max
         )
-        self._submits: Gatherer[tuple[bytes, bytes], bytes] = Gatherer(
+        self._submits: Batcher[tuple[bytes, bytes], bytes] = Batcher(
             self._submit_all,
             frame_items_max=SUBMITS_OF_FRAME,
             waiting_max=options.requests_max,
             size_of=lambda transaction: len(transaction[0]) + 64,
             pause_s=SUBMIT_PAUSE_S,
         )
-        self.waits = Waits(self, options.waiters_max)
+        self.waits = ReceiptWaiters(self, options.waiters_max)
         self._listeners: list[Callable[[Head], None]] = []
         self.blooms: BoundedCache[int, int] = BoundedCache(options.bloom_entries_max)
         self.filters = PollFilters(time.monotonic, secrets.randbits, options.filters_per_caller_max)

@@ -14,13 +14,13 @@ from state.primitives.codec import Value
 _P = ParamSpec("_P")
 _A = TypeVar("_A")
 
-__all__ = ["Questions", "as_error"]
+__all__ = ["PendingRequests", "as_error"]
 
 SWEEP_S: Final = 1.0
 _NOBODY: Final = (None, 0.0, None)
 
 
-class Questions:
+class PendingRequests:
     """The questions of one gateway; ``told`` takes what the node says unasked. Runs on asyncio."""
 
     def __init__(self, open_max: int, timeout_s: float, told: Callable[[Push], None]) -> None:

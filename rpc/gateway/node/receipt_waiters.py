@@ -16,7 +16,7 @@ from rpc.protocol.errors import RpcError
 from rpc.protocol.records import Head
 from state.primitives.errors import DekubeError
 
-__all__ = ["BLOCKS_MAX", "Source", "Waits"]
+__all__ = ["BLOCKS_MAX", "BlockSource", "ReceiptWaiters"]
 
 _log = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ Place = tuple[int, int]
 """Height and index of a transaction."""
 
 
-class Source(Protocol):
+class BlockSource(Protocol):
     """Where blocks and places come from; every part may raise a DekubeError."""
 
     @property
@@ -44,10 +44,10 @@ class Source(Protocol):
         ...
 
 
-class Waits:
+class ReceiptWaiters:
     """Everybody who waits for a transaction; ``on_head`` is to be called at each new head."""
 
-    def __init__(self, source: Source, waiters_max: int) -> None:
+    def __init__(self, source: BlockSource, waiters_max: int) -> None:
         self._source = source
         self._waiters_max = waiters_max
         self._waiting: dict[bytes, set[asyncio.Future[Place | None]]] = {}

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, cast
 
-__all__ = ["KEYS_OF_FRAME", "Values"]
+__all__ = ["KEYS_OF_FRAME", "StateCache"]
 
 KEYS_OF_FRAME: Final = 256
 SMALL_VALUE_BYTES: Final = 1024
@@ -20,7 +20,7 @@ Wanted = list[tuple[bytes, list[asyncio.Future[bytes | None]]]]
 """Keys, each with those who wait for its value."""
 
 
-class Values:
+class StateCache:
     """Keeps values; ``fetch`` gets those of some keys after a height from the node. Runs on asyncio."""
 
     def __init__(

@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
-from rpc.gateway.node.pending import Questions
+from rpc.gateway.node.pending import PendingRequests
 from rpc.protocol.errors import NodeUnavailable, RpcError
 from rpc.protocol.requests import ChainRequests
 
-__all__ = ["Queries"]
+__all__ = ["ViewThreads"]
 
 _T = TypeVar("_T")
 
@@ -19,7 +19,7 @@ SCAN_PAGE: Final = 1024
 """Entries that are asked for at a time."""
 
 
-class Read(Protocol):
+class StateRead(Protocol):
     """Reads values of the state after a height."""
 
     def __call__(self, height: int, *keys: bytes) -> Coroutine[Any, Any, list[bytes | None]]:
@@ -27,10 +27,10 @@ class Read(Protocol):
         ...
 
 
-class Queries:
+class ViewThreads:
     """Runs what is asked of the state; what it reads comes by ``read``, what it scans by ``questions``."""
 
-    def __init__(self, questions: Questions, read: Read, *, running_max: int, threads: int) -> None:
+    def __init__(self, questions: PendingRequests, read: StateRead, *, running_max: int, threads: int) -> None:
         self._questions = questions
         self._read = read
         self._running_max = running_max
@@ -59,7 +59,9 @@ class Queries:
 class _RemoteReader:
     """The state after one height as a ``Reader`` for worker threads."""
 
-    def __init__(self, questions: Questions, read: Read, loop: asyncio.AbstractEventLoop, height: int) -> None:
+    def __init__(
+        self, questions: PendingRequests, read: StateRead, loop: asyncio.AbstractEventLoop, height: int
+    ) -> None:
         self._questions = questions
         self._read = read
         self._loop = loop

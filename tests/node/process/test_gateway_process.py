@@ -84,9 +84,9 @@ def test_the_gateway_is_told_what_the_options_say_and_keeps_its_own_for_the_rest
     assert (read.socket, read.listen) == (str(tmp_path / "s"), ("[::1]:7",))
     assert (read.cors, read.hosts, read.log_level, read.log_format) == (("a",), ("h",), "debug", "json")
     assert (read.dispatch.rate_per_s, read.dispatch.burst, read.dispatch.requests_per_caller_max) == (2, 3, 4)
-    assert (read.doors.connections_max, read.doors.connections_per_address_max) == (5, 6)
-    assert read.doors.trusted_proxies == ("10.0.0.0/8",)
-    assert read.session.subscriptions_per_address_max == 7 and read.link.filters_per_caller_max == 8
+    assert (read.connections.connections_max, read.connections.connections_per_address_max) == (5, 6)
+    assert read.connections.trusted_proxies == ("10.0.0.0/8",)
+    assert read.session.subscriptions_per_address_max == 7 and read.node.filters_per_caller_max == 8
     assert read.ready_peers_min == 9 and read.blobs == options_from_json('{"socket": ""}').blobs
 
 

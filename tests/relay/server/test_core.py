@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from p2p.base.endpoint import Endpoint
 from relay.protocol.errors import Refusal, RelayProtocolError
-from relay.protocol.limits import HostTable, RelayLimits, TokenBucket
+from relay.protocol.limits import HostTable, RelayLimits
 from relay.protocol.route import Route, SeenRoutes, VerifiedRoute
 from relay.protocol.wire import (
     Connect,
@@ -41,6 +41,7 @@ from relay.protocol.wire import (
 )
 from relay.server.core import Drop, Effect, End, ExtendCircuit, Hold, Join, Refuse, RelayCore, Send
 from state.primitives.errors import ConfigError
+from state.primitives.token_bucket import TokenBucket
 from tests.relay.daemon_process import identity_of
 
 LIMITS = RelayLimits(trusted_networks=())

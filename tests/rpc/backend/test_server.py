@@ -98,7 +98,7 @@ async def test_a_bug_behind_a_question_costs_that_question_only(tmp_path: Path) 
         for method in ("history", "head"):
             answer = await asker.ask(method)
             assert isinstance(answer, Failure) and answer.code == "internal_error"
-        assert isinstance(await asker.ask("pool"), Answer)
+        assert isinstance(await asker.ask("pool_status"), Answer)
 
 
 async def test_a_frame_that_cannot_be_read_costs_its_own_question_only(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ async def test_a_frame_that_cannot_be_read_costs_its_own_question_only(tmp_path:
         stream = await trio.open_unix_socket(str(tmp_path / "s"))
         asker = Asker(stream)
         for odd in (deep, 2**300, [deep] * 9):
-            answer = await asker.ask("hash", odd)
+            answer = await asker.ask("block_hash", odd)
             assert isinstance(answer, Failure) and answer.code == "decode_error"
             assert isinstance(await asker.ask("head"), Answer)
         await stream.send_all((2).to_bytes(4, "big") + b"\x81\x00")  # nobody's question: another protocol

@@ -26,8 +26,8 @@ from p2p.blob.store import PieceInvalid
 from p2p.service import Network, NetworkConfig
 from rpc.backend.server import Backend
 from rpc.client import AsyncClient, Client, ClientError, ClientOptions
-from rpc.gateway.blobs import BlobDoor, BlobOptions, read_range
-from rpc.gateway.connections import DoorOptions, Doors
+from rpc.gateway.blobs import BlobEndpoint, BlobOptions, read_range
+from rpc.gateway.connections import ConnectionLimiter, ConnectionOptions
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.protocols import make_protocols
 from rpc.protocol.errors import RpcError
@@ -370,7 +370,7 @@ class Asked:
             await asyncio.Event().wait()
         self.said.append(message)
 
-    async def through(self, door: BlobDoor, caller: str = "1") -> Asked:
+    async def through(self, door: BlobEndpoint, caller: str = "1") -> Asked:
         await door(self.scope, self.receive, self.send, caller)
         return self
 
@@ -391,11 +391,11 @@ class Link:
         return True
 
 
-def door(monkeypatch: pytest.MonkeyPatch, **options: int) -> tuple[BlobDoor, Link]:
+def door(monkeypatch: pytest.MonkeyPatch, **options: int) -> tuple[BlobEndpoint, Link]:
     monkeypatch.setattr(rpc.gateway.blobs, "CHUNK_DEADLINE_S", 0.05)
     monkeypatch.setattr(rpc.gateway.blobs, "BODY_DEADLINE_S", 0.05)
     link = Link()
-    made = BlobDoor(link, BlobOptions(**options), asyncio.get_running_loop().time, lambda *_: None)  # type: ignore[arg-type]
+    made = BlobEndpoint(link, BlobOptions(**options), asyncio.get_running_loop().time, lambda *_: None)  # type: ignore[arg-type]
     return made, link
 
 
@@ -440,7 +440,7 @@ def test_a_client_that_goes_away_is_seen_to_have_gone(is_kind: bool) -> None:
                 await asyncio.sleep(0)
             seen.set()
 
-        protocol = make_protocols(Doors(DoorOptions()), Echo())[0]
+        protocol = make_protocols(ConnectionLimiter(ConnectionOptions()), Echo())[0]
         config = Config(application, log_config=None, lifespan="off")
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: protocol(config, ServerState(), {}, loop), "127.0.0.1", 0)  # type: ignore[call-arg]
@@ -486,7 +486,7 @@ def test_places_and_pace_are_bounded_for_each_caller_and_in_all(monkeypatch: pyt
 
         monkeypatch.setattr(asyncio, "sleep", sleep)
         link = Link()
-        paced = BlobDoor(link, BlobOptions(bytes_per_s=PIECE_BYTES), lambda: now, lambda *_: None)  # type: ignore[arg-type]
+        paced = BlobEndpoint(link, BlobOptions(bytes_per_s=PIECE_BYTES), lambda: now, lambda *_: None)  # type: ignore[arg-type]
         await Asked("GET", path).through(paced)
         await Asked("GET", path).through(paced)
         assert sum(slept) == pytest.approx(5, abs=0.1), "seven pieces, of which the first two pass at once"

@@ -12,7 +12,7 @@ import uvloop
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from rpc.gateway.connections import DoorOptions, Doors
+from rpc.gateway.connections import ConnectionLimiter, ConnectionOptions
 from rpc.gateway.dispatch import Caller
 from rpc.gateway.fast_path import BODY_DEADLINE_S, PIECE_BYTES_MIN, PIECES_FREE
 from rpc.gateway.http_protocol import HEADERS_LIMIT_BYTES, PIPELINE_MAX
@@ -34,8 +34,8 @@ class Slow(Echo):
 
     body_bytes_max = 1024 * KIB
 
-    def __init__(self, doors: Doors) -> None:
-        self.ledger = doors.ledger
+    def __init__(self, doors: ConnectionLimiter) -> None:
+        self.memory_quota = doors.memory_quota
         self.waiting: list[asyncio.Future[bytes]] = []
 
     def answer(self, body: bytes | bytearray, caller: Caller) -> Coroutine[Any, Any, bytes | None]:
@@ -51,7 +51,7 @@ class Connection:
 
     def __init__(self, application: Any = asgi, *, is_socket: bool = False) -> None:
         self.loop, self.pipe = Loop(), Pipe()
-        self.doors = Doors(DoorOptions())
+        self.doors = ConnectionLimiter(ConnectionOptions())
         self.port = Slow(self.doors)
         protocol: Any = make_protocols(self.doors, self.port)[is_socket]
         config = Config(application, log_config=None, lifespan="off")
@@ -74,7 +74,7 @@ class Connection:
         self.pipe.ended = True
         self.protocol.connection_lost(None)
         await self.turns()
-        assert (self.doors.open, self.doors.ledger.bytes, self.doors.unread) == (0, 0, set())
+        assert (self.doors.open, self.doors.memory_quota.bytes, self.doors.unread) == (0, 0, set())
 
 
 def run(scenario: Callable[[], Any]) -> None:
@@ -162,7 +162,7 @@ BEHIND = [
     pytest.param(GET, 0.0, id="left behind asgi"),
     pytest.param(GET + post(BODY), 0.0, id="left behind both"),
     pytest.param(post(BODY) + GET, 0.0, id="left behind both the other way"),
-    pytest.param(post(BODY) + PART, DoorOptions().first_request_s, id="deadline of a head"),
+    pytest.param(post(BODY) + PART, ConnectionOptions().first_request_s, id="deadline of a head"),
     pytest.param(post(BODY) * (PIPELINE_MAX + 1), 0.0, id="too many"),
     pytest.param(post(BODY) + b"\0", 0.0, id="garbage"),
     pytest.param(post(BODY) + UPGRADE, 0.0, id="upgrade"),
@@ -178,7 +178,7 @@ def test_a_request_with_others_behind_it_is_forgotten_with_its_connection(
         one = Connection()
         await one.send(WAITING)
         first = one.protocol.cycle
-        assert one.doors.ledger.bytes > 200 * KIB
+        assert one.doors.memory_quota.bytes > 200 * KIB
         await one.send(behind)
         [answer] = one.port.waiting
         one.loop.move(ends_s + 0.1)
@@ -219,7 +219,7 @@ def test_so_is_one_that_asgi_answers() -> None:
 @pytest.mark.parametrize("before", [post(BODY), GET], ids=["short way", "asgi"])
 def test_no_websocket_opens_behind_a_request_that_is_not_answered(before: bytes, count: int) -> None:
     async def main() -> None:
-        doors = Doors(DoorOptions())
+        doors = ConnectionLimiter(ConnectionOptions())
         async with asyncio.timeout(30), served(doors, asgi, []) as place:
             reader, writer = await asyncio.open_connection(*place)
             writer.write(before * count + UPGRADE)
@@ -227,14 +227,14 @@ def test_no_websocket_opens_behind_a_request_that_is_not_answered(before: bytes,
             assert b" 101 " not in told and b"HTTP/1.1 400 " in told
             writer.close()
             await until(lambda: not doors.open)
-            assert doors.ledger.bytes == 0
+            assert doors.memory_quota.bytes == 0
 
     uvloop.run(main())
 
 
 def test_behind_one_that_is_answered_it_does() -> None:
     async def main() -> None:
-        doors = Doors(DoorOptions())
+        doors = ConnectionLimiter(ConnectionOptions())
         async with asyncio.timeout(30), served(doors, application, []) as place:
             reader, writer = await asyncio.open_connection(*place)
             writer.write(post(b"{}") + UPGRADE)
@@ -249,7 +249,7 @@ def test_behind_one_that_is_answered_it_does() -> None:
 
 def test_answers_that_are_not_read_are_counted_beyond_the_upgrade_and_not_for_ever() -> None:
     async def main() -> None:
-        doors, opened = Doors(DoorOptions()), asyncio.Event()
+        doors, opened = ConnectionLimiter(ConnectionOptions()), asyncio.Event()
 
         async def noting(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "websocket":
@@ -259,14 +259,14 @@ def test_answers_that_are_not_read_are_counted_beyond_the_upgrade_and_not_for_ev
         async with asyncio.timeout(30), served(doors, noting, []) as place:
             client = socket.create_connection(place)
             client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            await until(lambda: doors.ledger.bytes > 0)
+            await until(lambda: doors.memory_quota.bytes > 0)
             client.sendall(UPGRADE)
             await opened.wait()
             await asyncio.sleep(0)
-            assert LARGE // 2 < doors.ledger.bytes <= LARGE, "and nothing is written before it is read"
+            assert LARGE // 2 < doors.memory_quota.bytes <= LARGE, "and nothing is written before it is read"
             client.close()
             await until(lambda: not doors.open)
-            assert doors.ledger.bytes == 0
+            assert doors.memory_quota.bytes == 0
 
     uvloop.run(main())
 

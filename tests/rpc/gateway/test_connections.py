@@ -10,7 +10,7 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from rpc.gateway.connections import DoorOptions, Doors
+from rpc.gateway.connections import ConnectionLimiter, ConnectionOptions
 from rpc.gateway.http_protocol import LINGER_BYTES_MAX, LINGER_IDLE_S, LINGER_S
 from rpc.gateway.protocols import make_protocols
 from tests.rpc.gateway.test_heads import BODY, TURNS, Echo, Loop, Pipe
@@ -50,7 +50,7 @@ class Connection:
 
     def __init__(self, application: Any = refuses) -> None:
         self.loop, self.pipe = Loop(), HalfPipe()
-        self.doors = Doors(DoorOptions())
+        self.doors = ConnectionLimiter(ConnectionOptions())
         protocol: Any = make_protocols(self.doors, Echo())[0]
         config = Config(application, log_config=None, lifespan="off", timeout_keep_alive=1)
         self.http = protocol(config, ServerState(), {}, self.loop)
@@ -85,7 +85,7 @@ def test_the_rest_of_a_refused_body_is_dropped_for_a_time(request_: bytes) -> No
             await one.send(PART)
             assert not one.pipe.ended
             assert one.doors.open == 1, "it counts"
-            assert (bytes(one.http.cycle.body), one.doors.ledger.bytes) == (b"", 0), "nothing is kept"
+            assert (bytes(one.http.cycle.body), one.doors.memory_quota.bytes) == (b"", 0), "nothing is kept"
         one.loop.move(LINGER_S + 0.1)
         assert one.pipe.ended, "however much comes"
 

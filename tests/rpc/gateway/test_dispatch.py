@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, Suspended, start
+from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, SuspendedCall, start
 from rpc.gateway.fair_queue import FairQueue
 from rpc.gateway.memory_quota import FREE_BYTES
 from rpc.methods.method import Method
@@ -163,7 +163,7 @@ def test_a_batch_that_is_given_up_gives_up_all_of_it(sleeps: bool) -> None:
             raise AssertionError
 
         answering = start(dispatcher(handle).answer(asked(1, 2, 3), ASKER))
-        assert isinstance(answering, Suspended)
+        assert isinstance(answering, SuspendedCall)
         told: list[bool] = []
         answering.then(lambda one: told.append(one.is_cancelled))
         for _ in range(3):
@@ -189,7 +189,7 @@ def test_what_fails_while_it_waits_says_why() -> None:
             return number
 
         answering = start(dispatcher(handle).answer(asked(7)[1:-1], ASKER))
-        assert isinstance(answering, Suspended)
+        assert isinstance(answering, SuspendedCall)
         told = asyncio.Event()
         answering.then(lambda _one: told.set())
         future.set_exception(NodeUnavailable())
@@ -221,7 +221,7 @@ def test_who_gives_up_as_what_it_waited_for_comes_does_not_go_on(fails: bool) ->
 
         it = dispatcher(handle)
         answering = start(it.answer(asked(7)[1:-1], ASKER))
-        assert isinstance(answering, Suspended)
+        assert isinstance(answering, SuspendedCall)
         told: list[bool] = []
         answering.then(lambda one: told.append(one.is_cancelled))
         if fails:
@@ -256,7 +256,11 @@ def test_a_place_that_is_granted_to_one_who_gives_up_in_that_moment_is_given_bac
             raise AssertionError
 
         first, second, third = (start(visit(caller)) for caller in ("first", "second", "third"))
-        assert isinstance(first, Suspended) and isinstance(second, Suspended) and isinstance(third, Suspended)
+        assert (
+            isinstance(first, SuspendedCall)
+            and isinstance(second, SuspendedCall)
+            and isinstance(third, SuspendedCall)
+        )
         first.cancel()
         await asyncio.sleep(0)  # the place is the second one's, who has not noticed yet
         second.cancel()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from rpc.gateway.connections import DoorOptions
+from rpc.gateway.connections import ConnectionOptions
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.fast_path import PIECE_BYTES_MIN, PIECES_FREE
 from rpc.gateway.http_protocol import PIPELINE_MAX
@@ -278,7 +278,9 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await trio.lowlevel.checkpoint()
 
 
-BOUNDED = replace(OPTIONS, doors=DoorOptions(held_bytes_max=40 * MIB, held_bytes_per_address_max=16 * MIB))
+BOUNDED = replace(
+    OPTIONS, connections=ConnectionOptions(held_bytes_max=40 * MIB, held_bytes_per_address_max=16 * MIB)
+)
 
 
 async def test_bodies_that_never_end_are_bounded_for_an_address_and_in_all(

@@ -15,9 +15,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from rpc.gateway import connections, http_protocol
-from rpc.gateway.dispatch import Caller, Late, start
+from rpc.gateway.dispatch import Caller, PendingAnswer, start
 from rpc.gateway.fast_path import BODY_DEADLINE_S
-from rpc.gateway.memory_quota import Ledger
+from rpc.gateway.memory_quota import MemoryQuota
 from rpc.gateway.protocols import make_protocols
 from rpc.protocol.errors import RpcError
 from tests.rpc.raw import chunked, post
@@ -57,7 +57,7 @@ REQUESTS = (
 class Echo:
     """Answers with the body, at once or after a turn of the loop."""
 
-    ledger = Ledger()
+    memory_quota = MemoryQuota()
     body_bytes_max = 1_000
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -74,7 +74,7 @@ class Echo:
 
         return answer()
 
-    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | Late | None:
+    def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | PendingAnswer | None:
         return start(self.answer(body, caller))
 
     def charge(self, caller: str, units: int) -> float:
@@ -122,8 +122,8 @@ class Pipe(asyncio.Transport):
         return 0
 
 
-def make(options: connections.DoorOptions | None = None) -> type[asyncio.Protocol]:
-    return make_protocols(connections.Doors(options or connections.DoorOptions()), Echo())[0]
+def make(options: connections.ConnectionOptions | None = None) -> type[asyncio.Protocol]:
+    return make_protocols(connections.ConnectionLimiter(options or connections.ConnectionOptions()), Echo())[0]
 
 
 async def transcript(protocol: type[Any], pieces: Sequence[bytes]) -> tuple[bytes, bool]:
@@ -203,7 +203,7 @@ def test_a_request_is_parsed_only_once_if_its_head_came_before(monkeypatch: pyte
         before = parsed
         await transcript(protocol, [post(BODY)])
         assert parsed == before + 1, "the oldest makes room"
-        behind_proxy = make(connections.DoorOptions(trusted_proxies=("127.0.0.0/8",)))
+        behind_proxy = make(connections.ConnectionOptions(trusted_proxies=("127.0.0.0/8",)))
         for _ in range(2):
             await transcript(behind_proxy, [post(BODY)])
         assert parsed == before + 3, "each request of a proxy is of another client"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from rpc.gateway.connections import DoorOptions
+from rpc.gateway.connections import ConnectionOptions
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.subscriptions import SessionOptions
@@ -338,7 +338,7 @@ async def test_garbage_instead_of_http_ends_that_connection(
     ]  # fmt: skip
     known = [post(CHAIN), *requests[:4]]
     requests += [mutate(random, random.choice(known), known)[:16_384] for _ in range(150)]
-    options = GatewayOptions("", dispatch=FREE, doors=DoorOptions(first_request_s=0.2))
+    options = GatewayOptions("", dispatch=FREE, connections=ConnectionOptions(first_request_s=0.2))
     async with attacked(tmp_path, monkeypatch, options) as place:
 
         async def attack(request: bytes) -> None:
@@ -359,7 +359,7 @@ async def test_garbage_instead_of_http_ends_that_connection(
 
 
 async def test_what_opens_nothing_ends_and_writes_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = GatewayOptions("", dispatch=FREE, doors=DoorOptions(first_request_s=0.2))
+    options = GatewayOptions("", dispatch=FREE, connections=ConnectionOptions(first_request_s=0.2))
     async with attacked(tmp_path, monkeypatch, options) as place:
         async with await Wire.open(place.it) as wire:
             await wire.send(post(b"{}", "upgrade: websocket", "connection: upgrade"))
@@ -378,7 +378,7 @@ async def test_who_dawdles_or_does_not_read_holds_nobody_up(
     options = GatewayOptions(
         "",
         dispatch=DispatchOptions(rate_per_s=0, requests_per_caller_max=0),
-        doors=DoorOptions(connections_per_address_max=0, first_request_s=5.0),
+        connections=ConnectionOptions(connections_per_address_max=0, first_request_s=5.0),
         session=SessionOptions(queue_bytes_max=64 * 1024, queue_messages_max=64),
     )
     async with attacked(tmp_path, monkeypatch, options) as place:
@@ -436,7 +436,7 @@ def rss_mib(pid: int) -> float:
 
 async def test_idle_websockets_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four hundred of them, as raw sockets: ten thousand stand in ``dekube bench rpc``."""
-    options = GatewayOptions("", dispatch=FREE, doors=DoorOptions(connections_per_address_max=0))
+    options = GatewayOptions("", dispatch=FREE, connections=ConnectionOptions(connections_per_address_max=0))
     upgrade = (
         b"GET /ws HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
         b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n"

@@ -22,10 +22,10 @@ import trio
 from fastapi import APIRouter
 
 from rpc.gateway.app import ALLOWED_HEADERS, allowed_headers
-from rpc.gateway.connections import DoorOptions
+from rpc.gateway.connections import ConnectionOptions
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.fast_path import BURST_MAX, CHUNK_BYTES
-from rpc.gateway.node.client import Link
+from rpc.gateway.node.client import NodeClient
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.rest import ROUTES, _front_page, rest_api
 from tests.rpc.harness import Gateway, Node, gateway, mint, served
@@ -181,14 +181,14 @@ async def test_who_sends_all_before_it_reads_is_told_what_is_refused(tmp_path: P
 
 
 async def test_who_holds_too_much_is_told_so_too(tmp_path: Path) -> None:
-    doors = DoorOptions(held_bytes_per_address_max=1_000_000)
+    doors = ConnectionOptions(held_bytes_per_address_max=1_000_000)
 
     def ask(port: int) -> None:
         for data in (post(bytes(4_000_000)), chunked(*[bytes(100_000)] * 40)):
             error = of_socket(port, data)["error"]
             assert (error["code"], error["data"]["reason"]) == (-32005, "limit_exceeded")
 
-    options = replace(OPTIONS, dispatch=DispatchOptions(rate_per_s=0), doors=doors)
+    options = replace(OPTIONS, dispatch=DispatchOptions(rate_per_s=0), connections=doors)
     async with running(tmp_path, options) as it:
         await trio.to_thread.run_sync(ask, it.port)
 
@@ -327,7 +327,7 @@ async def test_the_page_at_the_root_says_chain_and_height_and_leads_on(tmp_path:
 
 
 def test_the_page_at_the_root_is_there_without_the_node_and_escapes_names() -> None:
-    away = Link(Path("/nowhere"))
+    away = NodeClient(Path("/nowhere"))
     assert "does not answer" in _front_page(away)
     away._description = cast(Any, SimpleNamespace(
         chain_name="<script>", chain_id=7, testnet=0, genesis_hash=bytes(32), version="v", address=bytes(20)

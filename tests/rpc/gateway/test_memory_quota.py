@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rpc.gateway import app
 from rpc.gateway.dispatch import VALUES_MAX, Caller, Dispatcher, DispatchOptions
-from rpc.gateway.limits import DEBT_BURSTS, Budgets
-from rpc.gateway.memory_quota import FREE_BYTES, STEP_BYTES, Held, Ledger, exact
+from rpc.gateway.limits import DEBT_BURSTS, caller_limiter
+from rpc.gateway.memory_quota import FREE_BYTES, STEP_BYTES, HeldBytes, MemoryQuota, exact
 from rpc.gateway.subscriptions import _notification
 from rpc.methods.method import Method
 from rpc.methods.schema import Param, natural
@@ -28,36 +28,36 @@ SIZES = st.integers(0, 12 * STEP_BYTES) | st.sampled_from([0, 1, FREE_BYTES, FRE
 
 @given(st.lists(st.tuples(st.integers(0, 9), SIZES)))
 def test_the_ledger_is_the_sum_of_its_holders_and_below_its_limits(steps: list[tuple[int, int]]) -> None:
-    ledger = Ledger(LIMIT, OF_ONE)
-    held = [Held(ledger, f"caller {number % 3}") for number in range(10)]
+    memory_quota = MemoryQuota(LIMIT, OF_ONE)
+    held = [HeldBytes(memory_quota, f"caller {number % 3}") for number in range(10)]
     for number, size in steps:
-        before = held[number].told
+        before = held[number].counted
         if held[number].keep(size):
-            assert size - FREE_BYTES <= held[number].told < size + STEP_BYTES
+            assert size - FREE_BYTES <= held[number].counted < size + STEP_BYTES
         else:
-            assert held[number].told == before < size
-        assert ledger.bytes == sum(item.told for item in held) <= LIMIT
+            assert held[number].counted == before < size
+        assert memory_quota.bytes == sum(item.counted for item in held) <= LIMIT
         for caller in range(3):
-            assert sum(item.told for item in held[caller::3]) <= OF_ONE
+            assert sum(item.counted for item in held[caller::3]) <= OF_ONE
     for item in held:
         assert item.keep(0)
-    assert ledger.bytes == 0
-    assert not ledger._of, "nobody is remembered who holds nothing"
+    assert memory_quota.bytes == 0
+    assert not memory_quota._of, "nobody is remembered who holds nothing"
 
 
 def test_without_limits_nothing_is_refused() -> None:
-    assert Held(Ledger(), "a").keep(2**50)
+    assert HeldBytes(MemoryQuota(), "a").keep(2**50)
 
 
 @given(st.lists(st.integers(0, 10**6)))
 def test_debts_are_bounded(costs: list[int]) -> None:
-    budgets = Budgets(5, 100)
+    rates = caller_limiter(5, 100)
     for cost in costs:
-        budgets.owe("a", cost, 0.0)
-    assert budgets.take("a", 1, (DEBT_BURSTS * 100 + 1) / 5) == 0
+        rates.owe("a", cost, 0.0)
+    assert rates.spend("a", 1, (DEBT_BURSTS * 100 + 1) / 5) == 0
 
 
-def dispatcher(handle: Callable[..., Any], ledger: Ledger | None = None, **options: Any) -> Dispatcher:
+def dispatcher(handle: Callable[..., Any], memory_quota: MemoryQuota | None = None, **options: Any) -> Dispatcher:
     param = Param("number", natural(0, 10**6), "")
     method = Method("do", "Does", handle, {"type": "string"}, (param,), has_min_height=False)
     return Dispatcher(
@@ -65,7 +65,7 @@ def dispatcher(handle: Callable[..., Any], ledger: Ledger | None = None, **optio
         {"do": method},
         DispatchOptions(**options),
         lambda: 0.0,
-        ledger=ledger,
+        memory_quota=memory_quota,
     )
 
 
@@ -116,8 +116,8 @@ def test_more_values_than_a_batch_has_are_not_read() -> None:
 
 @pytest.mark.parametrize("sign", ["😀", "é", "\\ud83d\\ude00"])
 def test_a_body_is_counted_with_what_its_text_takes_when_it_is_read(sign: str) -> None:
-    ledger = Ledger(0, 8 * STEP_BYTES)
-    it = dispatcher(length, ledger, rate_per_s=0)
+    memory_quota = MemoryQuota(0, 8 * STEP_BYTES)
+    it = dispatcher(length, memory_quota, rate_per_s=0)
 
     def body(kilobytes: int, sign: str) -> bytes:
         text = "a" * (kilobytes * 1024) + sign
@@ -125,7 +125,7 @@ def test_a_body_is_counted_with_what_its_text_takes_when_it_is_read(sign: str) -
 
     assert reasons(it, body(300, ""), body(80, sign)) == ["ok", "ok"]
     assert reasons(it, body(300, sign)) == ["limit_exceeded"]
-    assert ledger.bytes == 0
+    assert memory_quota.bytes == 0
 
 
 def test_large_answers_cost_by_their_length() -> None:
@@ -134,39 +134,39 @@ def test_large_answers_cost_by_their_length() -> None:
 
 
 def test_the_answers_of_a_batch_are_bounded_as_they_come() -> None:
-    ledger = Ledger(0, 4 * STEP_BYTES)
-    it = dispatcher(length, ledger, rate_per_s=0)
+    memory_quota = MemoryQuota(0, 4 * STEP_BYTES)
+    it = dispatcher(length, memory_quota, rate_per_s=0)
     sizes = [STEP_BYTES - 1_000] * 6
     assert reasons(it, asked(*sizes)) == ["ok"] * 4 + ["limit_exceeded"] * 2
-    assert ledger.bytes == 0
+    assert memory_quota.bytes == 0
 
     async def later(_node: object, number: int) -> str:
         await asyncio.sleep(0)
         return "x" * number
 
-    it = dispatcher(later, ledger, rate_per_s=0)
+    it = dispatcher(later, memory_quota, rate_per_s=0)
     assert reasons(it, asked(*sizes)) == ["ok"] * 4 + ["limit_exceeded"] * 2
-    assert ledger.bytes == 0
+    assert memory_quota.bytes == 0
     it = dispatcher(later, rate_per_s=0, answer_bytes_max=100_000)
     assert reasons(it, asked(60_000, 60_000, 10, 60_000)) == ["ok", "limit_exceeded", "ok", "limit_exceeded"]
 
 
 def test_a_large_body_is_held_while_it_is_answered() -> None:
-    ledger = Ledger(0, 4 * STEP_BYTES)
+    memory_quota = MemoryQuota(0, 4 * STEP_BYTES)
     seen = []
 
     async def look(_node: object, number: int) -> str:
-        seen.append(ledger.bytes)
+        seen.append(memory_quota.bytes)
         return str(number)
 
-    it = dispatcher(look, ledger, rate_per_s=0)
+    it = dispatcher(look, memory_quota, rate_per_s=0)
     assert reasons(it, asked(1), asked(1) + b" " * 100_000, asked(1) + b" " * 300_000) == [
         "ok",
         "ok",
         "limit_exceeded",
     ]
     assert seen == [0, 2 * STEP_BYTES]
-    assert ledger.bytes == 0
+    assert memory_quota.bytes == 0
 
 
 def test_names_of_hosts_are_kept_only_if_they_may_be_ours() -> None:

@@ -15,7 +15,7 @@ import trio
 from consensus.votes import certificate_checks, verify_checks
 from consensus.wire import decode_certificate
 from rpc.client import Call, Client, ClientError, GatewayUnreachable
-from rpc.gateway.connections import DoorOptions
+from rpc.gateway.connections import ConnectionOptions
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.surface import DOCUMENT, SURFACE
@@ -389,7 +389,7 @@ async def test_doors_limits_hosts_and_origins(tmp_path: Path) -> None:
         cors=("https://wallet.example",),
         hosts=("node.example",),
         dispatch=DispatchOptions(rate_per_s=20, burst=30),
-        doors=DoorOptions(connections_per_address_max=6, first_request_s=0.3),
+        connections=ConnectionOptions(connections_per_address_max=6, first_request_s=0.3),
     )
     async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s", options) as it:
         body = '{"jsonrpc":"2.0","id":1,"method":"dekube_head"}'

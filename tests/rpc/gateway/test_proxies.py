@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from rpc.gateway.connections import DoorOptions, Doors
+from rpc.gateway.connections import ConnectionLimiter, ConnectionOptions
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.limits import Proxies
 from rpc.gateway.process import GatewayOptions
@@ -69,7 +69,7 @@ def test_networks_of_proxies() -> None:
 
 
 def test_connections_are_counted_for_clients_not_for_their_proxy() -> None:
-    doors = Doors(DoorOptions(4, 1, trusted_proxies=("10.0.0.1",)))
+    doors = ConnectionLimiter(ConnectionOptions(4, 1, trusted_proxies=("10.0.0.1",)))
     assert all(doors.enter("10.0.0.1", is_proxy=True) for _ in range(3))
     assert doors.pass_on("10.0.0.1", MINE)
     assert not doors.pass_on("10.0.0.1", MINE), "its one place is taken"
@@ -87,7 +87,7 @@ def limited(proxies: tuple[str, ...]) -> GatewayOptions:
     return GatewayOptions(
         "",
         dispatch=DispatchOptions(rate_per_s=1e-9, burst=1),  # type: ignore[arg-type]
-        doors=DoorOptions(connections_per_address_max=2, trusted_proxies=proxies),
+        connections=ConnectionOptions(connections_per_address_max=2, trusted_proxies=proxies),
     )
 
 
@@ -196,7 +196,7 @@ def test_what_is_enough_is_left_alone() -> None:
 async def test_a_gateway_takes_more_connections_than_the_shell_allows_files(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     node, path = Node(tmp_path / "db"), tmp_path / "s"
-    options = replace(limited(()), doors=DoorOptions(connections_per_address_max=0))
+    options = replace(limited(()), connections=ConnectionOptions(connections_per_address_max=0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))  # inherited by the gateway
     try:
         async with served(node, path) as backend, gateway(backend, path, options) as it:

@@ -16,10 +16,10 @@ import trio
 
 from rpc.backend.store_view import POOL_BYTES_MAX, _first
 from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions
-from rpc.gateway.memory_quota import Held, Ledger
-from rpc.gateway.node.client import Link
+from rpc.gateway.memory_quota import HeldBytes, MemoryQuota
+from rpc.gateway.node.client import NodeClient
 from rpc.gateway.process import GatewayOptions
-from rpc.gateway.subscriptions import Filter, Hub, Session, SessionOptions
+from rpc.gateway.subscriptions import Selector, Session, SessionOptions, SubscriptionHub
 from rpc.gateway.surface import SURFACE
 from rpc.methods.log_filter import CHOICES_OF_FILTER, LogFilter
 from rpc.methods.method import Method
@@ -28,6 +28,7 @@ from rpc.methods.queues import QueueKind
 from rpc.methods.schema import STRING
 from rpc.protocol.errors import RpcError
 from rpc.protocol.records import Head
+from rpc.protocol.requests import PoolRequests
 from tests.rpc.gateway.test_websocket_server import Socket
 from tests.rpc.harness import ALICE, Node, gateway, served
 from tests.rpc.raw import call
@@ -92,7 +93,7 @@ async def test_of_hashes_that_nobody_knows_few_are_asked_for_at_once(tmp_path: P
         locate = backend._inline["locate"]
 
         def noting(params: list[Any]) -> Any:
-            asked.append(len(params))
+            asked.append(len(params[0]))
             return locate(params)
 
         backend._inline["locate"] = noting
@@ -226,7 +227,8 @@ class Source:
             await self.asked[height]
         return SimpleNamespace(height=height) if height <= self.height else None
 
-    async def pool_news(self, _since: int | None) -> tuple[int, list[bytes]]:
+    async def request(self, function: Any, _since: int, _limit: int) -> tuple[int, list[bytes]]:
+        assert function == PoolRequests.pool_arrivals
         self.polls += 1
         if self.holds:
             self.asked[-1] = asyncio.get_running_loop().create_future()
@@ -239,12 +241,14 @@ class Heights:
 
     envelope = "told"
 
-    def __call__(self, loaded: Any, _link: Link) -> list[int]:
+    def __call__(self, loaded: Any, _link: NodeClient) -> list[int]:
         return [loaded.height]
 
 
-def session(hub: Hub, closed: list[int]) -> Session:
-    return Session(hub, SessionOptions(), lambda code, _reason: closed.append(code), Held(Ledger(), "somebody"))
+def session(hub: SubscriptionHub, closed: list[int]) -> Session:
+    return Session(
+        hub, SessionOptions(), lambda code, _reason: closed.append(code), HeldBytes(MemoryQuota(), "somebody")
+    )
 
 
 def heights(of: Session) -> list[int]:
@@ -259,16 +263,16 @@ async def settle() -> None:
 def test_who_subscribes_while_a_block_comes_for_those_who_left_is_told_its_own() -> None:
     async def main() -> None:
         link = Source(5)
-        hub = Hub(cast(Link, link))
+        hub = SubscriptionHub(cast(NodeClient, link))
         running = asyncio.ensure_future(hub.run())
         old, new = session(hub, []), session(hub, [])
-        old.start(cast(Filter, Heights()), None)
+        old.start(cast(Selector, Heights()), None)
         link.holds = True
         link.move(8)
         await settle()
         assert list(link.asked) == [6]
         old.end()
-        new.start(cast(Filter, Heights()), None)  # from 9 on
+        new.start(cast(Selector, Heights()), None)  # from 9 on
         link.holds = False
         link.asked[6].set_result(None)
         await settle()
@@ -283,16 +287,16 @@ def test_who_subscribes_while_a_block_comes_for_those_who_left_is_told_its_own()
 def test_many_subscriptions_are_told_in_turns_and_each_of_every_block() -> None:
     async def main() -> None:
         link = Source(5)
-        hub = Hub(cast(Link, link))
+        hub = SubscriptionHub(cast(NodeClient, link))
         running = asyncio.ensure_future(hub.run())
         closed: list[int] = []
         sessions = [session(hub, closed) for _ in range(40)]
         for number, one in enumerate(sessions):
-            one.start(cast(Filter, Heights()), 3 if number % 2 else None)
+            one.start(cast(Selector, Heights()), 3 if number % 2 else None)
         link.move(7)
         await asyncio.sleep(0)
         late = session(hub, closed)  # while the block is told
-        late.start(cast(Filter, Heights()), 2)
+        late.start(cast(Selector, Heights()), 2)
         sessions[10].end()
         for _ in range(20):
             await settle()
@@ -315,10 +319,10 @@ def test_many_subscriptions_are_told_in_turns_and_each_of_every_block() -> None:
 def test_a_replay_lets_others_have_their_turn_and_ends_where_blocks_are_gone() -> None:
     async def main() -> None:
         link = Source(900)
-        hub = Hub(cast(Link, link))
+        hub = SubscriptionHub(cast(NodeClient, link))
         closed: list[int] = []
         one, other = session(hub, closed), session(hub, closed)
-        one.start(cast(Filter, Heights()), 1)
+        one.start(cast(Selector, Heights()), 1)
         await settle()
         assert 0 < len(heights(one)) < 100
         link.height = 300  # another node, which is behind
@@ -333,13 +337,13 @@ def test_a_replay_lets_others_have_their_turn_and_ends_where_blocks_are_gone() -
 def test_who_listens_is_told_when_the_node_goes_on_from_other_blocks_than_were_told() -> None:
     async def main() -> None:
         link = Source(9)
-        hub = Hub(cast(Link, link))
+        hub = SubscriptionHub(cast(NodeClient, link))
         running = asyncio.ensure_future(hub.run())
         closed: list[int] = []
         old, late, new = session(hub, closed), session(hub, closed), session(hub, [])
-        old.start(cast(Filter, Heights()), None)
+        old.start(cast(Selector, Heights()), None)
         link.holds = True
-        late.start(cast(Filter, Heights()), 4)
+        late.start(cast(Selector, Heights()), 4)
         await settle()
         link.holds = False
         link.era += 1
@@ -347,7 +351,7 @@ def test_who_listens_is_told_when_the_node_goes_on_from_other_blocks_than_were_t
         await settle()
         assert closed == [4009, 4009]
         assert heights(old) == heights(late) == []
-        new.start(cast(Filter, Heights()), None)
+        new.start(cast(Selector, Heights()), None)
         link.move(13)
         await settle()
         assert heights(new) == [13]
@@ -359,15 +363,15 @@ def test_who_listens_is_told_when_the_node_goes_on_from_other_blocks_than_were_t
 def test_who_listens_is_told_when_the_node_was_set_back() -> None:
     async def main() -> None:
         link = Source(9)
-        hub = Hub(cast(Link, link))
+        hub = SubscriptionHub(cast(NodeClient, link))
         running = asyncio.ensure_future(hub.run())
         closed: list[int] = []
         old, new = session(hub, closed), session(hub, [])
-        old.start(cast(Filter, Heights()), None)
+        old.start(cast(Selector, Heights()), None)
         link.move(3)
         await settle()
         assert closed == [4009]
-        new.start(cast(Filter, Heights()), None)
+        new.start(cast(Selector, Heights()), None)
         link.move(5)
         await settle()
         assert heights(new) == [4, 5] and heights(old) == []
@@ -382,7 +386,7 @@ def test_who_leaves_as_the_node_answers_listens_to_nothing(is_batch: bool) -> No
 
     async def main() -> None:
         link = Source(5)
-        hub = Hub(cast(Link, link))
+        hub = SubscriptionHub(cast(NodeClient, link))
         one = session(hub, [])
         it = Dispatcher(cast(Any, link), SURFACE, DispatchOptions(), asyncio.get_running_loop().time)
         link.holds = True
@@ -404,11 +408,11 @@ def test_who_leaves_as_the_node_answers_listens_to_nothing(is_batch: bool) -> No
 
 def test_a_session_that_is_over_starts_no_subscription() -> None:
     async def main() -> None:
-        hub = Hub(cast(Link, Source(5)))
+        hub = SubscriptionHub(cast(NodeClient, Source(5)))
         one = session(hub, [])
         one.end()
         with pytest.raises(RpcError) as refused:
-            one.start(cast(Filter, Heights()), None)
+            one.start(cast(Selector, Heights()), None)
         assert refused.value.reason == "connection_closed"
         assert hub.weight_of("somebody") == 0
 

@@ -16,8 +16,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 from websockets.asyncio.client import connect
 
-from rpc.gateway.connections import DoorOptions, Doors
-from rpc.gateway.memory_quota import Held, Ledger
+from rpc.gateway.connections import ConnectionLimiter, ConnectionOptions
+from rpc.gateway.memory_quota import HeldBytes, MemoryQuota
 from rpc.gateway.protocols import make_protocols
 from rpc.gateway.unsent_bytes import (
     LOOK_S,
@@ -25,7 +25,7 @@ from rpc.gateway.unsent_bytes import (
     READ_BYTES_PER_S_MIN,
     SEND_DEADLINE_S,
     USER_TIMEOUT_S,
-    Unread,
+    UnsentBytes,
     bound_kernel,
     reset,
 )
@@ -59,7 +59,7 @@ class Transport:
 
 def looks(transport: Transport, *, reads: int = 0, resumes: bool = False, count: int = 100) -> float | None:
     """Return when who takes ``reads`` bytes between two looks is thrown out."""
-    unread = Unread(cast(Any, transport))
+    unread = UnsentBytes(cast(Any, transport))
     for number in range(count):
         unread.look(number * LOOK_S)
         if transport.aborted:
@@ -109,7 +109,9 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def served(doors: Doors, application: Any, made: list[weakref.ref[Any]]) -> AsyncIterator[tuple[str, int]]:
+async def served(
+    doors: ConnectionLimiter, application: Any, made: list[weakref.ref[Any]]
+) -> AsyncIterator[tuple[str, int]]:
     """Serve an application; ``made`` gets each protocol of HTTP that a connection begins with."""
     loop = asyncio.get_running_loop()
     http, websocket = make_protocols(doors, Echo())
@@ -136,7 +138,7 @@ async def welcome(_scope: Any, receive: Any, send: Any) -> None:
 @pytest.mark.parametrize("is_socket", [False, True])
 def test_a_closed_connection_that_is_not_read_is_given_back(is_socket: bool) -> None:
     async def main() -> None:
-        doors = Doors(DoorOptions())
+        doors = ConnectionLimiter(ConnectionOptions())
         async with served(doors, application, []) as place:
             client = socket.create_connection(place)
             lines = (
@@ -194,16 +196,16 @@ async def connected() -> AsyncIterator[tuple[asyncio.Transport, socket.socket]]:
 
 def test_the_kernel_takes_little_and_what_it_took_counts() -> None:
     async def main() -> None:
-        ledger = Ledger(0, 4 * LARGE)
+        memory_quota = MemoryQuota(0, 4 * LARGE)
         async with connected() as (transport, client):
             sock = transport.get_extra_info("socket")
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1_000 * USER_TIMEOUT_S
-            unread = Unread(transport, Held(ledger, "x"))
+            unread = UnsentBytes(transport, HeldBytes(memory_quota, "x"))
             transport.write(bytes(LARGE))
             in_kernel = LARGE - transport.get_write_buffer_size()
             assert in_kernel < 4 * NOTSENT_LOWAT_BYTES, "without a bound it takes megabytes"
             unread.look(0.0)
-            assert 0 <= ledger.bytes - LARGE < 256 * 1024
+            assert 0 <= memory_quota.bytes - LARGE < 256 * 1024
             # What the process holds no more the kernel may hold yet.
             transport.resume_reading()
             at = 0
@@ -211,11 +213,11 @@ def test_the_kernel_takes_little_and_what_it_took_counts() -> None:
                 at += len(client.recv(256 * 1024))
                 await asyncio.sleep(0)
             unread.look(1.0)
-            assert ledger.bytes >= 16 * 1024
+            assert memory_quota.bytes >= 16 * 1024
             while at < LARGE:
                 at += len(client.recv(256 * 1024))
             async with asyncio.timeout(30):
-                while ledger.bytes:
+                while memory_quota.bytes:
                     unread.look(2.0)
                     await asyncio.sleep(0.01)
 
@@ -224,13 +226,13 @@ def test_the_kernel_takes_little_and_what_it_took_counts() -> None:
 
 def test_what_came_and_is_not_read_counts() -> None:
     async def main() -> None:
-        ledger = Ledger()
+        memory_quota = MemoryQuota()
         async with connected() as (transport, client):
-            unread = Unread(transport, Held(ledger, "x"))
+            unread = UnsentBytes(transport, HeldBytes(memory_quota, "x"))
             transport.pause_reading()
             client.sendall(bytes(20_000))
             async with asyncio.timeout(30):
-                while not ledger.bytes:
+                while not memory_quota.bytes:
                     unread.look(0.0)
                     await asyncio.sleep(0.01)
 
@@ -242,7 +244,7 @@ def test_who_reads_all_the_time_has_all_the_time_and_who_stops_is_reset() -> Non
 
     async def main() -> None:
         async with connected() as (transport, client):
-            unread = Unread(transport, Held(Ledger(), "x"))
+            unread = UnsentBytes(transport, HeldBytes(MemoryQuota(), "x"))
             now = 0.0
             transport.write(bytes(LARGE))
             for _ in range(40):
@@ -265,9 +267,9 @@ def test_who_reads_all_the_time_has_all_the_time_and_who_stops_is_reset() -> Non
 
 def test_over_the_budget_it_is_reset() -> None:
     async def main() -> None:
-        ledger = Ledger(0, 1_000_000)
+        memory_quota = MemoryQuota(0, 1_000_000)
         async with connected() as (transport, client), connected() as (other, _client):
-            held = [Unread(one, Held(ledger, "x")) for one in (transport, other)]
+            held = [UnsentBytes(one, HeldBytes(memory_quota, "x")) for one in (transport, other)]
             for one in (transport, other):
                 one.write(bytes(700_000))
             held[0].look(0.0)
@@ -284,7 +286,7 @@ def test_over_the_budget_it_is_reset() -> None:
 
 def test_connections_that_end_are_looked_at_no_more() -> None:
     async def main() -> None:
-        doors = Doors(DoorOptions(connections_max=1))
+        doors = ConnectionLimiter(ConnectionOptions(connections_max=1))
         async with served(doors, welcome, []) as (host, port), asyncio.timeout(30):
             async with connect(f"ws://{host}:{port}/"):
                 assert len(doors.unread) == doors.open == 1
@@ -303,7 +305,7 @@ def test_a_websocket_keeps_nothing_of_the_protocol_that_handed_over() -> None:
         made: list[weakref.ref[Any]] = []
         async with (
             asyncio.timeout(30),
-            served(Doors(DoorOptions()), welcome, made) as (host, port),
+            served(ConnectionLimiter(ConnectionOptions()), welcome, made) as (host, port),
             connect(f"ws://{host}:{port}/") as client,
         ):
             await (await client.ping())

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from billing.escrow import BILLING_EVENTS, Purpose
-from rpc.gateway.node.client import LinkOptions
+from rpc.gateway.node.client import NodeClientOptions
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.surface import DOCUMENT, SURFACE
 from state.primitives.hashing import keccak
@@ -222,8 +222,8 @@ async def test_what_is_pruned_while_it_is_looked_at_ends_the_history(tmp_path: P
         return found
 
     try:
+        node.view.history = slow  # type: ignore[method-assign]
         async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s") as it:
-            node.view.history = slow  # type: ignore[method-assign]
             page = await it.call("dekube_getAccountHistory", hexed(BOB.address), None, 5)
             assert [item["block"]["height"] for item in page["items"]] == [6, 5, 4]
             assert page["next"] is None
@@ -234,7 +234,7 @@ async def test_what_is_pruned_while_it_is_looked_at_ends_the_history(tmp_path: P
 async def test_what_is_pruned_after_it_was_seen_is_as_unknown_as_if_it_had_not_been(tmp_path: Path) -> None:
     node = Node(tmp_path / "chain", options=StoreOptions(block_heights=3), history_heights=2)
     [name] = payments(node, 1)
-    options = GatewayOptions("", link=LinkOptions(block_bytes_max=1))
+    options = GatewayOptions("", node=NodeClientOptions(block_bytes_max=1))
     try:
         async with served(node, tmp_path / "s") as backend, gateway(backend, tmp_path / "s", options) as it:
             assert None not in await shown(it, name)

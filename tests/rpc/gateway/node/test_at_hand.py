@@ -10,9 +10,9 @@ import pytest
 
 from rpc.gateway.node import pending as questions_module
 from rpc.gateway.node import state_cache as values_module
-from rpc.gateway.node.block_cache import FETCHES_MAX, Shelf
-from rpc.gateway.node.pending import Questions
-from rpc.gateway.node.state_cache import Values
+from rpc.gateway.node.block_cache import FETCHES_MAX, BlockCache
+from rpc.gateway.node.pending import PendingRequests
+from rpc.gateway.node.state_cache import StateCache
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.errors import NodeUnavailable, RpcError
 from rpc.protocol.frames import REQUEST_LIMIT_BYTES, Answer, Failure, FrameBuffer, Push
@@ -33,7 +33,7 @@ class Asker:
     def __init__(self, open_max: int = 10, timeout_s: float = 1_000.0) -> None:
         self.sent: list[list[Any]] = []
         self.news: list[Push] = []
-        self.questions = Questions(open_max, timeout_s, self.news.append)
+        self.questions = PendingRequests(open_max, timeout_s, self.news.append)
         self.questions.connect(self.send)
 
     def send(self, frame: bytes) -> None:
@@ -124,7 +124,7 @@ class State:
     def __init__(self, entries_max: int = 100) -> None:
         self.asked: list[tuple[int, list[bytes]]] = []
         self.fails = False
-        self.values = Values(self.fetch, entries_max)
+        self.values = StateCache(self.fetch, entries_max)
 
     async def fetch(self, height: int, keys: list[bytes]) -> list[bytes | None]:
         self.asked.append((height, keys))
@@ -224,8 +224,8 @@ class Source:
         return cast(LoadedBlock, SimpleNamespace(height=height, weight_bytes=1)) if height < 1_000 else None
 
 
-def shelf_of(source: Source) -> Shelf:
-    return Shelf(source.fetch, block_bytes_max=1_000, rendered_bytes_max=1_000)
+def shelf_of(source: Source) -> BlockCache:
+    return BlockCache(source.fetch, block_bytes_max=1_000, rendered_bytes_max=1_000)
 
 
 def test_a_block_is_fetched_once_for_all_who_ask_and_kept() -> None:

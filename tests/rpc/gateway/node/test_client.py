@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rpc.gateway.node import client as links
-from rpc.gateway.node.client import Link, LinkOptions
+from rpc.gateway.node.client import NodeClient, NodeClientOptions
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.records import BlockRecord, Head
 from rpc.protocol.requests import ChainRequests
@@ -24,11 +24,11 @@ def head(height: int) -> Head:
 
 def test_who_waits_behind_a_node_that_was_set_back_is_told(tmp_path: Path) -> None:
     async def main() -> None:
-        link = Link(tmp_path / "nowhere")
-        final: dict[bytes, list[int]] = {}
+        link = NodeClient(tmp_path / "nowhere")
+        final: dict[bytes, tuple[int, int]] = {}
 
-        async def request(method: str, *hashes: bytes) -> Any:
-            assert method == "locate", "no block is read that may be another one"
+        async def request(function: Any, hashes: list[bytes]) -> Any:
+            assert function == ChainRequests.locate, "no block is read that may be another one"
             return [final.get(item) for item in hashes]
 
         link.request = request  # type: ignore[assignment]
@@ -43,7 +43,7 @@ def test_who_waits_behind_a_node_that_was_set_back_is_told(tmp_path: Path) -> No
         await asyncio.sleep(0.01)
         link._disconnected()
         link._forget()
-        final[old], final[new] = [61, 3], [62, 0]
+        final[old], final[new] = (61, 3), (62, 0)
         link._new_head(head(62))
         assert await asyncio.wait_for(asyncio.gather(*waiting), 20) == [(61, 3), (62, 0)]
 
@@ -72,7 +72,7 @@ def test_a_block_that_is_decoded_while_the_node_is_set_back_is_not_kept(
     monkeypatch.setattr(links, "_decode_all", decode)
 
     async def main() -> None:
-        link = Link(tmp_path / "nowhere", LinkOptions(large_block_transactions=0))
+        link = NodeClient(tmp_path / "nowhere", NodeClientOptions(large_block_transactions=0))
         asked: list[Any] = []
 
         async def request(function: Any, *_params: Any) -> Any:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from rpc.ethereum import transactions as ethereum
 from rpc.ethereum.fees import tips_at
 from rpc.gateway.node.block_cache import ITEMS_OF_TURN
-from rpc.gateway.node.client import Link
+from rpc.gateway.node.client import NodeClient
 from rpc.methods import transactions
-from rpc.methods.method import Node as Asked
+from rpc.methods.method import NodeApi
 from rpc.protocol.blocks import LoadedBlock
 from rpc.protocol.requests import PoolRequests
 from state.primitives.hashing import keccak
@@ -103,7 +103,7 @@ def test_a_large_block_is_shown_in_turns_and_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(LoadedBlock, "recover", counted)
 
     async def main() -> None:
-        link = Link(tmp_path / "nowhere")
+        link = NodeClient(tmp_path / "nowhere")
         loaded = LoadedBlock(record)
         link._shelf.put(loaded)
         blocks = await asyncio.gather(*[link.block_with_senders(1) for _ in range(5)])
@@ -199,7 +199,7 @@ def test_a_transaction_that_a_block_takes_between_two_questions_is_found(tmp_pat
         add(node, raw)
 
         async def main(node: Node = node, raw: bytes = raw, ask: Any = ask) -> Any:
-            return await ask(cast(Asked, Between(node)), keccak(raw))
+            return await ask(cast(NodeApi, Between(node)), keccak(raw))
 
         answer = asyncio.run(main())
         shown = answer.get("transaction", answer)

@@ -13,8 +13,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpc.gateway.node.batcher import FRAME_BYTES_MAX, Gatherer
-from rpc.gateway.node.receipt_waiters import BLOCKS_MAX, Waits
+from rpc.gateway.node.batcher import FRAME_BYTES_MAX, Batcher
+from rpc.gateway.node.receipt_waiters import BLOCKS_MAX, ReceiptWaiters
 from rpc.protocol.errors import NodeUnavailable, RpcError
 from rpc.protocol.records import Head
 from state.primitives.transactions import decode_transaction
@@ -74,7 +74,7 @@ def name(number: int) -> bytes:
 def test_ten_thousand_wait_for_the_price_of_one_block_each_block() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = Waits(chain, 20_000)
+        waits = ReceiptWaiters(chain, 20_000)
         waiting = [asyncio.ensure_future(waits.wait(name(n % 5_000), 60.0)) for n in range(10_000)]
         await turn()
         assert (len(waits), chain.asked["locate"]) == (10_000, 10_000)
@@ -99,7 +99,7 @@ def test_ten_thousand_wait_for_the_price_of_one_block_each_block() -> None:
 def test_what_is_final_already_or_in_blocks_that_were_missed_is_found() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = Waits(chain, 10)
+        waits = ReceiptWaiters(chain, 10)
         chain.mint(name(1))
         assert await waits.wait(name(1), 0.0) == (1, 0)
         waiting = asyncio.ensure_future(waits.wait(name(2), 60.0))
@@ -118,7 +118,7 @@ def test_what_is_final_already_or_in_blocks_that_were_missed_is_found() -> None:
 def test_a_node_that_went_away_is_asked_again_at_its_next_head() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = Waits(chain, 10)
+        waits = ReceiptWaiters(chain, 10)
         waiting = asyncio.ensure_future(waits.wait(name(1), 60.0))
         await turn()
         chain.mint(name(1))
@@ -137,7 +137,7 @@ def test_a_node_that_went_away_is_asked_again_at_its_next_head() -> None:
 def test_waits_end_with_their_time_and_their_number_is_bounded() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = Waits(chain, 2)
+        waits = ReceiptWaiters(chain, 2)
         waiting = [asyncio.ensure_future(waits.wait(name(1), 60.0)) for _ in range(2)]
         await turn()
         with pytest.raises(RpcError) as refused:
@@ -158,7 +158,7 @@ def test_waits_end_with_their_time_and_their_number_is_bounded() -> None:
 def test_who_comes_while_a_block_of_those_who_left_is_read_misses_nothing() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = Waits(chain, 10)
+        waits = ReceiptWaiters(chain, 10)
         first = asyncio.ensure_future(waits.wait(name(1), 60.0))
         await turn()
         for _ in range(3):
@@ -179,7 +179,7 @@ def test_who_comes_while_a_block_of_those_who_left_is_read_misses_nothing() -> N
 def test_behind_a_node_that_was_set_back_all_are_looked_up_once_and_then_each_block(is_scanning: bool) -> None:
     async def main() -> None:
         chain = Chain()
-        waits = Waits(chain, 10)
+        waits = ReceiptWaiters(chain, 10)
         for _ in range(100):
             chain.mint()
         old = [asyncio.ensure_future(waits.wait(name(n), 60.0)) for n in (1, 1, 2)]
@@ -211,7 +211,7 @@ def test_behind_a_node_that_was_set_back_all_are_looked_up_once_and_then_each_bl
 def test_a_node_that_is_away_again_after_it_was_set_back_is_asked_at_its_next_head() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = Waits(chain, 10)
+        waits = ReceiptWaiters(chain, 10)
         chain.mint()
         waiting = asyncio.ensure_future(waits.wait(name(1), 60.0))
         await turn()
@@ -236,7 +236,7 @@ def test_a_node_that_is_away_again_after_it_was_set_back_is_asked_at_its_next_he
 def test_whoever_waits_gets_the_place_whatever_comes_first(steps: list[tuple[int, int]], order: list[int]) -> None:
     async def main() -> None:
         chain = Chain()
-        waits = Waits(chain, 100)
+        waits = ReceiptWaiters(chain, 100)
         waiting: list[tuple[int, asyncio.Task[tuple[int, int] | None]]] = []
         left = [*order, *({*range(8)} - {*order})]
         for kind, number in steps:
@@ -270,7 +270,7 @@ def test_questions_of_a_turn_travel_together_and_fail_alone() -> None:
             await asyncio.sleep(0)
             return [ValueError(str(item)) if item % 10 == 3 else item * 2 for item in questions]
 
-        gatherer: Gatherer[int, int] = Gatherer(ask, frame_items_max=8, waiting_max=40)
+        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=8, waiting_max=40)
         asking = [asyncio.ensure_future(gatherer.answer(n)) for n in range(20)]
         await asyncio.sleep(0)
         asking[19].cancel()  # gone before the turn is over
@@ -296,9 +296,7 @@ def test_a_frame_holds_no_more_than_the_node_reads_and_a_failed_one_fails_its_ow
                 raise NodeUnavailable
             return [0] * (len(questions) + (questions[0] == 2))
 
-        gatherer: Gatherer[int, int] = Gatherer(
-            ask, frame_items_max=100, waiting_max=100, size_of=lambda item: item
-        )
+        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=100, waiting_max=100, size_of=lambda item: item)
         big = FRAME_BYTES_MAX // 3 + 1
         await asyncio.gather(*(gatherer.answer(big) for _ in range(5)))
         assert sizes == [2 * big, 2 * big, big]
@@ -329,7 +327,7 @@ def test_what_comes_while_a_frame_is_under_way_leaves_in_the_next_in_order(pause
                 raise NodeUnavailable
             return list(questions)
 
-        gatherer: Gatherer[int, int] = Gatherer(ask, frame_items_max=4, waiting_max=100, pause_s=pause_s)
+        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=4, waiting_max=100, pause_s=pause_s)
         asking = [asyncio.ensure_future(gatherer.answer(0))]
         await begun.wait()
         for number in range(1, 14):
@@ -356,7 +354,7 @@ def test_after_a_frame_of_several_the_next_waits_for_as_many() -> None:
             frames.append(list(questions))
             return list(questions)
 
-        gatherer: Gatherer[int, int] = Gatherer(ask, frame_items_max=4, waiting_max=100, pause_s=60.0)
+        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=4, waiting_max=100, pause_s=60.0)
         for number in range(3):
             assert await gatherer.answer(number) == number, "who asks alone never waits"
         assert list(await asyncio.gather(*map(gatherer.answer, (3, 4, 5)))) == [3, 4, 5]
@@ -383,7 +381,7 @@ def test_where_fewer_ask_again_a_frame_leaves_after_the_pause() -> None:
             return list(questions)
 
         loop = asyncio.get_running_loop()
-        gatherer: Gatherer[int, int] = Gatherer(ask, frame_items_max=4, waiting_max=100, pause_s=pause_s)
+        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=4, waiting_max=100, pause_s=pause_s)
         started_s = loop.time()
         await asyncio.gather(*map(gatherer.answer, (0, 1, 2)))
         assert await asyncio.gather(*map(gatherer.answer, (3, 4))) == [3, 4]
