@@ -22,7 +22,7 @@ from state.primitives.transactions import CALL_KIND, DYNAMIC_FORM, NATIVE_FORM, 
 from state.store import Store
 from state.store.errors import HeightUnknown as StoreHeightUnknown
 from state.store.errors import Pruned as StorePruned
-from state.store.records import Place, decode_epoch
+from state.store.records import TransactionPosition, decode_epoch
 from state.transition.calls import split_call
 from state.transition.epochs import epoch_of, genesis_committee
 from state.transition.errors import InsufficientFunds, UnknownKind
@@ -210,7 +210,7 @@ class StoreView:
 
     def history(self, address: bytes, before: tuple[int, int] | None, limit: int, /) -> list[tuple[int, int]]:
         """Return places of transactions that touch ``address``, in blocks that are kept."""
-        place = None if before is None else Place(*before)
+        place = None if before is None else TransactionPosition(*before)
         found = self._store.history(address, before=place, limit=limit)
         # Of a time when the node kept more, places outlive their blocks until ``dekube db prune``.
         oldest = self._store.oldest_block

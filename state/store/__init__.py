@@ -1,6 +1,6 @@
 """The finalised chain and state on disk."""
 
-from state.store.database import StoreOptions, check_free
+from state.store.database import check_free
 from state.store.errors import (
     HeightUnknown,
     Pruned,
@@ -11,8 +11,16 @@ from state.store.errors import (
     StoreOfAnotherChain,
     StoreUnavailable,
 )
+from state.store.options import StoreOptions
 from state.store.readers import StateView, StoredReader
-from state.store.records import NO_VIEWS, FinalisedBlock, Place, Tip, ViewCertificate, ViewCertificates
+from state.store.records import (
+    NO_VIEWS,
+    FinalisedBlock,
+    Tip,
+    TransactionPosition,
+    ViewCertificate,
+    ViewCertificates,
+)
 from state.store.restore import Restore, install
 from state.store.snapshots import Piece, cut_state, place_of
 from state.store.store import StateProof, Store
@@ -22,7 +30,6 @@ __all__ = [
     "FinalisedBlock",
     "HeightUnknown",
     "Piece",
-    "Place",
     "Pruned",
     "Restore",
     "StateProof",
@@ -37,6 +44,7 @@ __all__ = [
     "StoreUnavailable",
     "StoredReader",
     "Tip",
+    "TransactionPosition",
     "ViewCertificate",
     "ViewCertificates",
     "check_free",

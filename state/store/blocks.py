@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from state.store.errors import reported
+from state.store.library_errors import reported
 from state.store.records import (
     ADDRESS,
     BLOCK,

@@ -1,56 +1,24 @@
-"""The files of a database: how they are opened, and what a node chooses for them."""
+"""Opens the files of a database, and checks their format and the free space."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import plyvel
 
 from state.primitives.errors import StoreError
-from state.store.errors import (
-    StoreDamaged,
-    StoreIncompatible,
-    StoreLocked,
-    StoreOfAnotherChain,
-    StoreUnavailable,
-    reported,
-)
+from state.store.errors import StoreDamaged, StoreIncompatible, StoreLocked, StoreOfAnotherChain, StoreUnavailable
+from state.store.library_errors import reported
 from state.store.log_tail import cut_tail
+from state.store.options import StoreOptions
 from state.store.records import FORMAT, FORMAT_VERSION
 
-__all__ = ["StoreOptions", "check_format", "check_free", "holds_database", "open_database"]
+__all__ = ["check_format", "check_free", "holds_database", "open_database"]
 
 CURRENT_FILE: Final = "CURRENT"
 """Names the newest list of the files of a LevelDB."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """What one node chooses for its own database; nothing here changes any root."""
-
-    block_heights: int = 0
-    """Bodies, receipts, certificates and indexes are kept for this many heights; 0 keeps all.
-
-    Headers and the records of epochs always stay."""
-    index_addresses: bool = True
-    """Keep the history of each address."""
-    value_cache_entries: int = 400_000
-    node_cache_entries: int = 160_000
-    node_period_blocks: int = 64
-    """A changed trie node is written at most so many blocks late; after a crash it is made again."""
-    late_nodes_max: int = 150_000
-    """With more trie nodes to write than that, they are written faster."""
-    undo_cache_entries: int = 200_000
-    notarized_bytes_max: int = 1 << 30
-    """NOTARIZE certificates, halves of proofs of forks: the newest, within the evidence age and so many bytes."""
-    proof_versions_max: int = 4
-    """How many earlier heights whose trie a proof needed are kept at hand."""
-    write_buffer_bytes: int = 64 * 1024 * 1024
-    block_cache_bytes: int = 32 * 1024 * 1024
-    open_files_max: int = 512
 
 
 def holds_database(path: Path) -> bool:

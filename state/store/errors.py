@@ -1,11 +1,6 @@
-"""What can be wrong with a database, and what it does not hold; no error of the library below leaves the store."""
+"""Errors of the store: damage, another chain or format, a refusing disk, and heights that are not kept."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import plyvel
 
 from state.primitives.errors import StoreError
 
@@ -18,7 +13,6 @@ __all__ = [
     "StoreLocked",
     "StoreOfAnotherChain",
     "StoreUnavailable",
-    "reported",
 ]
 
 
@@ -78,27 +72,3 @@ class HeightUnknown(StoreError):
         super().__init__(f"height {height} is not finalised yet; the newest is {newest}")
         self.height = height
         self.newest = newest
-
-
-def typed(error: Exception) -> StoreError:
-    """Return the error of this package for one of the library's."""
-    text = str(error.args[0] if error.args else error)
-    text = text.removeprefix("b'").removesuffix("'")[:300]
-    if isinstance(error, RuntimeError):
-        return StoreClosed(text)
-    if isinstance(error, plyvel.CorruptionError) or "Corruption" in text or "Invalid argument" in text:
-        return StoreDamaged(text)
-    if "lock " in text.lower() and "LOCK" in text:
-        return StoreLocked(text)
-    if "No such file" in text:  # a table that the manifest names
-        return StoreDamaged(text)
-    return StoreUnavailable(text)
-
-
-@contextmanager
-def reported() -> Iterator[None]:
-    """Turn the library's errors inside the block into those of this package."""
-    try:
-        yield
-    except (plyvel.Error, RuntimeError) as error:
-        raise typed(error) from None

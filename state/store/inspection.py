@@ -8,8 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from state.primitives.blocks import decode_header
 from state.primitives.errors import DecodeError, StoreError
-from state.store.database import StoreOptions, open_database
-from state.store.errors import StoreDamaged, StoreLocked, reported
+from state.store.database import open_database
+from state.store.errors import StoreDamaged, StoreLocked
+from state.store.library_errors import reported
+from state.store.options import StoreOptions
 from state.store.records import (
     BOUNDS,
     EPOCH,

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 import plyvel
 
 from state.store.cache import Cache
-from state.store.errors import StoreDamaged, typed
+from state.store.errors import StoreDamaged
+from state.store.library_errors import typed
 from state.store.records import NODE
 from state.trie import BUCKET_ENTRIES_MAX, update_below
 from state.trie.trie import child_count, child_hash, is_inner, node_hash

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from state.primitives.errors import ConfigError
-from state.store.database import StoreOptions
+from state.store.options import StoreOptions
 
 __all__ = ["LIGHT_BLOCKS_MIN", "LIGHT_EPOCHS", "PROFILES", "profile_options"]
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 import plyvel
 
 from state.primitives.hashing import HASH_BYTES
-from state.store.errors import StoreDamaged, reported, typed
+from state.store.errors import StoreDamaged
+from state.store.library_errors import reported, typed
 from state.store.records import NODE, STATE, Undo
 from state.trie import RangeInvalid, Trie, entry_of, prove_range, verify_range
 

@@ -15,9 +15,9 @@ __all__ = [
     "NO_VIEWS",
     "Bounds",
     "FinalisedBlock",
-    "Place",
     "Span",
     "Tip",
+    "TransactionPosition",
     "Undo",
     "ViewCertificate",
     "ViewCertificates",
@@ -154,8 +154,8 @@ class Span(NamedTuple):
     view: int = 0
 
 
-class Place(NamedTuple):
-    """Where a transaction stands."""
+class TransactionPosition(NamedTuple):
+    """The height of a transaction's block and its position in it."""
 
     height: int
     position: int
@@ -267,11 +267,11 @@ def encode_place(height: int, position: int) -> bytes:
     return height.to_bytes(8, "big") + position.to_bytes(4, "big")
 
 
-def decode_place(data: bytes) -> Place:
+def decode_place(data: bytes) -> TransactionPosition:
     """Return the place of 12 bytes. Raises StoreDamaged."""
     if len(data) != 12:
         raise StoreDamaged("an index entry is not a place")
-    return Place(int.from_bytes(data[:8], "big"), int.from_bytes(data[8:], "big"))
+    return TransactionPosition(int.from_bytes(data[:8], "big"), int.from_bytes(data[8:], "big"))
 
 
 def encode_receipts(receipts: Sequence[bytes], block_receipt: bytes | None) -> bytes:

@@ -14,9 +14,11 @@ from typing import Any, Final
 
 from state.primitives.genesis import Genesis, genesis_hash
 from state.primitives.hashing import HASH_BYTES, ZERO_HASH
-from state.store.database import StoreOptions, check_format, open_database
-from state.store.errors import StoreDamaged, StoreUnavailable, reported
+from state.store.database import check_format, open_database
+from state.store.errors import StoreDamaged, StoreUnavailable
 from state.store.first_height import put_first
+from state.store.library_errors import reported
+from state.store.options import StoreOptions
 from state.store.records import (
     BLOCK_HASH,
     EPOCH,

@@ -19,10 +19,12 @@ from state.primitives.genesis import ChainParameters, Genesis, genesis_hash, rea
 from state.primitives.hashing import ZERO_HASH
 from state.store.blocks import delete_block, put_block, stale_entries
 from state.store.cache import Cache
-from state.store.database import StoreOptions, check_format, open_database
-from state.store.errors import HeightUnknown, Pruned, StoreDamaged, reported, typed
+from state.store.database import check_format, open_database
+from state.store.errors import HeightUnknown, Pruned, StoreDamaged
 from state.store.first_height import chunks, create
+from state.store.library_errors import reported, typed
 from state.store.nodes import SnapshotNodes, StoredNodes, decode_flushed, put_nodes
+from state.store.options import StoreOptions
 from state.store.readers import StateView, StoredReader, scan_state
 from state.store.records import (
     ADDRESS,
@@ -44,8 +46,8 @@ from state.store.records import (
     UNDO,
     Bounds,
     FinalisedBlock,
-    Place,
     Tip,
+    TransactionPosition,
     Undo,
     decode_bounds,
     decode_place,
@@ -531,12 +533,14 @@ class Store:
         """
         return self._read(height_key(CERTIFICATE, height)) if height > 0 else None
 
-    def transaction_place(self, transaction_hash: bytes) -> Place | None:
+    def transaction_place(self, transaction_hash: bytes) -> TransactionPosition | None:
         """Return where a finalised transaction stands, or None."""
         data = self._read(TRANSACTION + transaction_hash)
         return None if data is None else decode_place(data)
 
-    def history(self, address: bytes, *, before: Place | None = None, limit: int) -> list[Place]:
+    def history(
+        self, address: bytes, *, before: TransactionPosition | None = None, limit: int
+    ) -> list[TransactionPosition]:
         """Return up to ``limit`` places of what touched ``address``, newest first, below the place ``before``.
 
         The place behind the transactions of a block is that of what the block did by itself. Empty when the node
@@ -544,7 +548,7 @@ class Store:
         """
         prefix = ADDRESS + address
         stop = prefix + (encode_place(*before) if before else b"\xff" * 12)
-        found: list[Place] = []
+        found: list[TransactionPosition] = []
         with reported(), self._db.iterator(start=prefix, stop=stop, reverse=True, include_value=False) as keys:
             for key in keys:
                 if len(found) >= min(limit, _HISTORY_PAGE_MAX):

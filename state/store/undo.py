@@ -6,7 +6,8 @@ from collections import OrderedDict
 from threading import Lock
 from typing import Any
 
-from state.store.errors import StoreDamaged, reported
+from state.store.errors import StoreDamaged
+from state.store.library_errors import reported
 from state.store.records import UNDO, Undo, height_key, named
 
 __all__ = ["Undos", "read_undo"]

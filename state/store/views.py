@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from state.store.errors import reported
+from state.store.library_errors import reported
 from state.store.records import (
     NOTARIZED,
     NOTARIZED_SPAN,

@@ -13,7 +13,6 @@ from state.primitives.genesis import genesis_hash
 from state.primitives.hashing import ZERO_HASH
 from state.store import (
     HeightUnknown,
-    Place,
     Pruned,
     Store,
     StoreClosed,
@@ -23,6 +22,7 @@ from state.store import (
     StoreOptions,
     StoreUnavailable,
     Tip,
+    TransactionPosition,
 )
 from state.store.records import Undo
 from state.trie import Trie, verify_proof
@@ -131,7 +131,7 @@ def test_blocks_and_indexes(tmp_path: Path) -> None:
         assert (store.block(1), store.certificate(2)) == (b"block 1", b"certificate 2")
         assert store.receipts(1) == ((b"receipt 1 0", b"receipt 1 1", b"receipt 1 2"), b"hooks")
         assert store.receipts(2) == ((b"receipt 2 0", b"receipt 2 1", b"receipt 2 2"), None)
-        assert store.transaction_place(second.transaction_hashes[2]) == Place(2, 2)
+        assert store.transaction_place(second.transaction_hashes[2]) == TransactionPosition(2, 2)
         for unknown in (store.block(3), store.receipts(3), store.certificate(3), store.height(3)):
             assert unknown is None
         assert store.height_of(bytes(32)) is None
@@ -141,12 +141,14 @@ def test_blocks_and_indexes(tmp_path: Path) -> None:
 def test_history_of_an_address_in_pages_newest_first(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         grow(store, 8, 3)
-        everything = [Place(height, position) for height in (3, 2, 1) for position in (2, 1, 0)]
+        everything = [TransactionPosition(height, position) for height in (3, 2, 1) for position in (2, 1, 0)]
         sender = bytes(19) + b"\1"
         assert store.history(sender, limit=100) == everything
         page = store.history(sender, limit=4)
         assert page + store.history(sender, before=page[-1], limit=100) == everything
-        assert store.history(bytes(19) + b"\2", limit=9) == [Place(height, 2) for height in (3, 2, 1)]
+        assert store.history(bytes(19) + b"\2", limit=9) == [
+            TransactionPosition(height, 2) for height in (3, 2, 1)
+        ]
         assert store.history(b"\xff" * 20, limit=9) == []
 
 
