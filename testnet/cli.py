@@ -14,8 +14,8 @@ from typing import Any, Final
 import click
 import trio
 
-from node.cli.arguments import FOLDER_NAME, PathName, Whole, parse_numbers
-from node.cli.commands import Commands
+from node.cli.arguments import FOLDER_NAME, PathName, WholeNumber, parse_numbers
+from node.cli.commands import CommandGroup
 from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_rows
 from node.home.load import load_genesis
@@ -58,16 +58,16 @@ _folder = click.option(
     help="Folder of the network.",
 )  # fmt: skip
 _validators = click.option(
-    "--validators", default=4, show_default=True, type=Whole(1, MEMBERS_MAX),
+    "--validators", default=4, show_default=True, type=WholeNumber(1, MEMBERS_MAX),
     help="Number of validators.",
 )  # fmt: skip
 _workers = click.option(
-    "--workers", default=2, show_default=True, type=Whole(0, MEMBERS_MAX),
+    "--workers", default=2, show_default=True, type=WholeNumber(0, MEMBERS_MAX),
     help="Number of workers; they accept no inbound connection.",
 )  # fmt: skip
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def testnet() -> None:
     """Run a local test network: validators, a relay, workers and one real task.
 
@@ -87,15 +87,15 @@ testnet.add_command(wan)
 @_validators
 @click.option(
     "--founders",
-    type=Whole(1, MEMBERS_MAX),
+    type=WholeNumber(1, MEMBERS_MAX),
     help="Number of validators in the first committee.  [default: all]",
 )
 @_workers
 @click.option(
-    "--seed", default=1, show_default=True, type=Whole(0), help="Seed of all keys; use it for tests only."
+    "--seed", default=1, show_default=True, type=WholeNumber(0), help="Seed of all keys; use it for tests only."
 )
 @click.option(
-    "--base-port", default=BASE_PORT, show_default=True, type=Whole(1024, 65_535),
+    "--base-port", default=BASE_PORT, show_default=True, type=WholeNumber(1024, 65_535),
     help="First port; each member uses three ports.",
 )  # fmt: skip
 @click.option(
@@ -324,11 +324,11 @@ def down(folder: Path, as_json: bool) -> None:
 @_validators
 @_workers
 @click.option(
-    "--seed", default=1, show_default=True, type=Whole(0), help="Seed of all keys; use it for tests only."
+    "--seed", default=1, show_default=True, type=WholeNumber(0), help="Seed of all keys; use it for tests only."
 )
 @click.option(
     "--owner",
-    type=Whole(0, USER_ID_MAX),
+    type=WholeNumber(0, USER_ID_MAX),
     default=None,
     help="User ID that owns the files (for containers). Default: the current user.",
 )
@@ -363,7 +363,7 @@ def layout(folder: Path, validators: int, workers: int, seed: int, owner: int | 
 
 @testnet.command()
 @click.option("--home", "home_path", required=True, type=PathName(), help="Home folder of a member.")
-@click.option("--seed", default=1, show_default=True, type=Whole(0), help="Seed of the network.")
+@click.option("--seed", default=1, show_default=True, type=WholeNumber(0), help="Seed of the network.")
 def demonstrate(home_path: Path, seed: int) -> None:
     """Run one real training task through the member in --home until it settles.
 

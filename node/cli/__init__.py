@@ -24,28 +24,28 @@ __all__ = ["group", "main"]
 
 EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 1
-EXIT_LOOK_FIRST: Final = 78
+EXIT_NEEDS_OPERATOR: Final = 78
 """EX_CONFIG: starting again helps nothing and may harm, until somebody looked; service managers are told so."""
-LOOK_FIRST: Final = frozenset(
+NEEDS_OPERATOR: Final = frozenset(
     {
         *("guard_missing", "guard_corrupt", "guard_outdated", "guard_retired", "doppelganger"),
         *("upgrade_required", "safety", "state_divergence"),
     }
 )
-"""Codes of errors, and reasons of a halt of the consensus, that end with EXIT_LOOK_FIRST."""
+"""Codes of errors, and reasons of a halt of the consensus, that end with EXIT_NEEDS_OPERATOR."""
 SERVICES: Final = frozenset({("node", "run"), ("signer", "run"), ("relay", "run")})
 """What a service manager starts, and would start again."""
-OUTLIVES_SIGNALS: Final = SERVICES | {("faucet", "run")}
+SURVIVES_LOG_SIGNALS: Final = SERVICES | {("faucet", "run")}
 """Commands that go on at signals of log rotation, from their start on."""
-NOT_HEALED: Final = frozenset(
+PERMANENT_ERRORS: Final = frozenset(
     {
         *("trust_expired", "checkpoint_mismatch", "fork_found", "config_error", "keystore_error"),
         *("store_damaged", "store_incompatible", "store_other_chain"),
     }
 )
-"""Codes of errors that end a service with EXIT_LOOK_FIRST: the next start would find the same."""
+"""Codes of errors that end a service with EXIT_NEEDS_OPERATOR: the next start would find the same."""
 REPAIR: Final = "dekube db repair"
-WHAT_HELPS: Final = {
+REMEDIES: Final = {
     "store_damaged": f"stop the node; `{REPAIR}` moves the database aside, and the chain comes from peers again. "
     "Keys and vote guard stay",
     "store_incompatible": "install the release that wrote it, or begin anew: `dekube db repair` moves it aside, "
@@ -55,13 +55,13 @@ WHAT_HELPS: Final = {
 }
 """What to do about errors of layers that know no commands, by code."""
 TEXT_CHARACTERS_MAX: Final = 1_000
-HAS_LINES: Final = "testnet_error"
+MULTILINE_ERROR: Final = "testnet_error"
 """The code of errors that quote the log of a process of this machine, line by line."""
 _COINS: Final = re.compile(r"\b(balance|cost|overshot|needed) ([0-9]{1,40})\b")
 _DUE: Final = re.compile(r"\b([0-9]{1,40}) (is due|was offered)\b")
 _FEES: Final = re.compile(r"\b(maxFeePerGas|maxPriorityFeePerGas|baseFee|tip of|part of,) ([0-9]{1,40})\b")
 _NEGATIVE: Final = re.compile(r"-[0-9.]")
-IN_UNITS: Final = frozenset(
+ERRORS_WITH_AMOUNTS: Final = frozenset(
     {
         *("insufficient_funds", "payment_missing", "fee_cap_too_low", "tip_above_fee_cap"),
         *("replacement_underpriced", "config_error"),
@@ -102,7 +102,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-def _added(name: str | None = None) -> EntryPoints:
+def _entry_points(name: str | None = None) -> EntryPoints:
     """Return the commands that installed packages add, or the one of a name."""
     from importlib.metadata import entry_points  # as much to load as all else of a plain command
 
@@ -114,7 +114,7 @@ class _LazyGroup(click.Group):
     """Loads a command's module when it is asked for, and those that installed packages add (dekube.commands)."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        added = {entry.name for entry in _added()}
+        added = {entry.name for entry in _entry_points()}
         return [*_COMMANDS, *sorted(added - set(_COMMANDS))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -122,14 +122,14 @@ class _LazyGroup(click.Group):
             module, _, name = _COMMANDS[cmd_name][0].partition(":")
             command: click.Command = getattr(importlib.import_module(module), name)
             return command
-        for entry in _added(cmd_name):
+        for entry in _entry_points(cmd_name):
             loaded: click.Command = entry.load()
             return loaded
         return None
 
     def _short_help(self, ctx: click.Context, name: str) -> str:
         """Return what an added command does: its package's ``SHORT_HELP``, or what the loaded command says."""
-        for entry in _added(name):
+        for entry in _entry_points(name):
             text = getattr(importlib.import_module(entry.module.partition(".")[0]), "SHORT_HELP", None)
             if isinstance(text, str):
                 return text
@@ -165,7 +165,7 @@ def group() -> None:
 
 def main() -> None:
     """Run the command line; a known error is one line on standard error and a status, never a traceback."""
-    if tuple(sys.argv[1:3]) in OUTLIVES_SIGNALS:
+    if tuple(sys.argv[1:3]) in SURVIVES_LOG_SIGNALS:
         from rpc.process.log_output import open_standard_descriptors
         from rpc.process.signals import outlive_signals
 
@@ -184,7 +184,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _say_line("Aborted.")
+        _print_line("Aborted.")
         sys.exit(130)
     except BrokenPipeError:
         # The reader of a pipe went away: that is its right; keep the interpreter from complaining at exit.
@@ -193,19 +193,19 @@ def main() -> None:
     except BaseExceptionGroup as errors:
         known, unknown = errors.split((DekubeError, OSError))
         if unknown is not None and unknown.split(KeyboardInterrupt)[1] is None:
-            _say_line("Aborted.")
+            _print_line("Aborted.")
             sys.exit(130)
         if unknown is not None:
             raise
         assert known is not None
         leaves = _leaves(known)
         for leaf in leaves:
-            _say(leaf)
+            _print_error(leaf)
         sys.exit(max(exit_status(leaf, ends_service=_is_service()) for leaf in leaves))
     except (DekubeError, OSError) as error:
         known_error = _as_known(error)
         _drop_unwritten()
-        _say(known_error)
+        _print_error(known_error)
         sys.exit(exit_status(known_error, ends_service=_is_service()))
 
 
@@ -259,7 +259,7 @@ def _name_output() -> None:
     )
 
 
-class SystemRefused(DekubeError):
+class OperatingSystemError(DekubeError):
     """What the system refused outside of all that knows better: a folder that may not be written, a full disk."""
 
     code = "io_error"
@@ -270,16 +270,16 @@ class SystemRefused(DekubeError):
 
 
 def _as_known(error: DekubeError | OSError) -> DekubeError:
-    return error if isinstance(error, DekubeError) else SystemRefused(error)
+    return error if isinstance(error, DekubeError) else OperatingSystemError(error)
 
 
-def _say(error: DekubeError) -> None:
+def _print_error(error: DekubeError) -> None:
     # By the class: a gateway names the code of its own errors.
-    if type(error).code == HAS_LINES:
+    if type(error).code == MULTILINE_ERROR:
         text = printable_lines(_text(error))
     else:
         text = shortened(printable(_text(error)))
-    _say_line(f"dekube: {text} [{printable(_told(error))}]")
+    _print_line(f"dekube: {text} [{printable(_shown_code(error))}]")
 
 
 def shortened(text: str) -> str:
@@ -290,7 +290,7 @@ def shortened(text: str) -> str:
     return f"{text[:part]} ... {text[-part:]}"
 
 
-def _say_line(text: str) -> None:
+def _print_line(text: str) -> None:
     """Write a line to standard error; where that cannot be written, only the exit status tells."""
     try:
         click.echo(text, err=True)
@@ -305,9 +305,9 @@ def _text(error: DekubeError) -> str:
         return f"{error}; no gateway listens there: start the node (dekube node run), or name another with --rpc"
     if error.code == "gateway_unreachable" and str(error).endswith("HTTP status 404"):
         return f"{error}; what answers there is no gateway, or not at this path (rpc.listen in its config.toml)"
-    if isinstance(error, StoreError) and error.code in WHAT_HELPS and REPAIR not in str(error):
-        return f"{error}; {WHAT_HELPS[error.code]}"
-    return in_coins(str(error)) if error.code in IN_UNITS else str(error)
+    if isinstance(error, StoreError) and error.code in REMEDIES and REPAIR not in str(error):
+        return f"{error}; {REMEDIES[error.code]}"
+    return in_coins(str(error)) if error.code in ERRORS_WITH_AMOUNTS else str(error)
 
 
 def in_coins(text: str) -> str:
@@ -321,7 +321,7 @@ def _is_service() -> bool:
     return tuple(sys.argv[1:3]) in SERVICES  # the groups have no options of their own
 
 
-def _told(error: DekubeError) -> str:
+def _shown_code(error: DekubeError) -> str:
     """Return the code that a person looks up: of a halt of the consensus, why it halted."""
     return str(getattr(error, "reason", error.code)) if error.code == "consensus_halted" else error.code
 
@@ -331,10 +331,10 @@ def exit_status(error: DekubeError, *, ends_service: bool = False) -> int:
 
     What the system has refused (a port in use, a disk that is not there yet) may have passed at the next start.
     """
-    is_for_a_person = error.code in LOOK_FIRST or getattr(error, "reason", None) in LOOK_FIRST
-    if ends_service and error.code in NOT_HEALED and not isinstance(error.__context__, OSError):
+    is_for_a_person = error.code in NEEDS_OPERATOR or getattr(error, "reason", None) in NEEDS_OPERATOR
+    if ends_service and error.code in PERMANENT_ERRORS and not isinstance(error.__context__, OSError):
         is_for_a_person = True
-    return EXIT_LOOK_FIRST if is_for_a_person else EXIT_FAILED
+    return EXIT_NEEDS_OPERATOR if is_for_a_person else EXIT_FAILED
 
 
 def _leaves(errors: BaseExceptionGroup[Any]) -> list[DekubeError]:

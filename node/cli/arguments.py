@@ -27,7 +27,7 @@ __all__ = [
     "TASK",
     "OutputFile",
     "PathName",
-    "Whole",
+    "WholeNumber",
     "parse_hash",
     "parse_hex",
     "parse_numbers",
@@ -158,7 +158,7 @@ class FolderName(PathName):
         return super().convert(value, param, ctx)
 
 
-class Whole(click.IntRange):
+class WholeNumber(click.IntRange):
     """A whole number within bounds, in decimal digits: int() also takes spaces, underscores and other scripts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import Whole
+from node.cli.arguments import WholeNumber
 from node.cli.output import json_option
 
 __all__ = ["bench", "machine"]
@@ -60,7 +60,7 @@ def _describe() -> str:
     "--runs",
     default=1,
     show_default=True,
-    type=Whole(1),
+    type=WholeNumber(1),
     help="Number of runs; the median of each figure is shown.",
 )
 @click.option(

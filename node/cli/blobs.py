@@ -9,9 +9,9 @@ from typing import Final
 
 import click
 
-from node.cli.arguments import OutputFile, PathName, Whole
-from node.cli.commands import Commands
-from node.cli.files import check_free, check_regular, overwrite_option
+from node.cli.arguments import OutputFile, PathName, WholeNumber
+from node.cli.commands import CommandGroup
+from node.cli.files import check_overwrite, check_regular, overwrite_option
 from node.cli.option_conflicts import only_with, refuse_given
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, reading_options, session_options
@@ -61,7 +61,7 @@ class _Name(click.ParamType[bytes]):
 NAME: Final = _Name()
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def blob() -> None:
     """Upload data sets and download bulk data.
 
@@ -105,7 +105,7 @@ def put(session: Session, file: Path, as_json: bool) -> None:
 @click.argument("name", type=NAME, metavar="BLOB")
 @click.option("--out", required=True, type=OutputFile(dir_okay=False), help="File to write.")
 @click.option("--task", type=NAME, metavar="TASK", help="Task that uses the blob; helps the gateway to find it.")
-@click.option("--window", type=Whole(0), help="Window of --task whose work uses the blob.")
+@click.option("--window", type=WholeNumber(0), help="Window of --task whose work uses the blob.")
 @overwrite_option
 @json_option
 def get(
@@ -119,7 +119,7 @@ def get(
     Example:
       dekube blob get 0x1234... --out train.dataset --rpc https://gateway.example
     """
-    check_free(out, yes=yes)
+    check_overwrite(out, yes=yes)
     with session.client() as client:
         size = client.download(name, out, task=task, window=window, progress=show_progress("Fetching"))
     show_fields({"file": str(out), "bytes": size}, as_json=as_json)

@@ -7,12 +7,12 @@ import shlex
 import click
 from click.core import ParameterSource
 
-__all__ = ["Commands", "as_command", "next_command"]
+__all__ = ["CommandGroup", "as_command", "next_command"]
 
 SENTENCE_MAX = 500
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
     """Lists its commands with what each does, on as many lines as that takes."""
 
     group_class = type

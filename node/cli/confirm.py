@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from node.cli.options import ask_whether
+from node.cli.options import confirm_at_terminal
 from node.cli.output import show_amount, show_fields, show_gwei
-from node.cli.progress_client import NotFinal, TellingClient
+from node.cli.progress_client import NotFinal, ProgressClient
 from rpc.client import Client, ClientError, GatewayUnreachable, TransactionRefused
 from rpc.client.results import Receipt
 from state.primitives.address import format_address
@@ -22,7 +22,7 @@ from state.primitives.codec import Value
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
 
-__all__ = ["hand_in", "send", "send_signed", "why_refused", "yes_option"]
+__all__ = ["confirm_and_send", "send", "send_signed", "why_refused", "yes_option"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 WHY: Final[Mapping[str, str]] = {
@@ -87,7 +87,7 @@ def send_signed(
             max_priority_fee_per_gas=first.max_priority_fee_per_gas,
         )  # fmt: skip
 
-    return hand_in(client, raw, what, yes=yes, prepare=prepare, again=again)
+    return confirm_and_send(client, raw, what, yes=yes, prepare=prepare, again=again)
 
 
 def why_refused(reason: str) -> str:
@@ -95,7 +95,7 @@ def why_refused(reason: str) -> str:
     return f"{WHY[reason]} ({reason})" if reason in WHY else reason
 
 
-def hand_in(
+def confirm_and_send(
     client: Client, raw: bytes, what: Mapping[str, Any], *, yes: bool, prepare: Callable[[], None] | None = None,
     again: Callable[[], bytes] | None = None,
 ) -> tuple[Receipt, bytes]:  # fmt: skip
@@ -118,7 +118,7 @@ def hand_in(
     }
     show_fields(shown, as_json=False, title="To be signed", err=True)
     if not yes:
-        ask_whether("Hand it in?")
+        confirm_at_terminal("Hand it in?")
     if prepare is not None:
         prepare()
     click.echo("Waiting until it is final ...", err=True)
@@ -139,7 +139,7 @@ def _wait(client: Client, raw: bytes, sender: bytes) -> Receipt:
     nonce = decode_transaction(raw).nonce
     behind = _behind(client, sender, nonce)
     try:
-        return client.hand_in(raw, behind=behind) if isinstance(client, TellingClient) else client.wait(raw)
+        return client.send_and_wait(raw, behind=behind) if isinstance(client, ProgressClient) else client.wait(raw)
     except NotFinal as error:
         with suppress(ClientError, GatewayUnreachable):  # then what was so before still has to do
             behind = _behind(client, sender, nonce)

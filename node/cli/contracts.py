@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from node.cli.arguments import OutputFile, Whole
+from node.cli.arguments import OutputFile, WholeNumber
 from node.cli.option_conflicts import refuse_given
 from node.cli.output import counted, json_option, show
 from node.home.files import write_whole
@@ -27,7 +27,7 @@ TESTNET_CHAIN_ID: Final = 19_888
     "--erc7730", is_flag=True, help="Write ERC-7730 descriptors, with which wallets show what they sign."
 )
 @click.option(
-    "--chain-id", default=TESTNET_CHAIN_ID, show_default=True, type=Whole(1, 2**63 - 1),
+    "--chain-id", default=TESTNET_CHAIN_ID, show_default=True, type=WholeNumber(1, 2**63 - 1),
     help="Chain ID in the ERC-7730 descriptors.",
 )  # fmt: skip
 @json_option

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from node.cli.arguments import Whole
-from node.cli.commands import Commands
+from node.cli.arguments import WholeNumber
+from node.cli.commands import CommandGroup
 from node.cli.forks import accuse, settle
 from node.cli.option_conflicts import not_with
 from node.cli.options import ask_passphrase, confirm, home_option, yes_option
@@ -37,7 +37,7 @@ class TooFarBack(StoreError):
     code = "pruned"
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def db() -> None:
     """Inspect, verify, prune or repair a node's database.
 
@@ -58,7 +58,7 @@ for command in (settle, accuse):
 
 @db.command()
 @home_option
-@click.option("--height", type=Whole(min=0), help="Also show the hash of the block at this height.")
+@click.option("--height", type=WholeNumber(min=0), help="Also show the hash of the block at this height.")
 @json_option
 def inspect(home: Home, height: int | None, as_json: bool) -> None:
     """Show the heights, epochs, sizes and snapshots of the database.
@@ -77,7 +77,7 @@ def inspect(home: Home, height: int | None, as_json: bool) -> None:
     from state.store.inspection import inspect_database
 
     options, genesis = load_node_options(home), load_genesis(home.genesis)
-    with _database_to_read(home) as place, _stopped(home):
+    with _database_to_read(home) as place, _naming_lock_holder(home):
         found = inspect_database(place)
     tip, bounds = found.tip, found.bounds
     oldest = bounds.base if bounds else 0
@@ -150,14 +150,14 @@ def verify(home: Home, quick: bool, as_json: bool) -> None:
       dekube db verify
       dekube db verify --quick
     """
-    with _alone(home), _opened(home) as store:
+    with _exclusive_home(home), _opened(home) as store:
         result = _verify(home, store, quick=quick)
     show_fields(result, as_json=as_json, title="All is as it was written")
 
 
 @db.command()
 @home_option
-@click.argument("blocks", type=Whole(min=1))
+@click.argument("blocks", type=WholeNumber(min=1))
 @yes_option
 @json_option
 def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:
@@ -170,7 +170,7 @@ def rollback(home: Home, blocks: int, yes: bool, as_json: bool) -> None:
     Example:
       dekube db rollback 100
     """
-    with _alone(home), _opened(home) as store:
+    with _exclusive_home(home), _opened(home) as store:
         first, oldest = store.tip.height, store.oldest_state
         target = first - blocks
         if target < oldest:
@@ -217,7 +217,7 @@ def prune(home: Home, profile: str | None, yes: bool, as_json: bool) -> None:
             "does not keep?",
             yes=yes,
         )
-    with _alone(home), _opened(home, chosen) as store:
+    with _exclusive_home(home), _opened(home, chosen) as store:
         before = sum(store.sizes().values())
         with _bar("Pruning", "blocks") as progress:
             count = store.prune(progress)
@@ -248,7 +248,7 @@ def repair(home: Home, force: bool, quick: bool, no_sync: bool, as_json: bool) -
       dekube db repair
       dekube db repair --no-sync
     """
-    with _alone(home):
+    with _exclusive_home(home):
         _repair(home, force=force, quick=quick, no_sync=no_sync, as_json=as_json)
 
 
@@ -301,7 +301,7 @@ def sync(home: Home, as_json: bool) -> None:
     """
     from node.sync.service import is_fresh
 
-    with _alone(home):
+    with _exclusive_home(home):
         if not is_fresh(home.chain):
             raise ConfigError(f"{home.chain}: a database is here already; see `dekube db inspect`")
         tip = _sync_now(home)
@@ -328,7 +328,7 @@ def _check_present(home: Home) -> None:
 
 
 @contextmanager
-def _alone(home: Home) -> Iterator[None]:
+def _exclusive_home(home: Home) -> Iterator[None]:
     """Be the one process in a node's home. Raises ConfigError where none lives, HomeInUse beside another one."""
     load_node_options(home)  # else the folders of a home would be made wherever --home points to
     with live_in(home):
@@ -343,7 +343,7 @@ def _database_to_read(home: Home) -> Iterator[Path]:
     tables and copies of the rest, which is small.
     """
     if os.access(home.chain, os.W_OK) or not home.chain.is_dir():
-        with _alone(home):
+        with _exclusive_home(home):
             _check_present(home)
             yield home.chain
         return
@@ -360,7 +360,7 @@ def _database_to_read(home: Home) -> Iterator[Path]:
 
 
 @contextmanager
-def _stopped(home: Home) -> Iterator[None]:
+def _naming_lock_holder(home: Home) -> Iterator[None]:
     try:
         yield
     except StoreLocked:
@@ -377,7 +377,7 @@ def _opened(home: Home, options: Any = None, place: Path | None = None) -> Itera
     _check_present(home)
     genesis = load_genesis(home.genesis)
     chosen = options or store_options(load_node_options(home), genesis)
-    with _stopped(home):
+    with _naming_lock_holder(home):
         store = Store.open(place or home.chain, genesis, make_runtime(genesis).genesis_changes, chosen)
     with store:
         yield store

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from node.cli.arguments import AMOUNT, OUTPUT_FILE, Whole
-from node.cli.commands import Commands
+from node.cli.arguments import AMOUNT, OUTPUT_FILE, WholeNumber
+from node.cli.commands import CommandGroup
 from node.cli.session import Session, session_options
 from node.home.options import LogOptions
 from node.process.ports import check_listen
@@ -18,7 +18,7 @@ from state.primitives.listen import parse_listen
 __all__ = ["faucet"]
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def faucet() -> None:
     """Run a faucet for a test network."""
 
@@ -34,12 +34,12 @@ def faucet() -> None:
 )
 @click.option("--amount", type=AMOUNT, default="10", show_default=True, help="Amount of one grant, in DKB.")
 @click.option(
-    "--per-address", default=1, show_default=True, type=Whole(1), help="Grants for one address each day."
+    "--per-address", default=1, show_default=True, type=WholeNumber(1), help="Grants for one address each day."
 )
-@click.option("--per-ip", default=5, show_default=True, type=Whole(1),
+@click.option("--per-ip", default=5, show_default=True, type=WholeNumber(1),
               help="Grants for one IPv4 address or IPv6 /64 each day.")  # fmt: skip
 @click.option(
-    "--per-day", default=1_000, show_default=True, type=Whole(1), help="Grants for all callers each day."
+    "--per-day", default=1_000, show_default=True, type=WholeNumber(1), help="Grants for all callers each day."
 )
 @click.option(
     "--alarm", type=AMOUNT, default="1000", show_default=True, help="Raise the alarm below this balance, in DKB."

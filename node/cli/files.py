@@ -12,7 +12,7 @@ from node.cli.options import is_at_terminal, read_input
 from node.cli.terminal import STDIO
 from state.primitives.errors import ConfigError
 
-__all__ = ["check_free", "check_regular", "overwrite_option", "parse_json", "read_json", "read_text"]
+__all__ = ["check_overwrite", "check_regular", "overwrite_option", "parse_json", "read_json", "read_text"]
 
 NAMED_STDIN: Final = "standard input"
 
@@ -63,7 +63,7 @@ def overwrite_option(function: Any) -> Any:
     return click.option("--yes", "-y", is_flag=True, help="Overwrite an existing file without asking.")(function)
 
 
-def check_free(file: Path | None, *, yes: bool, option: str = "--out") -> None:
+def check_overwrite(file: Path | None, *, yes: bool, option: str = "--out") -> None:
     """Go on if ``file`` does not exist or may be overwritten: with ``yes``, or asked at a terminal.
 
     A command writes its file at the end, so this comes first. Raises ConfigError, also for a folder.

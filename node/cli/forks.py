@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from node.cli.arguments import PathName, Whole
+from node.cli.arguments import PathName, WholeNumber
 from node.cli.options import confirm, home_option, yes_option
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, reading_options
@@ -134,7 +134,7 @@ def _find_aside(home: Home, chosen: Checkpoint) -> Path | None:
 
 @click.command()
 @reading_options
-@click.argument("height", type=Whole(min=1))
+@click.argument("height", type=WholeNumber(min=1))
 @click.option(
     "--database",
     type=PathName(),

@@ -21,9 +21,9 @@ from node.chain.founding import (
     founder_to_json,
     make_founder,
 )
-from node.cli.arguments import AMOUNT, OUTPUT_FILE, PathName, Whole, parse_numbers
-from node.cli.commands import Commands, as_command
-from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
+from node.cli.arguments import AMOUNT, OUTPUT_FILE, PathName, WholeNumber, parse_numbers
+from node.cli.commands import CommandGroup, as_command
+from node.cli.options import announce_key_generation, ask_new_passphrase, home_option, read_input
 from node.cli.output import counted, json_option, parse_amount, show, show_amount, show_fields, show_rows
 from node.cli.terminal import printable
 from node.home.create import check_new_home, create_founder
@@ -42,7 +42,7 @@ START_AWAY_MS_MAX: Final = 366 * DAY_MS
 _COLUMNS: Final = ("founder", "stake", "share", "coins")
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def genesis() -> None:
     """Create the genesis of a new chain, alone or with other founders.
 
@@ -61,7 +61,7 @@ def genesis() -> None:
 @genesis.command()
 @click.option("--name", required=True, help="Name of the chain, for people.")
 @click.option(
-    "--chain-id", required=True, type=Whole(1, 2**31 - 1), help="Chain ID that wallets use for the chain."
+    "--chain-id", required=True, type=WholeNumber(1, 2**31 - 1), help="Chain ID that wallets use for the chain."
 )
 @click.option(
     "--start",
@@ -142,7 +142,7 @@ def found_(home: Home, draft_file: Path, stake: int, coins: int, unattended: boo
     account, vote = random_key(), random_key()
     founder = make_founder(document, account, vote, stake=stake, coins=coins)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
-    say_keys_are_made(as_json=as_json)
+    announce_key_generation(as_json=as_json)
     create_founder(
         home.root, account=account, vote=vote, founder=founder_to_json(founder), passphrase=passphrase,
         keep_passphrase=unattended,

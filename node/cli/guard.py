@@ -15,7 +15,7 @@ from consensus.guard import Guard, GuardMissing, Watermark
 from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.signer import EPOCH_LIMIT, VIEW_LIMIT
 from node.cli.arguments import OUTPUT_FILE, PathName
-from node.cli.commands import Commands, as_command
+from node.cli.commands import CommandGroup, as_command
 from node.cli.files import read_json
 from node.cli.options import ask_passphrase, home_option
 from node.cli.output import json_option, show_fields
@@ -66,7 +66,7 @@ vote_key_option = click.option(
 )
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def guard() -> None:
     """Show, export or import the vote guard of a validator's key.
 
@@ -101,7 +101,7 @@ def show(home: Home, as_json: bool) -> None:
     Example:
       dekube node guard show
     """
-    chain, keys = _whose(home)
+    chain, keys = _chain_and_keys(home)
     first, *others = [_shown(home, chain, key) for key in keys]
     if as_json:
         show_json(first | {"others": others} if others else first)
@@ -137,7 +137,7 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
     Example:
       dekube node guard export watermark.json
     """
-    chain, keys = _whose(home)
+    chain, keys = _chain_and_keys(home)
     chosen = choose_key(keys, vote_key)
     export_guard(home, chain, chosen, file, as_json=as_json)
     if not as_json:
@@ -163,7 +163,7 @@ def import_(home: Home, file: Path, as_json: bool) -> None:
     Example:
       dekube node guard import watermark.json
     """
-    chain, keys = _whose(home)
+    chain, keys = _chain_and_keys(home)
     mark = read_watermark(file)
     mine = mark.vote_key if mark.vote_key in keys else keys[0]
     if mine != keys[0]:  # the key that takes over has a record of its own beside the first one's
@@ -303,7 +303,7 @@ def choose_key(keys: Sequence[bytes], vote_key: bytes) -> bytes:
     raise ConfigError(f"--vote-key says which key is meant; there are: {there}")
 
 
-def _whose(home: Home) -> tuple[bytes, list[bytes]]:
+def _chain_and_keys(home: Home) -> tuple[bytes, list[bytes]]:
     """Return the chain and the vote keys of a validator's home, that which takes over last.
 
     Raises ConfigError, KeystoreError.

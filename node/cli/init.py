@@ -10,10 +10,10 @@ from typing import Final
 import click
 
 from node.chain.founding import FOUNDER_LIMIT_BYTES, founder_from_json
-from node.cli.arguments import PathName, Whole
+from node.cli.arguments import PathName, WholeNumber
 from node.cli.commands import as_command
 from node.cli.option_conflicts import not_with, refuse_given
-from node.cli.options import ask_new_passphrase, home_option, read_input, say_keys_are_made
+from node.cli.options import announce_key_generation, ask_new_passphrase, home_option, read_input
 from node.cli.output import json_option, show_fields
 from node.home.config import check_options
 from node.home.create import adopt_genesis, check_new_home, create_home
@@ -65,7 +65,7 @@ PORT_MAX: Final = 65_535
 )
 @click.option(
     "--base-port",
-    type=Whole(1, PORT_MAX - 2),
+    type=WholeNumber(1, PORT_MAX - 2),
     metavar="PORT",
     help="Use PORT for peers, PORT+1 for the gateway, PORT+2 for metrics.  [default: 26656, 8545, 9100]",
 )
@@ -102,11 +102,11 @@ def init(
     document = load_genesis(genesis)
     if home.founder.exists() and not home.config.exists():
         refuse_given(("--unattended",), f"the founder's keys in {home.root} have their passphrase already")
-        _go_on(home, document, options, as_json=as_json)
+        _complete_founder_home(home, document, options, as_json=as_json)
         return
     check_new_home(home)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
-    say_keys_are_made(as_json=as_json)
+    announce_key_generation(as_json=as_json)
     account = random_key()
     vote = random_key() if "validator" in roles else None
     create_home(
@@ -119,7 +119,7 @@ def init(
     _show(home, fields, options, as_json=as_json)
 
 
-def _go_on(home: Home, genesis: Genesis, options: NodeOptions, *, as_json: bool) -> None:
+def _complete_founder_home(home: Home, genesis: Genesis, options: NodeOptions, *, as_json: bool) -> None:
     """Make the home of a founder whole. Raises ConfigError unless the genesis has it as it signed."""
     founder = founder_from_json(read_input(home.founder, FOUNDER_LIMIT_BYTES).decode())
     validator = founder.validator

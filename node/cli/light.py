@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from consensus.light import Fork, TrustedState, genesis_root, trusting_period_ms
 from consensus.wire import encode_certificate
-from node.cli.arguments import PathName, Whole
-from node.cli.commands import Commands
+from node.cli.arguments import PathName, WholeNumber
+from node.cli.commands import CommandGroup
 from node.cli.option_conflicts import only_with
 from node.cli.output import in_words, json_option, show, show_amount, show_fields, show_gwei, show_rows
 from node.cli.session import Session
@@ -106,7 +106,7 @@ def _rpc_option(function: _Function) -> _Function:
     )(function)
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def light() -> None:
     """Verify accounts and transactions with a light client.
 
@@ -151,7 +151,7 @@ def genesis_trust(genesis: Genesis) -> TrustedState:
 @_rpc_option
 @click.option(
     "--trusting-hours",
-    type=Whole(1, 24 * 365),
+    type=WholeNumber(1, 24 * 365),
     help="Hours until trust expires. Default: two thirds of the unbonding time.",
 )
 @click.option("--accept-old", is_flag=True, help="Trust the genesis or checkpoint although it has expired.")
@@ -333,7 +333,7 @@ def endpoints(
 @light.command()
 @click.argument("address", metavar="ADDRESS|NAME")
 @click.option(
-    "--height", type=Whole(0), help="Show the account after this block. Default: the newest provable block."
+    "--height", type=WholeNumber(0), help="Show the account after this block. Default: the newest provable block."
 )
 @_rpc_option
 @_home_option
@@ -421,7 +421,7 @@ def receipt(hash_: bytes, urls: tuple[str, ...], home: Path, as_json: bool) -> N
 
 
 @light.command()
-@click.argument("height", type=Whole(1))
+@click.argument("height", type=WholeNumber(1))
 @_rpc_option
 @_home_option
 @json_option

@@ -21,19 +21,19 @@ if TYPE_CHECKING:  # what opens keys is loaded where one is opened
 __all__ = [
     "DEFAULT_HOME",
     "account_of_home",
+    "announce_key_generation",
     "ask_home",
-    "ask_line",
     "ask_new_passphrase",
     "ask_passphrase",
-    "ask_whether",
     "confirm",
+    "confirm_at_terminal",
     "home_option",
     "is_at_terminal",
     "open_key",
     "parse_home",
     "read_input",
+    "read_secret",
     "relay_home_option",
-    "say_keys_are_made",
     "signer_home_option",
     "yes_option",
 ]
@@ -97,17 +97,17 @@ def ask_home(home: Home, verb: str, *, timeout_s: float = ASK_S, **fields: Any) 
 
 
 def ask_passphrase(file: Path | None, prompt: str = "Passphrase") -> str:
-    """Return the passphrase in ``file``, or ask for it (``ask_unseen``); the command line never has it."""
-    return ask_line(file, prompt)
+    """Return the passphrase in ``file``, or ask for it (``prompt_secret``); the command line never has it."""
+    return read_secret(file, prompt)
 
 
-def ask_line(file: Path | None, prompt: str, *, instead: str = "") -> str:
+def read_secret(file: Path | None, prompt: str, *, instead: str = "") -> str:
     """Return the secret in the first line of ``file`` (mode 0600; "-" is standard input), or ask for it unseen.
 
-    ``instead`` is as of ``ask_unseen``. Raises KeystoreError.
+    ``instead`` is as of ``prompt_secret``. Raises KeystoreError.
     """
     if file is None:
-        return ask_unseen(prompt, instead=instead)
+        return prompt_secret(prompt, instead=instead)
     if str(file) != STDIO:
         from node.home.keys import read_passphrase
 
@@ -148,13 +148,13 @@ def read_input(file: Path, limit_bytes: int) -> bytes:
 def ask_new_passphrase(file: Path | None) -> str:
     """Return the passphrase in ``file``, or ask for a new one twice. Raises KeystoreError, as for an empty one."""
     prompt = "New passphrase"
-    passphrase = ask_unseen(prompt, twice=True) if file is None else ask_line(file, prompt)
+    passphrase = prompt_secret(prompt, twice=True) if file is None else read_secret(file, prompt)
     if not passphrase:
         raise KeystoreError("the new passphrase is empty: the key would be open to whoever reads its file")
     return passphrase
 
 
-def ask_unseen(prompt: str = "Passphrase", *, twice: bool = False, instead: str = "") -> str:
+def prompt_secret(prompt: str = "Passphrase", *, twice: bool = False, instead: str = "") -> str:
     """Ask at the terminal for what nobody may see; where standard input is no terminal, it is the next line there.
 
     Standard input that is read for something else (``read_input``) is left to that: a terminal is asked all the
@@ -181,13 +181,13 @@ def is_at_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None and sys.stderr.isatty()
 
 
-def ask_whether(question: str) -> None:
+def confirm_at_terminal(question: str) -> None:
     """Go on if somebody at a terminal says so; scripts are not asked."""
     if is_at_terminal():
         click.confirm(question, abort=True, err=True)
 
 
-def say_keys_are_made(*, as_json: bool) -> None:
+def announce_key_generation(*, as_json: bool) -> None:
     """Say what takes the next seconds: the work factor of a keystore file costs a second for each key."""
     if not as_json:
         click.echo("Making keys; this takes some seconds ...", err=True)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import click
 
 from node.cli.commands import next_command
-from node.cli.responses import note_asked
+from node.cli.responses import mark_gateway_used
 from node.cli.terminal import printable
 from rpc.client import Client, ClientError, GatewayUnreachable, TransactionRefused
 from rpc.client.control import short_path
@@ -28,7 +28,7 @@ from rpc.client.core import ClientOptions, Fetch, Flow, Post
 from rpc.client.results import Receipt
 from state.primitives.hashing import keccak
 
-__all__ = ["NOTICE_S", "GatewayNotUp", "NotFinal", "TellingClient", "Watch", "watched"]
+__all__ = ["NOTICE_S", "GatewayNotUp", "NotFinal", "ProgressClient", "ProgressNotice", "with_notices"]
 
 _T = TypeVar("_T")
 NOTICE_S: Final = 3.0
@@ -53,7 +53,7 @@ class NotFinal(TransactionRefused):
     code = "not_final"
 
 
-class TellingClient(Client):
+class ProgressClient(Client):
     """Tells after NOTICE_S what it waits for, and the hash of what is handed in as soon as that is taken.
 
     What fails or is interrupted when a transaction may be on its way tells how to look for it. In all else the
@@ -63,38 +63,38 @@ class TellingClient(Client):
     def __init__(self, *urls: str, control: Path | None = None, chain_id: int | None = None) -> None:
         """``control``: the control socket of the node whose gateway is asked. Raises ConfigError for a bad URL."""
         super().__init__(*urls, options=ClientOptions(chain_id=chain_id))
-        note_asked()
+        mark_gateway_used()
         self._control = control
-        self._watches: Callable[[], Watch] = Watch
+        self._new_notice: Callable[[], ProgressNotice] = ProgressNotice
 
-    def hand_in(self, raw: bytes, *, behind: str = "") -> Receipt:
+    def send_and_wait(self, raw: bytes, *, behind: str = "") -> Receipt:
         """Do as ``wait``; ``behind``: the nonces of the sender that come before and are not sent yet."""
-        self._watches = partial(Watch, behind=behind)
+        self._new_notice = partial(ProgressNotice, behind=behind)
         try:
             return self.wait(raw)
         finally:
-            self._watches = Watch
+            self._new_notice = ProgressNotice
 
     def perform(self, flow: Flow[_T]) -> _T:
         """Perform the effects of ``flow``; return what it returns."""
-        with self._watches() as watch:
+        with self._new_notice() as notice:
             try:
-                return super().perform(watched(flow, watch))
+                return super().perform(with_notices(flow, notice))
             except KeyboardInterrupt:
-                if watch.handed_in:
+                if notice.handed_in:
                     click.echo(err=True)  # below the ^C of the terminal
-                _tell_of(watch)
+                _tell_of(notice)
                 raise
             except TransactionRefused as error:
                 if error.reason or not error.hash:
                     raise
-                _tell_of(watch)
+                _tell_of(notice)
                 raise NotFinal(str(error), hash_=error.hash) from None
             except ClientError:
-                _tell_of(watch)
+                _tell_of(notice)
                 raise
             except GatewayUnreachable as error:
-                _tell_of(watch)
+                _tell_of(notice)
                 if self._control is None or "refused" not in str(error) or not _listens(self._control):
                     raise
                 raise GatewayNotUp(
@@ -103,9 +103,9 @@ class TellingClient(Client):
                 ) from None
 
 
-def _tell_of(watch: Watch) -> None:
+def _tell_of(notice: ProgressNotice) -> None:
     """Say which transaction may be on its way, and how to look for it; nothing where there is none."""
-    if hash_ := _hash_of(watch.handed_in):
+    if hash_ := _hash_of(notice.handed_in):
         click.echo(
             f"The transaction {hash_} was handed in and may still become final: "
             f"`{next_command('wallet', 'tx', hash_)}` shows it.",
@@ -123,7 +123,7 @@ def _listens(control: Path) -> bool:
     return True
 
 
-class Watch:
+class ProgressNotice:
     """Knows what is waited for and since when, and says each thing once when it has taken NOTICE_S."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, *, behind: str = "") -> None:
@@ -140,7 +140,7 @@ class Watch:
         self.is_doubtful = False
         """Whether some gateway may have the transaction, so that another's refusal ends nothing."""
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ProgressNotice:
         threading.Thread(target=self._run, name="patience", daemon=True).start()
         return self
 
@@ -174,7 +174,7 @@ class Watch:
                 click.echo(f"Waiting: {printable(what)} ...", err=True)
 
 
-def watched(flow: Flow[_T], watch: Watch) -> Flow[_T]:
+def with_notices(flow: Flow[_T], notice: ProgressNotice) -> Flow[_T]:
     """Pass the effects of ``flow`` on, and note what is under way."""
     answer: Any = None
     error: Exception | None = None
@@ -186,33 +186,33 @@ def watched(flow: Flow[_T], watch: Watch) -> Flow[_T]:
             result: _T = end.value
             return result
         if isinstance(effect, Post | Fetch):
-            watch.wait_for(told or _waiting_for(effect, watch.behind))
+            notice.wait_for(told or _waiting_for(effect, notice.behind))
             if _method(effect) == HAND_IN:
-                watch.handed_in = effect.body or b""
+                notice.handed_in = effect.body or b""
         answer = error = None
         try:
             answer = yield effect
         except Exception as failed:  # the flow's own to judge
             error = failed
         if isinstance(effect, Post | Fetch):
-            told = _still(effect, answer, watch.behind)
-            watch.wait_for(told)
-            _note(watch, _method(effect), answer, error)
+            told = _still(effect, answer, notice.behind)
+            notice.wait_for(told)
+            _note(notice, _method(effect), answer, error)
 
 
-def _note(watch: Watch, method: str, answer: Any, error: Exception | None) -> None:
+def _note(notice: ProgressNotice, method: str, answer: Any, error: Exception | None) -> None:
     """Note what came of a request: whether a gateway has the transaction, may have it, or surely has not."""
     has_receipt = isinstance(answer, bytes) and b'"receipt":{' in answer[:LOOK_BYTES]
-    if method == RECEIPT and has_receipt and _hash_of(watch.handed_in).encode() in answer:  # not that of another
-        watch.handed_in = b""
+    if method == RECEIPT and has_receipt and _hash_of(notice.handed_in).encode() in answer:  # not that of another
+        notice.handed_in = b""
     if method != HAND_IN:
         return
     if _is_taken(answer):
-        watch.taken(watch.handed_in)
+        notice.taken(notice.handed_in)
     if not _is_refused(answer, error):
-        watch.is_doubtful = True
-    elif not watch.is_doubtful:
-        watch.handed_in = b""
+        notice.is_doubtful = True
+    elif not notice.is_doubtful:
+        notice.handed_in = b""
 
 
 def _is_refused(answer: Any, error: Exception | None) -> bool:

@@ -12,14 +12,14 @@ from typing import Any
 import click
 
 from node.cli.arguments import AMOUNT, PathName
-from node.cli.commands import Commands, as_command
+from node.cli.commands import CommandGroup, as_command
 from node.cli.confirm import send, yes_option
 from node.cli.option_conflicts import only_with
-from node.cli.options import ask_passphrase, ask_unseen, relay_home_option, say_keys_are_made
+from node.cli.options import announce_key_generation, ask_passphrase, prompt_secret, relay_home_option
 from node.cli.output import json_option, show_amount, show_fields, show_receipt, show_rows, show_time
-from node.cli.progress_client import TellingClient
+from node.cli.progress_client import ProgressClient
 from node.cli.relay_status import status
-from node.cli.responses import reading_answers
+from node.cli.responses import checked_responses
 from node.cli.session import Session, reading_options, session_options
 from node.home.create import check_new_home, create_home
 from node.home.keyring import random_key
@@ -34,7 +34,7 @@ from state.primitives.keys import SecretKey
 __all__ = ["relay"]
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def relay() -> None:
     """Run a relay, and manage the deposits that pay relays.
 
@@ -59,7 +59,7 @@ def init(home: Home, genesis: Path, as_json: bool) -> None:
 
     document = load_genesis(genesis)
     check_new_home(home)
-    say_keys_are_made(as_json=as_json)
+    announce_key_generation(as_json=as_json)
     account = random_key()
     create_home(
         home.root, genesis=document, account=account, vote=None, passphrase=secrets.token_hex(16),
@@ -95,7 +95,7 @@ def run(home: Home, urls: tuple[str, ...]) -> None:
     """
     from node.relay.home import run_relay_home
 
-    run_relay_home(home, urls, ask_unseen)
+    run_relay_home(home, urls, prompt_secret)
 
 
 @relay.command()
@@ -233,7 +233,7 @@ def register(home: Home, url: str, where: str, bond: int | None, yes: bool, as_j
         pcie_lanes=0, price_per_gpu_s=1, score=0, slots=1, notice_ms=0, endpoints=(str(endpoint),),
         version=version("dekube-node"),
     )  # fmt: skip
-    with reading_answers(), TellingClient(url) as client:
+    with checked_responses(), ProgressClient(url) as client:
         is_known = client.call("dekube_getNode", "0x" + key.address.hex())["node"] is not None
         least = 0 if is_known else int(client.call("dekube_genesis")["parameters"]["tasks.node_bond_min"])
         amount = least if bond is None else bond
@@ -285,7 +285,7 @@ def settle(home: Home, url: str, is_all: bool, yes: bool, as_json: bool) -> None
 
     store = ReceiptStore(home.path(RECEIPTS))
     rows: list[dict[str, Any]] = []
-    client = TellingClient(url) if url else None
+    client = ProgressClient(url) if url else None
     key = _account(home) if client is not None else None
     fee = 0
     if client is not None and not is_all:

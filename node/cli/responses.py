@@ -11,22 +11,22 @@ import click
 from rpc.client.errors import AnswerMalformed
 from state.primitives.errors import DekubeError
 
-__all__ = ["note_asked", "reading_answers"]
+__all__ = ["checked_responses", "mark_gateway_used"]
 
-_ASKS: Final = "node.cli.asks_a_gateway"
+_USES_GATEWAY: Final = "node.cli.asks_a_gateway"
 WHY_CHARACTERS_MAX: Final = 200
 _MISSHAPEN: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What reading a document fails with that has not the fields, or not of the types, that its method promises."""
 
 
-def note_asked() -> None:
+def mark_gateway_used() -> None:
     """Note that the command that runs asks a gateway."""
     if (context := click.get_current_context(silent=True)) is not None:
-        context.meta[_ASKS] = True
+        context.meta[_USES_GATEWAY] = True
 
 
 @contextmanager
-def reading_answers() -> Iterator[None]:
+def checked_responses() -> Iterator[None]:
     """Raise AnswerMalformed where what a gateway answered is not of the shape that a command reads it in.
 
     What fails alike in a command that has asked none is a bug, and stays one.
@@ -37,7 +37,7 @@ def reading_answers() -> Iterator[None]:
         raise
     except _MISSHAPEN as error:
         context = click.get_current_context(silent=True)
-        if context is None or not context.meta.get(_ASKS, False):
+        if context is None or not context.meta.get(_USES_GATEWAY, False):
             raise
         why = f"{type(error).__name__}: {error}"[:WHY_CHARACTERS_MAX]
         raise AnswerMalformed(f"an answer is not what its method promises ({why})") from error

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import click
 
-from node.cli.commands import Commands
+from node.cli.commands import CommandGroup
 from node.cli.guard import guard
 from node.cli.option_conflicts import not_with
-from node.cli.options import ask_home, ask_unseen, home_option
+from node.cli.options import ask_home, home_option, prompt_secret
 from node.cli.output import json_option, show, show_fields, show_rows
 from node.home.config import flat_options
 from node.home.load import load_genesis, load_node_options
@@ -27,20 +27,20 @@ from node.home.paths import Home
 from node.process.control import ControlUnavailable, short_path
 from state.primitives.errors import ConfigError, DekubeError
 
-__all__ = ["NodeStillRuns", "node"]
+__all__ = ["NodeStillRunning", "node"]
 
 DRAIN_LOOK_S: Final = 1.0
 END_WAIT_S: Final = 120.0
 """From the moment that a node answers no more until its process must have ended: gateway, jobs, database."""
 
 
-class NodeStillRuns(DekubeError):
+class NodeStillRunning(DekubeError):
     """A node that was told to end and has not."""
 
     code = "node_still_runs"
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def node() -> None:
     """Run, check and drain a node."""
 
@@ -78,7 +78,7 @@ def run(home: Home, accept_empty_guard: bool, checkpoint: str) -> None:
     configure_logs(load_node_options(home).log)
     run_node(
         home,
-        ask_unseen,
+        prompt_secret,
         accepts_empty_guard=accept_empty_guard,
         checkpoint=checkpoint,
     )
@@ -163,7 +163,9 @@ def drain(home: Home, stop: bool, ends: bool, waits: bool, as_json: bool) -> Non
     with _process_at(home.control) as process:
         state = _drain(home, {"on": not ends, "stop": stop}, waits=waits)
         if "ended" in state and process is not None and not select.select([process], [], [], END_WAIT_S)[0]:
-            raise NodeStillRuns(f"the node answers no more, but has not ended in {END_WAIT_S:.0f} s: see its log")
+            raise NodeStillRunning(
+                f"the node answers no more, but has not ended in {END_WAIT_S:.0f} s: see its log"
+            )
     if as_json:
         show(state)
         return

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from node.cli.arguments import PathName, Whole
+from node.cli.arguments import PathName, WholeNumber
 from node.cli.options import DEFAULT_HOME, account_of_home, open_key, parse_home
-from node.cli.progress_client import TellingClient
-from node.cli.responses import reading_answers
+from node.cli.progress_client import ProgressClient
+from node.cli.responses import checked_responses
 from node.home.keyring import Keyring, address_in
 from node.home.load import load_genesis
 from node.home.paths import Home
@@ -58,7 +58,7 @@ class Session:
     def client(self) -> Client:
         """Return a client of the gateways, which says what it waits for when that takes long."""
         control = None if self.urls else self.home.control
-        return TellingClient(*self.gateways(), control=control, chain_id=self.signed_for())
+        return ProgressClient(*self.gateways(), control=control, chain_id=self.signed_for())
 
     def signed_for(self) -> int | None:
         """Return the chain that is signed for: --chain-id, else the home's; None where only a gateway can tell."""
@@ -78,7 +78,7 @@ class Session:
         name = name or self.key_name
         if name is None and self.home.config.exists():
             return account_of_home(self.home, self.passphrase_file)
-        return open_key(self._place(name), self.passphrase_file)
+        return open_key(self._keystore_path(name), self.passphrase_file)
 
     def address(self, name: str | None = None, *, known: bool = True) -> bytes:
         """Return the address of the account that ``key`` would return, without opening it where its file names it.
@@ -95,11 +95,11 @@ class Session:
         if name is None and self.home.config.exists():
             place = self.home.path(keys_of(self.home).account)
         else:
-            place = self._place(name)
+            place = self._keystore_path(name)
         named = address_in(place)
         return named if named is not None else self.key(name).address
 
-    def _place(self, name: str | None) -> Path:
+    def _keystore_path(self, name: str | None) -> Path:
         """Return the keystore of an account of the wallet. Raises ConfigError."""
         if name is not None:
             return self.keyring.find(name)
@@ -130,7 +130,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     ),
     "chain_id": click.option(
         "--chain-id",
-        type=Whole(1, 2**63 - 1),
+        type=WholeNumber(1, 2**63 - 1),
         help="Chain ID to sign for. Default: from the genesis in --home, else from the gateway.",
     ),
     "rpc": click.option(
@@ -143,7 +143,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def _taking(*names: str) -> Callable[[_Function], _Function]:
+def _shared_options(*names: str) -> Callable[[_Function], _Function]:
     """Return what adds the shared options of these names; the function gets ``session``."""
 
     def decorate(function: _Function) -> _Function:
@@ -152,7 +152,7 @@ def _taking(*names: str) -> Callable[[_Function], _Function]:
             chain_id: int | None = None, **arguments: Any,
         ) -> Any:  # fmt: skip
             root = parse_home(home)
-            with reading_answers():
+            with checked_responses():
                 return function(session=Session(root, rpc, key, passphrase_file, chain_id), **arguments)
 
         wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
@@ -165,15 +165,15 @@ def _taking(*names: str) -> Callable[[_Function], _Function]:
     return decorate
 
 
-session_options: Final = _taking("home", "rpc", "chain_id", "key", "passphrase_file")
+session_options: Final = _shared_options("home", "rpc", "chain_id", "key", "passphrase_file")
 """For a command that signs and sends."""
-reading_options: Final = _taking("home", "rpc")
+reading_options: Final = _shared_options("home", "rpc")
 """For a command that asks a gateway and signs nothing."""
-endorsing_options: Final = _taking("home", "rpc", "key", "passphrase_file")
+endorsing_options: Final = _shared_options("home", "rpc", "key", "passphrase_file")
 """For a command that signs for the chain of its gateway, and sends nothing."""
-signing_options: Final = _taking("home", "key", "passphrase_file")
+signing_options: Final = _shared_options("home", "key", "passphrase_file")
 """For a command that signs and asks nobody."""
-new_key_options: Final = _taking("home", "passphrase_file")
+new_key_options: Final = _shared_options("home", "passphrase_file")
 """For a command that makes or opens the account that its argument names."""
-wallet_options: Final = _taking("home")
+wallet_options: Final = _shared_options("home")
 """For a command that only looks into the folder of the wallet."""

@@ -12,7 +12,7 @@ import trio
 
 from consensus.signer import AskKeys, AskStatus, Keys, Request, Retire, SignerStatus, SignerUnavailable
 from node.cli.arguments import ADDRESS, OUTPUT_FILE, PathName
-from node.cli.commands import Commands, as_command
+from node.cli.commands import CommandGroup, as_command
 from node.cli.guard import (
     check_new,
     choose_key,
@@ -24,11 +24,11 @@ from node.cli.guard import (
 )
 from node.cli.option_conflicts import only_with
 from node.cli.options import (
+    announce_key_generation,
     ask_new_passphrase,
     ask_passphrase,
-    ask_unseen,
     open_key,
-    say_keys_are_made,
+    prompt_secret,
     signer_home_option,
 )
 from node.cli.output import json_option, log_field, show, show_fields
@@ -61,7 +61,7 @@ def _vote_options(function: _Function) -> _Function:
     )(function)
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def signer() -> None:
     """Run a separate signer for a validator's vote key.
 
@@ -124,7 +124,7 @@ def init(
     check_new_home(home)
     vote = random_key() if keystore is None else open_key(keystore, passphrase_file)
     passphrase = secrets.token_hex(16) if unattended else ask_new_passphrase(None)
-    say_keys_are_made(as_json=as_json)
+    announce_key_generation(as_json=as_json)
     account = random_key()
     create_home(
         home.root, genesis=document, account=account, vote=vote, is_new_vote_key=keystore is None, options=options,
@@ -221,7 +221,7 @@ def run(home: Home, accept_empty_guard: bool) -> None:
 
     run_signer(
         home,
-        ask_unseen,
+        prompt_secret,
         accepts_empty_guard=accept_empty_guard,
     )
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from node.cli.arguments import AMOUNT, PathName
-from node.cli.commands import Commands
+from node.cli.commands import CommandGroup
 from node.cli.confirm import send, yes_option
 from node.cli.files import read_json
 from node.cli.options import ask_passphrase
@@ -32,7 +32,7 @@ SEATED_AFTER_EPOCHS: Final = 3
 """Committees are chosen from stakes and keys as the end of an epoch froze them, and sit two epochs later."""
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def tx() -> None:
     """Stake, unstake or rotate a validator's keys.
 

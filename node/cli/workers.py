@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from node.cli.arguments import AMOUNT
-from node.cli.commands import Commands
+from node.cli.commands import CommandGroup
 from node.cli.confirm import send, yes_option
 from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
@@ -28,7 +28,7 @@ ROLES: Final = [role.name.lower() for role in NodeRole if role.name]
 _COLUMNS: Final = ("machine", "status", "roles", "GPU", "speed", "slots", "price", "bond", "record")
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def worker() -> None:
     """Register this machine as a worker and list the market's machines.
 
@@ -120,7 +120,7 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
     Example:
       dekube worker show 0xADDRESS
     """
-    who = _who(session, machine)
+    who = _machine_address(session, machine)
     with session.client() as client:
         node = _find(client, who)
         if node is None:
@@ -165,7 +165,7 @@ def earnings(session: Session, machine: str | None, as_json: bool) -> None:
     Example:
       dekube worker earnings 0xADDRESS
     """
-    who = _who(session, machine)
+    who = _machine_address(session, machine)
     with session.client() as client:
         answer = client.call("dekube_getEarnings", address=who)
     if as_json:
@@ -190,7 +190,7 @@ def duties(session: Session, machine: str | None, as_json: bool) -> None:
     Example:
       dekube worker duties 0xADDRESS
     """
-    who = _who(session, machine)
+    who = _machine_address(session, machine)
     with session.client() as client:
         answer = client.call("dekube_getDuties", address=who)
     if as_json:
@@ -377,7 +377,7 @@ def _profile(session: Session, address: bytes) -> NodeProfile:
     return describe_machine(address, options, renewed_score(session.home.score).milli)
 
 
-def _who(session: Session, machine: str | None) -> str:
+def _machine_address(session: Session, machine: str | None) -> str:
     """Return the address of the machine that a command is about. Raises ConfigError where nothing says which."""
     if machine is None and not session.home.config.exists():
         raise ConfigError(

@@ -12,8 +12,8 @@ from typing import Final
 
 import click
 
-from node.cli.arguments import FOLDER_NAME, SECONDS, Whole
-from node.cli.commands import Commands
+from node.cli.arguments import FOLDER_NAME, SECONDS, WholeNumber
+from node.cli.commands import CommandGroup
 from node.cli.output import counted, json_option, show, show_rows
 from testnet.cluster import hold_folder
 from testnet.wan.check import check
@@ -27,7 +27,7 @@ LOOK_S: Final = 5.0
 _PASSED: Final = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-@click.group(cls=Commands, name="wan")
+@click.group(cls=CommandGroup, name="wan")
 def wan() -> None:
     """Emulate wide-area networks on this machine: hosts, delay, loss and NAT.
 
@@ -238,7 +238,7 @@ def check_(topology: str, as_json: bool) -> None:
     help="Folder of the members' homes.",
 )  # fmt: skip
 @click.option(
-    "--seed", default=1, show_default=True, type=Whole(0), help="Seed of all keys; use it for tests only."
+    "--seed", default=1, show_default=True, type=WholeNumber(0), help="Seed of all keys; use it for tests only."
 )
 def network(topology: str, folder: Path, seed: int) -> None:
     """Run validators and relays on the hosts of TOPOLOGY until Ctrl-C.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import EXIT_LOOK_FIRST
+from node.cli import EXIT_NEEDS_OPERATOR
 from node.home.create import rewrite_options
 from node.home.keys import read_passphrase, save_key
 from node.home.load import load_node_options
@@ -69,7 +69,7 @@ def test_the_second_process_of_a_validator_does_not_vote_and_says_why(tmp_path: 
             [sys.executable, "-m", "node", "node", "run", "--home", str(home.root)],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-        assert ended.returncode == EXIT_LOOK_FIRST, ended.stderr
+        assert ended.returncode == EXIT_NEEDS_OPERATOR, ended.stderr
         *_, said = ended.stderr.splitlines()
         for pattern, word in ((r"view \d+", "view VIEW"), (WHEN, "WHEN"), (rf"for ({LISTENS}) s", "for SOME s")):
             said = re.sub(pattern, word, said)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import EXIT_LOOK_FIRST
+from node.cli import EXIT_NEEDS_OPERATOR
 from tests.cluster.network import PATIENCE_S, Network, network, parameters, run_here
 
 pytestmark = pytest.mark.cluster
@@ -38,7 +38,7 @@ def test_a_node_that_has_seen_a_fork_is_brought_to_the_chain_that_goes_on(tmp_pa
         running.wait_height(LIAR, left["height"] + 3)
 
         done = run_alone(other)
-        assert done.returncode == EXIT_LOOK_FIRST, done.stderr
+        assert done.returncode == EXIT_NEEDS_OPERATOR, done.stderr
         assert done.stderr.strip().endswith("[safety]"), done.stderr
 
         # What was voted for when the copy was made is in both histories.

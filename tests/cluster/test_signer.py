@@ -15,7 +15,7 @@ import pytest
 
 from consensus.guard import Guard
 from consensus.guard_log import GUARD_FILE
-from node.cli import EXIT_LOOK_FIRST
+from node.cli import EXIT_NEEDS_OPERATOR
 from node.home.config import dump_options
 from node.home.create import create_home
 from node.home.options import SignerOptions
@@ -104,5 +104,5 @@ def test_a_validator_votes_through_its_signer_over_tcp_and_both_may_be_killed(tm
         assert guard.watermark().view > stood
         (signer.guard / GUARD_FILE).write_bytes(Guard(*whose).image())  # a record begun anew
         with signer_process(signer):
-            assert process.wait(60) == EXIT_LOOK_FIRST
+            assert process.wait(60) == EXIT_NEEDS_OPERATOR
     assert b"[guard_outdated]" in log.read_bytes()

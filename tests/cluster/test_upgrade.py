@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.cli import EXIT_LOOK_FIRST
+from node.cli import EXIT_NEEDS_OPERATOR
 from tests.cluster.network import Network, dekube, network, parameters, wait_for
 
 pytestmark = pytest.mark.cluster
@@ -74,7 +74,7 @@ def test_a_version_that_most_know_begins_and_who_does_not_know_it_stops_with_a_c
 
     # The old release says the same at each start, and has kept every block up to the end of its last epoch.
     again = dekube("node", "run", "--home", running.root / OLD, timeout_s=60)
-    assert again.returncode == EXIT_LOOK_FIRST
+    assert again.returncode == EXIT_NEEDS_OPERATOR
     last = again.stderr.strip().splitlines()[-1]
     assert last.endswith("[upgrade_required]") and "version 2" in last
     assert "Traceback" not in again.stderr

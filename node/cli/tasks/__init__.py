@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from node.cli.commands import Commands
+from node.cli.commands import CommandGroup
 from node.cli.tasks.actions import cancel, demand, resume, top_up
 from node.cli.tasks.posting import create, quote
 from node.cli.tasks.result import result
@@ -14,7 +14,7 @@ from node.cli.tasks.watch import watch
 __all__ = ["task"]
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def task() -> None:
     """Create training tasks, follow them and fetch their results.
 

@@ -39,7 +39,7 @@ def cancel(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
       dekube task cancel 0xTASK
     """
     what = {"does": "ends the task early", "comes back": "what is locked and not earned"}
-    _act(session, task_id, CANCEL_TASK, [task_id], what, yes, as_json)
+    _send_action(session, task_id, CANCEL_TASK, [task_id], what, yes, as_json)
 
 
 @click.command(name="top-up")
@@ -60,7 +60,7 @@ def top_up(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bo
     if not amount:
         raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
     what = {"does": "locks more for the checks of the task", "amount": show_amount(amount)}
-    _act(session, task_id, TOP_UP_TASK, [task_id, amount], what, yes, as_json)
+    _send_action(session, task_id, TOP_UP_TASK, [task_id, amount], what, yes, as_json)
 
 
 @click.command()
@@ -83,7 +83,7 @@ def demand(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bo
     if not amount:
         raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
     what = {"does": "has drawn machines fetch the result", "amount": f"at most {show_amount(amount)}"}
-    _act(session, task_id, DEMAND_RESULT, [task_id, amount], what, yes, as_json, is_over=True)
+    _send_action(session, task_id, DEMAND_RESULT, [task_id, amount], what, yes, as_json, is_over=True)
 
 
 @click.command()
@@ -103,7 +103,9 @@ def resume(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
       dekube task resume 0xTASK
     """
     what = {"does": "has another worker looked for"}
-    _act(session, task_id, RESUME_TASK, [task_id], what, yes, as_json, only_in="paused", tell=_tell_of_machines)
+    _send_action(
+        session, task_id, RESUME_TASK, [task_id], what, yes, as_json, only_in="paused", tell=_tell_of_machines
+    )
 
 
 def _tell_of_machines(client: Client, record: Task) -> None:
@@ -140,7 +142,7 @@ def _why_not(node: Mapping[str, Any], record: Mapping[str, Any], until_ms: int) 
     return ""
 
 
-def _act(
+def _send_action(
     session: Session, task_id: bytes, kind: int, payload: list[Value], what: dict[str, Any], yes: bool,
     as_json: bool, *, only_in: str | None = None, is_over: bool = False,
     tell: Callable[[Client, Task], None] | None = None,

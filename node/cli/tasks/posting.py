@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
-from node.cli.arguments import AMOUNT, OUTPUT_FILE, PathName, Whole
+from node.cli.arguments import AMOUNT, OUTPUT_FILE, PathName, WholeNumber
 from node.cli.blobs import show_progress
 from node.cli.commands import next_command
 from node.cli.confirm import send_signed, yes_option
-from node.cli.files import check_free, overwrite_option
+from node.cli.files import check_overwrite, overwrite_option
 from node.cli.jobs import read_spec, spec_to_json, write_file
 from node.cli.option_conflicts import not_with, only_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields
@@ -78,18 +78,18 @@ def _recipe_options(function: _Function) -> _Function:
         click.option("--seed", default="", metavar="TEXT",
                      help="Seed of the weights and the sample order; equal seeds give equal results. "
 "Default: random."),
-        click.option("--match-s", default=600, show_default=True, type=Whole(1, 86_400),
+        click.option("--match-s", default=600, show_default=True, type=WholeNumber(1, 86_400),
                      help="Seconds to search for a worker before the task expires."),
         click.option("--gpu-ms-per-step", default=GPU_MS_PER_STEP_DEFAULT, show_default=True,
-                     type=Whole(1, GPU_MS_PER_STEP_MAX),
+                     type=WholeNumber(1, GPU_MS_PER_STEP_MAX),
                      help="Highest GPU time charged per step, in milliseconds."),
         click.option("--max-price", default=MAX_PRICE_DEFAULT, show_default=True, type=AMOUNT,
                      help="Highest price of a GPU-second, in DKB."),
         click.option("--widths", default="64,256,128,10", show_default=True, metavar="N,N,...",
                      help="Units of the model's layers, from features to classes."),
-        click.option("--windows", default=WINDOWS_DEFAULT, show_default=True, type=Whole(1, 10_000),
+        click.option("--windows", default=WINDOWS_DEFAULT, show_default=True, type=WholeNumber(1, 10_000),
                      help="Number of windows. Each is proved, verified and paid separately."),
-        click.option("--steps", default=STEPS_DEFAULT, show_default=True, type=Whole(1, STEPS_MAX),
+        click.option("--steps", default=STEPS_DEFAULT, show_default=True, type=WholeNumber(1, STEPS_MAX),
                      help=f"Number of training steps: a multiple of {SEGMENT_STEPS} for each window."),
         click.option("--data", default="digits", show_default=True, type=click.Choice(["digits"]),
                      help="Built-in data set: handwritten digits of scikit-learn."),
@@ -171,7 +171,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
       dekube task quote --steps 1200 --windows 6 --max-price 0.0001
       dekube task quote --save job.json    # edit it, then: dekube task create --spec job.json
     """
-    check_free(save, yes=yes, option="--save")
+    check_overwrite(save, yes=yes, option="--save")
     with session.client() as client:
         raw = _job(client, recipe)
         amounts = client.quote_task(raw)

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from node.cli.arguments import OUTPUT_FILE, TASK, Whole
+from node.cli.arguments import OUTPUT_FILE, TASK, WholeNumber
 from node.cli.blobs import download_folder, show_progress
-from node.cli.files import check_free, overwrite_option
+from node.cli.files import check_overwrite, overwrite_option
 from node.cli.jobs import FORMATS, encode_state, write_file
 from node.cli.option_conflicts import only_with
 from node.cli.output import json_option, show_fields
@@ -28,7 +28,9 @@ __all__ = ["result"]
 @click.option("--out", type=OUTPUT_FILE, metavar="FILE",
               help="Write the trained state to FILE. The suffix selects the format: "
               f"{', '.join(FORMATS)}.")  # fmt: skip
-@click.option("--window", type=Whole(0), help="Fetch the state after this window. Default: the last final window.")
+@click.option(
+    "--window", type=WholeNumber(0), help="Fetch the state after this window. Default: the last final window."
+)
 @overwrite_option
 @json_option
 def result(
@@ -46,7 +48,7 @@ def result(
     """
     if out is not None and out.suffix not in FORMATS:
         raise click.BadParameter(f"{out}: the name must end in {', '.join(FORMATS)}", param_hint="--out")
-    check_free(out, yes=yes)
+    check_overwrite(out, yes=yes)
     say("Fetching the state from its worker ...")
     with session.client() as client:
         record_of(client, task_id)

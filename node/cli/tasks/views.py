@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import TASK, Whole
+from node.cli.arguments import TASK, WholeNumber
 from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
 from node.cli.session import Session, reading_options
@@ -39,7 +39,7 @@ _LIST_COLUMNS: Final = ("id", "phase", "windows", "worker", "price", "created")
 @click.option("--mine", is_flag=True, help="Show only tasks of the node in --home, or of the only account.")
 @click.option("--cursor", metavar="TEXT", help="Continue after an earlier page: its `next` value.")
 @click.option(
-    "--limit", default=20, show_default=True, type=Whole(1, PAGE_MAX), help="Number of tasks on one page."
+    "--limit", default=20, show_default=True, type=WholeNumber(1, PAGE_MAX), help="Number of tasks on one page."
 )
 @click.option("--all", "shows_all", is_flag=True, help="Show all pages.")
 @json_option

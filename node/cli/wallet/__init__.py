@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from node.cli.commands import Commands
+from node.cli.commands import CommandGroup
 from node.cli.wallet.accounts import address, export, import_, list_, new
 from node.cli.wallet.messages import sign, verify
 from node.cli.wallet.payments import call, faucet, send
@@ -14,7 +14,7 @@ from node.cli.wallet.watching import watch
 __all__ = ["wallet"]
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandGroup)
 def wallet() -> None:
     """Manage accounts, send payments, call contracts and sign messages.
 

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import FILE, OUTPUT_FILE, PathName, Whole
+from node.cli.arguments import FILE, OUTPUT_FILE, PathName, WholeNumber
 from node.cli.option_conflicts import not_with, only_with
-from node.cli.options import ask_line, ask_new_passphrase, open_key
+from node.cli.options import ask_new_passphrase, open_key, read_secret
 from node.cli.output import json_option, show_fields, show_rows
 from node.cli.session import Session, new_key_options, wallet_options
 from node.cli.terminal import STDIO
@@ -80,11 +80,11 @@ def new(
       dekube wallet new savings
       dekube wallet new savings --words 12
     """
-    place = _free(session.keyring.place(name))
+    place = _check_absent(session.keyring.place(name))
     is_alone = str(mnemonic_file) == STDIO and not as_json
     file = None if str(mnemonic_file) == STDIO else mnemonic_file
     if file is not None:
-        _free(file)
+        _check_absent(file)
     text = "" if words is None else new_mnemonic(int(words))
     made = key_at_path(text, parse_path(path) if path else ethereum_path(0)) if text else random_key()
     passphrase = ask_new_passphrase(session.passphrase_file)
@@ -113,7 +113,7 @@ def new(
 )
 @click.option("--mnemonic", "is_mnemonic", is_flag=True, help="Prompt for a mnemonic.")
 @click.option("--mnemonic-file", type=FILE, help="Read the mnemonic from this file.")
-@click.option("--index", type=Whole(0, INDEX_MAX),
+@click.option("--index", type=WholeNumber(0, INDEX_MAX),
               help="Number of the mnemonic's account: m/44'/60'/0'/0/INDEX.  [default: 0]")  # fmt: skip
 @_path_option
 @click.option("--extra", "asks_extra", is_flag=True, help="Prompt for the mnemonic's own passphrase (BIP-39).")
@@ -134,27 +134,27 @@ def import_(
       dekube wallet import savings --mnemonic --index 1
       dekube wallet import savings --keystore other.json
     """
-    place = _free(session.keyring.place(name))
+    place = _check_absent(session.keyring.place(name))
     is_mnemonic = is_mnemonic or mnemonic_file is not None
     if sum((keystore is not None, is_mnemonic, secret_file is not None)) > 1:
         raise click.UsageError("one of --keystore, --mnemonic and --secret-file at most")
     if keystore is not None:
         made = open_key(keystore, keystore_passphrase_file)
     elif is_mnemonic:
-        text = ask_line(mnemonic_file, "Mnemonic", instead=f"{_IN_A_FILE} (--mnemonic-file)")
+        text = read_secret(mnemonic_file, "Mnemonic", instead=f"{_IN_A_FILE} (--mnemonic-file)")
         extra = ""
         if asks_extra:
-            extra = ask_line(None, "Passphrase of the mnemonic", instead="it is the line after the mnemonic's")
+            extra = read_secret(None, "Passphrase of the mnemonic", instead="it is the line after the mnemonic's")
         made = key_at_path(text, parse_path(path) if path else ethereum_path(index or 0), extra=extra)
     else:
         asked = "Secret key (64 hex digits)"
-        made = parse_secret(ask_line(secret_file, asked, instead=f"{_IN_A_FILE} (--secret-file)"))
+        made = parse_secret(read_secret(secret_file, asked, instead=f"{_IN_A_FILE} (--secret-file)"))
     save_key(place, made, ask_new_passphrase(session.passphrase_file))
     fields = {"address": format_address(made.address), "file": str(place)}
     show_fields(fields | ({} if path is None else {"path": path}), as_json=as_json)
 
 
-def _free(place: Path) -> Path:
+def _check_absent(place: Path) -> Path:
     """Return ``place`` if nothing is there: asked before any secret is. Raises ConfigError."""
     if place.exists():
         raise ConfigError(f"{place}: exists already; nothing was changed")
@@ -222,7 +222,7 @@ def export(
     if (out is None) == (not reveal_secret):
         raise click.UsageError("--out FILE or --reveal-secret says how.")
     if out is not None:
-        _free(out)
+        _check_absent(out)
     key = session.key(name)
     fields: dict[str, Any] = {"address": format_address(key.address)}
     if out is not None:

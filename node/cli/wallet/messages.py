@@ -12,7 +12,7 @@ import click
 from node.cli.arguments import FILE, parse_hex
 from node.cli.files import parse_json, read_text
 from node.cli.option_conflicts import only_with
-from node.cli.options import ask_whether, read_input
+from node.cli.options import confirm_at_terminal, read_input
 from node.cli.output import json_option, show_fields
 from node.cli.session import Session, signing_options, wallet_options
 from state.primitives.address import format_address
@@ -87,7 +87,7 @@ def sign(
     passphrase_first = session.key() if str(session.passphrase_file) == "-" else None
     digest = _digest(message, message_file, is_hex, typed_file, shows=True)
     if typed_file is not None and not yes:
-        ask_whether("Sign it?")
+        confirm_at_terminal("Sign it?")
     key = passphrase_first or session.key()
     signature = wallet_form(key.sign(digest))
     show_fields({"address": format_address(key.address), "signature": signature}, as_json=as_json)

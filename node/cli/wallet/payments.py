@@ -8,9 +8,9 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from node.cli.arguments import AMOUNT, FEE, Whole
+from node.cli.arguments import AMOUNT, FEE, WholeNumber
 from node.cli.commands import next_command
-from node.cli.confirm import hand_in, yes_option
+from node.cli.confirm import confirm_and_send, yes_option
 from node.cli.option_conflicts import refuse_given
 from node.cli.output import (
     counted,
@@ -21,7 +21,7 @@ from node.cli.output import (
     show_receipt,
     show_rows,
 )
-from node.cli.progress_client import TellingClient
+from node.cli.progress_client import ProgressClient
 from node.cli.session import Session, reading_options, session_options
 from node.cli.wallet.watching import wait_for_receipt
 from rpc.client import Client, GatewayUnreachable
@@ -41,13 +41,13 @@ NOBODY: Final = bytes(20)
 """The address that takes and never gives: no key has it."""
 
 
-def _offer_options(function: _Function) -> _Function:
+def _fee_options(function: _Function) -> _Function:
     for option in (
         yes_option,
         click.option("--tip", type=FEE,
                      help="Fee for the leader per unit of gas, at most --max-fee: 2.5gwei or 1500wei."),
         click.option("--max-fee", type=FEE, help="Highest fee per unit of gas: 2.5gwei or 1500wei."),
-        click.option("--nonce", type=Whole(0, 2**48),
+        click.option("--nonce", type=WholeNumber(0, 2**48),
                      help="Nonce of the transaction; replaces a pending one if the fee is 10 % higher. "
 "Default: the next one."),
     ):  # fmt: skip
@@ -59,7 +59,7 @@ def _offer_options(function: _Function) -> _Function:
 @session_options
 @click.argument("to")
 @click.argument("amount", type=AMOUNT)
-@_offer_options
+@_fee_options
 @click.option("--burn", is_flag=True, help="Allow the zero address, where coins are lost.")
 @json_option
 def send(
@@ -93,7 +93,9 @@ def send(
     with session.client() as client:
         sign = partial(client.sign, key, TRANSFER_KIND, [who, amount])
         raw = sign(nonce=nonce, max_fee_per_gas=max_fee, max_priority_fee_per_gas=tip)
-        receipt, _ = hand_in(client, raw, what, yes=yes, again=_again(sign, raw) if nonce is None else None)
+        receipt, _ = confirm_and_send(
+            client, raw, what, yes=yes, again=_signer_again(sign, raw) if nonce is None else None
+        )
     show_receipt(receipt, as_json)
 
 
@@ -115,7 +117,7 @@ def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
     """
     who = session.address(name, known=False)
     has_gateway = bool(session.urls) or session.home.config.exists()
-    with TellingClient(*(session.gateways() if has_gateway else (url,))) as client:
+    with ProgressClient(*(session.gateways() if has_gateway else (url,))) as client:
         try:
             hash_ = client.faucet(url, who)
         except GatewayUnreachable as error:
@@ -146,7 +148,7 @@ def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
 @click.option(
     "--value", type=AMOUNT, default="0", help="Amount to send to a payable function, in DKB. Default: 0."
 )
-@_offer_options
+@_fee_options
 @json_option
 def call(
     session: Session,
@@ -198,7 +200,9 @@ def call(
             "arguments": in_coins(wanted.inputs, shown(wanted.inputs, dict(zip(names, values, strict=True)))),
             "amount": show_amount(value),
         }
-        receipt, _ = hand_in(client, raw, what, yes=yes, again=_again(sign, raw) if nonce is None else None)
+        receipt, _ = confirm_and_send(
+            client, raw, what, yes=yes, again=_signer_again(sign, raw) if nonce is None else None
+        )
     show_receipt(receipt, as_json)
 
 
@@ -214,7 +218,7 @@ def _is_amount(parameter: Parameter) -> bool:
     return parameter.type == "uint256"  # of the system contracts no other number has this type; a test looks
 
 
-def _again(sign: Callable[..., bytes], raw: bytes) -> Callable[[], bytes]:
+def _signer_again(sign: Callable[..., bytes], raw: bytes) -> Callable[[], bytes]:
     """Return what signs the same once more, with the next nonce and the fees that ``raw`` has."""
     first = decode_transaction(raw)
     return partial(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from node.cli.arguments import PathName, Whole, parse_hash
+from node.cli.arguments import PathName, WholeNumber, parse_hash
 from node.cli.option_conflicts import only_with
 from node.cli.output import (
     json_option,
@@ -173,7 +173,7 @@ def _pays(found: Transaction, to: str, amount: str) -> bool:
 @click.command()
 @reading_options
 @click.argument("name", required=False)
-@click.option("--limit", default=20, show_default=True, type=Whole(1, HISTORY_MAX),
+@click.option("--limit", default=20, show_default=True, type=WholeNumber(1, HISTORY_MAX),
               help="Highest number of entries.")  # fmt: skip
 @json_option
 def history(session: Session, name: str | None, limit: int, as_json: bool) -> None:

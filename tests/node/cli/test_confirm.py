@@ -189,7 +189,7 @@ class Granting:
 def test_a_grant_is_on_the_account_when_the_command_returns_or_it_says_that_it_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("node.cli.wallet.payments.TellingClient", Granting)
+    monkeypatch.setattr("node.cli.wallet.payments.ProgressClient", Granting)
     command = ["wallet", "faucet", "0x" + "ab" * 20, "--from", "http://faucet", "--home", str(tmp_path)]
     told = CliRunner().invoke(group, [*command, "--rpc", "http://gateway"], standalone_mode=False)
     assert "10 DKB" in told.stdout and "7" in told.stdout and "not on the account" not in told.stdout

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from node.chain.runtime import make_runtime
-from node.cli import EXIT_FAILED, EXIT_LOOK_FIRST, exit_status, group, main
+from node.cli import EXIT_FAILED, EXIT_NEEDS_OPERATOR, exit_status, group, main
 from node.home.create import create_home
 from node.home.load import load_node_options
 from node.home.lock import HomeInUse, live_in
@@ -196,19 +196,19 @@ def test_a_service_that_no_restart_heals_ends_with_a_status_of_its_own(home: Hom
         last = done.stderr.strip().splitlines()[-1]
         return done.returncode, last[last.rindex("[") :]
 
-    assert start("--checkpoint", f"{EPOCH_BLOCKS}:{'ab' * 32}") == (EXIT_LOOK_FIRST, "[checkpoint_mismatch]")
+    assert start("--checkpoint", f"{EPOCH_BLOCKS}:{'ab' * 32}") == (EXIT_NEEDS_OPERATOR, "[checkpoint_mismatch]")
     with open_store(home.chain, Runtime(GENESIS)):  # by another process: it may end
         assert start() == (EXIT_FAILED, "[store_locked]")
     damage(home, lambda db: db.put(b"T", b"garbage"))
-    assert start() == (EXIT_LOOK_FIRST, "[store_damaged]")
+    assert start() == (EXIT_NEEDS_OPERATOR, "[store_damaged]")
     shutil.rmtree(home.chain)
-    assert start() == (EXIT_LOOK_FIRST, "[trust_expired]")
+    assert start() == (EXIT_NEEDS_OPERATOR, "[trust_expired]")
 
 
 def test_the_same_error_of_a_command_is_only_an_error() -> None:
     for error in (StoreDamaged(""), ConfigError("")):
         assert [exit_status(error, ends_service=service) for service in (False, True)] == [
-            EXIT_FAILED, EXIT_LOOK_FIRST,
+            EXIT_FAILED, EXIT_NEEDS_OPERATOR,
         ]  # fmt: skip
     with pytest.raises(ConfigError) as caught:
         try:

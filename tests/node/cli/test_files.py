@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from node.cli import group
-from node.cli.files import check_free, check_regular
+from node.cli.files import check_overwrite, check_regular
 from node.cli.jobs import read_spec
 from node.cli.output import parse_amount
 from node.cli.transactions import read_possession
@@ -154,19 +154,19 @@ def test_a_file_that_is_there_is_not_overwritten_by_a_script(
 ) -> None:
     file = write(tmp_path, "mine")
     for free in (None, tmp_path / "new"):
-        check_free(free, yes=False)
-    check_free(file, yes=True)
+        check_overwrite(free, yes=False)
+    check_overwrite(file, yes=True)
     with pytest.raises(ConfigError, match=r"exists already; --yes overwrites it\. Nothing was changed"):
-        check_free(file, yes=False)
+        check_overwrite(file, yes=False)
     for yes in (False, True):
         with pytest.raises(ConfigError, match="a folder"):
-            check_free(tmp_path, yes=yes)
+            check_overwrite(tmp_path, yes=yes)
     with pytest.raises(ConfigError, match="none: no such folder, for --save"):
-        check_free(tmp_path / "none" / "x", yes=True, option="--save")
+        check_overwrite(tmp_path / "none" / "x", yes=True, option="--save")
     asked: list[str] = []
     monkeypatch.setattr("node.cli.files.is_at_terminal", lambda: True)
     monkeypatch.setattr("click.confirm", lambda question, **_: asked.append(question))
-    check_free(file, yes=False)
+    check_overwrite(file, yes=False)
     assert asked == [f"{file} exists. Overwrite it?"]
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from consensus.guard import Guard, GuardMissing
 from consensus.guard_log import VoteDirectory
-from node.cli import EXIT_LOOK_FIRST, exit_status, group
+from node.cli import EXIT_NEEDS_OPERATOR, exit_status, group
 from node.cli.guard import WatermarkLower, read_watermark
 from node.daemon.service import run_node
 from node.home.create import rewrite_options
@@ -162,7 +162,7 @@ def test_who_has_exported_does_not_start_again_until_a_watermark_is_imported(tmp
     for _ in range(2):  # whatever the operator says
         with pytest.raises(GuardRetired, match=r"import it here again \(dekube node guard import\)") as refused:
             _start(home, member, plan)
-        assert exit_status(refused.value) == EXIT_LOOK_FIRST
+        assert exit_status(refused.value) == EXIT_NEEDS_OPERATOR
     # It is exported once more, and a watermark of before brings nothing back.
     assert _json(home, "export", later)["view"] == 5
     file.write_text(file.read_text().replace('"view": 5', '"view": 4'))

@@ -17,7 +17,7 @@ import click
 import pytest
 
 from node.cli import main
-from node.cli.arguments import PathName, Whole
+from node.cli.arguments import PathName, WholeNumber
 from node.home import files
 from node.home.create import create_founder, create_home
 from state.primitives.genesis import genesis_to_json
@@ -137,7 +137,7 @@ def hostile(path: tuple[str, ...], parameter: click.Parameter) -> tuple[str, ...
         # A blob may be any file; a node's --passphrase-file is read once a gateway was asked.
         found = tuple(one for one in UNREADABLE if path != ("blob", "put") or one in NO_FILES)
         return ("", *(found if is_read and name != "--passphrase-file" else ()))
-    if isinstance(kind, Whole):
+    if isinstance(kind, WholeNumber):
         beyond = [str(int(kind.min or 0) - 1)] * (kind.min is not None) + [str(int(kind.max or 0) + 1)] * (
             kind.max is not None
         )
@@ -206,7 +206,7 @@ def test_no_command_reads_numbers_and_paths_by_looser_types() -> None:
         (path, parameter.opts[0])
         for path, command in LEAVES.items()
         for parameter in command.params
-        if (isinstance(parameter.type, click.types.IntParamType) and not isinstance(parameter.type, Whole))
+        if (isinstance(parameter.type, click.types.IntParamType) and not isinstance(parameter.type, WholeNumber))
         or (isinstance(parameter.type, click.Path) and not isinstance(parameter.type, PathName))
         or isinstance(parameter.type, click.types.FloatParamType | click.File)
     ]

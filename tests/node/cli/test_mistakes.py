@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import SystemRefused, main
+from node.cli import OperatingSystemError, main
 from node.cli.run import _written
 from node.home.config import dump_options, flat_options, load_options
 from node.home.create import create_home
@@ -166,9 +166,9 @@ def test_the_next_command_survives_a_space_in_the_path(
 
 
 def test_what_the_system_refused_is_told_with_its_place_or_without() -> None:
-    assert str(SystemRefused(PermissionError(13, "Permission denied", "/x"))) == "/x: Permission denied"
-    assert str(SystemRefused(OSError(28, "No space left on device"))) == "No space left on device"
-    assert str(SystemRefused(TimeoutError())) == "TimeoutError"
+    assert str(OperatingSystemError(PermissionError(13, "Permission denied", "/x"))) == "/x: Permission denied"
+    assert str(OperatingSystemError(OSError(28, "No space left on device"))) == "No space left on device"
+    assert str(OperatingSystemError(TimeoutError())) == "TimeoutError"
 
 
 def test_several_failures_at_once_are_a_line_each(

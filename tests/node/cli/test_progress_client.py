@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from node.cli import main
-from node.cli.progress_client import NOTICE_S, NotFinal, TellingClient, Watch, watched
+from node.cli.progress_client import NOTICE_S, NotFinal, ProgressClient, ProgressNotice, with_notices
 from node.home.create import create_home
 from node.home.keyring import random_key
 from node.home.options import NodeOptions, RpcOptions
@@ -40,10 +40,12 @@ def clock() -> Clock:
     return Clock()
 
 
-def perform(core: Core, watch: Watch, clock: Clock, answers: list[tuple[float, bytes]], method: str) -> list[str]:
+def perform(
+    core: Core, notice: ProgressNotice, clock: Clock, answers: list[tuple[float, bytes]], method: str
+) -> list[str]:
     """Answer a call by ``answers``, each after its seconds; return what was said, looking before each answer."""
     said: list[str] = []
-    steps = Steps(watched(core.call(method), watch))
+    steps = Steps(with_notices(core.call(method), notice))
     for effect in steps:
         if isinstance(effect, Pause):
             clock.now += effect.seconds
@@ -51,58 +53,58 @@ def perform(core: Core, watch: Watch, clock: Clock, answers: list[tuple[float, b
             assert isinstance(effect, Post)
             after_s, answer = answers.pop(0)
             clock.now += after_s
-            said.append(watch.due())
+            said.append(notice.due())
             steps.give(answer, None)
     return said
 
 
 def test_a_silent_gateway_is_named_after_seconds_and_once(clock: Clock) -> None:
-    watch = Watch(clock)
-    watch.wait_for("x")
-    assert watch.due() == ""
+    notice = ProgressNotice(clock)
+    notice.wait_for("x")
+    assert notice.due() == ""
     clock.now = NOTICE_S
-    assert (watch.due(), watch.due()) == ("x", "")
-    watch.wait_for("")
+    assert (notice.due(), notice.due()) == ("x", "")
+    notice.wait_for("")
     clock.now = 100
-    assert watch.due() == ""
+    assert notice.due() == ""
 
 
 def test_a_node_that_does_not_answer_its_gateway_is_told(clock: Clock) -> None:
     core = Core(["h:1"], ClientOptions())
     answers = [(15.0, UNAVAILABLE), (15.0, UNAVAILABLE), (1.0, b'{"jsonrpc":"2.0","id":0,"result":7}')]
-    first, second, third = perform(core, Watch(clock), clock, answers, "dekube_getAccount")
+    first, second, third = perform(core, ProgressNotice(clock), clock, answers, "dekube_getAccount")
     assert first.startswith("h:1 has not answered dekube_getAccount yet")
     assert second == "h:1 says that its node does not answer; asking it again"
     assert third == "", "the same words once"
 
 
 def test_many_quick_answers_are_no_waiting(clock: Clock) -> None:
-    core, watch = Core(["h:1"], ClientOptions()), Watch(clock)
+    core, notice = Core(["h:1"], ClientOptions()), ProgressNotice(clock)
     for _ in range(10):
-        assert perform(core, watch, clock, [(1.0, b'{"id":0,"result":7}')], "dekube_getTasks") == [""]
+        assert perform(core, notice, clock, [(1.0, b'{"id":0,"result":7}')], "dekube_getTasks") == [""]
 
 
 def test_a_transaction_that_waits_for_a_block_is_told_so(clock: Clock) -> None:
-    core, watch = Core(["h:1"], ClientOptions()), Watch(clock)
+    core, notice = Core(["h:1"], ClientOptions()), ProgressNotice(clock)
     none = b'{"id":0,"result":{"receipt":null,"pending":true}}'
-    [said] = perform(core, watch, clock, [(10.0, none)], "dekube_waitForReceipt")
+    [said] = perform(core, notice, clock, [(10.0, none)], "dekube_waitForReceipt")
     assert said.startswith("the transaction was taken and waits for a block")
 
 
 def test_a_transaction_that_waits_for_others_of_its_sender_is_told_so(clock: Clock) -> None:
-    core, watch = Core(["h:1"], ClientOptions()), Watch(clock, behind="nonces 3 to 8")
+    core, notice = Core(["h:1"], ClientOptions()), ProgressNotice(clock, behind="nonces 3 to 8")
     none = b'{"id":0,"result":{"receipt":null,"pending":true}}'
-    [said] = perform(core, watch, clock, [(10.0, none)], "dekube_waitForReceipt")
+    [said] = perform(core, notice, clock, [(10.0, none)], "dekube_waitForReceipt")
     assert said == "the transaction was taken and waits for nonces 3 to 8 of its sender"
 
 
 def test_what_fails_fails_as_before_and_what_was_found_comes_back(clock: Clock) -> None:
     core = Core(["h:1"], ClientOptions())
-    steps = Steps(watched(core.call("dekube_head"), Watch(clock)))
+    steps = Steps(with_notices(core.call("dekube_head"), ProgressNotice(clock)))
     with pytest.raises(GatewayUnreachable, match="gone"):
         for _ in steps:
             steps.give(None, GatewayUnreachable("gone"))
-    steps = Steps(watched(core.call("dekube_head"), Watch(clock)))
+    steps = Steps(with_notices(core.call("dekube_head"), ProgressNotice(clock)))
     for _ in steps:
         steps.give(b'{"id":0,"result":7}', None)
     assert steps.result == 7
@@ -175,7 +177,7 @@ def test_the_hash_is_told_once_as_soon_as_a_gateway_has_the_transaction(
     raw = signed()
     monkeypatch.setattr(Client, "perform", perform)
     with pytest.raises((GatewayUnreachable, ClientError)):
-        TellingClient("h:1").hand_in(raw)
+        ProgressClient("h:1").send_and_wait(raw)
     assert capsys.readouterr().err.count(f"Handed in: 0x{keccak(raw).hex()}\n") == names
 
 
@@ -187,7 +189,7 @@ def test_what_is_not_final_in_time_was_not_refused(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(Client, "perform", perform)
         with pytest.raises(TransactionRefused) as caught:
-            TellingClient("h:1").wait(signed())
+            ProgressClient("h:1").wait(signed())
         assert (caught.value.code, caught.value.hash) == (code, b"h" * 32)
 
 
@@ -210,7 +212,7 @@ def test_who_is_interrupted_is_told_of_the_transaction_that_was_handed_in(
 
     raw = signed()
     monkeypatch.setattr(Client, "perform", perform)
-    client = TellingClient("h:1")
+    client = ProgressClient("h:1")
     with pytest.raises((KeyboardInterrupt, ClientError)) as ended:
         client.wait(raw)
     told = f"0x{keccak(raw).hex()} was handed in and may still become final" in capsys.readouterr().err
@@ -251,7 +253,7 @@ def test_who_fails_while_a_transaction_may_be_on_its_way_is_told_of_it(
     monkeypatch.setattr("rpc.client.sync.time.sleep", lambda _: None)
     raw = signed()
     with pytest.raises((GatewayUnreachable, ClientError)):
-        TellingClient(*urls).hand_in(raw)
+        ProgressClient(*urls).send_and_wait(raw)
     assert next(left, None) is None
     hash_ = f"0x{keccak(raw).hex()}"
     told = (
@@ -275,7 +277,7 @@ def test_only_the_receipt_of_a_transaction_ends_the_doubt_about_it(
 
     monkeypatch.setattr(Client, "perform", perform)
     with pytest.raises(GatewayUnreachable, match="gone"):
-        TellingClient("h:1").wait(raw)
+        ProgressClient("h:1").wait(raw)
     assert ("may still become final" in capsys.readouterr().err) == tells
 
 
@@ -291,7 +293,7 @@ def test_what_is_not_final_in_time_is_told_with_how_to_look_for_it(
 
     monkeypatch.setattr(Client, "perform", perform)
     with pytest.raises(TransactionRefused) as caught:
-        TellingClient("h:1").wait(raw)
+        ProgressClient("h:1").wait(raw)
     assert (caught.value.hash, isinstance(caught.value, NotFinal)) == (keccak(raw), tells)
     assert (f"`dekube wallet tx 0x{keccak(raw).hex()}` shows it" in capsys.readouterr().err) == tells
 
@@ -305,5 +307,5 @@ def test_who_is_interrupted_while_nothing_is_handed_in_is_told_nothing(
 
     monkeypatch.setattr(Client, "perform", perform)
     with pytest.raises(KeyboardInterrupt):
-        TellingClient("h:1").chain()
+        ProgressClient("h:1").chain()
     assert capsys.readouterr().err == ""

@@ -12,10 +12,10 @@ from typing import Any
 import click
 import pytest
 
-from node.cli import SystemRefused, main
+from node.cli import OperatingSystemError, main
 from node.cli.output import show_rows, show_time
-from node.cli.progress_client import TellingClient
-from node.cli.responses import note_asked, reading_answers
+from node.cli.progress_client import ProgressClient
+from node.cli.responses import checked_responses, mark_gateway_used
 from node.cli.terminal import printable, printable_heading
 from rpc.client import Client, TaskUpdate
 from rpc.client.core import Post, hexed
@@ -166,7 +166,7 @@ def dekube(
         asked = json.loads(sent.body)
         return json.dumps([one(item) for item in asked] if isinstance(asked, list) else one(asked)).encode()
 
-    monkeypatch.setattr(TellingClient, "_post", post)
+    monkeypatch.setattr(ProgressClient, "_post", post)
 
     def run(*arguments: object) -> tuple[int, str, str]:
         command = [str(argument) for argument in arguments]
@@ -266,14 +266,14 @@ def test_an_answer_of_another_shape_is_an_error_with_a_code(
 
 def test_a_bug_of_a_command_that_asks_nobody_stays_one() -> None:
     with click.Context(click.Command("x")):
-        with pytest.raises(KeyError), reading_answers():
+        with pytest.raises(KeyError), checked_responses():
             raise KeyError("a")
-        note_asked()
-        with pytest.raises(DekubeError, match=r"\(KeyError: 'a'\)$") as told, reading_answers():
+        mark_gateway_used()
+        with pytest.raises(DekubeError, match=r"\(KeyError: 'a'\)$") as told, checked_responses():
             raise KeyError("a")
         assert isinstance(told.value.__cause__, KeyError), "whoever looks for it finds where"
-        for error in (ConfigError("x"), SystemRefused(OSError(2, "x")), TimeoutError()):
-            with pytest.raises(type(error)), reading_answers():
+        for error in (ConfigError("x"), OperatingSystemError(OSError(2, "x")), TimeoutError()):
+            with pytest.raises(type(error)), checked_responses():
                 raise error
 
 

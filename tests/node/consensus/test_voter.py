@@ -14,7 +14,7 @@ from consensus.guard import SLOT_BYTES, Guard, GuardMissing, GuardOutdated
 from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.remote_voter import RemoteVoter
 from consensus.signer import Opening, SignerUnavailable
-from node.cli import EXIT_FAILED, EXIT_LOOK_FIRST, exit_status
+from node.cli import EXIT_FAILED, EXIT_NEEDS_OPERATOR, exit_status
 from node.consensus.voter import LocalVoter, make_voter
 from node.home.config import parse_signer
 from node.home.guards import begin_guard, open_guard
@@ -45,7 +45,7 @@ def test_a_new_key_with_its_new_record_starts_and_an_empty_one_of_a_seated_key_d
     assert local(home, may_have_voted=False).is_fresh, "the first start, also of a founder at height 0"
     with pytest.raises(GuardOutdated) as refused:
         local(home, may_have_voted=True)
-    assert exit_status(refused.value) == EXIT_LOOK_FIRST
+    assert exit_status(refused.value) == EXIT_NEEDS_OPERATOR
     assert local(home, may_have_voted=True, accepts=True).floor == (3, 7), "no vote up to what is final here"
     assert local(home, may_have_voted=True).floor == (3, 7), "the operator's word is kept"
 
@@ -55,7 +55,7 @@ def test_a_record_that_is_gone_is_begun_anew_on_the_operators_word_alone(tmp_pat
     for may_have_voted in (False, True):
         with pytest.raises(GuardMissing) as refused:
             local(home, may_have_voted=may_have_voted)
-        assert exit_status(refused.value) == EXIT_LOOK_FIRST
+        assert exit_status(refused.value) == EXIT_NEEDS_OPERATOR
     assert local(home, may_have_voted=True, accepts=True).floor == (3, 7)
 
 
@@ -178,7 +178,7 @@ def test_what_a_person_must_look_at_has_an_exit_status_of_its_own() -> None:
         reason = ""
 
     for Halted.reason in ("doppelganger", "safety", "state_divergence"):
-        assert exit_status(Halted("")) == EXIT_LOOK_FIRST
+        assert exit_status(Halted("")) == EXIT_NEEDS_OPERATOR
     Halted.reason = "storage"
     assert exit_status(Halted("")) == EXIT_FAILED
     assert exit_status(SignerUnavailable("")) == EXIT_FAILED

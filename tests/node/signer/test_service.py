@@ -33,7 +33,7 @@ from consensus.signer import (
     frame,
 )
 from consensus.signer_server import SignerKey, SignerServer
-from node.cli import EXIT_LOOK_FIRST
+from node.cli import EXIT_NEEDS_OPERATOR
 from node.consensus.voter import make_voter
 from node.home.config import parse_host_port
 from node.home.options import NodeOptions, SignerOptions
@@ -164,7 +164,7 @@ def test_a_signer_without_a_record_does_not_start_until_the_operator_says_so(tmp
         [sys.executable, "-m", "node", "signer", "run", "--home", str(home.root)],
         cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == EXIT_LOOK_FIRST
+    assert done.returncode == EXIT_NEEDS_OPERATOR
     assert "[guard_missing]" in done.stderr and "Traceback" not in done.stderr
     with signer_process(home, "--accept-empty-guard"):
         pass
