@@ -13,6 +13,7 @@ import pytest
 from consensus.metrics import METRICS
 from node.cli import group
 from node.home.options import NodeOptions
+from node.relay.home import RelayHomeOptions
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
@@ -40,6 +41,26 @@ def test_every_option_is_documented_and_no_other() -> None:
 def test_every_metric_of_the_consensus_is_documented() -> None:
     section = OPERATIONS[OPERATIONS.index("## Metrics") : OPERATIONS.index("## Moving")]
     assert not {name for name in METRICS if f"`{name}`" not in section}
+
+
+def test_every_metric_of_the_node_is_documented() -> None:
+    section = OPERATIONS[OPERATIONS.index("## Metrics") : OPERATIONS.index("## Moving")]
+    source = (ROOT / "node" / "telemetry" / "metrics.py").read_text()
+    found = set(re.findall(r'"dekube_([a-z_]+)"', source))
+    assert len(found) > 15
+    assert not {name for name in found if f"`{name}`" not in section and f"`{name}_total`" not in section}
+
+
+def test_every_option_of_a_relay_is_documented_and_no_other() -> None:
+    section = re.search(r"<!-- relay options -->\n(.*?)<!-- end -->", OPERATIONS, re.DOTALL)
+    assert section is not None
+    shown = {name for row in section[1].splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    parts = tuple(name.removesuffix("NAME") for name in shown if name.endswith(".NAME"))
+    options = names(RelayHomeOptions())
+    assert all(any(option.startswith(part) for option in options) for part in parts)
+    assert {name for name in shown if not name.endswith(".NAME")} <= options
+    shared_with_nodes = {"keys.vote", "keys.vote_next"}  # a relay has no vote key
+    assert {name for name in options - shared_with_nodes if not name.startswith(parts)} <= shown
 
 
 def leaves(command: click.Command, path: str = "") -> dict[str, click.Command]:
