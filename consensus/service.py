@@ -8,9 +8,7 @@ chain goes on beside and comes back as an event.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Container, Sequence
-from datetime import UTC, datetime
-from functools import partial
+from collections.abc import Callable, Container, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -18,33 +16,27 @@ import trio
 
 from consensus import events as c
 from consensus import replica as r
-from consensus.block_serving import ServingSlots, window
+from consensus.block_server import BlockServer
+from consensus.chain_work import ChainWork
 from consensus.events import ConsensusParameters, Epoch, Root
 from consensus.guard import Guard
 from consensus.guard_log import Log, VoteDirectory
+from consensus.halts import DOPPELGANGER, STATE_DIVERGENCE, ConsensusHalted, doppelganger_message
 from consensus.inbound import FalseWindow, Inbox
 from consensus.metrics import Metrics, NoMetrics, ReplicaMetrics
-from consensus.notarizations import Notarizations
-from consensus.ports import BuildRequest, ChainPort, Listener, NetworkPort
+from consensus.ports import ChainPort, Listener, NetworkPort
 from consensus.signer import Voter
 from consensus.sync import Progress
 from consensus.vote_requests import VoteRequests
 from consensus.votes import Certificate, Check, Signer, verify_checks
 from consensus.wire import (
-    BLOCKS_MAX,
-    BlockReply,
-    BlocksPruned,
     Proposal,
     Votes,
-    encode_certificate,
-    encode_message,
 )
-from state.primitives.blocks import Header
-from state.primitives.errors import DecodeError, DekubeError, InvalidBlock, StoreError
+from state.primitives.errors import DecodeError, DekubeError, StoreError
 from state.primitives.votes import Candidate, Equivocation, Vote, vrf_alpha
 
 __all__ = [
-    "ConsensusHalted",
     "ConsensusService",
     "ConsensusStatus",
     "VotingKey",
@@ -65,22 +57,6 @@ THREADS_OF_STRANGERS_MAX: Final = 1
 """What strangers send is decoded and verified by threads of its own, so that no proposal waits behind it."""
 WAIT_STEP_MS: Final = 1_000
 """How often a leader or a voter that waits for a block's time looks whether the view goes on."""
-DOUBLE: Final = "doppelganger"
-"""The reason of a halt because another process votes with the key."""
-
-
-class ConsensusHalted(DekubeError):
-    """The replica stopped for good; the message says why, and what an operator has to look at."""
-
-    code = "consensus_halted"
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(f"{reason}: {message}")
-        self.reason = reason
-
-
-def _moment(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 class VotingKey(NamedTuple):
@@ -152,7 +128,6 @@ class ConsensusService:
         voter = self._seated_voter(epoch) or next(iter(self._voters), None)
         self._on_equivocation = on_equivocation
         self._on_fork = on_fork
-        self._on_block_time = on_block_time
         guard: Guard | None = None
         self._logs: dict[str, Log] = {} if journal is None else {r.JOURNAL: journal}
         if self._key is not None:
@@ -177,17 +152,26 @@ class ConsensusService:
         """Set before ``run``."""
         self._inbox = Inbox()
         self._events: deque[Callable[[], list[r.Action]]] = deque()
-        self._work: deque[c.Execute | c.Commit | c.DropBlocks] = deque()
         self._wake = trio.Event()
-        self._work_wake = trio.Event()
         self._timers: dict[str, float] = {}
         self._threads = trio.CapacityLimiter(THREADS_MAX)
         self._threads_of_strangers = trio.CapacityLimiter(THREADS_OF_STRANGERS_MAX)
         self._threads_of_relayed = trio.CapacityLimiter(THREADS_OF_RELAYED_MAX)
         self._threads_of_fetched = trio.CapacityLimiter(THREADS_OF_FETCHED_MAX)
-        self._turns = ServingSlots(self._replica.is_seat)
-        self._notarized = Notarizations()
         self._replica_metrics = ReplicaMetrics(self._replica, self._metrics)
+        self._chain_work = ChainWork(
+            chain,
+            self._replica,
+            put=self._put,
+            prove=self._prove,
+            now_ms=self._now_ms,
+            wall_ms=wall_ms,
+            block_interval_ms=parameters.block_interval_ms,
+            metrics=self._metrics,
+            replica_metrics=self._replica_metrics,
+            on_block_time=on_block_time,
+        )
+        self._block_server = BlockServer(chain, network, self._replica, now_ms=self._now_ms, metrics=self._metrics)
         self._accused: set[tuple[int, int]] = set()
         """Epoch and seat of those whose fault has been told."""
         self._vote_requests = None if voter is None else self._by(voter)
@@ -299,13 +283,13 @@ class ConsensusService:
         """Run the replica. Raises ConsensusHalted, StoreError, and whatever the ports raise."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._work_on_chain)
+            nursery.start_soon(self._chain_work.run)
             if self._vote_requests is not None:
                 nursery.start_soon(self._vote_requests.run)
             self._replica_metrics.begin_epoch()
             self._metrics.set("state_divergence", 0)
             actions = self._replica.start(self._now_ms())
-            self._notarized = Notarizations(self._replica.core.all_certificates())
+            self._chain_work.restore(self._replica.core.all_certificates())
             await self._perform(actions)
             task_status.started()
             await self._loop()
@@ -482,18 +466,17 @@ class ConsensusService:
                 case c.SetTimer(name, delay_ms):
                     self._timers[name] = trio.current_time() + delay_ms / 1000
                 case c.Build():
-                    self._nursery.start_soon(self._build, action)
+                    self._nursery.start_soon(self._chain_work.build, action)
                 case c.Check(block_hash):
-                    self._nursery.start_soon(self._check, block_hash)
+                    self._nursery.start_soon(self._chain_work.check, block_hash)
                 case c.DropBlocks(()):
                     pass
                 case c.Execute() | c.Commit() | c.DropBlocks():
-                    self._work.append(action)
-                    self._work_wake.set()
-                case r.ServeBlock(address, block_hash):
-                    self._serve(address, partial(self._serve_block, address, block_hash))
-                case r.ServeBlocks(address, from_height, count_max):
-                    self._serve(address, partial(self._serve_blocks, address, from_height, count_max))
+                    self._chain_work.request(action)
+                case r.ServeBlock():
+                    self._block_server.serve_block(self._nursery, action)
+                case r.ServeBlocks():
+                    self._block_server.serve_blocks(self._nursery, action)
                 case r.NextEpoch(number):
                     self._nursery.start_soon(self._next_epoch, number)
                 case r.Redeliver(sender, decoded):
@@ -505,30 +488,16 @@ class ConsensusService:
                     if self._vote_requests is not None:
                         self._vote_requests.raise_floor(action)
                 case c.Halt(code, message, time_ms):
-                    raise self._halted(code, self._on_double(message, time_ms) if code == DOUBLE else message)
+                    raise self._halted(code, message, time_ms)
                 case _:
                     self._note(action)
 
-    def _on_double(self, message: str, time_ms: int) -> str:
-        """Return what an operator needs to know of a vote that another process has cast with this key."""
-        now_ms = self._wall_ms()
-        when = f"was heard at {_moment(now_ms)}"
-        if time_ms:
-            ago_s = max(0, now_ms - time_ms) // 1000
-            when = f"is in a certificate of a block of {_moment(time_ms)}, {ago_s} s ago"
-        listens_s = self._parameters.doppelganger_ms // 1000
-        before = f"It listens for {listens_s} s or more before it votes" if listens_s else "It votes at once"
-        return (
-            f"{message}. This node did not cast that vote, which {when}. It refuses to vote: two processes that "
-            "vote with one key can contradict each other, and the stake is slashed for that. Find the other "
-            "process and stop it. It may have ended already. Or this machine cast the vote, and its record of "
-            "votes was lost or replaced by an older copy (`dekube node guard show` tells what the record knows). "
-            f"Once no other machine runs with this key, start again: `dekube node run`. {before}"
-        )
-
-    def _halted(self, code: str, message: str) -> ConsensusHalted:
-        if code == "state_divergence":
+    def _halted(self, code: str, message: str, time_ms: int) -> ConsensusHalted:
+        if code == STATE_DIVERGENCE:
             self._metrics.set("state_divergence", 1)
+        if code == DOPPELGANGER:
+            listens_ms = self._parameters.doppelganger_ms
+            message = doppelganger_message(message, time_ms, now_ms=self._wall_ms(), doppelganger_ms=listens_ms)
         return ConsensusHalted(code, message)
 
     def _note(self, action: r.Action) -> None:
@@ -537,7 +506,7 @@ class ConsensusService:
                 if self.listener is not None:
                     self.listener.entered(self._replica.epoch, view)
             case c.KeepCertificate(certificate):
-                self._notarized.add(certificate)
+                self._chain_work.keep(certificate)
                 if self.listener is not None:
                     self.listener.certified(certificate)
             case c.FoundEquivocation(equivocation):
@@ -596,146 +565,8 @@ class ConsensusService:
         _log.info("epoch began", epoch=epoch.number, seats=epoch.committee.size, seat=self._replica.seat)
         return actions
 
-    async def _prove(self, action: c.Build) -> bytes | None:
+    async def _prove(self, build: c.Build) -> bytes | None:
         if self._key is not None:
-            return self._key.signer.prove(
-                vrf_alpha(self._genesis_hash, action.randomness, action.epoch, action.view)
-            )
+            return self._key.signer.prove(vrf_alpha(self._genesis_hash, build.randomness, build.epoch, build.view))
         assert self._vote_requests is not None, "only a seat is asked to build"
-        return await self._vote_requests.prove(action)
-
-    # Work on the chain.
-
-    async def _build(self, action: c.Build) -> None:
-        """Build when the block's time has come: a leader waits for the interval, voters would hold it anyway."""
-        replica = self._replica
-        proof = await self._prove(action)
-        parent_ms, interval_ms = self._chain.time_ms(action.parent_hash), self._parameters.block_interval_ms
-        core = replica.core
-        is_first = core.root.height == 0 and action.parent_hash == core.root.block_hash
-        wait_ms = parent_ms + interval_ms - self._wall_ms()
-        if not is_first:  # for a genesis that lies ahead everybody waits, also a validator that is alone
-            # No longer than the interval: a parent from a clock that is ahead must not cost this leader its view.
-            wait_ms = min(wait_ms, interval_ms)
-        while wait_ms > 0 and (replica.core.epoch, replica.core.view) == (action.epoch, action.view):
-            await trio.sleep(min(wait_ms, WAIT_STEP_MS) / 1000)
-            wait_ms -= WAIT_STEP_MS
-        begun_s = trio.current_time()
-        core = replica.core
-        request = BuildRequest(
-            action.parent_hash,
-            action.epoch,
-            action.view,
-            action.seat,
-            max(parent_ms + 1, self._wall_ms()),
-            action.voters_bitmap,
-            core.committee.hash,
-            proof or b"",
-        )
-        is_current = (core.epoch, core.view) == (action.epoch, action.view)
-        try:
-            block = await self._chain.build(request) if is_current and proof is not None else None
-        except InvalidBlock:
-            block = None  # the parent's branch was dropped meanwhile
-        self._metrics.observe("proposal_build_seconds", trio.current_time() - begun_s)
-        self._put(lambda: replica.built(action, block, self._now_ms()))
-
-    async def _check(self, block_hash: bytes) -> None:
-        block = self._replica.block(block_hash)
-        is_valid = block is not None
-        if block is not None:
-            header, core = block.header, self._replica.core
-            ahead_ms = header.time_ms - self._wall_ms()
-            raised_ms = self._chain.time_ms(header.parent_hash) + self._parameters.block_interval_ms
-            if self._on_block_time is not None and header.epoch == core.epoch and header.time_ms > raised_ms:
-                self._on_block_time(core.committee.seats[header.proposer_seat].address, ahead_ms)
-            if self._early_ms(header) > 0:
-                self._put(lambda: self._replica.step(c.BlockEarly(block_hash), self._now_ms()))
-                await self._wait_allowed(header)
-            try:
-                await self._chain.check(block)
-            except InvalidBlock:
-                is_valid = False
-        self._put(lambda: self._replica.step(c.BlockChecked(block_hash, is_valid), self._now_ms()))
-
-    def _early_ms(self, header: Header) -> int:
-        """Return in how many milliseconds this node's clock allows the time of a block; 0 or less: it does now."""
-        return header.time_ms - self._wall_ms() - self._chain.time_ahead_ms_max()
-
-    async def _wait_allowed(self, header: Header) -> None:
-        """Wait until the clock allows a block's time, or its view is over: then nobody votes for it any more."""
-        while (early_ms := self._early_ms(header)) > 0:
-            core = self._replica.core
-            if (core.epoch, core.view) > (header.epoch, header.view):
-                return
-            await trio.sleep(min(early_ms, WAIT_STEP_MS) / 1000)
-
-    async def _work_on_chain(self) -> None:
-        """Executions, commits and what they leave behind, one after the other in the order the core asked for."""
-        while True:
-            while self._work:
-                action = self._work.popleft()
-                match action:
-                    case c.Execute(block_hash):
-                        await self._execute(block_hash)
-                    case c.Commit(certificate, block_hashes, height, nullified):
-                        views = (*nullified, *self._notarized.take(action))
-                        await self._chain.commit(block_hashes[-1], encode_certificate(certificate), views)
-                        self._metrics.set("finalized_height", height)
-                        self._replica_metrics.tell_lag(trio.current_time())
-                        self._put(partial(self._replica.committed, block_hashes))
-                    case c.DropBlocks(block_hashes):
-                        await self._chain.drop(block_hashes)
-                    case _:
-                        raise AssertionError(action)
-            self._work_wake = trio.Event()
-            await self._work_wake.wait()
-
-    async def _execute(self, block_hash: bytes) -> None:
-        replica = self._replica
-        block = replica.block(block_hash)
-        if block is None:
-            return
-        begun_s = trio.current_time()
-        try:
-            state_root, receipt_root = await self._chain.execute(block_hash, block)
-        except InvalidBlock as error:
-            if replica.core.is_held(block_hash):
-                message = f"block {block.header.height} has a quorum's votes and cannot be executed here: {error}"
-                raise self._halted("state_divergence", message) from error
-            return  # its branch was dropped meanwhile
-        self._metrics.observe("block_execute_seconds", trio.current_time() - begun_s)
-        event = c.BlockExecuted(block_hash, state_root, receipt_root)
-        self._put(lambda: replica.step(event, self._now_ms()))
-
-    # Serving others.
-
-    def _serve(self, address: bytes, serve: Callable[[], Awaitable[None]]) -> None:
-        if self._turns.take(address):
-            self._nursery.start_soon(self._serve_one, address, serve)
-        else:
-            self._metrics.count("messages_dropped_total", reason="serving")
-
-    async def _serve_one(self, address: bytes, serve: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await serve()
-        finally:
-            self._turns.give_back(address)
-
-    async def _serve_block(self, address: bytes, block_hash: bytes) -> None:
-        raw = await self._chain.block(block_hash)
-        if raw is not None:
-            await self._send_served(address, encode_message(BlockReply(raw)))
-
-    async def _send_served(self, address: bytes, data: bytes) -> None:
-        self._replica.served(address, len(data), self._now_ms())
-        await self._network.send(address, data, True)
-
-    async def _serve_blocks(self, address: bytes, from_height: int, count_max: int) -> None:
-        """Who asks for what is kept no more hears from where on it is: silence would look like a lie."""
-        blocks = await self._chain.blocks(from_height, min(count_max, BLOCKS_MAX))
-        reply = window(from_height, blocks)
-        if reply is not None:
-            await self._send_served(address, encode_message(reply))
-        elif not blocks and (oldest := self._chain.oldest_height()) > from_height:
-            await self._send_served(address, encode_message(BlocksPruned(from_height, oldest)))
+        return await self._vote_requests.prove(build)

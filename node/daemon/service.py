@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn
 import structlog
 import trio
 
-from consensus.service import ConsensusHalted
+from consensus.halts import ConsensusHalted
 from node.chain.block_tree import Chain, Executed
 from node.chain.evidence import EvidenceService
 from node.chain.ledger import NodeLedger

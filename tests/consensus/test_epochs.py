@@ -11,8 +11,8 @@ import trio
 from structlog.testing import capture_logs
 
 from consensus.guard import GuardMissing
+from consensus.halts import ConsensusHalted
 from consensus.metrics import METRICS
-from consensus.service import ConsensusHalted
 from consensus.vote_requests import STALE_VIEWS
 from consensus.wire import Status, decode_certificate, decode_message, encode_message
 from state.primitives.address import format_address

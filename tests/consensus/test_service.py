@@ -13,8 +13,8 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from consensus.block_serving import SERVES_OF_ONE_MAX, SERVES_OF_STRANGERS_MAX
+from consensus.halts import ConsensusHalted
 from consensus.inbound import EARLY_OF_STRANGERS_MAX
-from consensus.service import ConsensusHalted
 from consensus.votes import Certificate
 from consensus.wire import (
     BlockReply,

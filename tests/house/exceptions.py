@@ -8,6 +8,9 @@ LONG_FUNCTIONS: Final[dict[str, str]] = {}
 LONG_FILES: Final[dict[str, str]] = {}
 LARGE_CLASSES: Final[dict[str, str]] = {}
 IMPURE: Final[dict[str, str]] = {
+    "consensus.block_server": "sends stored blocks (trio); the limits are consensus.block_serving",
+    "consensus.chain_work": "builds, checks, executes and commits blocks (trio)",
+    "consensus.halts": "writes a date for the operator",
     "consensus.metrics": "writes log lines; time comes in as an argument",
     "consensus.remote_voter": "asks a signer over a socket (trio)",
     "consensus.service": "runs consensus.replica on disks, clocks and peers (trio)",

@@ -18,8 +18,8 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
+from consensus.halts import ConsensusHalted
 from consensus.metrics import METRICS
-from consensus.service import ConsensusHalted
 from node.daemon.service import Node
 from node.home.options import MetricsOptions, NodeOptions
 from node.home.paths import Home
