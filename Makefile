@@ -17,7 +17,8 @@ TESTNET_ARGS ?=
 # A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dev ml help testnet picture test lint unit fuzz simulation nightly sim-nightly sim-release soak cluster test-wallets test-clients compose lock wheels image clean
+.PHONY: dev ml help testnet picture check test lint house unit unit-quick fuzz simulation nightly release sim-nightly sim-release soak \
+  cluster test-wallets test-clients compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,8 +51,14 @@ testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, wo
 picture: $(VENV)/dev.stamp ## README's picture from a new run of the test network (docs/testnet.svg, docs/testnet-run.json)
 	$(BIN)/python -m testnet.picture
 
-test: lint unit simulation cluster test-wallets compose ## everything
+check: lint house unit-quick ## before each commit: lint, types, import contracts, rules of the tree, quick unit tests (5 minutes)
+	@echo "make check: all parts passed"
+
+test: lint house unit simulation cluster test-wallets compose ## everything that must pass before a merge (15 minutes)
 	@echo "make test: all parts passed"
+
+house: $(VENV)/dev.stamp ## rules of the whole tree: circles, purity, sizes, citations of the specification, sentences
+	$(BIN)/python -m tests.house
 
 lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .
@@ -62,22 +69,28 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
 unit: $(VENV)/dev.stamp ## unit and property tests
 	$(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal -m "not cluster and not compose" --ignore tests/simulation
 
-fuzz: $(VENV)/dev.stamp ## N (100000) changed inputs to every decoder, as many as it is told; goes on where it was stopped
+unit-quick: $(VENV)/dev.stamp ## unit tests without those that are marked slow
+	$(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal -m "not slow and not cluster and not compose" --ignore tests/simulation
+
+fuzz: $(VENV)/dev.stamp ## N (100,000) mutated inputs to each decoder that has not had them; resumes where it stopped
 	$(BIN)/python -m tests.fuzz.campaign $(N) --jobs $(JOBS)
 	FUZZ_INPUTS=$(N) $(BIN)/pytest -q tests/fuzz/test_bodies.py
 
 simulation: $(VENV)/dev.stamp ## consensus simulation: 300 seeds of replicas, 200 of whole nodes, and more
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal tests/simulation
 
-nightly: test-clients fuzz sim-nightly ## what is too long for `make test`; each part goes on where it was stopped
+nightly: test-clients fuzz sim-nightly ## what is too long for `make test`; each part resumes where it stopped
 
-sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds of each, Twins, crash points, on all cores; goes on where it was stopped
+release: sim-release ## before a release: ten million inputs to each decoder, a million seeds of each simulation
+	$(MAKE) fuzz N=10000000
+
+sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds of each kind, Twins, crash points, on all cores; resumes where it stopped
 	$(BIN)/python -m node.simulation run nightly
 
-sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds of each and every Twins scenario of three rounds; goes on where it was stopped
+sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds of each kind, every Twins scenario of three rounds; resumes where it stopped
 	$(BIN)/python -m node.simulation run release
 
-soak: $(VENV)/dev.stamp ## generated networks of processes, from number SEED on, for HOURS: killed, split, full, wrong clocks; clients check
+soak: $(VENV)/dev.stamp ## generated networks of processes from number SEED on, for HOURS: kills, splits, full disks, wrong clocks
 	$(BIN)/python -m tests.cluster.playing $(SEED) --hours $(HOURS)
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine

@@ -20,6 +20,8 @@ from tests.fuzz.marks import imported_by
 from tests.fuzz.played import Played, read_played, write_played
 from tests.fuzz.reading import Course, place_of
 
+pytestmark = pytest.mark.slow
+
 NAME = "job journal"
 """One of the dearest: it gets as many as others."""
 

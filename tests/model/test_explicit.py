@@ -80,6 +80,7 @@ def test_two_views_vote_by_vote_make_the_same_chains(committee: Rules, last_heig
     assert Interleavings(rules, 2).run().chains == _chains_in_turn(rules, 2)
 
 
+@pytest.mark.slow
 def test_three_views_vote_by_vote() -> None:
     rules = Rules(last_height=1)
     free = Interleavings(rules, 3).run()

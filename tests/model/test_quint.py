@@ -12,6 +12,8 @@ import pytest
 from tests.model.quint import INSTANCES, SPEC, QuintFailed, quint_run, witnessed
 from tests.model.replay import WORLDS, Replay, committee_of, load_trace
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = int(os.environ.get("QUINT_SAMPLES", "12"))
 SEED = int(os.environ.get("QUINT_SEED", "3"))
 

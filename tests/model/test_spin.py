@@ -8,6 +8,8 @@ import pytest
 
 from tests.model.spin import CHANGES, SpinFailed, check, is_installed, read
 
+pytestmark = pytest.mark.slow
+
 POSITIONS = tuple(map(int, os.environ.get("SPIN_POSITIONS", "2 3").split()))
 """1 and 4 take longer; docs/consensus-testing.md tells what was gone through."""
 FOUND_AT = {

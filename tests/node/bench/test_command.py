@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TINY = {
     "simulate": ("scenarios=2",),
     "transport": ("bulk_mib=4", "small_messages=2000", "wan=0"),

@@ -14,6 +14,8 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.netgroups import block_of, network_of
 from relay.protocol.limits import RelayLimits
 
+pytestmark = pytest.mark.slow
+
 
 def test_clients_come_from_as_few_addresses_as_the_bounds_of_hosts_and_networks_allow() -> None:
     limits = RelayLimits()

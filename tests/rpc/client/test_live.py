@@ -16,6 +16,8 @@ from state.primitives.signing import sign_legacy
 from state.transition.staking import UNSTAKE_KIND
 from tests.rpc.harness import ALICE, BOB, CAROL, CHAIN_ID, COIN, DAVE, FEE, Gateway, Node, gateway, served
 
+pytestmark = pytest.mark.slow
+
 BLOCK_S = 0.1
 
 

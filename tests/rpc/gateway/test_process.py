@@ -45,6 +45,8 @@ from tests.rpc.harness import (
     transfer,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def stake(node: Node, key: SecretKey, nonce: int, amount: int) -> bytes:
     payload = stake_payload(amount, key, genesis_hash=node.runtime.genesis_hash, address=key.address)

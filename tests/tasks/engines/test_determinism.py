@@ -70,6 +70,7 @@ def test_no_setting_of_the_machine_changes_a_bit(name: str) -> None:
     assert in_a_process("numpy", SETTINGS[name]) == written_down()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     find_spec("torch") is None,
     reason="torch (extra ml) IS NOT INSTALLED: THAT BOTH ENGINES GIVE THE SAME BITS WAS NOT CHECKED",

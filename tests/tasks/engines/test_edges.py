@@ -151,6 +151,7 @@ def test_no_order_of_the_work_changes_a_bit(
     assert outcome(Contrary(), plan, data, state) == outcome(NumpyArrays(), plan, data, state)
 
 
+@pytest.mark.slow
 @NEEDS_TORCH
 @pytest.mark.parametrize("flushes", [False, True], ids=["subnormals", "flushed to zero"])
 def test_both_engines_agree_whatever_the_processor_does_with_subnormals(flushes: bool) -> None:

@@ -32,6 +32,8 @@ from tasks.ledger.transitions import (
 )
 from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, spec
 
+pytestmark = pytest.mark.slow
+
 MANNERS: Final = (
     *[HONEST] * 9, Manners(lies=True), Manners(blind=True), Manners(picky=True), Manners(forgetful=True),
     *(Manners(silent=frozenset({action})) for action in Action), Manners(silent=frozenset(Action)),
