@@ -19,7 +19,7 @@ PURE_PACKAGES: Final = (
     "rpc.client.arguments", "rpc.client.api", "rpc.client.network", "rpc.client.websocket",
     "rpc.gateway.memory_quota", "node.chain.mempool", "node.consensus.compact",
     "node.consensus.compact_exchange", "node.daemon.reachability", "node.daemon.upgrades",
-    "node.market.attempts", "node.market.uploads", "node.telemetry.clock_skew", "testnet.plan",
+    "node.market.attempts", "node.market.uploads", "testnet.plan",
     "testnet.wan.topology",
 )  # fmt: skip
 NOT_PURE: Final = frozenset(
