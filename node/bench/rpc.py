@@ -5,8 +5,8 @@ CPU figures are processor time of node and gateway together (the node's share be
 machine; latencies are wall time and do not. The block time under a flood is that of a whole test network, idle and
 flooded in turns.
 
-What a transaction costs is measured twice. ``accept_cpu_*`` is from its bytes to its place in the pool (RPC.md
-13.7): the gateway's part (decoding, digest, recovery of the sender, address), the frame to the node, the node's
+What a transaction costs is measured twice. ``accept_cpu_*`` is from its bytes to its place in the pool:
+the gateway's part (decoding, digest, recovery of the sender, address), the frame to the node, the node's
 decoding, checks and admission. ``submit_cpu_*`` is all that and HTTP, JSON and hex before it. How many
 recoveries of this run that is says more of a machine whose speed changes. All of these are measured on one
 processor.

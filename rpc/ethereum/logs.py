@@ -1,4 +1,7 @@
-"""Logs as Ethereum's clients ask for them: what matches a filter, and the blooms that spare reading a block."""
+"""Logs as Ethereum's clients ask for them: what matches a filter, and the blooms that spare reading a block.
+
+See rpc.md 8.3.
+"""
 
 from __future__ import annotations
 

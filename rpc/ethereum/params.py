@@ -1,4 +1,7 @@
-"""Parameters of the Ethereum namespace: quantities, blocks, calls and filters as clients spell them (RPC.md 4)."""
+"""Parameters of the Ethereum namespace: quantities, blocks, calls and filters as clients spell them.
+
+See rpc.md 4.2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks, transactions and receipts in Ethereum's shapes, and the schemas that they obey (RPC.md 4).
+"""Blocks, transactions and receipts in Ethereum's shapes, and the schemas that they obey (rpc.md 8.1 to 8.3).
 
 A block's roots are those of its own header; ``timestamp`` is in whole seconds, so blocks may share one; ``miner``
 is the operator of the seat that led it. ``gasLimit`` is what one transaction may ask for, and the limit of the

@@ -1,4 +1,4 @@
-"""Transactions: handing one in, and finding one with its receipt."""
+"""Transactions: handing one in, and finding one with its receipt (rpc.md 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The gateway's ASGI application: JSON-RPC at POST / and over WebSocket, the rest by ``rpc.gateway.rest``."""
+"""The gateway's ASGI application: JSON-RPC at POST / and over WebSocket, the rest by ``rpc.gateway.rest``.
+
+See rpc.md 2.
+"""
 
 from __future__ import annotations
 

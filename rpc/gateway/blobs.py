@@ -1,4 +1,4 @@
-"""Blobs over the gateway: whole or in parts out, piece by piece in; for requesters that have no node.
+"""Blobs over the gateway: whole or in parts out, piece by piece in; for requesters that have no node (rpc.md 9).
 
 Nobody has to believe the gateway: a blob is named by the hash of its manifest, and each piece has its hash there.
 Nothing of a blob is kept here but its manifest; at most one piece of each request is in memory.

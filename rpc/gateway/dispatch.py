@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 over any transport: bytes of a body in, bytes of an answer out (RPC.md 4, 5 and 10)."""
+"""JSON-RPC 2.0 over any transport: bytes of a body in, bytes of an answer out (rpc.md 3, 5 and 10)."""
 
 from __future__ import annotations
 

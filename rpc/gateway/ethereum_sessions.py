@@ -1,5 +1,7 @@
 """``eth_subscribe``: new heads and logs over a WebSocket, in order and without gaps, as the native ones are.
 
+See rpc.md 7.1.
+
 What comes into the mempool is told too, as far as a client keeps up with it.
 """
 

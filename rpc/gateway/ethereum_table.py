@@ -1,4 +1,4 @@
-"""The Ethereum namespace: what wallets and client libraries ask of a node (RPC.md 3 to 5), without an EVM behind.
+"""The Ethereum namespace: what wallets and client libraries ask of a node (rpc.md 8), without an EVM behind.
 
 The newest block is final, so latest, pending, safe and finalized are the same but for the nonce of an account:
 with "pending" it counts what waits in the mempool.

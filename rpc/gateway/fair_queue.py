@@ -1,5 +1,7 @@
 """Places for what takes long or much memory: so many in all, so many of one caller, and callers take turns.
 
+See rpc.md R26.
+
 Whoever finds no place waits in his own line; a place that comes free goes to the caller whose turn is next,
 however many stand in the lines of others. So nobody's batch is refused, and nobody's batch keeps others out.
 """

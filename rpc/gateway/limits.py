@@ -1,4 +1,7 @@
-"""Rate limits of callers, and how a caller is identified: by its address, or by the one that a proxy names."""
+"""Rate limits of callers, and how a caller is identified: by its address, or by the one that a proxy names.
+
+See rpc.md R25.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Bytes that are in memory for somebody: bodies that are not whole yet, answers that are not sent yet.
 
+See rpc.md R27.
+
 One ledger counts them by address and in all; whoever would go over a limit is refused or thrown out. Each holder
 tells in steps, so that what is small and soon gone, as nearly everything is, costs a comparison.
 """

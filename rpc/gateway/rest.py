@@ -1,4 +1,7 @@
-"""REST of the gateway, through FastAPI: health, metrics, documents, and GET paths over the table of methods."""
+"""REST of the gateway, through FastAPI: health, metrics, documents, and GET paths over the table of methods.
+
+See rpc.md 2.3 and 5.4.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subscriptions over WebSockets: finalised heads and events, in order and without gaps.
+"""Subscriptions over WebSockets: finalised heads and events, in order and without gaps (rpc.md 7.1).
 
 A session has one bounded queue of what waits to be sent. Answers wait for room in it, which stops the reading of
 further requests. News of a block go into it whole, or the subscription falls behind and reads the blocks by itself

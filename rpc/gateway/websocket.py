@@ -1,4 +1,4 @@
-"""WebSockets whose frames are bounded: for what they carry, in a turn of the loop, and unsent.
+"""WebSockets whose frames are bounded: for what they carry, in a turn of the loop, and unsent (rpc.md 2.2).
 
 A frame costs some ten microseconds to read, even an empty one, and one read of the socket may bring forty thousand
 of them. So what came is read in slices between which others have their turn; frames that are no message of their

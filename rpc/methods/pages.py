@@ -1,4 +1,7 @@
-"""Lists in pages: what asks for one, what names the next, and the refusal of a cursor that is of another list."""
+"""Lists in pages: what asks for one, what names the next, and the refusal of a cursor that is of another list.
+
+See rpc.md R10.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""PollFilters that clients poll over HTTP (eth_newFilter): how far each has been polled. They hold no logs."""
+"""PollFilters that clients poll over HTTP (eth_newFilter): how far each has been polled. They hold no logs.
+
+See rpc.md 7.2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of parameters and results: each reads JSON strictly and says in JSON Schema what it takes.
+"""Types of parameters and results: each reads JSON strictly and says in JSON Schema what it takes (rpc.md 4.1).
 
 Conventions of the native namespace: amounts (units of 10^-18 DKB) and other wide integers are decimal strings, as
 in the genesis file, because most JSON readers round numbers above 2^53 and people cannot read hex amounts.

@@ -1,4 +1,4 @@
-"""Signatures by which an account has a blob uploaded in its name, for a while: clients make them."""
+"""Signatures by which an account has a blob uploaded in its name, for a while: clients make them (rpc.md R23)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Why a transaction is inadmissible; texts are those which Ethereum clients match (RPC.md 5), codes are stable."""
+"""Why a transaction is inadmissible; texts are those which Ethereum clients match, codes are stable.
+
+See rpc.md 5.3.
+"""
 
 from __future__ import annotations
 

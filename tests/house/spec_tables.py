@@ -7,7 +7,7 @@ from typing import Final
 
 from tests.house.citations import SPEC
 
-DOCUMENTS: Final = ("consensus.md", "chain.md", "market.md", "network.md")
+DOCUMENTS: Final = ("consensus.md", "chain.md", "market.md", "network.md", "rpc.md")
 _ROW: Final = re.compile(r"^\| `([a-z0-9_.]+)` \| ([0-9][0-9,]*) \|", re.MULTILINE)
 _CROSS: Final = re.compile(r"\b(consensus|chain|market|network|rpc)\.md (\d+(?:\.\d+)*|R\d+)\b")
 _OWN: Final = re.compile(r"\b[Ss]ections? (\d+(?:\.\d+)*)\b(?! of )")

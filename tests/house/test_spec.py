@@ -13,7 +13,7 @@ from consensus import block_serving, inbound, light, signer, sync, vote_relay, w
 from consensus.core import limits
 from consensus.events import ConsensusParameters
 from node.chain import evidence as evidence_pool
-from node.chain import ledger, tx_gossip
+from node.chain import ledger, mempool, tx_gossip
 from node.chain.runtime import make_runtime
 from node.consensus import compact, compact_service
 from node.market import blob_search
@@ -33,12 +33,21 @@ from relay.protocol import fanout, link_state, route
 from relay.protocol import wire as relay_wire
 from relay.protocol.errors import Refusal
 from relay.protocol.limits import RelayLimits
+from rpc.ethereum import fees, logs, params, pool, render
+from rpc.ethereum import identity as rpc_identity
+from rpc.gateway import blobs, connections, dispatch, http_protocol, rest, subscriptions
+from rpc.gateway.node import client
+from rpc.methods import log_filter, poll_filters, schema, transactions
+from rpc.protocol import grants
+from rpc.protocol.errors import number_of
 from state import trie
 from state.primitives import abi, blocks, codec, committee, envelope, manifests, receipts
 from state.primitives.blocks import Header
+from state.primitives.errors import InvalidTransaction
 from state.primitives.genesis import ChainParameters, Genesis
 from state.store import snapshots
 from state.transition import calls, epochs, evidence, slashing, staking
+from state.transition import errors as transition
 from state.view.tables import Table
 from tasks import proofs
 from tasks import spec as specification
@@ -223,6 +232,30 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "claim_bytes": metering.CLAIM_BYTES,
         "claim_percent": metering.CLAIM_PERCENT,
     },
+    "rpc.md": {
+        "values_max": dispatch.VALUES_MAX,
+        "identifier_characters_max": dispatch.IDENTIFIER_LIMIT_CHARACTERS,
+        "headers_bytes_max": http_protocol.HEADERS_LIMIT_BYTES,
+        "page_items_max": schema.LIMIT_MAX,
+        "page_items_default": schema.LIMIT_DEFAULT,
+        "wait_ms_max": transactions.WAIT_MS_MAX,
+        "sync_wait_ms_max": params.SYNC_WAIT_MS,
+        "min_height_wait_ms": client.MIN_HEIGHT_WAIT_MS,
+        "catch_up_max": subscriptions.CATCH_UP_MAX,
+        "pool_news_max": subscriptions.POOL_NEWS_MAX,
+        "log_blocks_max": logs.BLOCKS_MAX,
+        "logs_max": logs.LOGS_MAX,
+        "log_choices_max": params.CHOICES_MAX,
+        "choices_of_filter": log_filter.CHOICES_OF_FILTER,
+        "fee_blocks_max": fees.FEE_BLOCKS_MAX,
+        "percentiles_max": params.PERCENTILES_MAX,
+        "filters_max": poll_filters.FILTERS_MAX,
+        "filters_per_caller_max": poll_filters.FILTERS_PER_CALLER_MAX,
+        "pool_shown_max": pool.SHOWN_MAX,
+        "sha3_bytes_max": rpc_identity.SHA3_LIMIT_BYTES,
+        "gas_shown_max": render.GAS_SHOWN_MAX,
+        "grant_blocks_max": grants.GRANT_BLOCKS_MAX,
+    },
 }
 """Where the code has each number that a table of the specification names."""
 
@@ -232,6 +265,12 @@ DEFAULTS: Final[dict[str, tuple[tuple[str, Any], ...]]] = {
         ("relay.", RelayLimits()),
         ("tariff.", metering.Tariff()),
         ("credit.", credit.CreditOptions()),
+    ),
+    "rpc.md": (
+        ("", dispatch.DispatchOptions()),
+        ("", connections.ConnectionOptions()),
+        ("", subscriptions.SessionOptions()),
+        ("blobs.", blobs.BlobOptions()),
     ),
 }
 """Options of which a document lists some, by the prefix that it gives their names."""
@@ -290,6 +329,51 @@ def test_classes_of_messages_have_their_numbers_and_sizes() -> None:
         (cls.name, int(cls), limits.message_bytes_max)
         for cls, limits in zip(Class, mux.MuxLimits().classes, strict=True)
     ]
+
+
+def test_reasons_of_errors_have_their_numbers_and_statuses() -> None:
+    text = spec_tables.text_of("rpc.md")
+    for number, reasons in re.findall(
+        r"^\| (-\d+) \| (`.*) \|$", text.split("### 5.2 ")[1].split("### 5.3 ")[0], re.MULTILINE
+    ):
+        listed = re.findall(r"`(\w+)`", reasons)
+        assert {number_of(reason) for reason in listed if reason != "retry_after_s"} == {int(number)}
+    for status, reasons in re.findall(
+        r"^\| (\d+) \| (`.*) \|$", text.split("### 5.4 ")[1].split("## 6 ")[0], re.MULTILINE
+    ):
+        assert {rest.STATUS_OF_REASON[reason] for reason in re.findall(r"`(\w+)`", reasons)} == {int(status)}
+    for status, reasons in re.findall(r"^\| (\d+) \| (`.*) \|$", text.split("## 9 ")[1], re.MULTILINE):
+        assert {blobs.STATUS_OF_REASON[reason] for reason in re.findall(r"`(\w+)`", reasons)} == {int(status)}
+
+
+def test_refused_transactions_have_the_texts_that_clients_match() -> None:
+    section = spec_tables.text_of("rpc.md").split("### 5.3 ")[1].split("### 5.4 ")[0]
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE))
+    refusals: tuple[InvalidTransaction, ...] = (
+        transition.NonceTooLow(expected=1, got=0),
+        transition.NonceTooHigh(expected=0, got=1),
+        transition.InsufficientFunds(balance=0, needed=1),
+        transition.IntrinsicGasTooLow(gas_limit=0, needed=1),
+        transition.GasLimitTooHigh(gas_limit=1, limit=0),
+        transition.FeeCapTooLow(fee_cap=0, base_fee=1),
+        transition.TipAboveFeeCap(tip=1, fee_cap=0),
+        transition.WrongChain(expected=1, got=2),
+        transition.UnknownKind(0),
+        transition.CallRefused("why"),
+        transition.TransactionTooLarge(size_bytes=1, limit_bytes=0),
+        transition.SenderUnknown(),
+        mempool.AlreadyKnown(),
+        mempool.ReplacementUnderpriced(needed_fee=1, needed_tip=1),
+        mempool.MempoolFull(),
+        mempool.SenderLimit(limit=1),
+    )
+    assert listed.keys() == {refusal.code for refusal in refusals}
+    assert [refusal for refusal in refusals if not str(refusal).startswith(listed[refusal.code])] == []
+
+
+def test_every_citation_of_the_specification_names_a_place_that_there_is() -> None:
+    assert citations.unresolved() == []
+    assert len(citations.citations()) >= citations.CITATIONS_MIN
 
 
 def test_the_kinds_of_transactions_are_those_of_the_runtime() -> None:

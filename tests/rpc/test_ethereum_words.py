@@ -1,4 +1,4 @@
-"""Answers and refusals of the Ethereum namespace to the letter, as clients match them (RPC.md 3, 5, 9)."""
+"""Answers and refusals of the Ethereum namespace to the letter, as clients match them (rpc.md 5 and 8)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ ORDER = 0xFFFFFFFF_FFFFFFFF_FFFFFFFF_FFFFFFFE_BAAEDCE6_AF48A03B_BFD25E8C_D036414
 SECRETS = st.integers(1, ORDER - 1).map(lambda n: SecretKey(n.to_bytes(32, "big")))
 DIGESTS = st.binary(min_size=32, max_size=32)
 
-# The examples of EIP-55 and the first account of the mnemonic "test test ... junk" (RPC.md 12).
+# The examples of EIP-55 and the first account of the mnemonic "test test ... junk".
 CHECKSUMMED = (
     "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed",
     "0xfB6916095ca1df60bB79Ce92cE3Ea74c37c5d359",
