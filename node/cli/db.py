@@ -425,12 +425,13 @@ def _sync_now(home: Home) -> Tip | None:
     import trio
 
     from node.chain.runtime import make_runtime
-    from node.daemon.service import Node
+    from node.daemon.peering import Peering
     from node.home.keys import load_key
     from node.sync.core import NoSnapshots
     from node.sync.database import beginning_of, make_state_sync
     from node.sync.progress_bar import show_state_sync
     from node.telemetry.logs import configure_logs
+    from state.primitives.genesis import genesis_hash
 
     options, genesis = load_node_options(home), load_genesis(home.genesis)
     runtime = make_runtime(genesis, protocol_version=options.developer.protocol_version)
@@ -440,7 +441,7 @@ def _sync_now(home: Home) -> Tip | None:
     beginning_of(home, options, runtime, address=account.address)  # raises where nothing can be trusted
 
     async def main() -> Tip | None:
-        network, _ = Node(home, options, genesis, account, ()).make_network()
+        network = Peering(home, options, account, genesis_hash(genesis)).network
         state_sync = make_state_sync(home, options, runtime, network)
         async with trio.open_nursery() as nursery:
             await nursery.start(network.run)

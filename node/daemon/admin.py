@@ -11,17 +11,18 @@ import json
 import os
 import secrets
 import socket
-import threading
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 import structlog
 import trio
 
+from node.daemon.running import RunningNode
 from node.home.config import LOG_LEVELS, parse_host_port, parse_peer
+from node.process.bounded_http import BoundedServer, serving
 from node.process.control import ControlRefused
 from node.process.ports import cannot_listen, listen_at
 from node.telemetry.logs import set_log_level
@@ -51,9 +52,6 @@ from state.primitives.errors import ConfigError, DekubeError, ProtocolError
 from state.transition.jail import load_jail
 from state.transition.staking import load_stake
 
-if TYPE_CHECKING:
-    from node.daemon.service import Node
-
 __all__ = ["TABLE", "Admin", "serve_admin"]
 
 _log = structlog.get_logger("admin")
@@ -71,11 +69,11 @@ BAN_S_MAX: Final = 30 * 24 * 3_600
 # The methods
 
 
-async def _status(node: Node) -> Json:
+async def _status(node: RunningNode) -> Json:
     return await node.status()
 
 
-async def _peers(node: Node) -> Json:
+async def _peers(node: RunningNode) -> Json:
     return [
         {
             "address": format_address(peer.address),
@@ -92,58 +90,58 @@ async def _peers(node: Node) -> Json:
     ]
 
 
-async def _bans(node: Node) -> Json:
+async def _bans(node: RunningNode) -> Json:
     return [
         {"address": format_address(address), "left_s": int(left_s)}
         for address, left_s in node.network.bans.left_s().items()
     ]
 
 
-async def _ban(node: Node, address: bytes, reason: str, seconds: int | None) -> Json:
+async def _ban(node: RunningNode, address: bytes, reason: str, seconds: int | None) -> Json:
     if address == node.account.address:
         raise RpcError("invalid_params", "invalid params: address: that is this node", param="address")
     node.network.ban(address, f"by the owner: {reason}" if reason else "by the owner", ban_s=seconds)
     return {"left_s": int(node.network.bans.left_s()[address])}
 
 
-async def _unban(node: Node, address: bytes) -> Json:
+async def _unban(node: RunningNode, address: bytes) -> Json:
     return {"was_banned": node.network.bans.lift(address)}
 
 
-async def _connect(node: Node, peer: tuple[bytes, Endpoint]) -> Json:
+async def _connect(node: RunningNode, peer: tuple[bytes, Endpoint]) -> Json:
     node.network.connect(*peer)
     return {"connected": node.network.is_connected(peer[0])}
 
 
-async def _disconnect(node: Node, address: bytes) -> Json:
+async def _disconnect(node: RunningNode, address: bytes) -> Json:
     return {"was_connected": node.network.disconnect(address, "by the owner")}
 
 
-async def _log_level(_node: Node, level: str) -> Json:
+async def _log_level(_node: RunningNode, level: str) -> Json:
     before = set_log_level(level)
     _log.warning("log level set", level=level, before=before)
     return {"before": before, "level": level}
 
 
-async def _drop_transaction(node: Node, hash_: bytes) -> Json:
+async def _drop_transaction(node: RunningNode, hash_: bytes) -> Json:
     dropped = node.ledger.mempool.remove(hash_)
     node.ledger.on_pool_changed()
     return {"dropped": dropped is not None}
 
 
-async def _clear_mempool(node: Node) -> Json:
+async def _clear_mempool(node: RunningNode) -> Json:
     dropped = node.ledger.mempool.clear()
     node.ledger.on_pool_changed()
     _log.warning("mempool cleared", transactions=dropped)
     return {"dropped": dropped}
 
 
-async def _snapshot(node: Node) -> Json:
+async def _snapshot(node: RunningNode) -> Json:
     offer = await node.snapshots.make_now()
     return {"snapshot": None if offer is None else {"height": offer.height, "pieces": offer.pieces}}
 
 
-async def _validator(node: Node) -> Json:
+async def _validator(node: RunningNode) -> Json:
     status, seats = node.agreement.service.status(), node.agreement.committee.seats
     own, state = node.account.address, node.ledger.store
     jail, stake = load_jail(state, own), load_stake(state, own)
@@ -168,18 +166,18 @@ async def _validator(node: Node) -> Json:
     }
 
 
-async def _drain(node: Node, on: bool, stop: bool) -> Json:
+async def _drain(node: RunningNode, on: bool, stop: bool) -> Json:
     if on != node.drain.is_on:
         _log.warning("draining begins" if on else "draining ends")
     node.drain.switch(on=on, stops_when_empty=stop)
     return node.drain.describe(node.load())
 
 
-async def _get_drain(node: Node) -> Json:
+async def _get_drain(node: RunningNode) -> Json:
     return node.drain.describe(node.load())
 
 
-async def _stop(node: Node) -> Json:
+async def _stop(node: RunningNode) -> Json:
     _log.warning("told to stop")
     node.stop()
     return {}
@@ -213,7 +211,7 @@ def _method(name: str, summary: str, handle: Any, result: dict[str, Any], *param
     return Method(name, summary, handle, result, params, has_min_height=False, group="admin")
 
 
-async def _discover(_node: Node) -> Json:
+async def _discover(_node: RunningNode) -> Json:
     return DOCUMENT
 
 
@@ -303,7 +301,7 @@ DOCUMENT: Final = describe(
 class Admin:
     """Answers the owner's requests; used on the node's event loop."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: RunningNode) -> None:
         self._node = node
 
     async def call(self, name: str, params: Any) -> Json:
@@ -358,33 +356,17 @@ class _Refused(ProtocolError):
         self.status = status
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Server(BoundedServer):
     request_queue_size = CONNECTIONS_MAX
 
     def __init__(self, listener: socket.socket, admin: Admin, token: str) -> None:
         self.admin = admin
         self.token = token
         self.loop = trio.lowlevel.current_trio_token()
-        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
+        super().__init__(listener, _Handler, connections_max=CONNECTIONS_MAX)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that leaves is no event."""
+        """Log nothing: a client that leaves is no event."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -418,7 +400,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(404, "POST / expected")
         length = headers.get("content-length", "")
         if not (length.isascii() and length.isdigit()) or len(length) > 9 or int(length) > BODY_LIMIT_BYTES:
-            raise _Refused(413, f"a body of at most {BODY_LIMIT_BYTES} bytes, its length named, expected")
+            raise _Refused(413, f"Content-Length missing or above {BODY_LIMIT_BYTES}")
         return self.rfile.read(int(length))
 
     def _say(self, status: int, document: Json) -> None:
@@ -463,13 +445,9 @@ async def serve_admin(
             listener.close()
         raise cannot_listen("admin.listen", listen, error) from None
     servers = [_Server(listener, admin, token) for listener in listeners]
-    for server in servers:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
-    try:
-        task_status.started(servers[0].server_address[1])
-        await trio.sleep_forever()
-    finally:
-        token_file.unlink(missing_ok=True)  # noqa: ASYNC240  the node ends
-        for server in servers:
-            server.shutdown()
-            server.server_close()
+    with serving(servers):
+        try:
+            task_status.started(servers[0].server_address[1])
+            await trio.sleep_forever()
+        finally:
+            token_file.unlink(missing_ok=True)  # noqa: ASYNC240  the node ends

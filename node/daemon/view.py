@@ -5,35 +5,31 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from heapq import nsmallest
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from consensus.wire import decode_certificate
 from node.chain.runtime import PARAMETER_TABLES
+from node.daemon.running import RunningNode
 from p2p.records.records import PeerRecord
 from rpc.backend.store_view import StoreView, describe
 from rpc.protocol.records import KnownNode, Network, Peer, Submitted, Sync
 from state.primitives.genesis import read_parameters
 
-if TYPE_CHECKING:
-    from node.daemon.service import Node
-
 __all__ = ["LiveNode", "make_view"]
 
 MICROSECONDS: Final = 1000
-MIB: Final = 2**20
 
 
 class LiveNode:
     """Implements ``rpc.protocol.requests.LiveNode`` over a running node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: RunningNode) -> None:
         self._node = node
 
     @contextmanager
@@ -93,22 +89,14 @@ class LiveNode:
 
     def sync(self) -> Sync:
         """Return how far the node is."""
-        progress = self._node.agreement.progress()
-        return Sync(
-            syncing=int(progress.is_syncing),
-            highest=max(progress.highest, self._node.ledger.head().height),
-            peers=len(self._node.network.peers()),
-            view=progress.view,
-            epoch=progress.epoch,
-            disk_free_mib=shutil.disk_usage(self._node.home.root).free // MIB,
-        )
+        return self._node.sync()
 
 
 def _address_of(record: PeerRecord) -> bytes:
     return record.address
 
 
-def make_view(node: Node) -> StoreView:
+def make_view(node: RunningNode) -> StoreView:
     """Return what the backend serves; it hears of each new head."""
     ledger = node.ledger
     description = describe(

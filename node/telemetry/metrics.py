@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Final, TypeVar
 
 import structlog
 import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import make_wsgi_app
+from prometheus_client.metrics_core import Metric
 
 from consensus.metrics import METRICS
+from node.process.bounded_http import BoundedServer, serving
 from node.process.ports import listen_at
+from node.telemetry.source import MetricsSource
 from node.telemetry.vote_liveness import Hearing
 from rpc.process.log_output import LogCollector
-
-if TYPE_CHECKING:
-    from node.daemon.service import Node
 
 __all__ = ["NodeMetrics", "serve_metrics"]
 
@@ -47,7 +44,7 @@ class NodeMetrics:
         self.hearing = Hearing()
         r = self.registry
         self._consensus: dict[str, Any] = {}
-        self._node: Node | None = None
+        self._source: MetricsSource | None = None
         self._loop: trio.lowlevel.TrioToken | None = None
         self._scraped: trio.Event | None = None
         r.register(self)  # first: what is read after it has answered is at least as new as wait_scrape says
@@ -97,11 +94,11 @@ class NodeMetrics:
 
     def unwatch(self) -> None:
         """Show the node's own numbers no more: what they are read from is about to be closed."""
-        self._node = None
+        self._source = None
 
-    def watch(self, node: Node) -> None:
-        """Take the node's own numbers at each scrape; call it on the event loop that runs the node."""
-        self._node, self._loop = node, trio.lowlevel.current_trio_token()
+    def watch(self, source: MetricsSource) -> None:
+        """Read the node's own numbers at each scrape; call this on the event loop that runs the node."""
+        self._source, self._loop = source, trio.lowlevel.current_trio_token()
 
     def collect(self) -> Iterable[Any]:
         """Return the numbers that are read rather than counted."""
@@ -113,115 +110,32 @@ class NodeMetrics:
         """Call from a thread of the server: what is read belongs to the loop."""
         return trio.from_thread.run_sync(function, *arguments, trio_token=self._loop)
 
-    def _read_now(self) -> list[Any]:
+    def _read_now(self) -> Iterable[Metric]:
         if self._scraped is not None:
             self._scraped.set()
-        return [] if self._node is None else self._read(self._node)
-
-    def _read(self, node: Node) -> list[Any]:
-        families: list[Any] = []
-        head = node.ledger.head()
-        for name, text, value in (
-            ("dekube_block_height", "Height of the newest final block", head.height),
-            ("dekube_block_time_seconds", "Chain time of the newest final block", head.time_ms / 1000),
-            ("dekube_base_fee", "Base fee of the next block", head.base_fee_next),
-            ("dekube_mempool_transactions", "Transactions in the mempool", len(node.ledger.mempool)),
-            ("dekube_mempool_bytes", "Bytes of the mempool", node.ledger.mempool.size_bytes),
-            ("dekube_peers", "Connected peers", len(node.network.peers())),
-            ("dekube_relay_reservations", "Reservations at relays that stand", len(node.relays.reservations)),
-            (
-                "dekube_multicast_last_seconds",
-                "How long the newest own block took to the last of its receivers",
-                next((done.took_s for done in reversed(node.network.multicasts.finished)), 0.0),
-            ),
-            (
-                "dekube_unknown_version_signalled_ratio",
-                "Part of the committee's weight that signals a version of the protocol that is not known here",
-                0.0 if (coming := node.upgrades.coming) is None else coming.percent / 100,
-            ),
-            (
-                "dekube_last_known_height",
-                "The last block before a version of the protocol holds that is not known here, 0 for none",
-                0 if coming is None else coming.last_height or 0,
-            ),
-            (
-                "dekube_clock_ahead_seconds",
-                "How far this machine's clock is ahead of the validators', 0 while it is right or unknown",
-                node.clocks.judge().own_ahead_ms / 1000,
-            ),
-            ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
-            ("dekube_job_ends", "Job processes that ended by themselves since the start", node.duties.job_ends),
-        ):
-            families.append(GaugeMetricFamily(name, text, value=float(value)))
-        network = node.network
-        for name, text, value in (
-            ("dekube_peer_lanes", "Bulk connections of all peers", sum(p.lanes for p in network.peers())),
-            ("dekube_receive_bytes", "Memory of messages on their way in", network.memory.used_bytes),
-        ):
-            families.append(GaugeMetricFamily(name, text, value=float(value)))
-        granted = GaugeMetricFamily(
-            "dekube_congestion_control", "What the kernel granted on the sockets of the network", labels=["name"]
-        )
-        granted.add_metric([network.congestion_control or "unknown"], 1.0)
-        families.append(granted)
-        events = CounterMetricFamily("dekube_network_events", "Events of the network by name", labels=["event"])
-        for event, count in node.network.counters.items():
-            events.add_metric([event], count)
-        stages = CounterMetricFamily(
-            "dekube_stage_cpu_seconds", "CPU time of the node process by stage of its work", labels=["stage"]
-        )
-        for stage, seconds in node.stages.seconds().items():
-            stages.add_metric([stage], seconds)
-        return [*families, events, stages]
+        return [] if self._source is None else self._source.families()
 
     def is_ready(self) -> bool:
         """Tell whether the node follows the chain."""
-        return self._node is not None and self._on_loop(self._follows)
+        return self._source is not None and self._on_loop(self._follows)
 
     def _follows(self) -> bool:
-        return self._node is not None and not self._node.view.sync().syncing
+        return self._source is not None and self._source.is_following()
 
 
-class _Server(ThreadingHTTPServer):
-    """A thread for each connection, of which there are few, each for a short time."""
-
-    daemon_threads = True
+class _Server(BoundedServer):
+    """Serves the metrics of one node."""
 
     def __init__(self, listener: socket.socket, metrics: NodeMetrics) -> None:
         self.metrics = metrics
         self.exposition = make_wsgi_app(metrics.registry)
-        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listener
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # Bytes that come or go one by one hold no place for long.
-        end = threading.Timer(CONNECTION_S_MAX, _shut, (request,))
-        end.daemon = True
-        end.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            end.cancel()
-            self._places.release()
+        super().__init__(listener, _Handler, connections_max=CONNECTIONS_MAX, connection_s_max=CONNECTION_S_MAX)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log one line; a client that leaves, a node that ends, are none."""
+        """Log one line, but not for a client that leaves or a node that ends."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError | trio.RunFinishedError | trio.Cancelled):
             _log.warning("a request at metrics.listen failed", error=repr(error))
-
-
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -287,13 +201,6 @@ async def serve_metrics(
 
     The library's server lives in threads of its own; it only reads.
     """
-    servers = [_Server(listener, metrics) for listener in listen_at("metrics.listen", listen)]
-    for server in servers:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
-    try:
+    with serving([_Server(listener, metrics) for listener in listen_at("metrics.listen", listen)]):
         task_status.started()
         await trio.sleep_forever()
-    finally:
-        for server in servers:
-            server.shutdown()
-            server.server_close()

@@ -80,7 +80,6 @@ EXEMPT = {
     "p2p.base.sockets:tcp_info": "a struct of the kernel's own",
     "p2p.base.tcp_info:TcpInfo.unpack": "a struct of the kernel's own",
     "rpc.gateway.unsent_bytes:UnsentBytes._ask_kernel": "numbers of the kernel's own",
-    "node.telemetry.metrics:_Server.process_request_thread": "hands a socket to the library",
     "p2p.path.dial_back:Reach._serve": "one number, a port; tests/p2p/path/test_dial_back.py",
     "node.process.control:ControlServer._serve": "answers any line; tests/node/process/test_control.py",
     "node.market.machine:_kept_score": OWN_FILE,
@@ -117,7 +116,7 @@ EXEMPT = {
     "rpc.gateway.node.client:_Session.data_received": OF_A_TARGET,
     "rpc.gateway.websocket:BoundedWebSocket.data_received": "fuzzed in tests/rpc/gateway/test_hostile.py",
     # No decoders
-    "node.daemon.admin:_Server.process_request_thread": NO_DECODER,
+    "node.process.bounded_http:BoundedServer.process_request_thread": "hands a socket to the library",
     "node.consensus.agreement:_ChainPort._in_thread": NO_DECODER,
     "node.cli.bench:_load": NO_DECODER,
     "node.cli.bench:_read": NO_DECODER,

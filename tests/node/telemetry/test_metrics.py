@@ -106,8 +106,7 @@ async def test_health_readiness_and_metrics_are_served_and_nothing_else(port: in
         assert await get("/readyz") == (503, b"syncing\n"), "no node yet"
         assert (await get("/metrics"))[0] == 200
         assert (await get("/other"))[0] == 404
-        view = SimpleNamespace(sync=lambda: SimpleNamespace(syncing=syncing[0]))
-        metrics.watch(cast(Any, SimpleNamespace(view=view)))
+        metrics.watch(cast(Any, SimpleNamespace(is_following=lambda: not syncing[0])))
         assert (await get("/readyz"))[0] == 503
         syncing[0] = False
         assert await get("/readyz") == (200, b"ready\n")
@@ -164,7 +163,7 @@ async def test_load_balancers_are_answered_and_their_resets_leave_no_trace(
 
 async def test_what_fails_at_the_metrics_is_one_line(port: int, capfd: pytest.CaptureFixture[str]) -> None:
     metrics = NodeMetrics()
-    metrics.watch(cast(Any, SimpleNamespace(view=None)))
+    metrics.watch(cast(Any, SimpleNamespace()))
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_metrics, metrics, f"127.0.0.1:{port}")
         with capture_logs() as lines:
@@ -201,10 +200,10 @@ class Diverging(Node):
         self.goes_on = trio.Event()
 
     async def _run_parts(self, task_status: trio.TaskStatus[None]) -> None:
-        self.metrics.count("statesync_chunks_total", result="ok")
+        self.setup.metrics.count("statesync_chunks_total", result="ok")
         task_status.started()
         await self.goes_on.wait()
-        self.metrics.set("state_divergence", 1)
+        self.setup.metrics.set("state_divergence", 1)
         raise ConsensusHalted("state_divergence", "a test")
 
 

@@ -1,0 +1,49 @@
+"""The owner's verbs at the control socket of a running node (``node.process.control``)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.daemon.admin import Admin
+from node.daemon.running import RunningNode
+
+__all__ = ["control_verbs"]
+
+
+def control_verbs(node: RunningNode, admin: Admin) -> dict[str, Callable[[Mapping[str, Any]], Awaitable[Any]]]:
+    """Return the verbs by their names."""
+    blobs = node.network.blobs
+    assert blobs is not None, "every node has a blob store"
+
+    async def add_blob(request: Mapping[str, Any]) -> Any:
+        name = await trio.to_thread.run_sync(blobs.add_file, Path(str(request["path"])))
+        blobs.pin(name)
+        return {"blob": name.hex()}
+
+    async def fetch_blob(request: Mapping[str, Any]) -> Any:
+        name = bytes.fromhex(request["blob"])
+        sources = [bytes.fromhex(source) for source in request["sources"]]
+        path = await node.network.fetch_blob(name, sources)
+        blobs.hold(name)  # a copy of gigabytes takes its time
+        try:
+            target = await trio.to_thread.run_sync(shutil.copyfile, path, Path(str(request["path"])))
+        finally:
+            blobs.release(name)
+        return {"bytes": target.stat().st_size}
+
+    async def stop(_request: Mapping[str, Any]) -> Any:
+        node.stop()
+        return {}
+
+    return {
+        "add_blob": add_blob,
+        "fetch_blob": fetch_blob,
+        "admin": admin.verb,
+        "status": lambda _request: node.status(),
+        "stop": stop,
+    }

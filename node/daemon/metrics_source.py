@@ -1,0 +1,79 @@
+"""Read the gauges of a running node for its metrics endpoint."""
+
+from __future__ import annotations
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from node.daemon.running import RunningNode
+
+__all__ = ["NodeMetricsSource"]
+
+
+class NodeMetricsSource:
+    """Implements ``node.telemetry.source.MetricsSource`` over a running node."""
+
+    def __init__(self, node: RunningNode) -> None:
+        self._node = node
+
+    def is_following(self) -> bool:
+        """Tell whether the node follows the chain."""
+        return not self._node.sync().syncing
+
+    def families(self) -> list[Metric]:
+        """Return the node's numbers."""
+        node = self._node
+        families: list[Metric] = []
+        head = node.ledger.head()
+        for name, text, value in (
+            ("dekube_block_height", "Height of the newest final block", head.height),
+            ("dekube_block_time_seconds", "Chain time of the newest final block", head.time_ms / 1000),
+            ("dekube_base_fee", "Base fee of the next block", head.base_fee_next),
+            ("dekube_mempool_transactions", "Transactions in the mempool", len(node.ledger.mempool)),
+            ("dekube_mempool_bytes", "Bytes of the mempool", node.ledger.mempool.size_bytes),
+            ("dekube_peers", "Connected peers", len(node.network.peers())),
+            ("dekube_relay_reservations", "Reservations at relays that stand", len(node.relays.reservations)),
+            (
+                "dekube_multicast_last_seconds",
+                "How long the newest own block took to the last of its receivers",
+                next((done.took_s for done in reversed(node.network.multicasts.finished)), 0.0),
+            ),
+            (
+                "dekube_unknown_version_signalled_ratio",
+                "Part of the committee's weight that signals a version of the protocol that is not known here",
+                0.0 if (coming := node.upgrades.coming) is None else coming.percent / 100,
+            ),
+            (
+                "dekube_last_known_height",
+                "The last block before a version of the protocol holds that is not known here, 0 for none",
+                0 if coming is None else coming.last_height or 0,
+            ),
+            (
+                "dekube_clock_ahead_seconds",
+                "How far this machine's clock is ahead of the validators', 0 while it is right or unknown",
+                node.clocks.judge().own_ahead_ms / 1000,
+            ),
+            ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
+            ("dekube_job_ends", "Job processes that ended by themselves since the start", node.duties.job_ends),
+        ):
+            families.append(GaugeMetricFamily(name, text, value=float(value)))
+        network = node.network
+        for name, text, value in (
+            ("dekube_peer_lanes", "Bulk connections of all peers", sum(p.lanes for p in network.peers())),
+            ("dekube_receive_bytes", "Memory of messages on their way in", network.memory.used_bytes),
+        ):
+            families.append(GaugeMetricFamily(name, text, value=float(value)))
+        granted = GaugeMetricFamily(
+            "dekube_congestion_control", "What the kernel granted on the sockets of the network", labels=["name"]
+        )
+        granted.add_metric([network.congestion_control or "unknown"], 1.0)
+        families.append(granted)
+        events = CounterMetricFamily("dekube_network_events", "Events of the network by name", labels=["event"])
+        for event, count in node.network.counters.items():
+            events.add_metric([event], count)
+        stages = CounterMetricFamily(
+            "dekube_stage_cpu_seconds", "CPU time of the node process by stage of its work", labels=["stage"]
+        )
+        for stage, seconds in node.stages.seconds().items():
+            stages.add_metric([stage], seconds)
+        return [*families, events, stages]
