@@ -34,9 +34,9 @@ LOG_SINCE: Final = "log_failing_since_seconds"
 _OF_PROCESS: Final = {f"dekube_{name}": name for name in (LOG_DROPPED, LOG_SINCE)}
 NUMBERS: Final = frozenset(
     {
-        "bbr", "bytes_total", "circuits", "circuits_total", "connections", "controls", "fanout_connections",
-        "hosts", "known_payers", "links", "load_percent", "pending_circuits", "receipts_total", "reservations",
-        "settled_total", "strangers_bytes", "unpaid_bytes",
+        "bbr", "bytes_total", "circuits", "circuits_total", "connections", "control_connections",
+        "fanout_connections", "hosts", "known_payers", "load_percent", "next_hop_links", "pending_circuits",
+        "receipts_total", "reservations", "settled_receipts_total", "strangers_bytes", "unpaid_bytes",
     }
 )  # fmt: skip
 """What every relay tells; those without a label."""
@@ -153,9 +153,10 @@ def _in_words(found: dict[str, Any]) -> dict[str, Any]:
         f"{found['circuits_total']:,} so far",
         "carried": decimal(found["bytes_total"]),
         "fan-out": counted(found["fanout_connections"], "connection"),
-        "relays": f"linked with {found['links']:,}",
+        "relays": f"linked with {found['next_hop_links']:,}",
         "payers": f"{found['known_payers']:,} known, {decimal(found['unpaid_bytes'])} not paid yet, "
-        f"{counted(found['receipts_total'], 'receipt')} taken, {found['settled_total']:,} brought on chain",
+        f"{counted(found['receipts_total'], 'receipt')} accepted, "
+        f"{found['settled_receipts_total']:,} settled",
         "strangers": f"{decimal(found['strangers_bytes'])} today",
         **log_field(found.get(LOG_DROPPED, 0), found.get(LOG_SINCE, 0) * 1_000),
         "refused": _by_reason(found.get("refusals_total")),

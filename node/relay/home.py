@@ -1,4 +1,4 @@
-"""A relay's home and its run: keys and options on disk around the daemon of the package ``relay``."""
+"""A relay's home: loads its keys and options from disk, and runs the daemon of the package ``relay``."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from state.primitives.genesis import genesis_hash
 __all__ = ["RECEIPTS", "RelayHomeOptions", "load_relay_options", "run_relay_home"]
 
 NUMBER_MAX: Final = 1 << 60
-"""Of any option but the price: no clock or queue has a larger size."""
+"""Upper bound of every integer option but the price: no clock or queue needs more."""
 PRICE: Final = "tariff.price_per_gib"
 RECEIPTS: Final = "data/receipts"
-"""Where in its home a relay keeps the receipts of its payers."""
+"""Directory of the payers' receipts, within the relay's home."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +51,22 @@ class RelayHomeOptions:
     """host:port for /metrics and /healthz; empty: none."""
     keys: KeyOptions = field(default_factory=KeyOptions)
     peers: tuple[str, ...] = ()
-    """Other relays, as relay:<address, hex>:host:port: connected to always, and measured for their clients."""
+    """Other relays, as relay:<address, hex>:host:port: links to them are kept open and measured."""
     drain_s: int = 20
-    """How long clients may take to go elsewhere when the relay is told to end; 0: it ends at once."""
+    """Seconds for clients to move to other relays at shutdown; 0: no wait."""
     limits: RelayLimits = field(default_factory=RelayLimits)
     fanout: FanoutLimits = field(default_factory=FanoutLimits)
     tariff: Tariff = field(default_factory=Tariff)
-    """What carrying costs; by default nothing."""
+    """Price and free tier; the default is free."""
     credit: CreditOptions = field(default_factory=CreditOptions)
-    """Who is carried how far where it costs something."""
+    """Limits of credit, if the relay has a price."""
     rpc: tuple[str, ...] = ()
-    """Gateways to ask what payers are good for and to bring their receipts to; none: all payers are strangers."""
+    """JSON-RPC gateways for payers' funds and the settlement of receipts; none: all payers are strangers."""
     log: LogOptions = field(default_factory=LogOptions)
 
 
 def load_relay_options(home: Home) -> RelayHomeOptions:
-    """Return the options of the relay that lives in ``home``. Raises ConfigError."""
+    """Return the options of the relay of this home. Raises ConfigError."""
     options = load_table(home.config, RelayHomeOptions)
     for name, value in flat_options(options).items():
         most = AMOUNT_MAX if name == PRICE else NUMBER_MAX
@@ -76,9 +76,9 @@ def load_relay_options(home: Home) -> RelayHomeOptions:
 
 
 def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[], str]) -> None:
-    """Run the relay that lives in ``home`` until it is told to stop. Raises ConfigError or KeystoreError.
+    """Run the relay of this home until it is told to stop. Raises ConfigError or KeystoreError.
 
-    ``urls`` are gateways to ask in place of those of its options, if any.
+    ``urls`` are JSON-RPC gateways to use instead of those of its options.
     """
     options = load_relay_options(home)
     urls = urls or options.rpc

@@ -1,4 +1,4 @@
-"""The chain as a relay sees it through gateways: what its payers are good for, where it brings their receipts."""
+"""A relay's access to the chain over JSON-RPC: the funds of its payers, and the settlement of their receipts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["RpcSettlementGateway", "funds_from_document", "settlement_fee"]
 
 TIMEOUT_S: Final = 15.0
 SETTLE_TIMEOUT_S: Final = 70.0
-"""A gateway holds the answer back until the transaction is final, for a minute at most."""
+"""A JSON-RPC gateway answers when the transaction is final, after a minute at most."""
 RELAYS_MAX: Final = 16
 AMOUNT_LIMIT: Final = 1 << 128
 AMOUNT_DIGITS_MAX: Final = 39
 
 
 def funds_from_document(document: Any, relay: bytes) -> PayerFunds:
-    """Return what an answer of dekube_getCarriage means to ``relay``. Raises DecodeError."""
+    """Return the payer's funds for ``relay`` from an answer of dekube_getCarriage. Raises DecodeError."""
     match document:
         case {
             "deposit": str(deposit),
@@ -43,7 +43,7 @@ def funds_from_document(document: Any, relay: bytes) -> PayerFunds:
                 here = _with_relay(here, item, relay)
             return here
         case _:
-            raise DecodeError("not what an account has put down for relays")
+            raise DecodeError("not an answer of dekube_getCarriage")
 
 
 def _with_relay(funds: PayerFunds, item: Any, relay: bytes) -> PayerFunds:
@@ -60,12 +60,12 @@ def _with_relay(funds: PayerFunds, item: Any, relay: bytes) -> PayerFunds:
             try:
                 named = bytes.fromhex(channel[2:])
             except ValueError:
-                raise DecodeError("a channel that is none") from None
+                raise DecodeError("the channel is not hexadecimal") from None
             return funds._replace(
                 due_here=_amount(due), has_room=True, channel=named, opened_ms=opened_ms, amount=_amount(amount)
             )
         case _:
-            raise DecodeError("not what an account owes a relay")
+            raise DecodeError("not an entry of a relay in an answer of dekube_getCarriage")
 
 
 def _amount(text: str) -> int:
@@ -81,13 +81,13 @@ class RpcSettlementGateway:
     """
 
     def __init__(self, urls: tuple[str, ...], key: SecretKey) -> None:
-        """Raises ConfigError for an URL that cannot be used."""
+        """Raises ConfigError for a URL that cannot be used."""
         Client(*urls).close()
         self._urls = urls
         self._key = key
 
     def funds(self, payer: bytes) -> PayerFunds:
-        """Return what the chain says of ``payer``. Raises SettlementUnavailable."""
+        """Return what ``payer`` can pay. Raises SettlementUnavailable."""
         try:
             with Client(*self._urls, timeout_s=TIMEOUT_S) as client:
                 document = client.call("dekube_getCarriage", address="0x" + payer.hex())
@@ -96,7 +96,7 @@ class RpcSettlementGateway:
             raise SettlementUnavailable(str(error)) from error
 
     def fee(self) -> int:
-        """Return what settling one receipt costs at most. Raises SettlementUnavailable."""
+        """Return the maximum fee to settle one receipt. Raises SettlementUnavailable."""
         try:
             with Client(*self._urls, timeout_s=TIMEOUT_S) as client:
                 return settlement_fee(client)
@@ -104,7 +104,7 @@ class RpcSettlementGateway:
             raise SettlementUnavailable(str(error)) from error
 
     def settle(self, receipt: Receipt, certificate: bytes) -> str | None:
-        """Bring a receipt on chain; returns why it was refused, None: it was not. Raises SettlementUnavailable."""
+        """Settle a receipt on the chain; return why it was refused, or None. Raises SettlementUnavailable."""
         try:
             with Client(*self._urls, timeout_s=SETTLE_TIMEOUT_S) as client:
                 client.send(self._key, SETTLE_CARRIAGE, [receipt.encode(), certificate])
@@ -116,6 +116,6 @@ class RpcSettlementGateway:
 
 
 def settlement_fee(client: Client) -> int:
-    """Return what settling one receipt costs now at most."""
+    """Return the maximum fee to settle one receipt now."""
     quote = client.quote()
     return sum(item.gas for item in quote.kinds if item.kind == SETTLE_CARRIAGE) * quote.max_fee_per_gas

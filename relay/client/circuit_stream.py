@@ -1,4 +1,4 @@
-"""One end of a circuit on trio: a TCP stream that counts what passes, for receipts and for judging the relay."""
+"""One end of a circuit on trio: a TCP stream that counts its bytes, for receipts and reputation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CircuitStream"]
 
 
 class CircuitStream(trio.abc.HalfCloseableStream):
-    """A joined data connection. ``socket`` is for its options and figures; bytes past this are not counted."""
+    """A joined data connection. ``socket`` is for options and statistics; its bytes are not counted."""
 
     def __init__(
         self,
@@ -25,15 +25,15 @@ class CircuitStream(trio.abc.HalfCloseableStream):
     ) -> None:
         self.socket = stream.socket
         self.endpoint = endpoint
-        """The path that was dialled, or the relay that brought it."""
+        """The path that was dialled, or the relay of an incoming circuit."""
         self.target = target
-        """Who was dialled; None: the circuit came from elsewhere."""
+        """The node that was dialled; None for an incoming circuit."""
         self.bytes_sent = 0
         self.bytes_received = 0
         self.opened_at = self.heard_at = trio.current_time()
-        """``heard_at``: when bytes came last."""
+        """``heard_at``: when bytes last arrived."""
         self.silent_since: float | None = None
-        """When the first bytes left that nothing has come after; None: all is quiet, or answered."""
+        """When the first bytes since the last arrival were sent; None: nothing was sent since then."""
         self._stream = stream
         self._on_closed = on_closed
         self._on_doubt = on_doubt
@@ -67,7 +67,7 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         return data
 
     def doubt(self, doubt: Doubt) -> None:
-        """Say what was wrong with how it was carried."""
+        """Report what was wrong with the transport of this circuit."""
         self._on_doubt(self, doubt)
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""One control connection of a node to a relay, on trio: questions and answers, pings, what the relay announces."""
+"""One control connection of a node to a relay, on trio: requests, pings, and the announcements of the relay."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["ControlLink", "ControlLinkOwner", "ParkedConnection", "is_no_route",
 RECEIVE_BYTES: Final = 4_096
 NUMBERS: Final = 2**31
 OUTBOX_MESSAGES_MAX: Final = 64
-"""Answers that a relay may provoke without reading them."""
+"""Messages that may wait unsent; a relay that provokes more without reading them loses the link."""
 _NO_ROUTE: Final = frozenset((errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL))
 
 
@@ -55,51 +55,51 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class ParkedConnection:
-    """A data connection that waits at a relay for a circuit, ours or another's to us."""
+    """A data connection that waits at a relay to become one end of a circuit, dialled or incoming."""
 
     token: bytes
     stream: trio.SocketStream
     is_asked: bool = False
-    """Whether we have asked for it to be the end of a circuit of ours."""
+    """Whether this node has requested a circuit over it."""
     status: int | None = None
-    """What the relay wrote on it; -1: it ended."""
+    """The status byte that the relay sent; -1: the connection closed; None: still waiting."""
     done: trio.Event = field(default_factory=trio.Event)
 
 
 class ControlLinkOwner(Protocol):
-    """What a link needs of the client that it belongs to."""
+    """What a control link calls on the client that owns it."""
 
     @property
     def connect(self) -> Opener:
-        """What opens connections."""
+        """Opens TCP connections."""
 
     def incoming(self, link: ControlLink, message: Incoming) -> bool:
-        """Start to fetch a circuit that a relay announced; False: not now."""
+        """Open the data connection of an incoming circuit; False: too many at once."""
 
     def terms(self, link: ControlLink, terms: Terms) -> None:
         """Take a relay's terms."""
 
     def charged(self, link: ControlLink, size_bytes: int) -> None:
-        """Take a relay's claim."""
+        """Take a relay's claim of the bytes carried."""
 
     def leaving(self, link: ControlLink, left_ms: int) -> None:
-        """Take a relay's word that it ends soon."""
+        """Take a relay's announcement that it ends in ``left_ms``."""
 
     def measured(self, endpoint: Endpoint, rtt_s: float) -> None:
         """Take a round trip to a relay."""
 
     def has_circuits(self, endpoint: Endpoint) -> bool:
-        """Whether circuits run through this relay."""
+        """Tell whether circuits run through this relay."""
 
     def heard_at(self, endpoint: Endpoint) -> float:
-        """Return when a circuit through this relay has brought bytes last."""
+        """Return when bytes last arrived over a circuit through this relay."""
 
     def cut(self, endpoint: Endpoint) -> None:
-        """End the circuits through a relay that has fallen silent."""
+        """End the circuits through a relay that fell silent."""
 
 
 class ControlLink:
-    """One control connection to one relay: questions and answers, pings, and what the relay announces."""
+    """One control connection to one relay."""
 
     channel: ControlChannel
 
@@ -111,36 +111,36 @@ class ControlLink:
         self.relay: bytes = endpoint.relay
         self.own_address = identity.address
         self.opened = trio.Event()
-        """Set when questions may be asked, or ``error`` says why not."""
+        """Set when requests can be sent, or when ``error`` says why not."""
         self.ended = trio.Event()
         self.error: Exception | None = None
         self.fault: Fault | None = None
-        """What its end says of the relay; None: nothing."""
+        """The fault of the relay that ended the link; None: no fault."""
         self.is_reserving = False
-        """Kept open while nothing is asked."""
+        """Whether the link holds a reservation and stays open while idle."""
         self.has_no_route = False
-        """Whether this machine has no way to such an address, as one of IPv4 alone to one of IPv6."""
+        """Whether this machine has no route to such an address: a host without IPv6 and an IPv6 address."""
         self.used_at = -math.inf
-        """When a circuit was last dialled or brought in through it."""
+        """When a circuit last began through this relay."""
         self.parked: list[ParkedConnection] = []
         self.parking = 0
         self._owner = owner
         self._identity = identity
         self._options = options
         self._stream: trio.SocketStream | None = None
-        # One task seals and sends, so that an asker who is cancelled leaves no record half sent.
+        # One task encrypts and sends: a cancelled request then leaves no record half sent.
         self._outbox, self._to_send = trio.open_memory_channel[Message](OUTBOX_MESSAGES_MAX)
         self._scope = trio.CancelScope()
         self._calls: dict[int, _Call] = {}
         self._number = 0
         self.heard_at = -math.inf
-        """When the relay itself has last said something."""
+        """When the relay last sent a message."""
         self._pinged: tuple[int, float] | None = None
         self._used = trio.current_time()
 
     @property
     def local_host(self) -> str | None:
-        """The address of this machine from which the relay is reached, once it is."""
+        """The address of this machine that the link uses, once it is connected."""
         return None if self._stream is None else local_host(self._stream.socket)
 
     async def run(self) -> None:
@@ -172,7 +172,7 @@ class ControlLink:
         return error
 
     async def ask(self, question: Callable[[int], Message]) -> Message:
-        """Return the relay's answer. Raises RelayUnreachable."""
+        """Send a request and return the relay's answer. Raises RelayUnreachable."""
         self._used = trio.current_time()
         self._number = (self._number + 1) % NUMBERS
         number, call = self._number, _Call()
@@ -188,7 +188,7 @@ class ControlLink:
         return call.answer
 
     def take_parked(self) -> ParkedConnection | None:
-        """Return a data connection that waits at the relay, asked for from now on."""
+        """Return a parked data connection, for a request of this node."""
         if not self.parked:
             return None
         parked = self.parked.pop()
@@ -213,7 +213,7 @@ class ControlLink:
                 session = await shake_hands(stream, handshake, preamble=CONTROL_PREAMBLE)
         except (*CONNECT_ERRORS, HandshakeFailed) as error:
             self.has_no_route = self._stream is None and is_no_route(error)
-            fault = None if self.has_no_route else Fault.UNREACHED  # which says nothing of the relay
+            fault = None if self.has_no_route else Fault.UNREACHED  # which is no fault of the relay
             self.fail(error if str(error) else RelayUnreachable("too slow to answer"), fault)
             return False
         self.channel = ControlChannel(session)
@@ -223,7 +223,7 @@ class ControlLink:
 
     async def _read(self) -> None:
         assert self._stream is not None
-        data = b""  # what came right behind the handshake is in the channel already
+        data = b""  # bytes received with the handshake are in the channel already
         options = self._options
         share = LoopShare(trio.current_time(), percent=options.loop_share_percent, debt_s=options.loop_debt_s)
         while True:
@@ -251,7 +251,7 @@ class ControlLink:
         match message:
             case Reserved(request) | Offered(request) | Refused(request) | LinkStateReply(request):
                 call = self._calls.get(request)
-                if call is not None:  # else its asker gave up
+                if call is not None:  # else the request was cancelled
                     call.answer = message
                     call.answered.set()
             case Incoming(token):
@@ -298,7 +298,7 @@ class ControlLink:
                 self.post(Ping(number))
 
     def post(self, message: Message) -> None:
-        """Send without waiting; a relay that does not read loses the link."""
+        """Send without waiting; if the relay does not read, the link ends."""
         try:
             self._outbox.send_nowait(message)
         except trio.WouldBlock:
@@ -315,7 +315,7 @@ class ControlLink:
 
 
 def is_no_route(error: BaseException) -> bool:
-    """Whether the system says that it has no route of this kind at all."""
+    """Tell whether the system has no route to such an address at all."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_no_route, error.exceptions))
     if isinstance(error, OSError) and error.errno is not None:
@@ -324,7 +324,7 @@ def is_no_route(error: BaseException) -> bool:
 
 
 def local_host(sock: trio.socket.SocketType) -> str | None:
-    """Return the address of this machine that a socket is bound to."""
+    """Return the address of this machine that a socket uses; None if the socket is closed."""
     try:
         return str(sock.getsockname()[0]).partition("%")[0]
     except OSError:
@@ -332,5 +332,5 @@ def local_host(sock: trio.socket.SocketType) -> str | None:
 
 
 def wall_ms() -> int:
-    """Return the time of day."""
+    """Return the wall-clock time in milliseconds."""
     return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""A node's data connections to relays, on trio: opened for a token, or parked so that a circuit begins at once."""
+"""A node's data connections to relays, on trio: opened with a token, or parked in advance to save a round trip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["DataConnections"]
 
 
 class DataConnections:
-    """The ends of circuits of one client; ``take(endpoint, stream)`` gets those that others dialled."""
+    """Opens and parks data connections; ``accept(endpoint, stream)`` gets those that become incoming circuits."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class DataConnections:
         self._connect = connect
         self._options = options
         self._tasks = tasks
-        """Parked connections wait in it while the client runs."""
+        """Each parked connection is a task of it."""
         self._accept = accept
 
     async def open(self, endpoint: Endpoint, token: bytes) -> trio.SocketStream:
-        """Return the end of a circuit whose token a relay gave, joined.
+        """Open a data connection with a token from a relay, and return it once it is joined.
 
         Raises RelayRefused, RelayUnreachable, RelayProtocolError.
         """
@@ -47,7 +47,7 @@ class DataConnections:
         try:
             with trio.fail_after(self._options.connect_s_max):
                 stream = await self._show(endpoint, token)
-                # One byte and no more: what follows belongs to the node at the other end.
+                # Read one byte only: what follows comes from the node at the other end.
                 status = await stream.receive_some(1)
             if status == bytes((JOINED,)):
                 result, stream = stream, None
@@ -62,7 +62,7 @@ class DataConnections:
         raise _refused(status[0])
 
     async def _show(self, endpoint: Endpoint, token: bytes) -> trio.SocketStream:
-        """Open a data connection and show its token."""
+        """Open a data connection and send its token."""
         stream = await self._connect(endpoint.host, endpoint.port)
         try:
             tune(stream.socket)
@@ -74,7 +74,7 @@ class DataConnections:
         return stream
 
     def refill(self, link: ControlLink) -> None:
-        """Keep data connections waiting at a relay of ours that is in use."""
+        """Park data connections at a reserved relay that is in use."""
         if not link.is_reserving or link.error is not None or not self._tasks.is_running:
             return
         if trio.current_time() - link.used_at > self._options.parked_s:
@@ -112,7 +112,7 @@ class DataConnections:
                 await trio.aclose_forcefully(stream)
 
     async def _use(self, link: ControlLink, parked: ParkedConnection) -> None:
-        """Bring in the circuit for which a relay took a parked connection, or note that it has ended."""
+        """Accept the incoming circuit that a parked connection has become, or close it if it ended."""
         if parked.status != JOINED:
             await trio.aclose_forcefully(parked.stream)
             return
@@ -121,7 +121,7 @@ class DataConnections:
         await self._accept(link.endpoint, parked.stream)
 
     def give_back(self, link: ControlLink, parked: ParkedConnection) -> None:
-        """Let a parked connection that was not used after all wait on, or be what it has become meanwhile."""
+        """Park a connection again that was not used; if it became an incoming circuit meanwhile, accept that."""
         parked.is_asked = False
         if not parked.done.is_set():
             link.parked.append(parked)
@@ -129,7 +129,7 @@ class DataConnections:
             self._tasks.start(self._use, link, parked)
 
     async def joined(self, link: ControlLink, parked: ParkedConnection) -> trio.SocketStream:
-        """Return a parked connection that has become the end of our circuit. Raises as ``open`` does."""
+        """Return a parked connection once it is joined with the circuit requested. Raises as ``open`` does."""
         with trio.move_on_after(self._options.connect_s_max):
             await parked.done.wait()
         if parked.status == JOINED:

@@ -108,7 +108,7 @@ class ControlLinks:
         try:
             await self.open(endpoint)
         except RelayUnreachable as error:
-            log.debug("relay not connected", relay=str(endpoint), error=str(error))
+            log.debug("relay not reached", relay=str(endpoint), error=str(error))
 
     def end_from(self, lost_hosts: frozenset[str]) -> None:
         """End the links from addresses that this machine has lost; their relays are not blamed."""

@@ -1,6 +1,6 @@
-"""A node's side of the fan-out of relays, on trio: one connection to each relay that it publishes to or waits at.
+"""A node's fan-out connections to relays, on trio: it publishes pieces and receives those of other publishers.
 
-A relay that dies, lies or falls silent costs the pieces that were under way; those who lack them see to it.
+If a relay fails, lies or falls silent, the pieces under way are lost; receivers fetch them from peers.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ log = structlog.get_logger("relay")
 
 @dataclass(frozen=True, slots=True)
 class FanoutOptions:
-    """Times in seconds of the client's side."""
+    """Durations in seconds and limits of the fan-out client."""
 
     connect_s_max: float = 10
     ping_s: float = 15
     silence_s_max: float = 40
-    """A relay that says nothing for so long is dead."""
+    """A relay that stays silent for this long is dead."""
     idle_s: float = 300
-    """How long a connection that only published is kept after its last piece."""
+    """A connection without subscription is closed this long after its last piece."""
     backoff_s_min: float = 0.25
     backoff_s_max: float = 15
     loop_share_percent: int = 75
     loop_debt_s: float = 0.1
-    """What one relay brings may take no more of the event loop's time, as what a peer sends."""
+    """Limits of the event loop's time that the pieces of one relay may take, as for a peer."""
     relays_max: int = 16
-    """Connected to at once."""
+    """Relays connected to at once."""
 
 
 class FanoutClient:
-    """``p2p.base.transport.Fanout`` over relays; ``make_identity`` is asked before each handshake.
+    """``p2p.base.transport.Fanout`` over relays; ``make_identity`` is called before each handshake.
 
     ``on_published`` hears of each piece that a relay was given: which one, and how many bytes all copies may be.
     """
@@ -91,7 +91,7 @@ class FanoutClient:
 
     @property
     def waiting_at(self) -> tuple[bytes, ...]:
-        """Addresses of the relays from which pieces can come now."""
+        """Addresses of the relays from which pieces can arrive now."""
         return tuple(
             relay
             for relay, connection in self._connections.items()
@@ -113,7 +113,7 @@ class FanoutClient:
             self._kept.clear()
 
     def subscribe(self, relays: Collection[Endpoint], publishers: Collection[bytes]) -> None:
-        """Wait for pieces of ``publishers`` at ``relays`` from now on."""
+        """Receive the pieces of ``publishers`` from ``relays`` from now on; replaces the last subscription."""
         self._wanted = {endpoint.relay: endpoint for endpoint in relays if endpoint.relay is not None}
         self._wanted = dict(list(self._wanted.items())[: self._options.relays_max])
         accepted = tuple(sorted(publishers))[:PUBLISHERS_MAX]
@@ -124,14 +124,14 @@ class FanoutClient:
         self._reconcile()
 
     async def publish(self, relay: Endpoint, members: Collection[bytes], piece: bytes) -> None:
-        """Give a relay one piece for ``members``; see ``p2p.base.transport.Fanout``."""
+        """Send a relay one piece for ``members``; see ``p2p.base.transport.Fanout``."""
         assert len(piece) <= PIECE_BYTES_MAX and len(members) <= MEMBERS_MAX
         connection = await self._connection(relay)
         await connection.publish(frozenset(members), piece)
         self._on_published(relay, len(piece) * len(members))
 
     def _reconcile(self) -> None:
-        """Keep a connection to each relay where pieces are waited for, and to no other."""
+        """Keep a connection to each subscribed relay and end the others."""
         if self._nursery is None:
             return
         for relay, scope in list(self._kept.items()):
@@ -149,7 +149,7 @@ class FanoutClient:
         with scope:
             while True:
                 began = trio.current_time()
-                endpoint = self._wanted[relay]  # it may have moved
+                endpoint = self._wanted[relay]  # its endpoint may have changed
                 try:
                     connection = await self._connection(endpoint)
                     await connection.ended.wait()
@@ -162,10 +162,10 @@ class FanoutClient:
                 await trio.sleep(pause_s * random.uniform(0.5, 1))
 
     async def _connection(self, endpoint: Endpoint) -> _FanoutConnection:
-        """Return the open connection to a relay, opening it if need be. Raises RelayUnreachable."""
+        """Return the open connection to a relay, connecting first where there is none. Raises RelayUnreachable."""
         relay = endpoint.relay
         if relay is None or self._nursery is None:
-            raise RelayUnreachable("a relay is needed, and the client has to run")
+            raise RelayUnreachable("no relay, or the fan-out client does not run")
         connection = self._connections.get(relay)
         if connection is None or connection.error is not None:
             if len(self._connections) >= self._options.relays_max and relay not in self._wanted:
@@ -189,7 +189,7 @@ class FanoutClient:
 
 
 class _FanoutConnection:
-    """One connection to one relay."""
+    """One fan-out connection to one relay."""
 
     channel: FanoutChannel
 
@@ -200,7 +200,7 @@ class _FanoutConnection:
         self.endpoint = endpoint
         self.relay = relay
         self.opened = trio.Event()
-        """Set when pieces may pass, or ``error`` says why not."""
+        """Set when pieces can be sent, or when ``error`` says why not."""
         self.ended = trio.Event()
         self.error: Exception | None = None
         self._identity = identity
@@ -217,11 +217,11 @@ class _FanoutConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether pieces can pass."""
+        """Whether pieces can be sent."""
         return self.opened.is_set() and self.error is None
 
     def accept(self, publishers: tuple[bytes, ...]) -> None:
-        """Say from whom pieces are taken; the relay hears of it soon."""
+        """Set the publishers to subscribe to; the relay is told soon."""
         self._accepted = dict.fromkeys(publishers)
         self._news.set()
 
@@ -244,7 +244,7 @@ class _FanoutConnection:
                 await trio.aclose_forcefully(self._stream)
 
     async def publish(self, members: frozenset[bytes], piece: bytes) -> None:
-        """Send a piece once the socket takes it. Raises RelayUnreachable."""
+        """Send a piece once the socket has room. Raises RelayUnreachable."""
         async with self._lock:
             # Wait until the kernel has sent what it holds, so that a piece is not queued behind older ones.
             await self._wait_room()
@@ -267,7 +267,7 @@ class _FanoutConnection:
             raise RelayUnreachable(f"{self.endpoint}: the connection broke") from error
 
     async def _send(self, messages: list[FanoutMessage], piece: bytes = b"") -> None:
-        """Send under the lock; one that is cancelled in the middle ends the connection."""
+        """Send under the lock; a cancellation in the middle ends the connection."""
         assert self._stream is not None
         is_whole = False
         try:
@@ -322,7 +322,7 @@ class _FanoutConnection:
                 match message:
                     case Delivery(publisher) if publisher in self._accepted:
                         receive(self.relay, publisher, piece)
-                    case Delivery() | Pong():  # a piece of somebody whom it was not asked for, or not any more
+                    case Delivery() | Pong():  # not subscribed to, or no longer
                         pass
                     case _:
                         self._fail(RelayProtocolError("a client's message from a relay"))
@@ -341,7 +341,7 @@ class _FanoutConnection:
             self._heard = trio.current_time()
 
     async def _tell(self) -> None:
-        """Tell the relay whose pieces are welcome, at first and whenever that changes."""
+        """Send the subscription to the relay, at first and whenever it changes."""
         while True:
             self._news = trio.Event()
             if self._told != self._accepted:

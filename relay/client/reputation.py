@@ -1,8 +1,9 @@
-"""What a node makes of its relays, without I/O: faults weigh, weigh less with time, and too many make it leave.
+"""The reputation of relays at one node, without I/O: points for faults, and a threshold to avoid a relay.
 
-A relay can do four things wrong that its clients can see: lie (a voucher, a claim, a message that cannot be), drop
-(circuits or itself), delay, and replay, which the encryption turns into a broken circuit. What a stranger at the
-other end of a circuit could have caused as well counts once for each such stranger.
+Points decay with time. A client can observe four kinds of fault. A relay can lie (a false voucher or claim, an
+impossible message), drop circuits or its connection, delay, and replay; the encryption turns a replay into a
+broken circuit. The node at the other end of a circuit can cause some of these faults too. Such a fault counts
+once for each of those nodes.
 """
 
 from __future__ import annotations
@@ -18,41 +19,41 @@ __all__ = ["AVOID_POINTS", "Fault", "RelayReputation", "has_stalled"]
 
 HALF_LIFE_S: Final = 600.0
 AVOID_POINTS: Final = 50.0
-"""A relay with so many is left, unless there is no other."""
+"""A relay with this many points is avoided, unless there is no other."""
 RELAYS_MAX: Final = 1_024
 ABOUT_MAX: Final = 64
 DELAY_FACTOR: Final = 3
 DELAY_S_MIN: Final = 0.1
-"""A round trip above so many times the least of late, and by so much, is slow."""
+"""A round trip is slow if it exceeds the recent minimum by this factor and by this difference."""
 DELAYS_IN_A_ROW: Final = 5
 SILENT_S_MIN: Final = 1.5
-"""A circuit that was left for its silence has stalled if it was silent for so long, ..."""
+"""A circuit given up for its silence has stalled if it was silent for this long, ..."""
 SPOKE_S_MIN: Final = 1.0
-"""... and the relay has spoken so long after it fell silent: else our own line may have been gone."""
+"""... and if the relay sent something this long after the silence began: else this node's line may have failed."""
 _EWMA: Final = 0.25
 _LEAST_GROWTH: Final = 1.01
-"""The least round trip is forgotten slowly, for routes change."""
+"""The minimum round trip grows by this factor per sample, because routes change."""
 
 
 class Fault(Enum):
-    """What went wrong."""
+    """What a relay did wrong."""
 
     LIED = "lied"
     """A message that no honest relay sends."""
     STALLED = "stalled"
-    """A circuit took bytes and brought none."""
+    """A circuit accepted bytes and delivered none."""
     BROKEN = "broken"
-    """What came through a circuit was not what the other end sent."""
+    """The bytes received through a circuit were not those that the other end sent."""
     OVERCHARGED = "overcharged"
-    """It claims to have carried far more than was counted here; who sends what is never read can cause that."""
+    """It claims far more bytes than were counted here. A peer that sends what is never read can cause this too."""
     DELAYED = "delayed"
-    """Round trips have grown far above what they were."""
+    """Its round trips grew far above their minimum."""
     HELD_UP = "held_up"
-    """A circuit became far slower than it was, and than another way to the same node."""
+    """A circuit became far slower than before, and than another path to the same node."""
     LOST = "lost"
-    """The relay ended or fell silent."""
+    """The connection to the relay ended, or the relay fell silent."""
     UNREACHED = "unreached"
-    """No connection to it could be had."""
+    """It could not be connected to."""
     REFUSED = "refused"
     """It is full."""
 
@@ -65,10 +66,10 @@ _ONCE_EACH: Final = frozenset({Fault.STALLED, Fault.BROKEN, Fault.OVERCHARGED, F
 
 
 def has_stalled(*, silent_s: float, spoke_s: float) -> bool:
-    """Tell whether a relay is held to have swallowed what a circuit was given.
+    """Tell whether the relay is to blame that a circuit delivered nothing.
 
-    ``silent_s`` is how long nothing had come when the circuit was left for another way on which its other end
-    answered, ``spoke_s`` how long after its last answer the relay itself has last been heard.
+    ``silent_s`` is how long the circuit delivered nothing until its other end answered on another path.
+    ``spoke_s`` is how long after the start of that silence the relay itself last sent a message.
     """
     return silent_s >= SILENT_S_MIN and spoke_s >= SPOKE_S_MIN
 
@@ -84,15 +85,15 @@ class _Record:
 
 
 class RelayReputation:
-    """What is held against each relay, by its address. Times are seconds of any one clock."""
+    """Points and round trips of each relay, by its address. All times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
 
     def blame(self, relay: bytes, fault: Fault, now: float, *, about: bytes = b"", among: int = 1) -> None:
-        """Hold a fault against a relay; ``about`` is the node at the other end of the circuit that showed it.
+        """Add the points of a fault; ``about`` is the node at the other end of the circuit that showed it.
 
-        It may be the fault of any one of ``among`` relays.
+        Any one of ``among`` relays may have caused it, so each gets that part of the points.
         """
         record = self._record(relay)
         if fault in _ONCE_EACH:
@@ -107,7 +108,7 @@ class RelayReputation:
         record.at = now
 
     def measured(self, relay: bytes, rtt_s: float, now: float) -> None:
-        """Take a round trip to a relay."""
+        """Record a round trip to a relay."""
         record = self._record(relay)
         if record.rtt_s is None:
             record.rtt_s = record.least_s = rtt_s
@@ -121,21 +122,21 @@ class RelayReputation:
             self.blame(relay, Fault.DELAYED, now)
 
     def points(self, relay: bytes, now: float) -> float:
-        """Return what is held against a relay now."""
+        """Return the points of a relay now."""
         record = self._records.get(relay)
         return 0.0 if record is None else self._decayed(record, now)
 
     def rtt_s(self, relay: bytes) -> float | None:
-        """Return the round trip to a relay, as far as it was measured."""
+        """Return the smoothed round trip to a relay; None: it was never measured."""
         record = self._records.get(relay)
         return None if record is None else record.rtt_s
 
     def is_avoided(self, relay: bytes, now: float) -> bool:
-        """Tell whether a relay is to be avoided."""
+        """Tell whether a relay is to be avoided: it has too many points."""
         return self.points(relay, now) >= AVOID_POINTS
 
     def order(self, relays: Iterable[bytes], now: float) -> list[bytes]:
-        """Return relays, the best first: those not to be avoided, by round trip; unknown ones after known ones."""
+        """Return relays, the best first: avoided ones last, the others by round trip with unmeasured ones last."""
 
         def cost(relay: bytes) -> tuple[bool, float, float]:
             points, rtt_s = self.points(relay, now), self.rtt_s(relay)

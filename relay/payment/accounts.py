@@ -1,8 +1,7 @@
-"""A relay's accounts: what its payers signed for is kept on disk, and settled on chain, beside the loop.
+"""The accounts of a relay's payers: receipts are saved to disk and settled on the chain, outside the event loop.
 
-Who owes what (``relay.payment.metering``) and who is carried how far (``relay.payment.credit``) is decided
-without I/O; here threads write receipts and ask the chain, so that the loop that carries circuits is never
-blocked.
+``relay.payment.metering`` counts what payers owe and ``relay.payment.credit`` decides how far to carry, both
+without I/O. Here threads write receipts and call the chain, so that the event loop never blocks.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from state.primitives.address import format_address
 __all__ = ["PayerAccounts"]
 
 SAVE_S: Final = 5
-"""How often new receipts go to disk."""
+"""Interval at which new receipts are saved, in seconds."""
 ASK_AT_ONCE: Final = 16
-"""Payers that a thread asks the chain about before it looks who else waits."""
+"""Payers whose funds a thread requests in one turn."""
 SETTLE_LOOK_S: Final = 5
 SETTLE_AT_ONCE: Final = 8
-"""Payers whose receipts a thread brings on chain before it looks again."""
+"""Payers whose receipts a thread settles in one turn."""
 FEE_S: Final = 60
-"""What settling costs is asked for anew after so long."""
+"""Interval at which the settlement fee is requested again."""
 GATEWAY_PAUSE_S: Final = 30
-"""The chain is left alone for so long where no node answers."""
+"""Pause after no node answered."""
 
 _T = TypeVar("_T")
 log = structlog.get_logger("relay")
@@ -44,8 +43,8 @@ log = structlog.get_logger("relay")
 class PayerAccounts:
     """The payers of one relay on the running loop.
 
-    ``receipts`` is their directory, None: they are not kept. Without a ``gateway``, or where nothing costs
-    anything, the chain is not asked. ``on_bug`` takes what no thread should have raised.
+    ``receipts`` is their directory; None: they are not saved. Without a ``gateway``, or where nothing costs
+    anything, the chain is not asked. ``on_bug`` gets an unexpected exception of a thread.
     """
 
     def __init__(
@@ -77,24 +76,24 @@ class PayerAccounts:
         self._fee: int | None = None
         self._fee_until_ms = 0
 
-    # Whom to carry, and what was carried.
+    # What may be carried, and what was.
 
     def met(self, payer: bytes, host: HostUse) -> None:
-        """Note a client that has come from ``host``, and may want to be carried soon."""
+        """Note that a client connected from ``host`` and may dial soon."""
         self.meter.opened(payer)
         self.credit.met(payer, host, self._now_ms())
 
     def is_served(self, payer: bytes, host: HostUse) -> bool:
-        """Tell whether ``payer``, who came from ``host``, is carried further."""
+        """Tell whether the relay still carries for ``payer``, connected from ``host``."""
         return self.credit.is_served(payer, host, self._now_ms())
 
     def carried(self, payer: bytes, host: HostUse, size_bytes: int, *, charged_bytes: int) -> None:
-        """Note what was carried for a payer, and what of it is not free."""
+        """Count bytes carried for a payer, and those of them beyond the free tier."""
         self.credit.carried(payer, host, size_bytes, self._now_ms())
         self.meter.charge(payer, charged_bytes)
 
     def take_receipt(self, channel: ControlChannel, data: bytes, *, opened_ms: int, wall_ms: int) -> None:
-        """Take what a client has signed on a connection opened at ``opened_ms``. Raises RelayProtocolError."""
+        """Take a receipt of a client whose connection was opened at ``opened_ms``. Raises RelayProtocolError."""
         receipt = self.meter.take(
             channel.address, channel.certificate, channel.channel, data, opened_ms=opened_ms, now_ms=wall_ms
         )
@@ -106,13 +105,13 @@ class PayerAccounts:
     # On disk.
 
     async def load(self) -> None:
-        """Take up what an earlier run was signed, where it may yet be settled."""
+        """Load the receipts of earlier runs, if they can be settled."""
         if self._gateway is not None and self._store is not None:
             for stored in await self._loop.run_in_executor(None, self._store.load):
                 self.credit.signed(stored.receipt, self._now_ms())
 
     async def close(self) -> None:
-        """Save what is not saved; what threads are at ends with the transaction under way."""
+        """Save unsaved receipts; threads end after the transaction that they are sending."""
         if self._saving is not None:
             await self._saving
         self._save()
@@ -121,7 +120,7 @@ class PayerAccounts:
         self._gateway = None
 
     def save_in_time(self) -> None:
-        """Save new receipts, if it is time to."""
+        """Save new receipts if the interval is over."""
         now_ms = self._now_ms()
         if now_ms - self._saved_at_ms >= SAVE_S * 1000:
             self._saved_at_ms = now_ms
@@ -130,7 +129,7 @@ class PayerAccounts:
     def _save(self) -> None:
         if self._store is None or not self._unsaved or (self._saving is not None and not self._saving.done()):
             return
-        # Words of those for whom nothing was carried would cost a file each, and a fee to find them worthless.
+        # Receipts of payers without carried bytes are not saved: each would cost a file, and a fee to refuse it.
         unsaved = [kept for kept in self._unsaved.values() if self.meter.has_carried(kept.receipt.payer)]
         self._unsaved = {}
         store = self._store
@@ -139,14 +138,14 @@ class PayerAccounts:
             try:
                 store.save(unsaved)
             except OSError as error:  # a full disk costs receipts, not circuits
-                log.error("receipts not written", count=len(unsaved), error=str(error))
+                log.error("receipts not saved", count=len(unsaved), error=str(error))
 
         self._saving = self._loop.run_in_executor(None, save)
 
     # On chain.
 
     def consult(self) -> None:
-        """Ask the chain about whom it is wanted, and settle what is ripe, unless that is under way."""
+        """Start to request funds and to settle receipts where due, unless that is running already."""
         gateway, now_ms = self._gateway, self._now_ms()
         if gateway is None or now_ms < self._gateway_after_ms:
             return
@@ -162,12 +161,12 @@ class PayerAccounts:
                 self._settling = self._loop.create_task(self._settle(gateway, self._store))
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T | None:
-        """Return what a thread found out, None where no node answered."""
+        """Return the result of ``work`` in a thread; None if no node answered."""
         try:
             return await self._loop.run_in_executor(None, work)
         except (SettlementUnavailable, OSError) as error:  # no node that answers, or a disk that does not
             self._gateway_after_ms = self._now_ms() + GATEWAY_PAUSE_S * 1000
-            log.warning("accounts with the chain wait", error=str(error))
+            log.warning("settlement paused", error=str(error))
             return None
         except Exception as error:
             self._on_bug(error)

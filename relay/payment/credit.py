@@ -1,8 +1,9 @@
-"""Whom a relay that asks a price carries how far, without I/O (docs/decisions/0047-relay-pay.md) (network.md R27).
+"""Credit: how much a relay with a price carries for each payer before it is paid, without I/O (network.md R27).
 
-A signature is worth what its signer can pay. The chain says what that is: a deposit for carriage, or what a bonded
-machine earns. For a payer with either a relay carries on until so much is uncollected, signed or not. Who has
-neither is a *stranger*: identities cost nothing, so strangers are bounded by the networks that they come from.
+A signed receipt is worth what its signer can pay (docs/decisions/0047-relay-pay.md). The chain says what that is:
+a deposit for carriage, or the earnings of a bonded machine. For a payer with either, the relay carries until a
+limit of uncollected payment, signed or not. A payer with neither is a *stranger*: identities cost nothing, so
+strangers are limited by the network that they come from.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ __all__ = ["UNKNOWN_FUNDS", "Credit", "CreditOptions", "PayerFunds", "Settlement
 
 DAY_MS: Final = 24 * 3_600_000
 FRESH_MS: Final = 60_000
-"""What is known of a payer that is being carried is asked for anew after so long ..."""
+"""The funds of an active payer are requested again after this time ..."""
 VALID_MS: Final = 30 * 60_000
-"""... and is good for so long at most, where no node answers."""
+"""... and are valid for this long at most, if no node answers."""
 ASK_AGAIN_MS: Final = 15_000
-"""Nobody is asked about oftener, whatever came of it."""
+"""Minimum interval between two requests about one payer, whatever the result."""
 RETRY_MS: Final = 10 * 60_000
-"""A payer whose receipts could not be settled, or not wholly, waits so long."""
+"""Wait before receipts of a payer are tried again that could not all be settled."""
 CHANNELS_MAX: Final = 64
-"""Channels of one payer that are kept apart until they are settled."""
+"""Unsettled channels of one payer that are counted separately."""
 NETWORKS_MAX: Final = 65_536
 WANTED_NETWORKS_MAX: Final = 4_096
 WANTED_PER_NETWORK_MAX: Final = 64
@@ -39,26 +40,26 @@ EVICTION_LOOK: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class CreditOptions:
-    """How far a relay that asks a price trusts whom; beside these, ``Tariff.unpaid_bytes_max`` holds for all."""
+    """Limits of credit at a relay with a price; ``Tariff.unpaid_bytes_max`` holds for all payers as well."""
 
     stranger_bytes: int = 4 * 2**20
-    """What one identity is carried beyond the free tiers of its circuits, signed for or not."""
+    """Bytes carried for one stranger beyond the free tiers of its circuits, signed or not."""
     stranger_network_bytes_per_day: int = 2**30
-    """What all strangers of one network (an IPv4 /24, an IPv6 /48) are carried in a day, free tiers included."""
+    """Bytes per day for all strangers of one network (an IPv4 /24, an IPv6 /48), free tiers included."""
     strangers_bytes_per_day: int = 64 * 2**30
-    """What all strangers together are carried in a day: IPv6 networks are many."""
+    """Bytes per day for all strangers together: there are many IPv6 networks."""
     promise_bytes_max: int = 4 * 2**30
-    """What a bonded machine that earns may have signed for that the chain has not paid."""
+    """Bytes that an earning bonded machine may have signed for and the chain has not paid."""
     deposit_percent: int = 25
-    """Part of a payer's free deposit that may be uncollected here: other relays look at the same deposit."""
+    """Part of a payer's free deposit that may be uncollected here: other relays rely on the same deposit."""
     settle_s: int = 6 * 3_600
-    """Receipts that are worth their fee wait no longer; those for half of what may be uncollected not at all."""
+    """Longest wait before receipts worth their fee are settled; at half of the payer's limit there is no wait."""
     allowed: tuple[str, ...] = ()
-    """Addresses that are carried on their signature alone, like trusted networks."""
+    """Addresses carried without funds on the chain, like trusted networks."""
 
     @property
     def allowed_addresses(self) -> frozenset[bytes]:
-        """Return ``allowed`` as bytes. Raises ConfigError where they are no addresses."""
+        """Return ``allowed`` as bytes. Raises ConfigError if one is not an address."""
         try:
             return frozenset(map(parse_address, self.allowed))
         except DecodeError as error:
@@ -66,30 +67,30 @@ class CreditOptions:
 
 
 class PayerFunds(NamedTuple):
-    """What the chain says of a payer, to one relay."""
+    """What a payer can pay to one relay, as the chain says."""
 
     deposit: int
-    """What it has put down and does not withdraw."""
+    """Its deposit, without what it is withdrawing."""
     dues: int
-    """What it owes to all relays beyond what was paid."""
+    """Settled but unpaid amounts that it owes to all relays."""
     due_here: int
     is_earning: bool
     has_room: bool
-    """Whether the chain would take this relay's receipts: a payer owes only so many relays."""
+    """Whether the chain takes this relay's receipts: a payer may owe a limited number of relays."""
     channel: bytes
-    """The newest channel that was settled here, when it was opened, and what it came to."""
+    """The newest channel settled with this relay; then its opening time and its amount."""
     opened_ms: int
     amount: int
     withdrawing: int = 0
-    """What it takes back of its deposit: nobody lends on that, yet until it is paid out it pays receipts."""
+    """The part of its deposit being withdrawn: it gives no credit, but pays receipts until it is paid out."""
 
     @property
     def can_pay(self) -> bool:
-        """Whether it is worth a fee to bring its receipts."""
+        """Whether settling its receipts is worth a fee."""
         return self.has_room and (self.deposit + self.withdrawing > 0 or self.is_earning)
 
     def limit(self, options: CreditOptions, price_per_gib: int) -> int:
-        """Return what may be uncollected here."""
+        """Return the amount that may be uncollected at this relay."""
         if not self.has_room:
             return 0
         backed = max(0, self.deposit - (self.dues - self.due_here)) * options.deposit_percent // 100
@@ -106,7 +107,7 @@ class SettlementGateway(Protocol):
     """
 
     def funds(self, payer: bytes) -> PayerFunds:
-        """Return what the chain says of ``payer``."""
+        """Return what ``payer`` can pay."""
         ...
 
     def fee(self) -> int:
@@ -114,19 +115,19 @@ class SettlementGateway(Protocol):
         ...
 
     def settle(self, receipt: Receipt, certificate: bytes) -> str | None:
-        """Bring a receipt on chain, wait until that is final; returns why it was refused, None: it was not."""
+        """Settle a receipt on the chain and wait until that is final; return why it was refused, or None."""
         ...
 
 
 class Strangers:
-    """What strangers were carried today, by network. Bounded: a network beyond the bound gets nothing today."""
+    """Bytes carried for strangers today, by network. Networks beyond the limit of the table get nothing today."""
 
     def __init__(self, options: CreditOptions) -> None:
         self._options = options
         self._day = -1
         self._used: dict[str, int] = {}
         self.size_bytes = 0
-        """Carried for all of them today."""
+        """Bytes carried for all strangers today."""
 
     def _turn(self, now_ms: int) -> None:
         if now_ms // DAY_MS != self._day:
@@ -135,7 +136,7 @@ class Strangers:
             self.size_bytes = 0
 
     def has_room(self, network: str, now_ms: int) -> bool:
-        """Tell whether strangers of ``network`` may be carried further today."""
+        """Tell whether the relay still carries for strangers of ``network`` today."""
         self._turn(now_ms)
         used = self._used.get(network)
         if used is None:
@@ -146,7 +147,7 @@ class Strangers:
         )
 
     def carried(self, network: str, size_bytes: int, now_ms: int) -> None:
-        """Note what was carried for a stranger."""
+        """Count bytes carried for a stranger."""
         self._turn(now_ms)
         self.size_bytes += size_bytes
         if network in self._used or len(self._used) < NETWORKS_MAX:
@@ -159,16 +160,16 @@ class _Payer:
     learned_ms: int = -VALID_MS
     asked_ms: int = -ASK_AGAIN_MS
     pending: OrderedDict[bytes, tuple[int, int]] = field(default_factory=OrderedDict)
-    """Signed receipts that are not settled, by channel: when it was opened, what it comes to."""
+    """Unsettled receipts by channel: its opening time and amount."""
     signed: int = 0
-    """What of them is to come."""
+    """The sum of them that is not settled yet."""
     since_ms: int = 0
-    """Since when something is."""
+    """Since when that sum is above 0."""
     not_before_ms: int = 0
-    """Before then its receipts are not brought (again)."""
+    """Its receipts are not settled (again) before this time."""
 
     def reckon(self, now_ms: int) -> None:
-        """Forget what was settled, or can no longer be, and add up the rest."""
+        """Forget channels that are settled or can no longer be, and add up the rest."""
         known = self.funds
         for channel, (opened_ms, _) in list(self.pending.items()):
             if channel != known.channel and opened_ms <= known.opened_ms:
@@ -187,9 +188,9 @@ class _Payer:
 
 
 class Credit:
-    """A relay's judgement of its payers. It holds for a price above 0 alone: without one everybody is served.
+    """Decides for which payers a relay carries. With price 0 it carries for everybody.
 
-    Raises ConfigError for options that say nothing.
+    Raises ConfigError for options out of range.
     """
 
     def __init__(self, options: CreditOptions, meter: RelayMeter) -> None:
@@ -220,15 +221,15 @@ class Credit:
         return found
 
     def _forget_one(self) -> None:
-        """Forget a stranger of long ago, or else whoever was seen least of late."""
+        """Forget an old stranger, or else the payer unused for the longest time."""
         oldest = [address for address, _ in zip(self._payers, range(EVICTION_LOOK), strict=False)]
         strangers = (address for address in oldest if self._payers[address].is_stranger)
         del self._payers[next(strangers, oldest[0])]
 
-    # Whom to carry
+    # Whether to carry
 
     def met(self, payer: bytes, host: HostUse, now_ms: int) -> None:
-        """Note that ``payer`` may want to be carried soon."""
+        """Note that ``payer`` connected and may dial soon."""
         if self._price and not self._is_trusted(payer, host):
             self._look_up(payer, host, now_ms)
 
@@ -243,17 +244,17 @@ class Credit:
         return payer
 
     def _covers(self, address: bytes, payer: _Payer, now_ms: int) -> bool:
-        """Tell whether what the chain says of a payer covers what is uncollected of it here."""
+        """Tell whether a payer's funds cover what is uncollected from it at this relay."""
         if now_ms - payer.learned_ms >= VALID_MS:
             return False
         funds = payer.funds
-        unpaid = self._meter.unpaid(address)  # below 0: some of what is signed was not carried yet
+        unpaid = self._meter.unpaid(address)  # below 0: paid in advance
         price = carriage_price(abs(unpaid), self._price)
         uncollected = funds.due_here + payer.signed + (price if unpaid > 0 else -price)
         return uncollected < funds.limit(self.options, self._price)
 
     def is_served(self, payer: bytes, host: HostUse, now_ms: int) -> bool:
-        """Tell whether ``payer``, who came from ``host``, is carried further."""
+        """Tell whether the relay still carries for ``payer``, connected from ``host``."""
         if not self._price:
             return True
         if not self._meter.is_served(payer):
@@ -265,24 +266,24 @@ class Credit:
         )
 
     def is_stranger(self, payer: bytes, host: HostUse, now_ms: int) -> bool:
-        """Tell whether nothing covers what ``payer`` is carried for but its network's bounds."""
+        """Tell whether ``payer`` has no funds for what is carried, so that the limits of strangers hold."""
         if not self._price or self._is_trusted(payer, host):
             return False
         return not self._covers(payer, self._look_up(payer, host, now_ms), now_ms)
 
     def carried(self, payer: bytes, host: HostUse, size_bytes: int, now_ms: int) -> None:
-        """Note what was carried, free or not: strangers use up what is left to their network."""
+        """Count bytes carried, free or not: strangers use up the limit of their network."""
         if self.is_stranger(payer, host, now_ms):
             self.strangers.carried(host.network, size_bytes, now_ms)
 
-    # What they have signed
+    # Receipts
 
     def signed(self, receipt: Receipt, now_ms: int) -> None:
-        """Note a receipt that was taken, or found on disk."""
+        """Note a receipt that was received, or found on disk."""
         payer = self._payer(receipt.payer)
         payer.pending[receipt.channel] = receipt.opened_ms, receipt.amount
         if len(payer.pending) > CHANNELS_MAX:
-            # Two become one of the later's age: more is held against the payer than there is, never less.
+            # Merge the two oldest with the later opening time: the payer owes too much that way, never too little.
             (_, (_, amount)) = payer.pending.popitem(last=False)
             channel, (opened_ms, more) = payer.pending.popitem(last=False)
             payer.pending[channel] = opened_ms, amount + more
@@ -290,7 +291,7 @@ class Credit:
         payer.reckon(now_ms)
 
     def ripe(self, fee: int, now_ms: int, limit: int) -> list[bytes]:
-        """Return up to ``limit`` payers whose receipts are to be brought on chain now."""
+        """Return up to ``limit`` payers whose receipts are to be settled now."""
         found: list[bytes] = []
         for address, payer in self._payers.items():
             if len(found) >= limit:
@@ -306,22 +307,22 @@ class Credit:
 
     @property
     def is_owed(self) -> bool:
-        """Whether anybody has signed for what was not collected."""
+        """Whether any payer has unsettled receipts."""
         return any(payer.signed for payer in self._payers.values())
 
     def tried(self, payer: bytes, now_ms: int) -> None:
-        """Note that receipts of ``payer`` are being brought on chain: what does not succeed waits."""
+        """Note that receipts of ``payer`` are being settled: those that fail wait."""
         self._payer(payer).not_before_ms = now_ms + RETRY_MS
 
     def collected(self, payer: bytes, now_ms: int) -> None:
-        """Note that the chain took receipts of ``payer``; what it signs from now on is looked at anew."""
+        """Note that the chain took receipts of ``payer``; later receipts need not wait."""
         known = self._payer(payer)
         known.not_before_ms = known.since_ms = now_ms
 
-    # What the chain says
+    # Funds on the chain
 
     def wanted(self, now_ms: int, limit: int) -> list[bytes]:
-        """Return up to ``limit`` payers to ask about, of each network in turn: a flood waits for itself."""
+        """Return up to ``limit`` payers to ask about; networks take turns, so a flood delays only itself."""
         found: list[bytes] = []
         while self._wanted and len(found) < limit:
             network, waiting = self._wanted.popitem(last=False)
@@ -334,7 +335,7 @@ class Credit:
         return found
 
     def learn(self, answers: Iterable[tuple[bytes, PayerFunds]], now_ms: int) -> None:
-        """Take what the chain says."""
+        """Take the funds that the chain reported."""
         for address, funds in answers:
             payer = self._payer(address)
             payer.funds, payer.learned_ms = funds, now_ms

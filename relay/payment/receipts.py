@@ -1,4 +1,4 @@
-"""The receipts of a relay on disk: the last of each channel, with the certificate that proves its signer."""
+"""A relay's receipts on disk: the last one of each channel, with the certificate of its signer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["ReceiptStore", "StoredReceipt", "settle_receipts"]
 _FILE_BYTES_MAX: Final = RECEIPT_BYTES_MAX + CERTIFICATE_BYTES_MAX + 16
 _SUFFIX: Final = ".receipt"
 NOTHING_DUE: Final = "nothing_due"
-"""The chain's word for a receipt that it has, or that a newer channel has overtaken."""
+"""The chain's error code for a receipt that it already has, or that a newer channel replaced."""
 RECEIPTS_MAX: Final = 65_536
-"""Files; strangers fill them, so beyond it only channels that are known already are kept."""
+"""Maximum number of files; beyond it only receipts of channels already on disk are saved."""
 ROOM_INTERVAL_S: Final = 3_600.0
-"""A full directory is searched for expired receipts no oftener."""
+"""Minimum interval between searches of a full directory for expired receipts."""
 
 log = structlog.get_logger("relay")
 
@@ -41,7 +41,7 @@ class StoredReceipt(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> StoredReceipt:
-        """Return what these bytes keep. Raises DecodeError."""
+        """Return the receipt of its canonical bytes. Raises DecodeError."""
         match decode(data, limit_bytes=_FILE_BYTES_MAX):
             case [bytes(receipt), bytes(certificate)]:
                 NodeCertificate.decode(certificate)
@@ -51,7 +51,7 @@ class StoredReceipt(NamedTuple):
 
 
 class ReceiptStore:
-    """A directory with one file for each channel; written whole, so a crash leaves the old or the new one."""
+    """A directory with one file per channel; a crash leaves the old file or the new one, whole."""
 
     def __init__(self, directory: Path, receipts_max: int = RECEIPTS_MAX) -> None:
         self._directory = directory
@@ -60,7 +60,7 @@ class ReceiptStore:
         self._made_room_at = -ROOM_INTERVAL_S
 
     def save(self, receipts: list[StoredReceipt]) -> None:
-        """Put these in place of earlier ones of their channels, durably. Raises OSError."""
+        """Save receipts durably in place of earlier ones of their channels. Raises OSError."""
         if not receipts:
             return
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -70,7 +70,7 @@ class ReceiptStore:
             path = self._path(stored.receipt)
             if not path.exists():
                 if self._count is not None and self._count >= self._receipts_max:
-                    log.error("too many receipts; settle them", payer=stored.receipt.payer.hex())
+                    log.error("receipt not saved: too many unsettled receipts", payer=stored.receipt.payer.hex())
                     continue
                 self._count = (self._count or 0) + 1
             temporary = path.with_suffix(".new")
@@ -86,7 +86,7 @@ class ReceiptStore:
             os.close(descriptor)
 
     def _make_room(self) -> None:
-        """Count the files, and where there are too many remove those that nobody can settle any more."""
+        """Count the files; if there are too many, remove expired receipts."""
         self._count = sum(1 for _ in self._directory.glob(f"*{_SUFFIX}"))
         now = time.monotonic()
         if self._count < self._receipts_max or now - self._made_room_at < ROOM_INTERVAL_S:
@@ -99,7 +99,7 @@ class ReceiptStore:
                 self._count -= 1
 
     def load(self, payer: bytes | None = None) -> list[StoredReceipt]:
-        """Return all receipts, or a payer's, by payer and the age of their channels; a damaged file is skipped."""
+        """Return the receipts of all payers or of one, the oldest channel first; damaged files are skipped."""
         found: list[StoredReceipt] = []
         if not self._directory.is_dir():
             return found
@@ -113,7 +113,7 @@ class ReceiptStore:
         return found
 
     def remove(self, receipt: Receipt) -> None:
-        """Forget a channel, unless a newer receipt of it has come meanwhile."""
+        """Remove the receipt of a channel, unless a newer one was saved meanwhile."""
         path = self._path(receipt)
         try:
             with open(path, "rb") as file:

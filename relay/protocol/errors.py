@@ -1,4 +1,4 @@
-"""What can go wrong at a relay, by blame (network.md 10.3)."""
+"""Errors of relays and their clients, by who is to blame (network.md 10.3)."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ __all__ = ["Refusal", "RelayProtocolError", "RelayRefused", "RelayUnreachable", 
 
 
 class Refusal(IntEnum):
-    """Why a relay did not do what it was asked; the number is the wire form, the label that of metrics."""
+    """Why a relay refused a request; the number is the wire form, the label is used in metrics and logs."""
 
     NO_RESERVATION = 1
     """The target has no reservation here, or lost it meanwhile."""
     RELAY_FULL = 2
-    """A limit in sum is reached: another relay, or a later time."""
+    """A limit of the whole relay is reached: try another relay, or later."""
     CLIENT_LIMIT = 3
-    """This client has as many circuits as one client may have."""
+    """This client has the maximum number of circuits of one client."""
     HOST_LIMIT = 4
-    """This client's host or network has as much as one host or network may have."""
+    """This client's host or network has reached a limit of one host or network."""
     TARGET_LIMIT = 5
-    """The target has as many circuits as one client may have."""
+    """The target has the maximum number of circuits of one client."""
     TARGET_TIMEOUT = 6
-    """One of the two ends did not open its data connection in time."""
+    """One end of the circuit did not open its data connection in time."""
     DECLINED = 7
-    """The target does not want the circuit."""
+    """The target declined the circuit."""
     BAD_TOKEN = 8
-    """No circuit waits for this token: wrong, used or expired."""
+    """No circuit waits for this token: it is wrong, used or expired."""
     TOO_FAST = 9
-    """More requests in a time than one host may make."""
+    """This host sent requests faster than one host may."""
     RESTARTING = 10
-    """The relay is about to end and takes nothing new."""
+    """The relay is shutting down and accepts nothing new."""
     UNPAID = 11
-    """The client owes as much as this relay carries unpaid."""
+    """The client owes as much as this relay carries without payment."""
     BAD_ROUTE = 12
-    """A route that is not well signed, expired, used before, or does not pass here."""
+    """The route has a bad signature, is expired or used before, or does not include this relay."""
     NEXT_UNREACHABLE = 13
-    """The next relay of the route was not reached, or broke off."""
+    """The next relay of the route was not reached, or closed the connection."""
 
     @property
     def label(self) -> str:
-        """The name for metrics and logs."""
+        """The name in metrics and logs."""
         return self.name.lower()
 
 
@@ -52,19 +52,19 @@ RETRY_HELPS: Final = frozenset(
 
 
 class SettlementUnavailable(DekubeError):
-    """No node answers what the chain says of a payer, or takes a receipt."""
+    """No node answers for the chain, so a payer's funds are unknown and receipts cannot be settled."""
 
     code = "settlement_unavailable"
 
 
 class RelayProtocolError(ProtocolError):
-    """Bytes from a relay or its client that are no message, exceed a limit or make no sense now."""
+    """A relay or its client sent bytes that are no message, exceed a limit or are not allowed in this state."""
 
     code = "relay_protocol_error"
 
 
 class RelayRefused(DekubeError):
-    """A relay answered no; ``refusal`` says why."""
+    """A relay refused a request; ``refusal`` says why."""
 
     code = "relay_refused"
 
@@ -74,6 +74,6 @@ class RelayRefused(DekubeError):
 
 
 class RelayUnreachable(DekubeError):
-    """No connection to the relay, or it ended or fell silent while an answer was awaited."""
+    """The relay cannot be connected to, or its connection ended or fell silent before it answered."""
 
     code = "relay_unreachable"

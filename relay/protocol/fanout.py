@@ -1,11 +1,11 @@
-"""Pieces published once and handed on to many, without I/O: the wire and the groups (network.md 10.6).
+"""Fan-out: a piece is published once and a relay copies it to many, without I/O (network.md 10.6).
 
-A connection of the purpose fan-out begins with ``DKRF`` and a handshake that proves the client's address; then
-come records, each a u16 length and a sealed message, some followed by a piece as it is. Pieces are sealed by their
-publishers and proved by their receivers, so the relay neither opens them nor seals them again for each copy.
+A connection for fan-out begins with ``DKRF`` and a handshake that proves the client's address. Then follow
+records, each a u16 length and an encrypted message; some are followed by a piece. Pieces are ciphertext of the
+publisher, and receivers verify them. So the relay cannot read pieces, and need not encrypt each copy.
 
-A client is publisher, subscriber or both. Nobody gets anything unasked: a subscriber names the publishers that it
-takes pieces from, and holds a reservation here.
+A client is a publisher, a subscriber or both. A subscriber receives only what it asked for: it names publishers,
+and holds a reservation at the relay.
 """
 
 from __future__ import annotations
@@ -47,79 +47,79 @@ __all__ = [
 
 FANOUT_PREAMBLE: Final = b"DKRF"
 GROUPS_MAX: Final = 16
-"""Groups of one connection; a client names one again to change its members."""
+"""Groups of one connection; a client sends a group again to change its members."""
 MEMBERS_MAX: Final = 256
 PUBLISHERS_MAX: Final = 512
 PIECE_BYTES_MAX: Final = 66 * 1024
 MESSAGE_BYTES_MAX: Final = 12 * 1024
-"""Longest message before sealing: the addresses of PUBLISHERS_MAX."""
+"""Longest message before encryption: PUBLISHERS_MAX addresses."""
 _LENGTH_BYTES: Final = 2
 _NUMBER_LIMIT: Final = 2**32
 
 
 @dataclass(frozen=True, slots=True)
 class FanoutLimits:
-    """What fan-out may cost a relay."""
+    """Limits of fan-out at a relay."""
 
     connections_max: int = 4_096
     connections_per_host_max: int = 64
     messages_per_s: int = 2_000
     messages_burst: int = 8_000
     copied_bytes_per_s: int = 64 * 1024 * 1024
-    """What one publisher may have handed on, every copy counted."""
+    """Rate for one publisher, every copy counted."""
     copied_bytes_burst: int = 1024 * 1024 * 1024
     copy_bytes_min: int = 4 * 1024
-    """What a copy counts at least, for a small piece costs the relay as much work as one of this size."""
+    """Minimum size that a copy counts as: a smaller piece costs the relay as much work as this size."""
     members_per_message: int = 16
-    """A piece for a group counts as one message more for each so many members."""
+    """A piece counts as one more message for every this many members of its group."""
     backlog_bytes_max: int = 8 * 1024 * 1024
-    """Unsent bytes of one subscriber beyond which it is passed over: it gets the rest from others."""
+    """Unsent bytes of one subscriber beyond which it is skipped; it gets those pieces from peers."""
     backlog_bytes_sum_max: int = 256 * 1024 * 1024
     idle_ms_max: int = 60_000
 
 
 class Subscribe(NamedTuple):
-    """Client: hand me what these publish, and nothing else; replaces what was said before."""
+    """Client: deliver the pieces of these publishers only; replaces the last subscription."""
 
     publishers: tuple[bytes, ...]
 
 
 class Group(NamedTuple):
-    """Client: these are the members of my group of this number."""
+    """Client: set the members of its group of this number."""
 
     group: int
     members: tuple[bytes, ...]
 
 
 class Publish(NamedTuple):
-    """Client: hand the piece of so many bytes that follows to a group."""
+    """Client: deliver the piece of ``size_bytes`` that follows to a group."""
 
     group: int
     size_bytes: int
 
 
 class Ping(NamedTuple):
-    """Client: are you there?"""
+    """Client: answer with a Pong of the same number."""
 
     number: int
 
 
 class Delivery(NamedTuple):
-    """Relay: a piece of so many bytes follows, which ``publisher`` published."""
+    """Relay: a piece of ``size_bytes`` by ``publisher`` follows."""
 
     publisher: bytes
     size_bytes: int
 
 
 class Pong(NamedTuple):
-    """Relay: I am."""
+    """Relay: the answer to a Ping."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Hand the piece to these connections."""
+    """Send the piece to these connections."""
 
     connections: tuple[int, ...]
 
@@ -166,7 +166,7 @@ def decode_fanout(data: bytes) -> FanoutMessage:
         case [17, int(number)] if 0 <= number < _NUMBER_LIMIT:
             return Pong(number)
         case _:
-            raise DecodeError("not a message of a fan-out")
+            raise DecodeError("not a fan-out message")
 
 
 def _are_addresses(values: list[object]) -> bool:
@@ -174,7 +174,7 @@ def _are_addresses(values: list[object]) -> bool:
 
 
 class FanoutChannel:
-    """The records of one connection after its handshake, and the pieces between them."""
+    """The encrypted records of one connection after its handshake, and the pieces between them."""
 
     __slots__ = ("_buffer", "_pending", "_session", "address")
 
@@ -183,15 +183,15 @@ class FanoutChannel:
         self._buffer = bytearray(session.rest)
         self._pending: Publish | Delivery | None = None
         self.address = session.address
-        """Whom the handshake proved to be at the other end."""
+        """The address that the handshake proved for the other end."""
 
     def seal(self, message: FanoutMessage) -> bytes:
-        """Return the bytes to send for ``message``; of one that carries a piece, the piece must follow."""
+        """Return the bytes to send for ``message``; a piece that belongs to it must follow."""
         sealed = self._session.send.encrypt(encode_fanout(message))
         return len(sealed).to_bytes(_LENGTH_BYTES, "big") + sealed
 
     def receive(self, data: bytes) -> list[tuple[FanoutMessage, bytes]]:
-        """Take bytes and return the messages that they complete, each with its piece, empty where it has none.
+        """Take bytes and return the messages that they complete, each with its piece or b"".
 
         Raises RelayProtocolError: nothing after it can be trusted, so drop the connection.
         """
@@ -227,7 +227,7 @@ class FanoutChannel:
 
     @property
     def lacking(self) -> int:
-        """Bytes that the piece which has begun still lacks; 0 where none has."""
+        """Missing bytes of the piece that is being received; 0 if there is none."""
         return 0 if self._pending is None else self._pending.size_bytes - len(self._buffer)
 
     def _open(self, sealed: bytes) -> FanoutMessage:
@@ -247,11 +247,10 @@ class _Client:
 
 
 class FanoutCore:
-    """Who is connected for fan-out, and who gets what.
+    """The fan-out connections of a relay, their groups and subscriptions, and who gets a copy of each piece.
 
     ``is_reserved`` says whether an address holds a reservation now, ``backlog`` how many bytes wait unsent on a
-    connection, ``is_served`` whether a publisher owes the relay nothing that matters. Connections are numbers of
-    the shell's.
+    connection, ``is_served`` whether the relay still carries for a publisher. The shell numbers the connections.
     """
 
     def __init__(
@@ -264,16 +263,16 @@ class FanoutCore:
     ) -> None:
         self.limits = limits
         self.counters: Counter[str] = Counter()
-        """Pieces and bytes by what became of them."""
+        """Pieces and bytes by outcome."""
         self.carried: Counter[bytes] = Counter()
-        """Bytes handed on for each publisher that is connected, every copy counted."""
+        """Bytes delivered for each connected publisher, every copy counted."""
         self._is_reserved = is_reserved
         self._backlog = backlog
         self._is_served = is_served
         self._clients: dict[int, _Client] = {}
         self._by_address: dict[bytes, int] = {}
         self._allowances: OrderedDict[bytes, TokenBucket] = OrderedDict()
-        """They outlive connections: to come back is no way to more."""
+        """They outlive connections, so a publisher gains nothing by reconnecting."""
 
     @property
     def connections(self) -> int:
@@ -302,9 +301,9 @@ class FanoutCore:
             self.carried.pop(client.address, None)
 
     def message(self, connection: int, message: FanoutMessage, now_ms: int) -> Pong | Copy | None:
-        """Take a client's message; return the answer, or who gets a copy of its piece, or nothing.
+        """Take a client's message; return an answer, or the connections that get a copy of its piece, or None.
 
-        Raises RelayProtocolError for what a client may not send: then drop it.
+        Raises RelayProtocolError for a message that a client may not send: then drop the connection.
         """
         client = self._clients[connection]
         client.heard_ms = now_ms
@@ -363,6 +362,6 @@ class FanoutCore:
         return found
 
     def idle(self, now_ms: int) -> list[int]:
-        """Return the connections that have said nothing for too long, to be dropped."""
+        """Return the connections that were silent for too long, to be dropped."""
         limit_ms = self.limits.idle_ms_max
         return [number for number, client in self._clients.items() if now_ms - client.heard_ms >= limit_ms]

@@ -1,7 +1,4 @@
-"""What one client, one host and all together may have of a relay; every bound has its name here.
-
-See network.md 10.7.
-"""
+"""Limits of a relay for one client, host or network and for all, and their counters (network.md 10.7)."""
 
 from __future__ import annotations
 
@@ -18,28 +15,28 @@ from state.primitives.token_bucket import TokenBucket
 __all__ = ["HostTable", "HostUse", "RelayLimits", "paces"]
 
 FORGET_INTERVAL_MS: Final = 1_000
-"""A full table is searched for idle hosts no oftener: it is large, and strangers fill it."""
+"""Minimum interval between searches of a full table for idle hosts: it is large, and anybody can fill it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """Bounds of a relay. A *host* is an IPv4 address or an IPv6 /64, a *network* a /24 or a /48.
+    """Limits of a relay. A *host* is an IPv4 address or an IPv6 /64, a *network* a /24 or a /48.
 
-    Where a bound in sum is reached, the largest *block* (a /16 or a /32) makes room for a smaller one.
+    If a limit of the whole relay is reached, the largest *block* (a /16 or a /32) loses an entry to a smaller one.
     """
 
     connections_max: int = 32_768
     connections_per_host_max: int = 256
     connections_per_network_max: int = 4_096
     half_open_max: int = 256
-    """Connections that have not yet proved what they are for."""
+    """Connections whose handshake is not finished and that have not shown a token."""
     half_open_per_host_max: int = 32
     accepts_per_s: int = 200
     accepts_burst: int = 400
     accepts_kept_per_s: int = 50
-    """On top of these, for blocks from which hardly anybody has come of late."""
+    """Additional rate for blocks from which few connections came recently."""
     accepts_per_block_per_s: int = 80
-    """From one block: the rate in sum is not for one of them to use up."""
+    """Limit of one block, so that it cannot use up the rate of all."""
     accepts_per_block_burst: int = 160
     accepts_per_network_per_s: int = 40
     accepts_per_network_burst: int = 80
@@ -48,9 +45,9 @@ class RelayLimits:
     handshake_ms_max: int = 5_000
     """From the accepted connection to the finished handshake or the whole data preamble."""
     control_idle_ms_max: int = 60_000
-    """A control connection that says nothing for so long is dropped; clients ping far oftener."""
+    """A control connection silent for this long is dropped; clients ping more often."""
     control_backlog_bytes_max: int = 65_536
-    """Unsent control bytes at which a client counts as a slow reader and is dropped."""
+    """Unsent bytes at which a control connection is dropped as a slow reader."""
     messages_per_s: int = 20
     messages_burst: int = 100
     reservations_max: int = 16_384
@@ -60,55 +57,55 @@ class RelayLimits:
     connects_per_host_per_s: int = 10
     connects_per_host_burst: int = 60
     pending_max: int = 1_024
-    """Circuits that wait for one of their ends, on top of those that run."""
+    """Circuits that wait for a data connection; running circuits are not counted."""
     pending_per_client_max: int = 16
     pending_per_host_max: int = 128
-    """Of those, the ones that one host asked for, for itself or as a relay for its clients."""
+    """Pending circuits that one host requested, for itself or as a relay for its clients."""
     pending_per_network_max: int = 512
     pending_ms_max: int = 10_000
     circuits_max: int = 4_096
-    """Circuits that run. One more takes the place of another when it is joined; until then it only waits."""
+    """Running circuits. One more replaces another when it is joined, not while it is pending."""
     circuits_per_client_max: int = 64
-    """Circuits (pending ones too) of one client, whichever end it is."""
+    """Circuits of one client, at either end, pending ones included."""
     circuits_per_host_max: int = 128
-    """Circuits that clients of one host asked for."""
+    """Circuits that clients of one host requested."""
     circuits_per_relay_max: int = 1_024
-    """Circuits that one other relay brings for its clients."""
+    """Circuits that one other relay requested for its clients."""
     circuits_per_network_max: int = 1_024
-    """Circuits that hosts of one network asked for, for themselves or as relays."""
+    """Circuits that hosts of one network requested, for themselves or as relays."""
     parked_per_client_max: int = 4
-    """Data connections of one client that wait for a circuit."""
+    """Parked data connections of one client."""
     relays_max: int = 64
-    """Other relays that are connected to at once."""
+    """Other relays connected to at once."""
     relays_per_asker_max: int = 8
-    """Of those, for routes that hosts of one network asked for."""
+    """Other relays connected to for routes from hosts of one network."""
     relays_per_network_max: int = 8
-    """Of those, that lie in one network; the ones of the configuration apart."""
+    """Other relays connected to in one network; configured ones are not counted."""
     relay_spare_ms: int = 60_000
-    """A link to another relay that was not used for so long makes room for another one."""
+    """A link to another relay unused for this long may be evicted for a new one."""
     relay_idle_ms_max: int = 600_000
-    """A link to another relay that carried nothing for so long is ended."""
+    """A link to another relay idle for this long is closed."""
     circuit_idle_ms_max: int = 300_000
-    """A circuit in which nothing moves for so long is ended."""
+    """A circuit without traffic for this long is ended."""
     circuit_linger_ms_max: int = 20_000
-    """How long the second end of a circuit may take to read what is left after the first has closed."""
+    """Time that the second end of a circuit has to read the rest after the first end closed."""
     circuit_buffer_bytes_max: int = 262_144
-    """Unsent bytes of one direction at which its source is read no more (one read may come on top)."""
+    """Unsent bytes of one direction at which reading from its source stops; one more read may add to them."""
     circuit_bytes_per_s_max: int = 0
-    """Pace of each direction of a circuit, held by the kernel; 0: none."""
+    """Pacing rate of each direction of a circuit, enforced by the kernel; 0: none."""
     client_bytes_per_s_max: int = 0
-    """Pace of each direction of all circuits that one client dialled, shared by those that move; 0: none."""
+    """Pacing rate of each direction of all active circuits that one client dialled, shared among them; 0: none."""
     line_bytes_per_s: int = 0
-    """Pace of each direction of this relay's line, shared by the circuits that move; 0: none."""
+    """Pacing rate of each direction of this relay's line, shared by the active circuits; 0: none."""
     hosts_max: int = 65_536
-    """Hosts that are remembered at once."""
+    """Hosts remembered at once."""
     trusted_networks: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
-    """Networks that the bounds for one host and one network do not hold for: by default this machine itself."""
+    """Networks without limits for one host and one network; the default is this machine itself."""
 
 
 @dataclass(slots=True)
 class NetworkUse:
-    """What all hosts of one network have of the relay now."""
+    """What all hosts of one network use of the relay now."""
 
     connections: int = 0
     reservations: int = 0
@@ -118,7 +115,7 @@ class NetworkUse:
 
 @dataclass(slots=True)
 class HostUse:
-    """What one host has of the relay now."""
+    """What one host uses of the relay now."""
 
     accepts: TokenBucket
     connects: TokenBucket
@@ -131,12 +128,12 @@ class HostUse:
     reservations: int = 0
     circuits: int = 0
     fanouts: int = 0
-    """Of the connections, those for fan-out."""
+    """Connections for fan-out; ``connections`` includes them."""
     pending: int = 0
-    """Of the circuits, those that wait for an end."""
+    """Circuits that wait for a data connection; ``circuits`` includes them."""
 
     def count(self, *, connections: int = 0, circuits: int = 0, pending: int = 0) -> None:
-        """Note so many more of each, here and in the network."""
+        """Add to the counts of this host and of its network."""
         self.connections += connections
         self.circuits += circuits
         self.pending += pending
@@ -154,9 +151,9 @@ class HostUse:
 
 
 class HostTable:
-    """All hosts that have something of the relay, or had recently. Bounded by ``limits.hosts_max``.
+    """All hosts that use the relay or did recently, at most ``limits.hosts_max``.
 
-    Raises ConfigError where ``limits.trusted_networks`` are none.
+    Raises ConfigError if ``limits.trusted_networks`` holds something else than networks.
     """
 
     def __init__(self, limits: RelayLimits) -> None:
@@ -193,20 +190,20 @@ class HostTable:
         return found
 
     def forget_idle(self, now_ms: int) -> None:
-        """Forget the hosts that have nothing here and used up no allowance."""
+        """Forget the hosts that use nothing and whose token buckets are full."""
         self._forgot_at_ms = now_ms
         self._hosts = {key: use for key, use in self._hosts.items() if not use.is_idle(now_ms)}
         self._networks = {use.network: use.net for use in self._hosts.values()}
 
     def may_reserve(self, host: HostUse) -> bool:
-        """Tell whether one more reservation of this host is within its and its network's bounds."""
+        """Tell whether this host may hold one more reservation."""
         return host.is_trusted or (
             host.reservations < self.limits.reservations_per_host_max
             and host.net.reservations < self.limits.reservations_per_network_max
         )
 
     def count_reservation(self, host: HostUse, change: int) -> None:
-        """Note a reservation more (1) or less (-1)."""
+        """Count a reservation added (1) or removed (-1)."""
         host.reservations += change
         host.net.reservations += change
 
@@ -215,9 +212,9 @@ class HostTable:
 
 
 def paces(limits: RelayLimits, active: Mapping[int, bytes]) -> dict[int, int]:
-    """Return the pace of each direction of the ``active`` circuits, by number; their values are who dialled them.
+    """Return the pacing rate of each direction of the ``active`` circuits (by number, with their dialler).
 
-    0: as fast as it goes. Idle circuits take part again as soon as they move.
+    0: no limit. An idle circuit gets its share when it becomes active again.
     """
     by_client = Counter(active.values())
     pace: dict[int, int] = {}

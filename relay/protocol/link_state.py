@@ -1,6 +1,6 @@
-"""How relays reach each other: a relay's signed word, renewed every 30 s, for those who choose paths.
+"""Link states: what a relay measured of its paths to other relays, renewed every 30 s (network.md 10.5).
 
-See network.md 10.5.
+The relay signs them. Nodes use them to choose paths over several relays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from state.primitives.keys import SIGNATURE_BYTES, recover_address
 __all__ = ["LINK_STATE_BYTES_MAX", "LINK_STATE_S", "LinkMeasurement", "LinkState"]
 
 LINK_STATE_S: Final = 30
-"""How often a relay's word is renewed."""
+"""Interval at which a relay renews its link state, in seconds."""
 LINKS_MAX: Final = 32
 LINK_STATE_BYTES_MAX: Final = 1_536
 MICROSECONDS_LIMIT: Final = 2**32
@@ -31,16 +31,16 @@ _KIND: Final = b"relay links"
 
 
 class LinkMeasurement(NamedTuple):
-    """What a relay has measured of its way to another."""
+    """What a relay measured of its path to another relay."""
 
     rtt_us: int
     bytes_per_s: int
-    """The most that it has carried there of late; 0: nothing yet."""
+    """The highest recent rate of carried bytes; 0: nothing carried yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """The links of ``relay`` at ``at_ms``, by the address at their other end; at most LINKS_MAX, in order."""
+    """The measurements of ``relay`` at ``at_ms``, by the address of the other relay, sorted; at most LINKS_MAX."""
 
     genesis_hash: bytes
     relay: bytes
@@ -50,7 +50,7 @@ class LinkState:
 
     @classmethod
     def sign(cls, relay: Identity, links: Mapping[bytes, LinkMeasurement], *, now_ms: int) -> LinkState:
-        """Return what ``relay`` signs now; of too many links the fastest are kept."""
+        """Return the signed link state; beyond LINKS_MAX the links with the lowest round trip are kept."""
         kept = sorted(links.items(), key=lambda item: (item[1].rtt_us, item[0]))[:LINKS_MAX]
         unsigned = cls(relay.genesis_hash, relay.address, now_ms, tuple(sorted(kept)))
         return replace(unsigned, signature=relay.signer.sign(unsigned.signing_digest()))
@@ -87,9 +87,9 @@ class LinkState:
                 raise DecodeError("not a link state")
 
     def check(self, relay: bytes, certificate: NodeCertificate) -> None:
-        """Check that this is ``relay``'s word. Raises RelayProtocolError."""
+        """Check that ``relay`` signed this. Raises RelayProtocolError."""
         if (self.genesis_hash, self.relay) != (certificate.genesis_hash, relay):
-            raise RelayProtocolError("a link state of another chain or relay")
+            raise RelayProtocolError("the link state is of another chain or relay")
         try:
             signer = recover_address(self.signing_digest(), self.signature)
         except SignatureInvalid:

@@ -1,7 +1,7 @@
-"""The signed request for a path of several relays, without I/O (network.md 10.4).
+"""Signed routes: the request for a path over several relays, without I/O (network.md 10.4).
 
-The dialler writes the whole list of relays and signs it, so no relay can add one, leave one out or lead it in a
-circle. Each relay finds itself in the list, asks the next one, and the last announces the circuit to the target.
+The dialler signs the whole list of relays, so no relay can add one, leave one out or form a loop. Each relay finds
+itself in the list and asks the next one; the last one announces the circuit to the target.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ CLOCK_SKEW_MS_MAX: Final = 10 * 60_000
 NONCE_BYTES: Final = 16
 SEEN_MAX: Final = 131_072
 SEEN_PER_NETWORK_MAX: Final = 8_192
-"""Of those, the ones that hosts of one network asked for: what one may fill is not the memory of all."""
+"""Limit for the hosts of one network, so that no network fills the memory of all."""
 
 _KIND: Final = b"relay route"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A dialler's signed wish: through these relays, in this order, to ``target``, before ``not_after_ms``."""
+    """A dialler's signed request: through ``hops``, in this order, to ``target``, until ``not_after_ms``."""
 
     hops: tuple[Endpoint, ...]
     target: bytes
@@ -89,20 +89,20 @@ class Route:
                 raise DecodeError("not a route")
         relays = [hop.relay for hop in hops]
         if None in relays or len({*relays, target}) != len(relays) + 1:
-            raise DecodeError("a route names different relays and then its target")
+            raise DecodeError("a relay of the route occurs twice, or is the target")
         return route
 
     def check(self, *, genesis_hash: bytes, now_ms: int) -> VerifiedRoute:
-        """Return the route with the address of who signed it. Raises RelayProtocolError."""
+        """Return the route with the address of its signer. Raises RelayProtocolError."""
         if not now_ms - CLOCK_SKEW_MS_MAX < self.not_after_ms <= now_ms + ROUTE_LIFE_MS + CLOCK_SKEW_MS_MAX:
-            raise RelayProtocolError("a route out of its time")
+            raise RelayProtocolError("the route is expired, or its expiry is too far ahead")
         try:
             dialler = self.certificate.verify(genesis_hash=genesis_hash, now_ms=now_ms)
             signer = recover_address(self.signing_digest(), self.signature)
         except (CertificateInvalid, SignatureInvalid) as error:
-            raise RelayProtocolError(f"a route that nobody signed: {error}") from None
+            raise RelayProtocolError(f"the route's signature is bad: {error}") from None
         if signer != self.certificate.signer:
-            raise RelayProtocolError("a route signed by another than its certificate names")
+            raise RelayProtocolError("the route is not signed by the key of its certificate")
         return VerifiedRoute(self, dialler)
 
 
@@ -115,20 +115,20 @@ class VerifiedRoute(NamedTuple):
     def next_of(self, relay: bytes, came_from: bytes) -> Endpoint | None:
         """Return the relay after ``relay``, None after the last.
 
-        ``came_from`` is who asks: the dialler at the first relay, else the relay before.
+        ``came_from`` is the sender of the route: the dialler at the first relay, else the previous relay.
         Raises RelayProtocolError.
         """
         relays = [hop.relay for hop in self.route.hops]
         if relay not in relays:
-            raise RelayProtocolError("a route that does not pass here")
+            raise RelayProtocolError("the route does not include this relay")
         at = relays.index(relay)
         if came_from != (self.dialler if at == 0 else relays[at - 1]):
-            raise RelayProtocolError("a route from another than the one before in it")
+            raise RelayProtocolError("the route came from another node than the previous one in it")
         return self.route.hops[at + 1] if at + 1 < len(relays) else None
 
 
 class SeenRoutes:
-    """The routes that were used already, so that none serves twice; bounded for each asking network and in sum."""
+    """Used routes, so that none is used twice; bounded in all and for each network that sends them."""
 
     def __init__(self, seen_max: int = SEEN_MAX, per_network_max: int = SEEN_PER_NETWORK_MAX) -> None:
         self._seen: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
@@ -140,7 +140,7 @@ class SeenRoutes:
         return len(self._seen)
 
     def note(self, verified: VerifiedRoute, host: HostUse, now_ms: int) -> bool:
-        """Note a route that ``host`` asks for; False where it was seen, or too many are remembered to know."""
+        """Note a route that ``host`` sent; False if it was used before, or if too many are remembered."""
         name = verified.dialler + verified.route.nonce
         if name in self._seen:
             return False
@@ -153,7 +153,7 @@ class SeenRoutes:
             not host.is_trusted and self._of_network[host.network] >= self._per_network_max
         ):
             return False
-        # As long as any clock of a relay may still take it.
+        # Until no relay accepts it any more, whatever its clock says.
         self._seen[name] = now_ms + ROUTE_LIFE_MS + 2 * CLOCK_SKEW_MS_MAX, host.network
         self._of_network[host.network] += 1
         return True

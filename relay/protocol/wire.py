@@ -1,13 +1,13 @@
-"""What a relay and its clients say to each other, without I/O (network.md 10.2).
+"""The protocol between a relay and its clients, without I/O (network.md 10.2).
 
-A client's connection begins with four bytes that name its purpose:
+A client's connection begins with four bytes that state its purpose:
 
-- ``DKRC``: *control*. A Noise handshake of purpose relay control proves both addresses; then records, each a u16
-  length and a sealed message of this module.
-- ``DKRD``: *data*, one end of one circuit. A one-time token that the control channel carried follows; the relay
-  answers with one status byte (0: joined, else a Refusal, and it closes). After a 0 the two ends of the circuit
-  are one byte stream, in which the two nodes shake hands with each other. A connection may be *parked* so ahead of
-  time, with a token that its client chose and told over the control channel, to be an end of the next circuit.
+- ``DKRC``: *control*. A Noise handshake of purpose relay control proves both addresses. Then follow records, each
+  a u16 length and an encrypted message of this module.
+- ``DKRD``: *data*, one end of one circuit. A one-time token from the control channel follows. The relay answers
+  with one status byte: 0 when the circuit is joined, else a Refusal, and then it closes. After a 0 both ends of
+  the circuit form one byte stream, in which the two nodes run their own handshake. A client may *park* a data
+  connection in advance for the next circuit, with a token that it chose and sent over the control channel.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ TOKEN_BYTES: Final = 32
 DATA_PREAMBLE_BYTES: Final = PREAMBLE_BYTES + TOKEN_BYTES
 JOINED: Final = 0
 MESSAGE_BYTES_MAX: Final = 2_048
-"""Longest control message before sealing."""
+"""Longest control message before encryption."""
 VOUCHER_BYTES_MAX: Final = 256
 ALTERNATIVES_MAX: Final = 4
-"""Other relays that a full one names."""
+"""Other relays named in one refusal."""
 NUMBER_LIMIT: Final = 2**32
 """Request numbers and durations stay below."""
 TIME_LIMIT_MS: Final = 2**53
@@ -88,9 +88,9 @@ _PARKED: Final = (0, TOKEN_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Voucher:
-    """A relay's signed word that it carries circuits to ``client`` until ``not_after_ms`` (time of day).
+    """A relay's signed promise to carry circuits to ``client`` until ``not_after_ms`` (wall-clock time).
 
-    Signed with the key that the relay's certificate names, so whoever has that certificate can check it: a client
+    It is signed with the key of the relay's certificate, so anybody with that certificate can check it. A client
     may show it to others as proof that it can be reached there.
     """
 
@@ -131,12 +131,12 @@ class Voucher:
     def check(
         self, relay: bytes, certificate: NodeCertificate, *, client: bytes, now_ms: int | None = None
     ) -> None:
-        """Check that this is ``relay``'s word for ``client``. Raises RelayProtocolError.
+        """Check that ``relay`` issued this for ``client``. Raises RelayProtocolError.
 
         ``certificate`` is the relay's, its own signature checked already. ``now_ms``: refuse an expired voucher.
         """
         if (self.genesis_hash, self.relay, self.client) != (certificate.genesis_hash, relay, client):
-            raise RelayProtocolError("a voucher for another chain, relay or client")
+            raise RelayProtocolError("the voucher is for another chain, relay or client")
         if now_ms is not None and self.not_after_ms <= now_ms:
             raise RelayProtocolError("the voucher has expired")
         try:
@@ -149,7 +149,7 @@ class Voucher:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Client: carry circuits to me for ``life_s``; on a live reservation, renew it."""
+    """Client: reserve or renew; carry circuits to this client for ``life_s``."""
 
     request: int
     life_s: int
@@ -157,12 +157,12 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Client: I need the reservation no more."""
+    """Client: end the reservation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Client: I want a circuit to ``target``; my end is the parked connection of this token, if one is named."""
+    """Client: open a circuit to ``target``; ``parked`` names a parked data connection to use, or is empty."""
 
     request: int
     target: bytes
@@ -171,9 +171,9 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Client, or the relay before: I want a circuit along this signed ``route``, in which you are next.
+    """Client, or the previous relay: open a circuit along this signed ``route``.
 
-    The relay answers as to Connect; a refusal further along comes as the status of the data connection.
+    The relay answers as to Connect; a refusal by a later relay arrives as the status of the data connection.
     """
 
     request: int
@@ -183,49 +183,49 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Client: a data connection with this token of mine comes and waits to be an end of a circuit of mine."""
+    """Client: a data connection with this token will arrive; park it for a circuit of this client."""
 
     token: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Pay:
-    """Client: my signed word (``billing.relay.Receipt``) for what you have carried for me."""
+    """Client: a signed receipt (``billing.relay.Receipt``) for what the relay carried."""
 
     receipt: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class AskLinkState:
-    """Client: how well are you connected to other relays?"""
+    """Client: send the relay's link state."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Client: I do not want the circuit that the Incoming with this token announced."""
+    """Client: decline the circuit that the Incoming with this token announced."""
 
     token: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Either: are you there? The answer is a Pong of the same number."""
+    """Either side: answer with a Pong of the same number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """Either: I am."""
+    """Either side: the answer to a Ping."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Relay: reserved for ``life_s`` from now; ``observed`` is the host and port that you come from, as text."""
+    """Relay: reserved for ``life_s`` from now; ``observed`` is the client's host and port as the relay sees it."""
 
     request: int
     life_s: int
@@ -235,7 +235,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """Relay: open your data connection with this token within ``wait_ms``; the target has been told."""
+    """Relay: open the data connection with this token within ``wait_ms``; the target was told."""
 
     request: int
     token: bytes
@@ -244,9 +244,9 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """Relay: ``source`` wants a circuit to you; open a data connection with this token within ``wait_ms``.
+    """Relay: ``source`` requests a circuit to this client; open a data connection with ``token`` in ``wait_ms``.
 
-    The relay's word for the source is a hint: the handshake inside the circuit proves who it is.
+    ``source`` is a hint of the relay: the handshake inside the circuit proves who it is.
     """
 
     token: bytes
@@ -256,9 +256,9 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Relay: no to the request of this number; trying again before ``retry_ms`` is in vain.
+    """Relay: the request of this number is refused; a retry before ``retry_ms`` will fail too.
 
-    ``load_percent`` is how full the relay is; ``alternatives`` are other relays that it knows, endpoints as text.
+    ``load_percent`` is the load of the relay; ``alternatives`` are endpoints of other relays, as text.
     """
 
     request: int
@@ -270,7 +270,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Relay, first of all: what carrying costs here, and from how much on it is not carried unpaid.
+    """Relay, as its first message: the price, the free tier, and how much it carries without payment.
 
     A circuit is free for its first ``free_bytes``, which it may use in its first ``free_ms``.
     """
@@ -283,21 +283,21 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Charged:
-    """Relay: so many bytes have I carried for you on this channel beyond what is free; pay, or I stop."""
+    """Relay: the bytes carried on this channel beyond the free tier; it stops carrying if they are not paid."""
 
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Restarting:
-    """Relay: I end in ``left_ms`` at the latest. Go elsewhere, first with what may not break."""
+    """Relay: it shuts down in ``left_ms`` at the latest; clients should move to other relays."""
 
     left_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class LinkStateReply:
-    """Relay: my signed word (``relay.protocol.link_state.LinkState``) for how I reach other relays."""
+    """Relay: its signed link state (``relay.protocol.link_state.LinkState``)."""
 
     request: int
     state: bytes
@@ -307,7 +307,7 @@ Message: TypeAlias = (
     Reserve | Release | Connect | Decline | Ping | Pong | Extend | Park | Pay | AskLinkState
     | Reserved | Offered | Incoming | Refused | Terms | Restarting | Charged | LinkStateReply
 )  # fmt: skip
-"""Messages of a client are numbered below 16, the relay's from 16; each side refuses the other's kind."""
+"""Messages of a client are numbered below 16, those of a relay from 16; each side refuses its own kind."""
 
 
 def encode_message(message: Message) -> bytes:
@@ -427,7 +427,7 @@ def _is_number(*values: int) -> bool:
 
 
 class ControlChannel:
-    """The sealed records of one control connection, after its handshake."""
+    """The encrypted records of one control connection, after its handshake."""
 
     __slots__ = ("_buffer", "_session", "address", "certificate", "channel")
 
@@ -435,10 +435,10 @@ class ControlChannel:
         self._session = session
         self._buffer = bytearray(session.rest)
         self.address = session.address
-        """Whom the handshake proved to be at the other end."""
+        """The address that the handshake proved for the other end."""
         self.certificate = session.certificate
         self.channel = session.channel_binding
-        """What no other connection has; receipts name it."""
+        """The channel binding, unique for each connection; receipts name it."""
 
     def seal(self, message: Message) -> bytes:
         """Return the bytes to send for ``message``."""

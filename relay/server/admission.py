@@ -1,4 +1,4 @@
-"""All connections of a relay: who is let in, what each network has, and who makes room when it is full."""
+"""Admission of connections to a relay: limits by host, network and block, and eviction when the relay is full."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TRUSTED = "trusted"
 
 
 class Admission:
-    """``drop(transport, reason, host)`` ends a connection that has to make room for another.
+    """All connections of one relay; ``drop(transport, reason, host)`` ends one that is evicted for another.
 
-    Where all places are taken a newcomer is half open on top of them: who has one loses it to nobody who has not
-    yet proved what it came for.
+    A new connection is *half open* until its handshake is finished. Half-open connections are counted on top of
+    ``connections_max``, so a connection that proved nothing yet evicts none.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class Admission:
         self._drop = drop
         self._connections: dict[asyncio.Transport, HostUse] = {}
         self._crowds: Crowds[asyncio.Transport] = Crowds()
-        """Of those that have places the ones that came in, but for hosts that the relay trusts."""
+        """Admitted incoming connections by block, without those of trusted hosts."""
         self._placed: set[asyncio.Transport] = set()
-        """Those that have one of ``connections_max`` places."""
+        """Connections that count towards ``connections_max``."""
         self._half_open = HalfOpen(limits.half_open_max)
         self._network_rate = RateLimiter(
             per_s=limits.accepts_per_network_per_s, burst=limits.accepts_per_network_burst
@@ -53,11 +53,11 @@ class Admission:
 
     @property
     def half_open(self) -> int:
-        """Connections that have not yet proved what they are for."""
+        """Connections whose handshake is not finished and that have not shown a token."""
         return len(self._half_open)
 
     def admit(self, transport: asyncio.Transport, ip: str, now_ms: int) -> tuple[HostUse, Place] | str:
-        """Count a new connection in, with its place among the half-open ones, or return why it is turned away."""
+        """Count a new connection as half open and return its place among those, or return why it is refused."""
         limits = self._limits
         host = self._hosts.use(ip, now_ms)
         if host is None:
@@ -87,12 +87,12 @@ class Admission:
         return host, place
 
     def handshake_ended(self, host: HostUse, place: Place) -> None:
-        """Count a connection out of the half-open ones that proved nothing."""
+        """Count a connection out of the half-open ones; it proved nothing."""
         host.half_open -= 1
         self._half_open.leave(place)
 
     def promote(self, transport: asyncio.Transport, ip: str, host: HostUse, place: Place) -> bool:
-        """Give a connection that has proved what it is for its place; False: there is none, it is dropped."""
+        """Admit a half-open connection that proved its purpose; False: the relay is full, and it was dropped."""
         self.handshake_ended(host, place)
         if self._is_full:
             last = self._crowds.who_gives_way(host.block)
@@ -107,7 +107,7 @@ class Admission:
         return True
 
     def adopt(self, transport: asyncio.Transport, ip: str, now_ms: int) -> HostUse | None:
-        """Count a connection that this relay opened; None: too many."""
+        """Count a connection that this relay opened; None: too many connections."""
         host = self._hosts.use(ip, now_ms)
         if host is None or self._is_full:
             return None
@@ -136,7 +136,7 @@ class Admission:
             self._all_gone.set()
 
     async def close(self) -> None:
-        """End all, and wait until they are gone."""
+        """Close all connections, and wait until they are closed."""
         for transport in list(self._connections):
             transport.abort()
         await self._all_gone.wait()  # connection_lost is called from the loop

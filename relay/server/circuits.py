@@ -1,7 +1,7 @@
-"""The circuits that a relay carries now: what each has moved, who pays, how fast it goes, when it ends.
+"""The circuits that a relay carries now: their bytes, payers, pacing rates and end.
 
-``relay.server.core`` says which two connections are joined, ``relay.server.splice`` passes the bytes; the accounts
-(``relay.payment.accounts``) say who is carried further.
+``relay.server.core`` decides which two connections are joined, ``relay.server.splice`` passes the bytes, and
+``relay.payment.accounts`` decides for which payers the relay carries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger("relay")
 
 
 class _CircuitEnd(Protocol):
-    """One end of a circuit: a connection that has shown its token, or leads to another relay."""
+    """One end of a circuit: a client's data connection, or one to the next relay."""
 
     @property
     def transport(self) -> asyncio.Transport: ...
@@ -44,15 +44,18 @@ class _CarriedCircuit:
     host: HostUse
     tier: FreeTier
     next_hop: Endpoint | None
-    """The relay that it leads to."""
+    """The next relay of the circuit's route; None: the target is a client here."""
     counted_bytes: int = 0
     moved_bytes: int = 0
-    """Since the last ``pace``."""
+    """Bytes since the last ``pace``."""
     pace: int | None = None
 
 
 class CarriedCircuits:
-    """``end_closed`` is called for each transport of a circuit that closes, ``closed`` with the number of one."""
+    """All circuits of one relay.
+
+    ``end_closed`` is called for each transport of a circuit that closed, ``closed`` with the number of each.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class CarriedCircuits:
     ) -> None:
         self.circuits_total = 0
         self.bytes_total = 0
-        """Of circuits that were looked at; see ``count_bytes``."""
+        """Bytes counted so far; ``count_bytes`` brings it up to date."""
         self._accounts = accounts
         self._tariff = tariff
         self._limits = limits
@@ -85,7 +88,7 @@ class CarriedCircuits:
         host: HostUse,
         next_hop: Endpoint | None,
     ) -> None:
-        """Carry a circuit that ``payer`` dialled from ``host``, by the relay ``next_hop`` where one follows."""
+        """Carry a circuit that ``payer`` dialled from ``host``; ``next_hop`` is the next relay, if any."""
         now_ms = self._now_ms()
         circuit = Splice(
             number,
@@ -106,20 +109,20 @@ class CarriedCircuits:
                 set_pace(end.socket(), self._limits.circuit_bytes_per_s_max)
             keep_alive(end.socket())
         circuit.start(dialler.early, target.early)
-        self._collect(carried, now_ms)  # or each circuit of who is not served would carry something
+        self._collect(carried, now_ms)  # or each new circuit of an unpaid payer would carry some bytes
 
     def abort(self, number: int) -> None:
         """End a circuit now."""
         self._carried[number].circuit.abort()
 
     def count_bytes(self) -> int:
-        """Return the payload carried so far, running circuits included."""
+        """Return the bytes carried so far, running circuits included."""
         for carried in self._carried.values():
             self._count(carried)
         return self.bytes_total
 
     def tick(self, now_ms: int) -> list[tuple[Splice, str]]:
-        """Count, and return the circuits that are to end now, each with the reason."""
+        """Count bytes, and return the circuits that must end now with the reason."""
         ended: list[tuple[Splice, str]] = []
         for carried in list(self._carried.values()):
             self._count(carried)
@@ -129,7 +132,7 @@ class CarriedCircuits:
         return ended
 
     def pace(self) -> Counter[Endpoint]:
-        """Pace what moves, and return how much has moved to each relay since the last call."""
+        """Set the pacing rates, and return the bytes carried to each next relay since the last call."""
         self._pace()
         moved: Counter[Endpoint] = Counter()
         for carried in self._carried.values():
@@ -139,7 +142,7 @@ class CarriedCircuits:
         return moved
 
     def _check(self, circuit: Splice) -> None:
-        """Count what has passed, and hold the circuit where its payer owes too much."""
+        """Count bytes, and hold the circuit if its payer owes too much."""
         carried = self._carried.get(circuit.number)
         if carried is not None:
             self._count(carried)
@@ -168,7 +171,7 @@ class CarriedCircuits:
             self._accounts.carried(carried.payer, carried.host, moved, charged_bytes=charged_bytes)
 
     def _collect(self, carried: _CarriedCircuit, now_ms: int) -> str | None:
-        """Hold a circuit whose payer owes too much; return why it is to end, where that has lasted."""
+        """Hold a circuit whose payer owes too much; return why it must end, if that lasted too long."""
         circuit, credit = carried.circuit, self._accounts.credit
         is_stranger = credit.is_stranger(carried.payer, carried.host, now_ms)
         circuit.check_bytes = STRANGER_CHECK_BYTES if is_stranger else CHECK_BYTES
@@ -180,7 +183,7 @@ class CarriedCircuits:
         return "unpaid" if held_ms >= self._tariff.unpaid_ms_max else None
 
     def _pace(self) -> None:
-        """Share out the line, and each client's part of it, among the circuits that move."""
+        """Divide the rates of the line and of each client among the active circuits."""
         limits = self._limits
         if not (limits.line_bytes_per_s or limits.client_bytes_per_s_max):
             return

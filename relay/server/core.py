@@ -1,7 +1,7 @@
-"""The state of a relay without I/O: who is reserved, which circuits wait for an end, which run.
+"""The core of a relay, without I/O: its reservations, pending circuits and running circuits.
 
-The shell gives every connection a number, reports what happens on it and carries out the effects in order. Time is
-a monotonic count of milliseconds that the shell passes in. Clients are addresses that a handshake proved.
+The shell numbers the connections, reports their events and carries out the effects in order. Times are monotonic
+milliseconds that the shell passes in. A client is an address that a handshake proved.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from state.primitives.token_bucket import TokenBucket
 __all__ = ["Drop", "Effect", "End", "ExtendCircuit", "Hold", "Join", "Refuse", "RelayCore", "Send"]
 
 RETRY_MS: Final = 5_000
-"""Told to clients that a limit turned away."""
+"""Retry delay sent with refusals that a limit caused."""
 REFUSED_ENDS_MAX: Final = 1_024
-"""Dialler's ends that were refused before they came."""
+"""Tokens of diallers whose circuit was refused before their data connection arrived."""
 _NAMES_OTHERS: Final = frozenset({Refusal.RELAY_FULL, Refusal.HOST_LIMIT, Refusal.RESTARTING})
-"""Refusals that come with the names of other relays."""
+"""Refusals that name other relays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Close a control connection; the core knows it no more."""
+    """Close a control connection; the core has forgotten it."""
 
     connection: int
     reason: str
@@ -65,7 +65,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Answer a data connection with this refusal and close it; the core knows it no more."""
+    """Answer a data connection with this refusal and close it; the core has forgotten it."""
 
     connection: int
     refusal: Refusal
@@ -73,27 +73,27 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep this data connection, and report its end, until it is an end of a circuit."""
+    """Keep this parked data connection, and report if it closes, until its circuit is joined."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExtendCircuit:
-    """Ask the relay ``next_hop`` to carry on a circuit; report ``next_hop_opened`` or ``next_hop_failed``."""
+    """Request the circuit from the relay ``next_hop``; report ``next_hop_opened`` or ``next_hop_failed``."""
 
     circuit: int
     next_hop: Endpoint
     route: bytes
     asker: HostUse | None = field(default=None, compare=False)
-    """Where the request comes from: what a link to ``next_hop`` costs is counted there."""
+    """The host that sent the request: a link to ``next_hop`` counts towards its limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Answer both data connections that they are joined, and make one byte stream of them.
+    """Answer both data connections that they are joined, and splice them.
 
-    ``dialler_address`` pays. Report ``circuit_closed`` once both are closed.
+    ``dialler_address`` pays. Report ``circuit_closed`` once both have closed.
     """
 
     circuit: int
@@ -105,7 +105,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End both data connections of a circuit that runs; the core knows it no more."""
+    """Close both data connections of a running circuit; the core has forgotten it."""
 
     circuit: int
     reason: str
@@ -116,7 +116,7 @@ Effect: TypeAlias = Send | Drop | Refuse | Hold | ExtendCircuit | Join | End
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    """One address, as long as it has a control connection or a circuit here."""
+    """One address, while it has a control connection or a circuit here."""
 
     address: bytes
     controls: int = 0
@@ -134,43 +134,43 @@ class _Control:
     heard_ms: int
     reserved_until_ms: int | None = None
     offers: set[int] = field(default_factory=set)
-    """Pending circuits that this connection asked for or was told of."""
+    """Pending circuits that this connection requested or was offered."""
     certificate: NodeCertificate | None = None
     parked: dict[bytes, int | None] = field(default_factory=dict)
-    """Tokens of parked data connections, and the connections that have come."""
+    """Tokens of parked data connections, with the connection once it arrived."""
 
 
 @dataclass(slots=True, eq=False)
 class _Circuit:
     number: int
     dialler: _Control
-    """Who asked: the dialler, or the relay before this one."""
+    """The sender of the request: the dialler, or the previous relay."""
     payer: _Client
-    """Who dialled in truth."""
+    """The dialler, also if the request came from a previous relay."""
     target: _Control | None
-    """None where another relay comes next."""
+    """None if another relay comes next."""
     target_address: bytes
     host: HostUse
     tokens: tuple[bytes, bytes]
     deadline_ms: int
     ends: list[int | None] = field(default_factory=lambda: [None, None])
-    """Data connections of the dialler and the target, once they have come."""
+    """Data connections of the dialler and the target, once they arrived."""
 
     def clients(self) -> tuple[_Client, ...]:
-        """Return who is at its ends, as far as this relay knows them."""
+        """Return the clients at its ends that this relay knows."""
         return (self.payer,) if self.target is None else (self.payer, self.target.client)
 
 
 def _no_routes(_data: bytes) -> VerifiedRoute:
-    raise RelayProtocolError("no routes here")
+    raise RelayProtocolError("this relay takes no routes")
 
 
 class RelayCore:
     """Reservations and circuits of one relay.
 
-    ``issue`` makes the voucher for (client, life in seconds); ``random`` returns so many unguessable bytes.
-    ``check_route`` decodes and verifies a route, ``may_dial`` says whether an address that came from a host has
-    paid its way so far, and ``others`` names relays for those whom this one refuses.
+    ``issue`` signs the voucher for (client, life in seconds); ``random`` returns unguessable bytes.
+    ``check_route`` decodes and verifies a route, ``may_dial`` says whether the relay carries for a payer from a
+    host, and ``others`` names the relays to send with refusals.
     """
 
     def __init__(
@@ -206,14 +206,14 @@ class RelayCore:
         self._waiting: dict[int, _Circuit] = {}
         self._running: dict[int, tuple[tuple[_Client, ...], HostUse]] = {}
         self._crowds: Crowds[int] = Crowds()
-        """Circuits that run, by the block of who asked for them; trusted hosts are no crowd."""
+        """Running circuits by the block that requested them, without those of trusted hosts."""
         self._pending_crowds: Crowds[int] = Crowds()
         self._reserved_crowds: Crowds[bytes] = Crowds()
         self._revocations = Revocations(known_max=2 * limits.reservations_max, is_kept=self._reserved.__contains__)
-        """The newest certificates of those who reserve here."""
+        """The newest certificate of each client with a reservation."""
         self._number = 0
         self.refusals: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
-        """How often each was answered."""
+        """Number of refusals sent, by reason."""
 
     @property
     def reservations(self) -> int:
@@ -222,17 +222,17 @@ class RelayCore:
 
     @property
     def controls(self) -> int:
-        """Control connections that are open."""
+        """Open control connections."""
         return len(self._controls)
 
     @property
     def pending(self) -> int:
-        """Circuits that wait for one of their ends."""
+        """Circuits that wait for a data connection."""
         return len(self._pending)
 
     @property
     def circuits(self) -> int:
-        """Circuits that run."""
+        """Running circuits."""
         return len(self._running)
 
     def is_reserved(self, address: bytes, now_ms: int) -> bool:
@@ -242,17 +242,17 @@ class RelayCore:
 
     @property
     def parked(self) -> int:
-        """Data connections that wait for a circuit."""
+        """Parked data connections."""
         return len(self._held)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody needs this relay: no reservation, no circuit."""
+        """Whether the relay has no reservation and no circuit."""
         return not (self._reserved or self._pending or self._running)
 
     @property
     def load_percent(self) -> int:
-        """How full the relay is."""
+        """The load of the relay in percent of its limits."""
         limits = self._limits
         circuits = len(self._pending) + len(self._running)
         return min(
@@ -260,7 +260,7 @@ class RelayCore:
         )
 
     def drain(self, now_ms: int, until_ms: int) -> list[Effect]:
-        """Take nothing new from now on, and tell every client to be gone before ``until_ms``."""
+        """Accept nothing new from now on, and announce the end at ``until_ms`` to every client."""
         self._drain_until_ms = until_ms
         left_ms = max(0, until_ms - now_ms)
         return [Send(number, Restarting(left_ms)) for number in sorted(self._controls)]
@@ -269,7 +269,7 @@ class RelayCore:
         self, connection: int, address: bytes, host: HostUse, observed: str, now_ms: int,
         certificate: NodeCertificate | None = None,
     ) -> None:  # fmt: skip
-        """Note a control connection whose handshake proved ``address`` by ``certificate``."""
+        """Add a control connection whose handshake proved ``address`` with ``certificate``."""
         client = self._clients.setdefault(address, _Client(address))
         client.controls += 1
         messages = TokenBucket(self._limits.messages_per_s, self._limits.messages_burst, now_ms)
@@ -277,7 +277,7 @@ class RelayCore:
         self._controls[connection] = control
 
     def control_message(self, connection: int, message: Message, now_ms: int) -> list[Effect]:
-        """Take a client's message. Raises RelayProtocolError for one that a client may not send: then drop it."""
+        """Take a client's message. Raises RelayProtocolError if a client may not send it: then drop the client."""
         control = self._controls[connection]
         control.heard_ms = now_ms
         if not control.messages.take(now_ms):
@@ -295,7 +295,7 @@ class RelayCore:
             case Decline(token):
                 found = self._tokens.get(token)
                 if found is None or found[0].target is not control or found[1] != 1:
-                    return []  # expired meanwhile, or never this client's
+                    return []  # expired meanwhile, or never of this client
                 return self._abandon(found[0], Refusal.DECLINED)
             case Park(token):
                 return self._park(control, token)
@@ -307,7 +307,7 @@ class RelayCore:
                 raise RelayProtocolError("a relay's message from a client")
 
     def control_closed(self, connection: int) -> list[Effect]:
-        """Forget a control connection: its reservation ends, what waits for it is refused; circuits run on."""
+        """Forget a control connection: its reservation ends and its pending circuits are refused; others go on."""
         control = self._controls.pop(connection, None)
         if control is None:
             return []
@@ -324,12 +324,12 @@ class RelayCore:
         return effects
 
     def is_awaited(self, token: bytes) -> bool:
-        """Tell whether a data connection that shows ``token`` is one end of something."""
+        """Tell whether a data connection with ``token`` is expected."""
         parked = self._parked.get(token)
         return token in self._tokens or (parked is not None and parked.parked[token] is None)
 
     def data_opened(self, connection: int, token: bytes) -> list[Effect]:
-        """Take a data connection that showed ``token``; it waits, is joined with its other end, or is refused."""
+        """Take a data connection that sent ``token``; it waits, is joined with its other end, or is refused."""
         found = self._tokens.pop(token, None)
         if found is not None:
             return self._arrived(*found, connection)
@@ -344,9 +344,9 @@ class RelayCore:
         return [Hold(connection)]
 
     def _arrived(self, circuit: _Circuit, end: int, connection: int) -> list[Effect]:
-        """Take one end of a circuit; with both it runs, if need be in the place of one that runs.
+        """Take one end of a circuit; with both ends it runs, and may replace a running circuit of a full relay.
 
-        Only now: who merely asks would else end the circuits of others with a word.
+        It replaces one only now: otherwise a mere request could end the circuits of others.
         """
         circuit.ends[end] = connection
         self._waiting[connection] = circuit
@@ -372,10 +372,10 @@ class RelayCore:
         return [*effects, Join(circuit.number, dialler, target, circuit.payer.address, circuit.target_address)]
 
     def next_hop_opened(self, circuit: int, connection: int) -> list[Effect]:
-        """Take the data connection to the next relay of a circuit's route, joined there already."""
+        """Take the data connection to the next relay of a circuit's route; it is joined there already."""
         found = self._pending.get(circuit)
         if found is None:
-            return [Refuse(connection, Refusal.TARGET_TIMEOUT)]  # too late: the dialler gave up
+            return [Refuse(connection, Refusal.TARGET_TIMEOUT)]  # too late: the circuit was abandoned
         return self._arrived(found, 1, connection)
 
     def next_hop_failed(self, circuit: int, refusal: Refusal) -> list[Effect]:
@@ -384,7 +384,7 @@ class RelayCore:
         return [] if found is None else self._abandon(found, refusal)
 
     def data_closed(self, connection: int) -> list[Effect]:
-        """Note that a data connection which waited for its other end was closed by its client."""
+        """Note that a client closed a data connection whose circuit was not joined yet."""
         held = self._held.pop(connection, None)
         if held is not None:
             control, token = held
@@ -397,7 +397,7 @@ class RelayCore:
         return self._abandon(circuit, Refusal.TARGET_TIMEOUT)
 
     def circuit_closed(self, circuit: int) -> None:
-        """Note that both ends of a joined circuit are closed."""
+        """Note that both ends of a running circuit closed."""
         if circuit not in self._running:
             return  # ended to make room
         clients, host = self._running.pop(circuit)
@@ -408,7 +408,7 @@ class RelayCore:
             self._forget(client)
 
     def tick(self, now_ms: int) -> list[Effect]:
-        """Do what is due: end expired reservations and waits, drop the silent."""
+        """End expired reservations and pending circuits, and drop silent clients."""
         effects: list[Effect] = []
         for circuit in [c for c in self._pending.values() if c.deadline_ms <= now_ms]:
             effects += self._abandon(circuit, Refusal.TARGET_TIMEOUT)
@@ -420,7 +420,7 @@ class RelayCore:
         return effects
 
     def expire(self, now_ms: int) -> None:
-        """Forget certificates that have ended; ``now_ms`` is the time of day."""
+        """Forget expired certificates; ``now_ms`` is wall-clock time."""
         self._revocations.expire(now_ms)
 
     def _reserve(self, control: _Control, request: int, life_s: int, now_ms: int) -> list[Effect]:
@@ -432,7 +432,7 @@ class RelayCore:
         holder = self._reserved.get(address)
         effects: list[Effect] = []
         if holder is not None and holder is not control:
-            # The same key on a newer connection: the old one is a ghost of a lost line, or will reconnect.
+            # The same key on a newer connection: the old connection is dead, or its client will reconnect.
             effects = [*self.control_closed(holder.connection), Drop(holder.connection, "superseded")]
         if control.reserved_until_ms is None:
             if not self._hosts.may_reserve(control.host):
@@ -447,7 +447,7 @@ class RelayCore:
             if not control.host.is_trusted:
                 self._reserved_crowds.enter(control.host.block, address)
             self._reserved[address] = control
-        if control.certificate is not None:  # now: whoever gets nothing leaves nothing to be remembered
+        if control.certificate is not None:  # only now: a refused client uses no memory
             self._revocations.note(address, control.certificate, is_met=True)
         life_s = max(1, min(life_s, self._limits.reservation_s_max))
         control.reserved_until_ms = now_ms + life_s * 1000
@@ -469,7 +469,7 @@ class RelayCore:
         return effects
 
     def _extend(self, control: _Control, request: int, data: bytes, parked: bytes, now_ms: int) -> list[Effect]:
-        if self._is_too_fast(control, now_ms):  # before two signatures are checked
+        if self._is_too_fast(control, now_ms):  # before the cost of checking two signatures
             return [self._refused(control, request, Refusal.TOO_FAST)]
         try:
             verified = self._check_route(data)
@@ -495,9 +495,11 @@ class RelayCore:
         self, control: _Control, payer: _Client, target: _Control | None, address: bytes, request: int,
         parked: bytes, now_ms: int,
     ) -> tuple[list[Effect], _Circuit]:  # fmt: skip
-        """Note a circuit that waits for its ends, and ask for those that do not wait here already."""
+        """Add a pending circuit, and request the data connections that are not parked here already."""
         effects = self._make_pending_room(control.host)
-        self._clients[payer.address] = payer  # now: its last circuit may have made room, and it was forgotten
+        self._clients[payer.address] = (
+            payer  # only now: if its last circuit was just evicted, the client was forgotten
+        )
         self._number += 1
         mine, theirs = self._random(32), self._random(32)
         wait_ms = self._limits.pending_ms_max
@@ -539,7 +541,7 @@ class RelayCore:
         return effects
 
     def _unpark(self, control: _Control, token: bytes) -> list[Effect]:
-        """Give up one parked connection, come or not."""
+        """Forget one parked connection, arrived or not."""
         connection = control.parked.pop(token)
         del self._parked[token]
         if connection is None:
@@ -585,21 +587,21 @@ class RelayCore:
         return None
 
     def _fullness(self) -> tuple[tuple[Crowds[int], bool], ...]:
-        """Return who shares each bound in sum, and whether it is reached."""
+        """Return for each limit of the whole relay who uses it, and whether it is reached."""
         return (
             (self._pending_crowds, len(self._pending) >= self._limits.pending_max),
             (self._crowds, len(self._running) >= self._limits.circuits_max),
         )
 
     def _make_pending_room(self, host: HostUse) -> list[Effect]:
-        """Let the newest pending circuit of the largest block give way to one of ``host``, where all may wait."""
+        """Abandon the newest pending circuit of the largest block for one of ``host``, if the limit is reached."""
         if len(self._pending) < self._limits.pending_max:
             return []
         last = self._pending_crowds.who_gives_way(host.block)
         return [] if last is None else self._abandon(self._pending[last], Refusal.RELAY_FULL)
 
     def _end_pending(self, circuit: _Circuit) -> None:
-        """Take a circuit out of the pending ones, with everything that counted it there."""
+        """Remove a circuit from the pending ones and from their counts."""
         del self._pending[circuit.number]
         for token in circuit.tokens:
             self._tokens.pop(token, None)
@@ -616,7 +618,7 @@ class RelayCore:
 
     def _abandon(self, circuit: _Circuit, refusal: Refusal) -> list[Effect]:
         mine = circuit.tokens[0]
-        if mine in self._tokens:  # its dialler has yet to come, and shall know why it comes in vain
+        if mine in self._tokens:  # the dialler's data connection will still arrive, and gets this answer
             self._refused_ends[mine] = refusal
             if len(self._refused_ends) > REFUSED_ENDS_MAX:
                 self._refused_ends.popitem(last=False)

@@ -1,6 +1,6 @@
 """The relay daemon: asyncio on uvloop, protocols only, one process.
 
-It carries circuits between addresses and knows nothing of their content. The state is ``relay.server.core``'s,
+It carries circuits between addresses and cannot read their content. The state is ``relay.server.core``'s,
 whose effects are carried out here; what clients open is ``relay.server.handshake``'s, what runs
 ``relay.server.circuits``'s, what was signed for it ``relay.payment.accounts``'. What a client does wrong costs
 that client its connection, nobody else's.
@@ -66,9 +66,9 @@ IDENTITY_RENEWAL_MS: Final = 24 * 3_600_000
 LISTEN_BACKLOG: Final = 1024
 DESCRIPTORS_SPARE: Final = 64
 SLOW_TICKS: Final = 4
-"""Pacing and links to other relays are looked after every so many ticks."""
+"""Ticks between two runs of pacing, claims and link maintenance."""
 EXPIRE_TICKS: Final = 240
-"""Certificates that have ended are looked for every so many ticks: there may be very many."""
+"""Ticks between two searches for expired certificates: there may be very many."""
 
 log = structlog.get_logger("relay")
 
@@ -78,7 +78,7 @@ class RelayOptions:
     """Options of a relay daemon."""
 
     listen: str = ":26680"
-    """host:port for clients; port 0: any free one."""
+    """host:port for clients; port 0 picks a free port."""
     metrics_listen: str = ""
     """host:port for /metrics and /healthz; empty: none."""
     limits: RelayLimits = field(default_factory=RelayLimits)
@@ -86,13 +86,13 @@ class RelayOptions:
     tariff: Tariff = field(default_factory=Tariff)
     credit: CreditOptions = field(default_factory=CreditOptions)
     peers: tuple[str, ...] = ()
-    """Other relays, as ``relay:<address>:host:port``: connections to them are kept, and measured."""
+    """Other relays, as ``relay:<address>:host:port``: links to them are kept open and measured."""
     receipts: Path | None = None
-    """Directory of the payers' receipts; None: they are not kept."""
+    """Directory of the payers' receipts; None: they are not saved."""
     collectors: tuple[Any, ...] = ()
-    """Collectors of prometheus_client for /metrics beside the relay's own: those of its process."""
+    """Additional collectors of prometheus_client for /metrics, for example of the process."""
     drain_s_max: int = 20
-    """How long clients may take to go elsewhere when the relay is told to end; 0: it ends at once."""
+    """Time for clients to move to other relays at shutdown; 0: no wait."""
 
 
 def run_relay(
@@ -104,8 +104,8 @@ def run_relay(
 ) -> None:
     """Run a relay until SIGTERM or SIGINT; ``on_ready`` is called when it listens.
 
-    At the first signal it sends its clients away and ends when they are gone or ``drain_s_max`` is over; at the
-    second it ends at once.
+    At the first signal it announces its end to the clients, and ends when they have left or after ``drain_s_max``.
+    At the second signal it ends at once.
 
     ``make_identity`` returns the relay's identity with a fresh certificate, always of the same node secret, for
     vouchers are signed with it. It is called again every day. A relay that asks a price and has a ``gateway``
@@ -143,7 +143,7 @@ class RelayDaemon:
         self.limits = options.limits
         self.hosts = HostTable(options.limits)
         self.endpoint: tuple[str, int] = ("", 0)
-        """Host and port that clients reach, once started."""
+        """Host and port for clients, once started."""
         self.metrics_endpoint: tuple[str, int] | None = None
         self.drops: Counter[str] = Counter()
         """Connections closed by the relay, by reason."""
@@ -228,7 +228,7 @@ class RelayDaemon:
             self._stopped.set_result(None)
 
     def drain(self) -> None:
-        """Take nothing new and send the clients away; ``wait_stopped`` returns when they are gone, or in time."""
+        """Accept nothing new and announce the end; ``wait_stopped`` returns when all left or time is over."""
         if self._drain_until_ms is not None or self.core.is_empty or not self.options.drain_s_max:
             self.stop()
             return
@@ -238,11 +238,11 @@ class RelayDaemon:
         self.do(self.core.drain(now_ms, self._drain_until_ms))
 
     async def wait_stopped(self) -> None:
-        """Wait for ``stop``; raises what ended the daemon if that is a bug."""
+        """Wait for ``stop``; raises the exception that ended the daemon, if there was one."""
         await self._stopped
 
     async def close(self) -> None:
-        """Close everything; circuits end, clients find another relay."""
+        """Close everything: circuits end, and clients use other relays."""
         if self._tick is not None:
             self._tick.cancel()
         for server in self._servers:
@@ -253,7 +253,7 @@ class RelayDaemon:
         log.info("relay stopped", circuits=self.circuits.circuits_total, bytes=self.circuits.bytes_total)
 
     def identity(self) -> Identity:
-        """Return what this relay proves itself with, certified within the last day."""
+        """Return the identity for handshakes, with a certificate of the last day."""
         now_ms = self.now_ms()
         if self._identity_until_ms <= now_ms:
             self._identity = self._make_identity()
@@ -262,7 +262,7 @@ class RelayDaemon:
 
     @property
     def half_open(self) -> int:
-        """Connections that have not yet proved what they are for."""
+        """Connections with an unfinished handshake."""
         return self._admission.half_open
 
     @property
@@ -270,12 +270,13 @@ class RelayDaemon:
         """All connections of clients."""
         return len(self._admission)
 
-    # What the links to other relays need and report.
+    # Calls of the links to other relays.
 
     def may_reach(self, ip: str, *, is_trusted: bool) -> bool:
-        """Say whether a client, trusted or not, may make this relay connect to ``ip``.
+        """Tell whether a client, trusted or not, may make this relay connect to ``ip``.
 
-        Anybody to the world; to what is trusted only who is trusted, or strangers could probe local services.
+        Any client may name public addresses. Trusted networks only trusted clients may name: others could probe
+        local services through the relay.
         """
         host = self.hosts.use(ip, self.now_ms())
         if host is None:
@@ -284,22 +285,22 @@ class RelayDaemon:
         return (address.is_global and not address.is_multicast) or (host.is_trusted and is_trusted)
 
     def adopt(self, transport: asyncio.Transport, ip: str) -> HostUse | None:
-        """Count a connection that this relay opened; None: too many."""
+        """Count a connection that this relay opened; None: too many connections."""
         return self._admission.adopt(transport, ip, self.now_ms())
 
     def next_hop_opened(self, circuit: int, connection: NextHopConnection) -> None:
-        """Take the joined data connection of a circuit's next relay."""
+        """Take the joined data connection to a circuit's next relay."""
         self._number += 1
         connection.number = self._number
         self._waiting[connection.number] = connection
         self.do(self.core.next_hop_opened(circuit, connection.number))
 
     def next_hop_failed(self, circuit: int, refusal: Refusal) -> None:
-        """Note that a circuit goes no further."""
+        """Note that the next relay of a circuit was not reached, or refused."""
         self.do(self.core.next_hop_failed(circuit, refusal))
 
     def next_hop_lost(self, connection: NextHopConnection) -> None:
-        """Note that a joined data connection ended before its circuit ran."""
+        """Note that a joined data connection closed before its circuit ran."""
         if self._waiting.pop(connection.number, None) is not None:
             self.do(self.core.data_closed(connection.number))
 
@@ -309,10 +310,10 @@ class RelayDaemon:
     def _others(self) -> tuple[str, ...]:
         return tuple(str(endpoint) for endpoint in self.links.known[:ALTERNATIVES_MAX])
 
-    # What the connections of clients report.
+    # Calls of the connections of clients.
 
     def admit(self, handshake: ClientHandshake) -> tuple[HostUse, Place] | str:
-        """Count a new connection in, or return why it is turned away."""
+        """Count a new connection as half open, or return why it is refused."""
         answer = self._admission.admit(handshake.transport, handshake.peer[0], self.now_ms())
         if not isinstance(answer, str):
             self._number += 1
@@ -320,11 +321,11 @@ class RelayDaemon:
         return answer
 
     def promote(self, handshake: ClientHandshake, place: Place) -> bool:
-        """Give a connection that has proved what it is for its place; False: there is none, it is dropped."""
+        """Admit a connection that proved its purpose; False: the relay is full, and it was dropped."""
         return self._admission.promote(handshake.transport, handshake.peer[0], handshake.host, place)
 
     def handshake_ended(self, handshake: ClientHandshake, place: Place) -> None:
-        """Count a connection out of the half-open ones that proved nothing."""
+        """Count a connection out of the half-open ones; it proved nothing."""
         self._admission.handshake_ended(handshake.host, place)
 
     def connection_closed(self, transport: asyncio.Transport) -> None:
@@ -332,7 +333,7 @@ class RelayDaemon:
         self._admission.connection_closed(transport)
 
     def control_opened(self, handshake: ClientHandshake, channel: ControlChannel) -> None:
-        """Take a connection whose handshake proved an address."""
+        """Take a control connection whose handshake proved an address."""
         control = ControlConnection(self, handshake.number, handshake.transport, channel)
         self._controls[handshake.number] = control
         name, port = handshake.peer
@@ -344,14 +345,14 @@ class RelayDaemon:
         tariff = self.options.tariff
         control.send(Terms(tariff.price_per_gib, tariff.free_bytes, tariff.free_ms, tariff.unpaid_bytes_max))
         self.accounts.met(channel.address, handshake.host)
-        control.data_received(b"")  # what came right behind the handshake
+        control.data_received(b"")  # bytes received with the handshake
 
     def control_message(self, control: ControlConnection, message: Message) -> None:
         """Take a client's message. Raises RelayProtocolError."""
         match message:
             case Pay(data):
                 self.accounts.take_receipt(control.channel, data, opened_ms=control.opened_ms, wall_ms=wall_ms())
-                message = Pong(0)  # it counts as a message like others
+                message = Pong(0)  # it counts towards the limit of messages
             case AskLinkState(request):
                 control.send(LinkStateReply(request, self._signed_links()))
                 message = Pong(0)
@@ -368,25 +369,25 @@ class RelayDaemon:
         return self._link_state
 
     def control_closed(self, control: ControlConnection) -> None:
-        """Take the end of a control connection."""
+        """Note that a control connection closed."""
         if self._controls.pop(control.number, None) is not None:
             self.do(self.core.control_closed(control.number))
 
     def is_awaited(self, token: bytes) -> bool:
-        """Tell whether a token was given out to somebody who has not shown it yet."""
+        """Tell whether a token was given out and not used yet."""
         return self.core.is_awaited(token)
 
     def fanout_opened(self, handshake: ClientHandshake, session: Session) -> None:
-        """Take a connection for fan-out whose handshake proved an address."""
+        """Take a fan-out connection whose handshake proved an address."""
         self.fanout.open(handshake.number, handshake.transport, session, handshake.host)
 
     def data_opened(self, handshake: ClientHandshake, token: bytes) -> None:
-        """Take a connection that showed a token."""
+        """Take a data connection that sent a token."""
         self._waiting[handshake.number] = handshake
         self.do(self.core.data_opened(handshake.number, token))
 
     def data_closed(self, handshake: ClientHandshake) -> None:
-        """Take the end of a data connection that waited for its other end."""
+        """Note that a data connection closed before its circuit was joined."""
         if self._waiting.pop(handshake.number, None) is not None:
             self.do(self.core.data_closed(handshake.number))
 
@@ -397,7 +398,7 @@ class RelayDaemon:
         transport.abort()
 
     def do(self, effects: Iterable[Effect]) -> None:
-        """Carry out what the core says, in order."""
+        """Carry out the effects of the core, in order."""
         for effect in effects:
             match effect:
                 case Send(connection, message):
@@ -457,7 +458,7 @@ class RelayDaemon:
         self._tick = self._loop.call_later(TICK_S, self._on_tick)
 
     def _claim(self) -> None:
-        """Say to each client what it owes, and send away who is due for a new channel."""
+        """Send each client its claim, and drop connections whose payment channel is too old."""
         meter = self.accounts.meter
         too_old_ms = wall_ms() - CHANNEL_AGE_MS_MAX
         for control in list(self._controls.values()) if len(meter) else ():
@@ -474,12 +475,12 @@ class RelayDaemon:
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if error is None or isinstance(error, OSError):
-            self.drops["socket_error"] += 1  # a line that broke; its connection is closed already
+            self.drops["socket_error"] += 1  # a broken connection; it is closed already
             return
         self._end_for(error)
 
     def _end_for(self, bug: BaseException) -> None:
-        """End as a whole rather than run on with a state that nobody vouches for."""
+        """Stop the daemon: after a bug its state cannot be trusted."""
         if not self._stopped.done():
             self._stopped.set_exception(bug)
 
@@ -517,5 +518,5 @@ def _raise_descriptor_limit(wanted: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:
-        with contextlib.suppress(OSError, ValueError):  # fewer descriptors: accepting fails sooner, nothing else
+        with contextlib.suppress(OSError, ValueError):  # with fewer descriptors only accepting fails sooner
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,4 +1,4 @@
-"""The connections of a relay for fan-out: asyncio protocols around ``relay.protocol.fanout``."""
+"""A relay's connections for fan-out: asyncio protocols around ``relay.protocol.fanout``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from relay.protocol.limits import HostUse
 __all__ = ["FanoutServer"]
 
 ANSWERS_BYTES_MAX: Final = 64 * 1024
-"""Unsent bytes of a client beyond which its pings are not answered."""
+"""Unsent bytes of a client above which its pings are not answered."""
 
 
 class FanoutServer:
@@ -54,12 +54,12 @@ class FanoutServer:
         self._connection_closed = connection_closed
         self._connections: dict[int, _FanoutConnection] = {}
         self._taking: _FanoutConnection | None = None
-        """Whose message is being looked at."""
+        """The connection whose message is being processed."""
         self._backlog_bytes = 0
-        """Unsent bytes of all connections, as of the last tick and what was written since."""
+        """Unsent bytes of all connections at the last tick, plus those written since then."""
 
     def open(self, number: int, transport: asyncio.Transport, session: Session, host: HostUse) -> None:
-        """Take over a connection whose handshake is finished."""
+        """Take over a connection after its handshake."""
         connection = _FanoutConnection(self, number, transport, FanoutChannel(session), host)
         transport.set_protocol(connection)
         host.fanouts += 1
@@ -72,14 +72,14 @@ class FanoutServer:
             self._drop(transport, error.code, session.address.hex())
             return
         self._connections[number] = connection
-        # Whether a subscriber keeps up is judged by its backlog: it is passed over, never waited for.
+        # A slow subscriber is skipped because of its backlog; nobody waits for it.
         transport.set_write_buffer_limits(high=2 * self.core.limits.backlog_bytes_max)
         if old is not None and old in self._connections:
             self._connections[old].transport.abort()
-        connection.data_received(b"")  # what came right behind the handshake
+        connection.data_received(b"")  # bytes received with the handshake
 
     def tick(self, now_ms: int) -> None:
-        """Drop who fell silent."""
+        """Drop silent connections."""
         self._backlog_bytes = sum(
             connection.transport.get_write_buffer_size() for connection in self._connections.values()
         )
@@ -111,14 +111,14 @@ class FanoutServer:
                     self._backlog_bytes += len(piece)
                 self._charge(connection.channel.address, connection.host, len(piece) * len(connections))
             case Pong() as pong:
-                # Who does not read gets no more answers: they would pile up here for as long as it asks.
+                # A client that does not read gets no more answers: they would pile up here without limit.
                 if connection.transport.get_write_buffer_size() < ANSWERS_BYTES_MAX:
                     connection.transport.write(connection.channel.seal(pong))
             case None:
                 pass
 
     def closed(self, connection: _FanoutConnection) -> None:
-        """Take the end of a connection."""
+        """Note that a connection closed."""
         if self._connections.get(connection.number) is connection:
             del self._connections[connection.number]
             self.core.closed(connection.number)
@@ -131,7 +131,7 @@ class FanoutServer:
 
 
 class _FanoutConnection(asyncio.Protocol):
-    """One connection after its handshake."""
+    """One fan-out connection after its handshake."""
 
     __slots__ = ("_low_water", "_server", "channel", "host", "number", "transport")
 

@@ -37,37 +37,37 @@ from relay.protocol.wire import (
 __all__ = ["ClientHandshake", "ControlConnection", "wall_ms"]
 
 EARLY_BYTES_MAX: Final = 4_096
-"""What an end may send after its token, before the other end has come."""
+"""Bytes that a data connection may send after its token, before its circuit is joined."""
 
 _PREAMBLES: Final = (CONTROL_PREAMBLE, DATA_PREAMBLE, OBSERVE_PREAMBLE, FANOUT_PREAMBLE)
 _PURPOSES: Final = {CONTROL_PREAMBLE: Purpose.RELAY_CONTROL, FANOUT_PREAMBLE: Purpose.RELAY_FANOUT}
 
 
 def wall_ms() -> int:
-    """Return the time of day, which clients and relays agree on."""
+    """Return the wall-clock time in milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 class Daemon(Protocol):
-    """What connections need of the daemon around them."""
+    """What connections call on the daemon that owns them."""
 
     limits: RelayLimits
     has_bbr: bool
 
     def identity(self) -> Identity:
-        """Return what this relay proves itself with."""
+        """Return the identity that this relay uses in handshakes."""
         ...
 
     def admit(self, handshake: ClientHandshake) -> tuple[HostUse, Place] | str:
-        """Count a new connection in, or return why it is turned away."""
+        """Count a new connection as half open, or return why it is refused."""
         ...
 
     def promote(self, handshake: ClientHandshake, place: Place) -> bool:
-        """Give a connection that has proved what it is for its place; False: there is none, it is dropped."""
+        """Admit a connection that proved its purpose; False: the relay is full, and it was dropped."""
         ...
 
     def handshake_ended(self, handshake: ClientHandshake, place: Place) -> None:
-        """Count a connection out of the half-open ones that proved nothing."""
+        """Count a connection out of the half-open ones; it proved nothing."""
         ...
 
     def connection_closed(self, transport: asyncio.Transport) -> None:
@@ -79,11 +79,11 @@ class Daemon(Protocol):
         ...
 
     def is_awaited(self, token: bytes) -> bool:
-        """Tell whether a token was given out to somebody who has not shown it yet."""
+        """Tell whether a token was given out and not used yet."""
         ...
 
     def control_opened(self, handshake: ClientHandshake, channel: ControlChannel) -> None:
-        """Take a connection whose handshake proved an address."""
+        """Take a control connection whose handshake proved an address."""
         ...
 
     def control_message(self, control: ControlConnection, message: Message) -> None:
@@ -91,24 +91,24 @@ class Daemon(Protocol):
         ...
 
     def control_closed(self, control: ControlConnection) -> None:
-        """Take the end of a control connection."""
+        """Note that a control connection closed."""
         ...
 
     def fanout_opened(self, handshake: ClientHandshake, session: Session) -> None:
-        """Take a connection for fan-out whose handshake proved an address."""
+        """Take a fan-out connection whose handshake proved an address."""
         ...
 
     def data_opened(self, handshake: ClientHandshake, token: bytes) -> None:
-        """Take a connection that showed a token."""
+        """Take a data connection that sent a token."""
         ...
 
     def data_closed(self, handshake: ClientHandshake) -> None:
-        """Take the end of a data connection that waited for its other end."""
+        """Note that a data connection closed before its circuit was joined."""
         ...
 
 
 class ClientHandshake(asyncio.Protocol):
-    """A connection from its first byte until it is known what it is; a data end also while it waits."""
+    """A connection until its purpose is known and proved; a data connection until its circuit runs."""
 
     __slots__ = (
         "_buffer", "_daemon", "_handshake", "_is_held", "_place", "_purpose", "_timer", "early", "host", "number",
@@ -131,10 +131,10 @@ class ClientHandshake(asyncio.Protocol):
         self.early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count it in, or turn it away."""
+        """Admit the connection, or refuse it."""
         self.transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        if not peer:  # gone between the kernel's accept and ours
+        if not peer:  # closed between the kernel's accept and this call
             transport.abort()  # type: ignore[attr-defined]
             return
         self.peer = peer[0], peer[1]
@@ -153,11 +153,11 @@ class ClientHandshake(asyncio.Protocol):
         return cast(socket.socket, self.transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
-        """Find out what it is for; while it waits for its other end nothing may come."""
+        """Read the preamble or the handshake; while the connection waits for its circuit, nothing may arrive."""
         if self._timer is None:
             if self._is_held:
                 self._daemon.drop(self.transport, "garbage", self.peer[0])
-            return  # refused already, or its preamble is complete
+            return  # refused already, or the preamble is complete
         try:
             if self._handshake is not None:
                 self._shake(data)
@@ -173,7 +173,7 @@ class ClientHandshake(asyncio.Protocol):
             elif self._buffer[:PREAMBLE_BYTES] == DATA_PREAMBLE:
                 self._take_token()
             elif self._buffer == OBSERVE_PREAMBLE:
-                # Stays open as long as an opening may: its mapping at the asker's NAT lives with it.
+                # It stays open until the handshake times out: the mapping at the asker's NAT lasts as long.
                 self.transport.write(observed_answer(*self.peer))
             elif not any(preamble.startswith(self._buffer) for preamble in _PREAMBLES):
                 raise RelayProtocolError("not a client of a relay")
@@ -197,7 +197,7 @@ class ClientHandshake(asyncio.Protocol):
                 self._daemon.control_opened(self, ControlChannel(session))
 
     def hold(self) -> None:
-        """Wait parked: reading, so that its end is noticed, though nothing may come."""
+        """Wait parked: read, to notice when the client closes; no byte may arrive."""
         if self.early:
             self._daemon.drop(self.transport, "garbage", self.peer[0])
             return
@@ -218,7 +218,7 @@ class ClientHandshake(asyncio.Protocol):
         self._daemon.data_opened(self, token)
 
     def _finish(self, *, has_proved: bool) -> bool:
-        """Be half open no more; False: there is no place for this one, and it was dropped."""
+        """End the half-open state; False: the relay is full, and the connection was dropped."""
         assert self._timer is not None
         self._timer.cancel()
         self._timer = None
@@ -231,22 +231,22 @@ class ClientHandshake(asyncio.Protocol):
         self._daemon.drop(self.transport, "slow_handshake", self.peer[0])
 
     def joined(self) -> None:
-        """Tell the other side that its circuit is there."""
+        """Tell the client that its circuit is joined."""
         self.transport.write(bytes((JOINED,)))
 
     def refuse(self, refusal: Refusal) -> None:
-        """Tell the other side why, and close."""
+        """Send the refusal, and close."""
         self.transport.write(bytes((refusal,)))
         self.transport.close()
 
     def eof_received(self) -> bool:
-        """Close: whoever sends no more wants nothing more."""
+        """Close both directions: a client that ends its direction is done."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Count it out."""
+        """Count the connection out."""
         if not self.number:
-            return  # never admitted
+            return  # it was never admitted
         if self._timer is not None:
             self._finish(has_proved=False)
         self._daemon.connection_closed(self.transport)
@@ -272,13 +272,13 @@ class ControlConnection(asyncio.Protocol):
         self.opened_ms = wall_ms()
 
     def send(self, message: Message) -> None:
-        """Send a message; who does not read is dropped."""
+        """Send a message; a client that does not read is dropped."""
         self.transport.write(self.channel.seal(message))
         if self.transport.get_write_buffer_size() > self._daemon.limits.control_backlog_bytes_max:
             self._daemon.drop(self.transport, "slow_reader", self.channel.address.hex())
 
     def data_received(self, data: bytes) -> None:
-        """Hand its messages to the daemon."""
+        """Pass the messages to the daemon."""
         try:
             for message in self.channel.receive(data):
                 if self.transport.is_closing():
@@ -288,10 +288,10 @@ class ControlConnection(asyncio.Protocol):
             self._daemon.drop(self.transport, error.code, self.channel.address.hex())
 
     def eof_received(self) -> bool:
-        """Close: whoever sends no more wants nothing more."""
+        """Close both directions: a client that ends its direction is done."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Count it out."""
+        """Count the connection out."""
         self._daemon.connection_closed(self.transport)
         self._daemon.control_closed(self)

@@ -1,8 +1,8 @@
-"""A relay's connections to other relays: the next hop of a route, warm while it is used.
+"""A relay's links to the next relays of routes, kept open while they are used.
 
-Here a relay is a client of another: it proves its own address on a control connection, hands the dialler's signed
-route on, and opens a data connection that the daemon splices with the dialler's. Two data connections stay parked
-at a relay in use, so that the next circuit costs one round trip.
+Here a relay is a client of another relay. It proves its own address on a control connection, forwards the
+dialler's signed route, and opens a data connection, which the daemon splices with the dialler's. Two data
+connections stay parked at a relay in use, so that the next circuit takes one round trip.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ from state.primitives.token_bucket import TokenBucket
 __all__ = ["NextHopConnection", "NextHopLinks"]
 
 PARKED: Final = 2
-"""Data connections kept waiting at a relay in use."""
+"""Data connections kept parked at a relay in use."""
 PING_S: Final = 10
 SILENT_S: Final = 25
 FAILED_S: Final = 5
-"""A relay that was not reached is not tried again before."""
+"""Wait before a relay that was not reached is tried again, in seconds."""
 EXTENDS_PER_S: Final = 8
 EXTENDS_BURST: Final = 40
-"""Circuits asked of one relay: its bounds for any client hold for this one, and who breaks them is dropped."""
+"""Rate of circuits requested of one relay: it drops a client that exceeds its limits, this relay included."""
 RATE_DECAY_PERCENT: Final = 98
-"""What is left each second of the highest rate seen."""
+"""The highest rate seen decays to this part each second."""
 
 log = structlog.get_logger("relay")
 
 
 class Daemon(Protocol):
-    """What the links need of the daemon around them."""
+    """What the links call on the daemon that owns them."""
 
     limits: RelayLimits
     hosts: HostTable
 
     def identity(self) -> Identity:
-        """Return what this relay proves itself with."""
+        """Return the identity that this relay uses in handshakes."""
         ...
 
     def may_reach(self, ip: str, *, is_trusted: bool) -> bool:
-        """Say whether a client, trusted or not, may make this relay connect to ``ip``."""
+        """Tell whether a client, trusted or not, may make this relay connect to ``ip``."""
         ...
 
     def adopt(self, transport: asyncio.Transport, ip: str) -> HostUse | None:
-        """Count a connection that this relay opened; None: too many."""
+        """Count a connection that this relay opened; None: too many connections."""
         ...
 
     def connection_closed(self, transport: asyncio.Transport) -> None:
@@ -84,20 +84,20 @@ class Daemon(Protocol):
         ...
 
     def next_hop_opened(self, circuit: int, connection: NextHopConnection) -> None:
-        """Take the joined data connection of a circuit's next relay."""
+        """Take the joined data connection to a circuit's next relay."""
         ...
 
     def next_hop_failed(self, circuit: int, refusal: Refusal) -> None:
-        """Note that a circuit goes no further."""
+        """Note that the next relay of a circuit was not reached, or refused."""
         ...
 
     def next_hop_lost(self, connection: NextHopConnection) -> None:
-        """Note that a joined data connection ended before its circuit ran."""
+        """Note that a joined data connection closed before its circuit ran."""
         ...
 
 
 class NextHopLinks:
-    """All links of one relay to others, by endpoint."""
+    """All links of one relay to other relays, by endpoint."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -111,22 +111,22 @@ class NextHopLinks:
 
     @property
     def known(self) -> tuple[Endpoint, ...]:
-        """Relays that are connected now and take circuits."""
+        """Relays that are connected now and accept circuits."""
         return tuple(e for e, link in self._links.items() if link.is_open and not link.is_leaving)
 
     def keep(self, endpoints: tuple[Endpoint, ...]) -> None:
-        """Stay connected to these, used or not."""
+        """Keep links to these relays open, used or not."""
         self._kept = frozenset(endpoints)
 
     def extend(self, circuit: int, next_hop: Endpoint, route: bytes, asker: HostUse) -> None:
-        """Carry a circuit on to the relay ``next_hop``; the daemon is told what came of it.
+        """Extend a circuit to the relay ``next_hop``, and report the result to the daemon.
 
-        Who asks from a network that this relay trusts may name hosts that are not public, and is not bounded.
+        A client in a trusted network may name hosts that are not public, and is not limited.
         """
         self._spawn(self._try_extend(circuit, next_hop, route, asker))
 
     def measured(self) -> dict[bytes, LinkMeasurement]:
-        """Return what is known of the way to each relay that is connected now."""
+        """Return the measurements of the links that are open now, by the relay's address."""
         return {
             link.relay: LinkMeasurement(link.rtt_us, link.bytes_per_s)
             for link in self._links.values()
@@ -134,7 +134,7 @@ class NextHopLinks:
         }
 
     def tick(self, moved: dict[Endpoint, int]) -> None:
-        """Ping, close what is idle, and take the bytes ``moved`` to each relay since the last call."""
+        """Ping, close idle links, and take the bytes ``moved`` to each relay since the last call."""
         now = self._loop.time()
         elapsed_s = max(now - self._counted_at, 0.001)
         self._counted_at = now
@@ -157,7 +157,7 @@ class NextHopLinks:
                 link.close("idle")
 
     def close(self) -> None:
-        """End all links."""
+        """Close all links."""
         for task in self._tasks:
             task.cancel()
         for link in list(self._links.values()):
@@ -186,7 +186,7 @@ class NextHopLinks:
         except RelayRefused as error:
             self._daemon.next_hop_failed(circuit, error.refusal)
         except (RelayUnreachable, TimeoutError, OSError) as error:
-            log.debug("next relay not reached", relay=str(next_hop), error=str(error) or type(error).__name__)
+            log.debug("next hop not reached", relay=str(next_hop), error=str(error) or type(error).__name__)
             self._daemon.next_hop_failed(circuit, Refusal.NEXT_UNREACHABLE)
         else:
             self._daemon.next_hop_opened(circuit, connection)
@@ -262,7 +262,7 @@ class NextHopLinks:
         return link
 
     def _make_room(self, asker: HostUse | None, now_ms: int) -> None:
-        """End a link for another one that ``asker`` wants. Raises RelayRefused."""
+        """Evict a link for another one that ``asker`` requests. Raises RelayRefused if none may be evicted."""
         uses = [
             NextHopUse(endpoint, link.asker, int(link.used_at * 1000), endpoint in self._kept)
             for endpoint, link in self._links.items()
@@ -271,7 +271,7 @@ class NextHopLinks:
         if room.refusal is not None:
             raise RelayRefused(room.refusal)
         if room.evicted is not None:
-            self._links[room.evicted].close("made room")
+            self._links[room.evicted].close("evicted for another link")
 
     async def _open(self, link: _NextHopLink) -> None:
         endpoint = link.endpoint
@@ -281,7 +281,7 @@ class NextHopLinks:
                 ips = [str(item[4][0]) for item in found]
                 link.ip = next((ip for ip in ips if self._may_link(link, ip)), "")
                 if not link.ip:
-                    raise RelayUnreachable("an address that clients may not have connected to, or one too many")
+                    raise RelayUnreachable("no address that clients may reach, or too many links to its network")
                 await self._loop.create_connection(lambda: link, link.ip, endpoint.port)
                 await asyncio.shield(link.opened)
         except (OSError, ValueError, TimeoutError, RelayUnreachable) as error:
@@ -289,7 +289,7 @@ class NextHopLinks:
             link.close(str(error) or "too slow")
 
     def _may_link(self, link: _NextHopLink, ip: str) -> bool:
-        """Say whether a link may lead to ``ip``: to one network few of those that strangers named may."""
+        """Tell whether a link may lead to ``ip``: links named by clients are limited for each network."""
         if not self._daemon.may_reach(ip, is_trusted=link.asker is None):
             return False
         host = self._daemon.hosts.use(ip, int(self._loop.time() * 1000))
@@ -314,12 +314,12 @@ class _NextHopLink(asyncio.Protocol):
         assert endpoint.relay is not None
         self.endpoint = endpoint
         self.asker = asker
-        """The stranger for whom it was opened."""
+        """The host of the client that named this relay; None: configured, or named by a trusted client."""
         self.relay: bytes = endpoint.relay
         self.ip = ""
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_leaving = False
-        """It has said that it is about to end."""
+        """Whether the relay announced its end."""
         self.rtt_us: int | None = None
         self.bytes_per_s = 0
         self.used_at = asyncio.get_running_loop().time()
@@ -328,7 +328,7 @@ class _NextHopLink(asyncio.Protocol):
         self.extends = TokenBucket(EXTENDS_PER_S, EXTENDS_BURST, int(self.used_at * 1000))
         limits = daemon.limits
         self._messages = TokenBucket(limits.messages_per_s, limits.messages_burst, int(self.used_at * 1000))
-        """What the other relay may say: anybody can name one, and it may be anything."""
+        """Limits the messages of the other relay: any client can name any host as a relay."""
         self._daemon = daemon
         self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
@@ -343,7 +343,7 @@ class _NextHopLink(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it may be asked."""
+        """Whether requests can be sent."""
         return self._channel is not None and not self._is_closed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -383,7 +383,7 @@ class _NextHopLink(asyncio.Protocol):
                 if self._is_closed:
                     return
                 if not self._messages.take(int(self._heard_at * 1000)):
-                    raise RelayProtocolError("more messages than a relay has to say")
+                    raise RelayProtocolError("more messages than a relay may send")
                 self._take(message)
         except (HandshakeFailed, RelayProtocolError) as error:
             self.close(str(error))
@@ -404,10 +404,10 @@ class _NextHopLink(asyncio.Protocol):
             case Restarting():
                 self.is_leaving = True
             case _:
-                return  # terms and offers to a client that this one is not
+                return  # terms and announcements for clients, which this relay does not use
 
     def send(self, message: Message) -> None:
-        """Send a message; to a link that has ended, nothing. A relay that does not read loses its link."""
+        """Send a message if the link is open; if the other relay does not read, the link closes."""
         if self.is_open:
             assert self._channel is not None and self._transport is not None
             self._transport.write(self._channel.seal(message))
@@ -415,7 +415,7 @@ class _NextHopLink(asyncio.Protocol):
                 self.close("does not read")
 
     def ping(self, now: float) -> None:
-        """Measure the round trip, or give up a relay that is silent."""
+        """Measure the round trip, or close the link to a silent relay."""
         if now - self._heard_at > SILENT_S:
             self.close("silent")
             return
@@ -424,7 +424,7 @@ class _NextHopLink(asyncio.Protocol):
         self.send(Ping(self._number))
 
     async def ask(self, question: Callable[[int], Message]) -> Message:
-        """Return the answer. Raises RelayUnreachable."""
+        """Send a request and return the answer. Raises RelayUnreachable."""
         if not self.is_open:
             raise RelayUnreachable("the link has ended")
         self._number = (self._number + 1) % 2**31
@@ -438,7 +438,7 @@ class _NextHopLink(asyncio.Protocol):
             self._calls.pop(number, None)
 
     def take_parked(self) -> NextHopConnection | None:
-        """Return a data connection that waits at the other relay, if there is one."""
+        """Return a data connection parked at the other relay, if there is one."""
         while self.parked:
             connection = self.parked.pop()
             if not connection.transport.is_closing():
@@ -446,7 +446,7 @@ class _NextHopLink(asyncio.Protocol):
         return None
 
     def close(self, reason: str) -> None:
-        """End the link; circuits that run over its data connections go on."""
+        """Close the link; circuits that run over its data connections go on."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -455,7 +455,7 @@ class _NextHopLink(asyncio.Protocol):
         for future in waited:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever waits gets it; nobody waiting is no bug
+                future.exception()  # mark it as seen: without a waiter it is not a bug
         for connection in self.parked:
             connection.transport.abort()
         self.parked.clear()
@@ -474,7 +474,7 @@ class _NextHopLink(asyncio.Protocol):
 
 
 class NextHopConnection(asyncio.Protocol):
-    """A data connection to the next relay: parked or just opened, until it is an end of a circuit."""
+    """A data connection to the next relay, until it is one end of a running circuit."""
 
     transport: asyncio.Transport
 
@@ -484,13 +484,13 @@ class NextHopConnection(asyncio.Protocol):
         self.token = token
         self.endpoint = link.endpoint
         self.number = 0
-        """The daemon's number of it, once it is an end of a circuit."""
+        """Its number at the daemon, once its circuit is joined."""
         self.early = b""
         self.joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_counted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection in."""
+        """Count the connection."""
         self.transport = cast(asyncio.Transport, transport)
         if self._daemon.adopt(self.transport, self._link.ip) is None:
             self._fail(RelayUnreachable("too many connections"))
@@ -507,7 +507,7 @@ class NextHopConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take the other relay's status byte."""
         if self.joined.done():
-            self.early += data  # behind the status in the same read; reading is paused since
+            self.early += data  # received with the status byte; reading is paused since then
             return
         if data[0] == JOINED:
             self.early = data[1:]
@@ -521,7 +521,7 @@ class NextHopConnection(asyncio.Protocol):
         self.transport.abort()
 
     def refuse(self, _refusal: Refusal) -> None:
-        """Close: the circuit has become nothing on this side."""
+        """Close: the circuit failed on the other side."""
         self.transport.abort()
 
     def _fail(self, error: Exception) -> None:
@@ -530,7 +530,7 @@ class NextHopConnection(asyncio.Protocol):
             self.joined.exception()
 
     def eof_received(self) -> bool:
-        """Close: before a circuit runs there is no half of it."""
+        """Close both directions: the circuit does not run yet."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:

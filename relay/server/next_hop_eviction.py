@@ -1,8 +1,8 @@
-"""Which links to other relays are kept when somebody asks for one more, without I/O.
+"""Eviction of links to other relays: which link to close when a client requests one more, without I/O.
 
-Anybody can name relays of its own as the next ones, so what one network asks for is bounded, and where all places
-are taken the links that nobody uses go first, then those of whoever has asked for most. A link that goes costs the
-next circuit over it a round trip; those that run go on.
+Any client can name its own hosts as relays, so the links for one network are limited. When the relay is full,
+unused links are evicted first, then a link of the block that requested most. An evicted link costs the next
+circuit over it a round trip; running circuits go on.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["Eviction", "NextHopUse", "choose_eviction"]
 
 @dataclass(frozen=True, slots=True)
 class NextHopUse:
-    """A link, and when it was used last."""
+    """A link to another relay, and when it was last used."""
 
     endpoint: Endpoint
     asker: HostUse | None
-    """Who wanted it; None: the operator, or somebody whom the relay trusts."""
+    """The host that requested it; None: the operator, or a trusted client."""
     used_at_ms: int
     is_kept: bool = False
-    """Of the configuration: it stays, used or not."""
+    """Whether it is configured: then it stays open, used or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Whether there is room for one more link."""
+    """The decision: a refusal, a link to evict, or neither if there is room."""
 
     refusal: Refusal | None = None
     evicted: Endpoint | None = None
@@ -41,7 +41,7 @@ class Eviction:
 def choose_eviction(
     links: Sequence[NextHopUse], asker: HostUse | None, limits: RelayLimits, now_ms: int
 ) -> Eviction:
-    """Say whether ``asker`` (None: as in ``NextHopUse``) may have another link beside these."""
+    """Decide whether ``asker`` (None: as in ``NextHopUse``) may have another link beside these."""
     loose = [link for link in links if not link.is_kept]
     spare = [link for link in loose if now_ms - link.used_at_ms >= limits.relay_spare_ms]
 

@@ -1,7 +1,7 @@
-"""Two joined data connections: bytes pass as they are, one kernel flow a circuit and direction.
+"""Splices two joined data connections of a circuit: bytes pass unchanged in both directions.
 
-Back-pressure is the kernel's: a side whose peer reads slowly is itself read no more, so a circuit holds a bounded
-number of bytes here and never drops any.
+If one end reads slowly, the relay stops reading from the other, and TCP slows that sender down. So a circuit holds
+a bounded number of bytes here and drops none.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["CHECK_BYTES", "STRANGER_CHECK_BYTES", "Splice", "set_pace"]
 _SO_MAX_PACING_RATE: Final = 47
 _PACE_MAX: Final = 2**31 - 1
 CHECK_BYTES: Final = 4 * 1024 * 1024
-"""So much of one direction passes between two looks at whether it is paid, however fast the line ..."""
+"""Bytes of one direction between two checks whether they are paid, whatever the speed of the line ..."""
 STRANGER_CHECK_BYTES: Final = 256 * 1024
-"""... and so much where its payer is a stranger: many begin at once, and each may pass the bounds by this."""
+"""... and the same for strangers: many may begin at once, and each may exceed the limits by this much."""
 _TCP_LIVE: Final = frozenset({1, 4, 5})
-"""States of a TCP connection whose other side may still send: established, or only this side has ended."""
+"""TCP states in which the other side may still send: ESTABLISHED, FIN_WAIT1 and FIN_WAIT2."""
 
 
 def set_pace(sock: socket.socket, bytes_per_s: int) -> None:
-    """Let the kernel send at most ``bytes_per_s``; without support for it, do nothing."""
+    """Let the kernel send at most ``bytes_per_s``; a kernel without support is left as it is."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, min(bytes_per_s, _PACE_MAX))
     except OSError:
@@ -34,7 +34,7 @@ def set_pace(sock: socket.socket, bytes_per_s: int) -> None:
 
 
 class _Direction(asyncio.Protocol):
-    """What arrives from one end goes to ``sink``, the transport of the other."""
+    """One direction: bytes from ``source`` go to ``sink``, the transport of the other end."""
 
     __slots__ = ("check_at", "ended", "is_full", "received", "sink", "source", "splice")
 
@@ -45,9 +45,9 @@ class _Direction(asyncio.Protocol):
         self.received = 0
         self.check_at = splice.check_bytes
         self.is_full = False
-        """Whether this end takes no more for now."""
+        """Whether the write buffer of this end is full."""
         self.ended = False
-        """Whether this end sends no more (the other direction may go on)."""
+        """Whether this end sends no more; the other direction may continue."""
 
     def data_received(self, data: bytes) -> None:
         self.received += len(data)
@@ -71,7 +71,7 @@ class _Direction(asyncio.Protocol):
         self.splice.flow()
 
     def is_cut_off(self) -> bool:
-        """Tell whether the kernel knows that nothing more comes from this end, read or not."""
+        """Tell whether the kernel knows that this end will send nothing more."""
         if self.source.is_closing():
             return True
         try:
@@ -88,8 +88,8 @@ class _Direction(asyncio.Protocol):
 class Splice:
     """Both directions of one circuit.
 
-    ``on_end_closed`` is called for each end's transport, ``on_closed`` once, when both are closed; ``on_check``
-    after every ``check_bytes`` of either direction.
+    ``on_end_closed`` is called for the transport of each end that closed, ``on_closed`` once when both have, and
+    ``on_check`` after every ``check_bytes`` of either direction.
     """
 
     __slots__ = (
@@ -138,21 +138,21 @@ class Splice:
         self._moved_bytes = 0
         self._is_held = True
         self.held_since_ms: int | None = None
-        """Since when nothing moves because the relay wants it so."""
+        """Since when the relay holds this circuit; None: it does not."""
         self.lingers_since_ms: int | None = None
 
     @property
     def bytes_forward(self) -> int:
-        """Payload that the dialler has sent."""
+        """Bytes that the dialler sent."""
         return self.forward.received
 
     @property
     def bytes_backward(self) -> int:
-        """Payload that the target has sent."""
+        """Bytes that the target sent."""
         return self.backward.received
 
     def start(self, early_forward: bytes, early_backward: bytes) -> None:
-        """Begin to pass bytes, first those that came with the preambles."""
+        """Begin to pass bytes, first those that arrived with the preambles."""
         for half, early in ((self.forward, early_forward), (self.backward, early_backward)):
             half.source.set_write_buffer_limits(high=self._limits.circuit_buffer_bytes_max)
             half.source.set_protocol(half)
@@ -162,7 +162,7 @@ class Splice:
         self.flow()
 
     def flow(self) -> None:
-        """Read from each end as long as the other takes it and the relay carries it."""
+        """Read from each end while the other has room and the circuit is not held."""
         for half, other in ((self.forward, self.backward), (self.backward, self.forward)):
             if half.source.is_closing():
                 continue
@@ -172,25 +172,25 @@ class Splice:
                 half.source.resume_reading()
 
     def hold(self, now_ms: int) -> None:
-        """Carry nothing until ``release``."""
+        """Pass no bytes until ``release``."""
         if self.held_since_ms is None:
             self.held_since_ms = now_ms
             self._is_held = True
             self.flow()
 
     def release(self) -> None:
-        """Carry again."""
+        """Pass bytes again."""
         if self.held_since_ms is not None:
             self.held_since_ms = None
             self._is_held = False
             self.flow()
 
     def is_finished(self) -> bool:
-        """Tell whether both ends have said that they send no more."""
+        """Tell whether both ends have ended their direction."""
         return self.forward.ended and self.backward.ended
 
     def lost(self, half: _Direction) -> None:
-        """Take the loss of one end: the other gets what is left for it, then its end too."""
+        """Handle the close of one end: the other gets the bytes left for it, and then closes too."""
         self._on_end_closed(half.source)
         self._lost += 1
         if self._lost == 2:
@@ -200,16 +200,16 @@ class Splice:
                 half.source.close()
 
     def abort(self) -> None:
-        """End both sides now, whatever is left."""
+        """Close both ends at once and discard unsent bytes."""
         for half in (self.forward, self.backward):
             half.source.abort()
 
     def sweep(self, now_ms: int) -> str | None:
-        """Return why this circuit is to be aborted (idle, or its last reader too slow); None: let it run."""
+        """Return why this circuit must be aborted (idle, or its last reader is too slow); None: it goes on."""
         moved = self.forward.received + self.backward.received
         for half in (self.forward, self.backward):
             if half.is_full:
-                moved -= half.source.get_write_buffer_size()  # what its reader took is movement too
+                moved -= half.source.get_write_buffer_size()  # bytes that its reader took count as traffic too
         if moved != self._moved_bytes:
             self._moved_bytes = moved
             self._moved_at_ms = now_ms
@@ -224,5 +224,5 @@ class Splice:
             (self.forward.is_full and self.backward.is_cut_off())
             or (self.backward.is_full and self.forward.is_cut_off())
         ):
-            return "lingered"  # one end stands still, and the other, which is not read meanwhile, is gone
+            return "lingered"  # one end does not read, and the other closed while the relay does not read from it
         return None

@@ -60,22 +60,22 @@ def registry_of(daemon: Daemon, collectors: Iterable[Any]) -> CollectorRegistry:
 
 
 class HttpAnswerer(asyncio.Protocol):
-    """Answers one GET or HEAD of /metrics or /healthz."""
+    """One HTTP connection: it answers one GET or HEAD of /metrics or /healthz."""
 
     def __init__(self, registry: CollectorRegistry, others: set[HttpAnswerer] | None = None) -> None:
         self._registry = registry
         self._others = set() if others is None else others
-        """All of the listener that are open."""
+        """All open connections of the same listener."""
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the request, and for whoever asked to read the answer, not for long."""
+        """Wait for the request and until the answer is read, with one time limit for both."""
         self._transport = cast(asyncio.Transport, transport)
         self._timer = asyncio.get_running_loop().call_later(HTTP_TIMEOUT_S, self._reset)
         if len(self._others) >= HTTP_CONNECTIONS_MAX:
             self._transport.abort()
         self._others.add(self)
-        # What is still in the kernel when this end has closed goes as soon.
+        # Unsent bytes that the kernel holds after the close are discarded after the same time.
         with contextlib.suppress(OSError):
             sock = transport.get_extra_info("socket")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * HTTP_TIMEOUT_S)
@@ -87,7 +87,7 @@ class HttpAnswerer(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Answer the request when it is whole."""
+        """Answer the request when it is complete."""
         self._buffer += data
         if len(self._buffer) > HTTP_REQUEST_BYTES_MAX:
             self._transport.abort()
@@ -111,13 +111,13 @@ class HttpAnswerer(asyncio.Protocol):
         self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget it."""
+        """Forget the connection."""
         self._timer.cancel()
         self._others.discard(self)
 
 
 class _Collector:
-    """Reads the daemon's counts when somebody asks; nothing is counted twice on the way."""
+    """Reads the daemon's counts at each request for metrics."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -127,33 +127,39 @@ class _Collector:
         carried = daemon.circuits.count_bytes()  # first: what is unpaid follows from it
         for name, text, value in (
             ("reservations", "Clients that can be reached through this relay", core.reservations),
-            ("circuits", "Circuits that run", core.circuits),
-            ("pending_circuits", "Circuits that wait for an end", core.pending),
+            ("circuits", "Running circuits", core.circuits),
+            ("pending_circuits", "Circuits that wait for a data connection", core.pending),
             ("control_connections", "Control connections", core.controls),
             ("connections", "Connections of clients", daemon.connections),
-            ("parked_connections", "Data connections that wait for a circuit", core.parked),
+            ("parked_connections", "Data connections parked for the next circuit", core.parked),
             ("fanout_connections", "Connections for fan-out", daemon.fanout.core.connections),
-            ("next_hop_links", "Connections to other relays", len(daemon.links.known)),
-            ("unpaid_bytes", "What payers owe beyond what is free", accounts.meter.unpaid_bytes),
-            ("known_payers", "Payers that something is known of", len(accounts.credit)),
+            ("next_hop_links", "Links to other relays", len(daemon.links.known)),
+            ("unpaid_bytes", "Bytes that payers owe beyond the free tier", accounts.meter.unpaid_bytes),
+            ("known_payers", "Payers remembered", len(accounts.credit)),
             (
                 "strangers_bytes",
-                "Carried today for those who cannot pay",
+                "Bytes carried today for payers without funds on the chain",
                 accounts.credit.strangers.size_bytes,
             ),
-            ("load_percent", "How full the relay is", core.load_percent),
-            ("half_open", "Connections that have not yet proved what they are for", daemon.half_open),
+            (
+                "load_percent",
+                "Load of the relay: the higher of its reservations and circuits, in percent of the limit",
+                core.load_percent,
+            ),
+            ("half_open", "Connections with an unfinished handshake", daemon.half_open),
             ("hosts", "Hosts remembered", len(daemon.hosts)),
-            ("bbr", "Whether the kernel gave BBR to the last connection", int(daemon.has_bbr)),
+            ("bbr", "Whether the last connection uses BBR congestion control", int(daemon.has_bbr)),
         ):
             yield GaugeMetricFamily(f"dekube_relay_{name}", text, value=value)
         yield CounterMetricFamily("dekube_relay_circuits", "Circuits joined", value=daemon.circuits.circuits_total)
-        yield CounterMetricFamily("dekube_relay_bytes", "Payload carried", value=carried)
-        yield CounterMetricFamily("dekube_relay_receipts", "Receipts taken", value=accounts.receipts_total)
+        yield CounterMetricFamily("dekube_relay_bytes", "Bytes carried", value=carried)
+        yield CounterMetricFamily("dekube_relay_receipts", "Receipts accepted", value=accounts.receipts_total)
         yield CounterMetricFamily(
-            "dekube_relay_settled_receipts", "Receipts brought on chain", value=accounts.settled_total
+            "dekube_relay_settled_receipts", "Receipts settled on the chain", value=accounts.settled_total
         )
-        fanout = CounterMetricFamily("dekube_relay_fanout", "Pieces and bytes of fan-out", labels=["what"])
+        fanout = CounterMetricFamily(
+            "dekube_relay_fanout", "Pieces and bytes of fan-out, by outcome", labels=["what"]
+        )
         for what, count in sorted(daemon.fanout.core.counters.items()):
             fanout.add_metric([what], count)
         yield fanout

@@ -148,7 +148,8 @@ def test_a_damaged_record_of_the_start_is_named(tmp_path: Path, document: str) -
     "answer",
     [
         b"", b"220 ready\r\n", http(b""), http(b"hello"), http(counts(), "404 Not Found"),
-        http(counts(links=None)), http(b"\xff"), http(counts(circuits="NaN")), http(counts(circuits="1e999")),
+        http(counts(next_hop_links=None)), http(b"\xff"),
+        http(counts(circuits="NaN")), http(counts(circuits="1e999")),
         http(counts(bbr='{a="1"} 1')), http(b"#" * METRICS_LIMIT_BYTES + b"\n" + counts()),
         b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" + counts(),
     ],
@@ -180,8 +181,8 @@ def test_a_full_relay_fails_the_check_and_is_shown(tmp_path: Path) -> None:
 
 
 def test_counts_are_told_by_name_and_by_label() -> None:
-    body = counts(links=2) + b'dekube_relay_drops_total{reason="a"} 1\ndekube_other 7\nx{a="1",b="2"} 1\n'
+    body = counts(next_hop_links=2) + b'dekube_relay_drops_total{reason="a"} 1\ndekube_other 7\nx{a="1",b="2"} 1\n'
     found = parse_counts(body)
-    assert (found["links"], found["drops_total"]) == (2, {"a": 1})
+    assert (found["next_hop_links"], found["drops_total"]) == (2, {"a": 1})
     assert "other" not in found
     assert list(found) == sorted(found)
