@@ -37,33 +37,30 @@ from consensus.actions import (
 from consensus.core.core import Core
 from consensus.events import ConsensusParameters, Epoch, Restored, Root
 from consensus.guard import (
-    JOURNAL_BLOCK,
     JOURNAL_CERTIFICATE,
     DoppelgangerWatch,
     Guard,
     GuardRefused,
     journal_record,
-    read_journal,
 )
 from consensus.inbound import (
     Allowance,
     Decoded,
     EarlyMessages,
-    FalseWindow,
     Inbound,
     Pace,
     decode_inbound,
-    epoch_of,
 )
+from consensus.journal import Journal, restore_journal
+from consensus.reception import Reception
 from consensus.sync import GAP_BLOCKS, BlockSync, Progress, Window
-from consensus.votes import Certificate, Check, Signer, Verifier, certificate_checks, verify_checks, vote_check
+from consensus.votes import Certificate, Signer, Verifier, verify_checks
 from consensus.wire import (
     CERTIFICATES_SENT_MAX,
     VIEWS_MAX,
     VOTES_MAX,
     BlockReply,
     BlocksPruned,
-    BlocksReply,
     Certificates,
     GetBlock,
     GetBlocks,
@@ -76,8 +73,7 @@ from consensus.wire import (
     encode_certificate,
     encode_message,
 )
-from state.primitives.blocks import Block, Header, decode_block, encode_block, header_hash
-from state.primitives.errors import DecodeError
+from state.primitives.blocks import Block, encode_block, header_hash
 from state.primitives.votes import NOTARIZE, Candidate, Vote, vote_digest
 
 __all__ = [
@@ -140,6 +136,17 @@ def root_of(
     return Root(block_hash, height, view, state_root, receipt_root), (known,)
 
 
+def _by_seat(addresses: tuple[bytes, ...], times: dict[bytes, int]) -> dict[int, int]:
+    return {seat: times[address] for seat, address in enumerate(addresses) if address in times}
+
+
+def _floor_view(floor: tuple[int, int], epoch: int) -> int:
+    """Up to which view of an epoch the guard has no record: all views, if it has voted in a later epoch."""
+    if floor[0] > epoch:
+        return VIEW_LIMIT
+    return floor[1] if floor[0] == epoch else 0
+
+
 class Replica:
     """One seat's replica, or an observer's (no ``signer`` and ``guard``, no ``vote_key``).
 
@@ -153,6 +160,8 @@ class Replica:
     """
 
     core_type: ClassVar[type[Core]] = Core
+    reception_type: ClassVar[type[Reception]] = Reception
+    """The tests put classes with seeded bugs in their place."""
 
     def __init__(
         self,
@@ -180,11 +189,8 @@ class Replica:
         self._compact_bytes = compact_bytes
         self._watches_own_seat = watches_own_seat
         self._blocks: dict[bytes, tuple[Block, bytes]] = {}
-        self._journalled: set[bytes] = set()
         self._committing: set[bytes] = set()
-        self._journal_grown = 0
         self._guard_grown = 0
-        self._is_journal_dirty = False
         self._proposal: tuple[int, bytes] | None = None
         self._requested: dict[tuple[int, Candidate], c.CastVote | c.Propose] = {}
         self._unanswered: list[RequestVote] = []
@@ -205,12 +211,14 @@ class Replica:
         self._take(epoch)
         if guard is not None:
             guard.raise_floor(epoch.number, root.view)
-        restored, whole = self._restore(journal, root, verify)
-        restored = restored._replace(certificates=(*restored.certificates, *certificates))
-        self._torn = journal[:whole] if whole < len(journal) else None
+        found = restore_journal(journal, root, epoch, genesis_hash, verify)
+        self._blocks.update(found.blocks)
+        self._journal = Journal(found.blocks)
+        self._torn = journal[: found.whole_bytes] if found.whole_bytes < len(journal) else None
         self._sync = BlockSync(parameters, self._own_address, root=root.height, last_height=epoch.last_height)
         self._sync.begin_epoch(epoch.last_height, self._addresses)
-        self.core = self._core(root, restored)
+        headers = tuple([(block_hash, block.header) for block_hash, (block, _) in found.blocks.items()])
+        self._begin_core(root, Restored((), (*found.certificates, *certificates), headers))
 
     def _take(self, epoch: Epoch) -> None:
         """Look at an epoch's committee: the own seat may be another one in it, or none."""
@@ -223,7 +231,7 @@ class Replica:
         self._own_address = b"" if self._seat is None else self._addresses[self._seat]
         self._seated = frozenset(self._addresses)
 
-    def _core(
+    def _begin_core(
         self,
         root: Root,
         restored: Restored,
@@ -231,9 +239,9 @@ class Replica:
         watch: DoppelgangerWatch | None = None,
         heard: dict[bytes, int] | None = None,
         waited: dict[bytes, int] | None = None,
-    ) -> Core:
+    ) -> None:
         own, floor = self._own_votes()
-        return self.core_type(
+        self.core = self.core_type(
             epoch=self._reign,
             genesis_hash=self._genesis_hash,
             seat=self._seat,
@@ -243,15 +251,14 @@ class Replica:
             watches_own_seat=self._watches_own_seat,
             watch=watch,
             knows_own_votes=not self._is_remote or self._opening is not None,
-            floor_view=self._floor_view(floor),
-            heard_ms=self._by_seat(heard),
-            waited_ms=self._by_seat(waited),
+            floor_view=_floor_view(floor, self._epoch),
+            heard_ms=_by_seat(self._addresses, heard or {}),
+            waited_ms=_by_seat(self._addresses, waited or {}),
             has_transactions=self._has_transactions,
         )
-
-    def _by_seat(self, times: dict[bytes, int] | None) -> dict[int, int]:
-        known = times or {}
-        return {seat: known[address] for seat, address in enumerate(self._addresses) if address in known}
+        self._reception = self.reception_type(
+            self._genesis_hash, self._reign, self.core, self._previous, self._sync
+        )
 
     def _own_votes(self) -> tuple[tuple[Vote, ...], tuple[int, int]]:
         """The votes of this epoch that the guard holds, maybe of a life that got further, and its floor."""
@@ -264,35 +271,6 @@ class Replica:
     def _of_own_seat(self, votes: Iterable[Vote]) -> tuple[Vote, ...]:
         """A seat is not under its vote's signature: a record's word for it could make one key vote for all."""
         return tuple([vote for vote in votes if vote.epoch == self._epoch and vote.seat == self._seat])
-
-    def _floor_view(self, floor: tuple[int, int]) -> int:
-        """Up to which view of this epoch the guard knows nothing: all of them, if it has voted in a later one."""
-        if floor[0] > self._epoch:
-            return VIEW_LIMIT
-        return floor[1] if floor[0] == self._epoch else 0
-
-    def _restore(self, journal: bytes, root: Root, verify: Verifier) -> tuple[Restored, int]:
-        records, whole = read_journal(journal)
-        certificates: list[Certificate] = []
-        headers: list[tuple[bytes, Header]] = []
-        for kind, data in records:
-            try:
-                if kind == JOURNAL_CERTIFICATE:
-                    certificate = decode_certificate(data)
-                    if certificate.epoch != self._epoch or certificate.view <= root.view:
-                        continue
-                    if verify(certificate_checks(self._committee, self._genesis_hash, certificate)):
-                        certificates.append(certificate)
-                else:
-                    block = decode_block(data)
-                    if block.header.height > root.height and block.header.epoch == self._epoch:
-                        block_hash = header_hash(block.header)
-                        self._blocks[block_hash] = (block, data)
-                        self._journalled.add(block_hash)
-                        headers.append((block_hash, block.header))
-            except DecodeError:
-                continue  # written by a newer version, or damaged: it can be asked for again
-        return Restored((), tuple(certificates), tuple(headers)), whole
 
     # What the shell asks.
 
@@ -334,117 +312,11 @@ class Replica:
     # Messages.
 
     def receive(self, sender: bytes, decoded: Decoded) -> Inbound | None:
-        """Return what a message brings, or None when it brings nothing.
+        """Return what a message brings, or None when it brings nothing; nothing changes by it.
 
         Raises DecodeError when it can only come from a faulty sender.
         """
-        message, blocks = decoded
-        core = self.core
-        if isinstance(message, Votes):  # nearly all of the traffic
-            return self._receive_votes(sender, decoded, message.votes)
-        epoch = epoch_of(message)
-        if epoch is not None and epoch != self._epoch:
-            return self._receive_foreign(sender, decoded, epoch)
-        match message:
-            case Proposal():
-                return self._receive_proposal(sender, message, blocks)
-            case Certificates(certificates):
-                events, checks = self._certificate_events(certificates)
-                return Inbound(sender, events, checks, during=self._epoch) if events else None
-            case BlockReply():
-                block_hash, block, _ = blocks[0]
-                if not core.wants_block(block_hash):
-                    return None
-                event = c.BlockReceived(block_hash, block.header)
-                return Inbound(sender, (event,), (), blocks, during=self._epoch)
-            case BlocksReply(from_height, certificate, _):
-                last = blocks[-1][1].header.height
-                if last <= core.root.height or not self._sync.is_asked(sender, from_height, len(blocks)):
-                    return None
-                if certificate.epoch != self._epoch or last > self._reign.last_height:
-                    raise FalseWindow("a window of blocks of another epoch")
-                try:
-                    checks = certificate_checks(self._committee, self._genesis_hash, certificate)
-                except DecodeError as error:
-                    raise FalseWindow(str(error)) from None
-                return Inbound(sender, (), checks, blocks, window=certificate, during=self._epoch)
-            case GetCertificates(_, from_view, to_view):
-                found = core.certificates(from_view, to_view)
-                return Inbound(sender, (), (), reply=Certificates(found)) if found else None
-            case GetBlock() | GetBlocks() | Status() | BlocksPruned():
-                return Inbound(sender, (), (), reply=message)
-            case _:
-                raise AssertionError(message)
-
-    def _receive_votes(self, sender: bytes, decoded: Decoded, votes: tuple[Vote, ...]) -> Inbound | None:
-        core, epoch = self.core, votes[0].epoch
-        if epoch != self._epoch:
-            return self._receive_foreign(sender, decoded, epoch)
-        final = core.final_certificate
-        if final is not None and votes[0].view > final.view and core.is_over:
-            return Inbound(sender, (), (), reply=decoded.message, epoch=epoch)
-        wanted = [vote for vote in votes if core.wants_vote(vote)]
-        if not wanted:
-            return None
-        checks = tuple([vote_check(self._committee, self._genesis_hash, vote) for vote in wanted])
-        return Inbound(sender, tuple([c.VoteReceived(vote) for vote in wanted]), checks, during=self._epoch)
-
-    def _receive_foreign(self, sender: bytes, decoded: Decoded, epoch: int) -> Inbound | None:
-        """A message of another epoch: too early here, or of one that has ended."""
-        if epoch > self._epoch:
-            return Inbound(sender, (), (), epoch=epoch, early=decoded)
-        # Certificates are an answer themselves: two that are ahead of each other would never cease.
-        reply = None if isinstance(decoded.message, Certificates) else decoded.message
-        previous = self._previous
-        events: list[c.Event] = []
-        checks: list[Check] = []
-        if previous is not None and previous.epoch == epoch:
-            committee = previous.committee
-            match decoded.message:
-                case Votes(votes):
-                    for vote in votes:
-                        if previous.wants_vote(vote):
-                            checks.append(vote_check(committee, self._genesis_hash, vote))
-                            events.append(c.VoteReceived(vote))
-                case Certificates(certificates):
-                    for certificate in certificates:
-                        if previous.wants_certificate(certificate):
-                            checks += certificate_checks(committee, self._genesis_hash, certificate)
-                            events.append(c.CertificateReceived(certificate))
-                case _:
-                    pass
-        if reply is None and not events:
-            return None
-        return Inbound(sender, tuple(events), tuple(checks), reply=reply, epoch=epoch)
-
-    def _receive_proposal(
-        self, sender: bytes, message: Proposal, blocks: tuple[tuple[bytes, Block, bytes], ...]
-    ) -> Inbound | None:
-        candidate = message.candidate
-        leader = self._committee.leader(candidate.view)
-        vote = Vote(NOTARIZE, *candidate, leader, message.signature)
-        justification = message.nulls if message.justify is None else (*message.nulls, message.justify)
-        events, checks = self._certificate_events(justification)
-        if not self.core.wants_proposal(candidate):
-            if self.core.wants_vote(vote):
-                events = (*events, c.VoteReceived(vote))
-                checks = (*checks, vote_check(self._committee, self._genesis_hash, vote))
-            return Inbound(sender, events, checks, during=self._epoch) if events else None
-        check = vote_check(self._committee, self._genesis_hash, vote)
-        event = c.ProposalReceived(vote, blocks[0][1].header)
-        return Inbound(sender, (*events, event), (*checks, check), blocks, during=self._epoch)
-
-    def _certificate_events(
-        self, certificates: Iterable[Certificate]
-    ) -> tuple[tuple[c.Event, ...], tuple[Check, ...]]:
-        events: list[c.Event] = []
-        checks: list[Check] = []
-        # Older ones first: a newer one would move the view beyond what they still help.
-        for certificate in sorted(certificates, key=lambda found: found.view):
-            if self.core.wants_certificate(certificate):
-                checks += certificate_checks(self._committee, self._genesis_hash, certificate)
-                events.append(c.CertificateReceived(certificate))
-        return tuple(events), tuple(checks)
+        return self._reception.receive(sender, decoded)
 
     def admit(self, inbound: Inbound, now_ms: int) -> list[Action]:
         """Take a message in whose signatures are valid."""
@@ -634,13 +506,12 @@ class Replica:
         self._take(epoch)
         for leftover in (self._blocks, self._requested):
             leftover.clear()
-        self._journalled.clear()
+        self._journal = Journal(())
         self._unanswered = []
         self._proposal = None
         self._is_asked_next = False
         self._ahead = None
-        self._journal_grown = self._guard_grown = 0
-        self._is_journal_dirty = False
+        self._guard_grown = 0
         actions: list[Action] = []
         if self._guard is not None:
             self._guard.raise_floor(epoch.number, 0)
@@ -651,7 +522,7 @@ class Replica:
         self._sync.begin_epoch(epoch.last_height, self._addresses)
         root = old.root._replace(view=0, certificate=None)
         watch = self._watch if self._watch is not None and not self._watch.is_over(now_ms) else None
-        self.core = self._core(root, Restored(), watch=watch, heard=heard, waited=waited)
+        self._begin_core(root, Restored(), watch=watch, heard=heard, waited=waited)
         actions += self.step(c.Start(), now_ms)
         actions += [Redeliver(sender, decoded) for sender, decoded in self._early.take()]
         return actions + self._ask_windows(now_ms)
@@ -667,7 +538,7 @@ class Replica:
         if not self._is_remote:
             return []
         self._opening = votes, floor
-        return self.step(c.OwnVotesKnown(self._of_own_seat(votes), self._floor_view(floor)), now_ms)
+        return self.step(c.OwnVotesKnown(self._of_own_seat(votes), _floor_view(floor, self._epoch)), now_ms)
 
     def voted(self, request: RequestVote, vote: Vote, now_ms: int) -> list[Action]:
         """Take the answer to RequestVote; its signature has been verified."""
@@ -754,7 +625,7 @@ class Replica:
             self._committing.discard(block_hash)
             if not self.core.is_held(block_hash):
                 self._blocks.pop(block_hash, None)
-                self._journalled.discard(block_hash)
+                self._journal.forget(block_hash)
         if self._committing:
             return []
         actions: list[Action] = []
@@ -763,28 +634,15 @@ class Replica:
             if self._guard_grown > self._compact_bytes:
                 self._guard_grown = 0
                 actions.append(Replace(GUARD, self._guard.image()))
-        if self._journal_grown > self._compact_bytes:
-            actions.append(Replace(JOURNAL, self._journal_image()))
-            self._is_journal_dirty = False
-            self._journal_grown = 0
+        if self._journal.is_large(self._compact_bytes):
+            image = self._journal.image(self._blocks, self.core.all_certificates())
+            actions.append(Replace(JOURNAL, image))
         if self._is_remote:
             actions.append(RaiseFloor(self._epoch, self.core.root.view))
         if self.core.has_ended and not self._is_asked_next:
             self._is_asked_next = True
             actions.append(NextEpoch(self._epoch + 1))
         return actions
-
-    def _journal_image(self) -> bytes:
-        records = [
-            journal_record(JOURNAL_BLOCK, raw)
-            for block_hash, (_, raw) in self._blocks.items()
-            if block_hash in self._journalled
-        ]
-        records += [
-            journal_record(JOURNAL_CERTIFICATE, encode_certificate(certificate))
-            for certificate in self.core.all_certificates()
-        ]
-        return b"".join(records)
 
     # Effects to actions.
 
@@ -797,7 +655,7 @@ class Replica:
         if not effects and released is None:
             return []
         queue = deque(effects)
-        writes = Writes(self._is_journal_dirty)
+        writes = self._journal.writes()
         after: list[Action] = []
         is_behind = False
         if released is not None:
@@ -835,7 +693,7 @@ class Replica:
                     dropped = tuple([known for known in block_hashes if known not in self._committing])
                     for block_hash in dropped:
                         self._blocks.pop(block_hash, None)
-                        self._journalled.discard(block_hash)
+                        self._journal.forget(block_hash)
                     after.append(c.DropBlocks(dropped))
                 case c.Commit(_, block_hashes, height):
                     self._committing.update(block_hashes)
@@ -844,8 +702,7 @@ class Replica:
                     is_behind = True
                 case _:
                     after.append(effect)
-        self._is_journal_dirty = writes.is_journal_dirty
-        self._journal_grown += writes.journal_bytes
+        self._journal.wrote(writes)
         self._guard_grown += writes.guard_bytes
         if is_behind:
             after += self._ask_windows(now_ms)
@@ -875,10 +732,12 @@ class Replica:
         """Ask the guard and sign; ``writes`` gets what makes the vote durable. None if the answer comes later."""
         kind = effect.kind if isinstance(effect, c.CastVote) else NOTARIZE
         candidate = effect.candidate
+        held = self._blocks.get(candidate.block_hash)
         if self._seat is None:
             return None
         if self._is_remote:
-            self._journal_block(candidate, writes)
+            if held is not None:
+                self._journal.write_block(candidate.block_hash, held[1], writes)
             writes.sync_journal()
             self._requested[kind, candidate] = effect
             after.append(RequestVote(kind, candidate, self._seat))
@@ -892,18 +751,12 @@ class Replica:
         if made is not None:
             # Recorded on another chain after a fork, the key may have had another seat in the same epoch.
             return made._replace(seat=self._seat)
-        self._journal_block(candidate, writes)
+        if held is not None:
+            self._journal.write_block(candidate.block_hash, held[1], writes)
         signature = self._signer.sign_vote(vote_digest(self._genesis_hash, kind, candidate))
         vote = Vote(kind, *candidate, self._seat, signature)
         writes.to_guard(self._guard.record(vote))
         return vote
-
-    def _journal_block(self, candidate: Candidate, writes: Writes) -> None:
-        """The block that a vote is for must outlive a crash of everybody."""
-        held = self._blocks.get(candidate.block_hash)
-        if held is not None and candidate.block_hash not in self._journalled:
-            self._journalled.add(candidate.block_hash)
-            writes.to_journal(journal_record(JOURNAL_BLOCK, held[1]))
 
     def _address(self, seat: int) -> bytes:
         return self._committee.seats[seat].address

@@ -15,6 +15,7 @@ from consensus.core.proposing import Parent, Proposer
 from consensus.core.voting import Voter
 from consensus.guard import Guard
 from consensus.min_key_dict import MinKeyDict
+from consensus.reception import Reception
 from consensus.simulation.cluster import Cluster, Node
 from consensus.simulation.oracle import Violation
 from consensus.simulation.scenarios import run_scenario
@@ -174,13 +175,14 @@ class HearsEveryEpoch(r.Replica):
 
     core_type = CountsVotesOfEveryEpoch
 
-    def _receive_foreign(self, sender: bytes, decoded: r.Decoded, epoch: int) -> r.Inbound | None:
-        if isinstance(decoded.message, Votes):
-            wanted = [vote for vote in decoded.message.votes if self.core.wants_vote(vote)]
-            if wanted and all(vote.seat < self._committee.size for vote in wanted):
-                checks = tuple([vote_check(self._committee, self._genesis_hash, vote) for vote in wanted])
-                return r.Inbound(sender, tuple([c.VoteReceived(vote) for vote in wanted]), checks)
-        return super()._receive_foreign(sender, decoded, epoch)
+    class reception_type(Reception):
+        def _receive_foreign(self, sender: bytes, decoded: r.Decoded, epoch: int) -> r.Inbound | None:
+            if isinstance(decoded.message, Votes):
+                wanted = [vote for vote in decoded.message.votes if self._core.wants_vote(vote)]
+                if wanted and all(vote.seat < self._committee.size for vote in wanted):
+                    checks = tuple([vote_check(self._committee, self._genesis_hash, vote) for vote in wanted])
+                    return r.Inbound(sender, tuple([c.VoteReceived(vote) for vote in wanted]), checks)
+            return super()._receive_foreign(sender, decoded, epoch)
 
 
 class AdmitsInAnyEpoch(r.Replica):
