@@ -15,22 +15,22 @@ from p2p.base.sockets import Connector, TcpDialer
 from p2p.base.transport import Dialer
 from p2p.config import NetworkConfig
 from p2p.gossip.core import Gossip
-from p2p.path.dialling import Dialling, Way
-from p2p.path.steering import Steering
-from p2p.peers.accepting import Accepting
-from p2p.peers.admission import Doorkeeper
-from p2p.peers.eviction import lots
+from p2p.path.dialling import Dialling, DialState
+from p2p.path.selection import PathSelection
+from p2p.peers.admission import PeerAdmission
+from p2p.peers.eviction import keyed_hash
 from p2p.peers.gossip_service import GossipService
-from p2p.peers.lifecycle import Peering
-from p2p.peers.outbound import Outreach
-from p2p.peers.record_exchange import TOPIC_RECORD, RecordKeeper
+from p2p.peers.inbound import InboundConnections
+from p2p.peers.lifecycle import PeerLifecycle
+from p2p.peers.outbound import OutboundPeers
+from p2p.peers.record_exchange import TOPIC_RECORD, RecordExchange
 from p2p.peers.roster import Roster
 from p2p.records.addrbook import AddressBook
 from p2p.secure.identity import Identity
 from p2p.session.bulk_connections import MessageHandler
-from p2p.session.greeting import Greeter
+from p2p.session.handshaker import Handshaker
 from p2p.session.outbox import Outbox
-from p2p.session.peer import PeerOwner
+from p2p.session.peer import PeerCallbacks
 from p2p.session.requests import Served
 
 __all__ = ["Environment", "NetworkParts", "assemble"]
@@ -63,15 +63,15 @@ class NetworkParts:
     memory: ReceiveMemory
     roster: Roster
     book: AddressBook
-    records: RecordKeeper
+    records: RecordExchange
     outbox: Outbox
     gossip: GossipService
     dialling: Dialling
-    steering: Steering
-    doorkeeper: Doorkeeper
-    peering: Peering
-    accepting: Accepting
-    outreach: Outreach
+    path_selection: PathSelection
+    admission: PeerAdmission
+    lifecycle: PeerLifecycle
+    inbound: InboundConnections
+    outbound: OutboundPeers
 
 
 def assemble(config: NetworkConfig, environment: Environment) -> NetworkParts:
@@ -88,41 +88,55 @@ def assemble(config: NetworkConfig, environment: Environment) -> NetworkParts:
     )  # fmt: skip
     core = Gossip(random=random, now=0.0, parameters=config.gossip)
     gossip = GossipService(core, roster, limits=limits, counters=counters)
-    records = RecordKeeper(
+    records = RecordExchange(
         book, path=None if config.data_dir is None else config.data_dir / "peers", identity=identity,
         limits=limits, random=random, now_ms=environment.now_ms,
         publish=lambda data: gossip.publish(TOPIC_RECORD, (data,)), blame=gossip.blame,
         is_kept=roster.is_persistent, log=log,
     )  # fmt: skip
-    greeter = Greeter(identity, timeout_s=limits.handshake_timeout_s, now_ms=environment.now_ms, counters=counters)
+    handshaker = Handshaker(
+        identity, timeout_s=limits.handshake_timeout_s, now_ms=environment.now_ms, counters=counters
+    )
     dialling = Dialling(
         limits=limits, dialers={"tcp": TcpDialer(environment.connector), **environment.dialers}, book=book,
-        counters=counters, shake=greeter.dialled, log=log,
+        counters=counters, handshake=handshaker.dialled, log=log,
     )  # fmt: skip
     for address, endpoint in map(parse_bootstrap, config.bootstrap):
-        dialling.ways[address or endpoint] = Way(address, (endpoint,))
-    steering = Steering(dialling, roster.peers, limits=limits, random=random, counters=counters, log=log)
-    doorkeeper = Doorkeeper(
-        roster, limits=limits, certificates=records, score=core.score, origin_of=environment.origin_of,
-        draw=lots(secrets.token_bytes(32)),
-    )  # fmt: skip
-    owner = PeerOwner(
-        handlers, gossip.receive, served.get, steering.find_way, steering.left_silent, steering.open_lanes,
-        steering.doubt_lane, steering.answer_lanes, steering.take_ways,
-    )  # fmt: skip
-    peering = Peering(
-        roster, doorkeeper, gossip, outbox, owner=owner, memory=memory, limits=limits, counters=counters, log=log
+        dialling.states[address or endpoint] = DialState(address, (endpoint,))
+    path_selection = PathSelection(
+        dialling, roster.peers, limits=limits, random=random, counters=counters, log=log
     )
-    accepting = Accepting(
-        roster, greeter, steering, live=peering.live, limits=limits, counters=counters, log=log
+    admission = PeerAdmission(
+        roster, limits=limits, certificates=records, score=core.score, origin_of=environment.origin_of,
+        draw=keyed_hash(secrets.token_bytes(32)),
     )  # fmt: skip
-    outreach = Outreach(
-        roster, dialling, book, live=peering.live, limits=limits, random=random, counters=counters
+    callbacks = PeerCallbacks(
+        handlers=handlers, gossip=gossip.receive, served=served.get, find_path=path_selection.find_path,
+        left_silent=path_selection.left_silent, open_bulk_connections=path_selection.open_bulk_connections,
+        replace_suspected=path_selection.replace_suspected, answer_request=path_selection.answer_request,
+        take_offered_paths=path_selection.take_offered_paths,
     )  # fmt: skip
-    roster.watch(outreach.on_peer)
-    records.watch(on_news=outreach.wake, on_revoked=peering.recheck)
+    lifecycle = PeerLifecycle(
+        roster,
+        admission,
+        gossip,
+        outbox,
+        callbacks=callbacks,
+        memory=memory,
+        limits=limits,
+        counters=counters,
+        log=log,
+    )
+    inbound = InboundConnections(
+        roster, handshaker, path_selection, live=lifecycle.live, limits=limits, counters=counters, log=log
+    )  # fmt: skip
+    outbound = OutboundPeers(
+        roster, dialling, book, live=lifecycle.live, limits=limits, random=random, counters=counters
+    )  # fmt: skip
+    roster.watch(outbound.on_peer)
+    records.watch(on_news=outbound.wake, on_revoked=lifecycle.recheck)
     return NetworkParts(
         handlers=handlers, served=served, memory=memory, roster=roster, book=book, records=records, outbox=outbox,
-        gossip=gossip, dialling=dialling, steering=steering, doorkeeper=doorkeeper, peering=peering,
-        accepting=accepting, outreach=outreach,
+        gossip=gossip, dialling=dialling, path_selection=path_selection, admission=admission, lifecycle=lifecycle,
+        inbound=inbound, outbound=outbound,
     )  # fmt: skip

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2p.base.dial_policy import Vicinity
+from p2p.base.dial_policy import DialPolicy
 from p2p.base.endpoint import Endpoint, parse_bootstrap
 from p2p.base.limits import NetworkLimits
 from p2p.gossip.core import GossipParameters
 from state.primitives.errors import ConfigError, DecodeError
 
-__all__ = ["NetworkConfig", "vicinity_of"]
+__all__ = ["NetworkConfig", "dial_policy_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class NetworkConfig:
         return tuple(_endpoint(text) for text in self.advertise)
 
 
-def vicinity_of(config: NetworkConfig, relays: Iterable[Endpoint] = ()) -> Vicinity:
+def dial_policy_of(config: NetworkConfig, relays: Iterable[Endpoint] = ()) -> DialPolicy:
     """Return what strangers may send a node of this configuration to. Raises ConfigError."""
     listen = [host for host, _ in config.listen if host]
     first = [parse_bootstrap(text)[1] for text in config.bootstrap]
     endpoints = (*first, *config.advertised(), *relays)
-    return Vicinity([*listen, *(endpoint.host for endpoint in endpoints)], is_inner=config.dial_inner)
+    return DialPolicy([*listen, *(endpoint.host for endpoint in endpoints)], is_inner=config.dial_inner)
 
 
 def _endpoint(text: str) -> Endpoint:

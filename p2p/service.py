@@ -4,9 +4,9 @@ One ``Network`` is started in the node's nursery. It knows nothing of what it ca
 ``run``, what is to be done with each kind, topic and method. A peer that misbehaves loses its own connection only.
 
 It puts the parts together and is their face; what they do is theirs. All look into one table
-(``p2p.peers.roster``): who comes in (``p2p.peers.accepting``) or is dialled (``p2p.peers.outbound``) becomes a
+(``p2p.peers.roster``): who comes in (``p2p.peers.inbound``) or is dialled (``p2p.peers.outbound``) becomes a
 peer or not (``p2p.peers.lifecycle``, which asks ``p2p.peers.admission``); its connections are looked after
-(``p2p.path.steering``); over them go gossip, records, multicasts and blobs (``p2p.peers.gossip_service``,
+(``p2p.path.selection``); over them go gossip, records, multicasts and blobs (``p2p.peers.gossip_service``,
 ``.recordkeeping``, ``.multicast_service``, ``.transfer``).
 """
 
@@ -30,11 +30,11 @@ from p2p.base.sockets import Connector, kernel_notes
 from p2p.base.transport import Acceptor, Dialer, Fanout
 from p2p.blob.store import BlobStore
 from p2p.blob.transfer import BlobTransfer
-from p2p.config import NetworkConfig, vicinity_of
+from p2p.config import NetworkConfig, dial_policy_of
 from p2p.gossip.validation import BatchValidator, GossipItem, Validator, one_by_one
 from p2p.multicast.service import MulticastService
 from p2p.path.dialling import PathMaker
-from p2p.peers.accepting import listen
+from p2p.peers.inbound import listen
 from p2p.peers.record_exchange import METHOD_PEERS, TOPIC_RECORD
 from p2p.peers.roster import PeerWatcher, Roster
 from p2p.records.records import RECORD_BYTES_MAX, PeerRecord
@@ -42,7 +42,7 @@ from p2p.secure.frame import Class
 from p2p.secure.identity import Identity
 from p2p.session.bulk_connections import MessageHandler
 from p2p.session.peer import RESERVED_KIND_MIN
-from p2p.session.peerinfo import LaneStats, PeerInfo
+from p2p.session.peerinfo import ConnectionStats, PeerInfo
 from p2p.session.requests import RequestHandler, Served
 from state.primitives.errors import ProtocolError
 
@@ -50,7 +50,7 @@ __all__ = [
     "GossipItem",
     "Network",
     "NetworkConfig",
-    "vicinity_of",
+    "dial_policy_of",
 ]
 
 _DIALLED_MAX: Final = 4
@@ -109,7 +109,7 @@ class Network:
         self.started = trio.Event()
         self.is_running = False
         """Whether streams can be accepted and peers dialled."""
-        self.connector = connector or Connector(vicinity_of(config))
+        self.connector = connector or Connector(dial_policy_of(config))
         """Opens TCP connections, also for dialers of other schemes."""
         random = random or Random(secrets.randbits(64))
         self._log = log = log or (lambda *_args, **_fields: None)
@@ -189,7 +189,7 @@ class Network:
             return peer.queue(cls, kind, body)
         if self.parts.roster.is_shut_out(address):
             return False
-        self.parts.outreach.reach(address)
+        self.parts.outbound.reach(address)
         return self._outbox.post(address, cls, kind, body, trio.current_time())
 
     async def send_when_room(self, address: bytes, cls: Class, kind: int, body: bytes) -> None:
@@ -228,7 +228,7 @@ class Network:
         deadline = trio.current_time() + timeout_s
         peer = None
         with trio.move_on_at(deadline):
-            peer = await self.parts.outreach.connected(address)
+            peer = await self.parts.outbound.connected(address)
         if peer is None:
             raise PeerUnreachable(f"0x{address.hex()}: no connection within {timeout_s} s")
         left_s = max(deadline - trio.current_time(), 0.0)
@@ -267,19 +267,19 @@ class Network:
         peer = self._peers.get(address)
         return None if peer is None else peer.info(score=self.parts.gossip.core.score(address))
 
-    def lane_stats(self, address: bytes) -> list[LaneStats]:
+    def connection_stats(self, address: bytes) -> list[ConnectionStats]:
         """Return what is known of each connection of a peer, the control connection first."""
         peer = self._peers.get(address)
-        return [] if peer is None else peer.lane_stats()
+        return [] if peer is None else peer.connection_stats()
 
     async def move(self, address: bytes, endpoint: Endpoint) -> bool:
         """Let a peer's control traffic go on over another path; whether it does. Nothing is lost on the way."""
         peer = self._peers.get(address)
-        return peer is not None and await self.parts.steering.move(peer, endpoint)
+        return peer is not None and await self.parts.path_selection.move(peer, endpoint)
 
     def leave(self, relay: Endpoint) -> None:
-        """Take what runs through this relay over other ways; the present ones carry it until those are there."""
-        self.parts.steering.leave(relay)
+        """Take what runs through this relay over other paths; the present ones carry it until those are there."""
+        self.parts.path_selection.leave(relay)
 
     def on_paths(self, maker: PathMaker) -> None:
         """Ask ``maker(address, endpoints known)`` for more paths to an address whenever they are looked up."""
@@ -287,7 +287,7 @@ class Network:
 
     def on_roam(self, watcher: Callable[[frozenset[str]], None]) -> None:
         """Call ``watcher`` with the IP addresses from which this machine reaches the world no more."""
-        self.parts.steering.roam_watchers.append(watcher)
+        self.parts.path_selection.roam_watchers.append(watcher)
 
     def is_connected(self, address: bytes) -> bool:
         """Whether there is a peer of this address; between two of its connections it is one still."""
@@ -309,18 +309,18 @@ class Network:
         everybody dialled all of them, those outside would fill the places of every one.
         """
         self.parts.roster.want(addresses, kept=kept)
-        self.parts.outreach.wake()
+        self.parts.outbound.wake()
 
     def on_bonded(self, is_bonded: Callable[[bytes], bool]) -> None:
         """Ask ``is_bonded(address)`` who answers for itself with something that it has locked.
 
         Of those that one relay brings, each such one counts as from a block of addresses of its own.
         """
-        self.parts.doorkeeper.is_bonded = is_bonded
+        self.parts.admission.is_bonded = is_bonded
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
         """Say where an address can be reached, as far as the caller knows; its records add to that."""
-        self.connector.vicinity.name(endpoint.host)
+        self.connector.dial_policy.name(endpoint.host)
         self.parts.dialling.add_endpoint(address, endpoint)
 
     @property
@@ -344,7 +344,7 @@ class Network:
     def connect(self, address: bytes, endpoint: Endpoint) -> None:
         """Dial an address at an endpoint now, whatever its back-off says."""
         self.add_endpoint(address, endpoint)
-        self.parts.outreach.insist(address)
+        self.parts.outbound.insist(address)
 
     def disconnect(self, address: bytes, reason: str) -> bool:
         """End the connection to a peer; tell whether there was one."""
@@ -352,7 +352,7 @@ class Network:
 
     def arrived_at(self, host: str) -> float:
         """Return when a connection last came from an IP address, by trio's clock; minus infinity: long ago."""
-        return self.parts.accepting.entrance.arrived_at(host)
+        return self.parts.inbound.handshake_limits.arrived_at(host)
 
     def penalise(self, address: bytes, points: float) -> None:
         """Take points from a peer for what the node found out about it; enough of them drop or ban it."""
@@ -364,7 +364,7 @@ class Network:
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
         """Take over a stream that an acceptor brought (``Acceptance``)."""
-        self.parts.accepting.take(stream, remote)
+        self.parts.inbound.take(stream, remote)
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> None:
         """Say where this node can be reached by way of ``source`` (``Acceptance``)."""
@@ -395,13 +395,13 @@ class Network:
         try:
             async with trio.open_nursery() as nursery:
                 self.is_running = True
-                parts.accepting.start(nursery, listening.listeners)
+                parts.inbound.start(nursery, listening.listeners)
                 parts.records.sign()
-                parts.outreach.start(nursery)
+                parts.outbound.start(nursery)
                 parts.gossip.start(nursery)
                 nursery.start_soon(self._beat)
                 nursery.start_soon(parts.records.run, self._peers.values, lambda: parts.roster.changed)
-                nursery.start_soon(parts.steering.run)
+                nursery.start_soon(parts.path_selection.run)
                 nursery.start_soon(self.multicasts.run)
                 for acceptor in self._acceptors:
                     nursery.start_soon(acceptor.run, self)
@@ -410,7 +410,7 @@ class Network:
                 await trio.sleep_forever()
         finally:
             self.is_running = False
-            parts.outreach.stop()
+            parts.outbound.stop()
             with trio.CancelScope(shield=True), trio.move_on_after(2):
                 await parts.records.save()
 
@@ -419,7 +419,7 @@ class Network:
         while True:
             now = trio.current_time()
             self.parts.gossip.beat(now)
-            self.parts.peering.bound_memory()
+            self.parts.lifecycle.bound_memory()
             self.parts.roster.bans.expire()
             self._outbox.expire(now)
             await trio.sleep(self.config.gossip.heartbeat_s)

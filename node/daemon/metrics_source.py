@@ -59,7 +59,11 @@ class NodeMetricsSource:
             families.append(GaugeMetricFamily(name, text, value=float(value)))
         network = node.network
         for name, text, value in (
-            ("dekube_peer_lanes", "Bulk connections of all peers", sum(p.lanes for p in network.peers())),
+            (
+                "dekube_peer_bulk_connections",
+                "Bulk connections of all peers",
+                sum(p.bulk_connections for p in network.peers()),
+            ),
             ("dekube_receive_bytes", "Memory of messages on their way in", network.memory.used_bytes),
         ):
             families.append(GaugeMetricFamily(name, text, value=float(value)))

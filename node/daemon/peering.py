@@ -16,10 +16,10 @@ from node.home.paths import Home
 from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
 from p2p.base.sockets import Connector
-from p2p.path.dial_back import Reach
-from p2p.path.hole_punch import Puncher
+from p2p.path.dial_back import DialBack
+from p2p.path.hole_punch import HolePuncher
 from p2p.secure.identity import Identity, Role
-from p2p.service import Network, NetworkConfig, vicinity_of
+from p2p.service import Network, NetworkConfig, dial_policy_of
 from relay.client.client import RelayClient
 from relay.client.publisher import FanoutClient
 from state.primitives.keys import SecretKey
@@ -44,13 +44,13 @@ class Peering:
         relays = [_relay_endpoint(text) for text in options.p2p.relays]
         config = _network_config(home, options)
         log = structlog.get_logger("p2p")
-        connector = Connector(vicinity_of(config, relays))
+        connector = Connector(dial_policy_of(config, relays))
         client = RelayClient(lambda: self.identity, relays, connect=connector.connect)
-        puncher = Puncher(
+        puncher = HolePuncher(
             lambda: [*(reservation.endpoint for reservation in client.reservations), *network.dialled],
             look_up=connector.look_up,
         )
-        reach = Reach(log=log.info, on_change=lambda: client.need(not reach.is_confirmed))
+        reach = DialBack(log=log.info, on_change=lambda: client.need(not reach.is_confirmed))
         network = Network(
             config,
             self.identity,

@@ -11,7 +11,7 @@ from p2p.base.errors import FrameInvalid, HandshakeFailed
 from p2p.secure.handshake import Handshake, Session
 from p2p.secure.identity import Identity, Purpose
 from p2p.secure.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal
-from p2p.session.connection import shake_hands
+from p2p.session.connection import run_handshake
 
 __all__ = ["SealedStream", "secured"]
 
@@ -70,7 +70,7 @@ async def secured(
         identity, Purpose.SIGNER, is_initiator=is_initiator, now_ms=time.time_ns() // 1_000_000, expected=expected
     )
     try:
-        return SealedStream(stream, await shake_hands(stream, handshake))
+        return SealedStream(stream, await run_handshake(stream, handshake))
     except BaseException as error:
         await trio.aclose_forcefully(stream)
         if isinstance(error, trio.BrokenResourceError | trio.ClosedResourceError):

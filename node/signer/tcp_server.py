@@ -16,7 +16,7 @@ from p2p.base.sockets import tune
 from p2p.secure.identity import Identity
 from state.primitives.errors import DekubeError
 
-__all__ = ["Door", "HalfOpen"]
+__all__ = ["Door", "HalfOpenSlots"]
 
 _log = structlog.get_logger("signer")
 
@@ -37,7 +37,7 @@ class _Place(NamedTuple):
     lose: Callable[[], None]
 
 
-class HalfOpen:
+class HalfOpenSlots:
     """The places of connections in the middle of a handshake.
 
     Where all are taken, one of the block of addresses that has most of them makes room, drawn by lot: whoever
@@ -104,7 +104,7 @@ class Door:
         self._make_identity = make_identity
         self._clients = clients
         self._connections_of_one = connections_of_one
-        self._half_open = HalfOpen()
+        self._half_open = HalfOpenSlots()
         self._inside: dict[bytes, int] = {}
 
     async def enter(self, stream: trio.SocketStream) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-__all__ = ["Vicinity", "Zone", "zone_of"]
+__all__ = ["DialPolicy", "Zone", "zone_of"]
 
 
 class Zone(Enum):
@@ -58,7 +58,7 @@ def _zone_of_own(host: str) -> Zone:
     return Zone.OPEN if "." in host else Zone.INNER
 
 
-class Vicinity:
+class DialPolicy:
     """``named`` are the hosts of the owner's own options: those are dialled, and the zones that they lie in."""
 
     def __init__(self, named: Iterable[str] = (), *, is_inner: bool = False) -> None:

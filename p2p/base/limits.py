@@ -11,16 +11,16 @@ from p2p.base.errors import ReceiveMemoryExceeded
 from state.primitives.token_bucket import RateLimiter
 
 __all__ = [
-    "Account",
     "Charge",
-    "HalfOpen",
-    "Holding",
+    "HalfOpenSlot",
+    "HalfOpenSlots",
     "LoopShare",
+    "MemoryAccount",
     "NetworkLimits",
-    "Place",
     "ReceiveMemory",
+    "SendBacklog",
     "SharedRate",
-    "who_holds_too_much",
+    "excess_holders",
 ]
 
 MIB: Final = 1024 * 1024
@@ -65,39 +65,39 @@ class NetworkLimits:
     probe_s: float = 1.0
     """Silence of a peer that owes an acknowledgement, after which it is pinged."""
     stall_s: float = 2.5
-    """The same, after which another way to it is tried."""
+    """The same, after which another path to it is tried."""
     roam_check_s: float = 1.0
     """Between looks at this machine's own address."""
     plan_interval_s: float = 0.25
-    """Between looks at what the lanes carry."""
-    lanes_max: int = 16
+    """Between looks at what the bulk connections carry."""
+    bulk_connections_max: int = 16
     """Bulk connections of one peer."""
-    lanes_in_sum_max: int = 256
+    bulk_connections_in_max: int = 256
     """Bulk connections that others opened to us."""
-    lane_open_bytes: int = 96 * 1024
+    bulk_open_bytes: int = 96 * 1024
     """Waiting bulk that is worth a connection of its own."""
-    lane_wait_s: float = 1.5
+    bulk_wait_s: float = 1.5
     """How long bulk waits for that connection before it takes the control connection."""
-    lane_idle_s: float = 30.0
-    lane_drain_s: float = 5.0
-    """How long a lane that is given up may take to finish what it has under way."""
-    lane_retry_s: float = 5.0
+    bulk_idle_s: float = 30.0
+    bulk_drain_s: float = 5.0
+    """How long a bulk connection that is given up may take to finish what it has under way."""
+    bulk_retry_s: float = 5.0
     """After a bulk connection could not be opened."""
-    lane_answers_per_s: float = 2.0
-    """How often a peer's wishes for lanes are looked at."""
-    lanes_asked_sum_max: int = 64
+    bulk_requests_per_s: float = 2.0
+    """How often a peer's wishes for bulk connections are looked at."""
+    bulk_connections_requested_max: int = 64
     """Bulk connections that we keep because others asked for them."""
-    lane_new_ways_per_s: float = 0.05
+    bulk_new_paths_per_s: float = 0.05
     """How often a peer's wish may lead to a dial by a way that has never led to it; ..."""
-    lane_new_ways_burst: float = 3.0
+    bulk_new_paths_burst: float = 3.0
     """... so many at first. Where such a way leads, the peer's record says, and it may say anything."""
-    lane_new_ways_sum_per_s: float = 1.0
+    bulk_new_paths_sum_per_s: float = 1.0
     """The same of all peers."""
-    lane_ask_s: float = 0.5
-    """Between two of our wishes for lanes; and four times this where nothing has changed."""
-    lane_tick_s: float = 0.125
-    """Between looks at whether lanes move, ..."""
-    lane_report_s: float = 0.2
+    bulk_request_interval_s: float = 0.5
+    """Between two of our wishes for bulk connections; and four times this where nothing has changed."""
+    bulk_tick_s: float = 0.125
+    """Between looks at whether bulk connections move, ..."""
+    bulk_report_s: float = 0.2
     """... and between two reports of that to the peer, at least."""
     receive_bytes_per_peer_max: int = 64 * MIB
     """Memory that messages on their way in from one peer may hold."""
@@ -165,9 +165,9 @@ _GRANT_BYTES: Final = 4 * 1024
 
 
 class SharedRate:
-    """A rate in sum with a part that is kept for crowds from which hardly anybody has come of late.
+    """A rate in sum with a part that is kept for netgroups from which hardly anybody has come of late.
 
-    Each crowd is bounded by itself before; but a few that fill their bounds would leave nothing for all others.
+    Each netgroup is bounded by itself before; but a few that fill their bounds would leave nothing for all others.
     """
 
     __slots__ = ("_kept", "_rare", "_sum")
@@ -177,9 +177,9 @@ class SharedRate:
         self._rare = RateLimiter(per_s=1.0, burst=2.0)
         self._kept = RateLimiter(per_s=kept_per_s, burst=kept_per_s)
 
-    def allows(self, crowd: str, now: float) -> bool:
-        """Tell whether one more of this crowd is let in."""
-        is_rare = self._rare.allows(crowd, now)
+    def allows(self, netgroup: str, now: float) -> bool:
+        """Tell whether one more of this netgroup is let in."""
+        is_rare = self._rare.allows(netgroup, now)
         return self._sum.allows(None, now) or (is_rare and self._kept.allows(None, now))
 
 
@@ -211,19 +211,19 @@ class ReceiveMemory:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._accounts: set[Account] = set()
+        self._accounts: set[MemoryAccount] = set()
 
-    def open(self, limit_bytes: int, on_evicted: Callable[[], None]) -> Account:
+    def open(self, limit_bytes: int, on_evicted: Callable[[], None]) -> MemoryAccount:
         """Return the account of a peer; ``on_evicted`` ends that peer."""
-        account = Account(self, limit_bytes, on_evicted)
+        account = MemoryAccount(self, limit_bytes, on_evicted)
         self._accounts.add(account)
         return account
 
-    def closed(self, account: Account) -> None:
+    def closed(self, account: MemoryAccount) -> None:
         """Forget an account whose bytes have been given back."""
         self._accounts.discard(account)
 
-    def make_room(self, asker: Account, size_bytes: int) -> None:
+    def make_room(self, asker: MemoryAccount, size_bytes: int) -> None:
         """Evict the largest holders until there is room. Raises ReceiveMemoryExceeded when that is the asker."""
         while self.used_bytes + size_bytes > self.limit_bytes:
             largest = max(self._accounts, key=lambda account: account.held_bytes, default=asker)
@@ -232,7 +232,7 @@ class ReceiveMemory:
             largest.evict()
 
 
-class Account:
+class MemoryAccount:
     """One peer's share of ``ReceiveMemory``."""
 
     __slots__ = ("_is_open", "_limit_bytes", "_memory", "_on_evicted", "held_bytes")
@@ -283,7 +283,7 @@ class Account:
             self._memory.closed(self)
 
 
-class Holding(NamedTuple):
+class SendBacklog(NamedTuple):
     """What waits to leave to one peer."""
 
     size_bytes: int
@@ -295,17 +295,17 @@ class Holding(NamedTuple):
 _Holder = TypeVar("_Holder")
 
 
-def who_holds_too_much(holdings: Mapping[_Holder, Holding], limit_bytes: int) -> list[_Holder]:
+def excess_holders(holdings: Mapping[_Holder, SendBacklog], limit_bytes: int) -> list[_Holder]:
     """Return who has to go until the rest is within the limit, those first for whom most waits.
 
     Whoever asks for much and reads little, or acknowledges nothing, has it all kept here.
     """
-    if sum(holding.size_bytes for holding in holdings.values()) <= limit_bytes:
+    if sum(backlog.size_bytes for backlog in holdings.values()) <= limit_bytes:
         return []
-    waits_for = Counter(block for holding in holdings.values() for block in dict.fromkeys(holding.blocks))
+    waits_for = Counter(block for backlog in holdings.values() for block in dict.fromkeys(backlog.blocks))
     own = {
-        holder: holding.size_bytes - sum(block[1] for block in holding.blocks if waits_for[block] > 1)
-        for holder, holding in holdings.items()
+        holder: backlog.size_bytes - sum(block[1] for block in backlog.blocks if waits_for[block] > 1)
+        for holder, backlog in holdings.items()
     }
     shared = sum(size for (_, size), count in waits_for.items() if count > 1)
     excess = sum(own.values()) + shared - limit_bytes
@@ -326,7 +326,7 @@ class Charge:
 
     __slots__ = ("_account", "_held_bytes", "_is_exempt", "_size_bytes")
 
-    def __init__(self, account: Account, size_bytes: int, *, is_exempt: bool = False) -> None:
+    def __init__(self, account: MemoryAccount, size_bytes: int, *, is_exempt: bool = False) -> None:
         self._account = account
         self._size_bytes = size_bytes
         self._is_exempt = is_exempt
@@ -351,53 +351,53 @@ class Charge:
         self._held_bytes = 0
 
 
-class Place:
+class HalfOpenSlot:
     """One of the places for connections that have not yet proved who they are."""
 
-    __slots__ = ("crowd", "is_lost", "on_lost")
+    __slots__ = ("is_lost", "netgroup", "on_lost")
 
-    def __init__(self, crowd: str) -> None:
-        self.crowd = crowd
+    def __init__(self, netgroup: str) -> None:
+        self.netgroup = netgroup
         self.is_lost = False
         self.on_lost: Callable[[], None] = lambda: None
         """Called when the place is given to somebody else."""
 
 
-class HalfOpen:
+class HalfOpenSlots:
     """The places for connections that have not yet proved who they are, by the network that they come from.
 
     Where all are taken, the network that has most of them makes room for a newcomer with its oldest: whoever fills
     the places, from however many addresses, fights for them with itself first.
     """
 
-    def __init__(self, places_max: int) -> None:
-        self._places_max = places_max
-        self._crowds: dict[str, OrderedDict[Place, None]] = {}
-        """Each with its oldest first; among the crowds, whoever came to be one first."""
+    def __init__(self, slots_max: int) -> None:
+        self._slots_max = slots_max
+        self._netgroups: dict[str, OrderedDict[HalfOpenSlot, None]] = {}
+        """Each with its oldest first; among the netgroups, whoever came to be one first."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def enter(self, crowd: str) -> Place:
-        """Return a place for a newcomer from the network ``crowd``, taken from another where none is free."""
-        if self._crowds and self._count >= self._places_max:
-            largest = max(self._crowds.values(), key=len)
+    def enter(self, netgroup: str) -> HalfOpenSlot:
+        """Return a place for a newcomer from the network ``netgroup``, taken from another where none is free."""
+        if self._netgroups and self._count >= self._slots_max:
+            largest = max(self._netgroups.values(), key=len)
             oldest = next(iter(largest))
             self.leave(oldest)
             oldest.is_lost = True
             oldest.on_lost()
-        place = Place(crowd)
-        self._crowds.setdefault(crowd, OrderedDict())[place] = None
+        slot = HalfOpenSlot(netgroup)
+        self._netgroups.setdefault(netgroup, OrderedDict())[slot] = None
         self._count += 1
-        return place
+        return slot
 
-    def leave(self, place: Place) -> None:
+    def leave(self, slot: HalfOpenSlot) -> None:
         """Give a place back; one that was lost already is not held any more."""
-        places = self._crowds.get(place.crowd)
-        if places is None or place not in places:
+        slots = self._netgroups.get(slot.netgroup)
+        if slots is None or slot not in slots:
             return
-        del places[place]
+        del slots[slot]
         self._count -= 1
-        if not places:
-            del self._crowds[place.crowd]
+        if not slots:
+            del self._netgroups[slot.netgroup]

@@ -1,4 +1,4 @@
-"""Where connections come from, at three widths, and which crowd is the largest; without I/O.
+"""Where connections come from, at three widths, and which netgroup is the largest; without I/O.
 
 Addresses are cheap, blocks of them less so: a home or a rented machine has all of a /64 of IPv6, a customer of a
 provider a /48, a provider a /32. So what one *site* (an IPv4 address, a /64), one *network* (/24, /48) and one
@@ -14,7 +14,16 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from p2p.base.dial_policy import Zone, zone_of
 
-__all__ = ["Crowds", "Origin", "address_of", "block_of", "crowd_of", "network_of", "origin_of", "site_of"]
+__all__ = [
+    "Netgroups",
+    "Origin",
+    "address_of",
+    "block_of",
+    "network_of",
+    "origin_of",
+    "public_netgroup_of",
+    "site_of",
+]
 
 _PUNCHED: Final = "punch:"
 
@@ -69,8 +78,8 @@ def _prefix(address: IpAddress, bits_v4: int, bits_v6: int) -> str:
     return f"{type(address)(int(address) >> rest << rest)}/{bits}"
 
 
-def crowd_of(host: str | None) -> str | None:
-    """Return the network in whose crowd a peer counts; only public addresses have one."""
+def public_netgroup_of(host: str | None) -> str | None:
+    """Return the network in whose netgroup a peer counts; only public addresses have one."""
     return None if host is None or zone_of(host) is not Zone.OPEN else network_of(host)
 
 
@@ -87,65 +96,66 @@ def origin_of(remote: str) -> Origin:
 _Member = TypeVar("_Member", bound=Hashable)
 
 
-class Crowds(Generic[_Member]):
-    """Members by the crowd that they belong to, each crowd in the order of coming; every question is O(1)."""
+class Netgroups(Generic[_Member]):
+    """Members by the netgroup that they belong to, each netgroup in the order of coming; every question is
+    O(1)."""
 
-    __slots__ = ("_by_size", "_crowd_of", "_largest", "_members")
+    __slots__ = ("_by_size", "_largest", "_members", "_netgroup_of")
 
     def __init__(self) -> None:
         self._members: dict[str, dict[_Member, None]] = {}
-        self._crowd_of: dict[_Member, str] = {}
+        self._netgroup_of: dict[_Member, str] = {}
         self._by_size: dict[int, dict[str, None]] = {}
         self._largest = 0
 
     def __len__(self) -> int:
-        return len(self._crowd_of)
+        return len(self._netgroup_of)
 
     def __contains__(self, member: object) -> bool:
-        return member in self._crowd_of
+        return member in self._netgroup_of
 
-    def size(self, crowd: str) -> int:
-        """Return how many members a crowd has."""
-        return len(self._members.get(crowd, ()))
+    def size(self, netgroup: str) -> int:
+        """Return how many members a netgroup has."""
+        return len(self._members.get(netgroup, ()))
 
-    def enter(self, crowd: str, member: _Member) -> None:
+    def enter(self, netgroup: str, member: _Member) -> None:
         """Note a newcomer."""
-        assert member not in self._crowd_of
-        self._crowd_of[member] = crowd
-        members = self._members.setdefault(crowd, {})
-        self._resize(crowd, len(members), len(members) + 1)
+        assert member not in self._netgroup_of
+        self._netgroup_of[member] = netgroup
+        members = self._members.setdefault(netgroup, {})
+        self._resize(netgroup, len(members), len(members) + 1)
         members[member] = None
 
     def leave(self, member: _Member) -> None:
         """Note that a member is gone; one that was not here is none."""
-        crowd = self._crowd_of.pop(member, None)
-        if crowd is None:
+        netgroup = self._netgroup_of.pop(member, None)
+        if netgroup is None:
             return
-        members = self._members[crowd]
-        self._resize(crowd, len(members), len(members) - 1)
+        members = self._members[netgroup]
+        self._resize(netgroup, len(members), len(members) - 1)
         del members[member]
         if not members:
-            del self._members[crowd]
+            del self._members[netgroup]
 
-    def who_gives_way(self, crowd: str) -> _Member | None:
-        """Return the newest of the largest crowd if a newcomer of ``crowd`` may have its place, else None.
+    def eviction_candidate(self, netgroup: str) -> _Member | None:
+        """Return the newest of the largest netgroup if a newcomer of ``netgroup`` may have its place, else None.
 
-        Only where the newcomer's crowd stays smaller by it: nobody gives way that is alone in its crowd, and two
-        crowds of a size do not push each other out in turn.
+        Only where the newcomer's netgroup stays smaller by it: nobody gives way that is alone in its netgroup, and
+        two netgroups of a size do not push each other out in turn.
         """
-        if self._largest < self.size(crowd) + 2:
+        if self._largest < self.size(netgroup) + 2:
             return None
         largest = next(iter(self._by_size[self._largest]))
         return next(reversed(self._members[largest]))
 
-    def _resize(self, crowd: str, before: int, after: int) -> None:
+    def _resize(self, netgroup: str, before: int, after: int) -> None:
         if before:
-            del self._by_size[before][crowd]
+            del self._by_size[before][netgroup]
             if not self._by_size[before]:
                 del self._by_size[before]
         if after:
-            self._by_size.setdefault(after, {})[crowd] = None
+            self._by_size.setdefault(after, {})[netgroup] = None
         if after > self._largest:
             self._largest = after
         elif before == self._largest and before not in self._by_size:
-            self._largest = after  # its crowd was the only one of that size, and has one less now
+            self._largest = after  # its netgroup was the only one of that size, and has one less now

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from p2p.base.dial_policy import Vicinity, zone_of
+from p2p.base.dial_policy import DialPolicy, zone_of
 from p2p.base.endpoint import Endpoint
 from p2p.base.tcp_info import TCP_INFO_BYTES, TcpInfo
 
@@ -196,20 +196,20 @@ Opener = Callable[[str, int], Awaitable[trio.SocketStream]]
 
 
 class Connector:
-    """Opens TCP connections to hosts by name or number, within what ``vicinity`` allows.
+    """Opens TCP connections to hosts by name or number, within what ``dial_policy`` allows.
 
     Names are looked up in threads of their own, few, so that slow names of strangers keep nothing else waiting:
     an abandoned lookup holds its thread until the system gives it up.
     """
 
-    def __init__(self, vicinity: Vicinity) -> None:
-        self.vicinity = vicinity
+    def __init__(self, dial_policy: DialPolicy) -> None:
+        self.dial_policy = dial_policy
         self._own = trio.CapacityLimiter(OWN_LOOKUPS_MAX)
         self._strangers = trio.CapacityLimiter(LOOKUPS_MAX)
 
     async def look_up(self, host: str, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[str]:
         """Return the addresses of a host that may be dialled. Raises OSError where there is none."""
-        is_named = self.vicinity.is_named(host)
+        is_named = self.dial_policy.is_named(host)
         if zone_of(host) is not None:
             found = [host] if family in (socket.AF_UNSPEC, _family_of(host)) else []
         else:
@@ -217,7 +217,7 @@ class Connector:
             limiter = self._own if is_named else self._strangers
             answers = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=limiter)
             found = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
-        allowed = [address for address in found if is_named or self.vicinity.may_dial(address)]
+        allowed = [address for address in found if is_named or self.dial_policy.may_dial(address)]
         if not allowed:
             raise OSError(f"{host}: no address that this node may be sent to")
         return allowed[:ADDRESSES_MAX]
@@ -264,7 +264,7 @@ class TcpDialer:
     """Dials ``tcp:host:port`` by way of a connector; without one, wherever it is told to."""
 
     def __init__(self, connector: Connector | None = None) -> None:
-        self._connector = connector or Connector(Vicinity(is_inner=True))
+        self._connector = connector or Connector(DialPolicy(is_inner=True))
 
     async def dial(self, endpoint: Endpoint, target: bytes | None) -> trio.abc.Stream:
         """Return a tuned stream. Raises OSError."""

@@ -14,7 +14,7 @@ import trio
 
 from p2p.base.endpoint import Endpoint
 
-__all__ = ["Acceptance", "Acceptor", "Dialer", "Doubt", "Estimator", "Fanout", "Wary"]
+__all__ = ["Acceptance", "Acceptor", "AvoidingDialer", "Dialer", "EstimatingDialer", "Fanout", "TransportFault"]
 
 
 class Dialer(Protocol):
@@ -28,19 +28,19 @@ class Dialer(Protocol):
         ...
 
 
-class Doubt(Enum):
-    """What a node has found about how a stream was carried, with the other end alive by another way."""
+class TransportFault(Enum):
+    """What a node has found about how a stream was carried, with the other end alive by another path."""
 
     CHANGED = "changed"
     """What came was not what the other end has sealed."""
     SILENT = "silent"
     """It took what was sent and brought nothing."""
     SLOW = "slow"
-    """It took far longer than it once did, and than another way takes now."""
+    """It took far longer than it once did, and than another path takes now."""
 
 
 @runtime_checkable
-class Wary(Protocol):
+class AvoidingDialer(Protocol):
     """A dialer that holds things against ways."""
 
     def is_avoided(self, endpoint: Endpoint) -> bool:
@@ -49,7 +49,7 @@ class Wary(Protocol):
 
 
 @runtime_checkable
-class Estimator(Protocol):
+class EstimatingDialer(Protocol):
     """A dialer that has heard something of ways which were never tried."""
 
     def estimate(self, endpoint: Endpoint) -> float | None:

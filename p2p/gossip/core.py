@@ -13,7 +13,7 @@ from enum import Enum, IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from p2p.base.randomness import RandomSource
-from p2p.gossip.validation_queue import Waiting, WaitingRoom
+from p2p.gossip.validation_queue import PendingPayload, ValidationQueue
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
@@ -44,7 +44,7 @@ PENDING_SENDERS_MAX: Final = 64
 """Peers remembered as having sent a message that is being validated."""
 BACKOFFS_MAX: Final = 4_096
 """Peers of one topic, departed ones too, that are not to be meshed with for a while."""
-GRUDGES_MAX: Final = 1_024
+DEPARTED_SCORES_MAX: Final = 1_024
 """Departed peers whose bad score is remembered, so that reconnecting does not wash it off."""
 
 
@@ -107,9 +107,9 @@ class GossipParameters:
     malformed_points: float = 20.0
     overflow_points: float = 1.0
     """For a heartbeat in which a peer sent more than may wait for validation."""
-    crowd_free: int = 3
+    netgroup_free: int = 3
     """Peers of one /24 (or /48 of IPv6) that cost nothing; ..."""
-    crowd_points: float = 4.0
+    netgroup_points: float = 4.0
     """... for each one more, all of them count as worth so much less."""
     disconnect_score: float = -50.0
     ban_score: float = -100.0
@@ -192,7 +192,7 @@ class Gossip:
         self.parameters = parameters or GossipParameters()
         self._random = random
         self._peers: dict[bytes, _Peer] = {}
-        self._grudges: OrderedDict[bytes, float] = OrderedDict()
+        self._departed_scores: OrderedDict[bytes, float] = OrderedDict()
         self._topics: dict[str, _Topic] = {}
         self._seen: set[bytes] = set()
         self._seen_before: set[bytes] = set()
@@ -200,8 +200,8 @@ class Gossip:
         self._cache: dict[bytes, tuple[str, bytes]] = {}
         self._history: deque[list[tuple[str, bytes]]] = deque([[]])
         self._cache_bytes = 0
-        self._crowds: Counter[str] = Counter()
-        self._waiting = WaitingRoom(
+        self._netgroups: Counter[str] = Counter()
+        self._waiting = ValidationQueue(
             limit_bytes=self.parameters.pending_bytes_max, payloads_each_max=self.parameters.pending_of_peer_max
         )
         self._beat_at = now
@@ -217,22 +217,22 @@ class Gossip:
 
     def peer_joined(self, peer: bytes, *, outbound: bool, network: str | None = None) -> list[Effect]:
         """Note a new connection, from a public ``network`` where that is known; its first word is our topics."""
-        self._peers[peer] = _Peer(outbound, score=self._grudges.pop(peer, 0.0), network=network)
+        self._peers[peer] = _Peer(outbound, score=self._departed_scores.pop(peer, 0.0), network=network)
         if network is not None:
-            self._crowds[network] += 1
+            self._netgroups[network] += 1
         return [Send(peer, self._subscription())]
 
     def peer_left(self, peer: bytes) -> None:
         """Forget a connection. What it sent and is being validated stays."""
         known = self._peers.pop(peer, None)
         if known is not None and known.network is not None:
-            self._crowds[known.network] -= 1
-            if not self._crowds[known.network]:
-                del self._crowds[known.network]
+            self._netgroups[known.network] -= 1
+            if not self._netgroups[known.network]:
+                del self._netgroups[known.network]
         if known is not None and known.score < 0:
-            self._grudges[peer] = known.score
-            if len(self._grudges) > GRUDGES_MAX:
-                self._grudges.popitem(last=False)
+            self._departed_scores[peer] = known.score
+            if len(self._departed_scores) > DEPARTED_SCORES_MAX:
+                self._departed_scores.popitem(last=False)
         for topic in self._topics.values():
             topic.mesh.discard(peer)
 
@@ -242,11 +242,11 @@ class Gossip:
         return 0.0 if known is None else self._worth(known)
 
     def _worth(self, peer: _Peer) -> float:
-        """Return the score, less what the crowd of its network costs: that passes with the crowd."""
+        """Return the score, less what the netgroup of its network costs: that passes with the netgroup."""
         if peer.network is None:
             return peer.score
-        crowd = max(self._crowds[peer.network] - self.parameters.crowd_free, 0)
-        return peer.score - crowd * self.parameters.crowd_points
+        netgroup = max(self._netgroups[peer.network] - self.parameters.netgroup_free, 0)
+        return peer.score - netgroup * self.parameters.netgroup_points
 
     def penalise(self, peer: bytes, points: float) -> list[Effect]:
         """Take points from a peer for what happened elsewhere (a full queue, a bad answer)."""
@@ -359,7 +359,7 @@ class Gossip:
                 continue
             if self._is_seen(identifier):
                 continue
-            admission = self._waiting.admit(identifier, Waiting(topic, payload, sender))
+            admission = self._waiting.admit(identifier, PendingPayload(topic, payload, sender))
             for gone_topic, gone in admission.gone:
                 self._unsee(gone)
                 effects.append(Withdraw(gone_topic, gone))
@@ -451,8 +451,8 @@ class Gossip:
         effects: list[Effect] = []
         decay = 0.5 ** (max(now - self._beat_at, 0.0) / self.parameters.score_half_life_s)
         self._beat_at = now
-        for address in self._grudges:
-            self._grudges[address] *= decay
+        for address in self._departed_scores:
+            self._departed_scores[address] *= decay
         for address, peer in list(self._peers.items()):
             peer.score *= decay
             peer.ids_asked = 0

@@ -11,7 +11,7 @@ import trio
 from p2p.base.limits import NetworkLimits
 from p2p.gossip.core import Deliver, Verdict
 
-__all__ = ["BatchValidator", "GossipItem", "Validation", "Validator", "one_by_one"]
+__all__ = ["BatchValidator", "GossipItem", "TopicValidation", "Validator", "one_by_one"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def one_by_one(validator: Validator) -> BatchValidator:
     return validate
 
 
-class Validation:
+class TopicValidation:
     """The queue of one topic, bounded by the gossip core's pending limits.
 
     ``judged`` takes its verdicts, ``credit`` those who brought what was good.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-__all__ = ["Admission", "Waiting", "WaitingRoom"]
+__all__ = ["Admission", "PendingPayload", "ValidationQueue"]
 
 
 @dataclass(slots=True)
-class Waiting:
+class PendingPayload:
     """A payload, who sent it first, and others that did, so that it need not go back to them."""
 
     topic: str
@@ -37,7 +37,7 @@ class _Held:
     size_bytes: int = 0
 
 
-class WaitingRoom:
+class ValidationQueue:
     """Room for ``limit_bytes`` of payloads, of one sender ``payloads_each_max`` of them.
 
     n senders that fill it hold an n-th each, and what comes from one more has its part again: it is pushed out
@@ -47,18 +47,18 @@ class WaitingRoom:
     def __init__(self, *, limit_bytes: int, payloads_each_max: int) -> None:
         self._limit_bytes = limit_bytes
         self._payloads_each_max = payloads_each_max
-        self._waiting: dict[bytes, Waiting] = {}
+        self._waiting: dict[bytes, PendingPayload] = {}
         self._held: dict[bytes, _Held] = {}
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def get(self, identifier: bytes) -> Waiting | None:
+    def get(self, identifier: bytes) -> PendingPayload | None:
         """Return what waits under this id."""
         return self._waiting.get(identifier)
 
-    def admit(self, identifier: bytes, new: Waiting) -> Admission:
+    def admit(self, identifier: bytes, new: PendingPayload) -> Admission:
         """Let a payload wait that does not yet, where there is room for its sender."""
         held = self._held.get(new.first)
         if held is not None and len(held.ids) >= self._payloads_each_max:
@@ -81,7 +81,7 @@ class WaitingRoom:
         self._waiting[identifier] = new
         return Admission(is_in=True, gone=gone)
 
-    def pop(self, identifier: bytes) -> Waiting | None:
+    def pop(self, identifier: bytes) -> PendingPayload | None:
         """Take out what waits under this id, if it does."""
         waiting = self._waiting.pop(identifier, None)
         if waiting is not None:

@@ -1,9 +1,10 @@
-"""How many lanes of bulk run on which path to a peer, decided by trying it out; without I/O.
+"""How many bulk connections run on which path to a peer, decided by trying it out; without I/O.
 
-Bulk is planned by trying it out on the traffic itself: a plan says how many lanes run on which path, one move at
-a time changes it (a path more or less, lanes doubled or halved), and the sum of what arrived decides whether the
-move stays. So no byte is sent for measuring alone, a path that shares its bottleneck with another is not mistaken
-for a second one, and a stuck flow is noticed because one more lane beside it makes the sum grow.
+Bulk is planned by trying it out on the traffic itself: a plan says how many bulk connections run on which path,
+one move at a time changes it (a path more or less, bulk connections doubled or halved), and the sum of what
+arrived decides whether the move stays. So no byte is sent for measuring alone, a path that shares its bottleneck
+with another is not mistaken for a second one, and a stuck flow is noticed because one more bulk connection beside
+it makes the sum grow.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from p2p.path.paths import Path, PathTable, hops_of, shares_way
+from p2p.path.paths import Path, PathTable, hops_of, shares_hop
 
 __all__ = ["BulkPlanner", "Plan"]
 
 Plan = Mapping[Path, int]
-"""Lanes by path; a path without lanes is not in it."""
+"""Bulk connections by path; a path without bulk connections is not in it."""
 
 _ALIKE: Final = 1.5
 """Rates of two paths that shared a line in one window differ by less than this where the paths are as good."""
@@ -57,15 +58,16 @@ class _Window:
     is_open: bool = False
     """Whether what arrives is counted: the tick that began before ``since`` is not of it."""
     opens_until: float = 0.0
-    """Until when it begins anew where lanes of the plan are not open."""
+    """Until when it begins anew where bulk connections of the plan are not open."""
     carried: dict[Path, int] = field(default_factory=dict)
 
 
 class BulkPlanner:
-    """How many lanes on which path, for one peer. Call ``tick`` every quarter of a second while bulk waits.
+    """How many bulk connections on which path, for one peer. Call ``tick`` every quarter of a second while bulk
+    waits.
 
-    ``plan`` is what should be running; the caller opens and closes lanes towards it and reports with ``lost`` what
-    breaks. It is never empty while a path is ready.
+    ``plan`` is what should be running; the caller opens and closes bulk connections towards it and reports with
+    ``lost`` what breaks. It is never empty while a path is ready.
     """
 
     def __init__(self, table: PathTable, *, is_paced: bool = False) -> None:
@@ -89,8 +91,8 @@ class BulkPlanner:
         """In how many windows in a row a path brought next to nothing."""
 
     @property
-    def lanes(self) -> int:
-        """How many lanes the plan has."""
+    def connections(self) -> int:
+        """How many bulk connections the plan has."""
         return sum(self.plan.values())
 
     def start(self, waiting_bytes: int, now: float) -> None:
@@ -113,7 +115,8 @@ class BulkPlanner:
         return list(dict.fromkeys([best, *firsts.values(), *ready]))[: self.table.parameters.race_paths_max]
 
     def stop(self) -> None:
-        """Forget the plan: nothing waits any more and the lanes are closed. What was learnt of paths stays."""
+        """Forget the plan: nothing waits any more and the bulk connections are closed. What was learnt of paths
+        stays."""
         self.plan, self.caps = {}, {}
         self._trial = self._window = self._busy_since = self._last_rate = None
         self._has_raced = False
@@ -123,17 +126,17 @@ class BulkPlanner:
         self.table.failed(path, now)
         self._drop_path(path, now)
 
-    def doubted(self, path: Path, now: float) -> bool:
+    def suspected(self, path: Path, now: float) -> bool:
         """Add another path for one on which nothing moves at the moment; whether there is one to add.
 
         If that one moves again, both are measured like any other plan.
         """
-        self.table.doubted(path, now)
-        if path not in self.plan or any(not shares_way(other, path) for other in self.plan):
+        self.table.suspected(path, now)
+        if path not in self.plan or any(not shares_hop(other, path) for other in self.plan):
             return False
         ready = [p for p in self.table.order(now) if p not in self.plan and self.table.is_ready(p, now)]
-        apart = [other for other in ready if not shares_way(other, path)]
-        if not apart or self.lanes >= self.table.parameters.lanes_max:
+        apart = [other for other in ready if not shares_hop(other, path)]
+        if not apart or self.connections >= self.table.parameters.connections_max:
             return False
         self._trial = None
         self._tried.clear()
@@ -145,7 +148,7 @@ class BulkPlanner:
             self._trial.before.pop(path, None)
         if path not in self.plan:
             return
-        left = {other: lanes for other, lanes in self.plan.items() if other != path}
+        left = {other: connections for other, connections in self.plan.items() if other != path}
         if not left and (best := self.table.best_bulk(now)) is not None:
             left = {best: 1}
         self._trial = None
@@ -154,7 +157,8 @@ class BulkPlanner:
         self._change(left, now)
 
     def tick(self, carried: Mapping[Path, int], waiting_bytes: int, now: float, *, grain_bytes: int = 0) -> None:
-        """Take in the bytes that arrived since the last tick, by path with open lanes; change the plan in time.
+        """Take in the bytes that arrived since the last tick, by path with open bulk connections; change the plan
+        in time.
 
         Where nothing waits all along, what arrives is what was asked for and says nothing about paths. It is
         counted in whole messages of ``grain_bytes``: of few of them a rate cannot be told.
@@ -208,8 +212,8 @@ class BulkPlanner:
             return
         if waiting_bytes < parameters.race_bytes_min and waited_s < parameters.race_patience_s:
             return
-        (path, lanes), *_ = self.plan.items()
-        if lanes == 1 and self.table.rate(path, now) is None:
+        (path, connections), *_ = self.plan.items()
+        if connections == 1 and self.table.rate(path, now) is None:
             racers = self._racers(path, now)
             if len(racers) > 1:
                 self._change(dict.fromkeys(racers, 1), now)
@@ -235,8 +239,8 @@ class BulkPlanner:
         if trial is not None:
             trial.rates.append(total)
             mean = sum(trial.rates) / len(trial.rates)
-            is_doubtful = abs(mean - trial.rate_wanted) * 100 < trial.rate_wanted * parameters.doubt_percent
-            if is_doubtful and len(trial.rates) < parameters.trial_windows_max:
+            is_quiet = abs(mean - trial.rate_wanted) * 100 < trial.rate_wanted * parameters.unclear_percent
+            if is_quiet and len(trial.rates) < parameters.trial_windows_max:
                 self._trial = trial
                 return
             if mean < trial.rate_wanted:
@@ -247,7 +251,7 @@ class BulkPlanner:
                     return
             else:
                 undone = _INVERSE[trial.name[0]], trial.name[1]
-                self._tried = {undone}  # what was just found good need not be doubted at once
+                self._tried = {undone}  # what was just found good need not be suspected at once
                 self._hold_s = parameters.hold_s
                 if trial.name[0] == "double":
                     self.table.doubled(trial.name[1], -inf)  # still more may bring more
@@ -310,7 +314,7 @@ class BulkPlanner:
         if not losers:
             return False
         self._tried.update(("path", path) for path in losers)
-        self._change({path: lanes for path, lanes in self.plan.items() if path not in losers}, now)
+        self._change({path: connections for path, connections in self.plan.items() if path not in losers}, now)
         return True
 
     def _gain_percent(self, name: _Name, rates: dict[Path, float]) -> float:
@@ -341,7 +345,7 @@ class BulkPlanner:
         widest = max(plan, key=lambda path: plan[path])
         if plan[widest] > 1:
             moves.append((("halve", widest), {**plan, widest: plan[widest] // 2}))
-        room = parameters.lanes_max - self.lanes
+        room = parameters.connections_max - self.connections
         ready = [path for path in self.table.order(now) if path not in plan and self.table.is_ready(path, now)]
         if len(plan) < parameters.race_paths_max and room > 0:
             moves += [(("path", path), {**plan, path: plan[widest]}) for path in ready
@@ -349,7 +353,7 @@ class BulkPlanner:
         if len(plan) == parameters.race_paths_max or room < plan[widest]:
             # No place beside them: or a plan of slow paths would keep the better ones out for good.
             last = min(plan, key=lambda path: rates[path])
-            others = {path: lanes for path, lanes in plan.items() if path != last}
+            others = {path: connections for path, connections in plan.items() if path != last}
             moves += [(("swap", path), {**others, path: plan[last]}) for path in ready]
         if self.is_paced and now - (self._busy_since or now) < parameters.paced_patience_s:
             room = 0

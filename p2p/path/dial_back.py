@@ -37,7 +37,7 @@ from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.token_bucket import RateLimiter
 
-__all__ = ["METHOD_DIAL_BACK", "SOURCE_LISTEN", "Reach", "ReachOptions"]
+__all__ = ["METHOD_DIAL_BACK", "SOURCE_LISTEN", "DialBack", "DialBackOptions"]
 
 METHOD_DIAL_BACK: Final = "dial back"
 SOURCE_LISTEN: Final = "listen"
@@ -49,7 +49,7 @@ _LEARNT_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ReachOptions:
+class DialBackOptions:
     """Bounds of asking and of being asked; times in seconds."""
 
     networks_min: int = 2
@@ -93,7 +93,7 @@ class _Network(Protocol):
     def on_request(self, method: str, handler: RequestHandler) -> None: ...
 
 
-class Reach:
+class DialBack:
     """Asks peers to dial this node, and dials those that ask.
 
     It is an acceptor of the network: what is found closed is advertised no more until it is found open again.
@@ -101,13 +101,13 @@ class Reach:
 
     def __init__(
         self,
-        options: ReachOptions | None = None,
+        options: DialBackOptions | None = None,
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         log: Callable[..., None] = lambda *_args, **_fields: None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._options = options or ReachOptions()
+        self._options = options or DialBackOptions()
         self._on_change = on_change
         self._now_ms = now_ms
         self._log = log
@@ -233,7 +233,7 @@ class Reach:
             # Of a name, which may lead elsewhere than from where we are seen, only a yes says something.
             if own == answer.host or (own is None and answer.is_reached):
                 self._votes_of(endpoint).add(group, answer.is_reached, now)
-        is_place = network.connector.vicinity.may_dial(answer.host)
+        is_place = network.connector.dial_policy.may_dial(answer.host)
         if port not in network.open_ports or not is_place or (answer.is_reached and not is_seen):
             return
         found = Endpoint(answer.host, port)

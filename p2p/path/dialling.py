@@ -12,15 +12,15 @@ import trio
 from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
 from p2p.base.randomness import RandomSource
-from p2p.base.transport import Dialer, Estimator, Wary
+from p2p.base.transport import AvoidingDialer, Dialer, EstimatingDialer
 from p2p.path.paths import PathBook, PathTable
 from p2p.records.addrbook import AddressBook
 from p2p.secure.handshake import Session
 from p2p.secure.identity import Purpose
-from p2p.session.connection import Link
+from p2p.session.connection import Connection
 from state.primitives.errors import DekubeError
 
-__all__ = ["Dialling", "PathMaker", "Way"]
+__all__ = ["DialState", "Dialling", "PathMaker"]
 
 EXPECTED_ERRORS: Final = (OSError, ValueError, DekubeError, trio.BrokenResourceError, trio.ClosedResourceError)
 """ValueError: a stranger's host name that cannot be encoded."""
@@ -28,11 +28,11 @@ _ENDPOINTS_MAX: Final = 8
 
 PathMaker = Callable[[bytes, "tuple[Endpoint, ...]"], Iterable[Endpoint]]
 """Makes more paths to an address out of those that are known, for example through a relay of our own."""
-Shake = Callable[[trio.abc.Stream, Purpose, "bytes | None"], Awaitable["Session | None"]]
+HandshakeRunner = Callable[[trio.abc.Stream, Purpose, "bytes | None"], Awaitable["Session | None"]]
 
 
 @dataclass(slots=True)
-class Way:
+class DialState:
     """What dialling one address, or one endpoint whose address is not known yet, has brought so far."""
 
     target: bytes | None
@@ -58,7 +58,7 @@ class Way:
 
 
 class Dialling:
-    """The ways of one node. ``shake`` completes a handshake on a stream, or returns None."""
+    """The ways of one node. ``handshake`` completes a handshake on a stream, or returns None."""
 
     def __init__(
         self,
@@ -67,16 +67,16 @@ class Dialling:
         dialers: Mapping[str, Dialer],
         book: AddressBook,
         counters: Counter[str],
-        shake: Shake,
+        handshake: HandshakeRunner,
         log: Callable[..., None],
     ) -> None:
-        self.ways: dict[object, Way] = {}
+        self.states: dict[object, DialState] = {}
         self.paths = PathBook()
         self._limits = limits
         self._dialers = dialers
         self._book = book
         self._counters = counters
-        self._shake = shake
+        self._handshake = handshake
         self._log = log
         self._makers: list[PathMaker] = []
 
@@ -84,76 +84,76 @@ class Dialling:
         """Ask ``maker`` for more paths whenever those to an address are looked up."""
         self._makers.append(maker)
 
-    def way_to(self, address: bytes) -> Way:
+    def state_of(self, address: bytes) -> DialState:
         """Return the way to an address, made on first use."""
-        return self.ways.setdefault(address, Way(address))
+        return self.states.setdefault(address, DialState(address))
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
         """Say where an address can be reached, as far as the caller knows; its records add to that."""
-        way = self.way_to(address)
-        if endpoint not in way.endpoints:
-            way.endpoints = (endpoint, *way.endpoints)[:_ENDPOINTS_MAX]
+        state = self.state_of(address)
+        if endpoint not in state.endpoints:
+            state.endpoints = (endpoint, *state.endpoints)[:_ENDPOINTS_MAX]
 
     def forget(self, count_max: int, now: float) -> None:
         """Drop ways that hold nothing but an old back-off, once there are many."""
-        if len(self.ways) <= count_max:
+        if len(self.states) <= count_max:
             return
-        for key, way in list(self.ways.items()):
-            if not way.endpoints and not way.is_dialling and way.next_at < now:
-                del self.ways[key]
+        for key, state in list(self.states.items()):
+            if not state.endpoints and not state.is_dialling and state.next_at < now:
+                del self.states[key]
 
     def table(self, address: bytes) -> PathTable:
         """Return the paths to an address, as they are known now."""
         table = self.paths.table(address)
-        known = self._known(self.ways.get(address) or Way(address))
+        known = self._known(self.states.get(address) or DialState(address))
         # What is avoided is dialled in need, by ``endpoints_of``, and is no choice.
         known = [endpoint for endpoint in known if not self.is_avoided(endpoint)] or known
         table.offer(known)
         for endpoint in known:
             dialer = self._dialers[endpoint.scheme]
-            if isinstance(dialer, Estimator):
+            if isinstance(dialer, EstimatingDialer):
                 table.guessed_rtt(endpoint, dialer.estimate(endpoint))
         return table
 
-    def endpoints_of(self, way: Way) -> list[Endpoint]:
+    def endpoints_of(self, state: DialState) -> list[Endpoint]:
         """Return where to try, the best first; direct endpoints before relays where nothing was measured."""
-        if way.target is None:
-            return self._known(way)
-        ordered = self.table(way.target).order(trio.current_time())
+        if state.target is None:
+            return self._known(state)
+        ordered = self.table(state.target).order(trio.current_time())
         found = [path for path in ordered if isinstance(path, Endpoint)]
-        avoided = [endpoint for endpoint in self._known(way) if self.is_avoided(endpoint)]
+        avoided = [endpoint for endpoint in self._known(state) if self.is_avoided(endpoint)]
         return list(dict.fromkeys(found + avoided))
 
     def is_avoided(self, endpoint: Endpoint) -> bool:
         """Tell whether so much is held against a way that it is not to be taken while there is another."""
         dialer = self._dialers.get(endpoint.scheme)
-        return isinstance(dialer, Wary) and dialer.is_avoided(endpoint)
+        return isinstance(dialer, AvoidingDialer) and dialer.is_avoided(endpoint)
 
-    def _known(self, way: Way) -> list[Endpoint]:
-        record = None if way.target is None else self._book.get(way.target)
-        known = dict.fromkeys((*way.endpoints, *(() if record is None else record.endpoints)))
-        if way.target is not None:
+    def _known(self, state: DialState) -> list[Endpoint]:
+        record = None if state.target is None else self._book.get(state.target)
+        known = dict.fromkeys((*state.endpoints, *(() if record is None else record.endpoints)))
+        if state.target is not None:
             for maker in self._makers:
-                known.update(dict.fromkeys(maker(way.target, tuple(known))))
+                known.update(dict.fromkeys(maker(state.target, tuple(known))))
         return sorted((e for e in known if e.scheme in self._dialers), key=lambda e: len(e.hops))
 
-    async def open(self, target: bytes | None, endpoints: Iterable[Endpoint]) -> Link | None:
+    async def open(self, target: bytes | None, endpoints: Iterable[Endpoint]) -> Connection | None:
         """Return the connection that is there first; each way gets a head start over the next.
 
         Nothing has been said on it but the handshake; the others are given up without a word.
         """
-        won: Link | None = None
+        won: Connection | None = None
 
         async def attempt(endpoint: Endpoint, failed: trio.Event) -> None:
             nonlocal won
-            link = await self.open_one(target, endpoint)
-            if link is None:
+            connection = await self.open_one(target, endpoint)
+            if connection is None:
                 failed.set()
             elif won is None:
-                won = link
+                won = connection
                 nursery.cancel_scope.cancel()
             else:
-                await link.aclose()
+                await connection.aclose()
 
         async with trio.open_nursery() as nursery:
             for endpoint in endpoints:
@@ -163,7 +163,7 @@ class Dialling:
                     await failed.wait()
         return won
 
-    async def open_one(self, target: bytes | None, endpoint: Endpoint) -> Link | None:
+    async def open_one(self, target: bytes | None, endpoint: Endpoint) -> Connection | None:
         """Return a connection over one path, or None; what came of it is remembered."""
         self._counters["dials"] += 1
         stream: trio.abc.Stream | None = None
@@ -178,7 +178,7 @@ class Dialling:
             try:
                 purpose = Purpose.PEER if endpoint.scheme == "tcp" else Purpose.CIRCUIT
                 began = trio.current_time()
-                session = await self._shake(stream, purpose, target)
+                session = await self._handshake(stream, purpose, target)
             finally:
                 if session is None:
                     await trio.aclose_forcefully(stream)
@@ -192,4 +192,6 @@ class Dialling:
             table.worked(endpoint)
             now = trio.current_time()
             table.shook_hands(endpoint, now - began, now)
-        return Link(session, stream, remote=str(endpoint), endpoint=endpoint, is_direct=endpoint.scheme == "tcp")
+        return Connection(
+            session, stream, remote=str(endpoint), endpoint=endpoint, is_direct=endpoint.scheme == "tcp"
+        )

@@ -7,8 +7,8 @@ one agreed moment each dials the other from that port: each NAT takes the other'
 Where two disagree others are asked, for one may lie; if no two see the same the NAT is symmetric, and nothing is
 tried.
 
-``Puncher`` is a way like any other (``p2p.base.transport``): a dialer of the scheme ``punch`` and an acceptor. The
-handshake runs inside, so a lying observer or peer can waste an attempt and nothing more.
+``HolePuncher`` is a way like any other (``p2p.base.transport``): a dialer of the scheme ``punch`` and an acceptor.
+The handshake runs inside, so a lying observer or peer can waste an attempt and nothing more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 import trio
 
-from p2p.base.dial_policy import Vicinity
+from p2p.base.dial_policy import DialPolicy
 from p2p.base.endpoint import Endpoint
 from p2p.base.errors import PeerUnreachable, PunchFailed, RequestFailed, RequestRefused
 from p2p.base.observed_address import OBSERVE_PREAMBLE, OBSERVED_BYTES_MAX, ObservedAddress
@@ -39,9 +39,9 @@ from state.primitives.token_bucket import RateLimiter
 __all__ = [
     "METHOD_PUNCH",
     "PUNCHED",
-    "PunchOptions",
-    "Puncher",
-    "Word",
+    "HolePunchOptions",
+    "HolePuncher",
+    "PunchMessage",
 ]
 
 METHOD_PUNCH: Final = "punch"
@@ -55,7 +55,7 @@ _REDIAL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class PunchOptions:
+class HolePunchOptions:
     """Bounds of punching; times in seconds."""
 
     observe_s_max: float = 3.0
@@ -73,7 +73,7 @@ class PunchOptions:
     """That answer and are asked: the first two that agree are believed."""
     symmetric_s: float = 600.0
     """How long a NAT is not asked again in which no two of three observers or more saw the same, ..."""
-    doubt_s: float = 60.0
+    contradicted_s: float = 60.0
     """... and where there were two only: one of them may have lied."""
     look_s: float = 5.0
     """Between two looks for peers that are reached through a relay."""
@@ -86,7 +86,7 @@ class PunchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class PunchMessage:
     """What one end says to the other: prepare an attempt, I am seen at ``observed``; or, without it, dial now."""
 
     attempt: bytes
@@ -97,7 +97,7 @@ class Word:
         return encode([1, self.attempt, self.observed.encode()] if self.observed else [2, self.attempt])
 
     @classmethod
-    def decode(cls, data: bytes) -> Word:
+    def decode(cls, data: bytes) -> PunchMessage:
         """Return it from its canonical bytes. Raises DecodeError."""
         match decode(data, limit_bytes=_MESSAGE_BYTES_MAX):
             case [1, bytes(attempt), bytes(observed)] if len(attempt) == _ATTEMPT_BYTES:
@@ -193,7 +193,7 @@ class _Ready:
     tries: int = 0
 
 
-class Puncher:
+class HolePuncher:
     """The scheme ``punch``: dials peers that are connected already by way of a relay, and answers when they dial.
 
     ``observers`` returns public endpoints that answer ``OBSERVE_PREAMBLE``; at least two are needed. While it
@@ -204,13 +204,13 @@ class Puncher:
     def __init__(
         self,
         observers: Callable[[], Sequence[Endpoint]],
-        options: PunchOptions | None = None,
+        options: HolePunchOptions | None = None,
         *,
         look_up: LookUp | None = None,
     ) -> None:
         self._observers = observers
-        self._look_up = look_up or Connector(Vicinity(is_inner=True)).look_up
-        self._options = options or PunchOptions()
+        self._look_up = look_up or Connector(DialPolicy(is_inner=True)).look_up
+        self._options = options or HolePunchOptions()
         self._network: _Network | None = None
         self._acceptance: Acceptance | None = None
         self._nursery: trio.Nursery | None = None
@@ -220,7 +220,7 @@ class Puncher:
         self._per_peer = RateLimiter(per_s=1 / self._options.per_peer_s, burst=2)
         self._in_all = RateLimiter(per_s=self._options.in_all_per_s, burst=4)
         self._symmetric_until = -inf
-        self._doubted: dict[Endpoint, float] = {}
+        self._contradicted: dict[Endpoint, float] = {}
         """Observers who saw other than two that agreed, and until when they are asked last."""
         self._next: dict[bytes, float] = {}
         """When to try a peer of ours."""
@@ -289,7 +289,7 @@ class Puncher:
         attempt = secrets.token_bytes(_ATTEMPT_BYTES)
         port, own = await self._open()
         try:
-            answer = await self._ask(target, Word(attempt, own))
+            answer = await self._ask(target, PunchMessage(attempt, own))
             theirs = _checked(ObservedAddress.decode(answer), own)
             for _ in range(options.tries):
                 began = trio.current_time()
@@ -313,9 +313,9 @@ class Puncher:
 
     async def _say_go(self, target: bytes, attempt: bytes) -> None:
         with suppress(RequestFailed, PeerUnreachable):  # it may have heard the word all the same
-            await self._ask(target, Word(attempt))
+            await self._ask(target, PunchMessage(attempt))
 
-    async def _ask(self, target: bytes, word: Word) -> bytes:
+    async def _ask(self, target: bytes, word: PunchMessage) -> bytes:
         assert self._network is not None
         return await self._network.request(
             target,
@@ -341,11 +341,11 @@ class Puncher:
             now = trio.current_time()
             if found is not None:
                 for observer in [observer for observer, answer in seen.items() if answer != found]:
-                    self._doubted[observer] = now + self._options.symmetric_s
+                    self._contradicted[observer] = now + self._options.symmetric_s
                 return port, found
             port.close()
             if len(seen) >= 2:
-                pause_s = self._options.symmetric_s if len(seen) > 2 else self._options.doubt_s
+                pause_s = self._options.symmetric_s if len(seen) > 2 else self._options.contradicted_s
                 self._symmetric_until = now + pause_s
                 raise PunchFailed("observers see different addresses: a symmetric NAT")
         raise PunchFailed("; ".join(reasons[-2:]) or "no observer")
@@ -372,13 +372,13 @@ class Puncher:
     def _in_turn(self) -> list[Endpoint]:
         """Return the observers, those last whom others have contradicted."""
         now = trio.current_time()
-        self._doubted = {observer: until for observer, until in self._doubted.items() if until > now}
-        return sorted(self._observers(), key=lambda observer: observer in self._doubted)
+        self._contradicted = {observer: until for observer, until in self._contradicted.items() if until > now}
+        return sorted(self._observers(), key=lambda observer: observer in self._contradicted)
 
     # -- answering -------------------------------------------------------------------------------------------
 
     async def _serve(self, peer: bytes, body: bytes) -> bytes:
-        word = Word.decode(body)
+        word = PunchMessage.decode(body)
         if word.observed is None:
             return self._go(peer, word.attempt)
         return await self._prepare(peer, word.attempt, word.observed)

@@ -1,4 +1,4 @@
-"""What is known of the ways to a peer, and which one control takes; without I/O.
+"""What is known of the paths to a peer, and which one control takes; without I/O.
 
 A *path* is an ``Endpoint``: direct, through the peer's relay, or through an own relay to the peer's. Where this
 end knows none, it is one of the peer's, asked for by its number (``p2p.session.path_offers``). Control and bulk
@@ -15,11 +15,11 @@ from math import inf
 from typing import Final
 
 from p2p.base.endpoint import Endpoint
-from p2p.session.path_offers import PeerWay
+from p2p.session.path_offers import OfferedPath
 
-__all__ = ["Path", "PathBook", "PathParameters", "PathTable", "hops_of", "shares_way"]
+__all__ = ["Path", "PathBook", "PathParameters", "PathTable", "hops_of", "shares_hop"]
 
-Path = Endpoint | PeerWay
+Path = Endpoint | OfferedPath
 
 _EWMA: Final = 0.25
 """Weight of a new sample of a round trip, ..."""
@@ -51,8 +51,8 @@ class PathParameters:
     """How long the rate that a path once reached is believed."""
     backoff_s_min: float = 0.5
     backoff_s_max: float = 60.0
-    doubt_s: float = 3.0
-    """How long a path whose connection is doubted is left: longer than it takes to know."""
+    suspect_s: float = 3.0
+    """How long a path whose connection is suspected is left: longer than it takes to know."""
     silence_s_min: float = 30.0
     """How long a path that took what was sent and brought nothing back is left, doubling each time, ..."""
     silence_s_max: float = 600.0
@@ -72,7 +72,7 @@ class PathParameters:
     race_patience_s: float = 1.0
     """... unless bulk has waited for so long: then there is more of it than once waited, or the path is bad."""
     open_patience_s: float = 4.0
-    """How long a plan is not measured because lanes of it are not open yet."""
+    """How long a plan is not measured because bulk connections of it are not open yet."""
     settle_s: float = 0.5
     """After a change of plan what arrives says nothing: flows begin slowly and others make room slowly."""
     window_s: float = 1.0
@@ -86,10 +86,10 @@ class PathParameters:
     loser_windows: int = 2
     """A path with less than ``drop_loss_percent`` of the sum in so many windows is left without a trial."""
     add_gain_percent: int = 15
-    """By how much the sum must grow for more lanes or one more path to stay."""
+    """By how much the sum must grow for more bulk connections or one more path to stay."""
     drop_loss_percent: int = 5
-    """How much of the sum may be missing for a path or lanes that were taken away to stay away."""
-    doubt_percent: int = 10
+    """How much of the sum may be missing for a path or bulk connections that were taken away to stay away."""
+    unclear_percent: int = 10
     """A trial that ends so near to what it had to bring is measured for another window, ..."""
     trial_windows_max: int = 3
     """... until there are so many."""
@@ -103,10 +103,10 @@ class PathParameters:
     hold_s: float = 20.0
     """Between two rounds of trials when the last one found nothing better."""
     hold_s_max: float = 160.0
-    lanes_max: int = 16
+    connections_max: int = 16
     paced_patience_s: float = 30.0
-    """Where the kernel paces flows (BBR) one lane fills a line, and a second one only fills its queue, behind
-    which votes wait: more lanes are tried for the rare flow that sticks, and so late ..."""
+    """Where the kernel paces flows (BBR) one bulk connection fills a line, and a second one only fills its queue,
+    behind which votes wait: more bulk connections are tried for the rare flow that sticks, and so late ..."""
     stuck_percent: int = 80
     """... and again within ``rate_age_s`` only where a path carries less than this of what it once did."""
     steady_windows_max: int = 5
@@ -114,7 +114,7 @@ class PathParameters:
 
     def __post_init__(self) -> None:
         assert 0 < self.drop_loss_percent < self.add_gain_percent < 100
-        assert 1 <= self.race_paths_max <= self.lanes_max
+        assert 1 <= self.race_paths_max <= self.connections_max
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class _Known:
     best_rate: float = 0.0
     best_at: float = -inf
     doubled_at: float = -inf
-    """When more lanes were last tried on it."""
+    """When more bulk connections were last tried on it."""
     lost: float = 0.0
     """Segments of control connections that were sent again, ..."""
     sent: float = 0.0
@@ -156,11 +156,11 @@ def hops_of(path: Path) -> int:
     return len(path.hops)
 
 
-def shares_way(one: Path, other: Path) -> bool:
+def shares_hop(one: Path, other: Path) -> bool:
     """Tell whether two paths are known to lead through the same relay, or both through none."""
     if one == other:
         return True
-    if isinstance(one, PeerWay) or isinstance(other, PeerWay):
+    if isinstance(one, OfferedPath) or isinstance(other, OfferedPath):
         return False  # nothing is known of where they lead
     if not one.hops and not other.hops:
         return one.is_punched or other.is_punched or one.host == other.host
@@ -213,7 +213,7 @@ class PathTable:
         known = self._known.get(path)
         if known is None or rtt_s < 0:
             return
-        if known.rtt_s is None or self._is_asked(path):  # what it was before is what is doubted
+        if known.rtt_s is None or self._is_asked(path):  # what it was before is what is suspected
             known.rtt_s = rtt_s
         else:
             known.rtt_s += (_EWMA if rtt_s > known.rtt_s else _EWMA_DOWN) * (rtt_s - known.rtt_s)
@@ -245,13 +245,13 @@ class PathTable:
                 known.best_rate, known.best_at = bytes_per_s, now
 
     def doubled(self, path: Path, now: float) -> None:
-        """Note that more lanes are tried on a path."""
+        """Note that more bulk connections are tried on a path."""
         known = self._known.get(path)
         if known is not None:
             known.doubled_at = now
 
     def may_be_stuck(self, path: Path, bytes_per_s: float, now: float) -> bool:
-        """Whether more lanes are worth a try on a path where one should be enough."""
+        """Whether more bulk connections are worth a try on a path where one should be enough."""
         known = self._known.get(path)
         if known is None or now - known.doubled_at > self.parameters.rate_age_s:
             return True
@@ -267,11 +267,11 @@ class PathTable:
         known.next_at = now + min(wait_s, self.parameters.backoff_s_max)
         known.rtt_s, known.rate = None, None
 
-    def doubted(self, path: Path, now: float) -> None:
+    def suspected(self, path: Path, now: float) -> None:
         """Note that a path brings nothing at the moment: nothing new is put on it for a while."""
         known = self._known.get(path)
         if known is not None:
-            known.next_at = max(known.next_at, now + self.parameters.doubt_s)
+            known.next_at = max(known.next_at, now + self.parameters.suspect_s)
 
     def fell_silent(self, path: Path, now: float) -> None:
         """Note that a path took what was sent and brought nothing: that it can be opened speaks not for it."""

@@ -14,17 +14,17 @@ from typing import Final, NamedTuple, Protocol
 
 from p2p.base.limits import NetworkLimits
 from p2p.base.netgroups import Origin
-from p2p.peers.eviction import Admission, Guest, Standings, admit
+from p2p.peers.eviction import AdmissionDecision, DepartedPeers, InboundPeer, admit
 from p2p.peers.roster import Roster
 from p2p.secure.identity import NodeCertificate
-from p2p.session.connection import Link
+from p2p.session.connection import Connection
 from p2p.session.peer import Peer
 from p2p.session.usefulness import Usefulness
 
-__all__ = ["Claim", "Doorkeeper", "replaces"]
+__all__ = ["Claim", "PeerAdmission", "replaces"]
 
 _SIMULTANEOUS_S: Final = 5.0
-_WELCOME: Final = Admission()
+_WELCOME: Final = AdmissionDecision()
 
 
 class Claim(NamedTuple):
@@ -37,7 +37,7 @@ class Claim(NamedTuple):
     since: float
 
     @classmethod
-    def of(cls, connected: Link | Peer) -> Claim:
+    def of(cls, connected: Connection | Peer) -> Claim:
         """Return the claim of a new connection, or of a peer that there is."""
         certificate = connected.session.certificate
         return cls(certificate.sequence, certificate.static_key, connected.is_outbound, connected.since)
@@ -66,7 +66,7 @@ class _Certificates(Protocol):
     def met(self, address: bytes, certificate: NodeCertificate) -> None: ...
 
 
-class Doorkeeper:
+class PeerAdmission:
     """Decides by the roster. ``score`` is the gossip's; ``origin_of`` says where the name of a remote end lies.
 
     ``draw`` is a hash of a block of addresses that is this node's secret; see ``p2p.peers.eviction``.
@@ -90,37 +90,37 @@ class Doorkeeper:
         self._score = score
         self._origin_of = origin_of
         self._draw = draw
-        self._standings = Standings()
+        self._departed = DepartedPeers()
 
-    def admit(self, link: Link, now: float) -> Admission:
+    def admit(self, connection: Connection, now: float) -> AdmissionDecision:
         """Say whether a new connection may become a peer, and whose place it takes."""
-        roster, address, certificate = self._roster, link.session.address, link.session.certificate
+        roster, address, certificate = self._roster, connection.session.address, connection.session.certificate
         if address == roster.own:
-            return Admission("refused_self")
+            return AdmissionDecision("refused_self")
         if address in roster.bans:
-            return Admission("refused_banned")
+            return AdmissionDecision("refused_banned")
         if self._certificates.is_revoked(address, certificate):
-            return Admission("refused_revoked")
+            return AdmissionDecision("refused_revoked")
         self._certificates.met(address, certificate)
         old = roster.peers.get(address)
         if old is not None:
             is_kept = replaces(
-                Claim.of(link), Claim.of(old), is_old_attached=old.is_attached, own=roster.own, other=address
+                Claim.of(connection), Claim.of(old), is_old_attached=old.is_attached, own=roster.own, other=address
             )
-            return _WELCOME if is_kept else Admission("refused_duplicate")
-        if link.is_outbound or address in roster.persistent:
+            return _WELCOME if is_kept else AdmissionDecision("refused_duplicate")
+        if connection.is_outbound or address in roster.persistent:
             return _WELCOME
-        origin = self.origin(address, link.remote)
+        origin = self.origin(address, connection.remote)
         return admit(
-            self._guests(), origin, now=now, places_max=self._limits.peers_in_max,
+            self._inbound_peers(), origin, now=now, slots_max=self._limits.peers_in_max,
             per_network_max=self._limits.peers_per_network_max, draw=self._draw,
-            useful_periods=self._standings.periods(address, origin.block, now),
+            useful_periods=self._departed.periods(address, origin.block, now),
         )  # fmt: skip
 
-    def _guests(self) -> list[Guest]:
+    def _inbound_peers(self) -> list[InboundPeer]:
         """Return those who came in and have no place of their own."""
         return [
-            Guest(
+            InboundPeer(
                 address, self.origin(address, peer.remote), peer.since, peer.usefulness.periods,
                 self._score(address), peer.rtt_s,
             )
@@ -139,9 +139,9 @@ class Doorkeeper:
 
     def came(self, peer: Peer, now: float) -> Usefulness:
         """Return what a peer that has been let in begins with."""
-        return self._standings.take(peer.address, self.origin(peer.address, peer.remote).block, now)
+        return self._departed.take(peer.address, self.origin(peer.address, peer.remote).block, now)
 
     def left(self, peer: Peer, now: float) -> None:
         """Remember what a peer had done that is gone."""
         block = self.origin(peer.address, peer.remote).block
-        self._standings.keep(peer.address, block, peer.usefulness, now)
+        self._departed.keep(peer.address, block, peer.usefulness, now)

@@ -10,7 +10,7 @@ and each guards against what the others leave open:
 
 Passed over are those who have proved useful, by what only work, time and nearness bring. Above all *standing*: in
 how many minutes a peer was the first to bring something good. Who comes later has fewer of them, whatever it does,
-so no crowd that comes after a peer which works on takes that peer's rank (docs/decisions/0041-peer-network.md).
+so no netgroup that comes after a peer which works on takes that peer's rank (docs/decisions/0041-peer-network.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from p2p.base.netgroups import Origin
 from p2p.session.usefulness import Usefulness
 
-__all__ = ["Admission", "Guest", "Standings", "admit", "lots"]
+__all__ = ["AdmissionDecision", "DepartedPeers", "InboundPeer", "admit", "keyed_hash"]
 
 STANDING_SHARE: Final = 2
 """One in so many places is kept for those who have worked in most minutes, of equals for the oldest, ..."""
@@ -35,14 +35,14 @@ NEAREST_SHARE: Final = 8
 DRAWN_SHARE: Final = 8
 """... and one in so many for blocks that are drawn, one each."""
 KEPT_PER_BLOCK: Final = 2
-"""For scores and round trips, of one block: or a crowd that came first would be all of them."""
+"""For scores and round trips, of one block: or a netgroup that came first would be all of them."""
 STANDING_PER_BLOCK_SHARE: Final = 8
 """By standing, of one block one in so many of all places: all that a relay brings are one block."""
 TRIAL_S: Final = 600.0
 """How long a peer has to do something useful, before it makes room for a block that has no place."""
-STANDINGS_MAX: Final = 1_024
+DEPARTED_MAX: Final = 1_024
 """Peers that are gone and whose standing is remembered, ..."""
-STANDINGS_S: Final = 3_600.0
+DEPARTED_S: Final = 3_600.0
 """... for so long."""
 
 
@@ -52,15 +52,15 @@ class _Past(NamedTuple):
     until: float
 
 
-class Standings:
+class DepartedPeers:
     """What peers that are gone had done for this node, by the block of addresses that they did it from; bounded.
 
     The standing of one block counts for few places only, so nobody shall earn it in one block and use it in many.
     Each return costs a period: who leaves and comes back for ever has nothing left of it before long.
     """
 
-    def __init__(self, standings_max: int = STANDINGS_MAX, standings_s: float = STANDINGS_S) -> None:
-        self._max, self._kept_s = standings_max, standings_s
+    def __init__(self, departed_max: int = DEPARTED_MAX, kept_s: float = DEPARTED_S) -> None:
+        self._max, self._kept_s = departed_max, kept_s
         self._past: OrderedDict[bytes, _Past] = OrderedDict()
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class Standings:
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class InboundPeer:
     """A peer that came in and has no place of its own; times in seconds of any one clock."""
 
     address: bytes
@@ -111,16 +111,16 @@ class Guest:
     rtt_s: float | None = None
 
 
-class Admission(NamedTuple):
+class AdmissionDecision(NamedTuple):
     """Whether a newcomer may stay."""
 
     refusal: str | None = None
     """Why not: a stable code."""
-    gives_way: bytes | None = None
+    evicted: bytes | None = None
     """Whose place it takes."""
 
 
-def lots(key: bytes) -> Callable[[str], int]:
+def keyed_hash(key: bytes) -> Callable[[str], int]:
     """Return what draws blocks by a node's secret ``key``."""
 
     def draw(block: str) -> int:
@@ -130,94 +130,94 @@ def lots(key: bytes) -> Callable[[str], int]:
 
 
 def admit(
-    guests: Sequence[Guest],
+    peers: Sequence[InboundPeer],
     origin: Origin,
     *,
     now: float,
-    places_max: int,
+    slots_max: int,
     per_network_max: int,
     draw: Callable[[str], int],
     useful_periods: int = 0,
-) -> Admission:
+) -> AdmissionDecision:
     """Say whether a newcomer from ``origin`` may join these guests.
 
     ``draw`` is a keyed hash of a block whose key is this node's secret; the blocks with the lowest hashes are
-    drawn. ``useful_periods`` is what ``Standings`` remembers of the newcomer.
+    drawn. ``useful_periods`` is what ``DepartedPeers`` remembers of the newcomer.
     """
-    if origin.is_bounded and sum(guest.origin.network == origin.network for guest in guests) >= per_network_max:
-        return Admission(refusal="refused_network")
-    if len(guests) < places_max:
-        return Admission()
-    blocks = Counter(guest.origin.block for guest in guests)
-    networks = Counter(guest.origin.network for guest in guests)
-    drawn = set(sorted({*blocks, origin.block}, key=draw)[: places_max // DRAWN_SHARE])
-    kept = _kept(guests, places_max, drawn)
-    loose = [guest for guest in guests if guest.address not in kept]
+    if origin.is_bounded and sum(peer.origin.network == origin.network for peer in peers) >= per_network_max:
+        return AdmissionDecision(refusal="refused_network")
+    if len(peers) < slots_max:
+        return AdmissionDecision()
+    blocks = Counter(peer.origin.block for peer in peers)
+    networks = Counter(peer.origin.network for peer in peers)
+    drawn = set(sorted({*blocks, origin.block}, key=draw)[: slots_max // DRAWN_SHARE])
+    kept = _kept(peers, slots_max, drawn)
+    loose = [peer for peer in peers if peer.address not in kept]
     is_absent = not blocks[origin.block]
 
-    def size(guest: Guest) -> tuple[int, int, float, bytes]:
-        return blocks[guest.origin.block], networks[guest.origin.network], guest.since, guest.address
+    def size(peer: InboundPeer) -> tuple[int, int, float, bytes]:
+        return blocks[peer.origin.block], networks[peer.origin.network], peer.since, peer.address
 
     # As in p2p.base.netgroups: only where the newcomer's block stays smaller by it.
-    crowd = [guest for guest in loose if blocks[guest.origin.block] >= blocks[origin.block] + 2]
-    if crowd:
-        return Admission(gives_way=max(crowd, key=size).address)
+    netgroup = [peer for peer in loose if blocks[peer.origin.block] >= blocks[origin.block] + 2]
+    if netgroup:
+        return AdmissionDecision(evicted=max(netgroup, key=size).address)
     if loose and is_absent and origin.block in drawn:
-        return Admission(gives_way=max(loose, key=size).address)
+        return AdmissionDecision(evicted=max(loose, key=size).address)
     if useful_periods:
-        gives_way = _for_standing(guests, Guest(b"", origin, now, useful_periods), places_max, drawn)
-        if gives_way is not None:
-            return Admission(gives_way=gives_way)
-    idle = [guest for guest in loose if not guest.useful_periods and now - guest.since >= TRIAL_S]
+        evicted = _for_standing(peers, InboundPeer(b"", origin, now, useful_periods), slots_max, drawn)
+        if evicted is not None:
+            return AdmissionDecision(evicted=evicted)
+    idle = [peer for peer in loose if not peer.useful_periods and now - peer.since >= TRIAL_S]
     if idle and is_absent:
-        return Admission(gives_way=min(idle, key=lambda guest: (guest.since, guest.address)).address)
-    return Admission(refusal="refused_full")
+        return AdmissionDecision(evicted=min(idle, key=lambda peer: (peer.since, peer.address)).address)
+    return AdmissionDecision(refusal="refused_full")
 
 
-def _for_standing(guests: Sequence[Guest], back: Guest, places_max: int, drawn: set[str]) -> bytes | None:
+def _for_standing(
+    peers: Sequence[InboundPeer], back: InboundPeer, slots_max: int, drawn: set[str]
+) -> bytes | None:
     """Return who makes room for a peer that is back and, had it stayed, would be kept for its standing."""
-    everybody = [*guests, back]
-    if back.address not in _standing(everybody, places_max):
+    everybody = [*peers, back]
+    if back.address not in _standing(everybody, slots_max):
         return None
-    kept = _kept(everybody, places_max, drawn)
-    less = [guest for guest in guests if guest.address not in kept and guest.useful_periods < back.useful_periods]
-    return (
-        min(less, key=lambda guest: (guest.useful_periods, -guest.since, guest.address)).address if less else None
-    )
+    kept = _kept(everybody, slots_max, drawn)
+    less = [peer for peer in peers if peer.address not in kept and peer.useful_periods < back.useful_periods]
+    return min(less, key=lambda peer: (peer.useful_periods, -peer.since, peer.address)).address if less else None
 
 
-def _by_standing(guests: Sequence[Guest]) -> list[Guest]:
-    return sorted(guests, key=lambda guest: (-guest.useful_periods, guest.since, guest.address))
+def _by_standing(peers: Sequence[InboundPeer]) -> list[InboundPeer]:
+    return sorted(peers, key=lambda peer: (-peer.useful_periods, peer.since, peer.address))
 
 
-def _standing(guests: Sequence[Guest], places_max: int) -> list[bytes]:
+def _standing(peers: Sequence[InboundPeer], slots_max: int) -> list[bytes]:
     """Return those who are kept for their standing."""
-    per_block = max(KEPT_PER_BLOCK, places_max // STANDING_PER_BLOCK_SHARE)
-    return _first(_by_standing(guests), places_max // STANDING_SHARE, per_block)
+    per_block = max(KEPT_PER_BLOCK, slots_max // STANDING_PER_BLOCK_SHARE)
+    return _first(_by_standing(peers), slots_max // STANDING_SHARE, per_block)
 
 
-def _kept(guests: Sequence[Guest], places_max: int, drawn: set[str]) -> set[bytes]:
+def _kept(peers: Sequence[InboundPeer], slots_max: int, drawn: set[str]) -> set[bytes]:
     """Return those who are passed over."""
-    near = [(guest.rtt_s, guest) for guest in guests if guest.rtt_s is not None]
-    best = sorted((g for g in guests if g.score > 0), key=lambda guest: (-guest.score, guest.address))
-    nearest = [guest for _, guest in sorted(near, key=lambda item: (item[0], item[1].address))]
-    of_drawn = [guest for guest in _by_standing(guests) if guest.origin.block in drawn]
+    near = [(peer.rtt_s, peer) for peer in peers if peer.rtt_s is not None]
+    best = sorted((g for g in peers if g.score > 0), key=lambda peer: (-peer.score, peer.address))
+    nearest = [peer for _, peer in sorted(near, key=lambda item: (item[0], item[1].address))]
+    of_drawn = [peer for peer in _by_standing(peers) if peer.origin.block in drawn]
     return {
-        *_standing(guests, places_max),
-        *_first(best, places_max // BEST_SHARE, KEPT_PER_BLOCK),
-        *_first(nearest, places_max // NEAREST_SHARE, KEPT_PER_BLOCK),
-        *_first(of_drawn, places_max // DRAWN_SHARE, 1),
+        *_standing(peers, slots_max),
+        *_first(best, slots_max // BEST_SHARE, KEPT_PER_BLOCK),
+        *_first(nearest, slots_max // NEAREST_SHARE, KEPT_PER_BLOCK),
+        *_first(of_drawn, slots_max // DRAWN_SHARE, 1),
     }
 
 
-def _first(ranked: Sequence[Guest], count: int, per_block: int) -> list[bytes]:
+def _first(ranked: Sequence[InboundPeer], count: int, per_block: int) -> list[bytes]:
     """Return the first so many of the ranked, of one block at most ``per_block``."""
     taken: Counter[str] = Counter()
     found: list[bytes] = []
-    for guest in ranked:
+    for peer in ranked:
         if len(found) >= count:
             break
-        if taken[guest.origin.block] < per_block:
-            taken[guest.origin.block] += 1
-            found.append(guest.address)
+        if taken[peer.origin.block] < per_block:
+            taken[peer.origin.block] += 1
+            found.append(peer.address)
     return found

@@ -13,7 +13,7 @@ import trio
 
 from p2p.base.limits import NetworkLimits
 from p2p.gossip.core import Deliver, Disconnect, Effect, Gossip, Send, Verdict, Withdraw
-from p2p.gossip.validation import BatchValidator, Validation
+from p2p.gossip.validation import BatchValidator, TopicValidation
 from p2p.peers.roster import Roster
 from p2p.secure.frame import Class
 from p2p.session.peer import KIND_GOSSIP
@@ -36,7 +36,7 @@ class GossipService:
         self._roster = roster
         self._limits = limits
         self._counters = counters
-        self._validations: dict[str, Validation] = {}
+        self._validations: dict[str, TopicValidation] = {}
 
     def start(self, nursery: trio.Nursery) -> None:
         """Validate from now on what comes."""
@@ -47,7 +47,7 @@ class GossipService:
         """Take part in a topic; ``earns``: whether to bring something good of it speaks for a peer."""
         assert topic not in self._validations
         credit = self._roster.credit if earns else lambda _address: None
-        self._validations[topic] = Validation(validator, self._limits, self._judged, credit)
+        self._validations[topic] = TopicValidation(validator, self._limits, self._judged, credit)
         self._apply(self.core.subscribe(topic, payload_bytes_max))
 
     def publish(self, topic: str, payloads: tuple[bytes, ...]) -> None:

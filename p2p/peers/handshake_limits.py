@@ -6,11 +6,11 @@ import math
 from collections import Counter, OrderedDict
 from typing import Final
 
-from p2p.base.limits import HalfOpen, NetworkLimits, Place, SharedRate
+from p2p.base.limits import HalfOpenSlot, HalfOpenSlots, NetworkLimits, SharedRate
 from p2p.base.netgroups import address_of, block_of, network_of, site_of
 from state.primitives.token_bucket import RateLimiter
 
-__all__ = ["Entrance"]
+__all__ = ["HandshakeLimits"]
 
 _UNPROVEN_PER_SITE: Final = 4
 """Connections of one site beyond its bound that may say who they are: some are wanted always."""
@@ -18,12 +18,12 @@ _ARRIVALS_MAX: Final = 1_024
 """Hosts whose last connection to us is remembered."""
 
 
-class Entrance:
+class HandshakeLimits:
     """Rates and places of one node; times in seconds of any one clock."""
 
     def __init__(self, limits: NetworkLimits) -> None:
         self._limits = limits
-        self.half_open = HalfOpen(limits.half_open_max)
+        self.half_open = HalfOpenSlots(limits.half_open_max)
         """The places for connections that have not yet proved who they are."""
         self._arrivals: OrderedDict[str, float] = OrderedDict()
         self._per_site: Counter[str] = Counter()
@@ -42,7 +42,7 @@ class Entrance:
         """Return when a connection last came from an IP address; minus infinity: long ago."""
         return self._arrivals.get(host, -math.inf)
 
-    def connection(self, remote: str, now: float) -> Place | None:
+    def connection(self, remote: str, now: float) -> HalfOpenSlot | None:
         """Return a place for a connection from the IP address ``remote``, or None: turn it away."""
         host, site, limits = str(address_of(remote)), site_of(remote), self._limits
         self._arrivals[host] = now
@@ -60,14 +60,14 @@ class Entrance:
             return None
         return self.half_open.enter(network_of(remote))
 
-    def circuit(self, remote: str, now: float) -> Place | None:
+    def circuit(self, remote: str, now: float) -> HalfOpenSlot | None:
         """Return a place for what an acceptor has brought, or None: turn it away."""
         # All that one relay brings are one block: what it makes up is not to keep out what others bring.
         if not (self._relay_rate.allows(remote, now) and self._circuit_rate.allows(None, now)):
             return None
         return self.half_open.enter(remote)
 
-    def is_crowded(self, site: str | None) -> bool:
+    def is_full(self, site: str | None) -> bool:
         """Tell whether a site has more connections than one may have, where it counts for one."""
         return (
             site is not None

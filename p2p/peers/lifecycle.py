@@ -1,6 +1,6 @@
 """The life of a peer in the network: let in, entered into the roster, told to everybody, carried, let go.
 
-It comes here with a link from outside (``p2p.peers.accepting``) or from our own dialling (``p2p.peers.outbound``);
+It comes here with a link from outside (``p2p.peers.inbound``) or from our own dialling (``p2p.peers.outbound``);
 ``p2p.peers.admission`` decides, ``p2p.session.peer`` is the conversation that then begins.
 """
 
@@ -12,59 +12,63 @@ from typing import Final
 
 import trio
 
-from p2p.base.limits import NetworkLimits, ReceiveMemory, who_holds_too_much
-from p2p.base.netgroups import crowd_of
-from p2p.peers.admission import Doorkeeper
+from p2p.base.limits import NetworkLimits, ReceiveMemory, excess_holders
+from p2p.base.netgroups import public_netgroup_of
+from p2p.peers.admission import PeerAdmission
 from p2p.peers.gossip_service import GossipService
 from p2p.peers.roster import Roster
-from p2p.secure.channel import Hello, Opening
+from p2p.secure.channel import Hello, HelloKind
 from p2p.secure.frame import Class
-from p2p.session.connection import Link, LinkLost
+from p2p.session.connection import Connection, ConnectionLost
 from p2p.session.outbox import Outbox
-from p2p.session.peer import Peer, PeerOwner
+from p2p.session.peer import Peer, PeerCallbacks
 
-__all__ = ["Peering"]
+__all__ = ["PeerLifecycle"]
 
 _FAULTS: Final = frozenset({"frame_invalid", "decode_error", "protocol_error", "signature_invalid"})
 """Reasons to end a connection that speak against the peer. A want of memory does not: others may have made it."""
 
 
-class Peering:
+class PeerLifecycle:
     """Brings peers into the roster and out of it; messages that wait for one are in ``outbox``."""
 
     def __init__(
         self,
         roster: Roster,
-        doorkeeper: Doorkeeper,
+        admission: PeerAdmission,
         gossip: GossipService,
         outbox: Outbox,
         *,
-        owner: PeerOwner,
+        callbacks: PeerCallbacks,
         memory: ReceiveMemory,
         limits: NetworkLimits,
         counters: Counter[str],
         log: Callable[..., None],
     ) -> None:
         self._roster = roster
-        self._doorkeeper = doorkeeper
+        self._admission = admission
         self._gossip = gossip
         self._outbox = outbox
-        self._owner = owner
+        self._callbacks = callbacks
         self._memory = memory
         self._limits = limits
         self._counters = counters
         self._log = log
 
-    async def live(self, link: Link) -> bool:
+    async def live(self, connection: Connection) -> bool:
         """Carry one peer from the end of its first handshake to its own; whether it was let in at all."""
-        address = link.session.address
-        if not await self._let_in(link):
+        address = connection.session.address
+        if not await self._let_in(connection):
             return False
         peer = Peer(
-            link, own_address=self._roster.own, limits=self._limits, memory=self._memory, owner=self._owner
+            connection,
+            own_address=self._roster.own,
+            limits=self._limits,
+            memory=self._memory,
+            callbacks=self._callbacks,
         )
-        self._enter(peer, link)
-        self._log("peer connected", peer=address.hex(), remote=link.remote, outbound=peer.is_outbound)
+        self._enter(peer, connection)
+        self._log("peer connected", peer=address.hex(), remote=connection.remote, outbound=peer.is_outbound)
         try:
             await peer.run()
         finally:
@@ -78,34 +82,34 @@ class Peering:
     def recheck(self, address: bytes) -> None:
         """Drop a peer of whom is known by now that its certificate is an old one."""
         peer = self._roster.peers.get(address)
-        if peer is not None and self._doorkeeper.is_revoked(peer):
+        if peer is not None and self._admission.is_revoked(peer):
             peer.close("certificate_revoked")
 
     def bound_memory(self) -> None:
         """Let those go for whom most waits to be read, where all that waits is too much."""
-        holdings = {peer: peer.holding() for peer in self._roster.peers.values() if peer.closed_for is None}
-        for peer in who_holds_too_much(holdings, self._limits.send_bytes_max):
+        holdings = {peer: peer.backlog() for peer in self._roster.peers.values() if peer.closed_for is None}
+        for peer in excess_holders(holdings, self._limits.send_bytes_max):
             peer.close("send_memory")
 
-    async def _let_in(self, link: Link) -> bool:
-        admission = self._doorkeeper.admit(link, trio.current_time())
+    async def _let_in(self, connection: Connection) -> bool:
+        admission = self._admission.admit(connection, trio.current_time())
         if admission.refusal is not None:
             self._counters[admission.refusal] += 1
-            if not link.is_outbound:
-                await link.part()
+            if not connection.is_outbound:
+                await connection.part()
             return False
-        if admission.gives_way is not None:
-            self._roster.close(admission.gives_way, "crowded_out")
-        if link.is_outbound:
+        if admission.evicted is not None:
+            self._roster.close(admission.evicted, "evicted")
+        if connection.is_outbound:
             try:
-                await link.say_hello(Hello(Opening.NEW), timeout_s=self._limits.handshake_timeout_s)
-            except (LinkLost, trio.TooSlowError):
+                await connection.send_hello(Hello(HelloKind.NEW), timeout_s=self._limits.handshake_timeout_s)
+            except (ConnectionLost, trio.TooSlowError):
                 return False
             # Somebody may have come in meanwhile.
-            return self._doorkeeper.admit(link, trio.current_time()).refusal is None
+            return self._admission.admit(connection, trio.current_time()).refusal is None
         return True
 
-    def _enter(self, peer: Peer, link: Link) -> None:
+    def _enter(self, peer: Peer, connection: Connection) -> None:
         address, now = peer.address, trio.current_time()
         old = self._roster.peers.get(address)
         if old is not None:
@@ -113,9 +117,9 @@ class Peering:
             old.close("replaced")
             for message in old.undelivered():
                 peer.queue(*message)
-        peer.usefulness = self._doorkeeper.came(peer, now)
+        peer.usefulness = self._admission.came(peer, now)
         self._roster.peers[address] = peer
-        self._gossip.joined(address, outbound=peer.is_outbound, network=crowd_of(link.remote_host))
+        self._gossip.joined(address, outbound=peer.is_outbound, network=public_netgroup_of(connection.remote_host))
         for _, cls, kind, body in self._outbox.take(address, now):
             peer.queue(cls, kind, body)
         self._roster.tell(address, True)
@@ -128,7 +132,7 @@ class Peering:
             # The score outlives the connection: who comes back to do it again is banned before long.
             self._gossip.blame_malformed(peer.address)
         elif peer.address not in self._roster.bans:
-            self._doorkeeper.left(peer, trio.current_time())
+            self._admission.left(peer, trio.current_time())
         self._gossip.left(peer.address)
         self._roster.tell(peer.address, False)
 

@@ -16,18 +16,18 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.errors import PeerUnreachable
 from p2p.base.limits import NetworkLimits
 from p2p.base.randomness import RandomSource
-from p2p.path.dialling import Dialling, Way
+from p2p.path.dialling import Dialling, DialState
 from p2p.peers.roster import Roster
 from p2p.records.addrbook import ANCHORS_MAX, AddressBook
-from p2p.session.connection import Link
+from p2p.session.connection import Connection
 from p2p.session.peer import Peer
 
-__all__ = ["Outreach", "SeatDraw"]
+__all__ = ["OutboundPeers", "PersistentPeerDraw"]
 
 _LOOK_INTERVAL_S: Final = 0.25
 
 
-class SeatDraw:
+class PersistentPeerDraw:
     """Draws whom to dial of many of whom a few are enough: one at a time, and ever more slowly; without I/O."""
 
     def __init__(self, *, limits: NetworkLimits, random: RandomSource) -> None:
@@ -50,7 +50,7 @@ class SeatDraw:
         return self._random.choice(sorted(wanted))
 
 
-class Outreach:
+class OutboundPeers:
     """Dials for one node; ``live`` carries a link to its end and says whether a peer was let in by it."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Outreach:
         dialling: Dialling,
         book: AddressBook,
         *,
-        live: Callable[[Link], Awaitable[bool]],
+        live: Callable[[Connection], Awaitable[bool]],
         limits: NetworkLimits,
         random: RandomSource,
         counters: Counter[str],
@@ -71,7 +71,7 @@ class Outreach:
         self._limits = limits
         self._random = random
         self._counters = counters
-        self._draw = SeatDraw(limits=limits, random=random)
+        self._draw = PersistentPeerDraw(limits=limits, random=random)
         self._dialling_now = 0
         self._something = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -99,14 +99,14 @@ class Outreach:
 
     def reach(self, address: bytes) -> None:
         """Dial an address now unless its back-off says to wait."""
-        self._dial(self._dialling.way_to(address))
+        self._dial(self._dialling.state_of(address))
 
     def insist(self, address: bytes) -> None:
         """Dial an address now, whatever its back-off says."""
-        way = self._dialling.way_to(address)
-        way.next_at = 0.0
+        state = self._dialling.state_of(address)
+        state.next_at = 0.0
         if address not in self._roster.peers and address not in self._roster.bans:
-            self._dial(way)
+            self._dial(state)
 
     async def connected(self, address: bytes) -> Peer:
         """Return the peer of an address as soon as there is one. Raises PeerUnreachable: there can be none."""
@@ -124,55 +124,55 @@ class Outreach:
 
     # -- one way ---------------------------------------------------------------------------------------------
 
-    def _dial(self, way: Way) -> None:
+    def _dial(self, state: DialState) -> None:
         if (
             self._nursery is None
-            or not way.is_open(trio.current_time())
-            or self._dialling_now >= self._dials_max(way)
-            or not (endpoints := self._dialling.endpoints_of(way))
+            or not state.is_open(trio.current_time())
+            or self._dialling_now >= self._dials_max(state)
+            or not (endpoints := self._dialling.endpoints_of(state))
         ):
             return
-        way.is_dialling = True
+        state.is_dialling = True
         self._dialling_now += 1
-        self._nursery.start_soon(self._dial_and_live, way, endpoints)
+        self._nursery.start_soon(self._dial_and_live, state, endpoints)
 
-    def _dials_max(self, way: Way) -> int:
+    def _dials_max(self, state: DialState) -> int:
         """Dials of strangers leave room: however slow they make theirs, those that we need are made meanwhile."""
-        is_needed = bool(way.endpoints) or self._roster.is_needed(way.target)
+        is_needed = bool(state.endpoints) or self._roster.is_needed(state.target)
         return self._limits.dials_max - (0 if is_needed else self._limits.dials_reserved)
 
-    async def _dial_and_live(self, way: Way, endpoints: list[Endpoint]) -> None:
-        link = None
+    async def _dial_and_live(self, state: DialState, endpoints: list[Endpoint]) -> None:
+        connection = None
         is_settled = False
         try:
             try:
-                link = await self._dialling.open(way.target, endpoints)
+                connection = await self._dialling.open(state.target, endpoints)
             finally:
                 self._dialling_now -= 1
-            if link is not None:
-                way.found = link.session.address
-                self._book.succeeded(link.session.address, link.endpoint)
+            if connection is not None:
+                state.found = connection.session.address
+                self._book.succeeded(connection.session.address, connection.endpoint)
                 began = trio.current_time()
-                if await self._live(link):
+                if await self._live(connection):
                     is_settled = trio.current_time() - began >= self._limits.settled_s
-            elif way.target is not None and self._roster.peers and way.target not in self._roster.persistent:
-                self._book.failed(way.target)  # alone, the fault is more likely on our side
+            elif state.target is not None and self._roster.peers and state.target not in self._roster.persistent:
+                self._book.failed(state.target)  # alone, the fault is more likely on our side
         finally:
-            way.ended(
+            state.ended(
                 trio.current_time(),
                 is_settled=is_settled,
-                limit_s=self._redial_max_s(way, is_there=link is not None),
+                limit_s=self._redial_max_s(state, is_there=connection is not None),
                 limits=self._limits,
                 random=self._random,
             )
-            if link is not None:
-                await link.aclose()
+            if connection is not None:
+                await connection.aclose()
 
-    def _redial_max_s(self, way: Way, *, is_there: bool) -> float:
+    def _redial_max_s(self, state: DialState, *, is_there: bool) -> float:
         """Return how long a way is left alone at most."""
-        if self._roster.is_needed(way.target):
+        if self._roster.is_needed(state.target):
             return self._limits.redial_persistent_max_s
-        if is_there and not way.endpoints:
+        if is_there and not state.endpoints:
             return self._limits.redial_refused_max_s  # it has no place for us
         return self._limits.redial_max_s
 
@@ -191,8 +191,8 @@ class Outreach:
             lacking = self._limits.peers_out_target - outgoing
             if lacking > 0:
                 # Without any peer the bootstrap list is the way back in; with some, it fills up what is lacking.
-                for way in self._named():
-                    self._dial(way)
+                for state in self._named():
+                    self._dial(state)
                 others = self._book.candidates(self._random, exclude=self._roster.not_to_dial())
                 for address in others[:lacking]:
                     self.reach(address)
@@ -213,13 +213,13 @@ class Outreach:
         drawn = self._draw.next(lacking, connected=connected, enough=roster.kept, now=now)
         return [] if drawn is None else [drawn]
 
-    def _named(self) -> list[Way]:
-        """Return the ways with endpoints that this node was told of, to those who are no peers yet."""
+    def _named(self) -> list[DialState]:
+        """Return the paths with endpoints that this node was told of, to those who are no peers yet."""
         shut = self._roster.not_to_dial()
         return [
-            way
-            for way in self._dialling.ways.values()
-            if way.endpoints and ((known := way.target or way.found) is None or known not in shut)
+            state
+            for state in self._dialling.states.values()
+            if state.endpoints and ((known := state.target or state.found) is None or known not in shut)
         ]
 
     def _choose_anchors(self) -> None:
@@ -237,10 +237,10 @@ class Outreach:
             self._nursery.start_soon(self._feel_for, address)
 
     async def _feel_for(self, address: bytes) -> None:
-        endpoints = self._dialling.endpoints_of(self._dialling.way_to(address))
-        link = await self._dialling.open(address, endpoints)
-        if link is None:
+        endpoints = self._dialling.endpoints_of(self._dialling.state_of(address))
+        connection = await self._dialling.open(address, endpoints)
+        if connection is None:
             self._book.failed(address)
         else:
-            self._book.succeeded(address, link.endpoint)
-            await link.aclose()
+            self._book.succeeded(address, connection.endpoint)
+            await connection.aclose()

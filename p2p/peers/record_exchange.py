@@ -26,7 +26,7 @@ from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.token_bucket import RateLimiter
 
-__all__ = ["METHOD_PEERS", "TOPIC_RECORD", "RecordKeeper"]
+__all__ = ["METHOD_PEERS", "TOPIC_RECORD", "RecordExchange"]
 
 METHOD_PEERS: Final = "peers"
 TOPIC_RECORD: Final = "record"
@@ -39,7 +39,7 @@ _OUTDONE_INTERVAL_S: Final = 60.0
 _SEQUENCE_MAX: Final = 2**62
 
 
-class RecordKeeper:
+class RecordExchange:
     """What one node knows of where others are, and what it says of itself.
 
     ``publish`` gossips a record. ``blame`` takes points from a peer whose answer broke a rule. The newest

@@ -1,7 +1,7 @@
 """The address book: bounded memory of where peers are, hard to fill for whoever owns one corner of the network.
 
 A record falls into one of a fixed number of buckets by a keyed hash of where it can be reached (the /16 of an IPv4
-address, the /32 of an IPv6 one, a host name, a relay) and of who told us, so one source can crowd a few buckets
+address, the /32 of an IPv6 one, a host name, a relay) and of who told us, so one source can netgroup a few buckets
 only. In a full bucket the least useful gives way: never a node that we have spoken with for one that we have not.
 
 Where it can be reached a record merely says. Once a node was met it stands in a bucket of the place where it was:

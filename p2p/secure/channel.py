@@ -21,16 +21,16 @@ from p2p.secure.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal, se
 from state.primitives.hashing import digest
 
 __all__ = [
+    "CHANNEL_KIND_MAX",
+    "CHANNEL_KIND_MIN",
     "CONVERSATION_BYTES",
     "GENERATION_MAX",
     "PAYLOAD_BYTES_MAX",
     "REKEY_RECORDS",
-    "WORD_KIND_MAX",
-    "WORD_KIND_MIN",
     "Channel",
+    "ChannelFrame",
     "Hello",
-    "Opening",
-    "Word",
+    "HelloKind",
     "conversation_of",
 ]
 
@@ -39,18 +39,18 @@ GENERATION_MAX: Final = 2**32 - 1
 """Never taken from a peer: whatever it said, there is one more to answer with."""
 REKEY_RECORDS: Final = 2**20
 """Records sent under one key."""
-WORD_KIND_MIN: Final = 0xF0
-WORD_KIND_MAX: Final = 0xF7
+CHANNEL_KIND_MIN: Final = 0xF0
+CHANNEL_KIND_MAX: Final = 0xF7
 """Kinds of words; those above are the conversation's own, those below are messages."""
-_WORDS_BYTES_MAX: Final = 128
-PAYLOAD_BYTES_MAX: Final = RECORD_PLAINTEXT_BYTES_MAX - _WORDS_BYTES_MAX
+_FRAMES_BYTES_MAX: Final = 128
+PAYLOAD_BYTES_MAX: Final = RECORD_PLAINTEXT_BYTES_MAX - _FRAMES_BYTES_MAX
 """What a record has room for beside every word at once."""
 _PING_BYTES: Final = 8
 _COUNT_BYTES: Final = 8
 _HELLO: Final = Struct(">B16sIQ")
 
 
-class Word(IntEnum):
+class ChannelFrame(IntEnum):
     """What is said about a connection on that connection."""
 
     PING = 0xF0
@@ -66,24 +66,24 @@ class Word(IntEnum):
 
 
 _SIZES: Final = {
-    Word.PING: _PING_BYTES,
-    Word.PONG: _PING_BYTES,
-    Word.REKEY: 0,
-    Word.ACK: _COUNT_BYTES,
-    Word.HELLO: _HELLO.size,
-    Word.START: _COUNT_BYTES,
-    Word.BYE: 0,
+    ChannelFrame.PING: _PING_BYTES,
+    ChannelFrame.PONG: _PING_BYTES,
+    ChannelFrame.REKEY: 0,
+    ChannelFrame.ACK: _COUNT_BYTES,
+    ChannelFrame.HELLO: _HELLO.size,
+    ChannelFrame.START: _COUNT_BYTES,
+    ChannelFrame.BYE: 0,
 }
 
 
-class Opening(IntEnum):
+class HelloKind(IntEnum):
     """What a new connection is for; the first thing said on it."""
 
     NEW = 0
     """A conversation begins."""
     RESUME = 1
     """The conversation goes on here."""
-    LANE = 2
+    BULK = 2
     """Bulk of the conversation travels here as well."""
     GONE = 3
     """The answer to RESUME of a conversation that is not known any more."""
@@ -93,24 +93,25 @@ class Opening(IntEnum):
 class Hello:
     """The first record of a connection."""
 
-    opening: Opening
+    opening: HelloKind
     conversation: bytes = bytes(CONVERSATION_BYTES)
     generation: int = 0
     """How often the conversation has moved, this time included: of two moves at once the later one counts.
 
-    Of a lane: the way it comes by, where its other end asked for it (``p2p.session.path_offers``); else 0."""
+    Of a bulk connection: the way it comes by, where its other end asked for it (``p2p.session.path_offers``); else
+    0."""
     received: int = 0
     """Records of the conversation that the sender has."""
 
     @property
     def is_asked(self) -> bool:
-        """Whether it opens a lane that its other end has asked for."""
-        return self.opening is Opening.LANE and self.generation > 0
+        """Whether it opens a bulk connection that its other end has asked for."""
+        return self.opening is HelloKind.BULK and self.generation > 0
 
     def encode(self) -> bytes:
         """Return the whole plaintext of the record."""
         body = _HELLO.pack(self.opening, self.conversation, self.generation, self.received)
-        return frame(Class.CONSENSUS, Word.HELLO, 0, body)
+        return frame(Class.CONSENSUS, ChannelFrame.HELLO, 0, body)
 
     @classmethod
     def decode(cls, plaintext: bytes) -> Hello:
@@ -119,10 +120,10 @@ class Hello:
             raise FrameInvalid("a connection that does not begin with a hello")
         for found in frames(plaintext):
             match found:
-                case [Class.CONSENSUS, Word.HELLO, 0, bytes(body)] if len(body) == _HELLO.size:
+                case [Class.CONSENSUS, ChannelFrame.HELLO, 0, bytes(body)] if len(body) == _HELLO.size:
                     opening, conversation, generation, received = _HELLO.unpack(body)
-                    if opening <= max(Opening) and generation < GENERATION_MAX:
-                        return cls(Opening(opening), conversation, generation, received)
+                    if opening <= max(HelloKind) and generation < GENERATION_MAX:
+                        return cls(HelloKind(opening), conversation, generation, received)
                 case _:
                     pass
         raise FrameInvalid("not a hello")
@@ -148,11 +149,11 @@ class Channel:
             self._reader.feed(session.rest)
 
     @property
-    def has_words(self) -> bool:
+    def has_frames(self) -> bool:
         """Whether something is to be said even if the conversation is silent."""
         return bool(self._words) or self._wants_rekey
 
-    def say(self, word: Word, body: bytes = b"") -> None:
+    def say(self, word: ChannelFrame, body: bytes = b"") -> None:
         """Say a word with the next record; of each kind the newest counts."""
         assert len(body) == _SIZES[word]
         self._words[word] = body
@@ -171,7 +172,7 @@ class Channel:
         parts.append(payload)
         rekey = self._wants_rekey or self._records_under_key + 1 >= REKEY_RECORDS
         if rekey:
-            parts.append(frame(Class.CONSENSUS, Word.REKEY, 0, b""))
+            parts.append(frame(Class.CONSENSUS, ChannelFrame.REKEY, 0, b""))
         record = seal(self._send, b"".join(parts))
         self._records_under_key += 1
         if rekey:
@@ -202,24 +203,26 @@ class Channel:
         """Return the next whole plaintext, or None. Raises FrameInvalid."""
         return self._reader.next_plaintext()
 
-    def take(self, kind: int, body: bytes) -> Word | None:
+    def take(self, kind: int, body: bytes) -> ChannelFrame | None:
         """Take a word that came; return it when it concerns the conversation or the caller, else None.
 
         Raises FrameInvalid.
         """
-        if not WORD_KIND_MIN <= kind <= WORD_KIND_MAX or kind not in _SIZES:
+        if not CHANNEL_KIND_MIN <= kind <= CHANNEL_KIND_MAX or kind not in _SIZES:
             return None  # of a later version
-        word = Word(kind)
+        word = ChannelFrame(kind)
         if len(body) != _SIZES[word]:
             raise FrameInvalid("a malformed word")
         match word:
-            case Word.PING:
-                self._words[Word.PONG] = body  # one answer is kept, the newest: a flood of pings costs nothing
+            case ChannelFrame.PING:
+                self._words[ChannelFrame.PONG] = (
+                    body  # one answer is kept, the newest: a flood of pings costs nothing
+                )
                 return None
-            case Word.REKEY:
+            case ChannelFrame.REKEY:
                 self._receive.rekey()
                 return None
-            case Word.HELLO:
+            case ChannelFrame.HELLO:
                 raise FrameInvalid("a second hello")
             case _:
                 return word

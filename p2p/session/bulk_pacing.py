@@ -2,9 +2,9 @@
 
 BBR holds up to two round trips' worth under way where acknowledgements come in bunches and its estimate is too
 high; the second one waits before the line, and every vote of this machine behind it. So while votes are about, a
-lane whose round trip says that something waits is paced a little below what it carries, and let grow again when
-nothing does. It stays above ``floor_percent`` of what it carried: less cannot fill its line, so if something waits
-all the same it is somebody else's, and the lane gives way no further.
+bulk connection whose round trip says that something waits is paced a little below what it carries, and let grow
+again when nothing does. It stays above ``floor_percent`` of what it carried: less cannot fill its line, so if
+something waits all the same it is somebody else's, and the bulk connection gives way no further.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["YieldParameters", "Yielding"]
+__all__ = ["BulkPacing", "BulkPacingParameters"]
 
 
 @dataclass(frozen=True, slots=True)
-class YieldParameters:
-    """Of one lane; a tick is ``NetworkLimits.plan_interval_s``."""
+class BulkPacingParameters:
+    """Of one bulk connection; a tick is ``NetworkLimits.plan_interval_s``."""
 
     queue_s: float = 0.010
     """What may wait before the line, in time of the line."""
@@ -28,7 +28,7 @@ class YieldParameters:
     floor_percent: int = 80
     """It gives way no further than to so much of what it carried."""
     free_percent: int = 125
-    """A lane that may carry so much of what it did is let go."""
+    """A bulk connection that may carry so much of what it did is let go."""
     patience_s: float = 5.0
     """So long at the floor with something waiting: it is not ours, ..."""
     rest_s: float = 30.0
@@ -41,11 +41,12 @@ class YieldParameters:
         assert 0 < self.faster_percent < self.slower_percent < 100 - self.floor_percent
 
 
-class Yielding:
-    """One lane: told at each tick what has been acknowledged and what its round trip says; returns its bound."""
+class BulkPacing:
+    """One bulk connection: told at each tick what has been acknowledged and what its round trip says; returns its
+    bound."""
 
-    def __init__(self, parameters: YieldParameters | None = None) -> None:
-        self._parameters = parameters if parameters is not None else YieldParameters()
+    def __init__(self, parameters: BulkPacingParameters | None = None) -> None:
+        self._parameters = parameters if parameters is not None else BulkPacingParameters()
         self._acked: deque[tuple[float, int]] = deque(maxlen=self._parameters.window_ticks + 1)
         self._bound: float | None = None
         self._base = 0.0
@@ -54,15 +55,15 @@ class Yielding:
         self._free_until = 0.0
 
     def let_go(self) -> None:
-        """Bind no more, and not again before it is known what the lane carries unbound."""
+        """Bind no more, and not again before it is known what the bulk connection carries unbound."""
         self._bound = None
         self._acked.clear()
 
     def tick(self, now: float, *, acked_bytes: int, waiting_s: float) -> int | None:
-        """Return how many bytes a second the lane may send beside votes; None: as it likes.
+        """Return how many bytes a second the bulk connection may send beside votes; None: as it likes.
 
         ``acked_bytes`` since the connection began; ``waiting_s`` is by how much its round trip is longer than its
-        shortest. Ticks in a row are of a lane that has something to send all the time.
+        shortest. Ticks in a row are of a bulk connection that has something to send all the time.
         """
         if now < self._free_until:
             return None

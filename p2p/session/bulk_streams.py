@@ -2,9 +2,10 @@
 
 See network.md 4.6.
 
-Each message has a number; it travels on one lane (or, where there is none, on the control connection) and counts
-against the window until the receiver says that it is done with it. A lane that dies gives its unfinished messages
-back to be sent on another, and the receiver takes each number once. Between messages there is no order.
+Each message has a number; it travels on one bulk connection (or, where there is none, on the control connection)
+and counts against the window until the receiver says that it is done with it. A bulk connection that dies gives
+its unfinished messages back to be sent on another, and the receiver takes each number once. Between messages there
+is no order.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from p2p.base.errors import FrameInvalid, QueueOverflow
-from p2p.base.limits import Account, Charge
-from p2p.secure.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MIN, Channel, Word, conversation_of
+from p2p.base.limits import Charge, MemoryAccount
+from p2p.secure.channel import CHANNEL_KIND_MIN, PAYLOAD_BYTES_MAX, Channel, ChannelFrame, conversation_of
 from p2p.secure.frame import HEADER_BYTES, STREAM_MAX, Class, frames, header
 from p2p.secure.noise import MESSAGE_BYTES_MAX
 
 __all__ = [
     "DONE_NUMBERS_MAX",
-    "LANE_NAME_BYTES",
     "OUTSTANDING_MAX",
     "RECORD_BYTES_MAX",
+    "STREAM_NAME_BYTES",
     "BulkIn",
     "BulkOut",
-    "Lane",
+    "BulkStream",
     "Message",
     "WindowLimits",
 ]
@@ -40,8 +41,8 @@ WINDOW_BYTES_MAX: Final = 32 * MIB
 DONE_NUMBERS_MAX: Final = 1_024
 """Numbers in one frame that says what is done."""
 RECORD_BYTES_MAX: Final = 2 + MESSAGE_BYTES_MAX
-LANE_NAME_BYTES: Final = 8
-"""What both ends call a lane: a hash of its handshake, which nobody else knows."""
+STREAM_NAME_BYTES: Final = 8
+"""What both ends call a bulk connection: a hash of its handshake, which nobody else knows."""
 _LEFT: Final = Struct(">I")
 _FRAGMENT_HEADER_BYTES: Final = HEADER_BYTES + _LEFT.size
 _SLIVER_BYTES: Final = 1024
@@ -51,7 +52,7 @@ _EPOCH_S_MIN: Final = 0.01
 _WINDOW_ROUND_TRIPS: Final = 4
 """The window holds what comes in so many."""
 _TELL_S: Final = 0.025
-"""So much later at most what is done is told, while more comes: lanes are judged by it."""
+"""So much later at most what is done is told, while more comes: bulk connections are judged by it."""
 
 
 class Message(NamedTuple):
@@ -77,11 +78,11 @@ class _Outgoing:
     number: int
     kind: int
     body: bytes
-    lane: object = None
+    stream: object = None
     """Where it travels; None: it waits."""
     sent: int = 0
     is_again: bool = False
-    """A lane died with it: it may have arrived whole."""
+    """A bulk connection died with it: it may have arrived whole."""
 
 
 class BulkOut:
@@ -98,8 +99,8 @@ class BulkOut:
         "_window_bytes_max",
         "carried",
         "grain_bytes",
-        "lanes",
         "outstanding_bytes",
+        "stream_count",
         "waiting_bytes",
         "window_bytes",
     )
@@ -120,19 +121,20 @@ class BulkOut:
         """By number, the lowest first, whether it waits or is under way."""
         self._current: dict[object, _Outgoing] = {}
         self._under_way: Counter[object] = Counter()
-        """Bytes by lane of what it was given and is not done."""
+        """Bytes by bulk connection of what it was given and is not done."""
         self._number = 0
         self.carried: Counter[object] = Counter()
-        """Bytes by lane of which the receiver said that they are done; whoever measures takes them out."""
+        """Bytes by bulk connection of which the receiver said that they are done; whoever measures takes them
+        out."""
         self.grain_bytes = 0
         """What ``carried`` is counted in: the size of the message that was queued last."""
-        self.lanes = 1
-        """Lanes that may begin messages. Each has its share of the window: what a slow one has taken into its
-        buffers would else leave nothing for a quick one, which then seems to bring nothing."""
+        self.stream_count = 1
+        """Bulk connections that may begin messages. Each has its share of the window: what a slow one has taken
+        into its buffers would else leave nothing for a quick one, which then seems to bring nothing."""
         self.outstanding_bytes = 0
-        """What has been given to lanes and is not done."""
+        """What has been given to bulk connections and is not done."""
         self.waiting_bytes = 0
-        """Of messages that no lane has taken yet."""
+        """Of messages that no bulk connection has taken yet."""
         self.window_bytes = window_bytes
         """What the receiver allows to be under way."""
 
@@ -151,40 +153,40 @@ class BulkOut:
         self.waiting_bytes += size + HEADER_BYTES
         return True
 
-    def is_ready(self, lane: object, *, may_begin: bool = True) -> bool:
-        """Whether ``take`` would find something for this lane."""
-        return lane in self._current or (may_begin and self._may_begin(lane))
+    def is_ready(self, stream: object, *, may_begin: bool = True) -> bool:
+        """Whether ``take`` would find something for this bulk connection."""
+        return stream in self._current or (may_begin and self._may_begin(stream))
 
-    def _may_begin(self, lane: object) -> bool:
+    def _may_begin(self, stream: object) -> bool:
         if not self._waiting:
             return False
         first = self._waiting[0]
-        size, has = len(first.body), self._under_way[lane]
+        size, has = len(first.body), self._under_way[stream]
         if self.outstanding_bytes and self.outstanding_bytes + size > self.window_bytes:
             return False  # one message may go, however small the window
-        if has and (has + size) * self.lanes > self.window_bytes:
-            return False  # and one on each lane, however small its share
+        if has and (has + size) * self.stream_count > self.window_bytes:
+            return False  # and one on each bulk connection, however small its share
         # Numbers stay close together, so that the receiver's memory of them is bounded.
         return first.number - next(iter(self._undone)) < OUTSTANDING_MAX
 
-    def take(self, lane: object, parts: list[bytes | memoryview], room: int, *, may_begin: bool = True) -> int:
-        """Append fragments for a lane to ``parts``, at most ``room`` bytes; return how many."""
+    def take(self, stream: object, parts: list[bytes | memoryview], room: int, *, may_begin: bool = True) -> int:
+        """Append fragments for a bulk connection to ``parts``, at most ``room`` bytes; return how many."""
         taken = 0
         while True:
-            entry = self._current.get(lane)
+            entry = self._current.get(stream)
             if entry is None:
                 if (
                     room - taken < _FRAGMENT_HEADER_BYTES + _SLIVER_BYTES
                     or not may_begin
-                    or not self._may_begin(lane)
+                    or not self._may_begin(stream)
                 ):
                     break
                 entry = self._waiting.popleft()
                 self.waiting_bytes -= len(entry.body) + HEADER_BYTES
                 self.outstanding_bytes += len(entry.body)
-                self._under_way[lane] += len(entry.body)
-                entry.lane, entry.sent = lane, 0
-                self._current[lane] = entry
+                self._under_way[stream] += len(entry.body)
+                entry.stream, entry.sent = stream, 0
+                self._current[stream] = entry
             body, at = entry.body, entry.sent
             left = len(body) - at
             chunk = min(room - taken - _FRAGMENT_HEADER_BYTES, left)
@@ -199,7 +201,7 @@ class BulkOut:
             entry.sent = at + chunk
             taken += chunk + _FRAGMENT_HEADER_BYTES
             if not left:
-                del self._current[lane]
+                del self._current[stream]
         return taken
 
     def done(self, numbers: Iterable[int]) -> None:
@@ -208,11 +210,11 @@ class BulkOut:
             entry = self._undone.pop(number, None)
             if entry is None or (entry.sent < len(entry.body) and not entry.is_again):
                 raise FrameInvalid("a message done that had not been sent")
-            if entry.lane is not None:
+            if entry.stream is not None:
                 self.outstanding_bytes -= len(entry.body)
-                self._under_way[entry.lane] -= len(entry.body)
-                self.carried[entry.lane] += len(entry.body)
-            elif entry.is_again:  # it had arrived before its lane died
+                self._under_way[entry.stream] -= len(entry.body)
+                self.carried[entry.stream] += len(entry.body)
+            elif entry.is_again:  # it had arrived before its bulk connection died
                 self._waiting.remove(entry)
                 self.waiting_bytes -= len(entry.body) + HEADER_BYTES
             else:
@@ -226,40 +228,40 @@ class BulkOut:
         """Return what is not done, whether it waits or is under way."""
         return [(entry.kind, entry.body) for entry in self._undone.values()]
 
-    def has_under_way(self, lane: object) -> bool:
-        """Whether a lane has taken what is not done."""
-        return any(entry.lane is lane for entry in self._undone.values())
+    def has_under_way(self, stream: object) -> bool:
+        """Whether a bulk connection has taken what is not done."""
+        return any(entry.stream is stream for entry in self._undone.values())
 
-    def suspend(self, lane: object) -> int:
-        """Put what a doubtful lane has under way to the front, for others; return how many messages.
+    def suspend(self, stream: object) -> int:
+        """Put what a suspected bulk connection has under way to the front, for others; return how many messages.
 
-        The lane may yet finish the message that it is at: to the receiver it goes on where it was.
+        The bulk connection may yet finish the message that it is at: to the receiver it goes on where it was.
         """
-        current = self._current.get(lane)
-        if current is not None and current.lane is lane:
-            self._current[lane] = replace(current, is_again=True)
-        return self._give_back(lane)
+        current = self._current.get(stream)
+        if current is not None and current.stream is stream:
+            self._current[stream] = replace(current, is_again=True)
+        return self._give_back(stream)
 
-    def lane_lost(self, lane: object) -> int:
-        """Put what a dead lane had under way back to the front; return how many messages."""
-        self._current.pop(lane, None)
-        self.carried.pop(lane, None)
-        return self._give_back(lane)
+    def stream_lost(self, stream: object) -> int:
+        """Put what a dead bulk connection had under way back to the front; return how many messages."""
+        self._current.pop(stream, None)
+        self.carried.pop(stream, None)
+        return self._give_back(stream)
 
-    def _give_back(self, lane: object) -> int:
-        self._under_way.pop(lane, None)
-        lost = [entry for entry in self._undone.values() if entry.lane is lane]
+    def _give_back(self, stream: object) -> int:
+        self._under_way.pop(stream, None)
+        lost = [entry for entry in self._undone.values() if entry.stream is stream]
         for entry in reversed(lost):
             self.outstanding_bytes -= len(entry.body)
             self.waiting_bytes += len(entry.body) + HEADER_BYTES
-            entry.lane, entry.sent, entry.is_again = None, 0, True
+            entry.stream, entry.sent, entry.is_again = None, 0, True
             self._waiting.appendleft(entry)
         return len(lost)
 
 
 @dataclass(slots=True)
 class _Incoming:
-    """A message on its way in on one lane."""
+    """A message on its way in on one bulk connection."""
 
     kind: int
     size: int
@@ -293,7 +295,7 @@ class BulkIn:
         "wants_grant",
     )
 
-    def __init__(self, account: Account, *, message_bytes_max: int, limits: WindowLimits) -> None:
+    def __init__(self, account: MemoryAccount, *, message_bytes_max: int, limits: WindowLimits) -> None:
         self._account = account
         self._message_bytes_max = message_bytes_max
         self._limits = limits
@@ -317,18 +319,18 @@ class BulkIn:
         self._epoch_at = 0.0
         self._epoch_bytes = 0
 
-    def take(self, lane: object, kind: int, number: int, body: memoryview) -> Message | None:
+    def take(self, stream: object, kind: int, number: int, body: memoryview) -> Message | None:
         """Take a fragment; return the message that it completes. Raises FrameInvalid, ReceiveMemoryExceeded."""
         if len(body) < _LEFT.size or not number:
             raise FrameInvalid("malformed bulk")
         if number <= self._floor or number in self._finished:
-            stale = self._partials.get(lane, {}).pop(number, None)
+            stale = self._partials.get(stream, {}).pop(number, None)
             if stale is not None:
                 stale.charge.give_back()
-            return None  # it came by another lane meanwhile
+            return None  # it came by another bulk connection meanwhile
         left = int.from_bytes(body[: _LEFT.size], "big")
         size = len(body) - _LEFT.size
-        partials = self._partials.setdefault(lane, {})
+        partials = self._partials.setdefault(stream, {})
         partial = partials.get(number)
         if partial is None:
             self._begin(number, size + left)
@@ -338,7 +340,7 @@ class BulkIn:
                 self._finish(number, charge)
                 return Message(Class.BULK, kind, bytes(body[_LEFT.size :]), number)
             if partials:
-                raise FrameInvalid("two bulk messages at once on one lane")
+                raise FrameInvalid("two bulk messages at once on one bulk connection")
             partial = partials[number] = _Incoming(kind, size + left, size + left, charge)
         if kind != partial.kind or partial.left - size != left or not size:
             raise FrameInvalid("a fragment that does not continue its message")
@@ -359,7 +361,7 @@ class BulkIn:
         if len(self._to_tell) > OUTSTANDING_MAX:
             raise FrameInvalid("more bulk than may be under way without a word of what is done")
         held = self._held.get(number)
-        if held is not None:  # again, for its lane died; the other end noticed first
+        if held is not None:  # again, for its bulk connection died; the other end noticed first
             if held != total:
                 raise FrameInvalid("a message sent again with another size")
             return
@@ -372,15 +374,15 @@ class BulkIn:
         self._charges[number] = charge
         self._finished.add(number)
         for partials in self._partials.values():
-            if number in partials:  # it was coming by another lane too
+            if number in partials:  # it was coming by another bulk connection too
                 partials.pop(number).charge.give_back()
         while self._floor + 1 in self._finished:
             self._floor += 1
             self._finished.discard(self._floor)
 
-    def lane_lost(self, lane: object) -> None:
-        """Forget what had begun to arrive on a lane; it comes again on another."""
-        for number, partial in self._partials.pop(lane, {}).items():
+    def stream_lost(self, stream: object) -> None:
+        """Forget what had begun to arrive on a bulk connection; it comes again on another."""
+        for number, partial in self._partials.pop(stream, {}).items():
             partial.charge.give_back()
             is_elsewhere = any(number in others for others in self._partials.values())
             if number > self._floor and number not in self._finished and not is_elsewhere:
@@ -402,9 +404,11 @@ class BulkIn:
         self._to_tell_bytes += size
         self._epoch_bytes += size
         epoch_s = now - self._epoch_at
-        if epoch_s >= max(rtt_s / _WINDOW_ROUND_TRIPS, _EPOCH_S_MIN):  # a slow lane's round trip holds up nobody
+        if epoch_s >= max(
+            rtt_s / _WINDOW_ROUND_TRIPS, _EPOCH_S_MIN
+        ):  # a slow bulk connection's round trip holds up nobody
             # While the window is the bound it grows, also where half of it lies idle because whole messages do not
-            # fill the shares of lanes.
+            # fill the shares of bulk connections.
             wanted = int(_WINDOW_ROUND_TRIPS * self._epoch_bytes * max(rtt_s, _EPOCH_S_MIN) / epoch_s)
             self._epoch_at, self._epoch_bytes = now, 0
             wanted = min(max(wanted, self.granted_bytes), self._limits.max_bytes)
@@ -433,7 +437,7 @@ class BulkIn:
         return told
 
 
-class Lane:
+class BulkStream:
     """The core of one bulk connection: bulk in, bulk out, and nothing else."""
 
     __slots__ = (
@@ -442,9 +446,9 @@ class Lane:
         "arrived_records",
         "channel",
         "is_busy",
-        "is_doubtful",
         "is_draining",
         "is_ours",
+        "is_quiet",
         "is_spare",
         "is_suspended",
         "moved",
@@ -459,18 +463,18 @@ class Lane:
         self.channel = channel
         self._outgoing = outgoing
         self._incoming = incoming
-        self.name = conversation_of(channel.session)[:LANE_NAME_BYTES]
+        self.name = conversation_of(channel.session)[:STREAM_NAME_BYTES]
         self.is_ours = is_ours
         """Whether it is there for our bulk, by our plan; each end plans for its own."""
         self.is_spare = False
-        """Whether it takes no bulk of ours, for there are lanes of ours that do."""
+        """Whether it takes no bulk of ours, for there are bulk connections of ours that do."""
         self.is_draining = False
         """Whether it finishes what it has and takes no more."""
         self.is_suspended = False
         """Whether it takes nothing until it moves, for what it has does not arrive."""
         self.is_busy = False
         """Whether what came on it is being dealt with, and nothing is read meanwhile."""
-        self.is_doubtful = False
+        self.is_quiet = False
         """Whether nothing has moved on it for a while, as far as the peer has said."""
         self.sent_bytes = 0
         """Bulk that has left on it."""
@@ -494,20 +498,20 @@ class Lane:
         """Whether something that was sent has not come yet, as far as is known."""
         return self.sent_records > self.arrived_records
 
-    def note_moved(self, records: int) -> None:
-        """Take the peer's word that the lane lives. Raises FrameInvalid."""
+    def note_progress(self, records: int) -> None:
+        """Take the peer's word that the bulk connection lives. Raises FrameInvalid."""
         if records > self.sent_records:
-            raise FrameInvalid("more records of a lane than were sent")
+            raise FrameInvalid("more records of a bulk connection than were sent")
         self.arrived_records = max(self.arrived_records, records)
         self.moved += 1
 
     def next_record(self) -> bytes | None:
-        """Return the next record to write, or None when there is nothing for this lane now."""
+        """Return the next record to write, or None when there is nothing for this bulk connection now."""
         parts: list[bytes | memoryview] = []
         self._take(parts)
         if parts:
             return self.channel.seal(b"".join(parts))
-        return self.channel.seal() if self.channel.has_words else None
+        return self.channel.seal() if self.channel.has_frames else None
 
     def _take(self, parts: list[bytes | memoryview]) -> int:
         may_begin = not (self.is_draining or self.is_spare or self.is_suspended)
@@ -523,7 +527,7 @@ class Lane:
         channel = self.channel
         while len(buffer) - at >= RECORD_BYTES_MAX:
             parts: list[bytes | memoryview] = []
-            if not self._take(parts) and not channel.has_words:
+            if not self._take(parts) and not channel.has_frames:
                 break
             at += channel.seal_into(b"".join(parts), buffer[at:])
         return at
@@ -544,16 +548,16 @@ class Lane:
                     message = self._incoming.take(self, kind, number, body)
                     if message is not None:
                         messages.append(message)
-                elif cls is Class.CONSENSUS and not number and kind >= WORD_KIND_MIN:
-                    is_rekeyed = kind == Word.REKEY
-                    if self.channel.take(kind, bytes(body)) is Word.PONG:
+                elif cls is Class.CONSENSUS and not number and kind >= CHANNEL_KIND_MIN:
+                    is_rekeyed = kind == ChannelFrame.REKEY
+                    if self.channel.take(kind, bytes(body)) is ChannelFrame.PONG:
                         pongs.append(bytes(body))
                 else:
-                    raise FrameInvalid(f"class {cls.name} on a bulk lane")
+                    raise FrameInvalid(f"class {cls.name} on a bulk connection")
             self.received_records += has_bulk
         return messages, pongs
 
     def lost(self) -> int:
         """Give back what was under way; return how many messages will be sent again."""
-        self._incoming.lane_lost(self)
-        return self._outgoing.lane_lost(self)
+        self._incoming.stream_lost(self)
+        return self._outgoing.stream_lost(self)

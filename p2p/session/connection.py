@@ -12,15 +12,15 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.errors import ConnectionUnused, HandshakeFailed
 from p2p.base.sockets import LOW_WATER_BYTES_MAX, LowWater, pace, tcp_info, tune
 from p2p.base.tcp_info import TcpInfo
-from p2p.base.transport import Doubt
-from p2p.secure.channel import Channel, Hello, Word
+from p2p.base.transport import TransportFault
+from p2p.secure.channel import Channel, ChannelFrame, Hello
 from p2p.secure.handshake import Handshake, Session
-from p2p.session.bulk_pacing import Yielding
+from p2p.session.bulk_pacing import BulkPacing
 from p2p.session.liveness import Pings
-from p2p.session.path_offers import PeerWay
+from p2p.session.path_offers import OfferedPath
 from state.primitives.errors import ProtocolError
 
-__all__ = ["Link", "LinkLost", "shake_hands"]
+__all__ = ["Connection", "ConnectionLost", "run_handshake"]
 
 _READ_BYTES: Final = 256 * 1024
 _MUCH_BYTES: Final = 4 * LOW_WATER_BYTES_MAX
@@ -30,7 +30,7 @@ _RETIRED_S: Final = 0.01
 _PING_BYTES: Final = 8
 
 
-async def shake_hands(
+async def run_handshake(
     stream: trio.abc.Stream, handshake: Handshake, *, preamble: bytes = b"", heard: bytes = b""
 ) -> Session:
     """Complete a handshake on a stream; ``preamble`` goes before its first word, ``heard`` was read already.
@@ -51,11 +51,11 @@ async def shake_hands(
         out = handshake.receive(bytes(data))
 
 
-class LinkLost(Exception):
+class ConnectionLost(Exception):
     """The stream ended, broke or was retired; what was under way on it is somebody else's now."""
 
 
-class Link:
+class Connection:
     """A stream on which a handshake has been completed."""
 
     def __init__(
@@ -72,8 +72,8 @@ class Link:
         self.remote = remote
         self.endpoint = endpoint
         """Where it was dialled; None where it came in."""
-        self.way: PeerWay | None = None
-        """Of one that the peer opened because it was asked: by which of its ways."""
+        self.offered_path: OfferedPath | None = None
+        """Of one that the peer opened because it was asked: by which of its paths."""
         self.is_direct = is_direct
         self.since = trio.current_time()
         self.used_at = self.since
@@ -94,14 +94,14 @@ class Link:
         self._is_mid_record = False
         self._counted = 0, 0
         self._paced: int | None = None
-        self._yielding = Yielding()
+        self._pacing = BulkPacing()
         self._pings = Pings()
         self._low_water = LowWater(self._socket)
         self._read_bytes = 0
         """What the last read has brought."""
 
     def __repr__(self) -> str:
-        return f"Link({self.endpoint or self.remote})"
+        return f"Connection({self.endpoint or self.remote})"
 
     @property
     def is_outbound(self) -> bool:
@@ -114,26 +114,26 @@ class Link:
         return self._is_mid_record
 
     async def send(self, data: bytes | bytearray | memoryview, *, timeout_s: float) -> None:
-        """Send whole records. Raises LinkLost, trio.TooSlowError."""
+        """Send whole records. Raises ConnectionLost, trio.TooSlowError."""
         if self.is_retired:
-            raise LinkLost
+            raise ConnectionLost
         self._is_mid_record = True
         try:
             with trio.CancelScope(deadline=trio.current_time() + timeout_s) as self._writing:
                 await self._stream.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-            raise LinkLost from None
+            raise ConnectionLost from None
         if self._writing.cancelled_caught:
             if self.is_retired:
-                raise LinkLost
+                raise ConnectionLost
             raise trio.TooSlowError
         self._is_mid_record = False
         self.bytes_out += len(data)
 
     async def receive(self, size_max: int = _READ_BYTES) -> bytes:
-        """Return the next bytes, at most ``size_max``. Raises LinkLost at the end."""
+        """Return the next bytes, at most ``size_max``. Raises ConnectionLost at the end."""
         if self.is_retired:
-            raise LinkLost
+            raise ConnectionLost
         data: bytes | bytearray = b""
         # Where a read brings much, packets do not come one by one, and the calls would cost more than they save.
         self._low_water.expect(self.channel.lacking if self._read_bytes < _MUCH_BYTES else 0)
@@ -141,23 +141,23 @@ class Link:
             with trio.CancelScope() as self._reading:
                 data = await self._stream.receive_some(size_max)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
-            raise LinkLost from None
+            raise ConnectionLost from None
         if not data or self.is_retired:
-            raise LinkLost
+            raise ConnectionLost
         self._read_bytes = len(data)
         self.bytes_in += self._read_bytes
         return data if isinstance(data, bytes) else bytes(data)
 
-    async def say_hello(self, hello: Hello, *, timeout_s: float) -> None:
-        """Send the first record. Raises LinkLost, trio.TooSlowError."""
+    async def send_hello(self, hello: Hello, *, timeout_s: float) -> None:
+        """Send the first record. Raises ConnectionLost, trio.TooSlowError."""
         await self.send(self.channel.seal(hello.encode()), timeout_s=timeout_s)
 
-    async def hear_hello(self) -> Hello:
+    async def receive_hello(self) -> Hello:
         """Return what the connection is for. Raises ConnectionUnused, HandshakeFailed, FrameInvalid."""
         try:
             while (plaintext := self.channel.next_plaintext()) is None:
                 self.channel.feed(await self.receive())
-        except LinkLost:
+        except ConnectionLost:
             raise ConnectionUnused("closed before it said what for") from None
         return Hello.decode(plaintext)
 
@@ -174,7 +174,7 @@ class Link:
         return took_s
 
     def retire(self) -> None:
-        """End it: who reads or writes on it gets LinkLost."""
+        """End it: who reads or writes on it gets ConnectionLost."""
         self.is_retired = True
         self._reading.cancel()
         self._writing.cancel()
@@ -203,7 +203,7 @@ class Link:
 
     async def leave(self, received: int) -> None:
         """Close after a word by which the other end, which doubts this connection, sees that it works."""
-        self.channel.say(Word.ACK, received.to_bytes(8, "big"))
+        self.channel.say(ChannelFrame.ACK, received.to_bytes(8, "big"))
         await self.aclose(goodbye=self.channel.seal())
 
     async def aclose(self, *, goodbye: bytes = b"") -> None:
@@ -221,14 +221,14 @@ class Link:
 
     async def part(self) -> None:
         """Close after a word of farewell."""
-        self.channel.say(Word.BYE)
+        self.channel.say(ChannelFrame.BYE)
         await self.aclose(goodbye=self.channel.seal())
 
-    def doubt(self, doubt: Doubt) -> None:
+    def report_fault(self, fault: TransportFault) -> None:
         """Tell who carries the stream for us, where somebody does, what was wrong with it."""
-        report = getattr(self._stream, "doubt", None)
+        report = getattr(self._stream, "report_fault", None)
         if report is not None:
-            report(doubt)
+            report(fault)
 
     def make_bulk(self) -> None:
         """Let the kernel hold more unsent data: no vote waits behind it here."""
@@ -241,16 +241,17 @@ class Link:
             self._paced = bytes_per_s
             pace(self._socket, bytes_per_s)
 
-    def give_way(self, now: float, *, is_needed: bool) -> int | None:
-        """Return how many bytes a second this lane leaves room with for votes; None: as many as it will.
+    def pacing_rate(self, now: float, *, is_needed: bool) -> int | None:
+        """Return how many bytes a second this bulk connection leaves room with for votes; None: as many as it
+        will.
 
-        Called at each tick; ``is_needed`` while votes are about and the lane has something to send.
+        Called at each tick; ``is_needed`` while votes are about and the bulk connection has something to send.
         """
         info = self.tcp_info() if is_needed else None
         if info is None:
-            self._yielding.let_go()
+            self._pacing.let_go()
             return None
-        return self._yielding.tick(now, acked_bytes=info.bytes_acked, waiting_s=info.rtt_s - info.min_rtt_s)
+        return self._pacing.tick(now, acked_bytes=info.bytes_acked, waiting_s=info.rtt_s - info.min_rtt_s)
 
     def tcp_info(self) -> TcpInfo | None:
         """Return the kernel's figures of the way to the next hop: the peer, or a relay."""

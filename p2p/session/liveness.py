@@ -1,9 +1,9 @@
 """Whether a peer is still there: when to ask it for a word, to look for another connection, to give it up.
 
 Without I/O: ``p2p.session.peer`` says what it hears on the control connection, asks a few times a second what is
-to be done, and does it. Whether a single lane of bulk has died is ``p2p.session.stall_detection``.
+to be done, and does it. Whether a single bulk connection has died is ``p2p.session.stall_detection``.
 
-While votes are exchanged a ping travels with them, and its answer has a deadline (``Promptness``). A missed
+While votes are exchanged a ping travels with them, and its answer has a deadline (``AnswerDeadline``). A missed
 deadline is a *doubt*: another connection is dialled while this one stays. The conversation moves when the other
 connection is there and this one is still silent; a packet that was only lost has been sent again by then.
 """
@@ -17,15 +17,15 @@ from typing import Final
 
 from p2p.base.limits import NetworkLimits
 
-__all__ = ["Act", "DoubtParameters", "Pings", "Promptness", "Vigil"]
+__all__ = ["AnswerDeadline", "Liveness", "LivenessAction", "LivenessParameters", "Pings"]
 
 PINGS_MAX: Final = 32
 """Of one connection, without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class DoubtParameters:
-    """How soon an unanswered ping makes a connection doubtful; times in seconds."""
+class LivenessParameters:
+    """How soon an unanswered ping makes a connection suspected; times in seconds."""
 
     ping_s: float = 0.1
     """Least time between two pings that travel with votes; and half a round trip."""
@@ -54,16 +54,16 @@ class DoubtParameters:
     own_stall_s: float = 0.1
     """A look that comes so much too late tells that this process stood still: it waits as long once more."""
     again_s: float = 1.0
-    """Until another way is tried again while the silence lasts, doubling up to twice ``stall_s``."""
+    """Until another path is tried again while the silence lasts, doubling up to twice ``stall_s``."""
 
 
-class Promptness:
+class AnswerDeadline:
     """How long after a ping the silence of one connection says nothing."""
 
     __slots__ = ("_late_at", "_late_s", "_most_s", "_parameters", "rtt_s")
 
-    def __init__(self, most_s: float, parameters: DoubtParameters | None = None) -> None:
-        self._parameters = parameters or DoubtParameters()
+    def __init__(self, most_s: float, parameters: LivenessParameters | None = None) -> None:
+        self._parameters = parameters or LivenessParameters()
         self._most_s = most_s
         self.rtt_s: float | None = None
         self._late_s = self._late_at = 0.0
@@ -93,14 +93,14 @@ class Promptness:
         return min(max(wanted_s, parameters.late_factor * self._late(now)), most_s)
 
 
-class Act(Enum):
+class LivenessAction(Enum):
     """What is to be done now."""
 
     REKEY = auto()
     """Change the key of the control connection."""
     PING = auto()
-    """Ask for a word; see ``Vigil.asked``."""
-    FIND_WAY = auto()
+    """Ask for a word; see ``Liveness.asked``."""
+    FIND_PATH = auto()
     """Bring another connection if there is one."""
     END_SILENT = auto()
     """Give the peer up: it has said nothing for too long."""
@@ -108,17 +108,17 @@ class Act(Enum):
     """Give the peer up: it has had no connection for too long."""
 
 
-class Vigil:
+class Liveness:
     """One peer under watch; times in seconds of any one clock. Call ``tick`` a few times a second."""
 
     __slots__ = (
+        "_answer_deadline",
         "_attached_at",
         "_detached_at",
         "_has_grace",
         "_is_urgent",
         "_limits",
         "_parameters",
-        "_promptness",
         "_rekeyed_at",
         "_seeks",
         "_sought_at",
@@ -130,17 +130,17 @@ class Vigil:
         "heard_at",
     )
 
-    def __init__(self, now: float, limits: NetworkLimits, parameters: DoubtParameters | None = None) -> None:
+    def __init__(self, now: float, limits: NetworkLimits, parameters: LivenessParameters | None = None) -> None:
         self._limits = limits
-        self._parameters = parameters or DoubtParameters()
-        self._promptness = Promptness(limits.stall_s, self._parameters)
+        self._parameters = parameters or LivenessParameters()
+        self._answer_deadline = AnswerDeadline(limits.stall_s, self._parameters)
         self._waiting_since: float | None = None
         """When the first ping left after which nothing was heard; None: all are answered."""
         self._is_urgent = False
         """Whether votes were about while that ping waited."""
         self._voted_at = self._vote_heard_at = -math.inf
         self._seeks = 0
-        """How often another way was tried since something was heard."""
+        """How often another path was tried since something was heard."""
         self._has_grace = False
         """Whether the deadline was put off since something was heard, for this process stood still."""
         self.heard_at = now
@@ -162,14 +162,14 @@ class Vigil:
 
     def answered(self, took_s: float, rtt_s: float, now: float) -> None:
         """Note how long the answer to a ping took, and the round trip as it is believed now."""
-        self._promptness.answered(took_s, rtt_s, now)
+        self._answer_deadline.answered(took_s, rtt_s, now)
 
     def voted(self, now: float) -> bool:
         """Note that a vote leaves; whether a ping should leave with it."""
         self._voted_at = now
         if self._waiting_since is not None:
             self._is_urgent = True
-        return now - self.asked_at >= max(self._parameters.ping_s, (self._promptness.rtt_s or 0.0) / 2)
+        return now - self.asked_at >= max(self._parameters.ping_s, (self._answer_deadline.rtt_s or 0.0) / 2)
 
     def heard_vote(self, now: float) -> None:
         """Note that the peer sends votes: it waits for nothing from us, and still must not lose its way to us."""
@@ -197,13 +197,13 @@ class Vigil:
         return self._waiting_since is not None
 
     @property
-    def is_doubted(self) -> bool:
+    def is_suspected(self) -> bool:
         """Whether the connection has missed a deadline and has said nothing since."""
         return self._seeks > 0
 
     def _deadline(self) -> float:
         assert self._waiting_since is not None
-        return self._waiting_since + self._promptness.patience_s(self._waiting_since)
+        return self._waiting_since + self._answer_deadline.patience_s(self._waiting_since)
 
     def _asks_at(self) -> float:
         """When an end that hears votes and sends none asks for a word: once after each vote."""
@@ -218,43 +218,43 @@ class Vigil:
     def attached(self, now: float) -> None:
         """Note that another one does from now on."""
         self._attached_at, self._detached_at = now, None
-        self._promptness = Promptness(self._limits.stall_s, self._parameters)
+        self._answer_deadline = AnswerDeadline(self._limits.stall_s, self._parameters)
         self._forget_ping()
 
     def may_ask(self, now: float) -> bool:
         """Whether the last question is old enough for one out of turn."""
         return now - self.asked_at >= self._limits.probe_s / 2
 
-    def tick(self, now: float, *, is_owed: bool, is_finding_way: bool) -> list[Act]:
+    def tick(self, now: float, *, is_owed: bool, is_finding_path: bool) -> list[LivenessAction]:
         """Return what is to be done, in this order; after an end nothing more.
 
-        ``is_owed``: whether something was sent that the peer must answer. ``is_finding_way``: whether another
+        ``is_owed``: whether something was sent that the peer must answer. ``is_finding_path``: whether another
         connection is being looked for already.
         """
         limits = self._limits
         silent_s = now - self.heard_at
         if silent_s > limits.idle_timeout_s:
-            return [Act.END_SILENT]
+            return [LivenessAction.END_SILENT]
         if self._detached_at is not None:
             if now - self._detached_at > limits.resume_s:
-                return [Act.END_LOST]
-            return [] if is_finding_way else [Act.FIND_WAY]
-        acts: list[Act] = []
+                return [LivenessAction.END_LOST]
+            return [] if is_finding_path else [LivenessAction.FIND_PATH]
+        acts: list[LivenessAction] = []
         if now - self._rekeyed_at > limits.rekey_interval_s:
             self._rekeyed_at = now
-            acts.append(Act.REKEY)
+            acts.append(LivenessAction.REKEY)
         asked_s = now - self.asked_at
         is_late = is_owed and silent_s > limits.probe_s
         # Where many began at once the first round trip is that of a busy moment, and much is decided by it.
         is_young = now - self._attached_at <= limits.ping_interval_s
         every_s = limits.probe_s if is_young else limits.ping_interval_s
         if asked_s > every_s or (is_late and asked_s > limits.probe_s) or now >= self._asks_at():
-            acts.append(Act.PING)
+            acts.append(LivenessAction.PING)
         if self._must_seek(now, is_stalled=is_late and silent_s > limits.stall_s):
             self._sought_at = now
             self._seeks += 1
-            if not is_finding_way:
-                acts.append(Act.FIND_WAY)
+            if not is_finding_path:
+                acts.append(LivenessAction.FIND_PATH)
         return acts
 
     def _must_seek(self, now: float, *, is_stalled: bool) -> bool:

@@ -6,7 +6,7 @@ the higher generation counts, and of two connections of one generation both ends
 
 from __future__ import annotations
 
-from p2p.secure.channel import GENERATION_MAX, Hello, Opening, conversation_of
+from p2p.secure.channel import GENERATION_MAX, Hello, HelloKind, conversation_of
 from p2p.secure.handshake import Session
 
 __all__ = ["Migration"]
@@ -48,7 +48,7 @@ class Migration:
         Each attempt counts: the peer may have accepted one whose answer was lost.
         """
         self._attempted = min(max(self._attempted, self.generation) + 1, GENERATION_MAX)
-        return Hello(Opening.RESUME, self.conversation, self._attempted, received)
+        return Hello(HelloKind.RESUME, self.conversation, self._attempted, received)
 
     def _initiator_of(self, session: Session) -> bytes:
         return self._own if session.is_initiator else self._peer

@@ -21,11 +21,11 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from p2p.base.errors import FrameInvalid, QueueOverflow, RecordDamaged
-from p2p.base.limits import Account, Charge, Holding, ReceiveMemory
-from p2p.secure.channel import PAYLOAD_BYTES_MAX, WORD_KIND_MAX, WORD_KIND_MIN, Channel, Word
+from p2p.base.limits import Charge, MemoryAccount, ReceiveMemory, SendBacklog
+from p2p.secure.channel import CHANNEL_KIND_MAX, CHANNEL_KIND_MIN, PAYLOAD_BYTES_MAX, Channel, ChannelFrame
 from p2p.secure.frame import HEADER_BYTES, STREAM_MAX, Class, frame, frames, header
-from p2p.session.bulk_streams import DONE_NUMBERS_MAX, LANE_NAME_BYTES, BulkIn, BulkOut, Message, WindowLimits
-from p2p.session.path_offers import PeerWay, decode_ways, decode_wishes, encode_ways, encode_wishes
+from p2p.session.bulk_streams import DONE_NUMBERS_MAX, STREAM_NAME_BYTES, BulkIn, BulkOut, Message, WindowLimits
+from p2p.session.path_offers import OfferedPath, decode_offer, decode_request, encode_offer, encode_request
 
 __all__ = [
     "APPLICATION_KIND_MAX",
@@ -47,16 +47,16 @@ APPLICATION_KIND_MAX: Final = 0xEF
 
 _DONE: Final = 0xF8
 _WINDOW: Final = 0xF9
-_LANES: Final = 0xFA
-_WAYS: Final = 0xFB
-_MOVED: Final = 0xFC
-_GIVEN_UP: Final = 0xFD
+_CONNECTIONS_WANTED: Final = 0xFA
+_PATHS_OFFERED: Final = 0xFB
+_STREAM_PROGRESS: Final = 0xFC
+_STREAMS_GIVEN_UP: Final = 0xFD
 _NUMBER_BYTES: Final = 4
-_MOVED_BYTES: Final = LANE_NAME_BYTES + _NUMBER_BYTES
-_LANES_TOLD_MAX: Final = 64
-"""Lanes named in one frame: more than two ends may have between them."""
+_STREAM_PROGRESS_BYTES: Final = STREAM_NAME_BYTES + _NUMBER_BYTES
+_STREAMS_TOLD_MAX: Final = 64
+"""Bulk connections named in one frame: more than two ends may have between them."""
 _CONTROL: Final = "control"
-"""The name of the control connection among the lanes."""
+"""The name of the control connection among the bulk connections."""
 _LEFT: Final = Struct(">I")
 _FRAGMENT_HEADER_BYTES: Final = HEADER_BYTES + _LEFT.size
 _SLIVER_BYTES: Final = 1024
@@ -93,7 +93,7 @@ class MuxLimits:
         ClassLimits(16 * MIB, 9 * MIB),
     )
     window: WindowLimits = field(default_factory=WindowLimits)
-    """Bulk received and not yet dealt with, over all lanes."""
+    """Bulk received and not yet dealt with, over all bulk connections."""
     retained_bytes_max: int = 8 * MIB
     """Records sent and not yet acknowledged; then the sender waits."""
     reassembly_bytes_max: int = 32 * MIB
@@ -136,7 +136,9 @@ class Mux:
     record is damaged or out of order too, and the cause may be the connection alone.
     """
 
-    def __init__(self, channel: Channel, limits: MuxLimits | None = None, account: Account | None = None) -> None:
+    def __init__(
+        self, channel: Channel, limits: MuxLimits | None = None, account: MemoryAccount | None = None
+    ) -> None:
         self.limits = limits or MuxLimits()
         self.channel: Channel | None = channel
         """The connection that carries the conversation now; None between two."""
@@ -152,15 +154,16 @@ class Mux:
         )
         self.bulk_in = BulkIn(account, message_bytes_max=bulk.message_bytes_max, limits=self.limits.window)
         self.may_begin_bulk = True
-        """Whether bulk may travel on this connection: not while lanes carry it."""
-        self.lanes_wanted: dict[int, int] = {}
-        """Lanes that the peer has asked us to open, by way; whoever opens them empties it."""
-        self.ways_told: tuple[PeerWay, ...] | None = None
+        """Whether bulk may travel on this connection: not while bulk connections carry it."""
+        self.connections_wanted: dict[int, int] = {}
+        """Bulk connections that the peer has asked us to open, by way; whoever opens them empties it."""
+        self.paths_offered: tuple[OfferedPath, ...] | None = None
         """The ways to us that the peer has told; whoever takes them sets it back."""
-        self.lanes_moved: dict[bytes, int] = {}
-        """How many records have come on which lane, as the peer has said; whoever notes it empties it."""
-        self.lanes_given_up: set[bytes] = set()
-        """Lanes on which the peer waits for nothing any more; whoever closes them empties it."""
+        self.stream_progress: dict[bytes, int] = {}
+        """How many records have come on which bulk connection, as the peer has said; whoever notes it empties
+        it."""
+        self.streams_given_up: set[bytes] = set()
+        """Bulk connections on which the peer waits for nothing any more; whoever closes them empties it."""
         self._queues: tuple[deque[bytes | _Large], ...] = tuple(deque() for _ in Class)
         self._queued_bytes = [0] * len(Class)
         self._queue_bytes_max = tuple(limits.queue_bytes_max for limits in self.limits.classes)
@@ -169,7 +172,7 @@ class Mux:
         self._stream = 0
         self._partials: dict[tuple[Class, int], _Partial] = {}
         self._reassembly_bytes = 0
-        self._control: dict[int, bytes] = {}
+        self._frames: dict[int, bytes] = {}
         self._moved: dict[bytes, int] = {}
         self._given_up: dict[bytes, None] = {}
         self._retained: deque[bytes] = deque()
@@ -228,12 +231,12 @@ class Mux:
         """Return how much of a class waits to leave."""
         return self.bulk_out.waiting_bytes if cls is Class.BULK else self._queued_bytes[cls]
 
-    def holding(self) -> Holding:
+    def backlog(self) -> SendBacklog:
         """Return what is kept here of what the peer is to hear, until it has said that it has."""
         bulk = self.bulk_out
         size_bytes = sum(self._queued_bytes) + self._retained_bytes + bulk.waiting_bytes + bulk.outstanding_bytes
         large = [entry.body for entry in self._queues[Class.BLOCK] if isinstance(entry, _Large) and not entry.sent]
-        return Holding(size_bytes, tuple([(id(body.obj), len(body)) for body in large]))
+        return SendBacklog(size_bytes, tuple([(id(body.obj), len(body)) for body in large]))
 
     def undelivered(self) -> Iterator[tuple[Class, int, bytes]]:
         """Yield the node's messages of consensus, block parts and bulk that may not have arrived.
@@ -258,13 +261,13 @@ class Mux:
         """Whether ``next_record`` has something to return."""
         if self.channel is None:
             return False
-        if self.channel.has_words or self._again:
+        if self.channel.has_frames or self._again:
             return True
         if self._retained_bytes >= self.limits.retained_bytes_max:
             return False
         queues = self._queues
         return bool(
-            self._control
+            self._frames
             or self._moved
             or self._given_up
             or queues[0]
@@ -298,7 +301,7 @@ class Mux:
         if payload:
             self._retained.append(payload)
             self._retained_bytes += len(payload)
-        elif not channel.has_words:
+        elif not channel.has_frames:
             return None
         return channel.seal(payload)
 
@@ -306,21 +309,23 @@ class Mux:
         parts: list[bytes | memoryview] = []
         if self.bulk_in.wants_grant:
             self.bulk_in.wants_grant = False
-            self._control[_WINDOW] = self.bulk_in.granted_bytes.to_bytes(_NUMBER_BYTES, "big")
+            self._frames[_WINDOW] = self.bulk_in.granted_bytes.to_bytes(_NUMBER_BYTES, "big")
         if self.bulk_in.wants_to_tell:
             numbers = self.bulk_in.take_done()
             parts.append(
                 frame(Class.CONSENSUS, _DONE, 0, b"".join(n.to_bytes(_NUMBER_BYTES, "big") for n in numbers))
             )
         if self._moved:
-            self._control[_MOVED] = b"".join(name + _LEFT.pack(count) for name, count in self._moved.items())
+            self._frames[_STREAM_PROGRESS] = b"".join(
+                name + _LEFT.pack(count) for name, count in self._moved.items()
+            )
             self._moved.clear()
         if self._given_up:
-            self._control[_GIVEN_UP] = b"".join(self._given_up)
+            self._frames[_STREAMS_GIVEN_UP] = b"".join(self._given_up)
             self._given_up.clear()
-        for kind, body in self._control.items():
+        for kind, body in self._frames.items():
             parts.append(frame(Class.CONSENSUS, kind, 0, body))
-        self._control.clear()
+        self._frames.clear()
         room -= sum(map(len, parts))
         for cls in (Class.CONSENSUS, Class.BLOCK):
             if self._queues[cls]:
@@ -353,36 +358,37 @@ class Mux:
     def ping(self, token: bytes) -> None:
         """Ask for ``token`` (8 bytes) back; it comes as the message that ``is_pong`` knows."""
         if self.channel is not None:
-            self.channel.say(Word.PING, token)
+            self.channel.say(ChannelFrame.PING, token)
             self._acknowledge()
 
     @staticmethod
     def is_pong(message: Message) -> bool:
         """Whether the message is the answer to a ping; its body is the token."""
-        return message.kind == Word.PONG
+        return message.kind == ChannelFrame.PONG
 
     @staticmethod
     def is_bye(message: Message) -> bool:
         """Whether the message is the peer's word that the conversation is over."""
-        return message.kind == Word.BYE
+        return message.kind == ChannelFrame.BYE
 
-    def ask_for_lanes(self, wishes: Mapping[int, int]) -> None:
-        """Ask the peer for so many lanes by each of its ways, for it can reach us better than we it."""
-        self._control[_LANES] = encode_wishes(wishes)
+    def request_connections(self, wishes: Mapping[int, int]) -> None:
+        """Ask the peer for so many bulk connections by each of its paths, for it can reach us better than we
+        it."""
+        self._frames[_CONNECTIONS_WANTED] = encode_request(wishes)
 
-    def tell_ways(self, ways: Iterable[PeerWay]) -> None:
-        """Say by which ways the peer may ask for lanes."""
-        self._control[_WAYS] = encode_ways(ways)
+    def offer_paths(self, ways: Iterable[OfferedPath]) -> None:
+        """Say by which paths the peer may ask for bulk connections."""
+        self._frames[_PATHS_OFFERED] = encode_offer(ways)
 
-    def tell_moved(self, lane: bytes, records: int) -> None:
-        """Say that a lane lives, and how many records of bulk have come on it."""
-        if lane in self._moved or len(self._moved) < _LANES_TOLD_MAX:
-            self._moved[lane] = records
+    def report_progress(self, name: bytes, records: int) -> None:
+        """Say that a bulk connection lives, and how many records of bulk have come on it."""
+        if name in self._moved or len(self._moved) < _STREAMS_TOLD_MAX:
+            self._moved[name] = records
 
-    def give_up(self, lane: bytes) -> None:
-        """Say that a lane is dead, for its other end may not have noticed."""
-        if len(self._given_up) < _LANES_TOLD_MAX:
-            self._given_up[lane] = None
+    def give_up(self, name: bytes) -> None:
+        """Say that a bulk connection is dead, for its other end may not have noticed."""
+        if len(self._given_up) < _STREAMS_TOLD_MAX:
+            self._given_up[name] = None
 
     def release_bulk(self, number: int, now: float, rtt_s: float) -> None:
         """Say that a bulk message has been dealt with, so that the peer may send more; see ``BulkIn.release``."""
@@ -412,7 +418,7 @@ class Mux:
         self.channel = channel
         self._damage = None
         self._next = None
-        channel.say(Word.START, self._acknowledged.to_bytes(8, "big"))
+        channel.say(ChannelFrame.START, self._acknowledged.to_bytes(8, "big"))
 
     def _forget_until(self, count: int) -> None:
         while self._acknowledged < count:
@@ -422,7 +428,7 @@ class Mux:
     def _acknowledge(self) -> None:
         assert self.channel is not None
         self._unacknowledged_bytes = 0
-        self.channel.say(Word.ACK, self._received.to_bytes(8, "big"))
+        self.channel.say(ChannelFrame.ACK, self._received.to_bytes(8, "big"))
 
     def _take(self, cls: Class, parts: list[bytes | memoryview], room: int) -> int:
         """Move what fits of a class into ``parts``; return the bytes taken."""
@@ -510,12 +516,12 @@ class Mux:
                     continue
                 if is_rekeyed:  # the sender changed its key behind that frame, and a key costs its receiver
                     raise FrameInvalid("a frame behind the one that ends a key")
-                if WORD_KIND_MIN <= kind <= WORD_KIND_MAX and not stream:
-                    is_rekeyed = kind == Word.REKEY
+                if CHANNEL_KIND_MIN <= kind <= CHANNEL_KIND_MAX and not stream:
+                    is_rekeyed = kind == ChannelFrame.REKEY
                     is_plain = is_plain and not is_rekeyed
                     word = channel.take(kind, body)
                     if word is not None:
-                        self._take_word(messages, word, body)
+                        self._take_channel_frame(messages, word, body)
                     continue
                 if not is_counted:
                     is_counted, is_old = True, self._count()
@@ -551,17 +557,17 @@ class Mux:
         self._received = self._next
         return False
 
-    def _take_word(self, messages: list[Message], word: Word, body: bytes) -> None:
+    def _take_channel_frame(self, messages: list[Message], word: ChannelFrame, body: bytes) -> None:
         match word:
-            case Word.PONG | Word.BYE:
+            case ChannelFrame.PONG | ChannelFrame.BYE:
                 messages.append(Message(Class.CONSENSUS, word, body))
-            case Word.ACK:
+            case ChannelFrame.ACK:
                 count = int.from_bytes(body, "big")
                 # Of what is still to be sent again, some may have come by the connection before.
                 if count > self._acknowledged + len(self._retained):
                     raise FrameInvalid("an acknowledgement of what was not sent")
                 self._forget_until(count)
-            case Word.START:
+            case ChannelFrame.START:
                 if self._next is not None or int.from_bytes(body, "big") > self._received:
                     raise FrameInvalid("a connection that leaves something out")
                 self._next = int.from_bytes(body, "big")
@@ -576,16 +582,18 @@ class Mux:
             case 0xF9 if size == _NUMBER_BYTES:
                 self.bulk_out.grant(int.from_bytes(body, "big"))
             case 0xFA:
-                self.lanes_wanted = decode_wishes(body)
+                self.connections_wanted = decode_request(body)
             case 0xFB:
-                self.ways_told = decode_ways(body)
-            case 0xFC if size and size % _MOVED_BYTES == 0 and size <= _LANES_TOLD_MAX * _MOVED_BYTES:
-                for at in range(0, size, _MOVED_BYTES):
-                    name_end = at + LANE_NAME_BYTES
-                    self.lanes_moved[body[at:name_end]] = _LEFT.unpack_from(body, name_end)[0]
-            case 0xFD if size and size % LANE_NAME_BYTES == 0 and size <= _LANES_TOLD_MAX * LANE_NAME_BYTES:
-                self.lanes_given_up.update(
-                    body[at : at + LANE_NAME_BYTES] for at in range(0, size, LANE_NAME_BYTES)
+                self.paths_offered = decode_offer(body)
+            case 0xFC if (
+                size and size % _STREAM_PROGRESS_BYTES == 0 and size <= _STREAMS_TOLD_MAX * _STREAM_PROGRESS_BYTES
+            ):
+                for at in range(0, size, _STREAM_PROGRESS_BYTES):
+                    name_end = at + STREAM_NAME_BYTES
+                    self.stream_progress[body[at:name_end]] = _LEFT.unpack_from(body, name_end)[0]
+            case 0xFD if size and size % STREAM_NAME_BYTES == 0 and size <= _STREAMS_TOLD_MAX * STREAM_NAME_BYTES:
+                self.streams_given_up.update(
+                    body[at : at + STREAM_NAME_BYTES] for at in range(0, size, STREAM_NAME_BYTES)
                 )
             case 0xF8 | 0xF9 | 0xFC | 0xFD:
                 raise FrameInvalid("malformed control frame")

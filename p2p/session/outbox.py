@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 from p2p.base.limits import NetworkLimits
 from p2p.secure.frame import Class
 
-__all__ = ["Outbox", "Posted"]
+__all__ = ["Outbox", "QueuedMessage"]
 
 _MESSAGES_MAX: Final = 256
 
 
-class Posted(NamedTuple):
+class QueuedMessage(NamedTuple):
     """A message, and until when it is worth sending."""
 
     until: float
@@ -27,7 +27,7 @@ class Outbox:
 
     def __init__(self, limits: NetworkLimits) -> None:
         self._limits = limits
-        self._boxes: OrderedDict[bytes, deque[Posted]] = OrderedDict()
+        self._boxes: OrderedDict[bytes, deque[QueuedMessage]] = OrderedDict()
 
     def post(self, address: bytes, cls: Class, kind: int, body: bytes, now: float) -> bool:
         """Keep a message; whether there was room."""
@@ -39,10 +39,10 @@ class Outbox:
         size = sum(len(item.body) for item in box)
         if size + len(body) > self._limits.outbox_bytes_max or len(box) >= _MESSAGES_MAX:
             return False
-        box.append(Posted(now + self._limits.outbox_s, cls, kind, body))
+        box.append(QueuedMessage(now + self._limits.outbox_s, cls, kind, body))
         return True
 
-    def take(self, address: bytes, now: float) -> list[Posted]:
+    def take(self, address: bytes, now: float) -> list[QueuedMessage]:
         """Return what still waits for an address, and keep it no more."""
         return [item for item in self._boxes.pop(address, ()) if item.until > now]
 

@@ -1,9 +1,10 @@
-"""Lanes asked of a peer that reaches us and that we do not reach: its ways by number, and what is wished of them.
+"""Bulk connections asked of a peer that reaches us and that we do not reach: its paths by number, and what is
+wished of them.
 
 See network.md 4.6.
 
-The peer alone knows where its ways lead. It tells a number and a length of each, and opens lanes to us, never to
-anybody else; we plan how many on which (``p2p.path.bulk_plan``), for we have the bulk.
+The peer alone knows where its paths lead. It tells a number and a length of each, and opens bulk connections to
+us, never to anybody else; we plan how many on which (``p2p.path.bulk_plan``), for we have the bulk.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.errors import FrameInvalid
 
 __all__ = [
-    "ANY_WAY",
-    "WAYS_MAX",
-    "PeerWay",
-    "WayNumbers",
-    "decode_ways",
-    "decode_wishes",
-    "encode_ways",
-    "encode_wishes",
+    "ANY_PATH",
+    "OFFERED_PATHS_MAX",
+    "OfferedPath",
+    "PathNumbers",
+    "decode_offer",
+    "decode_request",
+    "encode_offer",
+    "encode_request",
 ]
 
-ANY_WAY: Final = 0
+ANY_PATH: Final = 0
 """Stands for the way that the peer likes best; who asks for it is told of all."""
-WAYS_MAX: Final = 16
+OFFERED_PATHS_MAX: Final = 16
 _NUMBER_MAX: Final = 255
 _NUMBERS_MAX: Final = 64
 """Numbers remembered, of ways too that cannot be had just now."""
@@ -36,7 +37,7 @@ _RELAYS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class PeerWay:
+class OfferedPath:
     """A way that the peer has to us, under its number in this conversation."""
 
     number: int
@@ -48,55 +49,57 @@ class PeerWay:
         return range(self.relays)
 
 
-def encode_ways(ways: Iterable[PeerWay]) -> bytes:
-    """Return what a frame of ways carries, at most WAYS_MAX of them."""
-    return b"".join(bytes((way.number, way.relays)) for way in ways)
+def encode_offer(paths: Iterable[OfferedPath]) -> bytes:
+    """Return what a frame of ways carries, at most OFFERED_PATHS_MAX of them."""
+    return b"".join(bytes((path.number, path.relays)) for path in paths)
 
 
-def decode_ways(body: bytes) -> tuple[PeerWay, ...]:
-    """Return the ways that a peer offers, the likeliest first. Raises FrameInvalid."""
+def decode_offer(body: bytes) -> tuple[OfferedPath, ...]:
+    """Return the paths that a peer offers, the likeliest first. Raises FrameInvalid."""
     pairs = _pairs(body)
-    if any(number == ANY_WAY or relays > _RELAYS_MAX for number, relays in pairs):
+    if any(number == ANY_PATH or relays > _RELAYS_MAX for number, relays in pairs):
         raise FrameInvalid("a way that cannot be")
-    return tuple(PeerWay(number, relays) for number, relays in pairs)
+    return tuple(OfferedPath(number, relays) for number, relays in pairs)
 
 
-def encode_wishes(wishes: Mapping[int, int]) -> bytes:
-    """Return what a frame of wishes carries: how many lanes by which way."""
+def encode_request(wishes: Mapping[int, int]) -> bytes:
+    """Return what a frame of wishes carries: how many bulk connections by which way."""
     return b"".join(bytes((number, count)) for number, count in wishes.items())
 
 
-def decode_wishes(body: bytes) -> dict[int, int]:
-    """Return how many lanes a peer wishes by which way. Raises FrameInvalid."""
+def decode_request(body: bytes) -> dict[int, int]:
+    """Return how many bulk connections a peer wishes by which way. Raises FrameInvalid."""
     return dict(_pairs(body))
 
 
 def _pairs(body: bytes) -> list[tuple[int, int]]:
     pairs = list(zip(body[::2], body[1::2], strict=False))
-    if len(body) % 2 or len(pairs) > WAYS_MAX or len({number for number, _ in pairs}) != len(pairs):
+    if len(body) % 2 or len(pairs) > OFFERED_PATHS_MAX or len({number for number, _ in pairs}) != len(pairs):
         raise FrameInvalid("malformed list of ways")
     return pairs
 
 
-class WayNumbers:
-    """The numbers under which a peer may ask for our ways to it."""
+class PathNumbers:
+    """The numbers under which a peer may ask for our paths to it."""
 
     def __init__(self) -> None:
         self._numbers: dict[Endpoint, int] = {}
         self._offered: dict[int, Endpoint] = {}
         self._last = 0
-        self.told: tuple[PeerWay, ...] | None = None
+        self.told: tuple[OfferedPath, ...] | None = None
         """What the peer was told last."""
 
-    def offer(self, paths: Iterable[Endpoint]) -> tuple[PeerWay, ...]:
-        """Return the ways that stand from now on; each keeps the number that it had."""
-        offered = list(dict.fromkeys(paths))[:WAYS_MAX]
+    def offer(self, paths: Iterable[Endpoint]) -> tuple[OfferedPath, ...]:
+        """Return the paths that stand from now on; each keeps the number that it had."""
+        offered = list(dict.fromkeys(paths))[:OFFERED_PATHS_MAX]
         for path in offered:
             self._numbers[path] = self._numbers.pop(path, 0) or self._free()
         while len(self._numbers) > _NUMBERS_MAX:
             del self._numbers[next(iter(self._numbers))]  # those offered stand last
         self._offered = {self._numbers[path]: path for path in offered}
-        return tuple(PeerWay(number, min(len(path.hops), _RELAYS_MAX)) for number, path in self._offered.items())
+        return tuple(
+            OfferedPath(number, min(len(path.hops), _RELAYS_MAX)) for number, path in self._offered.items()
+        )
 
     def _free(self) -> int:
         taken = set(self._numbers.values())
@@ -107,8 +110,8 @@ class WayNumbers:
 
     @property
     def first(self) -> int:
-        """The number of the likeliest way; ANY_WAY where there is none."""
-        return next(iter(self._offered), ANY_WAY)
+        """The number of the likeliest way; ANY_PATH where there is none."""
+        return next(iter(self._offered), ANY_PATH)
 
     def number(self, path: Endpoint) -> int:
         """Return the number of a way that stands."""

@@ -1,9 +1,9 @@
 """A peer: the conversation with one address, over whichever connection carries it now.
 
 Here what is said goes out, what is heard is handed on, and the conversation moves from one connection to another.
-Its order and bounds are those of ``p2p.session.mux``; its requests are ``p2p.session.requests``, its lanes for
-bulk ``p2p.session.bulk_connections``, and whether it is still there says ``p2p.session.liveness``. Who becomes a
-peer is decided above it.
+Its order and bounds are those of ``p2p.session.mux``; its requests are ``p2p.session.requests``, its bulk
+connections for bulk ``p2p.session.bulk_connections``, and whether it is still there says ``p2p.session.liveness``.
+Who becomes a peer is decided above it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Final
 import trio
 
 from p2p.base.errors import PeerUnreachable, RecordDamaged
-from p2p.base.limits import Holding, LoopShare, NetworkLimits, ReceiveMemory
-from p2p.base.transport import Doubt
+from p2p.base.limits import LoopShare, NetworkLimits, ReceiveMemory, SendBacklog
+from p2p.base.transport import TransportFault
 from p2p.secure.channel import Hello
 from p2p.secure.frame import Class
 from p2p.secure.handshake import Session
-from p2p.session.bulk_connections import MessageHandler, PeerLanes
-from p2p.session.connection import Link, LinkLost
-from p2p.session.liveness import Act, Vigil
+from p2p.session.bulk_connections import BulkConnections, MessageHandler
+from p2p.session.connection import Connection, ConnectionLost
+from p2p.session.liveness import Liveness, LivenessAction
 from p2p.session.migration import Migration
 from p2p.session.mux import Message, Mux
-from p2p.session.path_offers import PeerWay
-from p2p.session.peerinfo import LaneStats, PeerInfo
+from p2p.session.path_offers import OfferedPath
+from p2p.session.peerinfo import ConnectionStats, PeerInfo
 from p2p.session.requests import Requests, Served
 from p2p.session.stall_detection import is_silent, silence_limit_s
 from p2p.session.usefulness import Usefulness
 from state.primitives.errors import ProtocolError
 
-__all__ = ["KIND_GOSSIP", "RESERVED_KIND_MIN", "Peer", "PeerOwner"]
+__all__ = ["KIND_GOSSIP", "RESERVED_KIND_MIN", "Peer", "PeerCallbacks"]
 
 KIND_GOSSIP: Final = 0xE8
 RESERVED_KIND_MIN: Final = 0xE0
@@ -44,7 +44,7 @@ _CONSENSUS: Final = Class.CONSENSUS
 _BULK: Final = Class.BULK
 """A member looked up on its enumeration costs a tenth of all that a small message does."""
 _LOOK_S_MIN: Final = 0.02
-"""Between two looks at the vigil."""
+"""Between two looks at the liveness."""
 _DAMAGED_MAX: Final = 3
 """Damaged records after which the peer, not its lines, is to blame; ..."""
 _DAMAGED_S: Final = 60.0
@@ -52,7 +52,7 @@ _DAMAGED_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class PeerOwner:
+class PeerCallbacks:
     """What a peer needs of the network that it belongs to."""
 
     handlers: Mapping[int, MessageHandler]
@@ -62,63 +62,69 @@ class PeerOwner:
     gossip: Callable[[bytes, bytes], None]
     """Takes what the peer of an address gossips."""
     served: Callable[[str], Served | None]
-    find_way: Callable[[Peer], None]
+    find_path: Callable[[Peer], None]
     """Called when the peer has lost its connection or hears nothing on it: bring another if there is one."""
-    left_silent: Callable[[Peer, Link, bool], None]
+    left_silent: Callable[[Peer, Connection, bool], None]
     """Called for a connection that was left for its silence, once it is known whether it was dead."""
-    open_lanes: Callable[[Peer], bool]
-    """Called when bulk waits and has no lane: bring some; whether that is tried."""
-    doubt_lane: Callable[[Peer, Link], None]
-    """Called when nothing moves on a lane: bring one by another way beside it, if there is one."""
-    answer_lanes: Callable[[Peer, Mapping[int, int]], None]
-    """Called when the peer asks for so many lanes by our ways, for it cannot open them itself."""
-    take_ways: Callable[[Peer, tuple[PeerWay, ...]], None]
-    """Called when the peer has told by which ways lanes may be asked of it."""
+    open_bulk_connections: Callable[[Peer], bool]
+    """Called when bulk waits and has no bulk connection: bring some; whether that is tried."""
+    replace_suspected: Callable[[Peer, Connection], None]
+    """Called when nothing moves on a bulk connection: bring one by another path beside it, if there is one."""
+    answer_request: Callable[[Peer, Mapping[int, int]], None]
+    """Called when the peer asks for so many bulk connections by our paths, for it cannot open them itself."""
+    take_offered_paths: Callable[[Peer, tuple[OfferedPath, ...]], None]
+    """Called when the peer has told by which paths bulk connections may be asked of it."""
 
 
 class Peer:
     """A conversation after its first handshake. ``run`` lives as long as it does, over any connections."""
 
     def __init__(
-        self, link: Link, *, own_address: bytes, limits: NetworkLimits, memory: ReceiveMemory, owner: PeerOwner
+        self,
+        connection: Connection,
+        *,
+        own_address: bytes,
+        limits: NetworkLimits,
+        memory: ReceiveMemory,
+        callbacks: PeerCallbacks,
     ) -> None:
-        session = link.session
+        session = connection.session
         self.session: Session = session
         self.address = session.address
         self.is_outbound = session.is_initiator
         self.since = trio.current_time()
         self.account = memory.open(limits.receive_bytes_per_peer_max, lambda: self.close("receive_memory"))
-        self.mux = Mux(link.channel, account=self.account)
+        self.mux = Mux(connection.channel, account=self.account)
         self.migration = Migration(session, own_address=own_address)
         self.conversation = self.migration.conversation
-        self.control: Link | None = link
-        self.last = link
+        self.control: Connection | None = connection
+        self.last = connection
         """The connection that carries it now or did so last."""
-        self.is_finding_way = False
+        self.is_finding_path = False
         self.rtt_s: float | None = None
         self.usefulness = Usefulness()
         self.closed_for: str | None = None
         """Why it ended: a stable code, once it has."""
-        self.lanes = PeerLanes(
-            self, limits=limits, handlers=owner.handlers, bring=lambda: owner.open_lanes(self),
-            doubt=lambda lane: owner.doubt_lane(self, lane),
+        self.bulk_connections = BulkConnections(
+            self, limits=limits, handlers=callbacks.handlers, bring=lambda: callbacks.open_bulk_connections(self),
+            on_suspected=lambda connection: callbacks.replace_suspected(self, connection),
         )  # fmt: skip
         """The connections for its bulk beside the control connection."""
         self.requests = Requests(
-            self.address, limits=limits, classes=self.mux.limits.classes, served=owner.served,
+            self.address, limits=limits, classes=self.mux.limits.classes, served=callbacks.served,
             say=self.queue, say_when_room=self.queue_when_room,
         )  # fmt: skip
         self._limits = limits
-        self._owner = owner
+        self._callbacks = callbacks
         self._attached = trio.Event()
         self._wake = trio.Event()
         self._room = trio.Event()
         self._is_room_wanted = False
         self._scope = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
-        self._vigil = Vigil(self.since, limits)
+        self._liveness = Liveness(self.since, limits)
         self._until = trio.CancelScope(deadline=math.inf)
-        """Of the pause until the vigil is looked at again."""
+        """Of the pause until the liveness is looked at again."""
         self._voted_at = -math.inf
         self._damaged = 0
         self._damaged_at = -math.inf
@@ -148,15 +154,23 @@ class Peer:
     @property
     def bytes_in(self) -> int:
         """Received over all connections."""
-        return self._bytes_in + self.lanes.bytes_in + sum(link.bytes_in for link in self._links())
+        return (
+            self._bytes_in
+            + self.bulk_connections.bytes_in
+            + sum(connection.bytes_in for connection in self._connections())
+        )
 
     @property
     def bytes_out(self) -> int:
         """Sent over all connections."""
-        return self._bytes_out + self.lanes.bytes_out + sum(link.bytes_out for link in self._links())
+        return (
+            self._bytes_out
+            + self.bulk_connections.bytes_out
+            + sum(connection.bytes_out for connection in self._connections())
+        )
 
-    def _links(self) -> list[Link]:
-        return [*([self.control] if self.control is not None else []), *self.lanes]
+    def _connections(self) -> list[Connection]:
+        return [*([self.control] if self.control is not None else []), *self.bulk_connections]
 
     def info(self, *, score: float) -> PeerInfo:
         """Return what an operator sees of it; ``score`` is the gossip's."""
@@ -170,27 +184,27 @@ class Peer:
             age_s=trio.current_time() - self.since,
             bytes_in=self.bytes_in,
             bytes_out=self.bytes_out,
-            lanes=len(self.lanes),
+            bulk_connections=len(self.bulk_connections),
             moves=self.migration.generation,
             is_attached=self.is_attached,
             host=None if self.control is None else self.control.remote_host,
         )
 
-    def lane_stats(self) -> list[LaneStats]:
+    def connection_stats(self) -> list[ConnectionStats]:
         """Return what is known of each connection, the control connection first."""
         now = trio.current_time()
         return [
-            LaneStats(
-                is_control=link is self.control,
-                path=str(link.endpoint or link.remote),
-                is_outbound=link.is_outbound,
-                age_s=now - link.since,
-                rtt_ms=None if link.rtt_s is None else link.rtt_s * 1_000,
-                bytes_in=link.bytes_in,
-                bytes_out=link.bytes_out,
-                tcp=link.tcp_info(),
+            ConnectionStats(
+                is_control=connection is self.control,
+                path=str(connection.endpoint or connection.remote),
+                is_outbound=connection.is_outbound,
+                age_s=now - connection.since,
+                rtt_ms=None if connection.rtt_s is None else connection.rtt_s * 1_000,
+                bytes_in=connection.bytes_in,
+                bytes_out=connection.bytes_out,
+                tcp=connection.tcp_info(),
             )
-            for link in self._links()
+            for connection in self._connections()
         ]
 
     def is_voting(self, now: float) -> bool:
@@ -198,9 +212,9 @@ class Peer:
         return now - self._voted_at < self._limits.short_records_s
 
     @property
-    def is_doubted(self) -> bool:
+    def is_suspected(self) -> bool:
         """Whether the control connection has missed a deadline and has said nothing since."""
-        return self._vigil.is_doubted
+        return self._liveness.is_suspected
 
     # -- sending ---------------------------------------------------------------------------------------------
 
@@ -214,11 +228,11 @@ class Peer:
             self.close(error.code)
             return False
         if cls is _BULK:
-            self.lanes.seek()
-            self.lanes.wake()
+            self.bulk_connections.seek()
+            self.bulk_connections.wake()
         elif cls is _CONSENSUS:
             self._voted_at = now = trio.current_time()
-            if self._vigil.voted(now):
+            if self._liveness.voted(now):
                 self._ping(now)
             else:
                 self._hasten()
@@ -237,24 +251,24 @@ class Peer:
         """Return the node's own messages that have not arrived for certain, once it has ended."""
         return [message for message in self.mux.undelivered() if message[1] < RESERVED_KIND_MIN]
 
-    def holding(self) -> Holding:
+    def backlog(self) -> SendBacklog:
         """Return what is kept of what it is to hear."""
-        holding = self.mux.holding()
-        return holding._replace(size_bytes=holding.size_bytes + self.requests.waiting_bytes)
+        backlog = self.mux.backlog()
+        return backlog._replace(size_bytes=backlog.size_bytes + self.requests.waiting_bytes)
 
-    def ask_for_lanes(self, wishes: Mapping[int, int]) -> None:
-        """Ask the peer to open lanes by its ways, for it reaches us and we perhaps not it."""
-        self.mux.ask_for_lanes(wishes)
+    def request_connections(self, wishes: Mapping[int, int]) -> None:
+        """Ask the peer to open bulk connections by its paths, for it reaches us and we perhaps not it."""
+        self.mux.request_connections(wishes)
         self._wake.set()
 
-    def tell_ways(self, ways: tuple[PeerWay, ...]) -> None:
-        """Tell the peer by which ways it may ask for lanes."""
-        self.mux.tell_ways(ways)
+    def offer_paths(self, ways: tuple[OfferedPath, ...]) -> None:
+        """Tell the peer by which paths it may ask for bulk connections."""
+        self.mux.offer_paths(ways)
         self._wake.set()
 
-    def ask_for_word(self, now: float) -> None:
+    def request_ping(self, now: float) -> None:
         """Ask the peer for a word out of turn, unless that has just been done."""
-        if self.is_attached and self._vigil.may_ask(now):
+        if self.is_attached and self._liveness.may_ask(now):
             self._ping(now)
 
     def wake(self) -> None:
@@ -283,7 +297,7 @@ class Peer:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
-                    self.lanes.start(nursery)
+                    self.bulk_connections.start(nursery)
                     nursery.start_soon(self._write)
                     nursery.start_soon(self._watch)
                     nursery.start_soon(self._read)
@@ -292,38 +306,38 @@ class Peer:
             self.account.close()
             self._room.set()
             self.requests.end(self.closed_for)
-            control, lanes = self.control, self.lanes.end()
+            control, bulk_connections = self.control, self.bulk_connections.end()
             self.control = None
             if control is not None:
                 await control.part()
-            for lane in lanes:
-                await lane.aclose()
+            for connection in bulk_connections:
+                await connection.aclose()
 
     # -- moving to another connection ------------------------------------------------------------------------
 
-    def may_move(self, hello: Hello, link: Link) -> bool:
-        """Whether the conversation may go on over ``link``, whose proved peer said ``hello``."""
+    def may_move(self, hello: Hello, connection: Connection) -> bool:
+        """Whether the conversation may go on over ``connection``, whose proved peer said ``hello``."""
         return (
             self._nursery is not None
-            and self.may_carry(hello, link)
-            and self.migration.may_replace(hello, link.session, self.last.session)
+            and self.may_carry(hello, connection)
+            and self.migration.may_replace(hello, connection.session, self.last.session)
         )
 
-    def may_carry(self, hello: Hello, link: Link) -> bool:
-        """Whether ``link`` is for this conversation, and the conversation goes on."""
-        return self.closed_for is None and self.migration.may_carry(hello, link.session)
+    def may_carry(self, hello: Hello, connection: Connection) -> bool:
+        """Whether ``connection`` is for this conversation, and the conversation goes on."""
+        return self.closed_for is None and self.migration.may_carry(hello, connection.session)
 
-    def attach(self, link: Link, hello: Hello) -> None:
-        """Go on over ``link``; see ``may_move``. Raises FrameInvalid."""
+    def attach(self, connection: Connection, hello: Hello) -> None:
+        """Go on over ``connection``; see ``may_move``. Raises FrameInvalid."""
         old = self.control
-        silent_s = trio.current_time() - self._vigil.heard_at
+        silent_s = trio.current_time() - self._liveness.heard_at
         is_dead = is_silent(silent_s, rtt_s=self.rtt_s or 0.0, limit_s=self._limits.stall_s)
-        is_waiting = self._vigil.is_waiting
-        is_left = is_waiting and link.is_outbound  # the end that accepts says a word on it and closes it
-        self.mux.attach(link.channel, hello.received)
-        self.control = self.last = link
+        is_waiting = self._liveness.is_waiting
+        is_left = is_waiting and connection.is_outbound  # the end that accepts says a word on it and closes it
+        self.mux.attach(connection.channel, hello.received)
+        self.control = self.last = connection
         self.migration.generation = hello.generation
-        self._vigil.attached(trio.current_time())
+        self._liveness.attached(trio.current_time())
         if old is not None and is_left and not is_dead:
             self._count(old)
             old.retire()
@@ -331,9 +345,9 @@ class Peer:
             self._nursery.start_soon(self._await_word, old, silent_s, self.rtt_s or 0.0)
         elif old is not None:
             if is_dead:
-                old.doubt(Doubt.SILENT)
+                old.report_fault(TransportFault.SILENT)
                 if is_waiting:
-                    self._owner.left_silent(self, old, True)
+                    self._callbacks.left_silent(self, old, True)
             self._count(old)
             assert self._nursery is not None
             self._nursery.start_soon(old.leave, self.mux.received)
@@ -341,51 +355,53 @@ class Peer:
         self._attached = trio.Event()
         self._wake.set()
 
-    def _lose(self, link: Link) -> None:
+    def _lose(self, connection: Connection) -> None:
         """Note that the control connection is gone."""
-        if link is not self.control:
+        if connection is not self.control:
             return
         self.control = None
         self.mux.detach()
-        self._retire(link)
-        if not self._vigil.has_heard:  # refused, more likely than broken
+        self._retire(connection)
+        if not self._liveness.has_heard:  # refused, more likely than broken
             self.close("connection_lost")
             return
-        self._vigil.detached(trio.current_time())
-        self._owner.find_way(self)
+        self._liveness.detached(trio.current_time())
+        self._callbacks.find_path(self)
 
-    async def _await_word(self, link: Link, silent_s: float, rtt_s: float) -> None:
+    async def _await_word(self, connection: Connection, silent_s: float, rtt_s: float) -> None:
         """Find out whether a connection that was left for its silence is dead.
 
         On a live one a last word of the peer's arrives. Only what was silent for long enough is held against the
         way and who carried it.
         """
-        is_dead = await link.is_dead(max(silence_limit_s(rtt_s, limit_s=self._limits.stall_s) - silent_s, 0.0))
+        is_dead = await connection.is_dead(
+            max(silence_limit_s(rtt_s, limit_s=self._limits.stall_s) - silent_s, 0.0)
+        )
         if is_dead:
-            link.doubt(Doubt.SILENT)
-        self._owner.left_silent(self, link, is_dead)
-        await link.aclose()
+            connection.report_fault(TransportFault.SILENT)
+        self._callbacks.left_silent(self, connection, is_dead)
+        await connection.aclose()
 
-    def _count(self, link: Link) -> None:
-        self._bytes_in += link.bytes_in
-        self._bytes_out += link.bytes_out
+    def _count(self, connection: Connection) -> None:
+        self._bytes_in += connection.bytes_in
+        self._bytes_out += connection.bytes_out
 
-    def _retire(self, link: Link) -> None:
-        self._count(link)
-        link.retire()
+    def _retire(self, connection: Connection) -> None:
+        self._count(connection)
+        connection.retire()
         assert self._nursery is not None
-        self._nursery.start_soon(link.aclose)
+        self._nursery.start_soon(connection.aclose)
 
-    def _fail(self, link: Link, error: ProtocolError) -> None:
+    def _fail(self, connection: Connection, error: ProtocolError) -> None:
         """End the connection, or the peer where that is what the error speaks against."""
         now = trio.current_time()
         if now - self._damaged_at > _DAMAGED_S:
             self._damaged = 0
-        if isinstance(error, RecordDamaged) and self._damaged < _DAMAGED_MAX and self._vigil.has_heard:
+        if isinstance(error, RecordDamaged) and self._damaged < _DAMAGED_MAX and self._liveness.has_heard:
             self._damaged += 1
             self._damaged_at = now
-            link.doubt(Doubt.CHANGED)
-            self._lose(link)
+            connection.report_fault(TransportFault.CHANGED)
+            self._lose(connection)
         else:
             self.close(error.code)
 
@@ -394,67 +410,67 @@ class Peer:
     async def _write(self) -> None:
         mux = self.mux
         while True:
-            link = self.control
+            connection = self.control
             is_short = self.is_voting(trio.current_time())
-            record = mux.next_record(is_short=is_short) if link is not None else None
-            if link is None or record is None:
+            record = mux.next_record(is_short=is_short) if connection is not None else None
+            if connection is None or record is None:
                 self._wake = trio.Event()
                 await self._wake.wait()
                 continue
             try:
-                await link.send(record, timeout_s=self._limits.write_timeout_s)
+                await connection.send(record, timeout_s=self._limits.write_timeout_s)
             except trio.TooSlowError:
                 self.close("peer_too_slow")
-            except LinkLost:
-                self._lose(link)
+            except ConnectionLost:
+                self._lose(connection)
             self.give_room()
 
     async def _watch(self) -> None:
-        """Do what the vigil says, and see to lanes for bulk that waits."""
+        """Do what the liveness says, and see to bulk connections for bulk that waits."""
         self._ping(self.since)
         while True:
             now = trio.current_time()
-            due_at = max(self._vigil.due_at, now + _LOOK_S_MIN)
+            due_at = max(self._liveness.due_at, now + _LOOK_S_MIN)
             with trio.CancelScope(deadline=min(now + self._limits.probe_s / 2, due_at)) as self._until:
                 await trio.sleep_forever()
             now = trio.current_time()
-            is_owed = self.mux.is_owed or self.lanes.is_doubtful
-            for act in self._vigil.tick(now, is_owed=is_owed, is_finding_way=self.is_finding_way):
+            is_owed = self.mux.is_owed or self.bulk_connections.is_quiet
+            for act in self._liveness.tick(now, is_owed=is_owed, is_finding_path=self.is_finding_path):
                 match act:
-                    case Act.REKEY:
+                    case LivenessAction.REKEY:
                         if self.control is not None:
                             self.control.channel.rekey()
-                    case Act.PING:
+                    case LivenessAction.PING:
                         self._ping(now)
-                    case Act.FIND_WAY:
-                        self._owner.find_way(self)
-                    case Act.END_SILENT:
+                    case LivenessAction.FIND_PATH:
+                        self._callbacks.find_path(self)
+                    case LivenessAction.END_SILENT:
                         self.close("peer_silent")
-                    case Act.END_LOST:
+                    case LivenessAction.END_LOST:
                         self.close("connection_lost")
             if self.is_attached:
-                self.lanes.seek()
+                self.bulk_connections.seek()
 
     def _ping(self, now: float) -> None:
-        self._vigil.asked(now)
+        self._liveness.asked(now)
         if self.control is not None:
             self.mux.ping(self.control.new_ping(now))
         self._hasten()
         self._wake.set()
 
     def _hasten(self) -> None:
-        """Look at the vigil no later than it is due."""
-        due_at = self._vigil.due_at
+        """Look at the liveness no later than it is due."""
+        due_at = self._liveness.due_at
         if due_at < self._until.deadline:
             self._until.deadline = due_at
 
     async def _read(self) -> None:
-        data, link, opened = b"", self.control, 0
-        handlers, gossip, address = self._owner.handlers, self._owner.gossip, self.address
+        data, connection, opened = b"", self.control, 0
+        handlers, gossip, address = self._callbacks.handlers, self._callbacks.gossip, self.address
         share = LoopShare(self.since, percent=self._limits.loop_share_percent, debt_s=self._limits.loop_debt_s)
         while True:
-            if link is None:
-                if (link := self.control) is None:
+            if connection is None:
+                if (connection := self.control) is None:
                     await self._attached.wait()
                 continue
             try:
@@ -464,12 +480,12 @@ class Peer:
                 now = trio.current_time()
                 if self.mux.records_opened != opened:
                     opened = self.mux.records_opened
-                    self._vigil.heard(now)
+                    self._liveness.heard(now)
                 for message in messages:
                     kind = message.kind
                     if kind < RESERVED_KIND_MIN:
                         if message.cls is _CONSENSUS:
-                            self._vigil.heard_vote(now)
+                            self._liveness.heard_vote(now)
                         handler = handlers.get(kind)
                         if handler is not None:
                             await handler(address, message.body)
@@ -479,10 +495,10 @@ class Peer:
                         took_s += time.thread_time() - started
                     elif Mux.is_pong(message):
                         pong_at = trio.current_time()
-                        answered_s = link.take_pong(message.body, pong_at)
-                        self.rtt_s = link.rtt_s
+                        answered_s = connection.take_pong(message.body, pong_at)
+                        self.rtt_s = connection.rtt_s
                         if answered_s is not None and self.rtt_s is not None:
-                            self._vigil.answered(answered_s, self.rtt_s, pong_at)
+                            self._liveness.answered(answered_s, self.rtt_s, pong_at)
                     elif Mux.is_bye(message):
                         self.close("peer_left")
                     else:
@@ -494,20 +510,20 @@ class Peer:
                 self._hasten()
                 if self.mux.has_output:  # pongs and credit
                     self._wake.set()
-                self.lanes.wake()
-                self._hear_of_lanes()
+                self.bulk_connections.wake()
+                self._take_bulk_reports()
                 ahead_s = share.wait_s(took_s, now)
                 if ahead_s > 0:  # short pauses: what the peer sends in earnest must not wait long either
                     await trio.sleep(ahead_s)
-                data = await link.receive()
-            except LinkLost:
-                self._lose(link)
+                data = await connection.receive()
+            except ConnectionLost:
+                self._lose(connection)
                 data = b""
             except ProtocolError as error:
-                self._fail(link, error)
+                self._fail(connection, error)
                 data = b""
-            if link is not self.control:  # what else came there will be sent again
-                data, link = b"", self.control
+            if connection is not self.control:  # what else came there will be sent again
+                data, connection = b"", self.control
 
     def take(self, message: Message) -> None:
         """Take a message of the network's own. Raises ProtocolError."""
@@ -516,16 +532,16 @@ class Peer:
 
     def release(self, number: int) -> None:
         """Note that a message of bulk has been dealt with."""
-        rtt_s = max((link.rtt_s or 0.0 for link in self._links()), default=0.0)
+        rtt_s = max((connection.rtt_s or 0.0 for connection in self._connections()), default=0.0)
         self.mux.release_bulk(number, trio.current_time(), rtt_s)
 
-    def _hear_of_lanes(self) -> None:
-        """Take what the peer has said of lanes. Raises FrameInvalid."""
+    def _take_bulk_reports(self) -> None:
+        """Take what the peer has said of bulk connections. Raises FrameInvalid."""
         mux = self.mux
-        self.lanes.hear()
-        if mux.ways_told is not None:
-            ways, mux.ways_told = mux.ways_told, None
-            self._owner.take_ways(self, ways)
-        if mux.lanes_wanted:
-            wanted, mux.lanes_wanted = mux.lanes_wanted, {}
-            self._owner.answer_lanes(self, wanted)
+        self.bulk_connections.hear()
+        if mux.paths_offered is not None:
+            ways, mux.paths_offered = mux.paths_offered, None
+            self._callbacks.take_offered_paths(self, ways)
+        if mux.connections_wanted:
+            wanted, mux.connections_wanted = mux.connections_wanted, {}
+            self._callbacks.answer_request(self, wanted)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from p2p.base.tcp_info import TcpInfo
 from p2p.secure.identity import Role
 
-__all__ = ["LaneStats", "PeerInfo"]
+__all__ = ["ConnectionStats", "PeerInfo"]
 
 
 @dataclass(frozen=True, slots=True)
-class LaneStats:
+class ConnectionStats:
     """One connection of a peer, for whoever chooses paths."""
 
     is_control: bool
@@ -42,7 +42,7 @@ class PeerInfo:
     age_s: float
     bytes_in: int
     bytes_out: int
-    lanes: int = 0
+    bulk_connections: int = 0
     """Bulk connections beside the one for everything else."""
     moves: int = 0
     """How often the conversation was to go on over another connection."""

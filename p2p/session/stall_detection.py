@@ -1,13 +1,16 @@
-"""A lane that has died without a word: nothing moves on it while its peer is heard elsewhere; without I/O.
+"""A bulk connection that has died without a word: nothing moves on it while its peer is heard elsewhere; without
+I/O.
 
 See network.md 4.7.
 
 TCP says nothing for many seconds about a line, or a relay, that swallows what it is given. The receiver says a few
-times a second, over the control connection, which lanes brought it anything. Silence about one lane counts only
-while that connection speaks: a peer that stands still, or whose whole line is gone, is no matter of its lanes.
+times a second, over the control connection, which bulk connections brought it anything. Silence about one bulk
+connection counts only while that connection speaks: a peer that stands still, or whose whole line is gone, is no
+matter of its bulk connections.
 
-A lane is given up in three steps: it is *doubted*, and a lane by another way is opened beside it; *suspended*, and
-what it has under way is sent by that one too; and dead. Until then one word of it takes everything back.
+A bulk connection is given up in three steps: it is *suspected*, and a bulk connection by another path is opened
+beside it; *suspended*, and what it has under way is sent by that one too; and dead. Until then one word of it
+takes everything back.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Patience", "StallParameters", "StallWatch", "is_held_up", "is_silent", "silence_limit_s"]
+__all__ = ["StallDetector", "StallParameters", "StallTimeout", "is_held_up", "is_silent", "silence_limit_s"]
 
 _COUNTED_S_MAX: Final = 1.0
 """Most that one word of the peer's adds: what comes after a long silence does not tell of all of it."""
@@ -37,7 +40,7 @@ def silence_limit_s(rtt_s: float, *, limit_s: float) -> float:
 
 
 def is_held_up(rtt_s: float, *, least_s: float, elsewhere_s: float) -> bool:
-    """Tell whether a way has become slow of itself: slower than it was, and than another way there is now.
+    """Tell whether a way has become slow of itself: slower than it was, and than another path there is now.
 
     What a full line at either end costs, all ways there pay.
     """
@@ -47,7 +50,7 @@ def is_held_up(rtt_s: float, *, least_s: float, elsewhere_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StallParameters:
-    """How long nothing may move on a lane to which something is owed; times in seconds."""
+    """How long nothing may move on a bulk connection to which something is owed; times in seconds."""
 
     quiet_s: float = 2.0
     round_trips: int = _ROUND_TRIPS
@@ -56,10 +59,10 @@ class StallParameters:
     """Each alarm doubles what the next one waits for, so often: a bad line that is only slow is soon known ..."""
     memory_s: float = 600.0
     """... and forgotten after so long without one."""
-    doubt_s: float = 0.45
+    suspect_s: float = 0.45
     """After so long, ..."""
-    doubt_round_trips: float = 2.0
-    """... and so many round trips more than a report takes, a lane is doubted, ..."""
+    suspect_round_trips: float = 2.0
+    """... and so many round trips more than a report takes, a bulk connection is suspected, ..."""
     suspend_s: float = 0.7
     suspend_round_trips: float = 3.0
     """... and after this it is suspended; ..."""
@@ -75,8 +78,8 @@ class StallParameters:
     """... which is forgotten by half in this time."""
 
 
-class Patience:
-    """How long the lanes of one peer are waited for: longer after each alarm."""
+class StallTimeout:
+    """How long the bulk connections of one peer are waited for: longer after each alarm."""
 
     __slots__ = ("_alarmed_at", "_alarms", "_pause_s", "_paused_at", "parameters")
 
@@ -87,12 +90,12 @@ class Patience:
         self._pause_s = self._paused_at = 0.0
 
     def alarmed(self, now: float) -> None:
-        """Note that a lane was given up."""
+        """Note that a bulk connection was given up."""
         self._alarms = min(self._alarms_at(now) + 1, self.parameters.alarms_max)
         self._alarmed_at = now
 
     def paused(self, pause_s: float, now: float) -> None:
-        """Note that a lane stood still for so long and then moved."""
+        """Note that a bulk connection stood still for so long and then moved."""
         self._pause_s = max(pause_s, self._longest_s(now))
         self._paused_at = now
 
@@ -100,14 +103,14 @@ class Patience:
         age_s = now - self._paused_at
         return float(self._pause_s * 0.5 ** (age_s / self.parameters.pause_half_life_s))
 
-    def doubt_s(self, now: float, rtt_s: float) -> float:
-        """Return how long a lane may stand still before another one is opened beside it."""
+    def suspect_s(self, now: float, rtt_s: float) -> float:
+        """Return how long a bulk connection may stand still before another one is opened beside it."""
         parameters = self.parameters
-        least_s = max(parameters.doubt_s, parameters.report_s + parameters.doubt_round_trips * rtt_s)
+        least_s = max(parameters.suspect_s, parameters.report_s + parameters.suspect_round_trips * rtt_s)
         return self._bounded(least_s, now, rtt_s)
 
     def suspend_s(self, now: float, rtt_s: float) -> float:
-        """Return how long a lane may stand still before what it has under way is sent by others too."""
+        """Return how long a bulk connection may stand still before what it has under way is sent by others too."""
         parameters = self.parameters
         least_s = max(parameters.suspend_s, parameters.report_s + parameters.suspend_round_trips * rtt_s)
         return self._bounded(least_s, now, rtt_s)
@@ -119,7 +122,7 @@ class Patience:
         return min(max(least_s, parameters.pause_factor * self._longest_s(now)), self.limit_s(now, rtt_s))
 
     def limit_s(self, now: float, rtt_s: float) -> float:
-        """Return how long a lane may stand still."""
+        """Return how long a bulk connection may stand still."""
         least_s = max(self.parameters.quiet_s, self.parameters.round_trips * rtt_s)
         return float(least_s * 2 ** self._alarms_at(now))
 
@@ -127,41 +130,44 @@ class Patience:
         return self._alarms if now - self._alarmed_at < self.parameters.memory_s else 0
 
 
-class StallWatch:
-    """One lane under watch. Call ``tick`` a few times a second."""
+class StallDetector:
+    """One bulk connection under watch. Call ``tick`` a few times a second."""
 
-    __slots__ = ("_counted_at", "_heard", "_heard_at", "_is_paused", "_moved", "_patience", "_since", "quiet_s")
+    __slots__ = ("_counted_at", "_heard", "_heard_at", "_is_paused", "_moved", "_since", "_timeout", "quiet_s")
 
-    def __init__(self, patience: Patience, now: float) -> None:
-        self._patience = patience
+    def __init__(self, patience: StallTimeout, now: float) -> None:
+        self._timeout = patience
         self._moved = self._heard = -1
         self._is_paused = False
         self._since = self._counted_at = self._heard_at = now
         self.quiet_s = 0.0
         """For how long nothing has moved while the peer was heard."""
 
-    def is_doubtful(self, now: float) -> bool:
+    def is_quiet(self, now: float) -> bool:
         """Whether nothing has moved for so long that the peer should be asked for a word."""
         return now - self._since > _ASK_S
 
-    def is_doubted(self, now: float, rtt_s: float) -> bool:
-        """Whether nothing has moved for so long that another lane should be there, should this one be dead."""
-        return now - self._since > self._patience.doubt_s(now, rtt_s)
+    def is_suspected(self, now: float, rtt_s: float) -> bool:
+        """Whether nothing has moved for so long that another bulk connection should be there, should this one be
+        dead."""
+        return now - self._since > self._timeout.suspect_s(now, rtt_s)
 
-    def is_suspect(self, now: float, rtt_s: float) -> bool:
-        """Whether what is under way should be sent by another lane too: the peer speaks, and not of this one."""
-        has_spoken = self._heard_at - self._since > self._patience.parameters.report_s
-        return has_spoken and now - self._since > self._patience.suspend_s(now, rtt_s)
+    def must_suspend(self, now: float, rtt_s: float) -> bool:
+        """Whether what is under way should be sent by another bulk connection too: the peer speaks, and not of
+        this one."""
+        has_spoken = self._heard_at - self._since > self._timeout.parameters.report_s
+        return has_spoken and now - self._since > self._timeout.suspend_s(now, rtt_s)
 
     def tick(self, now: float, *, is_owed: bool, moved: int, heard: int, rtt_s: float) -> bool:
-        """Take in what has changed since the last tick; whether the lane is to be given up.
+        """Take in what has changed since the last tick; whether the bulk connection is to be given up.
 
-        ``is_owed``: whether something has left on the lane, or wants to, that has not arrived as far as is known.
-        ``moved``, ``heard``: how often the peer has said that the lane moves, and anything at all.
+        ``is_owed``: whether something has left on the bulk connection, or wants to, that has not arrived as far as
+        is known. ``moved``, ``heard``: how often the peer has said that the bulk connection moves, and anything at
+        all.
         """
         if not is_owed or moved != self._moved:
             if self._is_paused and moved != self._moved:
-                self._patience.paused(now - self._since, now)
+                self._timeout.paused(now - self._since, now)
             self._is_paused = False
             self._moved, self._heard = moved, heard
             self._since = self._counted_at = self._heard_at = now
@@ -172,4 +178,4 @@ class StallWatch:
             self._heard, self._heard_at = heard, now
             self.quiet_s += min(now - self._counted_at, _COUNTED_S_MAX)
             self._counted_at = now
-        return self.quiet_s > self._patience.limit_s(now, rtt_s)
+        return self.quiet_s > self._timeout.limit_s(now, rtt_s)

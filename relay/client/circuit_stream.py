@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 
 from p2p.base.endpoint import Endpoint
-from p2p.base.transport import Doubt
+from p2p.base.transport import TransportFault
 
 __all__ = ["CircuitStream"]
 
@@ -21,7 +21,7 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         endpoint: Endpoint,
         target: bytes | None,
         on_closed: Callable[[CircuitStream], None],
-        on_doubt: Callable[[CircuitStream, Doubt], None],
+        on_fault: Callable[[CircuitStream, TransportFault], None],
     ) -> None:
         self.socket = stream.socket
         self.endpoint = endpoint
@@ -36,7 +36,7 @@ class CircuitStream(trio.abc.HalfCloseableStream):
         """When the first bytes since the last arrival were sent; None: nothing was sent since then."""
         self._stream = stream
         self._on_closed = on_closed
-        self._on_doubt = on_doubt
+        self._on_doubt = on_fault
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -66,9 +66,9 @@ class CircuitStream(trio.abc.HalfCloseableStream):
             self.silent_since = None
         return data
 
-    def doubt(self, doubt: Doubt) -> None:
+    def report_fault(self, report_fault: TransportFault) -> None:
         """Report what was wrong with the transport of this circuit."""
-        self._on_doubt(self, doubt)
+        self._on_doubt(self, report_fault)
 
     async def aclose(self) -> None:
         """Close."""

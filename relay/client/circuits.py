@@ -7,7 +7,7 @@ import math
 import trio
 
 from p2p.base.endpoint import Endpoint
-from p2p.base.transport import Doubt
+from p2p.base.transport import TransportFault
 from relay.client.background import BackgroundTasks
 from relay.client.circuit_stream import CircuitStream
 from relay.client.control_link import local_host
@@ -38,7 +38,7 @@ class ClientCircuits:
 
     def begin(self, stream: trio.SocketStream, endpoint: Endpoint, target: bytes | None) -> CircuitStream:
         """Return the stream of a new circuit; ``target`` is the node dialled, None for an incoming circuit."""
-        circuit = CircuitStream(stream, endpoint, target, self._closed, self._doubt)
+        circuit = CircuitStream(stream, endpoint, target, self._closed, self._on_fault)
         self._circuits[circuit] = None
         self._payments.begin(circuit)
         return circuit
@@ -52,14 +52,14 @@ class ClientCircuits:
         self._circuits.pop(circuit, None)
         self._payments.end(circuit)
 
-    def _doubt(self, circuit: CircuitStream, doubt: Doubt) -> None:
+    def _on_fault(self, circuit: CircuitStream, found: TransportFault) -> None:
         """Blame the relays of a circuit for what its end found wrong with it."""
-        match doubt:
-            case Doubt.CHANGED:
+        match found:
+            case TransportFault.CHANGED:
                 fault = Fault.BROKEN
-            case Doubt.SLOW:
+            case TransportFault.SLOW:
                 fault = Fault.HELD_UP
-            case Doubt.SILENT if self._has_stalled(circuit):
+            case TransportFault.SILENT if self._has_stalled(circuit):
                 fault = Fault.STALLED
             case _:
                 return

@@ -133,7 +133,7 @@ class RelayClient:
         )
 
     def estimate(self, endpoint: Endpoint) -> float | None:
-        """Return the round trip in seconds to the path's last relay (``Estimator``); None: unknown."""
+        """Return the round trip in seconds to the path's last relay (``EstimatingDialer``); None: unknown."""
         return self.link_states.estimate(endpoint)
 
     async def wait_reserved(self, count: int = 1) -> None:

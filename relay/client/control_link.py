@@ -17,7 +17,7 @@ from p2p.base.limits import LoopShare
 from p2p.base.sockets import CONNECT_ERRORS, Opener, tune
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
-from p2p.session.connection import shake_hands
+from p2p.session.connection import run_handshake
 from relay.client.options import RelayClientOptions
 from relay.client.reputation import Fault
 from relay.protocol.errors import RelayProtocolError, RelayUnreachable
@@ -210,7 +210,7 @@ class ControlLink:
                     now_ms=wall_ms(),
                     expected=self.relay,
                 )
-                session = await shake_hands(stream, handshake, preamble=CONTROL_PREAMBLE)
+                session = await run_handshake(stream, handshake, preamble=CONTROL_PREAMBLE)
         except (*CONNECT_ERRORS, HandshakeFailed) as error:
             self.has_no_route = self._stream is None and is_no_route(error)
             fault = None if self.has_no_route else Fault.UNREACHED  # which is no fault of the relay

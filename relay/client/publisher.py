@@ -21,7 +21,7 @@ from p2p.base.limits import LoopShare
 from p2p.base.sockets import CONNECT_ERRORS, LowWater, Opener, tune
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
-from p2p.session.connection import shake_hands
+from p2p.session.connection import run_handshake
 from relay.protocol.errors import RelayProtocolError, RelayUnreachable
 from relay.protocol.fanout import (
     FANOUT_PREAMBLE,
@@ -297,7 +297,7 @@ class _FanoutConnection:
                     now_ms=time.time_ns() // 1_000_000,
                     expected=self.relay,
                 )
-                session = await shake_hands(stream, handshake, preamble=FANOUT_PREAMBLE)
+                session = await run_handshake(stream, handshake, preamble=FANOUT_PREAMBLE)
         except (*CONNECT_ERRORS, HandshakeFailed) as error:
             self._fail(error if str(error) else RelayUnreachable("too slow to answer"))
             return False

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from p2p.base.limits import HalfOpen, Place, SharedRate
-from p2p.base.netgroups import Crowds
+from p2p.base.limits import HalfOpenSlot, HalfOpenSlots, SharedRate
+from p2p.base.netgroups import Netgroups
 from relay.protocol.limits import HostTable, HostUse, RelayLimits
 from state.primitives.token_bucket import RateLimiter
 
@@ -33,11 +33,11 @@ class Admission:
         self._hosts = hosts
         self._drop = drop
         self._connections: dict[asyncio.Transport, HostUse] = {}
-        self._crowds: Crowds[asyncio.Transport] = Crowds()
+        self._crowds: Netgroups[asyncio.Transport] = Netgroups()
         """Admitted incoming connections by block, without those of trusted hosts."""
         self._placed: set[asyncio.Transport] = set()
         """Connections that count towards ``connections_max``."""
-        self._half_open = HalfOpen(limits.half_open_max)
+        self._half_open = HalfOpenSlots(limits.half_open_max)
         self._network_rate = RateLimiter(
             per_s=limits.accepts_per_network_per_s, burst=limits.accepts_per_network_burst
         )
@@ -56,7 +56,7 @@ class Admission:
         """Connections whose handshake is not finished and that have not shown a token."""
         return len(self._half_open)
 
-    def admit(self, transport: asyncio.Transport, ip: str, now_ms: int) -> tuple[HostUse, Place] | str:
+    def admit(self, transport: asyncio.Transport, ip: str, now_ms: int) -> tuple[HostUse, HalfOpenSlot] | str:
         """Count a new connection as half open and return its place among those, or return why it is refused."""
         limits = self._limits
         host = self._hosts.use(ip, now_ms)
@@ -78,7 +78,7 @@ class Admission:
                 return "host_half_open"
         if not self._accepts.allows(host.block, now_ms / 1000):
             return "rate"
-        if self._is_full and self._crowds.who_gives_way(host.block) is None:
+        if self._is_full and self._crowds.eviction_candidate(host.block) is None:
             return "connections"
         self._enter(transport, host)
         host.half_open += 1
@@ -86,21 +86,21 @@ class Admission:
         place.on_lost = partial(self._drop, transport, "half_open_lost", ip)
         return host, place
 
-    def handshake_ended(self, host: HostUse, place: Place) -> None:
+    def handshake_ended(self, host: HostUse, place: HalfOpenSlot) -> None:
         """Count a connection out of the half-open ones; it proved nothing."""
         host.half_open -= 1
         self._half_open.leave(place)
 
-    def promote(self, transport: asyncio.Transport, ip: str, host: HostUse, place: Place) -> bool:
+    def promote(self, transport: asyncio.Transport, ip: str, host: HostUse, place: HalfOpenSlot) -> bool:
         """Admit a half-open connection that proved its purpose; False: the relay is full, and it was dropped."""
         self.handshake_ended(host, place)
         if self._is_full:
-            last = self._crowds.who_gives_way(host.block)
+            last = self._crowds.eviction_candidate(host.block)
             if last is None:
                 self._drop(transport, "refused_connections", ip)
                 return False
             self._displace(last)
-            self._drop(last, "crowded_out", ip)
+            self._drop(last, "evicted", ip)
         self._placed.add(transport)
         if not host.is_trusted:
             self._crowds.enter(host.block, transport)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from p2p.base.endpoint import Endpoint
-from p2p.base.netgroups import Crowds
+from p2p.base.netgroups import Netgroups
 from p2p.records.revocations import Revocations
 from p2p.secure.identity import NodeCertificate
 from relay.protocol.errors import RETRY_HELPS, Refusal, RelayProtocolError
@@ -205,10 +205,10 @@ class RelayCore:
         self._tokens: dict[bytes, tuple[_Circuit, int]] = {}
         self._waiting: dict[int, _Circuit] = {}
         self._running: dict[int, tuple[tuple[_Client, ...], HostUse]] = {}
-        self._crowds: Crowds[int] = Crowds()
+        self._crowds: Netgroups[int] = Netgroups()
         """Running circuits by the block that requested them, without those of trusted hosts."""
-        self._pending_crowds: Crowds[int] = Crowds()
-        self._reserved_crowds: Crowds[bytes] = Crowds()
+        self._pending_crowds: Netgroups[int] = Netgroups()
+        self._reserved_crowds: Netgroups[bytes] = Netgroups()
         self._revocations = Revocations(known_max=2 * limits.reservations_max, is_kept=self._reserved.__contains__)
         """The newest certificate of each client with a reservation."""
         self._number = 0
@@ -354,7 +354,7 @@ class RelayCore:
         if dialler is None or target is None:
             return []
         is_full = len(self._running) >= self._limits.circuits_max
-        last = self._crowds.who_gives_way(circuit.host.block) if is_full else None
+        last = self._crowds.eviction_candidate(circuit.host.block) if is_full else None
         if is_full and last is None:
             return self._abandon(circuit, Refusal.RELAY_FULL)
         self._end_pending(circuit)
@@ -365,7 +365,7 @@ class RelayCore:
         effects: list[Effect] = []
         if last is not None:
             self.circuit_closed(last)
-            effects.append(End(last, "crowded_out"))
+            effects.append(End(last, "evicted"))
         if not circuit.host.is_trusted:
             self._crowds.enter(circuit.host.block, circuit.number)
         self._running[circuit.number] = clients, circuit.host
@@ -438,11 +438,11 @@ class RelayCore:
             if not self._hosts.may_reserve(control.host):
                 return [*effects, self._refused(control, request, Refusal.HOST_LIMIT)]
             if len(self._reserved) >= self._limits.reservations_max:
-                last = self._reserved_crowds.who_gives_way(control.host.block)
+                last = self._reserved_crowds.eviction_candidate(control.host.block)
                 if last is None:
                     return [*effects, self._refused(control, request, Refusal.RELAY_FULL)]
                 number = self._reserved[last].connection
-                effects += [*self.control_closed(number), Drop(number, "crowded_out")]
+                effects += [*self.control_closed(number), Drop(number, "evicted")]
             self._hosts.count_reservation(control.host, 1)
             if not control.host.is_trusted:
                 self._reserved_crowds.enter(control.host.block, address)
@@ -573,7 +573,7 @@ class RelayCore:
         if not self._may_dial(payer.address, control.host):
             return Refusal.UNPAID
         for crowds, is_full in self._fullness():
-            if is_full and crowds.who_gives_way(control.host.block) is None:
+            if is_full and crowds.eviction_candidate(control.host.block) is None:
                 return Refusal.RELAY_FULL
         clients = [(payer, Refusal.CLIENT_LIMIT)]
         if target is not None:
@@ -586,7 +586,7 @@ class RelayCore:
                 return refusal
         return None
 
-    def _fullness(self) -> tuple[tuple[Crowds[int], bool], ...]:
+    def _fullness(self) -> tuple[tuple[Netgroups[int], bool], ...]:
         """Return for each limit of the whole relay who uses it, and whether it is reached."""
         return (
             (self._pending_crowds, len(self._pending) >= self._limits.pending_max),
@@ -597,7 +597,7 @@ class RelayCore:
         """Abandon the newest pending circuit of the largest block for one of ``host``, if the limit is reached."""
         if len(self._pending) < self._limits.pending_max:
             return []
-        last = self._pending_crowds.who_gives_way(host.block)
+        last = self._pending_crowds.eviction_candidate(host.block)
         return [] if last is None else self._abandon(self._pending[last], Refusal.RELAY_FULL)
 
     def _end_pending(self, circuit: _Circuit) -> None:

@@ -24,7 +24,7 @@ import structlog
 import uvloop
 
 from p2p.base.endpoint import Endpoint
-from p2p.base.limits import Place
+from p2p.base.limits import HalfOpenSlot
 from p2p.base.listening import open_sockets
 from p2p.secure.handshake import Session
 from p2p.secure.identity import Identity
@@ -312,7 +312,7 @@ class RelayDaemon:
 
     # Calls of the connections of clients.
 
-    def admit(self, handshake: ClientHandshake) -> tuple[HostUse, Place] | str:
+    def admit(self, handshake: ClientHandshake) -> tuple[HostUse, HalfOpenSlot] | str:
         """Count a new connection as half open, or return why it is refused."""
         answer = self._admission.admit(handshake.transport, handshake.peer[0], self.now_ms())
         if not isinstance(answer, str):
@@ -320,11 +320,11 @@ class RelayDaemon:
             handshake.number = self._number
         return answer
 
-    def promote(self, handshake: ClientHandshake, place: Place) -> bool:
+    def promote(self, handshake: ClientHandshake, place: HalfOpenSlot) -> bool:
         """Admit a connection that proved its purpose; False: the relay is full, and it was dropped."""
         return self._admission.promote(handshake.transport, handshake.peer[0], handshake.host, place)
 
-    def handshake_ended(self, handshake: ClientHandshake, place: Place) -> None:
+    def handshake_ended(self, handshake: ClientHandshake, place: HalfOpenSlot) -> None:
         """Count a connection out of the half-open ones; it proved nothing."""
         self._admission.handshake_ended(handshake.host, place)
 

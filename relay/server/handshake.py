@@ -15,7 +15,7 @@ import time
 from typing import Any, Final, Protocol, cast
 
 from p2p.base.errors import HandshakeFailed
-from p2p.base.limits import Place
+from p2p.base.limits import HalfOpenSlot
 from p2p.base.observed_address import OBSERVE_PREAMBLE, observed_answer
 from p2p.base.sockets import tune
 from p2p.secure.handshake import Handshake, Session
@@ -58,15 +58,15 @@ class Daemon(Protocol):
         """Return the identity that this relay uses in handshakes."""
         ...
 
-    def admit(self, handshake: ClientHandshake) -> tuple[HostUse, Place] | str:
+    def admit(self, handshake: ClientHandshake) -> tuple[HostUse, HalfOpenSlot] | str:
         """Count a new connection as half open, or return why it is refused."""
         ...
 
-    def promote(self, handshake: ClientHandshake, place: Place) -> bool:
+    def promote(self, handshake: ClientHandshake, place: HalfOpenSlot) -> bool:
         """Admit a connection that proved its purpose; False: the relay is full, and it was dropped."""
         ...
 
-    def handshake_ended(self, handshake: ClientHandshake, place: Place) -> None:
+    def handshake_ended(self, handshake: ClientHandshake, place: HalfOpenSlot) -> None:
         """Count a connection out of the half-open ones; it proved nothing."""
         ...
 
@@ -117,7 +117,7 @@ class ClientHandshake(asyncio.Protocol):
 
     transport: asyncio.Transport
     host: HostUse
-    _place: Place
+    _place: HalfOpenSlot
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon

@@ -27,8 +27,8 @@ from consensus.wire import Proposal, decode_message
 from node.consensus.compact_service import CompactBlocks
 from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
-from p2p.path.dial_back import Reach
-from p2p.path.hole_punch import Puncher
+from p2p.path.dial_back import DialBack
+from p2p.path.hole_punch import HolePuncher
 from p2p.secure.frame import Class
 from p2p.secure.identity import Identity, Role
 from p2p.service import Network, NetworkConfig
@@ -174,8 +174,10 @@ async def _be_node(spec: AgentSpec) -> None:
     client = RelayClient(lambda: identity_of(spec.name), [relay_at(text) for text in spec.reserve])
     host, _, port = spec.listen.rpartition(":")
     # Wired as a node's is (node/daemon/service.py), or the figures would be of something else.
-    puncher = Puncher(lambda: [*(reservation.endpoint for reservation in client.reservations), *network.dialled])
-    reach = Reach()
+    puncher = HolePuncher(
+        lambda: [*(reservation.endpoint for reservation in client.reservations), *network.dialled]
+    )
+    reach = DialBack()
     network = Network(
         NetworkConfig(listen=((host.strip("[]"), int(port)),) if spec.listen else (), limits=NetworkLimits()),
         identity_of(spec.name),

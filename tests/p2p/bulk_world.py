@@ -43,7 +43,7 @@ class Road:
     flow: float = 1e12
     """Bytes a second that one flow on it reaches at most."""
     opens_s: float = 0.0
-    """Beyond three round trips, how long a lane takes to open."""
+    """Beyond three round trips, how long a bulk connection takes to open."""
 
 
 @dataclass(eq=False)
@@ -122,7 +122,7 @@ class BulkWorld:
         heapq.heappush(self._events, (when, next(self._order), what))
 
     def _rtt_s(self, flow: _Flow) -> float:
-        """As a lane measures it: behind what waits in its socket."""
+        """As a bulk connection measures it: behind what waits in its socket."""
         return flow.road.rtt_s + flow.unsent / max(flow.rate, 1_000.0)
 
     def _tick(self) -> None:
@@ -153,7 +153,7 @@ class BulkWorld:
         self._share()
 
     def _share(self) -> None:
-        self.out.lanes = sum(not flow.is_draining and flow.opened_at <= self.now for flow in self.flows)
+        self.out.stream_count = sum(not flow.is_draining and flow.opened_at <= self.now for flow in self.flows)
 
     def _flow(self) -> None:
         """Move the bytes of one step."""
@@ -172,9 +172,9 @@ class BulkWorld:
                 flow.unsent += taken
             if flow.unsent:
                 moving.append(flow)
-        lanes = Counter(flow.path for flow in moving if not flow.is_draining)
+        streams = Counter(flow.path for flow in moving if not flow.is_draining)
         held = {
-            id(flow): self.planner.caps[flow.path] / lanes[flow.path]
+            id(flow): self.planner.caps[flow.path] / streams[flow.path]
             for flow in moving
             if not flow.is_draining and flow.path in self.planner.caps
         }

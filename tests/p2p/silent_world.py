@@ -1,4 +1,5 @@
-"""One control connection under its vigil in virtual time: votes and pings over a line that delays, loses and dies.
+"""One control connection under its liveness in virtual time: votes and pings over a line that delays, loses and
+dies.
 
 The line is TCP as its user sees it: in order; a lost segment is sent again after a time-out that doubles, or soon
 after a later segment was acknowledged (RACK); once, after two round trips in which nothing came (tail loss probe).
@@ -14,7 +15,7 @@ from random import Random
 from typing import Final
 
 from p2p.base.limits import NetworkLimits
-from p2p.session.liveness import Act, Pings, Vigil
+from p2p.session.liveness import Liveness, LivenessAction, Pings
 
 TICK_S: Final = NetworkLimits().probe_s / 2
 HANDSHAKE_ROUND_TRIPS: Final = 3
@@ -42,7 +43,7 @@ class _Direction:
 
 
 class SilentWorld:
-    """One end that votes, or only hears votes, and has another way of the same kind to its peer."""
+    """One end that votes, or only hears votes, and has another path of the same kind to its peer."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class SilentWorld:
         self._stands_still = stands_still
         self._out = _Direction(self.random, rtt_s=rtt_s, jitter_s=jitter_s, loss=loss)
         self._back = _Direction(self.random, rtt_s=rtt_s, jitter_s=jitter_s, loss=loss)
-        self._vigil = Vigil(0.0, NetworkLimits())
+        self._liveness = Liveness(0.0, NetworkLimits())
         self._pings = Pings()
         self._number = 0
         self._is_finding = False
@@ -82,7 +83,7 @@ class SilentWorld:
         self._at(self.random.uniform(0, self._every_s), "vote")
         looks_at = TICK_S
         while self.now < until and not self.moves:
-            due_at = min(looks_at, max(self._vigil.due_at, self.now))
+            due_at = min(looks_at, max(self._liveness.due_at, self.now))
             if self._events and self._events[0][0] <= due_at:
                 at, _, what, token = heapq.heappop(self._events)
                 self.now = max(self.now, at)
@@ -97,10 +98,10 @@ class SilentWorld:
         heapq.heappush(self._events, (when, next(self._order), what, token))
 
     def _look(self) -> None:
-        for act in self._vigil.tick(self.now, is_owed=not self._is_listener, is_finding_way=self._is_finding):
-            if act is Act.PING:
+        for act in self._liveness.tick(self.now, is_owed=not self._is_listener, is_finding_path=self._is_finding):
+            if act is LivenessAction.PING:
                 self._ping()
-            elif act is Act.FIND_WAY:
+            elif act is LivenessAction.FIND_PATH:
                 self.tries.append(self.now)
                 self._is_finding = True
                 at = self.now
@@ -114,7 +115,7 @@ class SilentWorld:
         self._number += 1
         token = self._number.to_bytes(8, "big")
         self._pings.ask(token, self.now)
-        self._vigil.asked(self.now)
+        self._liveness.asked(self.now)
         arrives = self._out.arrives(self.now, gap_s=inf if self._is_listener else self._every_s)
         if self.now < self._dies_at and arrives < self._dies_at:
             self._at(arrives, "asked", token)
@@ -127,24 +128,24 @@ class SilentWorld:
                     self._at(arrives, "heard vote")
                 self._at(self.now + self._every_s, "vote")
             case "vote":
-                if self._vigil.voted(self.now):
+                if self._liveness.voted(self.now):
                     self._ping()
                 self._at(self.now + self._every_s, "vote")
             case "heard vote":
-                self._vigil.heard(self.now)
-                self._vigil.heard_vote(self.now)
+                self._liveness.heard(self.now)
+                self._liveness.heard_vote(self.now)
             case "asked":
                 arrives = self._back.arrives(self.now, gap_s=max(self._every_s, 0.1))  # as often as pings come
                 if arrives < self._dies_at:
                     self._at(arrives, "answer", token)
             case "answer":
-                self._vigil.heard(self.now)
+                self._liveness.heard(self.now)
                 took_s = self._pings.answered(token, self.now)
                 if took_s is not None and self._pings.rtt_s is not None:
-                    self._vigil.answered(took_s, self._pings.rtt_s, self.now)
+                    self._liveness.answered(took_s, self._pings.rtt_s, self.now)
             case "found":
                 self._is_finding = False
-                if self._vigil.is_doubted:
+                if self._liveness.is_suspected:
                     self.moves.append(self.now)
                 else:
                     self.refuted += 1

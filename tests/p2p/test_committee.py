@@ -62,13 +62,15 @@ class Committee:
     def stop(self, number: int) -> None:
         self._scopes[number].cancel()
 
-    def links(self, number: int) -> int:
+    def connections(self, number: int) -> int:
         """Seats that a node is connected to."""
         return sum(self.networks[number].is_connected(seat) for seat in self.seats)
 
     @property
     def is_whole(self) -> bool:
-        return all(self.links(n) >= (len(self.seats) - 1 if self.is_seat(n) else KEPT) for n in self.networks)
+        return all(
+            self.connections(n) >= (len(self.seats) - 1 if self.is_seat(n) else KEPT) for n in self.networks
+        )
 
     def sent_bytes(self) -> int:
         return sum(peer.bytes_out for network in self.networks.values() for peer in network.peers())
@@ -121,7 +123,7 @@ async def test_a_committee_finds_itself_and_bears_restarts(
         away = range(seats // 2, seats // 2 + restarted)
         for number in away:
             committee.stop(number)
-        await until(lambda: all(committee.links(n) == seats - 1 - restarted for n in range(seats // 2)), 30)
+        await until(lambda: all(committee.connections(n) == seats - 1 - restarted for n in range(seats // 2)), 30)
         for number in away:
             await committee.start(number)
         await until(lambda: committee.is_whole, 60)

@@ -12,15 +12,15 @@ import trio.testing
 
 from p2p.base.endpoint import Endpoint
 from p2p.base.errors import FrameInvalid, PeerUnreachable, PunchFailed, RecordDamaged
-from p2p.base.limits import Holding, NetworkLimits, ReceiveMemory, who_holds_too_much
+from p2p.base.limits import NetworkLimits, ReceiveMemory, SendBacklog, excess_holders
 from p2p.base.observed_address import ObservedAddress
 from p2p.gossip.core import BACKOFFS_MAX, Deliver, Gossip, GossipParameters, Verdict
-from p2p.path.hole_punch import PUNCHED, Puncher, PunchOptions, _Port
-from p2p.secure.channel import GENERATION_MAX, Channel, Hello, Opening, Word, conversation_of
+from p2p.path.hole_punch import PUNCHED, HolePuncher, HolePunchOptions, _Port
+from p2p.secure.channel import GENERATION_MAX, Channel, ChannelFrame, Hello, HelloKind, conversation_of
 from p2p.secure.frame import Class, frame, header
 from p2p.secure.record import RecordReader
 from p2p.service import Network, NetworkConfig
-from p2p.session.bulk_streams import OUTSTANDING_MAX, BulkIn, BulkOut, Lane, WindowLimits
+from p2p.session.bulk_streams import OUTSTANDING_MAX, BulkIn, BulkOut, BulkStream, WindowLimits
 from p2p.session.mux import Mux, MuxLimits
 from state.primitives.codec import Value, encode
 from tests.p2p.helpers import NOW_MS, identity, sessions
@@ -45,10 +45,10 @@ def bulk(kind: int, number: int, body: bytes, left: int = 0) -> bytes:
 
 
 def test_a_generation_that_has_no_successor_is_refused() -> None:
-    assert Hello.decode(Hello(Opening.RESUME, bytes(16), GENERATION_MAX - 1).encode()).generation
-    Hello(Opening.RESUME, bytes(16), GENERATION_MAX).encode()
+    assert Hello.decode(Hello(HelloKind.RESUME, bytes(16), GENERATION_MAX - 1).encode()).generation
+    Hello(HelloKind.RESUME, bytes(16), GENERATION_MAX).encode()
     with pytest.raises(FrameInvalid):
-        Hello.decode(Hello(Opening.RESUME, bytes(16), GENERATION_MAX).encode())
+        Hello.decode(Hello(HelloKind.RESUME, bytes(16), GENERATION_MAX).encode())
 
 
 async def test_a_peer_that_counts_moves_up_to_the_end_does_not_end_the_node(
@@ -61,7 +61,7 @@ async def test_a_peer_that_counts_moves_up_to_the_end_does_not_end_the_node(
         await trio.sleep(1)
         name = next(iter(alice._peers.values())).conversation
         for generation in (GENERATION_MAX, GENERATION_MAX - 1):
-            stream, _ = await connect(alice, bob.identity, Hello(Opening.RESUME, name, generation, 0))
+            stream, _ = await connect(alice, bob.identity, Hello(HelloKind.RESUME, name, generation, 0))
             await trio.sleep(0.5)
             await trio.aclose_forcefully(stream)
             await trio.sleep(15)
@@ -132,12 +132,12 @@ def test_a_length_that_the_line_changed_does_not_speak_against_the_peer(cut: int
 def test_a_receiver_cannot_make_its_sender_keep_more_than_a_window() -> None:
     sender = Mux(Channel(sessions()[0]))
     sender.bulk_out.grant(2**32 - 1)
-    lane, kept = object(), 0
+    connection, kept = object(), 0
     for _ in range(100):
         if not sender.queue(Class.BULK, 1, bytes(4 * MIB)):
             break
         kept += 1
-        while sender.bulk_out.take(lane, [], 65_000):
+        while sender.bulk_out.take(connection, [], 65_000):
             pass
     assert kept * 4 * MIB <= MuxLimits().window.max_bytes + 20 * MIB
 
@@ -146,15 +146,15 @@ def test_bulk_of_one_who_hears_nothing_is_bounded() -> None:
     """What is done is told in records of the conversation, and those wait for who acknowledges nothing."""
     account = ReceiveMemory(64 * MIB).open(64 * MIB, lambda: None)
     bulk_in = BulkIn(account, message_bytes_max=MIB, limits=WindowLimits())
-    lane = object()
+    connection = object()
     with pytest.raises(FrameInvalid):
         for number in range(1, 10 * OUTSTANDING_MAX):
-            assert bulk_in.take(lane, 1, number, memoryview(bytes(4))) is not None
+            assert bulk_in.take(connection, 1, number, memoryview(bytes(4))) is not None
             bulk_in.release(number, 0.0, 0.0)
     assert number <= OUTSTANDING_MAX + 2
 
 
-async def test_a_request_that_came_by_lane_before_its_peer_left_does_not_end_the_node(
+async def test_a_request_that_came_by_bulk_connection_before_its_peer_left_does_not_end_the_node(
     roads: Roads, autojump_clock: object
 ) -> None:
     alice = member(0, roads)
@@ -166,69 +166,75 @@ async def test_a_request_that_came_by_lane_before_its_peer_left_does_not_end_the
 
     alice.on_message(BLOCK, slow)
     async with running(alice):
-        control, channel = await connect(alice, identity(1), Hello(Opening.NEW))
+        control, channel = await connect(alice, identity(1), Hello(HelloKind.NEW))
         await alice.wait_peers(1)
         name = conversation_of(channel.session)
-        lane_stream, lane = await connect(alice, identity(1), Hello(Opening.LANE, name))
+        lane_stream, connection = await connect(alice, identity(1), Hello(HelloKind.BULK, name))
         ask = encode([1, "peers", 100_000, b""])
-        await lane_stream.send_all(lane.seal(bulk(BLOCK, 1, b"slow") + bulk(0xE0, 2, ask)))
+        await lane_stream.send_all(connection.seal(bulk(BLOCK, 1, b"slow") + bulk(0xE0, 2, ask)))
         await began.wait()
-        channel.say(Word.BYE)
+        channel.say(ChannelFrame.BYE)
         await control.send_all(channel.seal())
         await trio.sleep(5)
         assert alice.peers() == [] and alice.memory.used_bytes == 0
-        await connect(alice, identity(2), Hello(Opening.NEW))
+        await connect(alice, identity(2), Hello(HelloKind.NEW))
         await alice.wait_peers(1)
 
 
-async def test_a_message_that_arrives_slowly_keeps_its_lane(roads: Roads, autojump_clock: object) -> None:
+async def test_a_message_that_arrives_slowly_keeps_its_bulk_connection(
+    roads: Roads, autojump_clock: object
+) -> None:
     alice = member(0, roads)
     inbox = Inbox(alice, BLOCK)
     async with running(alice):
-        control, channel = await connect(alice, identity(1), Hello(Opening.NEW))
+        control, channel = await connect(alice, identity(1), Hello(HelloKind.NEW))
         await alice.wait_peers(1)
         name = conversation_of(channel.session)
-        stream, lane = await connect(alice, identity(1), Hello(Opening.LANE, name))
+        stream, connection = await connect(alice, identity(1), Hello(HelloKind.BULK, name))
         parts = 30
-        for number in range(parts):  # three times as long as an idle lane lives
+        for number in range(parts):  # three times as long as an idle bulk connection lives
             left = (parts - 1 - number) * 1_000
-            await stream.send_all(lane.seal(bulk(BLOCK, 1, bytes(1_000), left)))
-            channel.say(Word.PING, bytes(8))
+            await stream.send_all(connection.seal(bulk(BLOCK, 1, bytes(1_000), left)))
+            channel.say(ChannelFrame.PING, bytes(8))
             await control.send_all(channel.seal())
-            await trio.sleep(6 * alice.limits.lane_idle_s / parts)
+            await trio.sleep(6 * alice.limits.bulk_idle_s / parts)
         with trio.fail_after(1):
             assert await inbox.receive.receive() == (B, bytes(parts * 1_000))
 
 
-def test_a_lane_counts_what_comes_in_pieces() -> None:
+def test_a_bulk_connection_counts_what_comes_in_pieces() -> None:
     one, other = sessions()
     mux = Mux(Channel(other))
-    lane = Lane(Channel(other), BulkOut(queue_bytes_max=1, message_bytes_max=1, window_bytes=1), mux.bulk_in)
+    connection = BulkStream(
+        Channel(other), BulkOut(queue_bytes_max=1, message_bytes_max=1, window_bytes=1), mux.bulk_in
+    )
     channel = Channel(one)
-    lane.receive(channel.seal())
-    assert not lane.received_bytes
-    lane.receive(channel.seal(bulk(1, 1, bytes(10), 5)))
-    assert lane.received_bytes
+    connection.receive(channel.seal())
+    assert not connection.received_bytes
+    connection.receive(channel.seal(bulk(1, 1, bytes(10), 5)))
+    assert connection.received_bytes
 
 
 # -- places ------------------------------------------------------------------------------------------------------
 
 
-async def test_lanes_of_strangers_leave_room_for_those_of_the_committee(
+async def test_bulk_connections_of_strangers_leave_room_for_those_of_the_committee(
     roads: Roads, autojump_clock: object
 ) -> None:
-    alice = member(0, roads, lanes_in_sum_max=2)
+    alice = member(0, roads, bulk_connections_in_max=2)
     alice.set_persistent([B])
     async with running(alice):
         for number, is_taken in ((2, True), (1, True)):
-            _, channel = await connect(alice, identity(number), Hello(Opening.NEW))
+            _, channel = await connect(alice, identity(number), Hello(HelloKind.NEW))
             await until(lambda: alice.is_connected(identity(number).address))  # noqa: B023
             name = conversation_of(channel.session)
-            lanes = [(await connect(alice, identity(number), Hello(Opening.LANE, name)))[0] for _ in range(3)]
+            bulk_connections = [
+                (await connect(alice, identity(number), Hello(HelloKind.BULK, name)))[0] for _ in range(3)
+            ]
             await trio.sleep(0.5)
             info = next(i for i in alice.peers() if i.address == identity(number).address)
-            assert info.lanes == (2 if number == 2 else 3) and is_taken
-            assert len(lanes) == 3
+            assert info.bulk_connections == (2 if number == 2 else 3) and is_taken
+            assert len(bulk_connections) == 3
 
 
 async def test_who_is_elected_is_banned_no_more(roads: Roads, autojump_clock: object) -> None:
@@ -245,7 +251,7 @@ async def test_who_is_elected_is_banned_no_more(roads: Roads, autojump_clock: ob
 
 
 async def test_a_peer_cannot_make_a_node_dial_without_end(roads: Roads, autojump_clock: object) -> None:
-    """Asking for lanes costs one small frame, opening them sixteen handshakes."""
+    """Asking for bulk connections costs one small frame, opening them sixteen handshakes."""
     alice = member(0, roads)
     roads.networks[B] = member(1, roads)
     alice.add_endpoint(B, FIRST)
@@ -256,7 +262,7 @@ async def test_a_peer_cannot_make_a_node_dial_without_end(roads: Roads, autojump
         roads.closed.add("first")
         before = alice.counters["dials"]
         for _ in range(1_000):
-            peer.ask_for_lanes({0: 16, 1: 16})
+            peer.request_connections({0: 16, 1: 16})
             await trio.sleep(0.005)
         assert alice.counters["dials"] - before <= 16 * 7
 
@@ -267,10 +273,10 @@ async def test_a_peer_that_answers_what_it_was_not_asked_is_no_nearer(
     """The nearest have places of their own among those that come in."""
     alice = member(0, roads)
     async with running(alice):
-        stream, channel = await connect(alice, identity(2), Hello(Opening.NEW))
+        stream, channel = await connect(alice, identity(2), Hello(HelloKind.NEW))
         await until(lambda: alice.is_connected(identity(2).address))
         for _ in range(20):
-            channel.say(Word.PONG, int(trio.current_time() * 1e6).to_bytes(8, "big"))
+            channel.say(ChannelFrame.PONG, int(trio.current_time() * 1e6).to_bytes(8, "big"))
             await stream.send_all(channel.seal())
             await trio.sleep(0.1)
         info = alice.peer(identity(2).address)
@@ -284,7 +290,7 @@ async def test_a_peer_that_leaves_in_the_middle_of_punching_harms_nobody() -> No
     async with trio.open_nursery() as nursery:
         observers = [await observer(nursery), await observer(nursery)]
         alice, _, _, bobs = await pair(nursery, observers)
-        alice._options = PunchOptions(try_s=0.1)
+        alice._options = HolePunchOptions(try_s=0.1)
 
         async def answer_and_leave(peer: bytes, body: bytes) -> bytes:
             if body[1:2] == b"\x01":
@@ -314,7 +320,7 @@ async def test_an_attempt_that_is_given_up_while_observers_are_asked_keeps_no_po
 
     monkeypatch.setattr("p2p.path.hole_punch._Port", Noted)
     observers = [Endpoint("127.0.0.1", 9), Endpoint("127.0.0.1", 10)]
-    puncher = Puncher(lambda: observers, look_up=never)
+    puncher = HolePuncher(lambda: observers, look_up=never)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(puncher._open)
         await trio.testing.wait_all_tasks_blocked()
@@ -436,14 +442,14 @@ async def test_whoever_must_go_because_others_fill_the_memory_is_not_banned(
     alice = member(0, roads, receive_bytes_max=MIB)
     async with running(alice):
         for _ in range(8):
-            stream, channel = await connect(alice, identity(1), Hello(Opening.NEW))
+            stream, channel = await connect(alice, identity(1), Hello(HelloKind.NEW))
             await until(lambda: alice.is_connected(B))
             await hold(stream, channel, 5 * MIB, 20)
-            crowd, other = await connect(alice, identity(2), Hello(Opening.NEW))
+            netgroup, other = await connect(alice, identity(2), Hello(HelloKind.NEW))
             await until(lambda: alice.is_connected(C))
-            await hold(crowd, other, 4 * MIB, 16)
+            await hold(netgroup, other, 4 * MIB, 16)
             await drained(stream)
-            await trio.aclose_forcefully(crowd)
+            await trio.aclose_forcefully(netgroup)
         assert alice.counters["closed_receive_memory"] >= 8
         assert not alice.counters["bans"]
 
@@ -458,8 +464,8 @@ async def test_who_asks_for_much_and_takes_nothing_is_let_go_before_it_fills_the
 
     alice.on_request("much", serve)
     async with running(alice):
-        stream, channel = await connect(alice, identity(1), Hello(Opening.NEW))
-        _, _ = await connect(alice, identity(2), Hello(Opening.NEW))
+        stream, channel = await connect(alice, identity(1), Hello(HelloKind.NEW))
+        _, _ = await connect(alice, identity(2), Hello(HelloKind.NEW))
         await until(lambda: alice.is_connected(B) and alice.is_connected(C))
         for number in range(4):
             await stream.send_all(channel.seal(frame(Class.REQUEST, 0xE0, 0, encode([number, "much", MIB, b""]))))
@@ -474,20 +480,20 @@ async def test_who_asks_for_much_and_takes_nothing_is_let_go_before_it_fills_the
 
 def test_what_waits_for_many_is_held_once_and_who_holds_most_goes_first() -> None:
     block = 7, 9 * MIB
-    slow = {number: Holding(9 * MIB + number, (block,)) for number in range(200)}
-    assert who_holds_too_much(slow, 10 * MIB) == []
-    assert who_holds_too_much({**slow, "greedy": Holding(2 * MIB)}, 10 * MIB) == ["greedy"]
-    own = {number: Holding(MIB * number, ((number, MIB),)) for number in range(5)}
-    assert who_holds_too_much(own, 10 * MIB) == []
-    assert who_holds_too_much(own, 10 * MIB - 1) == [4]
-    assert who_holds_too_much(own, 2 * MIB) == [4, 3, 2]
+    slow = {number: SendBacklog(9 * MIB + number, (block,)) for number in range(200)}
+    assert excess_holders(slow, 10 * MIB) == []
+    assert excess_holders({**slow, "greedy": SendBacklog(2 * MIB)}, 10 * MIB) == ["greedy"]
+    own = {number: SendBacklog(MIB * number, ((number, MIB),)) for number in range(5)}
+    assert excess_holders(own, 10 * MIB) == []
+    assert excess_holders(own, 10 * MIB - 1) == [4]
+    assert excess_holders(own, 2 * MIB) == [4, 3, 2]
 
 
-async def test_bulk_for_a_peer_that_takes_no_lanes_goes_the_one_way_there_is(
+async def test_bulk_for_a_peer_that_takes_no_bulk_connections_goes_the_one_way_there_is(
     roads: Roads, autojump_clock: object
 ) -> None:
-    """Its places may be taken by others: then each lane is opened, greeted and closed again."""
-    alice, bob = member(0, roads), member(1, roads, lanes_in_sum_max=0)
+    """Its places may be taken by others: then each bulk connection is opened, greeted and closed again."""
+    alice, bob = member(0, roads), member(1, roads, bulk_connections_in_max=0)
     inbox = Inbox(bob, BLOCK)
     alice.add_endpoint(B, FIRST)
     alice.add_endpoint(B, SECOND)
@@ -519,4 +525,4 @@ async def test_a_conversation_goes_on_under_a_renewed_certificate(roads: Roads, 
             await alice.send_when_room(B, Class.BULK, BLOCK, bytes(200_000))
         for _ in range(10):
             assert len((await inbox.receive.receive())[1]) == 200_000
-        assert alice.peers()[0].lanes == 1 and alice.peers()[0].age_s > 0.9
+        assert alice.peers()[0].bulk_connections == 1 and alice.peers()[0].age_s > 0.9

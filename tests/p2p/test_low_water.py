@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from p2p.base.sockets import LOW_WATER_BYTES_MAX, LOW_WATER_BYTES_MIN, LowWater
-from p2p.session.connection import Link, LinkLost
+from p2p.session.connection import Connection, ConnectionLost
 from tests.p2p.helpers import sessions
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of the kernel's low-water mark")
@@ -20,23 +20,23 @@ PACKET = 1_000
 
 
 @asynccontextmanager
-async def pair() -> AsyncIterator[tuple[Link, Link]]:
+async def pair() -> AsyncIterator[tuple[Connection, Connection]]:
     """Two ends of one TCP connection."""
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     near = await trio.open_tcp_stream("127.0.0.1", listeners[0].socket.getsockname()[1])
     far = await listeners[0].accept()
     ours, theirs = sessions()
-    links = Link(ours, near, remote="near"), Link(theirs, far, remote="far")
-    yield links
-    for link in links:
-        await link.aclose()
+    connections = Connection(ours, near, remote="near"), Connection(theirs, far, remote="far")
+    yield connections
+    for connection in connections:
+        await connection.aclose()
     await listeners[0].aclose()
 
 
-async def arrived(link: Link, count: int) -> None:
+async def arrived(connection: Connection, count: int) -> None:
     """Wait until the kernel of the receiver holds so many bytes of a connection."""
     while True:
-        info = link.tcp_info()
+        info = connection.tcp_info()
         assert info is not None
         if info.bytes_received >= count:
             return
@@ -87,7 +87,7 @@ async def test_an_end_in_the_middle_of_a_record_is_told_at_once() -> None:
         with trio.fail_after(5):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(near.aclose)
-                with pytest.raises(LinkLost):
+                with pytest.raises(ConnectionLost):
                     await far.receive()
 
 

@@ -14,7 +14,7 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.errors import PeerUnreachable
 from p2p.base.limits import NetworkLimits
 from p2p.base.sockets import kernel_notes
-from p2p.secure.channel import Hello, Opening
+from p2p.secure.channel import Hello, HelloKind
 from p2p.secure.frame import Class, header
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Purpose
@@ -206,9 +206,9 @@ async def test_a_peer_that_began_anew_does_not_know_the_old_conversation(
                 assert await inbox.receive.receive() == (A, b"vote")
 
 
-@pytest.mark.parametrize("opening", [Opening.RESUME, Opening.LANE, Opening.GONE])
+@pytest.mark.parametrize("opening", [HelloKind.RESUME, HelloKind.BULK, HelloKind.GONE])
 async def test_a_stranger_cannot_join_the_conversation_of_others(
-    roads: Roads, autojump_clock: object, opening: Opening
+    roads: Roads, autojump_clock: object, opening: HelloKind
 ) -> None:
     alice, bob = member(0, roads), member(1, roads)
     alice.add_endpoint(B, FIRST)
@@ -224,7 +224,7 @@ async def test_a_stranger_cannot_join_the_conversation_of_others(
         # And the peer itself cannot join one that it made up.
         stream, _ = await connect(alice, bob.identity, Hello(opening, bytes(16), 5, 0))
         assert await drained(stream)
-        assert alice.peers()[0].moves == 0 and alice.peers()[0].lanes == 0 and peer.is_attached
+        assert alice.peers()[0].moves == 0 and alice.peers()[0].bulk_connections == 0 and peer.is_attached
 
 
 async def test_who_shakes_hands_and_says_nothing_is_dropped_in_time(roads: Roads, autojump_clock: object) -> None:
@@ -242,7 +242,9 @@ async def test_who_shakes_hands_and_says_nothing_is_dropped_in_time(roads: Roads
         assert alice.peers() == []
 
 
-async def test_bulk_opens_a_lane_that_closes_when_it_is_idle(roads: Roads, autojump_clock: object) -> None:
+async def test_bulk_opens_a_bulk_connection_that_closes_when_it_is_idle(
+    roads: Roads, autojump_clock: object
+) -> None:
     alice, bob = member(0, roads), member(1, roads)
     inbox = Inbox(bob, BLOCK)
     alice.add_endpoint(B, FIRST)
@@ -250,19 +252,19 @@ async def test_bulk_opens_a_lane_that_closes_when_it_is_idle(roads: Roads, autoj
         await alice.wait_peers(1)
         alice.send(B, Class.BULK, BLOCK, b"little")
         assert await inbox.receive.receive() == (A, b"little")
-        assert alice.peers()[0].lanes == 0
+        assert alice.peers()[0].bulk_connections == 0
         sent = [bytes((number,)) * 300_000 for number in range(30)]
         for body in sent:
             await alice.send_when_room(B, Class.BULK, BLOCK, body)
         assert sorted([(await inbox.receive.receive())[1] for _ in sent]) == sent
-        assert alice.peers()[0].lanes >= 1 and bob.peers()[0].lanes >= 1
-        assert any(not stats.is_control and stats.bytes_out > 1_000_000 for stats in alice.lane_stats(B))
-        await trio.sleep(2 * alice.limits.lane_idle_s + 5)
-        assert alice.peers()[0].lanes == bob.peers()[0].lanes == 0
+        assert alice.peers()[0].bulk_connections >= 1 and bob.peers()[0].bulk_connections >= 1
+        assert any(not stats.is_control and stats.bytes_out > 1_000_000 for stats in alice.connection_stats(B))
+        await trio.sleep(2 * alice.limits.bulk_idle_s + 5)
+        assert alice.peers()[0].bulk_connections == bob.peers()[0].bulk_connections == 0
         assert alice.is_connected(B)
 
 
-async def test_the_keys_of_a_lane_are_changed_from_time_to_time_in_both_directions(
+async def test_the_keys_of_a_bulk_connection_are_changed_from_time_to_time_in_both_directions(
     roads: Roads, autojump_clock: object
 ) -> None:
     """As those of the control connection are; one that is used all the time would keep its own for ever."""
@@ -276,15 +278,15 @@ async def test_the_keys_of_a_lane_are_changed_from_time_to_time_in_both_directio
             body = bytes((number,)) * 300_000
             await alice.send_when_room(B, Class.BULK, BLOCK, body)
             assert (await inbox.receive.receive())[1] == body
-            ours, theirs = (next(iter(network._peers.values())).lanes for network in (alice, bob))
-            for link in (*ours, *theirs):
-                keys |= {link.session.send._key, link.session.receive._key}
+            ours, theirs = (next(iter(network._peers.values())).bulk_connections for network in (alice, bob))
+            for connection in (*ours, *theirs):
+                keys |= {connection.session.send._key, connection.session.receive._key}
             assert len(ours) <= 1
             await trio.sleep(1)
         assert len(keys) >= 8  # two directions, each with its first key and several more
 
 
-async def test_whoever_can_be_dialled_by_nobody_opens_lanes_when_asked(
+async def test_whoever_can_be_dialled_by_nobody_opens_bulk_connections_when_asked(
     roads: Roads, autojump_clock: object
 ) -> None:
     """Bob has no way to Alice but the connection that she made."""
@@ -302,12 +304,12 @@ async def test_whoever_can_be_dialled_by_nobody_opens_lanes_when_asked(
             await bob.send_when_room(A, Class.BULK, BLOCK, bytes(200_000))
         for _ in range(10):
             assert len((await inbox.receive.receive())[1]) == 200_000
-        assert bob.peers()[0].lanes == 1 and not bob.peers()[0].is_outbound
+        assert bob.peers()[0].bulk_connections == 1 and not bob.peers()[0].is_outbound
         # A large answer is bulk, whatever class its method has, and may be longer than any one record.
         assert len(await alice.request(B, "large", b"", limit_bytes=6_000_000)) == 5_000_000
 
 
-async def test_where_no_lane_can_be_had_bulk_takes_the_one_connection(
+async def test_where_no_bulk_connection_can_be_had_bulk_takes_the_one_connection(
     roads: Roads, autojump_clock: object
 ) -> None:
     alice, bob = member(0, roads), member(1, roads)
@@ -321,12 +323,14 @@ async def test_where_no_lane_can_be_had_bulk_takes_the_one_connection(
         with trio.fail_after(5):
             for _ in range(10):
                 assert len((await inbox.receive.receive())[1]) == 200_000
-        assert alice.peers()[0].lanes == 0
+        assert alice.peers()[0].bulk_connections == 0
 
 
-async def test_lanes_and_control_die_in_turn_and_bulk_is_whole(roads: Roads, autojump_clock: object) -> None:
+async def test_bulk_connections_and_control_die_in_turn_and_bulk_is_whole(
+    roads: Roads, autojump_clock: object
+) -> None:
     rng = Random(5)
-    alice, bob = member(0, roads, lane_retry_s=0.1), member(1, roads)
+    alice, bob = member(0, roads, bulk_retry_s=0.1), member(1, roads)
     got: list[bytes] = []
 
     async def take(peer: bytes, body: bytes) -> None:
@@ -355,19 +359,19 @@ async def test_lanes_and_control_die_in_turn_and_bulk_is_whole(roads: Roads, aut
         assert alice.peers()[0].age_s > 0.9 and bob.memory.used_bytes == 0
 
 
-async def test_lanes_of_one_peer_are_bounded(roads: Roads, autojump_clock: object) -> None:
-    alice, bob = member(0, roads, lanes_max=3), member(1, roads)
+async def test_bulk_connections_of_one_peer_are_bounded(roads: Roads, autojump_clock: object) -> None:
+    alice, bob = member(0, roads, bulk_connections_max=3), member(1, roads)
     alice.add_endpoint(B, FIRST)
     async with running(alice, bob):
         await alice.wait_peers(1)
         await trio.sleep(1)
         name = next(iter(alice._peers.values())).conversation
-        streams = [(await connect(alice, bob.identity, Hello(Opening.LANE, name)))[0] for _ in range(5)]
+        streams = [(await connect(alice, bob.identity, Hello(HelloKind.BULK, name)))[0] for _ in range(5)]
         await trio.sleep(1)
-        assert alice.peers()[0].lanes == 3 and alice.counters["lanes_refused"] == 2
+        assert alice.peers()[0].bulk_connections == 3 and alice.counters["bulk_connections_refused"] == 2
         for stream in streams:
             await trio.aclose_forcefully(stream)
-        await until(lambda: not alice.peers()[0].lanes)
+        await until(lambda: not alice.peers()[0].bulk_connections)
 
 
 async def test_who_fills_memory_is_dropped_and_the_others_live_on(roads: Roads, autojump_clock: object) -> None:
@@ -386,7 +390,7 @@ async def test_who_fills_memory_is_dropped_and_the_others_live_on(roads: Roads, 
         await alice.wait_peers(0)
         await bob.request(A, "peers", b"")
         for number in (2, 3, 4):
-            stream, channel = await connect(alice, identity(number), Hello(Opening.NEW))
+            stream, channel = await connect(alice, identity(number), Hello(HelloKind.NEW))
             await trio.sleep(0.5)
             for stream_number in (1, 2):  # begun, and never to be finished
                 left = 5 * 1024 * 1024 + number
@@ -415,7 +419,7 @@ async def test_when_this_machine_changes_its_address_its_connections_come_along(
             NetworkConfig(listen=(("127.0.0.1", 0),), limits=limits), identity(number), now_ms=lambda: NOW_MS
         )
         if number == 0:
-            made.parts.steering._own_hosts = lambda: hosts
+            made.parts.path_selection._own_hosts = lambda: hosts
         return made
 
     alice, bob = network(0), network(1)
@@ -431,7 +435,7 @@ async def test_when_this_machine_changes_its_address_its_connections_come_along(
                 assert await inbox.receive.receive() == (A, b"on the road")
                 await trio.sleep(0.05)
         assert alice.counters["roamed"] == 1 and len(bob.peers()) == 1
-        stats = alice.lane_stats(B)[0]
+        stats = alice.connection_stats(B)[0]
         assert stats.is_control and stats.tcp is not None and stats.tcp.bytes_acked > 0 and stats.tcp.rtt_s > 0
         control = alice._peers[B].control
         assert control is not None and stats.tcp.segments > stats.tcp.retransmits

@@ -10,7 +10,7 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.sockets import PACE_BYTES_MIN
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
-from p2p.session.connection import Link
+from p2p.session.connection import Connection
 from tests.p2p.helpers import NOW_MS, identity, sessions
 from tests.p2p.test_service import running
 
@@ -21,24 +21,24 @@ SO_MAX_PACING_RATE = 47
 async def test_a_link_is_slowed_down_to_a_bound_and_let_go_again() -> None:
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     stream = await trio.open_tcp_stream("127.0.0.1", listeners[0].socket.getsockname()[1])
-    link = Link(sessions()[0], stream, remote="127.0.0.1")
+    connection = Connection(sessions()[0], stream, remote="127.0.0.1")
 
     def kernel() -> int:
         return int.from_bytes(stream.socket.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 8), sys.byteorder)
 
     before = kernel()
-    link.pace(None)
+    connection.pace(None)
     assert kernel() == before
     for wanted, given in ((2_000_000, 2_000_000), (1, PACE_BYTES_MIN), (None, before)):
-        link.pace(wanted)
+        connection.pace(wanted)
         assert kernel() == given
-    await link.aclose()
+    await connection.aclose()
     await listeners[0].aclose()
-    link.pace(5)  # what has ended cannot be slowed, and nobody is told
+    connection.pace(5)  # what has ended cannot be slowed, and nobody is told
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux") or sys.maxsize < 2**32, reason="the kernel's part")
-async def test_the_lanes_of_a_way_that_is_squeezed_are_slowed_and_let_go() -> None:
+async def test_the_bulk_connections_of_a_way_that_is_squeezed_are_slowed_and_let_go() -> None:
     config = NetworkConfig(listen=(("127.0.0.1", 0),))
     alice, bob = (Network(config, identity(number), now_ms=lambda: NOW_MS) for number in (0, 1))
     bulk = 5
@@ -55,7 +55,7 @@ async def test_the_lanes_of_a_way_that_is_squeezed_are_slowed_and_let_go() -> No
 
     def held() -> set[int]:
         [peer] = alice._peers.values()
-        sockets = [link._socket for link, lane in peer.lanes.items() if lane.is_ours]
+        sockets = [connection._socket for connection, stream in peer.bulk_connections.items() if stream.is_ours]
         return {
             int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 8), sys.byteorder)
             for sock in sockets
@@ -72,7 +72,7 @@ async def test_the_lanes_of_a_way_that_is_squeezed_are_slowed_and_let_go() -> No
             await alice.wait_peers(1)
             nursery.start_soon(feed)
             await until({2**64 - 1})
-            [planner] = alice.parts.steering._planners.values()
+            [planner] = alice.parts.path_selection._planners.values()
             planner.caps = dict.fromkeys(planner.plan, 600_000.0)
             await until({600_000})
             planner.caps = {}

@@ -15,7 +15,7 @@ from p2p.base.endpoint import Endpoint, parse_bootstrap
 from p2p.base.errors import BlobUnavailable, PeerUnreachable, RequestRefused, RequestTimeout
 from p2p.base.limits import NetworkLimits
 from p2p.gossip.core import Verdict
-from p2p.secure.channel import Channel, Hello, Opening
+from p2p.secure.channel import Channel, Hello, HelloKind
 from p2p.secure.frame import Class
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
@@ -188,7 +188,7 @@ async def connect(network: Network, who: Identity, hello: Hello) -> tuple[trio.a
 
 
 async def connect_raw(network: Network, who: Identity) -> tuple[trio.abc.Stream, Mux]:
-    near, channel = await connect(network, who, Hello(Opening.NEW))
+    near, channel = await connect(network, who, Hello(HelloKind.NEW))
     return near, Mux(channel)
 
 
@@ -603,7 +603,7 @@ async def test_a_connection_that_only_takes_a_round_trip_is_no_failed_handshake(
     )
     async with running(alice, bob):
         with trio.fail_after(20):
-            await alice.parts.steering._probe(bob.identity.address, Endpoint(*bob.bound[0]))
+            await alice.parts.path_selection._probe(bob.identity.address, Endpoint(*bob.bound[0]))
             while not bob.counters["connection_unused"]:  # noqa: ASYNC110 - what is waited for is the doing of sockets
                 await trio.sleep(0.01)
     assert not bob.counters["handshake_failed"] and not alice.counters["handshake_failed"]

@@ -9,7 +9,7 @@ import trio
 
 from p2p.base.endpoint import Endpoint
 from tests.relay.daemon_process import account_of
-from tests.relay.nodes import Node, shake_hands
+from tests.relay.nodes import Node, run_handshake
 
 TIME_LIMIT_S = 120
 
@@ -21,7 +21,7 @@ async def answer(name: str, relay: Endpoint) -> None:
         nursery.start_soon(node.run)
         await node.client.wait_reserved()
         print("reserved", flush=True)
-        circuit = await shake_hands(node, await node.arrived.receive(), None)
+        circuit = await run_handshake(node, await node.arrived.receive(), None)
         while message := await circuit.receive():
             await circuit.send(message[::-1])
         nursery.cancel_scope.cancel()
@@ -33,7 +33,7 @@ async def call(name: str, relay: Endpoint, target: str) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run)
         address = account_of(target).address
-        circuit = await shake_hands(node, await node.client.dial(relay, address), address)
+        circuit = await run_handshake(node, await node.client.dial(relay, address), address)
         await circuit.send(b"hello from another home")
         print((await circuit.receive()).decode(), flush=True)
         await circuit.stream.aclose()

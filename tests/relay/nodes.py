@@ -66,7 +66,7 @@ class Sealed:
         return self.session.receive.decrypt(sealed)
 
 
-async def shake_hands(node: Node, stream: trio.abc.Stream, expected: bytes | None) -> Sealed:
+async def run_handshake(node: Node, stream: trio.abc.Stream, expected: bytes | None) -> Sealed:
     """Do the peer handshake inside a circuit; ``expected`` None: as the side that was dialled."""
     handshake = Handshake(
         node.identity,

@@ -16,7 +16,7 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
-from p2p.session.peerinfo import LaneStats
+from p2p.session.peerinfo import ConnectionStats
 from relay.client.client import RelayClient
 from relay.client.options import RelayClientOptions
 from relay.client.reputation import Fault
@@ -118,8 +118,8 @@ async def notice_delay(member: Member, to: Member, relay: DaemonProcess, switch:
             await trio.sleep(0.01)
 
 
-def control(member: Member, to: Member) -> LaneStats:
-    return member.network.lane_stats(to.address)[0]
+def control(member: Member, to: Member) -> ConnectionStats:
+    return member.network.connection_stats(to.address)[0]
 
 
 async def say(member: Member, to: Member, numbers: range) -> None:
@@ -218,7 +218,7 @@ async def test_bulk_on_a_relay_that_swallows_all_goes_by_the_other_one(
                     await trio.sleep(0.05)
 
         def lanes() -> list[str]:
-            return [lane.path for lane in bob.network.lane_stats(alice.address) if not lane.is_control]
+            return [lane.path for lane in bob.network.connection_stats(alice.address) if not lane.is_control]
 
         nursery.start_soon(pour)
         got = {int((await alice.heard.receive()).split(b" ")[0]) for _ in range(30)}
@@ -228,7 +228,11 @@ async def test_bulk_on_a_relay_that_swallows_all_goes_by_the_other_one(
         assert got == set(range(400))
         assert bob.network.is_connected(alice.address)
         await wait_until(
-            lambda: bob.network.counters["lanes_stalled"] + alice.network.counters["lanes_stalled"] >= 1
+            lambda: (
+                bob.network.counters["bulk_connections_stalled"]
+                + alice.network.counters["bulk_connections_stalled"]
+                >= 1
+            )
         )
 
 

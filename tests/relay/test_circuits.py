@@ -17,7 +17,7 @@ from relay.client.circuit_stream import CircuitStream
 from relay.client.options import RelayClientOptions
 from relay.protocol.errors import Refusal, RelayRefused, RelayUnreachable
 from tests.relay.daemon_process import DaemonProcess, account_of
-from tests.relay.nodes import Node, Sealed, shake_hands, wait_until
+from tests.relay.nodes import Node, Sealed, run_handshake, wait_until
 
 TIME_LIMIT_S = 120
 QUICK = RelayClientOptions(backoff_s_min=0.02, backoff_s_max=0.1, connect_s_max=5, answer_s_max=5)
@@ -37,12 +37,12 @@ async def connect(alice: Node, bob: Node, endpoint: Endpoint) -> tuple[Sealed, S
     sides: list[Sealed] = []
 
     async def answer() -> None:
-        sides.append(await shake_hands(bob, await bob.arrived.receive(), None))
+        sides.append(await run_handshake(bob, await bob.arrived.receive(), None))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer)
         stream = await alice.client.dial(endpoint, bob.address)
-        dialler = await shake_hands(alice, stream, bob.address)
+        dialler = await run_handshake(alice, stream, bob.address)
     return dialler, sides[0]
 
 
@@ -215,12 +215,12 @@ async def test_whoever_answers_a_circuit_must_be_the_address_that_was_dialled(
 
         async def answer() -> None:
             with pytest.raises(AssertionError, match="ended during the handshake"):
-                await shake_hands(mallory, stolen, None)
+                await run_handshake(mallory, stolen, None)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(answer)
             with pytest.raises(WrongPeer):
-                await shake_hands(alice, stream, bob.address)
+                await run_handshake(alice, stream, bob.address)
             await stream.aclose()
 
 
@@ -233,13 +233,13 @@ async def test_many_dial_at_once(shared_relay: DaemonProcess) -> None:
 
         async def answer() -> None:
             async for stream in bob.arrived:
-                found.add((await shake_hands(bob, stream, None)).session.address)
+                found.add((await run_handshake(bob, stream, None)).session.address)
                 if len(found) == len(diallers):
                     return
 
         async def call(node: Node) -> None:
             stream = await node.client.dial(shared_relay.endpoint, bob.address)
-            await shake_hands(node, stream, bob.address)
+            await run_handshake(node, stream, bob.address)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(answer)

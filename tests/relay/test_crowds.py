@@ -12,10 +12,10 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.base.limits import Place
+from p2p.base.limits import HalfOpenSlot
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Purpose
-from p2p.session.connection import shake_hands
+from p2p.session.connection import run_handshake
 from relay.protocol.errors import Refusal
 from relay.protocol.limits import HostTable, HostUse, RelayLimits
 from relay.protocol.wire import (
@@ -84,7 +84,7 @@ def test_circuits_that_run_make_room_too_once_the_newcomer_s_is_joined() -> None
     assert relay.core.data_opened(11, mine) == []
     assert (relay.core.circuits, relay.core.pending) == (4, 1), "on top, until it is really there"
     ended, joining = relay.core.data_opened(12, theirs)
-    assert ended == End(last.circuit, "crowded_out") and isinstance(joining, Join)
+    assert ended == End(last.circuit, "evicted") and isinstance(joining, Join)
     relay.core.circuit_closed(last.circuit)  # the shell says so when both ends are closed
     assert (relay.core.circuits, relay.core.pending) == (4, 0)
     assert refusal_of(relay.say(104, Connect(1, name(1)))) is Refusal.RELAY_FULL
@@ -168,7 +168,7 @@ def test_reservations_make_room_too() -> None:
         relay.say(100 + number, Reserve(1, 60))
     assert relay.core.reservations == 4 and relay.core.refusals[Refusal.RELAY_FULL] == 2  # the target has one
     dropped, answer = relay.say(2, Reserve(1, 60))
-    assert dropped == Drop(102, "crowded_out") and isinstance(answer.message, Reserved)  # type: ignore[union-attr]
+    assert dropped == Drop(102, "evicted") and isinstance(answer.message, Reserved)  # type: ignore[union-attr]
     assert relay.core.is_reserved(name(2), 0) and relay.core.is_reserved(name(1), 0)
 
 
@@ -227,7 +227,7 @@ class Caller:
         handshake = Handshake(
             identity_of(who), Purpose.RELAY_CONTROL, is_initiator=True, now_ms=time.time_ns() // 1_000_000
         )
-        caller.channel = ControlChannel(await shake_hands(stream, handshake, preamble=CONTROL_PREAMBLE))
+        caller.channel = ControlChannel(await run_handshake(stream, handshake, preamble=CONTROL_PREAMBLE))
         return caller
 
     async def ask(self, message: Message) -> Message:
@@ -255,7 +255,7 @@ async def test_a_relay_full_of_one_block_takes_a_newcomer_of_another(
         assert isinstance(await honest.ask(Reserve(2, 60)), Reserved)
         dialler = await Caller.dial(daemon, "dialler", "127.21.0.1")
         assert isinstance(await dialler.ask(Connect(1, identity_of("honest").address)), Offered)
-        await wait_until(lambda: daemon.metrics()['dekube_relay_drops_total{reason="crowded_out"}'] == 2)
+        await wait_until(lambda: daemon.metrics()['dekube_relay_drops_total{reason="evicted"}'] == 2)
         assert daemon.metrics()["dekube_relay_connections"] == 12
         for caller in (*crowd, honest, dialler):
             await trio.aclose_forcefully(caller.stream)
@@ -272,7 +272,7 @@ class Gate:
             transport, host, place = self.knock(f"91.1.{number}.1")
             assert self.door.promote(transport, f"91.1.{number}.1", host, place)
 
-    def knock(self, ip: str) -> tuple[asyncio.Transport, HostUse, Place]:
+    def knock(self, ip: str) -> tuple[asyncio.Transport, HostUse, HalfOpenSlot]:
         transport = asyncio.Transport()
         answer = self.door.admit(transport, ip, 0)
         assert not isinstance(answer, str)
@@ -291,7 +291,7 @@ def test_nobody_has_to_go_for_those_who_have_proved_nothing() -> None:
     assert gate.door.admit(asyncio.Transport(), "91.1.77.1", 0) == "connections"
     for at, (ip, (transport, host, place)) in enumerate(strangers[4:]):
         assert gate.door.promote(transport, ip, host, place)
-        assert [why for _, why in gate.dropped] == ["crowded_out"] * (at + 1)
+        assert [why for _, why in gate.dropped] == ["evicted"] * (at + 1)
 
 
 def test_three_blocks_that_use_up_the_rate_leave_a_part_of_it_to_others() -> None:
@@ -314,7 +314,7 @@ def test_who_has_proved_itself_when_nobody_gives_way_any_more_is_turned_away() -
     first, second = (gate.knock(ip) for ip in ("50.7.1.1", "51.7.1.1"))
     assert gate.door.promote(first[0], "50.7.1.1", *first[1:])
     assert not gate.door.promote(second[0], "51.7.1.1", *second[1:])
-    assert [why for _, why in gate.dropped] == ["crowded_out", "refused_connections"]
+    assert [why for _, why in gate.dropped] == ["evicted", "refused_connections"]
     assert gate.dropped[1][0] is second[0]
 
 
@@ -336,7 +336,7 @@ async def test_connections_that_prove_nothing_end_none_of_a_full_relay(
             assert isinstance(await caller.ask(Reserve(1, 60)), Reserved)
         honest = await Caller.dial(daemon, "honest", "127.30.0.1")
         assert isinstance(await honest.ask(Reserve(1, 60)), Reserved)
-        assert daemon.metrics()['dekube_relay_drops_total{reason="crowded_out"}'] == 1
+        assert daemon.metrics()['dekube_relay_drops_total{reason="evicted"}'] == 1
         for stream in (*silent, honest.stream, *(caller.stream for caller in crowd)):
             await trio.aclose_forcefully(stream)
 

@@ -17,7 +17,7 @@ from relay.protocol.route import Route
 from relay.protocol.wire import Extend, Offered, Refused
 from relay.server.daemon import RelayDaemon, RelayOptions
 from tests.relay.daemon_process import DaemonProcess, account_of, identity_of
-from tests.relay.nodes import Node, Sealed, shake_hands, wait_until
+from tests.relay.nodes import Node, Sealed, run_handshake, wait_until
 from tests.relay.test_circuits import QUICK, running
 from tests.relay.test_hostile import RawClient
 
@@ -38,11 +38,11 @@ async def talk(alice: Node, bob: Node, way: Endpoint) -> tuple[Sealed, Sealed]:
     sides: list[Sealed] = []
 
     async def answer() -> None:
-        sides.append(await shake_hands(bob, await bob.arrived.receive(), None))
+        sides.append(await run_handshake(bob, await bob.arrived.receive(), None))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer)
-        out = await shake_hands(alice, stream, bob.address)
+        out = await run_handshake(alice, stream, bob.address)
     back = sides[0]
     await out.send(b"over the hills")
     assert await back.receive() == b"over the hills"

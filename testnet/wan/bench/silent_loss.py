@@ -26,9 +26,9 @@ BEFORE_S: Final = 2.0
 AFTER_S: Final = 14.0
 _NS: Final = 1_000_000_000
 _RELAYS: Final = ("R1", "R2")
-_ALARMS: Final = ("false_alarms", "silent_ways", "lanes_stalled")
+_ALARMS: Final = ("false_alarms", "silent_paths", "bulk_connections_stalled")
 """Counters of what is left for its silence: each is a false alarm where nothing was cut."""
-_TRIES: Final = ("doubts_refuted",)
+_TRIES: Final = ("suspicions_refuted",)
 
 
 def silent_topology(rtt_ms: int = RTT_MS) -> Topology:

@@ -26,18 +26,18 @@ from p2p.multicast.pieces import (
 )
 from p2p.multicast.wire import Announce, Ask, Done, Have, Swap, Want, encode_control
 from p2p.path.endpoint_status import DialBackAnswer
-from p2p.path.hole_punch import Word
+from p2p.path.hole_punch import PunchMessage
 from p2p.records.addrbook import AddressBook
 from p2p.records.records import sign_record, verify_record
 from p2p.records.revocations import Revocations
-from p2p.secure.channel import Channel, Opening
+from p2p.secure.channel import Channel, HelloKind
 from p2p.secure.channel import Hello as PeerHello
 from p2p.secure.frame import Class, frame, frames
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import NodeCertificate, Purpose, prologue
 from p2p.secure.noise import HandshakeState, StaticKey
 from p2p.secure.record import RecordReader
-from p2p.session.bulk_streams import BulkIn, BulkOut, Lane, WindowLimits
+from p2p.session.bulk_streams import BulkIn, BulkOut, BulkStream, WindowLimits
 from p2p.session.mux import Message, Mux, MuxLimits
 from p2p.session.requests import KIND_REFUSAL, KIND_REQUEST, KIND_RESPONSE, Requests
 from state.primitives.codec import encode
@@ -88,10 +88,10 @@ def read_lane(data: bytes) -> None:
     account = ReceiveMemory(2**40).open(2**26, lambda: None)
     incoming = BulkIn(account, message_bytes_max=2**20, limits=WindowLimits())
     outgoing = BulkOut(queue_bytes_max=1, message_bytes_max=1, window_bytes=1)
-    lane = Lane(Channel(other), outgoing, incoming)
+    connection = BulkStream(Channel(other), outgoing, incoming)
     for at in range(0, len(data), 60_000):
         body = one.send.encrypt(data[at : at + 60_000])
-        lane.receive(len(body).to_bytes(2, "big") + body)
+        connection.receive(len(body).to_bytes(2, "big") + body)
         assert incoming.held_bytes <= 2**20
 
 
@@ -202,27 +202,27 @@ def targets() -> Iterator[tuple[str, Target]]:
     whole = frame(1, 2, 3, b"body") + frame(0, 0xF0, 0, bytes(8)) + frame(4, 1, 0, b"")
     parts = frame(2, 1, 0, b"gossip") + frame(1, 1, 7, (90_000).to_bytes(4, "big") + bytes(50))
     yield "frames", Target(read_frames, (whole, parts), ("p2p.secure.frame:frames",), (FrameInvalid,))
-    lanes = b"".join(
+    bulk_connections = b"".join(
         frame(0, kind, 0, body)
         for kind, body in ((0xFA, b"\0\1\2\3"), (0xFB, b"\1\0\2\2"), (0xFC, bytes(24)), (0xFD, bytes(16)))
     )
     yield "mux", Target(
-        read_mux, (parts, whole, lanes),
+        read_mux, (parts, whole, bulk_connections),
         (
             "p2p.session.mux:Mux.receive", "p2p.session.mux:Mux._take_fragment",
             "p2p.session.mux:Mux._take_control",
-            "p2p.session.path_offers:decode_ways", "p2p.session.path_offers:decode_wishes",
+            "p2p.session.path_offers:decode_offer", "p2p.session.path_offers:decode_request",
             "p2p.secure.channel:Channel.feed",
         ),
         (FrameInvalid,), cost=20,
     )  # fmt: skip
-    yield "lane", Target(
+    yield "connection", Target(
         read_lane, (frame(4, 1, 1, bytes(4) + b"bulk"), whole),
-        ("p2p.session.bulk_streams:Lane.receive", "p2p.session.bulk_streams:BulkIn.take"), (FrameInvalid,),
+        ("p2p.session.bulk_streams:BulkStream.receive", "p2p.session.bulk_streams:BulkIn.take"), (FrameInvalid,),
         cost=20,
     )  # fmt: skip
     yield "conversation hello", Target(
-        canonical(PeerHello.decode, PeerHello.encode), (PeerHello(Opening.RESUME, bytes(16), 1, 2).encode(),),
+        canonical(PeerHello.decode, PeerHello.encode), (PeerHello(HelloKind.RESUME, bytes(16), 1, 2).encode(),),
         ("p2p.secure.channel:Hello.decode",), (FrameInvalid,),
     )  # fmt: skip
     yield "sealed record", Target(
@@ -286,9 +286,9 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield (
         "punch word",
         Target(
-            canonical(Word.decode, Word.encode),
-            (Word(bytes(16), seen).encode(), Word(bytes(16)).encode()),
-            ("p2p.path.hole_punch:Word.decode",),
+            canonical(PunchMessage.decode, PunchMessage.encode),
+            (PunchMessage(bytes(16), seen).encode(), PunchMessage(bytes(16)).encode()),
+            ("p2p.path.hole_punch:PunchMessage.decode",),
         ),
     )
     yield (

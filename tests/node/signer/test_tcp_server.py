@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.signer.tcp_server import HALF_OPEN_MAX, HalfOpen
+from node.signer.tcp_server import HALF_OPEN_MAX, HalfOpenSlots
 
 
 @settings(max_examples=50, deadline=None)
@@ -16,7 +16,7 @@ from node.signer.tcp_server import HALF_OPEN_MAX, HalfOpen
     seed=st.integers(0, 2**32), comers=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=1_200)
 )
 def test_places_are_bounded_and_the_known_keep_theirs(seed: int, comers: list[tuple[int, int]]) -> None:
-    places, lost = HalfOpen(Random(seed)), set[int]()
+    places, lost = HalfOpenSlots(Random(seed)), set[int]()
     places.prove("192.0.2.1")
     known = places.enter("192.0.2.1", lambda: lost.add(-1))
     lone = places.enter("198.51.100.1", lambda: lost.add(-2))
@@ -34,7 +34,7 @@ def test_a_flood_from_the_very_address_lets_the_node_through_now_and_then() -> N
     for is_known in (False, True):
         through = 0
         for seed in range(10):
-            places, lost = HalfOpen(Random(seed)), list[int]()
+            places, lost = HalfOpenSlots(Random(seed)), list[int]()
             if is_known:
                 places.prove("192.0.2.1")
             for _ in range(300):

@@ -12,11 +12,11 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.base.dial_policy import Vicinity, Zone, zone_of
+from p2p.base.dial_policy import DialPolicy, Zone, zone_of
 from p2p.base.endpoint import Endpoint
 from p2p.base.sockets import LOOKUPS_MAX, Connector
 from p2p.records.records import sign_record
-from p2p.service import Network, NetworkConfig, vicinity_of
+from p2p.service import Network, NetworkConfig, dial_policy_of
 from tests.p2p.helpers import NOW_MS, identity
 
 ADDRESSES = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6))
@@ -28,7 +28,7 @@ def test_without_anything_named_only_what_is_reached_from_everywhere_is_dialled(
 ) -> None:
     inner = address.ipv4_mapped if isinstance(address, IPv6Address) and address.ipv4_mapped else address
     expected = inner.is_global and not inner.is_multicast and not inner.is_unspecified and not inner.is_loopback
-    assert Vicinity().may_dial(str(address)) == expected
+    assert DialPolicy().may_dial(str(address)) == expected
 
 
 @given(st.ip_addresses(v=4))
@@ -52,7 +52,7 @@ def test_an_address_in_the_clothes_of_the_other_family_is_the_same_address(addre
 def test_the_zones_that_the_owner_names_are_open_and_no_others(
     named: tuple[str, ...], machine: bool, inner: bool
 ) -> None:
-    made = Vicinity(named)
+    made = DialPolicy(named)
     assert [made.may_dial(host) for host in ("127.8.0.1", "::1")] == [machine] * 2
     assert [made.may_dial(host) for host in ("10.1.2.3", "169.254.169.254", "fe80::1", "100.64.0.1")] == [
         inner
@@ -61,7 +61,7 @@ def test_the_zones_that_the_owner_names_are_open_and_no_others(
 
 
 def test_a_host_named_later_opens_itself_alone() -> None:
-    made = Vicinity()
+    made = DialPolicy()
     made.name("10.0.0.1")
     assert made.may_dial("10.0.0.1") and not made.may_dial("10.0.0.2")
     assert zone_of("node.example.org") is None and zone_of("127.0.0.1") is Zone.MACHINE
@@ -69,11 +69,11 @@ def test_a_host_named_later_opens_itself_alone() -> None:
 
 def test_a_configuration_names_its_hosts() -> None:
     relay = Endpoint("10.0.0.1", 1, b"r" * 20)
-    assert not vicinity_of(NetworkConfig(listen=(("0.0.0.0", 1),))).may_dial("127.0.0.1")
-    assert vicinity_of(NetworkConfig(listen=(("127.0.0.1", 0),))).may_dial("127.0.0.1")
-    assert vicinity_of(NetworkConfig(bootstrap=("127.0.0.1:5",))).may_dial("127.0.0.2")
-    assert vicinity_of(NetworkConfig(), [relay]).may_dial("10.9.9.9")
-    assert vicinity_of(NetworkConfig(dial_inner=True)).may_dial("10.9.9.9")
+    assert not dial_policy_of(NetworkConfig(listen=(("0.0.0.0", 1),))).may_dial("127.0.0.1")
+    assert dial_policy_of(NetworkConfig(listen=(("127.0.0.1", 0),))).may_dial("127.0.0.1")
+    assert dial_policy_of(NetworkConfig(bootstrap=("127.0.0.1:5",))).may_dial("127.0.0.2")
+    assert dial_policy_of(NetworkConfig(), [relay]).may_dial("10.9.9.9")
+    assert dial_policy_of(NetworkConfig(dial_inner=True)).may_dial("10.9.9.9")
 
 
 async def test_a_name_is_judged_by_what_it_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ async def test_a_name_is_judged_by_what_it_leads_to(monkeypatch: pytest.MonkeyPa
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 0)) for ip in ("127.0.0.1", "9.9.9.9")]
 
     monkeypatch.setattr(socket, "getaddrinfo", found)
-    made = Connector(Vicinity(["own.example.org"]))
+    made = Connector(DialPolicy(["own.example.org"]))
     assert await made.look_up("strange.example.org") == ["9.9.9.9"]
     assert await made.look_up("own.example.org") == ["127.0.0.1", "9.9.9.9"]
     with pytest.raises(OSError, match="no address"):
@@ -108,7 +108,7 @@ async def test_slow_names_of_strangers_keep_neither_the_chains_threads_nor_the_o
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("9.9.9.9", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    made = Connector(Vicinity(["own.example.org"]))
+    made = Connector(DialPolicy(["own.example.org"]))
     free = trio.to_thread.current_default_thread_limiter()
     try:
         async with trio.open_nursery() as nursery:
@@ -133,7 +133,7 @@ async def test_of_several_addresses_the_one_that_answers_is_taken(monkeypatch: p
 
     real = socket.getaddrinfo
     monkeypatch.setattr(socket, "getaddrinfo", lambda h, *a: found(h) if h == "two" else real(h, *a))
-    made = Connector(Vicinity(["localhost"]))
+    made = Connector(DialPolicy(["localhost"]))
     async with await made.connect("two", port) as stream:
         assert stream.socket.getpeername()[0] == "127.0.0.1"
     await listeners[0].aclose()

@@ -28,7 +28,7 @@ PUBLISH, IHAVE, IWANT, GRAFT, PRUNE = 1, 2, 3, 4, 5
 class Net:
     """Gossip cores joined by queues: no loop, no clock but this one, one seed."""
 
-    def __init__(self, size: int, links: list[tuple[int, int]], seed: int = 1) -> None:
+    def __init__(self, size: int, connections: list[tuple[int, int]], seed: int = 1) -> None:
         self.random = Random(seed)
         self.now = 1000.0
         self.nodes = [Gossip(random=Random(seed + n), now=self.now) for n in range(size)]
@@ -41,7 +41,7 @@ class Net:
         self.lose: Callable[[int, int, bytes], bool] = lambda _a, _b, _body: False
         for node in self.nodes:
             node.subscribe(TOPIC, 100_000)
-        for one, other in links:
+        for one, other in connections:
             self.apply(one, self.nodes[one].peer_joined(self.names[other], outbound=True))
             self.apply(other, self.nodes[other].peer_joined(self.names[one], outbound=False))
         self.settle()
@@ -309,20 +309,20 @@ def test_garbage_costs_points() -> None:
 def test_a_crowd_from_one_network_is_worth_less_and_only_while_it_is_one() -> None:
     gossip = Gossip(random=Random(1), now=0.0)
     gossip.subscribe("tx", 1024)
-    crowd = [bytes([n]) * 20 for n in range(1, 9)]
+    netgroup = [bytes([n]) * 20 for n in range(1, 9)]
     alone = b"a" * 20
-    for peer in crowd:
+    for peer in netgroup:
         gossip.peer_joined(peer, outbound=False, network="198.51.100.0/24")
     gossip.peer_joined(alone, outbound=False, network="203.0.113.0/24")
-    assert gossip.score(alone) == 0 > gossip.score(crowd[0])
-    for peer in (*crowd, alone):
+    assert gossip.score(alone) == 0 > gossip.score(netgroup[0])
+    for peer in (*netgroup, alone):
         gossip.receive(peer, encode([0, ["tx"]]), 0.0)
     assert gossip.mesh("tx") == {alone}
-    for peer in crowd[3:]:
+    for peer in netgroup[3:]:
         gossip.peer_left(peer)
-    assert gossip.score(crowd[0]) == 0
+    assert gossip.score(netgroup[0]) == 0
     gossip.heartbeat(1.0)
-    assert gossip.mesh("tx") == {alone, *crowd[:3]}
+    assert gossip.mesh("tx") == {alone, *netgroup[:3]}
 
 
 def test_more_than_may_wait_costs_a_point_for_each_heartbeat() -> None:

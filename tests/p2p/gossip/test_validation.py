@@ -7,7 +7,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from p2p.base.limits import NetworkLimits
 from p2p.gossip.core import Deliver, Verdict
-from p2p.gossip.validation import GossipItem, Validation
+from p2p.gossip.validation import GossipItem, TopicValidation
 
 
 async def test_what_is_withdrawn_is_not_judged_and_batches_keep_their_bounds() -> None:
@@ -24,7 +24,7 @@ async def test_what_is_withdrawn_is_not_judged_and_batches_keep_their_bounds() -
         verdicts.extend(identifier for identifier, _ in found)
 
     limits = NetworkLimits(gossip_batch_max=3, gossip_batch_bytes_max=10)
-    validation = Validation(validate, limits, judged)
+    validation = TopicValidation(validate, limits, judged)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(validation.run)
         validation.put(Deliver("tx", b"p", b"1", b"first"))

@@ -6,13 +6,13 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.gossip.validation_queue import Admission, Waiting, WaitingRoom
+from p2p.gossip.validation_queue import Admission, PendingPayload, ValidationQueue
 
 LIMIT = 20_000
 
 
-def _payload(sender: bytes, size: int) -> Waiting:
-    return Waiting("tx", bytes(size), sender)
+def _payload(sender: bytes, size: int) -> PendingPayload:
+    return PendingPayload("tx", bytes(size), sender)
 
 
 @settings(max_examples=200, deadline=None)
@@ -21,8 +21,8 @@ def _payload(sender: bytes, size: int) -> Waiting:
     st.randoms(use_true_random=False),
 )
 def test_sums_agree_and_everybody_has_a_part(steps: list[tuple[int, int, bool]], random: Random) -> None:
-    room = WaitingRoom(limit_bytes=LIMIT, payloads_each_max=60)
-    inside: dict[bytes, Waiting] = {}
+    room = ValidationQueue(limit_bytes=LIMIT, payloads_each_max=60)
+    inside: dict[bytes, PendingPayload] = {}
     for number, (sender, size, is_judged) in enumerate(steps):
         identifier, new = number.to_bytes(4, "big"), _payload(bytes([sender]), size)
         admission = room.admit(identifier, new)
@@ -47,7 +47,7 @@ def test_sums_agree_and_everybody_has_a_part(steps: list[tuple[int, int, bool]],
 
 
 def test_many_that_send_all_they_can_leave_an_equal_part_to_the_next() -> None:
-    room = WaitingRoom(limit_bytes=LIMIT, payloads_each_max=1000)
+    room = ValidationQueue(limit_bytes=LIMIT, payloads_each_max=1000)
     for number in range(2000):
         room.admit(number.to_bytes(4, "big"), _payload(bytes([number % 9]), 100))
     late = [room.admit(b"late%d" % number, _payload(b"late", 100)).is_in for number in range(100)]
@@ -56,7 +56,7 @@ def test_many_that_send_all_they_can_leave_an_equal_part_to_the_next() -> None:
 
 
 def test_one_that_has_as_many_as_may_wait_is_told_apart_from_one_that_finds_no_room() -> None:
-    room = WaitingRoom(limit_bytes=100, payloads_each_max=2)
+    room = ValidationQueue(limit_bytes=100, payloads_each_max=2)
     assert room.admit(b"1", _payload(b"a", 10)) == Admission(is_in=True)
     assert room.admit(b"2", _payload(b"a", 10)).is_in
     assert room.admit(b"3", _payload(b"a", 10)) == Admission(is_in=False, is_own_fault=True)

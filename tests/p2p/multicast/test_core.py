@@ -123,7 +123,7 @@ def test_a_bad_relay_costs_at_most_a_second(fault: dict[str, object], others: in
         world.add_relay()
     run(world)
     assert assert_heard(world) < UPLOAD_S + 0.2 + 1.0
-    # What follows takes another way at once.
+    # What follows takes another path at once.
     for node in world.nodes.values():
         node.heard.clear()
     body, began = BODY[::-1], world.now

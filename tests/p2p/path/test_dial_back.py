@@ -7,7 +7,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.base.dial_policy import Vicinity
+from p2p.base.dial_policy import DialPolicy
 from p2p.base.endpoint import Endpoint
 from p2p.base.errors import RequestRefused, RequestTimeout
 from p2p.base.netgroups import block_of
@@ -15,8 +15,8 @@ from p2p.base.sockets import Connector
 from p2p.path.dial_back import (
     METHOD_DIAL_BACK,
     SOURCE_LISTEN,
-    Reach,
-    ReachOptions,
+    DialBack,
+    DialBackOptions,
 )
 from p2p.path.endpoint_status import DialBackAnswer, DialBackResults, EndpointStatus
 from p2p.secure.identity import Role
@@ -48,7 +48,7 @@ class Fake:
         self.open_ports: tuple[int, ...] = ()
         self.silent: set[str] = set()
         """Hosts from which no connection is seen to come."""
-        self.connector = Connector(Vicinity())
+        self.connector = Connector(DialPolicy())
         self.advertised: list[tuple[Endpoint, ...]] = []
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
@@ -84,27 +84,27 @@ OWN = Endpoint("8.8.4.4", 26_600)
 YES, NO = says(OWN.host, True), says(OWN.host, False)
 
 
-def made(fake: Fake, options: ReachOptions | None = None) -> Reach:
-    reach = Reach(options, now_ms=lambda: NOW_MS)
+def made(fake: Fake, options: DialBackOptions | None = None) -> DialBack:
+    reach = DialBack(options, now_ms=lambda: NOW_MS)
     reach.attach(fake)
     return reach
 
 
-def reach_of(remotes: dict[bytes, tuple[str, bytes | Exception]]) -> tuple[Reach, Fake]:
+def reach_of(remotes: dict[bytes, tuple[str, bytes | Exception]]) -> tuple[DialBack, Fake]:
     fake = Fake(
         [info(a, remote) for a, (remote, _) in remotes.items()], {a: said for a, (_, said) in remotes.items()}
     )
     return made(fake), fake
 
 
-def nowhere(answers: dict[bytes, tuple[str, bytes | Exception]]) -> tuple[Reach, Fake]:
+def nowhere(answers: dict[bytes, tuple[str, bytes | Exception]]) -> tuple[DialBack, Fake]:
     """The same, of a node that listens everywhere and was not told where that is."""
     reach, fake = reach_of(answers)
     fake.direct, fake.open_ports = (), (26_600,)
     return reach, fake
 
 
-async def played(reach: Reach, fake: Fake, seconds: float) -> None:
+async def played(reach: DialBack, fake: Fake, seconds: float) -> None:
     with trio.move_on_after(seconds):
         await reach.run(fake)
 
@@ -302,7 +302,7 @@ async def test_the_asked_one_dials_and_knows_whom_it_reached() -> None:
         one, other = identity(1).address, identity(2).address
         relayed = info(b"relayed", "relay")
         fake = Fake([info(one, "127.0.0.1"), info(other, "127.0.0.1"), relayed], {})
-        reach = made(fake, ReachOptions(timeout_s=20.0))
+        reach = made(fake, DialBackOptions(timeout_s=20.0))
         question = encode([port])
         assert await reach._serve(one, question) == says("127.0.0.1", True)
         assert await reach._serve(other, question) == says("127.0.0.1", False)  # a listener, but another's

@@ -64,7 +64,7 @@ def test_a_relay_that_lies_draws_traffic_for_one_trial(seed: int) -> None:
         }
         world = World(rng.uniform(10, 200) * MBIT, lines, seed=seed)
         _, rate = world.run(BulkPlanner(table_of({path: rates[path] / 300 for path in PATHS})), 120)
-        shares.append(min(1.0, rate / world.best(PATHS, PathParameters().lanes_max)))
+        shares.append(min(1.0, rate / world.best(PATHS, PathParameters().connections_max)))
     assert sum(shares) >= 0.9 * len(shares)
 
 

@@ -13,8 +13,8 @@ from p2p.base.observed_address import OBSERVE_PREAMBLE, ObservedAddress, observe
 from p2p.path.hole_punch import (
     METHOD_PUNCH,
     PUNCHED,
-    Puncher,
-    PunchOptions,
+    HolePuncher,
+    HolePunchOptions,
     _checked,
 )
 from p2p.secure.identity import Role
@@ -26,7 +26,7 @@ from tests.p2p.helpers import NOW_MS, identity
 from tests.p2p.test_service import running
 
 ALICE, BOB = identity(1).address, identity(2).address
-OPTIONS = PunchOptions(try_s=5.0)
+OPTIONS = HolePunchOptions(try_s=5.0)
 RELAYED = f"relay:{'ab' * 20}:192.0.2.1:1"
 
 
@@ -104,12 +104,12 @@ async def observer(nursery: trio.Nursery, *, shift: int = 0) -> Endpoint:
     return Endpoint("127.0.0.1", port)
 
 
-async def pair(nursery: trio.Nursery, observers: list[Endpoint]) -> tuple[Puncher, Puncher, Wire, Wire]:
+async def pair(nursery: trio.Nursery, observers: list[Endpoint]) -> tuple[HolePuncher, HolePuncher, Wire, Wire]:
     ends: dict[bytes, Wire] = {}
     made = []
     for name in (ALICE, BOB):
         wire = Wire(name, ends)
-        puncher = Puncher(lambda: observers, options=OPTIONS)
+        puncher = HolePuncher(lambda: observers, options=OPTIONS)
         puncher.attach(wire)
         nursery.start_soon(puncher.run, wire)
         made.append((puncher, wire))
@@ -206,7 +206,7 @@ async def test_two_observers_that_disagree_are_doubted_for_a_while_and_three_bel
             assert not alice.can_try
             pauses.append(alice._symmetric_until - trio.current_time())
             nursery.cancel_scope.cancel()
-    assert pauses[0] <= OPTIONS.doubt_s < OPTIONS.symmetric_s / 2 < pauses[1]
+    assert pauses[0] <= OPTIONS.contradicted_s < OPTIONS.symmetric_s / 2 < pauses[1]
 
 
 async def test_one_observer_is_not_enough() -> None:

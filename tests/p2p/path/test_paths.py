@@ -81,8 +81,8 @@ class World:
     def _of(path: Path, flows: list[Path], got: list[float]) -> float:
         return sum(rate for flow, rate in zip(flows, got, strict=True) if flow == path)
 
-    def best(self, paths: list[Endpoint], lanes_max: int) -> float:
-        return max(sum(self.rates({path: lanes_max}).values()) for path in paths)
+    def best(self, paths: list[Endpoint], connections_max: int) -> float:
+        return max(sum(self.rates({path: connections_max}).values()) for path in paths)
 
     def run(self, planner: BulkPlanner, seconds: float, now: float = 0.0) -> tuple[float, float]:
         """Return the time after ``seconds`` of transfer, and the rate over the last quarter."""
@@ -117,7 +117,8 @@ def test_a_congested_exchange_is_left_for_the_relays() -> None:
 
 
 def test_a_transfer_that_began_small_on_a_congested_route_finds_the_relays_within_seconds() -> None:
-    """As on emulated lines: lanes open late, flows begin slowly, the round trip of a filled line swells."""
+    """As on emulated lines: bulk connections open late, flows begin slowly, the round trip of a filled line
+    swells."""
     table = PathTable()
     table.offer([DIRECT, RELAY, TWO])
     planner = BulkPlanner(table, is_paced=True)
@@ -145,7 +146,7 @@ def test_a_transfer_that_began_small_on_a_congested_route_finds_the_relays_withi
     assert arrived >= 0.95 * 94 * MBIT * 2
 
 
-def test_a_plan_is_not_judged_before_its_lanes_are_open() -> None:
+def test_a_plan_is_not_judged_before_its_connections_are_open() -> None:
     planner = planner_of(DIRECT, TWO)
     planner.start(64 * 2**20, 0.0)
     for step in range(1, 13):  # three seconds: a circuit over far relays takes so long where packets get lost
@@ -166,7 +167,7 @@ def test_of_equal_paths_the_one_without_relays_stays() -> None:
     assert planner.plan == {DIRECT: 1}
 
 
-def test_lanes_grow_where_loss_holds_single_flows_back() -> None:
+def test_connections_grow_where_loss_holds_single_flows_back() -> None:
     planner = planner_of(DIRECT)
     _, rate = World(96.5 * MBIT, {DIRECT: Line(1000 * MBIT, 5.3 * MBIT)}).run(planner, 25)
     assert planner.plan == {DIRECT: 16}
@@ -220,7 +221,7 @@ def test_a_little_bulk_runs_no_race() -> None:
     assert planner.plan == {DIRECT: 1}
 
 
-def test_a_paced_line_is_not_tried_with_more_lanes_at_once_but_a_stuck_flow_is_still_found() -> None:
+def test_a_paced_line_is_not_tried_with_more_connections_at_once_but_a_stuck_flow_is_still_found() -> None:
     table = PathTable()
     table.offer([DIRECT])
     planner = BulkPlanner(table, is_paced=True)
@@ -235,7 +236,7 @@ def test_a_paced_line_is_not_tried_with_more_lanes_at_once_but_a_stuck_flow_is_s
     assert rate >= 0.8 * 96.5 * MBIT
 
 
-def test_a_paced_line_that_is_well_is_tried_with_more_lanes_once_and_again_when_it_fails() -> None:
+def test_a_paced_line_that_is_well_is_tried_with_more_connections_once_and_again_when_it_fails() -> None:
     table = PathTable()
     table.offer([DIRECT])
     planner = BulkPlanner(table, is_paced=True)
@@ -245,14 +246,14 @@ def test_a_paced_line_that_is_well_is_tried_with_more_lanes_once_and_again_when_
     while now < 300:
         now += TICK_S
         planner.tick({DIRECT: int(96.5 * MBIT * TICK_S)}, 2**20, now)
-        with_more += planner.lanes > 1
+        with_more += planner.connections > 1
     assert 0 < with_more * TICK_S <= 2
     world.lines[DIRECT] = Line(96.5 * MBIT, 20 * MBIT)
     _, rate = world.run(planner, 200, now)
     assert rate >= 0.8 * 96.5 * MBIT
 
 
-def test_what_flows_gain_as_they_begin_is_no_merit_of_more_lanes() -> None:
+def test_what_flows_gain_as_they_begin_is_no_merit_of_more_connections() -> None:
     planner = planner_of(DIRECT)
     planner.start(64 * 2**20, 0.0)
     now, rate = 0.0, 1.0 * MBIT
@@ -285,13 +286,13 @@ LINES = st.builds(
     seed=st.integers(0, 2**32),
 )
 def test_whatever_the_lines_are_little_is_left_lying(access: float, lines: list[Line], seed: int) -> None:
-    """Never much below what the best path alone, with all the lanes allowed, would carry."""
+    """Never much below what the best path alone, with all the bulk connections allowed, would carry."""
     paths = [DIRECT, RELAY, TWO][: len(lines)]
     world = World(access * MBIT, dict(zip(paths, lines, strict=True)), seed=seed)
     planner = planner_of(*paths)
     _, rate = world.run(planner, 240)
-    assert rate >= 0.8 * world.best(paths, planner.table.parameters.lanes_max)
-    assert 1 <= planner.lanes <= planner.table.parameters.lanes_max
+    assert rate >= 0.8 * world.best(paths, planner.table.parameters.connections_max)
+    assert 1 <= planner.connections <= planner.table.parameters.connections_max
 
 
 @settings(max_examples=50, deadline=None)
@@ -305,7 +306,7 @@ def test_hostile_figures_never_empty_the_plan(rates: list[int], lost: int) -> No
             planner.lost(next(iter(planner.plan)), now)
         planner.tick({DIRECT: rate, RELAY: rate // 3, TWO: rate // 7}, 2**20, now)
         planner.tick({}, 2**20, now + 0.7)
-        assert 1 <= planner.lanes <= 16
+        assert 1 <= planner.connections <= 16
         assert set(planner.plan) <= {DIRECT, RELAY, TWO}
 
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p.base.endpoint import Endpoint
-from p2p.base.limits import NetworkLimits, Place
-from p2p.peers.accepting import Places, places_of
+from p2p.base.limits import HalfOpenSlot, NetworkLimits
 from p2p.peers.admission import Claim, replaces
-from p2p.peers.handshake_limits import Entrance
-from p2p.peers.outbound import SeatDraw
+from p2p.peers.handshake_limits import HandshakeLimits
+from p2p.peers.inbound import OwnEndpoints, own_endpoints
+from p2p.peers.outbound import PersistentPeerDraw
 
 LOW, HIGH = b"\1" * 20, b"\2" * 20
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -69,7 +69,7 @@ def test_a_connection_that_has_died_stands_in_nobodys_way(at: float, later_s: fl
 def test_seats_are_drawn_one_at_a_time_and_ever_more_slowly(
     seed: int, enough: int, count: int, has_one: bool
 ) -> None:
-    draw, now, drawn_at = SeatDraw(limits=LIMITS, random=Random(seed)), 0.0, []
+    draw, now, drawn_at = PersistentPeerDraw(limits=LIMITS, random=Random(seed)), 0.0, []
     wanted = [bytes([number]) * 20 for number in range(count)]
     connected = int(has_one and enough > 1)
     while now < 300:
@@ -89,37 +89,37 @@ def test_seats_are_drawn_one_at_a_time_and_ever_more_slowly(
 
 def test_what_the_owner_advertises_goes_before_what_the_sockets_tell() -> None:
     bound = (("192.0.2.7", 1), ("0.0.0.0", 2), ("::", 2), ("::", 3))
-    assert places_of(bound, ()) == Places((Endpoint("192.0.2.7", 1),), (2, 3))
+    assert own_endpoints(bound, ()) == OwnEndpoints((Endpoint("192.0.2.7", 1),), (2, 3))
     named = (Endpoint("node.example", 9),)
-    assert places_of(bound, named) == Places(named)
-    assert places_of((), ()) == Places()
+    assert own_endpoints(bound, named) == OwnEndpoints(named)
+    assert own_endpoints((), ()) == OwnEndpoints()
 
 
 def test_a_relay_that_brings_without_end_leaves_the_others_their_part() -> None:
-    entrance = Entrance(LIMITS)
-    flood = [entrance.circuit("relay:aa", 0.0) for _ in range(10_000)]
+    handshake_limits = HandshakeLimits(LIMITS)
+    flood = [handshake_limits.circuit("relay:aa", 0.0) for _ in range(10_000)]
     assert sum(place is not None for place in flood) == LIMITS.accepts_per_block_burst
-    assert entrance.circuit("relay:bb", 0.0) is not None
+    assert handshake_limits.circuit("relay:bb", 0.0) is not None
     for second in range(1, 20):
-        flood = [entrance.circuit("relay:aa", float(second)) for _ in range(10_000)]
+        flood = [handshake_limits.circuit("relay:aa", float(second)) for _ in range(10_000)]
         assert sum(place is not None for place in flood) == LIMITS.accepts_per_block_per_s
-        assert all(entrance.circuit("relay:bb", float(second)) is not None for _ in range(50))
+        assert all(handshake_limits.circuit("relay:bb", float(second)) is not None for _ in range(50))
 
 
 def test_a_few_blocks_that_knock_without_end_leave_a_part_of_the_rate_to_others() -> None:
-    entrance = Entrance(LIMITS)
-    came, places = 0, list[Place]()
+    handshake_limits = HandshakeLimits(LIMITS)
+    came, places = 0, list[HalfOpenSlot]()
     for tick in range(1, 200):
         now = tick / 10
         for number in range(60):  # of three blocks, each of its connections from elsewhere in it
             host = f"100.{64 + number % 3}.{(tick + number) % 250}.{tick % 250}"
-            place = entrance.connection(host, now)
+            place = handshake_limits.connection(host, now)
             if place is not None:
                 places.append(place)
         if tick % 10 == 0:  # once a second somebody of a block of its own
-            place = entrance.connection(f"198.{tick // 10}.7.7", now)
+            place = handshake_limits.connection(f"198.{tick // 10}.7.7", now)
             came += place is not None
             places += [] if place is None else [place]
         while len(places) > 100:
-            entrance.half_open.leave(places.pop(0))
+            handshake_limits.half_open.leave(places.pop(0))
     assert came == 19

@@ -1,4 +1,4 @@
-"""Places for peers that come in: whoever takes them all makes room for others, and useful ones are kept."""
+"""OwnEndpoints for peers that come in: whoever takes them all makes room for others, and useful ones are kept."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.base.limits import NetworkLimits
-from p2p.base.netgroups import Crowds, Origin, block_of, network_of, origin_of
-from p2p.peers.eviction import STANDINGS_S, TRIAL_S, Admission, Guest, Standings, admit, lots
-from p2p.peers.handshake_limits import Entrance
-from p2p.secure.channel import Channel, Hello, Opening
+from p2p.base.netgroups import Netgroups, Origin, block_of, network_of, origin_of
+from p2p.peers.eviction import (
+    DEPARTED_S,
+    TRIAL_S,
+    AdmissionDecision,
+    DepartedPeers,
+    InboundPeer,
+    admit,
+    keyed_hash,
+)
+from p2p.peers.handshake_limits import HandshakeLimits
+from p2p.secure.channel import Channel, Hello, HelloKind
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from p2p.service import Network, NetworkConfig
@@ -36,13 +44,13 @@ def origin(block: int, network: int = 0, *, is_bounded: bool = True) -> Origin:
 class House:
     """Guests of one node under virtual time; some are useful whenever they can be, some never."""
 
-    def __init__(self, places_max: int = PLACES, *, key: bytes = b"house") -> None:
-        self.places_max = places_max
-        self.guests: dict[bytes, Guest] = {}
+    def __init__(self, slots_max: int = PLACES, *, key: bytes = b"house") -> None:
+        self.slots_max = slots_max
+        self.peers: dict[bytes, InboundPeer] = {}
         self.usefulness: dict[bytes, Usefulness] = {}
         self.workers: set[bytes] = set()
-        self.draw = lots(key)
-        self.standings = Standings()
+        self.draw = keyed_hash(key)
+        self.standings = DepartedPeers()
         self.count = 0
         self.now = 0.0
 
@@ -54,16 +62,16 @@ class House:
             self._work()
 
     def _work(self) -> None:
-        for name in self.workers & self.guests.keys():
+        for name in self.workers & self.peers.keys():
             self.usefulness[name].note(self.now)
-            self.guests[name] = replace(self.guests[name], useful_periods=self.usefulness[name].periods)
+            self.peers[name] = replace(self.peers[name], useful_periods=self.usefulness[name].periods)
 
     def drawn(self, newcomer: str) -> set[str]:
         blocks = {newcomer, *self.blocks()}
-        return set(sorted(blocks, key=self.draw)[: self.places_max // 8])
+        return set(sorted(blocks, key=self.draw)[: self.slots_max // 8])
 
     def leave(self, name: bytes) -> Origin:
-        where = self.guests.pop(name).origin
+        where = self.peers.pop(name).origin
         self.standings.keep(name, where.block, self.usefulness[name], self.now)
         return where
 
@@ -75,28 +83,28 @@ class House:
         rtt_s: float | None = None,
         works: bool = False,
         name: bytes = b"",
-    ) -> Admission:
+    ) -> AdmissionDecision:
         """Let a newcomer ask for a place, or ``name`` who has left."""
         answer = admit(
-            [*self.guests.values()], where, now=self.now, places_max=self.places_max,
+            [*self.peers.values()], where, now=self.now, slots_max=self.slots_max,
             per_network_max=PER_NETWORK, draw=self.draw,
             useful_periods=self.standings.periods(name, where.block, self.now),
         )  # fmt: skip
-        if answer.gives_way is not None:
-            self.leave(answer.gives_way)
+        if answer.evicted is not None:
+            self.leave(answer.evicted)
         if answer.refusal is None:
             self.count += not name
             self.now += 0.001
             name = name or self.count.to_bytes(20, "big")
             self.usefulness[name] = self.standings.take(name, where.block, self.now)
-            self.guests[name] = Guest(name, where, self.now, self.usefulness[name].periods, score, rtt_s)
+            self.peers[name] = InboundPeer(name, where, self.now, self.usefulness[name].periods, score, rtt_s)
             if works:
                 self.workers.add(name)
                 self._work()
         return answer
 
     def blocks(self) -> Counter[str]:
-        return Counter(guest.origin.block for guest in self.guests.values())
+        return Counter(peer.origin.block for peer in self.peers.values())
 
 
 origins = st.builds(
@@ -111,14 +119,14 @@ def test_bounds_hold_and_who_is_alone_in_its_block_gives_way_to_a_drawn_one_at_m
 ) -> None:
     house = House()
     for where, score, rtt_s in knocks:
-        before, blocks = dict(house.guests), house.blocks()
+        before, blocks = dict(house.peers), house.blocks()
         answer = house.knock(where, score=score, rtt_s=rtt_s)
-        assert len(house.guests) <= PLACES
-        networks = Counter(g.origin.network for g in house.guests.values() if g.origin.is_bounded)
+        assert len(house.peers) <= PLACES
+        networks = Counter(g.origin.network for g in house.peers.values() if g.origin.is_bounded)
         if answer.refusal is None and where.is_bounded:
             assert networks[where.network] <= PER_NETWORK
-        if answer.gives_way is not None:
-            left = before[answer.gives_way].origin.block
+        if answer.evicted is not None:
+            left = before[answer.evicted].origin.block
             is_crowd = blocks[left] >= 2 and blocks[left] > blocks[where.block] + 1
             assert is_crowd or (not blocks[where.block] and where.block in house.drawn(where.block))
 
@@ -128,15 +136,15 @@ def test_bounds_hold_and_who_is_alone_in_its_block_gives_way_to_a_drawn_one_at_m
 def test_a_crowd_of_few_blocks_cannot_keep_a_newcomer_out_nor_push_it_out_again(
     blocks: int, attack: list[tuple[int, int]]
 ) -> None:
-    """However good its members look: the crowd came first, answers at once and has earned the best scores."""
+    """However good its members look: the netgroup came first, answers at once and has earned the best scores."""
     house = House(64)
     for number in range(200):
         house.knock(origin(number % blocks, number % 50), score=100.0, rtt_s=0.001)
     assert house.knock(origin(99)).refusal is None
-    honest = next(guest for guest in house.guests.values() if guest.origin.block == "99")
+    honest = next(peer for peer in house.peers.values() if peer.origin.block == "99")
     for block, network in attack:
         house.knock(origin(block % blocks, network), score=100.0, rtt_s=0.001)
-        assert honest.address in house.guests
+        assert honest.address in house.peers
 
 
 def test_the_newest_of_the_largest_network_gives_way_and_the_useful_are_passed_over() -> None:
@@ -149,8 +157,8 @@ def test_the_newest_of_the_largest_network_gives_way_and_the_useful_are_passed_o
             works=number in (4, 6),
         )
     # 5 and 7 have worked, 8 is the nearest, 6 has the best score; 1 to 3 and 4 to 6 share a network each.
-    assert house.knock(origin(2)).gives_way == (4).to_bytes(20, "big")
-    assert house.knock(origin(3)).gives_way == (3).to_bytes(20, "big")
+    assert house.knock(origin(2)).evicted == (4).to_bytes(20, "big")
+    assert house.knock(origin(3)).evicted == (3).to_bytes(20, "big")
 
 
 def test_the_nearest_stays_and_who_shares_no_network_is_not_asked_first() -> None:
@@ -158,7 +166,7 @@ def test_the_nearest_stays_and_who_shares_no_network_is_not_asked_first() -> Non
     for number, network in enumerate((0, 1, 9, 9, 9, 9, 2, 3)):
         house.knock(origin(1, network), rtt_s=0.01 if number == 5 else 0.5)
     # 3 to 6 share a network, and 6 is the newest of them and the nearest of all; 7 and 8 are newer.
-    assert house.knock(origin(2)).gives_way == (5).to_bytes(20, "big")
+    assert house.knock(origin(2)).evicted == (5).to_bytes(20, "big")
 
 
 steps = st.tuples(
@@ -182,7 +190,7 @@ def test_no_number_of_blocks_pushes_out_who_has_long_been_useful(
 ) -> None:
     """The bound: those who came later never count; those who came before do, two a block, against half the places.
 
-    The crowd looks as good as it can: its scores and round trips are the best, it works whenever it can, comes
+    The netgroup looks as good as it can: its scores and round trips are the best, it works whenever it can, comes
     from the blocks of the honest too, leaves and comes as it likes, and comes back for what it is remembered for.
     The honest only work.
     """
@@ -193,18 +201,18 @@ def test_no_number_of_blocks_pushes_out_who_has_long_been_useful(
     house.wait(USEFUL_PERIOD_S)
     for number in range(honest):
         house.knock(origin(50 + number // 2, 9), works=True)
-    names = [name for name, guest in house.guests.items() if guest.origin.network.endswith(".9")]
+    names = [name for name, peer in house.peers.items() if peer.origin.network.endswith(".9")]
     assert len(names) == honest and 2 * before + honest <= PLACES // 2
     for block, network, leaves, works, waits_s in attack:
         house.wait(waits_s)
         house.knock(origin(block, network), score=100.0, rtt_s=0.001, works=works)
-        others = [name for name in house.guests if name not in names]
+        others = [name for name in house.peers if name not in names]
         for name in others[:leaves]:
             gone = house.leave(name)
             if works:
                 house.knock(origin(60 + block), works=True)
                 house.knock(gone, score=100.0, works=True, name=name)
-        assert all(name in house.guests for name in names)
+        assert all(name in house.peers for name in names)
 
 
 @settings(max_examples=15, deadline=None)
@@ -215,13 +223,13 @@ def test_who_worked_longest_outranks_whoever_came_first_and_did_nothing(attack: 
         house.knock(origin(number), score=100.0, rtt_s=0.001)
     for number in range(4):
         house.knock(origin(300 + number), works=True)
-    names = [name for name in house.workers if name in house.guests]
+    names = [name for name in house.workers if name in house.peers]
     assert len(names) == 4
     house.wait(TRIAL_S)
     for block, works in attack:
         house.knock(origin(block), score=100.0, rtt_s=0.001, works=works)
         house.wait(10)
-        assert all(name in house.guests for name in names)
+        assert all(name in house.peers for name in names)
 
 
 def test_merely_sitting_holds_no_place_for_long() -> None:
@@ -232,7 +240,7 @@ def test_merely_sitting_holds_no_place_for_long() -> None:
     assert house.knock(origin(strangers[0])).refusal == "refused_full", "all have their first minutes"
     house.wait(TRIAL_S)
     for number in strangers[1:11]:
-        assert house.knock(origin(number), works=True).gives_way is not None
+        assert house.knock(origin(number), works=True).evicted is not None
     # Ten of them work now: they stay whoever comes, while those who sit take turns.
     assert sum(house.blocks()[str(number)] for number in strangers[1:11]) == 10
     for number in range(200, 300):
@@ -260,15 +268,15 @@ def test_a_share_of_the_places_is_drawn_however_many_blocks_others_have_and_what
 def test_who_worked_and_lost_its_connection_is_let_in_again_for_whoever_did_less() -> None:
     house = House()
     house.knock(origin(1), works=True)
-    (worker,) = house.guests
+    (worker,) = house.peers
     house.wait(10 * USEFUL_PERIOD_S)
     house.leave(worker)
     for block in range(2, 2 + PLACES):  # all places are taken meanwhile, by blocks of one
         house.knock(origin(block), works=True)
     house.wait(5 * USEFUL_PERIOD_S)
     assert house.knock(origin(90)).refusal == "refused_full" or "90" in house.drawn("90")
-    assert house.knock(origin(1), name=worker, works=True).gives_way is not None
-    assert worker in house.guests
+    assert house.knock(origin(1), name=worker, works=True).evicted is not None
+    assert worker in house.peers
 
 
 def test_nobody_makes_room_for_a_standing_that_is_less_or_of_a_block_that_has_its_share() -> None:
@@ -276,32 +284,32 @@ def test_nobody_makes_room_for_a_standing_that_is_less_or_of_a_block_that_has_it
     for block in range(PLACES):
         house.knock(origin(block), works=True)
     house.wait(10 * USEFUL_PERIOD_S)
-    least = dict.fromkeys(house.guests.values(), 11)
-    assert all(guest.useful_periods >= 10 for guest in least)
-    guests = [*house.guests.values()]
+    least = dict.fromkeys(house.peers.values(), 11)
+    assert all(peer.useful_periods >= 10 for peer in least)
+    peers = [*house.peers.values()]
     draw = lambda block: 0 if block == "5" else int(block) + 1  # noqa: E731
     for useful_periods, is_let_in in ((1, False), (9, False), (99, True)):
         answer = admit(
-            guests, origin(70), now=house.now, places_max=PLACES, per_network_max=PER_NETWORK,
+            peers, origin(70), now=house.now, slots_max=PLACES, per_network_max=PER_NETWORK,
             draw=draw, useful_periods=useful_periods,
         )  # fmt: skip
         assert (answer.refusal is None) == is_let_in
-    crowd = [replace(guest, origin=origin(3 + number // 12, number)) for number, guest in enumerate(guests)]
+    netgroup = [replace(peer, origin=origin(3 + number // 12, number)) for number, peer in enumerate(peers)]
     for where, is_let_in in ((origin(3, 99), False), (origin(70), True)):
-        better = [replace(guest, useful_periods=200 if guest.origin.block == "3" else 0) for guest in crowd]
+        better = [replace(peer, useful_periods=200 if peer.origin.block == "3" else 0) for peer in netgroup]
         answer = admit(
-            better, where, now=house.now, places_max=PLACES, per_network_max=PER_NETWORK, draw=draw,
+            better, where, now=house.now, slots_max=PLACES, per_network_max=PER_NETWORK, draw=draw,
             useful_periods=99,
         )  # fmt: skip
         assert (answer.refusal is None) == is_let_in, "two of a block are kept for their standing, not a third"
 
 
 def test_what_is_remembered_is_for_one_block_for_a_while_and_a_little_less_each_time() -> None:
-    standings = Standings()
+    standings = DepartedPeers()
     usefulness = Usefulness(periods=3)
     standings.keep(b"a", "block", usefulness, 0.0)
     assert standings.periods(b"a", "block", 1.0) == 2 and standings.periods(b"b", "block", 1.0) == 0
-    assert standings.periods(b"a", "other", 1.0) == 0 and standings.periods(b"a", "block", STANDINGS_S) == 0
+    assert standings.periods(b"a", "other", 1.0) == 0 and standings.periods(b"a", "block", DEPARTED_S) == 0
     usefulness = standings.take(b"a", "block", 1.0)
     assert usefulness.periods == 2 and len(standings) == 0
     standings.keep(b"a", "block", usefulness, 2.0)
@@ -316,7 +324,7 @@ def test_what_is_remembered_is_for_one_block_for_a_while_and_a_little_less_each_
 def test_the_memory_of_standing_is_bounded_and_keeps_those_who_did_most(
     gone: list[tuple[int, int, float]],
 ) -> None:
-    standings, now = Standings(standings_max=8, standings_s=100.0), 0.0
+    standings, now = DepartedPeers(departed_max=8, kept_s=100.0), 0.0
     least = 0
     for number, periods, waits_s in gone:
         now += waits_s
@@ -345,25 +353,25 @@ def test_a_house_of_one_crowd_stays_as_it_is_for_more_of_it() -> None:
     house = House()
     for _ in range(PLACES):
         assert house.knock(origin(1, is_bounded=False)).refusal is None
-    assert house.knock(origin(1, is_bounded=False)) == Admission("refused_full")
+    assert house.knock(origin(1, is_bounded=False)) == AdmissionDecision("refused_full")
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=120))
 def test_crowds_know_their_largest(steps: list[tuple[int, bool]]) -> None:
-    crowds: Crowds[int] = Crowds()
+    netgroups: Netgroups[int] = Netgroups()
     model: dict[int, str] = {}
     for number, (at, leaves) in enumerate(steps):
         if leaves and model:
             gone = list(model)[at % len(model)]
-            crowds.leave(gone)
+            netgroups.leave(gone)
             del model[gone]
         else:
-            crowds.enter(str(at), number)
+            netgroups.enter(str(at), number)
             model[number] = str(at)
         sizes = Counter(model.values())
-        assert len(crowds) == len(model) and all(crowds.size(name) == sizes[name] for name in "01234")
-        last = crowds.who_gives_way(str(at))
+        assert len(netgroups) == len(model) and all(netgroups.size(name) == sizes[name] for name in "01234")
+        last = netgroups.eviction_candidate(str(at))
         if max(sizes.values(), default=0) < sizes[str(at)] + 2:
             assert last is None
         else:
@@ -374,13 +382,13 @@ def test_crowds_know_their_largest(steps: list[tuple[int, bool]]) -> None:
 def test_the_rate_of_all_is_not_for_one_block_to_use_up() -> None:
     """As many connections as come through from all homes of one provider, of any number of sites."""
     limits = NetworkLimits()
-    door = Entrance(limits)
+    door = HandshakeLimits(limits)
     taken = Counter[bool]()
     for tick in range(10 * 500):
-        place = door.connection(f"2a00:1:{tick % 50:x}:{tick % 7:x}::1", tick / 500)
-        taken[place is not None] += 1
-        if place is not None:
-            door.half_open.leave(place)
+        slot = door.connection(f"2a00:1:{tick % 50:x}:{tick % 7:x}::1", tick / 500)
+        taken[slot is not None] += 1
+        if slot is not None:
+            door.half_open.leave(slot)
         if tick % 100 == 0:
             honest = door.connection(f"2b00:{tick:x}::1", tick / 500)
             assert honest is not None
@@ -416,15 +424,15 @@ class Caller:
     async def dial(self) -> None:
         stream = await trio.open_tcp_stream("127.0.0.1", self.port, local_address=self.host)
         self.stream = stream
-        shake = Handshake(self.who, Purpose.PEER, is_initiator=True, now_ms=NOW_MS)
+        handshake = Handshake(self.who, Purpose.PEER, is_initiator=True, now_ms=NOW_MS)
         try:
-            await stream.send_all(shake.start())
-            while shake.session is None:
+            await stream.send_all(handshake.start())
+            while handshake.session is None:
                 data = await stream.receive_some()
                 if not data:
                     return
-                await stream.send_all(shake.receive(bytes(data)))
-            await stream.send_all(Channel(shake.session).seal(Hello(Opening.NEW).encode()))
+                await stream.send_all(handshake.receive(bytes(data)))
+            await stream.send_all(Channel(handshake.session).seal(Hello(HelloKind.NEW).encode()))
         except trio.BrokenResourceError:
             return
 
@@ -469,10 +477,10 @@ async def test_an_eclipse_from_a_few_blocks_leaves_room_for_honest_newcomers_and
             assert all(alice.is_connected(address) for address in honest)
             for number in range(25, 45):
                 await come(number, f"127.{10 + number % 2}.{number % 8}.{number}")
-            await come(900, "127.10.0.1")  # from where the crowd is, and to its own place
+            await come(900, "127.10.0.1")  # from where the netgroup is, and to its own place
             assert alice.is_connected(seat.address)
             assert all(alice.is_connected(address) for address in honest)
-            assert alice.counters["closed_crowded_out"] >= 3 and len(alice.peers()) <= 9
+            assert alice.counters["closed_evicted"] >= 3 and len(alice.peers()) <= 9
             assert alice.is_connected(last)
         for caller in callers:
             if caller.stream is not None:
@@ -488,21 +496,21 @@ async def test_a_seat_is_let_in_from_an_address_whose_places_are_taken(autojump_
     alice.set_persistent([seat.identity.address])
     async with running(alice), trio.open_nursery() as nursery:
         for _ in range(limits.peers_per_ip_max):
-            place = alice.parts.accepting.entrance.connection(site, trio.current_time())
-            assert place is not None
-            alice.parts.accepting.entrance.half_open.leave(place)
-            alice.parts.accepting.entrance.count(site, 1)
+            slot = alice.parts.inbound.handshake_limits.connection(site, trio.current_time())
+            assert slot is not None
+            alice.parts.inbound.handshake_limits.half_open.leave(slot)
+            alice.parts.inbound.handshake_limits.count(site, 1)
 
         async def knock(who: Network) -> None:
             near, far = trio.testing.memory_stream_pair()
-            place = alice.parts.accepting.entrance.connection(site, trio.current_time())
-            assert place is not None
-            nursery.start_soon(alice.parts.accepting.incoming, far, site, site, place)
+            slot = alice.parts.inbound.handshake_limits.connection(site, trio.current_time())
+            assert slot is not None
+            nursery.start_soon(alice.parts.inbound.incoming, far, site, site, slot)
             handshake = Handshake(who.identity, Purpose.PEER, is_initiator=True, now_ms=NOW_MS)
             await near.send_all(handshake.start())
             while handshake.session is None:
                 await near.send_all(handshake.receive(bytes(await near.receive_some(4096))))
-            await near.send_all(Channel(handshake.session).seal(Hello(Opening.NEW).encode()))
+            await near.send_all(Channel(handshake.session).seal(Hello(HelloKind.NEW).encode()))
 
         await knock(stranger)
         await trio.testing.wait_all_tasks_blocked()
@@ -522,23 +530,23 @@ class Brought:
         self.ends: dict[bytes, trio.abc.Stream] = {}
 
     async def come(self, number: int, remote: str) -> bool:
-        """Shake hands a second later; whether the peer was let in."""
+        """HandshakeRunner hands a second later; whether the peer was let in."""
         await trio.sleep(1)
         near, far = trio.testing.memory_stream_pair()
         who = identity(number)
         self.ends[who.address] = near
         self.node.accept(far, remote)
-        shake = Handshake(who, Purpose.CIRCUIT, is_initiator=True, now_ms=NOW_MS)
-        await near.send_all(shake.start())
-        while shake.session is None:
-            await near.send_all(shake.receive(bytes(await near.receive_some(4096))))
-        await near.send_all(Channel(shake.session).seal(Hello(Opening.NEW).encode()))
+        handshake = Handshake(who, Purpose.CIRCUIT, is_initiator=True, now_ms=NOW_MS)
+        await near.send_all(handshake.start())
+        while handshake.session is None:
+            await near.send_all(handshake.receive(bytes(await near.receive_some(4096))))
+        await near.send_all(Channel(handshake.session).seal(Hello(HelloKind.NEW).encode()))
         await trio.testing.wait_all_tasks_blocked()
         return self.node.is_connected(who.address)
 
 
-def node_with(places: int) -> Network:
-    limits = NetworkLimits(peers_in_max=places, peers_out_target=0, idle_timeout_s=1e6, resume_s=1.0)
+def node_with(slots: int) -> Network:
+    limits = NetworkLimits(peers_in_max=slots, peers_out_target=0, idle_timeout_s=1e6, resume_s=1.0)
     return Network(NetworkConfig(limits=limits), identity(0), now_ms=lambda: NOW_MS, random=Random(1))
 
 
@@ -558,7 +566,7 @@ async def test_homes_behind_one_relay_that_answer_with_a_bond_do_not_push_each_o
             *bonded, *(identity(number).address for number in (100, 101, 102, 200, 201))
         }  # fmt: skip
         # From a bare address a bond changes nothing: there the bounds of networks and blocks hold as they are.
-        assert alice.parts.doorkeeper.origin(identity(105).address, "8.8.8.8") == origin_of("8.8.8.8")
+        assert alice.parts.admission.origin(identity(105).address, "8.8.8.8") == origin_of("8.8.8.8")
         nursery.cancel_scope.cancel()
 
 

@@ -12,7 +12,7 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.errors import RecordInvalid
 from p2p.base.limits import NetworkLimits
 from p2p.gossip.core import Verdict
-from p2p.peers.record_exchange import RecordKeeper
+from p2p.peers.record_exchange import RecordExchange
 from p2p.records.addrbook import BUCKET_ENTRIES_MAX, BUCKETS, AddressBook, group_of
 from p2p.records.records import (
     ENDPOINTS_MAX,
@@ -277,8 +277,8 @@ def keeper(
     now_ms: Callable[[], int],
     told: list[bytes],
     blame: Callable[[bytes], None] = lambda address: None,
-) -> RecordKeeper:
-    return RecordKeeper(
+) -> RecordExchange:
+    return RecordExchange(
         AddressBook(key=bytes([number]) * 32, genesis_hash=GENESIS),
         path=None,
         identity=lambda: identity(number),

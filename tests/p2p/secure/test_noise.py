@@ -20,7 +20,7 @@ def side(name: str, *, ephemeral: bool = True, prologue: str = VECTOR["prologue"
     )
 
 
-def shake(initiator: HandshakeState, responder: HandshakeState) -> None:
+def handshake(initiator: HandshakeState, responder: HandshakeState) -> None:
     for index in range(3):
         writer, reader = (initiator, responder) if index % 2 == 0 else (responder, initiator)
         reader.read_message(writer.write_message(b"payload"))
@@ -44,7 +44,7 @@ def test_published_vector_is_reproduced_byte_for_byte() -> None:
 
 def test_each_side_learns_the_others_static_key() -> None:
     initiator, responder = side("initiator", ephemeral=False), side("responder", ephemeral=False)
-    shake(initiator, responder)
+    handshake(initiator, responder)
     assert responder.remote_static == StaticKey(bytes.fromhex(VECTOR["initiator_static"])).public
     assert initiator.remote_static == StaticKey(bytes.fromhex(VECTOR["responder_static"])).public
 

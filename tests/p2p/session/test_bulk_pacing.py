@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.session.bulk_pacing import Yielding, YieldParameters
+from p2p.session.bulk_pacing import BulkPacing, BulkPacingParameters
 
 TICK_S = 0.25
 STEPS = 8
@@ -46,14 +46,14 @@ def play(
     line: Line, *, ticks: int = 400, voting: bool | Callable[[int], bool] = True,
     change: Callable[[int, Line], None] = lambda _at, _line: None,
 ) -> list[int | None]:  # fmt: skip
-    lane, bounds = Yielding(), []
+    connection, bounds = BulkPacing(), []
     for at in range(ticks):
         change(at, line)
         line.tick()
         if voting if isinstance(voting, bool) else voting(at):
-            line.bound = lane.tick(at * TICK_S, acked_bytes=int(line.acked), waiting_s=line.waits[-1])
+            line.bound = connection.tick(at * TICK_S, acked_bytes=int(line.acked), waiting_s=line.waits[-1])
         else:
-            lane.let_go()
+            connection.let_go()
             line.bound = None
         bounds.append(line.bound)
     return bounds
@@ -80,18 +80,18 @@ def test_what_waits_before_the_line_stays_short_and_the_line_full(
 
 @settings(max_examples=30)
 @given(RATES, ROUND_TRIPS, EXCESS)
-def test_a_lane_is_bound_anew_only_by_what_it_carries_since_it_was_let_go(
+def test_a_bulk_connection_is_bound_anew_only_by_what_it_carries_since_it_was_let_go(
     rate: float, rtt_s: float, excess: float
 ) -> None:
     """What it carried before, such as next to nothing while it had nothing to send, binds it no more."""
-    lane = Yielding()
+    connection = BulkPacing()
     for at in range(40):
-        lane.tick(at * TICK_S, acked_bytes=at, waiting_s=1.0)
-    lane.let_go()
+        connection.tick(at * TICK_S, acked_bytes=at, waiting_s=1.0)
+    connection.let_go()
     line = Line(rate, rtt_s, excess, foreign_s=0.05)
     for at in range(40, 60):
         line.tick()
-        bound = lane.tick(at * TICK_S, acked_bytes=int(line.acked), waiting_s=line.waits[-1])
+        bound = connection.tick(at * TICK_S, acked_bytes=int(line.acked), waiting_s=line.waits[-1])
         assert bound is None or bound > 0.75 * rate
 
 
@@ -135,7 +135,7 @@ def test_a_line_that_shrinks_does_not_bind_for_ever(
     assert line.acked > 0.85 * rate * TICK_S * (200 + 800 * factor)
 
 
-def test_a_lane_that_has_carried_nothing_is_not_bound() -> None:
-    lane = Yielding(YieldParameters())
+def test_a_bulk_connection_that_has_carried_nothing_is_not_bound() -> None:
+    connection = BulkPacing(BulkPacingParameters())
     for at in range(20):
-        assert lane.tick(at * TICK_S, acked_bytes=0, waiting_s=1.0) is None
+        assert connection.tick(at * TICK_S, acked_bytes=0, waiting_s=1.0) is None

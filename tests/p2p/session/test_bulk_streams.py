@@ -1,4 +1,5 @@
-"""Bulk over lanes that die, and a conversation over connections that do: nothing lost, nothing twice."""
+"""Bulk over bulk connections that die, and a conversation over connections that do: nothing lost, nothing
+twice."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.base.errors import FrameInvalid, ReceiveMemoryExceeded, RecordDamaged
-from p2p.base.limits import Account, ReceiveMemory
-from p2p.secure.channel import Channel, Hello, Opening, Word
+from p2p.base.limits import MemoryAccount, ReceiveMemory
+from p2p.secure.channel import Channel, ChannelFrame, Hello, HelloKind
 from p2p.secure.frame import Class, frame
 from p2p.secure.record import RecordReader
-from p2p.session.bulk_streams import OUTSTANDING_MAX, BulkIn, BulkOut, Lane, Message, WindowLimits
+from p2p.session.bulk_streams import OUTSTANDING_MAX, BulkIn, BulkOut, BulkStream, Message, WindowLimits
 from p2p.session.mux import Mux
 from tests.p2p.helpers import sessions
 
@@ -21,12 +22,12 @@ MIB = 1024 * 1024
 KIB = 1024
 
 
-def account(limit_bytes: int = 64 * MIB) -> Account:
+def account(limit_bytes: int = 64 * MIB) -> MemoryAccount:
     return ReceiveMemory(1024 * MIB).open(limit_bytes, lambda: None)
 
 
 class Bulk:
-    """Both halves of one direction of bulk, and lanes between them."""
+    """Both halves of one direction of bulk, and bulk connections between them."""
 
     def __init__(self, window: WindowLimits | None = None) -> None:
         limits = window or WindowLimits()
@@ -36,11 +37,11 @@ class Bulk:
         self.got: list[Message] = []
         self.now = 0.0
 
-    def lane(self) -> tuple[Lane, Lane]:
+    def stream(self) -> tuple[BulkStream, BulkStream]:
         one, other = sessions()
         back = BulkOut(queue_bytes_max=1, message_bytes_max=1, window_bytes=1)
         unused = BulkIn(account(), message_bytes_max=1, limits=WindowLimits())
-        return Lane(Channel(one), self.out, unused), Lane(Channel(other), back, self.into)
+        return BulkStream(Channel(one), self.out, unused), BulkStream(Channel(other), back, self.into)
 
     def tell(self) -> None:
         """Carry what the receiver has to say, which goes over the control connection and is never lost."""
@@ -57,26 +58,26 @@ class Bulk:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 200_000), max_size=40), st.integers(0, 2**32), st.integers(1, 5))
-def test_whatever_lanes_die_every_message_arrives_once(sizes: list[int], seed: int, count: int) -> None:
+def test_whatever_bulk_connections_die_every_message_arrives_once(sizes: list[int], seed: int, count: int) -> None:
     rng = Random(seed)
     bulk = Bulk()
     sent = [rng.randbytes(size) for size in sizes]
     for body in sent:
         assert bulk.out.queue(1, body)
-    lanes = [bulk.lane() for _ in range(count)]
-    flying: dict[Lane, list[bytes]] = {near: [] for near, _ in lanes}
-    dying: list[Lane] = []
+    streams = [bulk.stream() for _ in range(count)]
+    flying: dict[BulkStream, list[bytes]] = {near: [] for near, _ in streams}
+    dying: list[BulkStream] = []
     for step in range(20_000):
         if len(bulk.got) == len(sent) and not bulk.out.outstanding_bytes + bulk.out.waiting_bytes:
             break
         index = rng.randrange(count)
-        near, far = lanes[index]
+        near, far = streams[index]
         match rng.randrange(12):
             case 0 if step < 300:  # it dies; the two ends notice one after the other, and what flew is lost
                 near.lost()
                 dying.append(far)
-                lanes[index] = bulk.lane()
-                flying[lanes[index][0]] = []
+                streams[index] = bulk.stream()
+                flying[streams[index][0]] = []
             case 1 if dying:
                 dying.pop(0).lost()
             case 2 if step < 300 and count > 1:  # it stands still for a while: others carry what it has too
@@ -105,7 +106,7 @@ def test_whatever_lanes_die_every_message_arrives_once(sizes: list[int], seed: i
 
 def test_the_window_grows_while_it_is_the_bound_and_no_further_than_allowed() -> None:
     bulk = Bulk(WindowLimits(256 * KIB, MIB))
-    near, far = bulk.lane()
+    near, far = bulk.stream()
     widest = 0
     for _ in range(200):
         bulk.out.queue(1, bytes(64 * KIB))
@@ -139,7 +140,7 @@ def test_the_window_grows_while_it_is_the_bound_and_no_further_than_allowed() ->
 )
 def test_hostile_bulk_is_refused(plaintext: bytes) -> None:
     bulk = Bulk()
-    near, far = bulk.lane()
+    near, far = bulk.stream()
     with pytest.raises(FrameInvalid):
         far.receive(near.channel.seal(plaintext))
 
@@ -152,7 +153,7 @@ def test_bulk_done_that_was_never_sent_or_twice_is_refused() -> None:
     with pytest.raises(FrameInvalid):  # it waits
         bulk.out.done([1])
     bulk.out.queue(1, bytes(300 * KIB))
-    near, _ = bulk.lane()
+    near, _ = bulk.stream()
     near.next_record()
     with pytest.raises(FrameInvalid):  # it has left in part
         bulk.out.done([2])
@@ -223,17 +224,17 @@ def test_what_is_announced_holds_no_memory_until_it_comes() -> None:
     assert [len(message.body) for message in messages] == [4 * MIB] and honest.held_bytes == 0 and not liars
 
 
-def test_one_message_begun_on_many_lanes_is_counted_on_each() -> None:
-    """Lanes that the sender has given up may not have ended here, so one number may come on several."""
+def test_one_message_begun_on_many_bulk_connections_is_counted_on_each() -> None:
+    """Bulk connections that the sender has given up may not have ended here, so one number may come on several."""
     bulk = Bulk(WindowLimits(MIB, MIB))
-    lanes = [bulk.lane() for _ in range(8)]
-    for near, far in lanes:
+    streams = [bulk.stream() for _ in range(8)]
+    for near, far in streams:
         far.receive(near.channel.seal(fragments(1, MIB, 4, Class.BULK)[0]))
     assert bulk.into.held_bytes == MIB and bulk.taken.held_bytes == 8 * 36 * KIB
-    for _, far in lanes[:-1]:
+    for _, far in streams[:-1]:
         far.lost()
     assert bulk.into.held_bytes == MIB and bulk.taken.held_bytes == 36 * KIB
-    lanes[-1][1].lost()
+    streams[-1][1].lost()
     assert bulk.into.held_bytes == bulk.taken.held_bytes == 0
 
 
@@ -349,7 +350,7 @@ def test_a_connection_that_leaves_something_out_or_invents_something_is_refused(
     receiver = pair.ends[1]
     receiver.attach(Channel(other), 0)
     channel = Channel(one)
-    channel.say(Word.START, (1).to_bytes(8, "big"))
+    channel.say(ChannelFrame.START, (1).to_bytes(8, "big"))
     with pytest.raises(FrameInvalid):
         receiver.receive(channel.seal())
     one, other = sessions()
@@ -366,8 +367,8 @@ def test_a_record_that_the_line_changed_is_told_from_one_that_the_peer_made() ->
         Mux(Channel(other)).receive(bytes(record))
 
 
-@given(st.sampled_from(list(Opening)), st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 2), st.data())
-def test_hellos_come_back(opening: Opening, name: bytes, generation: int, data: st.DataObject) -> None:
+@given(st.sampled_from(list(HelloKind)), st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 2), st.data())
+def test_hellos_come_back(opening: HelloKind, name: bytes, generation: int, data: st.DataObject) -> None:
     hello = Hello(opening, name, generation, data.draw(st.integers(0, 2**64 - 1)))
     assert Hello.decode(hello.encode()) == hello
 

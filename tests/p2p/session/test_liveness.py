@@ -1,4 +1,4 @@
-"""The vigil over one peer, without a clock: when it is asked for a word, sought elsewhere, given up."""
+"""The liveness over one peer, without a clock: when it is asked for a word, sought elsewhere, given up."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.base.limits import LoopShare, NetworkLimits
-from p2p.session.liveness import PINGS_MAX, Act, Pings, Promptness, Vigil
+from p2p.session.liveness import PINGS_MAX, AnswerDeadline, Liveness, LivenessAction, Pings
 from tests.p2p.silent_world import SilentWorld
 
 LIMITS = NetworkLimits()
-ENDS = {Act.END_SILENT, Act.END_LOST}
+ENDS = {LivenessAction.END_SILENT, LivenessAction.END_LOST}
 TICK_S = LIMITS.probe_s / 2
 
 
-def watch(vigil: Vigil, until: float, *, since: float = 0.0, is_owed: bool = False) -> list[tuple[float, Act]]:
+def watch(
+    vigil: Liveness, until: float, *, since: float = 0.0, is_owed: bool = False
+) -> list[tuple[float, LivenessAction]]:
     """Tick until something ends it; pings are sent as they are asked for, and nothing is heard."""
-    found: list[tuple[float, Act]] = []
+    found: list[tuple[float, LivenessAction]] = []
     now = since
     while now < until:
         now += TICK_S
-        for act in vigil.tick(now, is_owed=is_owed, is_finding_way=False):
+        for act in vigil.tick(now, is_owed=is_owed, is_finding_path=False):
             found.append((now, act))
-            if act is Act.PING:
+            if act is LivenessAction.PING:
                 vigil.asked(now)
             if act in ENDS:
                 return found
@@ -35,47 +37,52 @@ def watch(vigil: Vigil, until: float, *, since: float = 0.0, is_owed: bool = Fal
 
 
 def test_a_silent_peer_is_asked_sought_elsewhere_and_given_up_in_this_order() -> None:
-    acts = watch(Vigil(0.0, LIMITS), 3_600.0, is_owed=True)
+    acts = watch(Liveness(0.0, LIMITS), 3_600.0, is_owed=True)
     first = {act: at for at, act in reversed(acts)}
-    assert first[Act.PING] < first[Act.FIND_WAY] < first[Act.END_SILENT] == acts[-1][0]
-    assert first[Act.FIND_WAY] > LIMITS.stall_s
-    assert LIMITS.idle_timeout_s < first[Act.END_SILENT] <= LIMITS.idle_timeout_s + TICK_S
-    sought = [at for at, act in acts if act is Act.FIND_WAY]
+    assert (
+        first[LivenessAction.PING]
+        < first[LivenessAction.FIND_PATH]
+        < first[LivenessAction.END_SILENT]
+        == acts[-1][0]
+    )
+    assert first[LivenessAction.FIND_PATH] > LIMITS.stall_s
+    assert LIMITS.idle_timeout_s < first[LivenessAction.END_SILENT] <= LIMITS.idle_timeout_s + TICK_S
+    sought = [at for at, act in acts if act is LivenessAction.FIND_PATH]
     assert all(later - earlier > 2 * LIMITS.stall_s for earlier, later in pairwise(sought))
 
 
 def test_to_whom_nothing_is_owed_is_left_alone_between_the_regular_pings() -> None:
-    vigil = Vigil(0.0, LIMITS)
+    vigil = Liveness(0.0, LIMITS)
     vigil.asked(0.0)
     acts = watch(vigil, LIMITS.idle_timeout_s - TICK_S)
-    pings = [at for at, act in acts if act is Act.PING]
-    assert {act for _, act in acts} <= {Act.PING, Act.REKEY}
+    pings = [at for at, act in acts if act is LivenessAction.PING]
+    assert {act for _, act in acts} <= {LivenessAction.PING, LivenessAction.REKEY}
     young = [at for at in pings if at <= LIMITS.ping_interval_s]
     assert len(young) >= LIMITS.ping_interval_s // (LIMITS.probe_s + TICK_S)
     assert all(at - before > LIMITS.probe_s for before, at in pairwise([0.0, *young]))
     assert all(at - before > LIMITS.ping_interval_s for before, at in pairwise(pings[len(young) - 1 :]))
     vigil.attached(pings[-1])  # another connection is young again
     vigil.heard(pings[-1])
-    assert watch(vigil, pings[-1] + 2, since=pings[-1])[0][1] is Act.PING
+    assert watch(vigil, pings[-1] + 2, since=pings[-1])[0][1] is LivenessAction.PING
 
 
 def test_without_a_connection_another_is_sought_until_the_time_for_it_is_over() -> None:
-    vigil = Vigil(0.0, LIMITS)
+    vigil = Liveness(0.0, LIMITS)
     vigil.heard(5.0)
     vigil.detached(5.0)
     acts = watch(vigil, 3_600.0, since=5.0)
-    assert {act for _, act in acts[:-1]} == {Act.FIND_WAY}
+    assert {act for _, act in acts[:-1]} == {LivenessAction.FIND_PATH}
     assert acts[-1][1] in ENDS and acts[-1][0] <= 5.0 + min(LIMITS.resume_s, LIMITS.idle_timeout_s) + 2 * TICK_S
-    vigil = Vigil(0.0, LIMITS)
+    vigil = Liveness(0.0, LIMITS)
     vigil.detached(0.0)
-    assert vigil.tick(TICK_S, is_owed=True, is_finding_way=True) == []
+    assert vigil.tick(TICK_S, is_owed=True, is_finding_path=True) == []
     vigil.attached(TICK_S)
-    assert vigil.tick(TICK_S, is_owed=False, is_finding_way=True) == [Act.PING]
+    assert vigil.tick(TICK_S, is_owed=False, is_finding_path=True) == [LivenessAction.PING]
 
 
 @given(st.lists(st.sampled_from(["heard", "detached", "attached", "asked", "tick", "owed"]), max_size=80))
 def test_an_end_comes_alone_and_never_for_whoever_speaks(course: list[str]) -> None:
-    vigil, now = Vigil(0.0, LIMITS), 0.0
+    vigil, now = Liveness(0.0, LIMITS), 0.0
     detached_at: float | None = None
     for step in course:
         now += LIMITS.stall_s
@@ -91,15 +98,15 @@ def test_an_end_comes_alone_and_never_for_whoever_speaks(course: list[str]) -> N
             case "asked":
                 vigil.asked(now)
             case _:
-                acts = vigil.tick(now, is_owed=step == "owed", is_finding_way=False)
+                acts = vigil.tick(now, is_owed=step == "owed", is_finding_path=False)
                 assert len(set(acts)) == len(acts)
                 is_silent = now - vigil.heard_at > LIMITS.idle_timeout_s
                 is_lost = detached_at is not None and now - detached_at > LIMITS.resume_s
-                assert (Act.END_SILENT in acts) == is_silent
-                assert (Act.END_LOST in acts) == (is_lost and not is_silent)
+                assert (LivenessAction.END_SILENT in acts) == is_silent
+                assert (LivenessAction.END_LOST in acts) == (is_lost and not is_silent)
                 assert len(acts) == 1 or not ENDS & set(acts)
                 if detached_at is not None:
-                    assert not {Act.PING, Act.REKEY} & set(acts)
+                    assert not {LivenessAction.PING, LivenessAction.REKEY} & set(acts)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 11), st.floats(0, 5)), max_size=60))
@@ -148,7 +155,7 @@ def test_nobody_has_more_of_the_loop_than_its_share(percent: int, works: list[tu
         now += idle_s
 
 
-# -- doubt: another way is tried while the first is silent ------------------------------------------------------
+# -- doubt: another path is tried while the first is silent ------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -161,7 +168,7 @@ def test_nobody_has_more_of_the_loop_than_its_share(percent: int, works: list[tu
 def test_votes_are_back_within_a_second_of_a_silent_death(
     seed: int, rtt_ms: int, jitter: float, is_listener: bool
 ) -> None:
-    """By another way that is as long, whether this end sends the votes or only hears them."""
+    """By another path that is as long, whether this end sends the votes or only hears them."""
     rtt_s, dies_at = rtt_ms / 1000, 12 + seed % 997 / 997
     world = SilentWorld(
         seed=seed, rtt_s=rtt_s, jitter_s=jitter * rtt_s, is_listener=is_listener, dies_at=dies_at
@@ -208,7 +215,7 @@ def test_who_stood_still_itself_does_not_doubt_its_peer() -> None:
 
 
 def test_a_deadline_is_met_by_what_is_heard_and_by_nothing_else() -> None:
-    vigil = Vigil(0.0, LIMITS)
+    vigil = Liveness(0.0, LIMITS)
     vigil.asked(0.0)
     vigil.heard(0.04)
     vigil.answered(0.04, 0.04, 0.04)
@@ -217,18 +224,18 @@ def test_a_deadline_is_met_by_what_is_heard_and_by_nothing_else() -> None:
     assert not vigil.voted(1.05) and vigil.is_waiting
     due_at = vigil.due_at
     assert 1.0 + 0.04 < due_at < 1.0 + 0.65
-    assert Act.FIND_WAY not in vigil.tick(due_at - 0.01, is_owed=True, is_finding_way=False)
-    assert Act.FIND_WAY in vigil.tick(due_at, is_owed=True, is_finding_way=False)
-    assert vigil.is_doubted and vigil.due_at == math.inf
+    assert LivenessAction.FIND_PATH not in vigil.tick(due_at - 0.01, is_owed=True, is_finding_path=False)
+    assert LivenessAction.FIND_PATH in vigil.tick(due_at, is_owed=True, is_finding_path=False)
+    assert vigil.is_suspected and vigil.due_at == math.inf
     looks = (at / 10 for at in range(17, 100))
-    again = [at for at in looks if Act.FIND_WAY in vigil.tick(at, is_owed=True, is_finding_way=False)]
+    again = [at for at in looks if LivenessAction.FIND_PATH in vigil.tick(at, is_owed=True, is_finding_path=False)]
     assert 2 <= len(again) <= 4  # seldom, and ever later
     vigil.heard(10.0)
-    assert not vigil.is_doubted and not vigil.is_waiting
+    assert not vigil.is_suspected and not vigil.is_waiting
 
 
 def test_a_late_answer_is_remembered_for_a_while() -> None:
-    promptness = Promptness(2.5)
+    promptness = AnswerDeadline(2.5)
     assert promptness.patience_s(0.0) == 2.5
     promptness.answered(0.1, 0.1, 0.0)
     usual_s = promptness.patience_s(0.0)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.base.errors import FrameInvalid, QueueOverflow
-from p2p.secure.channel import Channel, Hello, Opening
+from p2p.secure.channel import Channel, Hello, HelloKind
 from p2p.secure.frame import Class, frame
 from p2p.secure.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal
 from p2p.session.bulk_streams import WindowLimits
@@ -215,7 +215,7 @@ HOSTILE = {
     "a done that names nothing": [frame(0, 0xF8, 0, b"")],
     "an acknowledgement of what was not sent": [frame(0, 0xF4, 0, (1).to_bytes(8, "big"))],
     "a start in the middle": [frame(0, 0xF6, 0, (1).to_bytes(8, "big"))],
-    "a second hello": [Hello(Opening.NEW).encode()],
+    "a second hello": [Hello(HelloKind.NEW).encode()],
     "bulk without a number": [frame(4, 1, 0, bytes(4))],
     "bulk numbers that run ahead": [frame(4, 1, 5_000, bytes(4))],
     "malformed ping": [frame(0, 0xF0, 0, b"1")],

@@ -1,4 +1,5 @@
-"""Lanes asked of the end that can dial: planned by whoever has the bulk, opened within the limits of the other."""
+"""Bulk connections asked of the end that can dial: planned by whoever has the bulk, opened within the limits of
+the other."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from p2p.secure.channel import Channel
 from p2p.secure.frame import Class, frame
 from p2p.session.mux import Mux
 from p2p.session.path_offers import (
-    ANY_WAY,
-    WAYS_MAX,
-    PeerWay,
-    WayNumbers,
-    decode_ways,
-    decode_wishes,
-    encode_ways,
-    encode_wishes,
+    ANY_PATH,
+    OFFERED_PATHS_MAX,
+    OfferedPath,
+    PathNumbers,
+    decode_offer,
+    decode_request,
+    encode_offer,
+    encode_request,
 )
 from tests.p2p.helpers import NOW_MS, account, identity, sessions
 from tests.p2p.session.test_stall_detection import collect, feed, holes
@@ -35,11 +36,11 @@ from tests.p2p.test_service import BLOCK, A, B, Inbox, running
 ENDPOINTS = st.builds(Endpoint, st.sampled_from("abcdefghijklmnopqrstuvwxyz"), st.integers(1, 3))
 
 
-@given(st.dictionaries(st.integers(1, 255), st.integers(0, 8), max_size=WAYS_MAX))
+@given(st.dictionaries(st.integers(1, 255), st.integers(0, 8), max_size=OFFERED_PATHS_MAX))
 def test_ways_and_wishes_come_back(pairs: dict[int, int]) -> None:
-    ways = tuple(PeerWay(number, relays) for number, relays in pairs.items())
-    assert decode_ways(encode_ways(ways)) == ways
-    assert decode_wishes(encode_wishes(pairs)) == pairs
+    paths = tuple(OfferedPath(number, relays) for number, relays in pairs.items())
+    assert decode_offer(encode_offer(paths)) == paths
+    assert decode_request(encode_request(pairs)) == pairs
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_ways_and_wishes_come_back(pairs: dict[int, int]) -> None:
 )
 def test_malformed_ways_are_refused(body: bytes) -> None:
     with pytest.raises(FrameInvalid):
-        decode_ways(body)
+        decode_offer(body)
     one, other = sessions()
     with pytest.raises(FrameInvalid):
         Mux(Channel(other)).receive(Channel(one).seal(frame(Class.CONSENSUS, 0xFB, 0, body)))
@@ -58,21 +59,21 @@ def test_malformed_ways_are_refused(body: bytes) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(ENDPOINTS, max_size=20), max_size=60))
 def test_numbers_stay_with_their_ways_and_name_what_was_offered_last(offers: list[list[Endpoint]]) -> None:
-    numbers = WayNumbers()
+    numbers = PathNumbers()
     before: dict[int, Endpoint] = {}
     for paths in offers:
-        ways = numbers.offer(paths)
-        now = {way.number: path for way, path in zip(ways, dict.fromkeys(paths), strict=False)}
-        assert len(ways) == min(len(set(paths)), WAYS_MAX) == len(now) and ANY_WAY not in now
+        offered = numbers.offer(paths)
+        now = {one.number: path for one, path in zip(offered, dict.fromkeys(paths), strict=False)}
+        assert len(offered) == min(len(set(paths)), OFFERED_PATHS_MAX) == len(now) and ANY_PATH not in now
         assert all(numbers.path(number) == path for number, path in now.items())
         assert all(numbers.path(number) is None for number in range(256) if number not in now)
         assert all(before[number] == now[number] for number in now.keys() & before.keys())
-        assert decode_ways(encode_ways(ways)) == ways
+        assert decode_offer(encode_offer(offered)) == offered
         before = now
 
 
 def test_ways_of_the_peer_are_planned_like_our_own() -> None:
-    near, far = PeerWay(1, 0), PeerWay(2, 2)
+    near, far = OfferedPath(1, 0), OfferedPath(2, 2)
     table = PathTable()
     table.offer([near, far])
     planner = BulkPlanner(table)
@@ -101,14 +102,14 @@ async def test_whoever_cannot_dial_finds_the_faster_of_its_peers_ways(autojump_c
             began = trio.current_time()
             await collect(inbox, 200)
             assert 200 * 100_000 / (trio.current_time() - began) > 400_000  # the slow way alone brings 100,000
-            assert any(link.way is not None for link in at_bob.lanes)
-            assert any(link.endpoint == SECOND for link in at_alice.lanes)
+            assert any(connection.offered_path is not None for connection in at_bob.bulk_connections)
+            assert any(connection.endpoint == SECOND for connection in at_alice.bulk_connections)
             assert not bob.counters["dials"]
             await collect(inbox, 50)
         assert bob.memory.used_bytes == alice.memory.used_bytes == 0
 
 
-async def test_both_directions_have_lanes_of_their_own(autojump_clock: object) -> None:
+async def test_both_directions_have_bulk_connections_of_their_own(autojump_clock: object) -> None:
     async with holes() as roads:
         roads.bytes_per_s = {"first": 1_000_000}
         alice, bob = member(0, roads), member(1, roads)
@@ -123,27 +124,30 @@ async def test_both_directions_have_lanes_of_their_own(autojump_clock: object) -
             await collect(inboxes[0], 50)
             [at_bob], [at_alice] = bob._peers.values(), alice._peers.values()
             for peer in (at_alice, at_bob):
-                assert peer.lanes.count(is_ours=True) >= 1 and peer.lanes.count(is_ours=False) >= 1
+                assert (
+                    peer.bulk_connections.count(is_ours=True) >= 1
+                    and peer.bulk_connections.count(is_ours=False) >= 1
+                )
             await collect(inboxes[0], 50)
             await collect(inboxes[1], 70)
 
 
-async def test_lanes_go_to_whoever_asks_and_to_no_more_than_the_limit(autojump_clock: object) -> None:
+async def test_bulk_connections_go_to_whoever_asks_and_to_no_more_than_the_limit(autojump_clock: object) -> None:
     roads = Roads()
-    alice, bob = member(0, roads, lanes_max=5), member(1, roads)
+    alice, bob = member(0, roads, bulk_connections_max=5), member(1, roads)
     alice.add_endpoint(B, FIRST)
     async with running(alice, bob):
         await bob.wait_peers(1)
         await trio.sleep(2)
         [peer] = bob._peers.values()
         for _ in range(20):
-            peer.ask_for_lanes(dict.fromkeys(range(16), 255))
+            peer.request_connections(dict.fromkeys(range(16), 255))
             await trio.sleep(0.5)
         [at_alice] = alice._peers.values()
-        assert at_alice.lanes.count(is_ours=False) == 5 == len(at_alice.lanes)
+        assert at_alice.bulk_connections.count(is_ours=False) == 5 == len(at_alice.bulk_connections)
         assert set(roads.dials) == {"first"}
-        await trio.sleep(3 * alice.limits.lane_idle_s)
-        assert not at_alice.lanes and at_alice.closed_for is None
+        await trio.sleep(3 * alice.limits.bulk_idle_s)
+        assert not at_alice.bulk_connections and at_alice.closed_for is None
 
 
 async def test_a_peer_is_not_made_to_dial_where_its_asker_says(autojump_clock: object) -> None:
@@ -164,22 +168,24 @@ async def test_a_peer_is_not_made_to_dial_where_its_asker_says(autojump_clock: o
             strangers += len(endpoints)
             record = sign_record(identity(1), endpoints, now_ms=NOW_MS, above=NOW_MS + round_)
             await alice.parts.records.validate(B, record.data)
-            peer.ask_for_lanes({ANY_WAY: 1})
+            peer.request_connections({ANY_PATH: 1})
             await trio.sleep(0.5)
-            told = bob.parts.steering._offered[peer].paths
-            peer.ask_for_lanes({way.number: 1 for way in told if isinstance(way, PeerWay)})
+            told = bob.parts.path_selection._offered[peer].paths
+            peer.request_connections({path.number: 1 for path in told if isinstance(path, OfferedPath)})
             await trio.sleep(0.5)
         limits = alice.limits
-        allowed = limits.lane_new_ways_burst + limits.lane_new_ways_per_s * (trio.current_time() - began)
+        allowed = limits.bulk_new_paths_burst + limits.bulk_new_paths_per_s * (trio.current_time() - began)
         assert 0 < alice.counters["dials_failed"] <= allowed + 1
-        assert alice.counters["dials"] - before <= allowed + 20  # and lanes by the way that leads to him
+        assert (
+            alice.counters["dials"] - before <= allowed + 20
+        )  # and bulk connections by the way that leads to him
         await until(lambda: alice.is_connected(B))
 
 
-async def test_one_lane_is_there_for_everybody_who_asks(autojump_clock: object) -> None:
+async def test_one_bulk_connection_is_there_for_everybody_who_asks(autojump_clock: object) -> None:
     """Who asks for many leaves one for each of the others, however many have been asked for."""
     roads = Roads()
-    alice = member(0, roads, lanes_asked_sum_max=4)
+    alice = member(0, roads, bulk_connections_requested_max=4)
     others = [member(number, roads) for number in range(1, 5)]
     for other in others:
         alice.add_endpoint(other.identity.address, Endpoint("first", 1, other.identity.address))
@@ -188,9 +194,9 @@ async def test_one_lane_is_there_for_everybody_who_asks(autojump_clock: object) 
         for other in others:
             await alice.request(other.identity.address, "peers", b"")
         for other in others:
-            next(iter(other._peers.values())).ask_for_lanes({ANY_WAY: 16})
+            next(iter(other._peers.values())).request_connections({ANY_PATH: 16})
             await trio.sleep(1)
-        counts = [alice._peers[other.identity.address].lanes.count(is_ours=False) for other in others]
+        counts = [alice._peers[other.identity.address].bulk_connections.count(is_ours=False) for other in others]
         assert counts == [4, 1, 1, 1]
 
 
@@ -209,7 +215,10 @@ async def test_ways_that_are_mere_words_are_not_preferred_to_those_of_the_peer(a
         for _ in range(3):
             nursery.start_soon(feed, bob, A, 30)
             await collect(inbox, 30)
-            assert any(link.way is not None for link in next(iter(bob._peers.values())).lanes)
+            assert any(
+                connection.offered_path is not None
+                for connection in next(iter(bob._peers.values())).bulk_connections
+            )
             failed.append(bob.counters["dials_failed"])
-            await trio.sleep(70)  # the lanes have closed, and its pause is over
+            await trio.sleep(70)  # the bulk connections have closed, and its pause is over
         assert 0 < failed[0] == failed[-1]

@@ -1,4 +1,5 @@
-"""Lanes that die without a word are noticed by what does not move on them, and slow ones are left in peace."""
+"""Bulk connections that die without a word are noticed by what does not move on them, and slow ones are left in
+peace."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ import trio.testing
 from p2p.base.endpoint import Endpoint
 from p2p.base.errors import FrameInvalid
 from p2p.base.limits import ReceiveMemory
-from p2p.secure.channel import Channel, Word
+from p2p.secure.channel import Channel, ChannelFrame
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
-from p2p.session.bulk_streams import BulkIn, BulkOut, Lane, WindowLimits
-from p2p.session.connection import Link
-from p2p.session.stall_detection import Patience, StallParameters, StallWatch
+from p2p.session.bulk_streams import BulkIn, BulkOut, BulkStream, WindowLimits
+from p2p.session.connection import Connection
+from p2p.session.stall_detection import StallDetector, StallParameters, StallTimeout
 from tests.p2p.helpers import NOW_MS, identity, sessions
 from tests.p2p.test_moves import FIRST, SECOND, Roads, member, until
 from tests.p2p.test_service import BLOCK, VOTE, A, B, Inbox, running
@@ -32,18 +33,21 @@ TICK_S = 0.25
 
 
 class Line:
-    """A lane as its sender sees it: what the peer said of it, and what it said at all, over time."""
+    """A bulk connection as its sender sees it: what the peer said of it, and what it said at all, over time."""
 
-    def __init__(self, arrivals: Iterator[float], rtt_s: float, *, patience: Patience | None = None) -> None:
+    def __init__(self, arrivals: Iterator[float], rtt_s: float, *, patience: StallTimeout | None = None) -> None:
         self.arrivals = arrivals
         self.rtt_s = rtt_s
-        self.patience = patience or Patience()
+        self.patience = patience or StallTimeout()
 
     def alarm(self, until_s: float, *, is_mute: Callable[[float], bool] = lambda _now: False) -> float | None:
-        """Return when the lane is given up, if it is. ``is_mute``: when the peer says nothing at all."""
-        watch = StallWatch(self.patience, 0.0)
+        """Return when the bulk connection is given up, if it is. ``is_mute``: when the peer says nothing at
+        all."""
+        watch = StallDetector(self.patience, 0.0)
         moved = heard = 0
-        said: list[tuple[float, bool]] = []  # when a word of the peer's is here, and whether the lane had moved
+        said: list[
+            tuple[float, bool]
+        ] = []  # when a word of the peer's is here, and whether the bulk connection had moved
         now, next_arrival, has_moved = 0.0, next(self.arrivals, None), False
         while now < until_s:
             now += TICK_S
@@ -89,7 +93,7 @@ def lossy(rng: Random, *, rtt_s: float, loss: float, bits_per_s: float = 2e6) ->
 
 
 @pytest.mark.parametrize("rtt_s", [0.001, 0.05, 0.3])
-def test_a_lane_that_swallows_everything_is_given_up_in_seconds(rtt_s: float) -> None:
+def test_a_bulk_connection_that_swallows_everything_is_given_up_in_seconds(rtt_s: float) -> None:
     at = Line(steady(10.0), rtt_s).alarm(60)
     least_s = max(2.0, 16 * rtt_s)
     assert at is not None and 10 + least_s <= at <= 10 + least_s + 3 * rtt_s + 1
@@ -101,27 +105,27 @@ def test_a_slow_line_that_loses_packets_is_left_in_peace(seed: int) -> None:
     assert Line(lossy(Random(seed), rtt_s=0.3, loss=0.05), 0.3).alarm(1_200) is None
 
 
-def test_a_peer_that_stands_still_is_no_matter_of_its_lanes() -> None:
+def test_a_peer_that_stands_still_is_no_matter_of_its_bulk_connections() -> None:
     def pausing() -> Iterator[float]:
         return (at for at in steady(100) if not 10 < at < 17)
 
     line = Line(pausing(), 0.05)
     assert line.alarm(90, is_mute=lambda now: 10 <= now < 17) is None
-    # But where it goes on to speak and the lane does not, that time counts.
+    # But where it goes on to speak and the bulk connection does not, that time counts.
     line = Line(steady(10), 0.05)
     at = line.alarm(90, is_mute=lambda now: 10 <= now < 17)
     assert at is not None and 18 <= at <= 21
 
 
 def test_nothing_owed_is_nothing_missed() -> None:
-    watch = StallWatch(Patience(), 0.0)
+    watch = StallDetector(StallTimeout(), 0.0)
     assert not any(
         watch.tick(step * TICK_S, is_owed=False, moved=0, heard=step, rtt_s=0.1) for step in range(1_000)
     )
 
 
 def test_each_alarm_makes_the_next_one_slower_for_a_while() -> None:
-    patience = Patience(StallParameters(quiet_s=2, round_trips=0, alarms_max=2, memory_s=600))
+    patience = StallTimeout(StallParameters(quiet_s=2, round_trips=0, alarms_max=2, memory_s=600))
     limits = []
     for now in (0.0, 1.0, 2.0, 3.0):
         limits.append(patience.limit_s(now, 0.0))
@@ -130,27 +134,27 @@ def test_each_alarm_makes_the_next_one_slower_for_a_while() -> None:
     assert patience.limit_s(602.0, 0.0) == 8 and patience.limit_s(604.0, 0.0) == 2
 
 
-def test_what_the_peer_says_of_a_lane_is_held_against_what_was_sent() -> None:
+def test_what_the_peer_says_of_a_bulk_connection_is_held_against_what_was_sent() -> None:
     account = ReceiveMemory(2**20).open(2**20, lambda: None)
     out = BulkOut(queue_bytes_max=2**20, message_bytes_max=2**20, window_bytes=2**20)
     one, other = sessions()
     incoming = BulkIn(account, message_bytes_max=2**20, limits=WindowLimits())
-    near, far = Lane(Channel(one), out, incoming), Lane(Channel(other), out, incoming)
+    near, far = BulkStream(Channel(one), out, incoming), BulkStream(Channel(other), out, incoming)
     assert near.name == far.name and not near.is_owed
     out.queue(1, bytes(1000))
     record = near.next_record()
     assert record is not None and near.is_owed
     far.receive(record)
     assert far.received_records == 1
-    near.channel.say(Word.PING, bytes(8))
+    near.channel.say(ChannelFrame.PING, bytes(8))
     word = near.next_record()
     assert word is not None
     far.receive(word)
     assert far.received_records == 1  # words are not counted: they would be told of for ever
     with pytest.raises(FrameInvalid):
-        near.note_moved(2)
-    near.note_moved(1)
-    near.note_moved(0)  # said earlier
+        near.note_progress(2)
+    near.note_progress(1)
+    near.note_progress(0)  # said earlier
     assert not near.is_owed and near.moved == 2
 
 
@@ -220,7 +224,9 @@ async def collect(inbox: Inbox, count: int) -> list[int]:
     return sorted([int.from_bytes((await inbox.receive.receive())[1][:4], "big") for _ in range(count)])
 
 
-async def test_what_was_under_way_on_a_lane_that_swallows_it_arrives_by_another(autojump_clock: object) -> None:
+async def test_what_was_under_way_on_a_bulk_connection_that_swallows_it_arrives_by_another(
+    autojump_clock: object,
+) -> None:
     async with holes() as roads:
         alice, bob = member(0, roads), member(1, roads)
         inbox = Inbox(bob, BLOCK)
@@ -232,15 +238,15 @@ async def test_what_was_under_way_on_a_lane_that_swallows_it_arrives_by_another(
             control = roads.dials[0]
             nursery.start_soon(feed, alice, B, 220)
             assert len(await collect(inbox, 20)) == 20
-            lane = next(iter(next(iter(alice._peers.values())).lanes))
-            assert lane.endpoint is not None
-            host = lane.endpoint.host
-            # Every lane of that road, and not the control connection, if it goes there.
+            connection = next(iter(next(iter(alice._peers.values())).bulk_connections))
+            assert connection.endpoint is not None
+            host = connection.endpoint.host
+            # Every bulk connection of that road, and not the control connection, if it goes there.
             roads.swallow(*(f"{host}#{number}" for number in range(1 if host == control else 0, 50)))
             began = trio.current_time()
             got = await collect(inbox, 100)
             assert trio.current_time() - began < 8 and len(got) == 100
-            await until(lambda: alice.counters["lanes_stalled"] >= 1)
+            await until(lambda: alice.counters["bulk_connections_stalled"] >= 1)
             await collect(inbox, 100)
             assert alice.peers()[0].age_s > 10
             await until(lambda: not bob.memory.used_bytes)
@@ -248,7 +254,8 @@ async def test_what_was_under_way_on_a_lane_that_swallows_it_arrives_by_another(
 
 
 async def test_the_other_end_closes_what_was_given_up(autojump_clock: object) -> None:
-    """Bob cannot dial Alice; the lane that she opened for him swallows, and nothing on it tells her so."""
+    """Bob cannot dial Alice; the bulk connection that she opened for him swallows, and nothing on it tells her
+    so."""
     async with holes() as roads:
         alice, bob = member(0, roads), member(1, roads)
         inbox = Inbox(alice, BLOCK)
@@ -259,14 +266,14 @@ async def test_the_other_end_closes_what_was_given_up(autojump_clock: object) ->
             nursery.start_soon(feed, bob, A, 160)
             await collect(inbox, 20)
             [peer] = alice._peers.values()
-            assert len(peer.lanes) == 1
+            assert len(peer.bulk_connections) == 1
             roads.swallow("first#1")
-            await until(lambda: not any(lane.since < 3 for lane in peer.lanes))
+            await until(lambda: not any(connection.since < 3 for connection in peer.bulk_connections))
             await collect(inbox, 140)
-            assert alice.counters["lanes_stalled"] == bob.counters["lanes_stalled"] == 1
+            assert alice.counters["bulk_connections_stalled"] == bob.counters["bulk_connections_stalled"] == 1
 
 
-async def test_a_receiver_that_takes_its_time_is_no_dead_lane(autojump_clock: object) -> None:
+async def test_a_receiver_that_takes_its_time_is_no_dead_bulk_connection(autojump_clock: object) -> None:
     async with holes() as roads:
         alice, bob = member(0, roads), member(1, roads)
         got: list[bytes] = []
@@ -281,12 +288,12 @@ async def test_a_receiver_that_takes_its_time_is_no_dead_lane(autojump_clock: ob
             await alice.wait_peers(1)
             nursery.start_soon(feed, alice, B, 12)
             await until(lambda: len(got) >= 5)
-            assert alice.counters["lanes_stalled"] == bob.counters["lanes_stalled"] == 0
-            assert alice.peers()[0].lanes >= 1
+            assert alice.counters["bulk_connections_stalled"] == bob.counters["bulk_connections_stalled"] == 0
+            assert alice.peers()[0].bulk_connections >= 1
             nursery.cancel_scope.cancel()
 
 
-async def test_a_line_that_is_gone_for_a_while_altogether_costs_no_lane(autojump_clock: object) -> None:
+async def test_a_line_that_is_gone_for_a_while_altogether_costs_no_bulk_connection(autojump_clock: object) -> None:
     async with holes() as roads:
         alice, bob = member(0, roads), member(1, roads)
         inbox = Inbox(bob, BLOCK)
@@ -300,7 +307,7 @@ async def test_a_line_that_is_gone_for_a_while_altogether_costs_no_lane(autojump
             await trio.sleep(8)
             roads.swallow()
             await collect(inbox, 90)
-            assert alice.counters["lanes_stalled"] == 0
+            assert alice.counters["bulk_connections_stalled"] == 0
 
 
 class Proxy:
@@ -336,13 +343,13 @@ class Proxy:
         scope.cancel()
 
 
-async def test_a_swallowed_lane_over_real_sockets() -> None:
+async def test_a_swallowed_bulk_connection_over_real_sockets() -> None:
     def network(number: int) -> Network:
         config = NetworkConfig(listen=(("127.0.0.1", 0),))
         return Network(config, identity(number), now_ms=lambda: NOW_MS)
 
-    def lanes(of: Network) -> list[Link]:
-        return [link for peer in of._peers.values() for link in peer.lanes]
+    def bulk_connections(of: Network) -> list[Connection]:
+        return [connection for peer in of._peers.values() for connection in peer.bulk_connections]
 
     alice, bob = network(0), network(1)
     inbox = Inbox(bob, BLOCK)
@@ -353,14 +360,14 @@ async def test_a_swallowed_lane_over_real_sockets() -> None:
             await alice.request(B, "peers", b"")
             nursery.start_soon(partial(feed, gap_s=0.01), alice, B, 200)
             await collect(inbox, 20)
-            while not lanes(alice):  # noqa: ASYNC110 - has no event
+            while not bulk_connections(alice):  # noqa: ASYNC110 - has no event
                 await trio.sleep(0.01)
-            [lane, *_] = lanes(alice)
-            socket = lane._socket
+            [connection, *_] = bulk_connections(alice)
+            socket = connection._socket
             assert socket is not None
             proxy.swallowing.add(socket.getsockname()[1])
             await collect(inbox, 180)
-            await until(lambda: alice.counters["lanes_stalled"] >= 1)
+            await until(lambda: alice.counters["bulk_connections_stalled"] >= 1)
             nursery.cancel_scope.cancel()
 
 
@@ -438,7 +445,7 @@ async def test_votes_go_by_another_way_a_second_after_theirs_fell_silent(
             assert [number for _, number in came] == list(range(500))
             assert max(later - earlier for (earlier, _), (later, _) in pairwise(came)) <= 1.0
             assert alice.peers()[0].moves == 1 and roads.dials[-1] != used
-            assert alice.counters["silent_ways"] == 1 and not alice.counters["false_alarms"]
+            assert alice.counters["silent_paths"] == 1 and not alice.counters["false_alarms"]
 
 
 async def test_a_way_that_speaks_while_another_is_tried_is_kept(autojump_clock: object) -> None:
@@ -463,8 +470,8 @@ async def test_a_way_that_speaks_while_another_is_tried_is_kept(autojump_clock: 
                     roads.swallow()
             for number in range(200):
                 assert (await inbox.receive.receive())[1] == number.to_bytes(2, "big")
-            assert alice.peers()[0].moves == 0 and alice.counters["doubts_refuted"] == 1
-            assert not alice.counters["silent_ways"] and not alice.counters["false_alarms"]
+            assert alice.peers()[0].moves == 0 and alice.counters["suspicions_refuted"] == 1
+            assert not alice.counters["silent_paths"] and not alice.counters["false_alarms"]
             nursery.cancel_scope.cancel()
 
 
@@ -486,7 +493,9 @@ async def bulk_gap(dead: Callable[[list[str]], tuple[str, ...]]) -> tuple[float,
             nursery.start_soon(partial(feed, gap_s=0.0), alice, B, 400)
             await until(lambda: len(came) >= 60)
             [peer] = alice._peers.values()
-            used = [lane.endpoint.host for lane in peer.lanes if lane.endpoint is not None]
+            used = [
+                connection.endpoint.host for connection in peer.bulk_connections if connection.endpoint is not None
+            ]
             cut_at = trio.current_time()
             roads.swallow(*dead(used))
             for number in range(150):
@@ -500,25 +509,26 @@ async def bulk_gap(dead: Callable[[list[str]], tuple[str, ...]]) -> tuple[float,
 
 
 async def test_bulk_goes_by_another_way_within_two_seconds_whatever_fell_silent(autojump_clock: object) -> None:
-    """The road of the lane, with the control connection on it or not: all that is there but one road."""
+    """The road of the bulk connection, with the control connection on it or not: all that is there but one
+    road."""
     for road in ("first", "second"):
         gap_s, alice, came = await bulk_gap(lambda _used, road=road: (road,))  # type: ignore[misc]
         assert gap_s <= 2.0 and came == list(range(400)), road
         assert not alice.counters["false_alarms"]
 
 
-def test_a_lane_is_doubted_then_suspended_then_dead_and_one_word_takes_it_back() -> None:
-    patience = Patience()
+def test_a_bulk_connection_is_doubted_then_suspended_then_dead_and_one_word_takes_it_back() -> None:
+    patience = StallTimeout()
     for rtt_s in (0.001, 0.05, 0.1, 0.2):
-        steps = patience.doubt_s(0.0, rtt_s), patience.suspend_s(0.0, rtt_s), patience.limit_s(0.0, rtt_s)
+        steps = patience.suspect_s(0.0, rtt_s), patience.suspend_s(0.0, rtt_s), patience.limit_s(0.0, rtt_s)
         assert steps == tuple(sorted(set(steps)))
         assert steps[1] + 3.5 * rtt_s < 1.75  # bulk is back within two seconds
-    watch = StallWatch(patience, 0.0)
+    watch = StallDetector(patience, 0.0)
     moved = 1
 
     def look(now: float, *, is_heard: bool = True) -> tuple[bool, bool]:
         watch.tick(now, is_owed=True, moved=moved, heard=int(now * 10) * is_heard, rtt_s=0.05)
-        return watch.is_doubted(now, 0.05), watch.is_suspect(now, 0.05)
+        return watch.is_suspected(now, 0.05), watch.must_suspend(now, 0.05)
 
     assert look(10.0) == (False, False)
     steps_seen = [look(10 + step / 10) for step in range(1, 9)]
@@ -529,10 +539,10 @@ def test_a_lane_is_doubted_then_suspended_then_dead_and_one_word_takes_it_back()
     assert look(12.2) == (True, True)
 
 
-def test_a_lane_of_a_peer_that_says_nothing_at_all_is_not_suspended() -> None:
-    watch = StallWatch(Patience(), 0.0)
+def test_a_bulk_connection_of_a_peer_that_says_nothing_at_all_is_not_suspended() -> None:
+    watch = StallDetector(StallTimeout(), 0.0)
     watch.tick(0.0, is_owed=True, moved=1, heard=1, rtt_s=0.05)
     for step in range(1, 100):
         watch.tick(step / 10, is_owed=True, moved=1, heard=1, rtt_s=0.05)
-        assert not watch.is_suspect(step / 10, 0.05)
-    assert watch.is_doubted(9.9, 0.05)
+        assert not watch.must_suspend(step / 10, 0.05)
+    assert watch.is_suspected(9.9, 0.05)

@@ -1,4 +1,4 @@
-"""Which connections carry a peer: another one for a lost one, a better one, lanes for bulk.
+"""Which connections carry a peer: another one for a lost one, a better one, bulk connections for bulk.
 
 The decisions are those of ``p2p.path.paths`` and ``p2p.path.bulk_plan``; here they are carried out. A
 conversation moves to another connection without losing or doubling anything (``p2p.session.mux``), so moving costs
@@ -20,19 +20,19 @@ from p2p.base.errors import HandshakeFailed
 from p2p.base.limits import NetworkLimits
 from p2p.base.randomness import RandomSource
 from p2p.base.sockets import is_paced, local_address
-from p2p.base.transport import Doubt
+from p2p.base.transport import TransportFault
 from p2p.path.bulk_plan import BulkPlanner
 from p2p.path.dialling import Dialling
-from p2p.path.paths import Path, PathTable, shares_way
-from p2p.secure.channel import Hello, Opening
-from p2p.session.connection import Link, LinkLost
-from p2p.session.path_offers import ANY_WAY, PeerWay, WayNumbers
+from p2p.path.paths import Path, PathTable, shares_hop
+from p2p.secure.channel import Hello, HelloKind
+from p2p.session.connection import Connection, ConnectionLost
+from p2p.session.path_offers import ANY_PATH, OfferedPath, PathNumbers
 from p2p.session.peer import Peer
 from p2p.session.stall_detection import is_held_up
 from state.primitives.errors import ProtocolError
 from state.primitives.token_bucket import RateLimiter
 
-__all__ = ["Steering"]
+__all__ = ["PathSelection"]
 
 _PROBES_MAX: Final = 4
 """Handshakes at once that only take a round trip."""
@@ -40,7 +40,7 @@ _PROBES_PER_S: Final = 1.0
 """Over all peers: where ways lead is what their records say, and those may be anybody's."""
 
 
-class Steering:
+class PathSelection:
     """Brings and changes the connections of live peers; ``run`` while the network runs."""
 
     def __init__(
@@ -67,22 +67,22 @@ class Steering:
         self._planners: dict[Peer, BulkPlanner] = {}
         self._opening: Counter[tuple[Peer, Endpoint]] = Counter()
         self._offered: dict[Peer, PathTable] = {}
-        """What is known of the ways that peers have to us."""
+        """What is known of the paths that peers have to us."""
         self._asked: dict[Peer, tuple[dict[int, int], float]] = {}
         """What was last asked of them, and when."""
-        self._numbers: dict[Peer, WayNumbers] = {}
+        self._numbers: dict[Peer, PathNumbers] = {}
         """The ways that we have to those who ask."""
-        self._moved_from: dict[Peer, Link] = {}
+        self._moved_from: dict[Peer, Connection] = {}
         """The connection that was left for a quicker one, until that has been measured."""
         self._is_voting = False
         """Whether messages of class consensus were sent to anybody of late."""
         self._probing = 0
         self._probes = RateLimiter(per_s=_PROBES_PER_S, burst=_PROBES_MAX)
         self._granted: Counter[tuple[Peer, Endpoint]] = Counter()
-        """Lanes that others asked for, from their dial to their end."""
-        self._answers = RateLimiter(per_s=limits.lane_answers_per_s, burst=4)
-        self._new_ways = RateLimiter(per_s=limits.lane_new_ways_per_s, burst=limits.lane_new_ways_burst)
-        self._new_ways_sum = RateLimiter(per_s=limits.lane_new_ways_sum_per_s, burst=limits.peers_out_target)
+        """Bulk connections that others asked for, from their dial to their end."""
+        self._answers = RateLimiter(per_s=limits.bulk_requests_per_s, burst=4)
+        self._new_paths = RateLimiter(per_s=limits.bulk_new_paths_per_s, burst=limits.bulk_new_paths_burst)
+        self._new_paths_sum = RateLimiter(per_s=limits.bulk_new_paths_sum_per_s, burst=limits.peers_out_target)
 
     async def run(self) -> None:
         """Watch peers and our own address until cancelled."""
@@ -96,10 +96,10 @@ class Steering:
 
     # -- the control connection ------------------------------------------------------------------------------
 
-    def find_way(self, peer: Peer) -> None:
+    def find_path(self, peer: Peer) -> None:
         """Bring another connection for a peer that has lost its own or hears nothing on it."""
-        if self._nursery is not None and not peer.is_finding_way:
-            peer.is_finding_way = True
+        if self._nursery is not None and not peer.is_finding_path:
+            peer.is_finding_path = True
             self._nursery.start_soon(self._seek, peer)
 
     async def _seek(self, peer: Peer) -> None:
@@ -108,89 +108,89 @@ class Steering:
             table = self._dialling.table(peer.address)
             if present is not None and not peer.is_attached:
                 table.failed(present, trio.current_time())
-            is_doubted = peer.is_attached and peer.is_doubted
-            if is_doubted and present is not None:
-                table.doubted(present, trio.current_time())
+            is_suspected = peer.is_attached and peer.is_suspected
+            if is_suspected and present is not None:
+                table.suspected(present, trio.current_time())
             # Whatever failed last comes last, and is tried all the same: it may be all there is. Before it comes
             # what shares a relay with it.
-            known = self._dialling.endpoints_of(self._dialling.way_to(peer.address))
-            endpoints = sorted(known, key=lambda e: (e == present, present is not None and shares_way(e, present)))
+            known = self._dialling.endpoints_of(self._dialling.state_of(peer.address))
+            endpoints = sorted(known, key=lambda e: (e == present, present is not None and shares_hop(e, present)))
             if peer.is_attached and present is not None and self._dialling.is_avoided(present):
                 endpoints = [endpoint for endpoint in endpoints if not self._dialling.is_avoided(endpoint)]
             if not endpoints:
                 return
-            link = await self._dialling.open(peer.address, endpoints)
-            if link is not None and is_doubted and peer.is_attached and not peer.is_doubted:
-                self._counters["doubts_refuted"] += 1  # the present one has spoken meanwhile
-                await link.aclose()
-            elif link is not None:
-                await self._move_to(peer, link)
+            connection = await self._dialling.open(peer.address, endpoints)
+            if connection is not None and is_suspected and peer.is_attached and not peer.is_suspected:
+                self._counters["suspicions_refuted"] += 1  # the present one has spoken meanwhile
+                await connection.aclose()
+            elif connection is not None:
+                await self._move_to(peer, connection)
         finally:
-            peer.is_finding_way = False
+            peer.is_finding_path = False
 
-    def left_silent(self, peer: Peer, link: Link, is_dead: bool) -> None:
+    def left_silent(self, peer: Peer, connection: Connection, is_dead: bool) -> None:
         """Note what became of a connection that was left for its silence."""
-        self._counters["silent_ways" if is_dead else "false_alarms"] += 1
-        if is_dead and link.endpoint is not None:
-            self._dialling.table(peer.address).fell_silent(link.endpoint, trio.current_time())
+        self._counters["silent_paths" if is_dead else "false_alarms"] += 1
+        if is_dead and connection.endpoint is not None:
+            self._dialling.table(peer.address).fell_silent(connection.endpoint, trio.current_time())
 
     def leave(self, relay: Endpoint) -> None:
-        """Bring everything that runs through a relay, which is about to end, over other ways."""
+        """Bring everything that runs through a relay, which is about to end, over other paths."""
         for peer in list(self._peers.values()):
             control = peer.control
             if control is not None and control.endpoint is not None and relay in control.endpoint.hops:
                 self._dialling.table(peer.address).failed(control.endpoint, trio.current_time())
-                self.find_way(peer)
-            for lane in list(peer.lanes):
-                if lane.endpoint is not None and relay in lane.endpoint.hops:
-                    peer.lanes.close(lane)
+                self.find_path(peer)
+            for connection in list(peer.bulk_connections):
+                if connection.endpoint is not None and relay in connection.endpoint.hops:
+                    peer.bulk_connections.close(connection)
 
     async def move(self, peer: Peer, endpoint: Endpoint) -> bool:
         """Let the conversation go on over another path; the present one carries it until the other is there."""
-        link = await self._dialling.open_one(peer.address, endpoint)
-        return link is not None and await self._move_to(peer, link)
+        connection = await self._dialling.open_one(peer.address, endpoint)
+        return connection is not None and await self._move_to(peer, connection)
 
-    async def _move_to(self, peer: Peer, link: Link) -> bool:
+    async def _move_to(self, peer: Peer, connection: Connection) -> bool:
         is_moved = False
         try:
             hello = peer.migration.next_hello(peer.mux.received)
             with trio.move_on_after(self._limits.handshake_timeout_s):
-                await link.say_hello(hello, timeout_s=self._limits.handshake_timeout_s)
-                answer = await link.hear_hello()
-                if answer.opening is Opening.GONE:
+                await connection.send_hello(hello, timeout_s=self._limits.handshake_timeout_s)
+                answer = await connection.receive_hello()
+                if answer.opening is HelloKind.GONE:
                     if not peer.is_attached:
                         peer.close("connection_lost")
                 elif (
-                    answer.opening is Opening.RESUME
+                    answer.opening is HelloKind.RESUME
                     and answer.generation == hello.generation
-                    and peer.may_move(answer, link)
+                    and peer.may_move(answer, connection)
                 ):
-                    peer.attach(link, answer)
+                    peer.attach(connection, answer)
                     is_moved = True
-        except (LinkLost, trio.TooSlowError, ProtocolError):
+        except (ConnectionLost, trio.TooSlowError, ProtocolError):
             self._counters["handshake_failed"] += 1
         finally:
             if not is_moved:
-                await link.aclose()
+                await connection.aclose()
         if is_moved:
             self._counters["moves"] += 1
-            self._log("peer moved", peer=peer.address.hex(), path=str(link.endpoint))
+            self._log("peer moved", peer=peer.address.hex(), path=str(connection.endpoint))
         return is_moved
 
-    async def take_move(self, peer: Peer | None, hello: Hello, link: Link) -> bool:
-        """Answer a peer that wants to go on over ``link``; whether it does."""
+    async def take_move(self, peer: Peer | None, hello: Hello, connection: Connection) -> bool:
+        """Answer a peer that wants to go on over ``connection``; whether it does."""
         if peer is None or peer.conversation != hello.conversation or peer.closed_for is not None:
-            await link.say_hello(Hello(Opening.GONE), timeout_s=self._limits.handshake_timeout_s)
+            await connection.send_hello(Hello(HelloKind.GONE), timeout_s=self._limits.handshake_timeout_s)
             return False
-        if not peer.may_move(hello, link):
+        if not peer.may_move(hello, connection):
             return False
-        answer = Hello(Opening.RESUME, hello.conversation, hello.generation, peer.mux.received)
-        await link.say_hello(answer, timeout_s=self._limits.handshake_timeout_s)
-        if not peer.may_move(hello, link):
+        answer = Hello(HelloKind.RESUME, hello.conversation, hello.generation, peer.mux.received)
+        await connection.send_hello(answer, timeout_s=self._limits.handshake_timeout_s)
+        if not peer.may_move(hello, connection):
             return False
-        peer.attach(link, hello)
+        peer.attach(connection, hello)
         self._counters["moves"] += 1
-        self._log("peer moved", peer=peer.address.hex(), path=link.remote)
+        self._log("peer moved", peer=peer.address.hex(), path=connection.remote)
         return True
 
     async def _roam(self) -> None:
@@ -208,14 +208,18 @@ class Steering:
             for watcher in self.roam_watchers:
                 watcher(frozenset(map(str, gone)))
             for peer in list(self._peers.values()):
-                for link in [peer.control, *peer.lanes]:
-                    host = None if link is None else link.local_host
-                    if link is None or host is None or ipaddress.ip_address(host.partition("%")[0]) not in gone:
+                for connection in [peer.control, *peer.bulk_connections]:
+                    host = None if connection is None else connection.local_host
+                    if (
+                        connection is None
+                        or host is None
+                        or ipaddress.ip_address(host.partition("%")[0]) not in gone
+                    ):
                         continue
-                    if link is peer.control:
-                        self.find_way(peer)
+                    if connection is peer.control:
+                        self.find_path(peer)
                     else:
-                        link.retire()
+                        connection.retire()
 
     async def _choose(self) -> None:
         # Not all of a committee that began together: each sample may be followed by handshakes.
@@ -236,7 +240,7 @@ class Steering:
             if is_sample:
                 for peer in {peer for peer, _ in self._granted}:
                     if peer.closed_for is None:
-                        self._tell_ways(peer)  # one that failed may be tried again
+                        self._offer_paths(peer)  # one that failed may be tried again
             kept: tuple[dict[Peer, Any], ...] = (
                 self._planners,
                 self._offered,
@@ -251,23 +255,23 @@ class Steering:
     def _sample(self, peer: Peer, now: float) -> None:
         """Note round trips; move control where another path has been better for long enough."""
         offered = self._offered.get(peer)
-        for link in peer.lanes if offered is not None else ():
-            if link.way is not None and link.rtt_s is not None and offered is not None:
-                offered.measured_rtt(link.way, link.rtt_s, now)
+        for connection in peer.bulk_connections if offered is not None else ():
+            if connection.offered_path is not None and connection.rtt_s is not None and offered is not None:
+                offered.measured_rtt(connection.offered_path, connection.rtt_s, now)
         control = peer.control
         if control is None or control.endpoint is None:
             return
         table = self._dialling.table(peer.address)
-        for link in (control, *peer.lanes):
-            if link.endpoint is not None and link.rtt_s is not None:
-                table.measured_rtt(link.endpoint, link.rtt_s, now)
-                link.least_rtt_s = min(link.least_rtt_s, link.rtt_s)
+        for connection in (control, *peer.bulk_connections):
+            if connection.endpoint is not None and connection.rtt_s is not None:
+                table.measured_rtt(connection.endpoint, connection.rtt_s, now)
+                connection.least_rtt_s = min(connection.least_rtt_s, connection.rtt_s)
         table.measured_loss(control.endpoint, *control.take_losses(), now)
         self._compare(peer, control)
         if self._leave_avoided(peer, control, table, now):
             return
         better = table.better_control(control.endpoint, now)
-        if isinstance(better, Endpoint) and not peer.is_finding_way and self._nursery is not None:
+        if isinstance(better, Endpoint) and not peer.is_finding_path and self._nursery is not None:
             self._moved_from[peer] = control
             self._nursery.start_soon(self.move, peer, better)
             return
@@ -277,7 +281,7 @@ class Steering:
                 self._probing += 1
                 self._nursery.start_soon(self._probe, peer.address, path)
 
-    def _compare(self, peer: Peer, control: Link) -> None:
+    def _compare(self, peer: Peer, control: Connection) -> None:
         """Say of the way that was left for a quicker one whether it was slow of itself."""
         left = self._moved_from.pop(peer, None)
         if left is None or left is control or left.rtt_s is None:
@@ -285,19 +289,19 @@ class Steering:
         if control.rtt_s is None:
             self._moved_from[peer] = left  # too new to know
         elif is_held_up(left.rtt_s, least_s=left.least_rtt_s, elsewhere_s=control.rtt_s):
-            left.doubt(Doubt.SLOW)
+            left.report_fault(TransportFault.SLOW)
 
-    def _leave_avoided(self, peer: Peer, control: Link, table: PathTable, now: float) -> bool:
+    def _leave_avoided(self, peer: Peer, control: Connection, table: PathTable, now: float) -> bool:
         """Bring a live peer away from ways that are avoided, once there is another; whether that is tried."""
         if not any(table.is_ready(path, now) for path in table.paths if not self._is_avoided(path)):
             return False
-        for lane in list(peer.lanes):
-            if lane.endpoint is not None and self._dialling.is_avoided(lane.endpoint):
-                peer.lanes.close(lane)
-                self._lane_failed(peer, lane.endpoint)
+        for connection in list(peer.bulk_connections):
+            if connection.endpoint is not None and self._dialling.is_avoided(connection.endpoint):
+                peer.bulk_connections.close(connection)
+                self._bulk_failed(peer, connection.endpoint)
         if control.endpoint is None or not self._dialling.is_avoided(control.endpoint):
             return False
-        self.find_way(peer)
+        self.find_path(peer)
         return True
 
     def _is_avoided(self, path: Path) -> bool:
@@ -306,16 +310,17 @@ class Steering:
     async def _probe(self, address: bytes, path: Endpoint) -> None:
         """Take the round trip of a path by a handshake on it."""
         try:
-            link = await self._dialling.open_one(address, path)
-            if link is not None:
-                await link.aclose()
+            connection = await self._dialling.open_one(address, path)
+            if connection is not None:
+                await connection.aclose()
         finally:
             self._probing -= 1
 
-    # -- lanes -----------------------------------------------------------------------------------------------
+    # -- bulk connections
+    # -----------------------------------------------------------------------------------------------
 
-    def open_lanes(self, peer: Peer) -> bool:
-        """Bring lanes for bulk that waits; whether that is tried."""
+    def open_bulk_connections(self, peer: Peer) -> bool:
+        """Bring bulk connections for bulk that waits; whether that is tried."""
         if self._nursery is None:
             return False
         now = trio.current_time()
@@ -333,36 +338,40 @@ class Steering:
                 return True
         if peer.last.is_outbound:
             return False
-        self._ask(peer, {ANY_WAY: 1}, now)
+        self._ask(peer, {ANY_PATH: 1}, now)
         return True
 
     def _plan(self, peer: Peer, now: float) -> None:
-        """Bring the lanes that are there for our bulk closer to what is planned."""
+        """Bring the bulk connections that are there for our bulk closer to what is planned."""
         planner = self._planners[peer]
         bulk = peer.mux.bulk_out
         carried: Counter[Path] = Counter()
-        own: list[tuple[Link, Path]] = []
-        for link, lane in peer.lanes.items():
-            path = _path_of(link)
-            if lane.is_ours and path is not None:
-                carried[path] += bulk.carried.pop(lane, 0)
-                if not lane.is_draining:
-                    own.append((link, path))
+        own: list[tuple[Connection, Path]] = []
+        for connection, stream in peer.bulk_connections.items():
+            path = _path_of(connection)
+            if stream.is_ours and path is not None:
+                carried[path] += bulk.carried.pop(stream, 0)
+                if not stream.is_draining:
+                    own.append((connection, path))
         planner.tick(carried, bulk.waiting_bytes, now, grain_bytes=bulk.grain_bytes)
-        if not own and not peer.lanes.opening and not bulk.waiting_bytes:
+        if not own and not peer.bulk_connections.opening and not bulk.waiting_bytes:
             planner.stop()
             del self._planners[peer]
             return
-        lanes = Counter(path for _, path in own)
+        counts = Counter(path for _, path in own)
         must_yield = self._is_voting and bulk.waiting_bytes > 0
-        for link, path in own:
-            bounds = [link.give_way(now, is_needed=must_yield)]
+        for connection, path in own:
+            bounds = [connection.pacing_rate(now, is_needed=must_yield)]
             if path in planner.caps:
-                bounds.append(int(planner.caps[path] / lanes[path]))
-            link.pace(min((bound for bound in bounds if bound is not None), default=None))
+                bounds.append(int(planner.caps[path] / counts[path]))
+            connection.pace(min((bound for bound in bounds if bound is not None), default=None))
         if not bulk.waiting_bytes:
             return  # what idles closes by itself
-        room = self._limits.lanes_max - peer.lanes.count(is_ours=True) - peer.lanes.opening
+        room = (
+            self._limits.bulk_connections_max
+            - peer.bulk_connections.count(is_ours=True)
+            - peer.bulk_connections.opening
+        )
         wishes: dict[int, int] = {}
         for path, count in planner.plan.items():
             have = sum(found == path for _, found in own)
@@ -372,130 +381,140 @@ class Steering:
                     for _ in range(missing):
                         self._open(peer, path)
                     room -= max(missing, 0)
-                case PeerWay(number) if have < count:
+                case OfferedPath(number) if have < count:
                     wishes[number] = count
                 case _:
                     pass
         if wishes:
             self._ask(peer, wishes, now)
         for path in {path for _, path in own}:
-            links = [link for link, found in own if found == path]
-            for link in links[planner.plan.get(path, 0) :]:
-                peer.lanes.close(link)
+            connections = [connection for connection, found in own if found == path]
+            for connection in connections[planner.plan.get(path, 0) :]:
+                peer.bulk_connections.close(connection)
 
-    def doubt_lane(self, peer: Peer, link: Link) -> None:
-        """Bring a lane by another way beside one on which nothing moves."""
+    def replace_suspected(self, peer: Peer, connection: Connection) -> None:
+        """Bring a bulk connection by another path beside one on which nothing moves."""
         now = trio.current_time()
-        planner, path = self._planners.get(peer), _path_of(link)
-        if planner is not None and path is not None and planner.doubted(path, now):
-            self._counters["lanes_doubted"] += 1
+        planner, path = self._planners.get(peer), _path_of(connection)
+        if planner is not None and path is not None and planner.suspected(path, now):
+            self._counters["bulk_connections_suspected"] += 1
             self._plan(peer, now)
 
     def _open(self, peer: Peer, path: Endpoint) -> None:
         assert self._nursery is not None
-        peer.lanes.opening += 1
+        peer.bulk_connections.opening += 1
         self._opening[peer, path] += 1
-        self._nursery.start_soon(self._open_lane, peer, path)
+        self._nursery.start_soon(self._open_bulk, peer, path)
 
-    async def _open_lane(self, peer: Peer, path: Endpoint) -> None:
+    async def _open_bulk(self, peer: Peer, path: Endpoint) -> None:
         try:
-            link = await self._dialling.open_one(peer.address, path)
+            connection = await self._dialling.open_one(peer.address, path)
         finally:
-            peer.lanes.opening -= 1
+            peer.bulk_connections.opening -= 1
             self._count_opening(peer, path, -1)
-        if link is None or await self._carry(peer, link, Hello(Opening.LANE, peer.conversation)):
-            self._lane_failed(peer, path)
+        if connection is None or await self._carry_bulk(
+            peer, connection, Hello(HelloKind.BULK, peer.conversation)
+        ):
+            self._bulk_failed(peer, path)
 
-    async def _carry(self, peer: Peer, link: Link, hello: Hello) -> bool:
-        """Let a connection that we have made be a lane to its end; whether it broke."""
+    async def _carry_bulk(self, peer: Peer, connection: Connection, hello: Hello) -> bool:
+        """Let a connection that we have made be a bulk connection to its end; whether it broke."""
         try:
-            if not peer.lanes.may_add(hello, link):
+            if not peer.bulk_connections.may_add(hello, connection):
                 return False
-            await link.say_hello(hello, timeout_s=self._limits.handshake_timeout_s)
-            if not peer.lanes.may_add(hello, link):
+            await connection.send_hello(hello, timeout_s=self._limits.handshake_timeout_s)
+            if not peer.bulk_connections.may_add(hello, connection):
                 return False
-            self._counters["lanes_opened"] += 1
-            await peer.lanes.carry(link, hello)
-            self._counters["lanes_stalled"] += link.is_stalled
-            return link.is_broken
-        except (LinkLost, trio.TooSlowError, HandshakeFailed):
+            self._counters["bulk_connections_opened"] += 1
+            await peer.bulk_connections.carry(connection, hello)
+            self._counters["bulk_connections_stalled"] += connection.is_stalled
+            return connection.is_broken
+        except (ConnectionLost, trio.TooSlowError, HandshakeFailed):
             return True
         finally:
-            await link.aclose()
+            await connection.aclose()
 
     def _count_opening(self, peer: Peer, path: Endpoint, change: int) -> None:
         self._opening[peer, path] += change
         if not self._opening[peer, path]:
             del self._opening[peer, path]
 
-    def _lane_failed(self, peer: Peer, path: Path) -> None:
+    def _bulk_failed(self, peer: Peer, path: Path) -> None:
         planner = self._planners.get(peer)
         if planner is not None:
             planner.lost(path, trio.current_time())
-        if not peer.lanes and not peer.lanes.opening and (planner is None or not planner.plan):
+        if (
+            not peer.bulk_connections
+            and not peer.bulk_connections.opening
+            and (planner is None or not planner.plan)
+        ):
             if not peer.last.is_outbound:
-                self._ask(peer, {ANY_WAY: 1}, trio.current_time())  # it reaches us, and we not it
-            peer.lanes.failed()
+                self._ask(peer, {ANY_PATH: 1}, trio.current_time())  # it reaches us, and we not it
+            peer.bulk_connections.failed()
 
-    # -- lanes that one end asks of the other ------------------------------------------------------------------
+    # -- bulk connections that one end asks of the other
+    # ------------------------------------------------------------------
 
     def _ask(self, peer: Peer, wishes: dict[int, int], now: float) -> None:
         last, asked_at = self._asked.get(peer, ({}, -inf))
-        if now - asked_at >= self._limits.lane_ask_s * (4 if wishes == last else 1):
+        if now - asked_at >= self._limits.bulk_request_interval_s * (4 if wishes == last else 1):
             self._asked[peer] = wishes, now
-            peer.ask_for_lanes(wishes)
+            peer.request_connections(wishes)
 
-    def take_ways(self, peer: Peer, ways: tuple[PeerWay, ...]) -> None:
-        """Take the ways by which the peer may be asked for lanes."""
-        self._offered.setdefault(peer, PathTable()).offer(ways)
+    def take_offered_paths(self, peer: Peer, paths: tuple[OfferedPath, ...]) -> None:
+        """Take the paths by which the peer may be asked for bulk connections."""
+        self._offered.setdefault(peer, PathTable()).offer(paths)
         planner = self._planners.get(peer)
         if (planner is None or not planner.plan) and peer.mux.bulk_out.waiting_bytes:
-            self.open_lanes(peer)
+            self.open_bulk_connections(peer)
 
-    def lane_asked(self, peer: Peer, hello: Hello, link: Link) -> None:
-        """Note by which way a lane comes that the peer opened because it was asked."""
+    def note_requested(self, peer: Peer, hello: Hello, connection: Connection) -> None:
+        """Note by which way a bulk connection comes that the peer opened because it was asked."""
         table = self._offered.get(peer)
-        for way in () if table is None or not hello.is_asked else table.paths:
-            if isinstance(way, PeerWay) and way.number == hello.generation:
-                link.way = way
+        for offered_path in () if table is None or not hello.is_asked else table.paths:
+            if isinstance(offered_path, OfferedPath) and offered_path.number == hello.generation:
+                connection.offered_path = offered_path
                 assert table is not None
-                table.worked(way)
+                table.worked(offered_path)
 
-    def lane_ended(self, peer: Peer, link: Link) -> None:
-        """Note the end of a lane that the peer opened."""
-        self._counters["lanes_stalled"] += link.is_stalled
-        was_idle = trio.current_time() - link.used_at > self._limits.lane_idle_s / 2
+    def note_ended(self, peer: Peer, connection: Connection) -> None:
+        """Note the end of a bulk connection that the peer opened."""
+        self._counters["bulk_connections_stalled"] += connection.is_stalled
+        was_idle = trio.current_time() - connection.used_at > self._limits.bulk_idle_s / 2
         if (
-            link.way is not None
+            connection.offered_path is not None
             and peer.closed_for is None
-            and (link.is_stalled or (link.is_broken and not was_idle))
+            and (connection.is_stalled or (connection.is_broken and not was_idle))
         ):
-            self._lane_failed(peer, link.way)
+            self._bulk_failed(peer, connection.offered_path)
 
-    def answer_lanes(self, peer: Peer, wishes: Mapping[int, int]) -> None:
-        """Open lanes for a peer that cannot reach us: to it alone, by ways that we chose, within our limits."""
+    def answer_request(self, peer: Peer, wishes: Mapping[int, int]) -> None:
+        """Open bulk connections for a peer that cannot reach us: to it alone, by ways that we chose, within our
+        limits."""
         now = trio.current_time()
         if self._nursery is None or not self._answers.allows(peer.address, now):
             return
-        self._tell_ways(peer)
+        self._offer_paths(peer)
         numbers = self._numbers[peer]
         for number, count in wishes.items():
-            path = numbers.path(numbers.first if number == ANY_WAY else number)
+            path = numbers.path(numbers.first if number == ANY_PATH else number)
             if path is None:
                 continue
             its = sum(granted for (other, _), granted in self._granted.items() if other is peer)
-            left = max(self._limits.lanes_asked_sum_max - self._granted.total(), 1 - its)  # one each, whoever asks
-            room = min(left, self._limits.lanes_max - its)
+            left = max(
+                self._limits.bulk_connections_requested_max - self._granted.total(), 1 - its
+            )  # one each, whoever asks
+            room = min(left, self._limits.bulk_connections_max - its)
             for _ in range(min(count - self._granted[peer, path], room)):
                 if not self._dialling.table(peer.address).has_worked(path) and not (
-                    self._new_ways.allows(peer.address, now) and self._new_ways_sum.allows(None, now)
+                    self._new_paths.allows(peer.address, now) and self._new_paths_sum.allows(None, now)
                 ):
                     break
                 self._granted[peer, path] += 1
                 self._nursery.start_soon(self._grant, peer, path, numbers.number(path))
 
-    def _tell_ways(self, peer: Peer) -> None:
-        """Tell a peer our ways to it, where that is news."""
+    def _offer_paths(self, peer: Peer) -> None:
+        """Tell a peer our paths to it, where that is news."""
         now = trio.current_time()
         table = self._dialling.table(peer.address)
         paths = [path for path in table.order(now) if isinstance(path, Endpoint) and table.is_ready(path, now)]
@@ -503,27 +522,29 @@ class Steering:
             paths.insert(0, peer.last.endpoint)
         elif peer.last.endpoint in paths:  # known to be good, and where it is not the best that will be found
             paths.sort(key=lambda path: path != peer.last.endpoint)
-        numbers = self._numbers.setdefault(peer, WayNumbers())
-        ways = numbers.offer(paths)
-        if ways != numbers.told:
-            numbers.told = ways
-            peer.tell_ways(ways)
+        numbers = self._numbers.setdefault(peer, PathNumbers())
+        offered = numbers.offer(paths)
+        if offered != numbers.told:
+            numbers.told = offered
+            peer.offer_paths(offered)
 
     async def _grant(self, peer: Peer, path: Endpoint, number: int) -> None:
         is_dead = True
         try:
-            link = await self._dialling.open_one(peer.address, path)
-            if link is not None:
-                await self._carry(peer, link, Hello(Opening.LANE, peer.conversation, number))
-                is_dead = link.is_stalled  # whoever asked for it closes it too, and that is no fault of the way
+            connection = await self._dialling.open_one(peer.address, path)
+            if connection is not None:
+                await self._carry_bulk(peer, connection, Hello(HelloKind.BULK, peer.conversation, number))
+                is_dead = (
+                    connection.is_stalled
+                )  # whoever asked for it closes it too, and that is no fault of the way
         finally:
             self._granted[peer, path] -= 1
             if not self._granted[peer, path]:
                 del self._granted[peer, path]
         if is_dead and peer.closed_for is None:
             self._dialling.table(peer.address).failed(path, trio.current_time())
-            self._tell_ways(peer)
+            self._offer_paths(peer)
 
 
-def _path_of(link: Link) -> Path | None:
-    return link.endpoint if link.way is None else link.way
+def _path_of(connection: Connection) -> Path | None:
+    return connection.endpoint if connection.offered_path is None else connection.offered_path

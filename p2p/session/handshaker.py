@@ -1,6 +1,6 @@
 """The first words on a stream: a handshake and what the connection is for, in time, and counted where it fails.
 
-Both ways use it, ``p2p.path.dialling`` out and ``p2p.peers.accepting`` in; before it is done neither end has any
+Both ways use it, ``p2p.path.dialling`` out and ``p2p.peers.inbound`` in; before it is done neither end has any
 right.
 """
 
@@ -17,16 +17,16 @@ from p2p.base.observed_address import OBSERVE_PREAMBLE, observed_answer
 from p2p.secure.channel import Hello
 from p2p.secure.handshake import Handshake, Session
 from p2p.secure.identity import Identity, Purpose
-from p2p.session.connection import Link, shake_hands
+from p2p.session.connection import Connection, run_handshake
 from state.primitives.errors import ProtocolError
 
-__all__ = ["Greeter"]
+__all__ = ["Handshaker"]
 
 _FIRST_BYTES_MAX: Final = 4_096
 _Said = TypeVar("_Said")
 
 
-class Greeter:
+class Handshaker:
     """Greets under the node's ``identity`` of the moment; all it returns is None where the peer failed to."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Greeter:
 
     async def dialled(self, stream: trio.abc.Stream, purpose: Purpose, expected: bytes | None) -> Session | None:
         """Return the session of a stream that we opened, to the address ``expected`` where that is known."""
-        return await self._shake(stream, purpose, is_initiator=True, expected=expected)
+        return await self._handshake(stream, purpose, is_initiator=True, expected=expected)
 
     async def accepted(
         self, stream: trio.abc.Stream, purpose: Purpose, *, seen: tuple[str, int] | None = None
@@ -56,7 +56,7 @@ class Greeter:
         heard = b"" if seen is None else await self._in_time(self._begin(stream, seen))
         if heard is None:
             return None
-        return await self._shake(stream, purpose, is_initiator=False, expected=None, heard=heard)
+        return await self._handshake(stream, purpose, is_initiator=False, expected=None, heard=heard)
 
     async def _begin(self, stream: trio.abc.Stream, seen: tuple[str, int]) -> bytes | None:
         """Return the first bytes of a handshake; None: it was the question of who punches, and is answered."""
@@ -71,11 +71,11 @@ class Greeter:
             await stream.receive_some(1)
         return None
 
-    async def hear(self, link: Link) -> Hello | None:
+    async def hear(self, connection: Connection) -> Hello | None:
         """Return what a connection is for."""
-        return await self._in_time(link.hear_hello())
+        return await self._in_time(connection.receive_hello())
 
-    async def _shake(
+    async def _handshake(
         self,
         stream: trio.abc.Stream,
         purpose: Purpose,
@@ -87,7 +87,7 @@ class Greeter:
         handshake = Handshake(
             self._identity(), purpose, is_initiator=is_initiator, now_ms=self._now_ms(), expected=expected
         )
-        return await self._in_time(shake_hands(stream, handshake, heard=heard))
+        return await self._in_time(run_handshake(stream, handshake, heard=heard))
 
     async def _in_time(self, words: Awaitable[_Said]) -> _Said | None:
         try:
