@@ -303,7 +303,7 @@ class Load:
 
         What this process does for it is what a gateway does that has the bytes: it counts as the gateway's.
         """
-        posting = SURFACE[SUBMIT_RAW if is_ethereum else SUBMIT_NATIVE].posting
+        posting = SURFACE[SUBMIT_RAW if is_ethereum else SUBMIT_NATIVE].submission
         assert posting is not None
         tune_collector()  # as a gateway does
         try:

@@ -1,8 +1,8 @@
-"""The node's side of the socket: answers its gateways from a ``NodeView`` without letting them slow the node.
+"""The node's end of the gateways' socket: answers requests without letting gateways slow the node.
 
-Cheap reads are answered on the event loop, what touches more of the disk in a few worker threads. The share of
-the loop's time that gateways may take together is bounded (``share_percent``), and so are the requests in
-flight and the answers waiting to be sent of each connection.
+Cheap requests are answered on the event loop, others in a few worker threads (``rpc.protocol.requests`` says
+which). Gateways may take ``share_percent`` of the event loop's time together. Running requests and unsent answers
+of each connection are bounded.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ SUBMITS_MAX: Final = 64
 """Transactions of one ``submit``: some 2 ms of the loop."""
 HEADS_MAX: Final = 8
 CHANGES_MAX: Final = 20_000
-"""Heads and changed keys that one piece of news tells of."""
+"""Heads and changed keys that one pushed message reports."""
 BURST: Final = 32
-"""Requests answered between two looks at what else the loop has to do."""
+"""Requests that are answered before the rest of the node runs."""
 DEBT_S: Final = 0.005
-"""Loop time taken ahead of the permitted share before the connection sleeps it off."""
+"""Loop time that a connection may take ahead of its share before it sleeps."""
 _CHUNK_BYTES: Final = 64 * 1024
 _BYTES: Final = frozenset((bytes,))
 _ADDRESS_LENGTHS: Final = frozenset((ADDRESS_BYTES,))
@@ -74,14 +74,14 @@ class BackendOptions:
     in_flight_max: int = 64
     """Requests of one connection that wait for a thread."""
     unsent_bytes_max: int = 64 * 1024 * 1024
-    """Answers waiting for a gateway that does not read; over it nothing more is read from it."""
+    """Unsent answers of a gateway that does not read; above it no more requests are read."""
     threads: int = 2
     share_percent: int = 33
     """Most of the loop's time that all gateways may take together."""
 
 
 class _Share:
-    """Counts the loop time that gateways took, and says how long they must sleep for it."""
+    """Counts the loop time that gateways took, and computes how long they have to sleep for it."""
 
     def __init__(self, percent: int) -> None:
         self._factor = 100 / percent
@@ -117,7 +117,7 @@ class _Connection:
         self._unsent_bytes += len(frame)
 
     def flush(self) -> None:
-        """Send what the socket takes at once: waking the writer costs as much as ten answers."""
+        """Send what the socket accepts now: waking the writer costs as much as ten answers."""
         if not self._unsent:
             return
         if not self._is_writing:
@@ -196,7 +196,7 @@ class Backend:
                 handlers[request.name] = handler_of(request, getattr(answering, request.name))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until cancelled; tells ``task_status`` when gateways may connect. Raises ConfigError."""
+        """Listen until cancelled; ``task_status`` is started when gateways can connect. Raises ConfigError."""
         listener = self._listen()
         try:
             async with trio.open_nursery() as nursery:
@@ -239,7 +239,9 @@ class Backend:
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the gateway went away; it connects again by itself
         except* DecodeError as group:
-            _log.warning("rpc gateway speaks another protocol", error=str(group.exceptions[0]))
+            _log.warning(
+                "rpc gateway sent a malformed frame; its connection is closed", error=str(group.exceptions[0])
+            )
         finally:
             self._connections -= 1
             with trio.move_on_after(1) as scope:
@@ -271,7 +273,9 @@ class Backend:
                     # The semaphore is taken here: a gateway that asks too much at once is no longer read.
                     await connection.in_flight.acquire()
                     nursery.start_soon(self._answer_later, connection, request, nursery)
-                if pause or first + BURST < len(values):  # else reading gives the rest of the node its turn
+                if pause or first + BURST < len(
+                    values
+                ):  # else reading from the socket lets the rest of the node run
                     await trio.sleep(pause)
                 await connection.wait_room()
 
@@ -300,14 +304,14 @@ class Backend:
         view, known = self._view, -1
         while True:
             await view.wait_head(known)
-            # A gateway that does not read is told the newest head when it reads again; it fills the gap itself.
+            # A gateway that does not read gets only the newest head when it reads again; it reads the rest itself.
             await connection.wait_room()
             head = view.head()
             connection.put(encode_push("head", [record_value(head), self._changes(known, head.height)]))
             known = head.height
 
     def _changes(self, known: int, height: int) -> Value:
-        """Return ``known`` and the keys changed since, None where they are too many or not at hand."""
+        """Return ``known`` and the keys changed since; None if they are too many or unknown."""
         if not 0 <= known < height <= known + HEADS_MAX:
             return None
         keys: set[bytes] = set()
@@ -333,7 +337,7 @@ class Backend:
         return self.gateway
 
     def _submit(self, params: list[Any]) -> Value:
-        """Return the hashes, zeros for what was refused, and with their places the failures, each of one alone."""
+        """Return the hashes, with zeros for refused transactions, and the errors with their positions."""
         if (
             len(params) > 2 * SUBMITS_MAX
             or len(params) % 2
@@ -360,7 +364,7 @@ class Backend:
 
 
 async def _receive(stream: trio.SocketStream) -> bytes:
-    """Return what came, nothing at the end; not looking first, for what comes next is seldom here."""
+    """Return what the gateway sent, nothing at the end. Waits before it reads: data is rarely there already."""
     while True:
         await trio.lowlevel.wait_readable(stream.socket)
         try:
@@ -381,7 +385,7 @@ def _answer(request: Request, handler: Callable[[list[Any]], Value]) -> bytes:
     except DekubeError as error:
         return encode_failure(request.identifier, error)
     except Exception:
-        # What the public may ask must not end the node, whatever was overlooked: only the asker gets no answer.
+        # A bug behind a public request must not end the node: only this request fails.
         _log.exception("a request of the gateway failed", method=request.method)
         return encode_failure(request.identifier, _Unanswered("internal error"))
 

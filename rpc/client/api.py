@@ -1,4 +1,4 @@
-"""What a client can do, each written once as a flow: questions, transactions, subscriptions."""
+"""The client's methods, each written once as a flow: queries, transactions, subscriptions."""
 
 from __future__ import annotations
 

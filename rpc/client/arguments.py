@@ -1,4 +1,4 @@
-"""What callers of the client may give: looked at before anything is sent."""
+"""Checks the arguments of the client's methods before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""News of blocks over a WebSocket: in order, each once, over gateways that end and long silences."""
+"""Streams of blocks over a WebSocket: in order, each once, across reconnections and long pauses."""
 
 from __future__ import annotations
 

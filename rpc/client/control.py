@@ -1,4 +1,4 @@
-"""Asking a node of this machine over its control socket: what its owner may and no gateway does.
+"""Client of a local node's control socket, for commands that only the node's owner may give.
 
 One line of JSON each way. Files are named by path, since both ends are the same user of the same machine: the node
 reads what it is given and writes what it fetches.

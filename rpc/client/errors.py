@@ -1,4 +1,4 @@
-"""What a client of a gateway can fail with; every one has a stable ``code``."""
+"""Errors of the client; each has a stable ``code``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How flows become methods: one definition, a plain method of the blocking client, a coroutine of the other."""
+"""Turns a flow into a method: blocking for ``Client``, a coroutine for ``AsyncClient``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions about the chain and the network as a whole, and about what an account is good for."""
+"""The client's queries about the chain and the network as a whole, and about accounts in the market."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A requester's side of a task: post it, follow it until it is settled, fetch what it produced, read the bill."""
+"""The client's methods for tasks: post, follow until settled, fetch the result, read the bill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accounts: balance, nonce, code; nothing has storage."""
+"""Accounts: balance, nonce and code. No account has storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which height or block a parameter names, and what stands for the genesis, which has no block (rpc.md R11)."""
+"""Resolves block parameters to heights and blocks, and renders the genesis, which has no block (rpc.md R11)."""
 
 from __future__ import annotations
 

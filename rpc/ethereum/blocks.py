@@ -1,4 +1,4 @@
-"""Blocks and their receipts; a final chain has no uncles."""
+"""Blocks and their receipts. The chain is final, so there are no uncles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls: views are answered from the state, what writes is tried; nothing is changed (rpc.md 8.4)."""
+"""``eth_call`` and gas estimates: views are answered from the state, other calls are simulated (rpc.md 8.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The system contracts as Solidity's tools see them: functions that write, which are kinds, and views."""
+"""The system contracts as an ABI: functions that write are kinds of transactions, the others are views."""
 
 from __future__ import annotations
 

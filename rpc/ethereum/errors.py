@@ -1,4 +1,4 @@
-"""Failures in the words that Ethereum's clients match (rpc.md 5.2)."""
+"""Errors with the texts that Ethereum's clients match (rpc.md 5.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gas costs: now, and in the blocks before (rpc.md 8.5)."""
+"""Gas prices, now and in earlier blocks (rpc.md 8.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked for by a filter: logs at once, and news to poll (rpc.md 7.2)."""
+"""Methods with filters: ``eth_getLogs``, and filters that clients poll (rpc.md 7.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the node and its chain are, as wallets ask before anything else."""
+"""Identity of node and chain, which wallets ask for first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs as Ethereum's clients ask for them: what matches a filter, and the blooms that spare reading a block.
+"""Logs in Ethereum's form: search by filter, with blooms that exclude blocks without reading them.
 
 See rpc.md 8.3.
 """

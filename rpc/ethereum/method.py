@@ -1,4 +1,4 @@
-"""A line of the table as the methods of this namespace have it: no ``min_height``, one heading."""
+"""Builds methods of the Ethereum namespace: without ``min_height``, under one heading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def method(
     caller: bool = False,
     weigh: Callable[..., int] | None = None,
     queue: QueueKind | None = None,
-    posting: Submission | None = None,
+    submission: Submission | None = None,
     may_revert: bool = False,
 ) -> Method:
     """Return the line; ``caller`` says whether ``handle`` gets the name of the caller's budget."""
@@ -39,5 +39,5 @@ def method(
         group="ethereum",
         queue=queue,
         may_revert=may_revert,
-        posting=posting,
+        submission=submission,
     )

@@ -1,4 +1,4 @@
-"""The mempool as Ethereum's tools ask for it (``txpool_*``): by sender and nonce; of a large one, a part."""
+"""The mempool in Ethereum's form (``txpool_*``), by sender and nonce; only a part of a large one."""
 
 from __future__ import annotations
 

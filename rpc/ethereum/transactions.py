@@ -1,4 +1,4 @@
-"""Transactions: handing one in, and finding one with its receipt (rpc.md 6)."""
+"""Submission of transactions, and look-up with receipt (rpc.md 6)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         HASH_OUT,
         _RAW,
         cost=5,
-        posting=Submission(_prepare_raw, lambda _is_native, hash_: hexed(hash_), _refusal),
+        submission=Submission(_prepare_raw, lambda _is_native, hash_: hexed(hash_), _refusal),
     ),
     method(
         "eth_sendRawTransactionSync",

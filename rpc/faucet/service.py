@@ -1,4 +1,4 @@
-"""The faucet of a test network: coins for whoever asks, so many for each address, each caller and each day.
+"""The faucet of a test network: grants coins, with daily limits by address, by caller and in all.
 
 ``POST /`` with ``{"address": "0x..."}`` answers ``{"hash": ...}``. It is a process with a key of its own that
 speaks to the network as any client does, and starts for a chain alone whose genesis says that it is for tests.
@@ -56,14 +56,14 @@ BODY_LIMIT_BYTES: Final = 1024
 BODY_DEADLINE_S: Final = 10.0
 REQUESTS_PER_S: Final = 2.0
 REQUESTS_BURST: Final = 20.0
-"""What one caller may ask, granted or not."""
+"""Requests of one caller, granted or not."""
 WAITING_MAX: Final = 64
-"""Requests that wait for their turn to be signed; more are told to come again."""
+"""Requests that wait to be signed; further ones are refused with a time to retry."""
 DAY_MS: Final = 24 * 3600 * 1000
 BALANCE_EVERY_S: Final = 10.0
 GRANTS_PER_DAY_MAX: Final = 1_000_000
 UNDER_WAY_MAX: Final = 64
-"""Grants that are handed in and not final: as many as a mempool queues behind one that it lacks."""
+"""Submitted grants that are not final: as many as a mempool queues behind a missing nonce."""
 UNDER_WAY_MS: Final = 10 * 60 * 1000
 """A grant that is not final after so long is lost, and its nonce is free again."""
 NOT_TAKEN: Final = frozenset(
@@ -72,23 +72,23 @@ NOT_TAKEN: Final = frozenset(
         "sender_limit", "wrong_chain_id",
     )
 )  # fmt: skip
-"""Reasons of a mempool that has not taken what it was given. A lower nonce is none: it may be this one's own."""
+"""Reasons by which a mempool refuses a transaction for certain. A used nonce is none: it may be this grant's."""
 _OF_ADDRESS: Final = "FROM grants WHERE address = ?"
 _OF_CALLER: Final = "FROM grants WHERE caller = ?"
 _OF_ALL: Final = "FROM grants WHERE time_ms > ?"
 _PROXIES: Final = Proxies(("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7"))
-"""Where a proxy of one's own stands; who asks from elsewhere names himself in vain."""
+"""Networks of one's own proxy; X-Forwarded-For from elsewhere is ignored."""
 AGAIN_S: Final = 5
-"""After so long somebody who found the faucet busy, or its node away, may try again."""
+"""Retry time for callers that found the faucet busy, or its node away."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaucetOptions:
-    """What a faucet gives, to whom how often, and where it listens."""
+    """Options of a faucet: amounts, limits, and where it listens."""
 
     gateways: tuple[str, ...]
     book: Path
-    """The file that keeps what was given."""
+    """The file with the record of grants."""
     chain_id: int | None = None
     """Of the chain whose coins are given; None: that which a gateway names at the start."""
     listen: str = "127.0.0.1:8600"
@@ -101,7 +101,7 @@ class FaucetOptions:
     per_day: int = 1_000
     """Grants a day in all."""
     alarm: int = 1_000 * 10**18
-    """A balance below is an alarm, in the metrics and the log."""
+    """A balance below raises an alarm in the metrics and the log."""
     proxied: bool = False
     """Behind a proxy on an inner network: callers are whom it names last in X-Forwarded-For."""
     ready_file: Path | None = None
@@ -109,7 +109,7 @@ class FaucetOptions:
 
 
 class FaucetRefused(DekubeError):
-    """Somebody gets nothing; ``reason`` is a stable word, ``retry_after_s`` when another try makes sense."""
+    """A refused request; ``reason`` is a stable code, ``retry_after_s`` says when to try again."""
 
     code = "faucet_refused"
 
@@ -129,7 +129,7 @@ class FaucetRefused(DekubeError):
 
 
 class GrantBook:
-    """What was given in the last day, in one small database; older entries are dropped, so its size is bounded."""
+    """The grants of the last day in a small database. Older entries are deleted, so its size is bounded."""
 
     def __init__(self, path: Path, options: FaucetOptions) -> None:
         """Raises ConfigError for a file that is none of a faucet."""
@@ -156,7 +156,7 @@ class GrantBook:
         self._database.close()
 
     def enter(self, address: bytes, caller: str, now_ms: int) -> int:
-        """Write a grant down and return its number. Raises FaucetRefused where a limit is reached.
+        """Record a grant and return its number. Raises FaucetRefused where a limit is reached.
 
         A clock that was set back keeps entries longer, never shorter.
         """
@@ -182,7 +182,7 @@ class GrantBook:
         return int(made.lastrowid or 0)
 
     def strike(self, number: int) -> None:
-        """Take back a grant that was surely not given."""
+        """Delete a grant that was certainly not sent."""
         self._database.execute("DELETE FROM grants WHERE id = ?", (number,))
 
     def count(self) -> int:
@@ -479,7 +479,7 @@ async def _answer(
 
 
 class _NoFastPath:
-    """A port through which nothing goes: every request is the application's."""
+    """A fast path that takes no request: all of them go through ASGI."""
 
     body_bytes_max = BODY_LIMIT_BYTES
     memory_quota = MemoryQuota()

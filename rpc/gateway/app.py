@@ -20,7 +20,7 @@ from rpc.gateway.blobs import BlobEndpoint
 from rpc.gateway.dispatch import FIRST_CALL_BYTES, Caller, Dispatcher, PendingAnswer
 from rpc.gateway.fast_path import BODY_DEADLINE_S, CHUNK_BYTES, RETRY_S, SEND_DEADLINE_S
 from rpc.gateway.limits import caller_key
-from rpc.gateway.memory_quota import HeldBytes, MemoryQuota
+from rpc.gateway.memory_quota import MEMORY_EXCEEDED, HeldBytes, MemoryQuota
 from rpc.gateway.metrics import Metrics
 from rpc.gateway.subscriptions import Session, SessionOptions, SubscriptionHub, answering
 from rpc.protocol.errors import RpcError
@@ -33,28 +33,28 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 HEALTH_PATHS: Final = ("/healthz", "/health", "/livez")
-"""The loop turns. Answered without FastAPI and for nothing: who floods must not make it look dead."""
+"""Liveness. Answered without FastAPI and without a charge: a flood must not make the process look dead."""
 HOSTLESS_PATHS: Final = frozenset((*HEALTH_PATHS, "/readyz"))
-"""Answered under every Host: load balancers write the name of their service there, and nothing is told in them."""
+"""Answered for every Host, because load balancers write their service's name there. They reveal nothing."""
 ALLOWED_HEADERS: Final = b"content-type, authorization, range"
-"""What a preflight is told where it names no request headers."""
+"""Allowed headers for a preflight that names none."""
 REQUEST_HEADERS_MAX: Final = 64
 REQUEST_HEADERS_BYTES_MAX: Final = 2_048
 _HEADER_NAMES: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
 REST_UNITS: Final = 5
-"""What any other request costs beside its method, if it has one: its way is that much longer."""
+"""Extra cost of a request that is not JSON-RPC: FastAPI takes that much longer."""
 HOST_KEPT_BYTES_MAX: Final = 512
-"""Longer than any name with its port; what a stranger writes there may have 64 KiB, and each is kept."""
+"""Longest host name that is cached; a hostile client could send 64 KiB."""
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
 class WebOptions:
-    """What the application lets in."""
+    """Which origins and host names the application accepts."""
 
     cors: tuple[str, ...] = ("*",)
     hosts: tuple[str, ...] = ()
-    """Host names to accept beside the loopback ones; used only where ``is_loopback``, else all are accepted."""
+    """Host names accepted beside the loopback names. Without ``is_loopback`` every name is accepted."""
     is_loopback: bool = True
 
 
@@ -104,7 +104,7 @@ class Application:
             await self._other(scope, receive, _with_headers(send, self._cors_headers(origin)))
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what is neither JSON-RPC nor asked by a browser beforehand."""
+        """Answer REST, blobs and health: all that is neither JSON-RPC nor a preflight."""
         method, path, caller = scope["method"], scope["path"], _caller_of(scope)
         if path in HEALTH_PATHS and method in ("GET", "HEAD"):
             await _say(send, 200, b"ok\n", [(b"content-type", b"text/plain; charset=utf-8")])
@@ -133,7 +133,7 @@ class Application:
         return self._body_bytes_max
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """Return the head of the answer to a plain request; None for a host or a length that is refused."""
+        """Return the head of the answer to a plain request; None if the host or the length is refused."""
         host, origin, length = _read_headers(headers)
         if length > self._body_bytes_max or not self._is_known(host):
             return None
@@ -149,7 +149,7 @@ class Application:
         return self._dispatcher.answer(body, caller)
 
     def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | PendingAnswer | None:
-        """Return the answer to a body where it is at hand, else what goes on by itself until it is."""
+        """Return the answer to a body without waiting, or a pending answer."""
         return self._dispatcher.begin(body, caller)
 
     def charge(self, caller: str, units: int) -> float:
@@ -157,16 +157,16 @@ class Application:
         return self._dispatcher.charge(caller, units)
 
     def refuse(self, error: RpcError, body: bytes | bytearray = b"") -> bytes:
-        """Return the answer to a body that is not read, or to one whose answer cannot be sent."""
+        """Return the error for a body that is not read, or for an answer that cannot be sent."""
         return self._dispatcher.refuse(error, body)
 
     # ASGI
 
     def _is_known(self, host: bytes) -> bool:
-        """Tell whether a request under ``host`` is answered.
+        """Return whether requests for ``host`` are answered.
 
-        A web page could be misled to this machine by a name that its owner points here. Browsers always send Host,
-        and an address has no owner: a request without Host and one under an address are answered.
+        This prevents DNS rebinding: a web page whose owner points its name at this machine must not read the node.
+        Browsers always send Host, so a request without it, or for an IP address, is answered.
         """
         return self._hosts is None or not host or (name := _name_of(host)) in self._hosts or _is_address(name)
 
@@ -195,10 +195,10 @@ class Application:
         headers = [(b"content-type", b"application/json"), *self._cors_headers(origin)]
         held = HeldBytes(self._memory_quota, caller.key)
         began = bytearray()
-        """The beginning of what is refused, which names who is answered."""
+        """The beginning of a refused body or answer, in which the request's identifier is looked for."""
         try:
             if length > self._body_bytes_max and any(name == b"expect" for name, _ in scope["headers"]):
-                raise self._too_large()  # to read its beginning would be to ask for all of it
+                raise self._too_large()  # the client waits for 100 Continue, which would ask for all of it
             async with asyncio.timeout(BODY_DEADLINE_S):
                 body = await self._read_body(receive, held, length, began)
             answer = await self._dispatcher.answer(body, caller) or b""
@@ -259,14 +259,14 @@ class Application:
             for task in tasks:
                 task.cancel()
 
-        # As many requests as there may be keep this from hearing that the client has left.
+        # With ``requests_max`` requests running, ``receive`` is not called, so a disconnect would not be noticed.
         scope["state"]["when_lost"](let_go)
         try:
             while (message := await receive())["type"] == "websocket.receive":
                 body = message[
                     "bytes"
                 ]  # text is too (rpc.gateway.websocket); web3.py sends its requests as binary frames
-                await under_way.acquire()  # who asks faster than is answered is not read
+                await under_way.acquire()  # a client that asks faster than it is answered is not read
                 await session.wait_room()
                 task = asyncio.ensure_future(self._answer(session, body, caller, under_way))
                 del body, message  # or an idle connection would keep its longest message
@@ -289,7 +289,7 @@ class Application:
 
 
 def _holds_too_much() -> RpcError:
-    return RpcError("limit_exceeded", "limit exceeded: too many bytes under way", retry_after_s=RETRY_S)
+    return RpcError("limit_exceeded", MEMORY_EXCEEDED, retry_after_s=RETRY_S)
 
 
 async def _write(session: Session, send: Send) -> None:
@@ -339,9 +339,9 @@ def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes,
 
 
 def allowed_headers(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the request headers that a preflight is allowed: those that it names.
+    """Return the request headers to allow in a preflight: those that it names.
 
-    Libraries add headers of their own (``x-requested-with``), which are not read here.
+    Libraries add headers of their own (``x-requested-with``), which this server ignores.
     """
     for name, value in headers:
         if name == b"access-control-request-headers" and len(value) <= REQUEST_HEADERS_BYTES_MAX:
@@ -355,7 +355,7 @@ _HEAD: Final = b"content-type: application/json\r\naccess-control-allow-origin: 
 
 
 def _name_of(host: bytes) -> str:
-    return _kept_name_of(host) if len(host) <= HOST_KEPT_BYTES_MAX else ""  # which is nobody's name
+    return _kept_name_of(host) if len(host) <= HOST_KEPT_BYTES_MAX else ""  # no accepted name is that long
 
 
 @lru_cache(maxsize=1024)
@@ -379,7 +379,7 @@ def _caller_of(scope: Scope) -> str:
 
 
 async def _refuse_host(scope: Scope, send: Send) -> None:
-    """Refuse a name that is not ours: a page that rebinds its name to this machine must not read the node."""
+    """Refuse an unknown host name (DNS rebinding)."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
@@ -387,7 +387,7 @@ async def _refuse_host(scope: Scope, send: Send) -> None:
 
 
 async def _refuse_now(method: str, send: Send, wait_s: float) -> None:
-    """Refuse a request whose caller has used up its budget."""
+    """Refuse a request whose caller is over its rate limit."""
     error = RpcError("limit_exceeded", "limit exceeded: too many requests", retry_after_s=round(wait_s, 3))
     headers = [(b"content-type", b"application/json"), (b"retry-after", b"%d" % (int(wait_s) + 1))]
     if method not in ("GET", "HEAD"):

@@ -1,4 +1,4 @@
-"""Blobs over the gateway: whole or in parts out, piece by piece in; for requesters that have no node (rpc.md 9).
+"""Blobs over HTTP for requesters without a node: downloads, whole or by range, and uploads (rpc.md 9).
 
 Nobody has to believe the gateway: a blob is named by the hash of its manifest, and each piece has its hash there.
 Nothing of a blob is kept here but its manifest; at most one piece of each request is in memory.
@@ -34,15 +34,15 @@ __all__ = ["PREFIX", "BlobEndpoint", "BlobOptions", "read_range"]
 PREFIX: Final = "/blobs"
 CHUNK_BYTES: Final = 128 * 1024
 CHUNK_DEADLINE_S: Final = 30.0
-"""Who takes longer for a chunk than this is dropped."""
+"""A client that takes longer to read a chunk is disconnected."""
 BODY_DEADLINE_S: Final = 60.0
-"""Time for a piece or a manifest to come in: about 17 KiB a second."""
+"""Time to upload a piece or a manifest: about 17 KiB a second."""
 PIECES_AT_NODE_MAX: Final = 4
-"""Pieces that the node reads or writes for this gateway at once, so that other questions have their turn."""
+"""Pieces that the node reads or writes for this gateway at once, so that other requests are served."""
 PACE_S_MAX: Final = 10.0
 AGAIN_S: Final = 1
 OFF_S: Final = 60.0
-"""How long it is remembered that the node takes no uploads."""
+"""How long the gateway remembers that the node accepts no uploads."""
 QUERY_CHARACTERS_MAX: Final = 512
 MANIFESTS_BYTES_MAX: Final = 16 * 1024 * 1024
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,16})-([0-9]{0,16})")
@@ -60,10 +60,10 @@ class BlobOptions:
     """Bounds of blobs over the gateway; for one caller, 0 means no limit (behind a proxy)."""
 
     requests_max: int = 64
-    """Requests for or of content under way: as many pieces may be in memory."""
+    """Running downloads and uploads: as many pieces may be in memory."""
     requests_per_caller_max: int = 8
     bytes_per_s: int = 32 * 1024 * 1024
-    """Pace of one caller, both ways together."""
+    """Rate of one caller, both directions together."""
 
 
 class BlobNode(Protocol):
@@ -87,7 +87,7 @@ class BlobNode(Protocol):
 
 
 class _Answered(DekubeError):
-    """An answer other than content: ``status``, and an error or a document."""
+    """Ends a request with an answer other than content: ``status``, and an error or a document."""
 
     code = "answered"
 
@@ -176,9 +176,11 @@ class BlobEndpoint:
                     case "PUT", [text, number]:
                         await self._put(scope, receive, _name_of(text), _number_of(number), caller)
                     case _, [""] | [_] | [_, _]:
-                        raise RpcError("method_not_allowed", f"{method} is not for this")
+                        raise RpcError("method_not_allowed", f"method {method} is not allowed for this path")
                     case _:
-                        raise RpcError("not_found", "GET /blobs/ID, GET /blobs/ID/manifest: nothing else is here")
+                        raise RpcError(
+                            "not_found", "unknown path; there are GET /blobs/ID and GET /blobs/ID/manifest"
+                        )
         except _Answered as answer:
             await _say(send, answer.status, answer.document, answer.headers, closes=answer.closes)
         except TimeoutError:
@@ -211,7 +213,7 @@ class BlobEndpoint:
                 del self._under_way[caller]
 
     async def _pace(self, caller: str, size_bytes: int) -> None:
-        """Wait until the caller's pace allows ``size_bytes`` more."""
+        """Wait until the caller's rate allows ``size_bytes`` more."""
         while True:
             wait_s = self._rates.spend(caller, size_bytes, self._clock())
             if not wait_s:
@@ -221,7 +223,7 @@ class BlobEndpoint:
     # Out
 
     async def _manifest(self, scope: Scope, name: bytes) -> Manifest:
-        """Return the manifest of a blob that is whole at the node; else the answer is when to come again."""
+        """Return the manifest of a blob that the node has; raise the answer with the blob's status otherwise."""
         task, window = _query_of(scope)
         found = await self._node.request(BlobRequests.blob_want, name, task, window)
         if found.state != "complete":
@@ -278,16 +280,20 @@ class BlobEndpoint:
         if piece is not None:
             return piece
         await self._manifest(scope, name)  # it went meanwhile: this says so, or fetches it again
-        raise RpcError("limit_exceeded", "the blob is not whole at the moment", retry_after_s=AGAIN_S)
+        raise RpcError(
+            "limit_exceeded", "the blob is not complete at this node; try again later", retry_after_s=AGAIN_S
+        )
 
     # In
 
     async def _begin(self, scope: Scope, receive: Receive, caller: str) -> None:
         grant = _header(scope, b"authorization")
         if not grant:
-            raise RpcError("grant_invalid", "authorization: a signature of the account that uploads expected")
+            raise RpcError(
+                "grant_invalid", "header authorization: a signature of the uploading account is missing"
+            )
         if self._clock() < self._off_until:
-            raise RpcError("uploads_off", "this gateway takes no uploads")
+            raise RpcError("uploads_off", "this gateway accepts no uploads")
         data = await self._read_body(scope, receive, MANIFEST_BYTES_MAX, caller)
         name = blob_id(data)
         account = read_grant(
@@ -313,7 +319,9 @@ class BlobEndpoint:
         """Return the body. Raises RpcError for one that is too long, TimeoutError, ConnectionError."""
         length = _header(scope, b"content-length")
         if length and (not length.isdigit() or len(length) > 9 or int(length) > limit_bytes):
-            raise RpcError("blob_too_large", f"a body of at most {limit_bytes} bytes expected", limit=limit_bytes)
+            raise RpcError(
+                "blob_too_large", f"Content-Length missing, malformed or above {limit_bytes}", limit=limit_bytes
+            )
         chunks: list[bytes] = []
         size = 0
         async with asyncio.timeout(BODY_DEADLINE_S):
@@ -324,7 +332,7 @@ class BlobEndpoint:
                 chunks.append(message.get("body", b""))
                 size += len(chunks[-1])
                 if size > limit_bytes:
-                    text = f"a body of at most {limit_bytes} bytes expected"
+                    text = f"Content-Length missing, malformed or above {limit_bytes}"
                     raise RpcError("blob_too_large", text, limit=limit_bytes)
                 if not message.get("more_body"):
                     break
@@ -367,13 +375,13 @@ async def _say(send: Send, status: int, document: Any, headers: dict[str, str], 
 def _name_of(text: str) -> bytes:
     found = _NAME.fullmatch(text)
     if found is None:
-        raise RpcError("invalid_params", "invalid params: 64 hex digits of a blob's name expected", param="blob")
+        raise RpcError("invalid_params", "invalid params: blob: expected 64 hex digits", param="blob")
     return bytes.fromhex(found[1])
 
 
 def _number_of(text: str) -> int:
     if _PIECE.fullmatch(text) is None:
-        raise RpcError("invalid_params", "invalid params: the number of a piece expected", param="piece")
+        raise RpcError("invalid_params", "invalid params: piece: expected a number", param="piece")
     return int(text)
 
 
@@ -381,14 +389,14 @@ def _query_of(scope: Scope) -> tuple[bytes | None, int | None]:
     """Return the task and the window of its work that a query names."""
     text = scope.get("query_string", b"").decode("latin-1")
     if len(text) > QUERY_CHARACTERS_MAX:
-        raise RpcError("invalid_params", "invalid params: a task and a window expected", param="task")
+        raise RpcError("invalid_params", "invalid params: expected task and window", param="task")
     given = dict(parse_qsl(text, max_num_fields=8)) if text.count("&") < 8 else {}
     task, window = given.get("task"), given.get("window")
     found = None if task is None else _NAME.fullmatch(task)
     if task is not None and found is None:
-        raise RpcError("invalid_params", "invalid params: task: its id expected", param="task")
+        raise RpcError("invalid_params", "invalid params: task: expected its ID", param="task")
     if window is not None and _PIECE.fullmatch(window) is None:
-        raise RpcError("invalid_params", "invalid params: window: a number expected", param="window")
+        raise RpcError("invalid_params", "invalid params: window: expected a number", param="window")
     return None if found is None else bytes.fromhex(found[1]), None if window is None else int(window)
 
 

@@ -8,11 +8,11 @@ from typing import Final
 
 from rpc.gateway.limits import Proxies
 from rpc.gateway.memory_quota import MemoryQuota
-from rpc.gateway.unsent_bytes import LOOK_S, UnsentBytes
+from rpc.gateway.unsent_bytes import CHECK_S, UnsentBytes
 
 __all__ = ["ConnectionLimiter", "ConnectionOptions", "host_of"]
 
-LOOKS_OF_TURN: Final = 512
+CHECKS_OF_TURN: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +21,19 @@ class ConnectionOptions:
 
     connections_max: int = 16_384
     connections_per_address_max: int = 512
-    """0: no limit. Those of a trusted proxy are not counted, but the WebSockets of each client behind it are."""
+    """0: no limit. Connections of a trusted proxy are not counted, but WebSockets of each client behind it are."""
     first_request_s: float = 10.0
-    """Time for the headers of a request, and for a new connection to send its first."""
+    """Time for the headers of each request, and for a new connection to send its first request."""
     held_bytes_max: int = 512 * 1024 * 1024
-    """Bodies that are not whole and answers that are not read, of all together (0: no limit)."""
+    """Memory of incomplete bodies and unread answers of all callers (0: no limit)."""
     held_bytes_per_address_max: int = 64 * 1024 * 1024
-    """Of these, one address's: two of the longest answers and some bodies. 0: no limit."""
+    """The same for one address: two of the longest answers and some bodies. 0: no limit."""
     trusted_proxies: tuple[str, ...] = ()
-    """Networks of proxies that are believed about who asks through them; see ``rpc.gateway.limits.Proxies``."""
+    """Networks of proxies whose X-Forwarded-For is trusted; see ``rpc.gateway.limits.Proxies``."""
 
 
 class ConnectionLimiter:
-    """Counts connections by address. Raises ConfigError."""
+    """Limits connections, in all and by address. Raises ConfigError for malformed proxy networks."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
@@ -42,21 +42,21 @@ class ConnectionLimiter:
         self.open = 0
         self.refused = 0
         self._by_caller: dict[str, int] = {}
-        self.unread: set[UnsentBytes] = set()
-        """Of every connection."""
+        self.unsent: set[UnsentBytes] = set()
+        """The unsent bytes of every connection."""
 
     async def watch(self) -> None:
-        """Throw out those who do not read, until cancelled."""
+        """Disconnect clients that do not read, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(LOOK_S)
-            for number, one in enumerate(tuple(self.unread)):
-                if number % LOOKS_OF_TURN == LOOKS_OF_TURN - 1:
+            await asyncio.sleep(CHECK_S)
+            for number, one in enumerate(tuple(self.unsent)):
+                if number % CHECKS_OF_TURN == CHECKS_OF_TURN - 1:
                     await asyncio.sleep(0)
-                one.look(loop.time())
+                one.check(loop.time())
 
     def enter(self, caller: str, *, is_proxy: bool = False) -> bool:
-        """Count a connection in, or return False."""
+        """Count a new connection; return False if there are too many."""
         mine = self._by_caller.get(caller, 0)
         limit = 0 if is_proxy else self.options.connections_per_address_max
         if self.open >= self.options.connections_max or (limit and mine >= limit):
@@ -67,7 +67,7 @@ class ConnectionLimiter:
         return True
 
     def leave(self, caller: str) -> None:
-        """Count a connection out."""
+        """Count a connection as ended."""
         self.open -= 1
         left = self._by_caller[caller] - 1
         if left:
@@ -76,7 +76,7 @@ class ConnectionLimiter:
             del self._by_caller[caller]
 
     def pass_on(self, proxy: str, client: str) -> bool:
-        """Count a connection of a proxy as one of the client behind it from now on, or return False."""
+        """Count a proxy's connection for the client behind it from now on; return False if that has too many."""
         self.leave(proxy)
         if self.enter(client):
             return True

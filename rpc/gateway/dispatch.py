@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 over any transport: bytes of a body in, bytes of an answer out (rpc.md 3, 5 and 10)."""
+"""Dispatches JSON-RPC 2.0 requests, independent of the transport: body in, answer out (rpc.md 3, 5 and 10)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import structlog
 
 from rpc.gateway.fair_queue import FairQueue
 from rpc.gateway.limits import caller_limiter
-from rpc.gateway.memory_quota import FREE_BYTES, HeldBytes, MemoryQuota, exact
+from rpc.gateway.memory_quota import MEMORY_EXCEEDED, UNCOUNTED_BYTES_MAX, HeldBytes, MemoryQuota, shrink_to_fit
 from rpc.methods.method import Json, Method, NodeApi, Submission, bind
 from rpc.methods.queues import QueueKind
 from rpc.methods.schema import Param
@@ -37,31 +37,31 @@ _log = structlog.get_logger(__name__)
 IDENTIFIER_LIMIT_CHARACTERS: Final = 256
 IDENTIFIER_LIMIT: Final = 2**53
 YIELD_EVERY: Final = 16
-"""Requests of a batch started before other callers get their turn."""
+"""Requests of a batch that are started before other callers are served."""
 BYTES_OF_UNIT: Final = 16 * 1024
 """Bytes of a body that cost as much as reading one record."""
 VALUES_OF_UNIT: Final = 256
 VALUES_MAX: Final = 65_536
-"""Values of one body, by the marks that separate them: far more than a full batch of the largest questions has.
+"""JSON values of one body, counted by separators: far more than a full batch of the largest requests has.
 
-Each takes a fraction of a microsecond and some hundred bytes, and nobody else has a turn until all are read.
+Each costs a fraction of a microsecond and some hundred bytes, and the event loop is blocked until all are parsed.
 """
 VALUE_BYTES: Final = 128
 WIDTH: Final = 5
-"""A text with one unusual character takes four bytes for each, beside the body that it was read from."""
+"""Memory for each byte of a body that is not ASCII: the body, and a string of four bytes for each character."""
 IDENTIFIER_WITHIN_BYTES: Final = 1_024
-"""At the beginning and at the end of a body that is refused unread: there its identifier is looked for."""
+"""Bytes at both ends of an unparsed body in which the request's identifier is looked for."""
 FIRST_CALL_BYTES: Final = BYTES_OF_UNIT
-"""Of a batch that is refused unread, so much is read for the identifier of its first call."""
+"""Bytes of an unparsed batch in which the identifier of its first call is looked for."""
 CALLS_LOOKED_AT: Final = 64
-"""Of its elements: those before the first call are notifications, or no requests."""
+"""Elements of such a batch that are looked at: notifications and invalid ones may precede the first call."""
 _BETWEEN: Final = re.compile(r"[ \t\r\n,]*")
 _SCALAR: Final = rb'(-?[0-9][0-9.eE+-]*|"(?:[^"\\]|\\.)*"|null)'
 _MEMBERS: Final = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]*"\s*'
 _IDENTIFIER_FIRST: Final = re.compile(rb"\s*\[?\s*\{\s*(?:" + _MEMBERS + rb',\s*)*"id"\s*:\s*' + _SCALAR)
 _IDENTIFIER_LAST: Final = re.compile(rb'"id"\s*:\s*' + _SCALAR + rb"\s*(?:,\s*" + _MEMBERS + rb")*\}\s*\Z")
 ANSWER_BYTES_OF_UNIT: Final = 1024
-"""Bytes of an answer beyond the first so many that cost as much as reading one record."""
+"""Bytes of an answer, beyond as many free ones, that cost as much as reading one record."""
 
 
 POLICY_VIOLATION: Final = 1008
@@ -79,26 +79,26 @@ class DispatchOptions:
     rate_per_s: int = 5_000
     burst: int = 20_000
     requests_max: int = 20_000
-    """Requests under way in the whole gateway."""
+    """Running requests in the whole gateway."""
     requests_per_caller_max: int = 2_000
-    """Of these, one address's: it could hold all places with requests that wait. 0: no limit, behind a proxy."""
+    """The same for one address, which could otherwise occupy all with waiting requests. 0: no limit."""
     views_max: int = 48
-    """Calls of ``QueueKind.VIEW`` that run at once; more wait for their turn."""
+    """Calls of ``QueueKind.VIEW`` that run at once; more are queued."""
     views_per_caller_max: int = 8
-    """Of these, one address's; all where its requests have no limit."""
+    """The same for one address. Without ``requests_per_caller_max`` there is no such limit."""
     blocks_max: int = 32
-    """The same of ``QueueKind.BLOCK``."""
+    """The same for ``QueueKind.BLOCK``."""
     blocks_per_caller_max: int = 8
     lookups_max: int = 1_024
-    """The same of ``QueueKind.LOOKUP``: the node answers in the order in which it was asked."""
+    """The same for ``QueueKind.LOOKUP``: the node answers requests in their order."""
     lookups_per_caller_max: int = 64
     listings_max: int = 16
-    """The same of ``QueueKind.LISTING``, each of which may have some ten megabytes in memory."""
+    """The same for ``QueueKind.LISTING``, each of which may use some ten megabytes of memory."""
     listings_per_caller_max: int = 4
 
 
 class Caller:
-    """Who asks: ``key`` names its budget; ``session`` is its WebSocket connection, if it has one."""
+    """The caller of a request: ``key`` identifies it for rate limits, ``session`` is its WebSocket, if any."""
 
     __slots__ = ("key", "session")
 
@@ -108,13 +108,13 @@ class Caller:
 
 
 Observer = Callable[[str, str], None]
-"""Told the method and the outcome of each request: "ok" or the reason of its error."""
+"""Called with the method and the outcome of each request: "ok" or the reason of its error."""
 
 
 class Dispatcher:
-    """Runs requests against the table. ``clock`` gives seconds for the budgets.
+    """Runs requests against the method table. ``clock`` gives seconds for the rate limits.
 
-    ``absent`` says what to add to the refusal of a method that there is not.
+    ``absent`` returns a hint for the error about an unknown method.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class Dispatcher:
     ) -> None:
         self._node = node
         self._table = {name: (method, method.all_params) for name, method in table.items()}
-        self._postings = {
-            name: (method, method.posting, method.params[0])
-            for name, method in table.items() if method.posting is not None
+        self._submissions = {
+            name: (method, method.submission, method.params[0])
+            for name, method in table.items() if method.submission is not None
         }  # fmt: skip
         self._options = options
         self._clock = clock
@@ -157,7 +157,7 @@ class Dispatcher:
         return self._options.body_bytes_max
 
     def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | PendingAnswer | None:
-        """Do what ``answer`` does as far as it can be done now; what has to wait goes on by itself."""
+        """Answer as ``answer`` does, but without a task: return the answer, or one that is pending."""
         if len(body) <= self._large_from:
             try:
                 parsed = orjson.loads(body)
@@ -168,7 +168,7 @@ class Dispatcher:
         return start(self.answer(body, caller))
 
     async def answer(self, body: bytes | bytearray, caller: Caller) -> bytes | None:
-        """Return the answer to a request or batch; None where nothing is to be answered (notifications)."""
+        """Return the answer to a request or batch; None if there are only notifications."""
         held: HeldBytes | None = None
         try:
             if len(body) > self._large_from:
@@ -194,7 +194,7 @@ class Dispatcher:
                 held.keep(0)
 
     def _admit_large(self, body: bytes | bytearray, caller: Caller) -> HeldBytes:
-        """Charge for a large body before it is read. Raises RpcError where it is not read at all."""
+        """Charge for a large body before it is parsed. Raises RpcError if it is refused."""
         if len(body) > self._options.body_bytes_max:
             raise RpcError("invalid_request", "request too large", limit=self._options.body_bytes_max)
         values = body.count(b",") + body.count(b"[") + body.count(b"{")
@@ -204,25 +204,25 @@ class Dispatcher:
         held = HeldBytes(self._memory_quota, caller.key)
         is_plain = body.isascii() and b"\\" not in body
         if not held.keep(len(body) * (1 if is_plain else WIDTH) + VALUE_BYTES * values):
-            raise RpcError("limit_exceeded", "limit exceeded: too many bytes under way", retry_after_s=1)
+            raise RpcError("limit_exceeded", MEMORY_EXCEEDED, retry_after_s=1)
         return held
 
     def weigh_answer(self, caller: Caller, size: int) -> None:
-        """Charge for an answer by its length, which is what the work for it follows."""
+        """Charge for an answer by its length, to which its cost is proportional."""
         self._rates.owe(caller.key, max(size // ANSWER_BYTES_OF_UNIT - 1, 0), self._clock())
 
     def charge(self, caller: str, units: int) -> float:
-        """Take ``units`` from a caller's budget and return 0, or the seconds until that is possible."""
+        """Charge ``units`` to a caller and return 0, or the seconds until that is possible."""
         return self._rates.spend(caller, units, self._clock())
 
     def owe(self, caller: str, units: int) -> None:
-        """Take ``units`` for what was done, whatever is left."""
+        """Charge ``units`` for work that is done; the caller's next requests wait for it."""
         self._rates.owe(caller, units, self._clock())
 
     def refuse(self, error: RpcError, body: bytes | bytearray = b"") -> bytes:
-        """Return the answer to a body that is refused as a whole; of ``body`` the beginning may do.
+        """Return the error for a body that is refused as a whole; the beginning of ``body`` is enough.
 
-        Clients match answers by identifiers, and expect an array for an array: of a batch, the first call is told.
+        Clients match answers by identifiers, and expect an array for a batch: its first call gets the error.
         """
         self._observe("", error.reason)
         answer = _failure(_identifier_of(body), error.to_json())
@@ -265,11 +265,11 @@ class Dispatcher:
             sum_.held.keep(0)
 
     def _begin(self, request: Any, caller: Caller) -> bytes | PendingAnswer | None:
-        """Do what ``_one`` does; transactions in the shape in which clients send them need no coroutine."""
+        """Answer as ``_one`` does. Transactions in the form in which clients send them need no coroutine."""
         if (
             type(request) is dict
             and type(name := request.get("method")) is str
-            and (found := self._postings.get(name)) is not None
+            and (found := self._submissions.get(name)) is not None
             and len(request) == 4
             and request.get("jsonrpc") == "2.0"
             and (identifier := request.get("id")) is not None
@@ -284,17 +284,17 @@ class Dispatcher:
         return start(self._one(request, caller))
 
     def _post(
-        self, request: Any, caller: Caller, method: Method, posting: Submission, param: Param
+        self, request: Any, caller: Caller, method: Method, submission: Submission, param: Param
     ) -> bytes | PendingAnswer | None:
-        """Answer a call of a transaction's method that is whole and paid for."""
+        """Begin a call that submits a transaction; it is well-formed and charged for."""
         identifier = request["id"]
         try:
             raw = param.read(request["params"][0])
-            prepared = posting.prepare(self._node, raw)
+            prepared = submission.prepare(self._node, raw)
             if prepared is None:
                 return start(self._one(request, caller, is_paid=True))
             sender, known = prepared
-            posted = PendingTransaction(self, method.name, posting, known, identifier, caller)
+            posted = PendingTransaction(self, method.name, submission, known, identifier, caller)
             self._node.post(raw, sender, posted)
             self._enter(caller.key)
             return posted
@@ -302,14 +302,14 @@ class Dispatcher:
             return self._fail(method.name, identifier, error)
 
     def finish(self, posted: PendingTransaction, outcome: bytes | Exception) -> bytes:
-        """Return the answer to a call, of what the node has said."""
+        """Return the answer to a submission, from the node's answer."""
         try:
             if not isinstance(outcome, bytes):
                 if isinstance(outcome, DekubeError):
-                    outcome = posted.posting.error(posted.known, outcome)
+                    outcome = posted.submission.error(posted.known, outcome)
                 return self._fail(posted.name, posted.identifier, outcome)
             self._observe(posted.name, "ok")
-            return self._say(posted.identifier, posted.posting.result(posted.known, outcome), posted.caller)
+            return self._say(posted.identifier, posted.submission.result(posted.known, outcome), posted.caller)
         except Exception as error:
             return self._fail(posted.name, posted.identifier, error)
 
@@ -353,7 +353,7 @@ class Dispatcher:
             return failure if wants_answer else None
 
     def _say(self, identifier: Any, result: Json, caller: Caller) -> bytes:
-        answer = exact(orjson.dumps({"jsonrpc": "2.0", "id": identifier, "result": result}))
+        answer = shrink_to_fit(orjson.dumps({"jsonrpc": "2.0", "id": identifier, "result": result}))
         if len(answer) > self._answer_free:
             if len(answer) > self._options.answer_bytes_max:
                 raise RpcError("limit_exceeded", "limit exceeded: the answer is too large")
@@ -420,7 +420,7 @@ class Dispatcher:
         self._running_of[caller] = self._running_of.get(caller, 0) + 1
 
     def leave(self, caller: str) -> None:
-        """Count a request out."""
+        """Count a request as finished."""
         self._running -= 1
         left = self._running_of[caller] - 1
         if left:
@@ -485,11 +485,11 @@ def _asks_nobody_knows(body: bytes | bytearray) -> bool:
 
 
 def _failure(identifier: Any, error: Json) -> bytes:
-    return exact(orjson.dumps({"jsonrpc": "2.0", "id": identifier, "error": error}))
+    return shrink_to_fit(orjson.dumps({"jsonrpc": "2.0", "id": identifier, "error": error}))
 
 
 class PendingAnswer:
-    """An answer that is not there yet."""
+    """An answer that is not known yet."""
 
     __slots__ = ("_then", "answer", "is_cancelled", "is_waiting")
 
@@ -500,52 +500,58 @@ class PendingAnswer:
         self.is_waiting = True
 
     def then(self, function: Callable[[PendingAnswer], None]) -> None:
-        """Call ``function`` when the answer is there; where it is given up that may never be."""
+        """Call ``function`` as soon as the answer is known; a cancelled one may never call it."""
         self._then = function
 
     def tell(self) -> None:
-        """Say that the answer is there, once: who is told knows this one, and that would keep both alive."""
+        """Call the callback once and drop it: the two objects refer to each other, and would stay in memory."""
         then, self._then = self._then, _ignore
         then(self)
 
     def cancel(self) -> None:
-        """Give up; does nothing to what is done."""
+        """Stop waiting; has no effect once the answer is known."""
         raise NotImplementedError
 
 
 class PendingTransaction(PendingAnswer):
-    """A transaction whose hash, or refusal, the node has yet to say; a waiter of ``rpc.gateway.node.batcher``."""
+    """A submitted transaction that the node has not answered yet; a waiter of ``rpc.gateway.node.batcher``."""
 
-    __slots__ = ("_dispatcher", "caller", "identifier", "known", "name", "posting")
+    __slots__ = ("_dispatcher", "caller", "identifier", "known", "name", "submission")
 
     def __init__(
-        self, dispatcher: Dispatcher, name: str, posting: Submission, known: Any, identifier: Any, caller: Caller
+        self,
+        dispatcher: Dispatcher,
+        name: str,
+        submission: Submission,
+        known: Any,
+        identifier: Any,
+        caller: Caller,
     ) -> None:
-        self._then = _ignore  # as every Late begins; a call more would be a tenth of this one's
+        self._then = _ignore  # as in ``PendingAnswer``; calling its constructor would add a tenth to the cost
         self.answer = None
         self.is_cancelled = False
         self.is_waiting = True
         self._dispatcher = dispatcher
         self.name = name
-        self.posting = posting
+        self.submission = submission
         self.known = known
-        """What ``prepare`` has left for the other halves."""
+        """What ``Submission.prepare`` returned for the other steps."""
         self.identifier = identifier
         self.caller = caller
 
     def done(self) -> bool:
-        """Tell whether nobody waits for the node's word any more."""
+        """Return whether the node's answer is no longer needed."""
         return not self.is_waiting
 
     def answered(self, outcome: bytes | Exception) -> None:
-        """Take the node's word."""
+        """Take the node's answer."""
         self.is_waiting = False
         self._dispatcher.leave(self.caller.key)
         self.answer = self._dispatcher.finish(self, outcome)
         self.tell()
 
     def cancel(self) -> None:
-        """Give up; the node may have it all the same."""
+        """Stop waiting; the node may still have accepted the transaction."""
         if self.is_waiting:
             self.is_waiting = False
             self.is_cancelled = True
@@ -553,9 +559,9 @@ class PendingTransaction(PendingAnswer):
 
 
 class SuspendedCall(PendingAnswer):
-    """A coroutine that had to wait and goes on by itself, for half of what a task costs.
+    """A suspended coroutine that resumes in the callback of what it waits for, at half the cost of a task.
 
-    It may wait for futures; what asks for the current task, as ``asyncio.timeout`` does, fails in it.
+    It may wait for futures. Code that needs the current task, such as ``asyncio.timeout``, fails in it.
     """
 
     __slots__ = ("_coroutine", "_waiting_for")
@@ -568,7 +574,7 @@ class SuspendedCall(PendingAnswer):
         self._wait(waiting_for)
 
     def cancel(self) -> None:
-        """Give up; does nothing to what is done."""
+        """Cancel the coroutine; has no effect once it has ended."""
         if not self.is_waiting:
             return
         self.is_cancelled = True
@@ -608,7 +614,7 @@ def _ignore(_late: PendingAnswer) -> None:
 
 
 class _BatchSize:
-    """Bounds the answers of one batch together, as they come."""
+    """Bounds the total size of the answers of one batch."""
 
     __slots__ = ("_failure_of", "_limit", "_noted", "_size", "held")
 
@@ -617,10 +623,10 @@ class _BatchSize:
         self._failure_of = failure_of
         self._limit = limit
         self._size = 0
-        self._noted = FREE_BYTES
+        self._noted = UNCOUNTED_BYTES_MAX
 
     def fit(self, request: Any, answer: bytes) -> bytes:
-        """Return ``answer``, or the refusal in its place where all together would be too large."""
+        """Return ``answer``, or an error in its place if the batch would become too large."""
         size = self._size + len(answer)
         if size > self._noted:
             if size > self._limit or not self.held.keep(size):
@@ -639,9 +645,9 @@ class _BatchSize:
 
 
 async def _all_done(late: Mapping[PendingAnswer, Any], sum_: _BatchSize) -> None:
-    """Wait until none of them waits any more; one that was cancelled cancels this.
+    """Wait until all of ``late`` are answered; if one was cancelled, raise CancelledError.
 
-    They come with their requests; what they answer is fitted into the sum of all.
+    Each stands with its request; its answer is counted in ``sum_``.
     """
     left = 0
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -671,7 +677,7 @@ async def _all_done(late: Mapping[PendingAnswer, Any], sum_: _BatchSize) -> None
 
 
 def start(coroutine: Coroutine[Any, Any, bytes | None]) -> bytes | SuspendedCall | None:
-    """Run ``coroutine`` until it has to wait: most have their answer by then."""
+    """Run ``coroutine`` until it has to wait: most return their answer without waiting."""
     try:
         waiting_for = coroutine.send(None)
     except StopIteration as done:

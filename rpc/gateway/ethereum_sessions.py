@@ -1,8 +1,8 @@
-"""``eth_subscribe``: new heads and logs over a WebSocket, in order and without gaps, as the native ones are.
+"""``eth_subscribe`` over a WebSocket: new heads and logs in order and without gaps, and pending transactions.
 
 See rpc.md 7.1.
 
-What comes into the mempool is told too, as far as a client keeps up with it.
+Pending transactions are sent only as fast as the client reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVERYTHING: Final = LogFilter(frozenset(), ())
 
 @dataclass(frozen=True, slots=True)
 class NewHeads:
-    """Every header."""
+    """Selects every header."""
 
     envelope: str = ENVELOPE
 
@@ -40,7 +40,7 @@ class NewHeads:
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """The wanted logs, one notification for each."""
+    """Selects logs by a filter, one notification for each."""
 
     logs: LogFilter
     envelope: str = ENVELOPE

@@ -1,7 +1,7 @@
-"""The Ethereum namespace: what wallets and client libraries ask of a node (rpc.md 8), without an EVM behind.
+"""The Ethereum namespace, for wallets and client libraries (rpc.md 8). There is no EVM.
 
-The newest block is final, so latest, pending, safe and finalized are the same but for the nonce of an account:
-with "pending" it counts what waits in the mempool.
+The newest block is final, so latest, pending, safe and finalized mean the same. Only the nonce of an account
+differs: with "pending" it includes transactions of the mempool.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Places for what takes long or much memory: so many in all, so many of one caller, and callers take turns.
+"""A queue for costly calls that is fair among callers: bounded slots in all and for each caller.
 
 See rpc.md R26.
 
-Whoever finds no place waits in his own line; a place that comes free goes to the caller whose turn is next,
-however many stand in the lines of others. So nobody's batch is refused, and nobody's batch keeps others out.
+A call without a free slot waits in its caller's own queue. A slot that becomes free goes to the next caller in
+turn, however long the queues of others are. So no batch is refused, and no batch blocks other callers.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ __all__ = ["FairQueue"]
 
 
 class FairQueue:
-    """The places of one lane; ``of_caller_max`` 0: one caller may have them all."""
+    """The slots of one kind of calls. With ``of_caller_max`` 0 one caller may use all of them."""
 
     def __init__(self, places_max: int, of_caller_max: int) -> None:
         self._free = places_max
         self._of_caller_max = of_caller_max or places_max
         self._taken: dict[str, int] = {}
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Who waits, the caller whose turn is next first."""
+        """Waiting calls by caller; the caller whose turn is next comes first."""
 
     async def enter(self, caller: str) -> None:
-        """Return as soon as ``caller`` has a place, which ``leave`` gives back."""
+        """Wait until ``caller`` has a slot; ``leave`` returns it."""
         mine = self._taken.get(caller, 0)
         if self._free and mine < self._of_caller_max and caller not in self._lines:
             self._take(caller)
@@ -35,14 +35,14 @@ class FairQueue:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it came in the very moment
+            if turn.done() and not turn.cancelled():  # the slot was granted in the same moment
                 self.leave(caller)
             else:
                 self._drop(caller, turn)
             raise
 
     def leave(self, caller: str) -> None:
-        """Give a place back, to whoever is next."""
+        """Return a slot, which goes to the next caller in turn."""
         self._free += 1
         left = self._taken[caller] - 1
         if left:
@@ -56,7 +56,7 @@ class FairQueue:
         self._taken[caller] = self._taken.get(caller, 0) + 1
 
     def _let_in(self) -> None:
-        # Those who are passed over have all the places that one may have, so they are few.
+        # Callers that are skipped have all the slots that one may have, so they are few.
         while self._free:
             for caller in self._lines:
                 if self._taken.get(caller, 0) < self._of_caller_max:
@@ -69,7 +69,7 @@ class FairQueue:
                 self._lines.move_to_end(caller)
             else:
                 del self._lines[caller]
-            if not turn.done():  # else he was cancelled and has not noticed yet
+            if not turn.done():  # else the call was cancelled and has not run since
                 self._take(caller)
                 turn.set_result(None)
 

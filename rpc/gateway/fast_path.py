@@ -1,7 +1,7 @@
-"""JSON-RPC over HTTP without ASGI between: a request that is a plain ``POST /`` is answered where it was parsed.
+"""The fast path of JSON-RPC over HTTP: a plain ``POST /`` is answered without ASGI.
 
-Most answers are at hand, so they leave in the very call that brought the question, and no task, scope or event is
-made for them. Everything else (upgrades, other paths, HTTP/1.0, ``Expect``) goes the usual way through ASGI.
+Most answers are computed without waiting, so they are written in the same call that parsed the request, without a
+task, a scope or an event. All other requests (upgrades, other paths, HTTP/1.0, ``Expect``) go through ASGI.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from rpc.gateway.dispatch import FIRST_CALL_BYTES, Caller, PendingAnswer, start
-from rpc.gateway.memory_quota import FREE_BYTES, HeldBytes, MemoryQuota
+from rpc.gateway.memory_quota import MEMORY_EXCEEDED, UNCOUNTED_BYTES_MAX, HeldBytes, MemoryQuota
 from rpc.gateway.unsent_bytes import SEND_DEADLINE_S, reset
 from rpc.protocol.errors import RpcError
 
@@ -31,22 +31,22 @@ __all__ = [
 BODY_DEADLINE_S: Final = 20.0
 RETRY_S: Final = 1
 CHUNK_BYTES: Final = 256 * 1024
-"""Answers are handed to the transport in pieces, so that a slow reader keeps little of them in memory."""
+"""Answers are written in parts of this size, so that a slow reader keeps little in the transport's buffer."""
 PIECES_FREE: Final = 1_024
 PIECE_BYTES_MIN: Final = 64
-"""A body comes in at most ``PIECES_FREE`` pieces and one for each so many bytes: each costs a call."""
+"""A body may arrive in ``PIECES_FREE`` parts and one more for each so many bytes: each part costs a call."""
 BURST_MAX: Final = 16
-"""Requests that came in one piece and are answered before other connections have their turn."""
+"""Pipelined requests that are answered before other connections are served."""
 _STATUS: Final = b"HTTP/1.1 200 OK\r\n"
 _CLOSE: Final = b"connection: close\r\n"
 
 
 class RequestHandler(Protocol):
-    """What answers: the application, as far as plain requests need it."""
+    """What the fast path needs of the application."""
 
     @property
     def memory_quota(self) -> MemoryQuota:
-        """What counts the bytes that are held."""
+        """The quota that counts bodies and answers in memory."""
         ...
 
     @property
@@ -55,15 +55,15 @@ class RequestHandler(Protocol):
         ...
 
     def admit(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """Return the head of the answer to a request with ``headers``; None where it is to be refused."""
+        """Return the head of the answer to a request with ``headers``; None if ASGI has to refuse it."""
         ...
 
     def answer(self, body: bytes | bytearray, caller: Caller) -> Coroutine[Any, Any, bytes | None]:
-        """Return the answer to a body; None where there is nothing to say."""
+        """Return the answer to a body; None for notifications."""
         ...
 
     def begin(self, body: bytes | bytearray, caller: Caller) -> bytes | PendingAnswer | None:
-        """Return the same where it is at hand, else what goes on by itself until it is."""
+        """Return the same without waiting, or a pending answer."""
         ...
 
     def charge(self, caller: str, units: int) -> float:
@@ -71,32 +71,32 @@ class RequestHandler(Protocol):
         ...
 
     def refuse(self, error: RpcError, body: bytes | bytearray = b"") -> bytes:
-        """Return the answer to a body that is not read, or to one whose answer cannot be sent.
+        """Return the error for a body that is not read, or for an answer that cannot be sent.
 
-        ``body`` is the beginning of either: it names who is answered.
+        ``body`` is the beginning of either; the request's identifier is looked for in it.
         """
         ...
 
 
 class Connection(Protocol):
-    """The connection of a request, as far as its answer needs it."""
+    """What a request needs of its connection."""
 
     transport: asyncio.Transport
     flow: FlowControl
     burst: int
-    """Requests answered at once since the loop's turn began."""
+    """Requests answered without waiting in this turn of the event loop."""
 
     def on_response_complete(self) -> None:
         """Go on with the next request."""
         ...
 
     def linger(self) -> None:
-        """Close when the client has read the answer, or soon; what comes until then is dropped."""
+        """Close as soon as the client has read the answer, or after a time; drop what arrives until then."""
         ...
 
 
 class DirectRequest:
-    """A request and its answer; stands where uvicorn keeps its cycle of a request."""
+    """A request on the fast path. It takes the place of uvicorn's RequestResponseCycle."""
 
     __slots__ = (
         "_began", "_caller", "_connection", "_head", "_held", "_pieces", "_port", "_refusal", "body",
@@ -120,27 +120,27 @@ class DirectRequest:
         self._head = head
         self.keep_alive = keep_alive
         self.is_first = is_first
-        """No earlier request of the connection is waiting for its answer."""
+        """Whether no earlier request of the connection waits for its answer."""
         self.body: bytes | bytearray = b""
         self._pieces = 0
         self._refusal: RpcError | None = None
         self._began = b""
-        """The beginning of a body that is refused."""
+        """The beginning of a refused body."""
         self._held: HeldBytes | None = None
         self.more_body = True
         self.disconnected = False
         self.response_complete = False
         self.message_event = _NO_EVENT if is_first else asyncio.Event()
         self.task: asyncio.Task[Any] | PendingAnswer | None = None
-        """What is to be cancelled when the client leaves."""
+        """What is cancelled when the client disconnects."""
 
     @property
     def awaits_body(self) -> bool:
-        """Whether the client is the one to go on."""
+        """Whether the rest of the body is missing."""
         return self.is_first and self.more_body
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
+        """Take a part of the body."""
         if self._refusal is not None or self.response_complete:
             return
         whole, limit = self.body, self._port.body_bytes_max
@@ -149,10 +149,9 @@ class DirectRequest:
         if size > limit:
             self._refuse(body, RpcError("invalid_request", "request too large", limit=limit))
         elif self._pieces > PIECES_FREE + size // PIECE_BYTES_MIN:
-            self._refuse(body, RpcError("invalid_request", "invalid request: a body in too many pieces"))
-        elif size > FREE_BYTES and not self._hold(size):
-            text = "limit exceeded: too many bytes under way"
-            self._refuse(body, RpcError("limit_exceeded", text, retry_after_s=RETRY_S))
+            self._refuse(body, RpcError("invalid_request", "invalid request: the body arrived in too many parts"))
+        elif size > UNCOUNTED_BYTES_MAX and not self._hold(size):
+            self._refuse(body, RpcError("limit_exceeded", MEMORY_EXCEEDED, retry_after_s=RETRY_S))
         elif not whole:
             self.body = body
         elif type(whole) is bytearray:
@@ -171,14 +170,14 @@ class DirectRequest:
         return self._held.keep(size)
 
     def let_go(self) -> None:
-        """Forget the body: it is answered, or nobody waits for the answer."""
+        """Release the body: it is answered, or the client is gone."""
         self.body = b""
         if self._held is not None:
             self._held.keep(0)
 
     def on_whole(self, body: bytes) -> None:
-        """Answer a body that came in one piece with its head, alone and no longer than what is admitted."""
-        if len(body) > FREE_BYTES:
+        """Answer a body that arrived together with its head, and nothing else."""
+        if len(body) > UNCOUNTED_BYTES_MAX:
             self.on_body(body)
             self.on_end()
             return
@@ -191,7 +190,7 @@ class DirectRequest:
             self._respond(answer)
 
     def on_end(self) -> None:
-        """Answer now that the body is whole, if it is this request's turn."""
+        """Answer the complete body, unless earlier requests of the connection wait."""
         if not self.more_body:
             return
         self.more_body = False
@@ -210,7 +209,7 @@ class DirectRequest:
             self._respond(answer)
 
     async def run_asgi(self, _application: Any) -> None:
-        """Answer after the requests before this one, on behalf of the connection's pipeline."""
+        """Answer after the earlier requests; called by uvicorn's pipeline."""
         self.task = asyncio.current_task()
         try:
             while self.more_body and not self.disconnected:
@@ -243,8 +242,7 @@ class DirectRequest:
     async def _send(self, body: bytes) -> None:
         self.body = b""
         if not self._hold(len(body)):
-            text = "limit exceeded: too many bytes under way"
-            body = self._port.refuse(RpcError("limit_exceeded", text, retry_after_s=RETRY_S), body)
+            body = self._port.refuse(RpcError("limit_exceeded", MEMORY_EXCEEDED, retry_after_s=RETRY_S), body)
         flow, transport = self._connection.flow, self._connection.transport
         try:
             async with asyncio.timeout(SEND_DEADLINE_S):
@@ -283,7 +281,7 @@ class DirectRequest:
 
 
 class _NoEvent(asyncio.Event):
-    """Stands for the event of a request that nobody waits for."""
+    """Replaces the event of a request that nobody waits for."""
 
     def set(self) -> None:
         """Wake nobody."""

@@ -28,27 +28,27 @@ from rpc.gateway.unsent_bytes import UnsentBytes, reset
 __all__ = ["HttpProtocol", "SharedState"]
 
 HEADERS_LIMIT_BYTES: Final = 64 * 1024
-"""Of a request without its body: the head, and what stands between and behind the pieces of a body."""
+"""Bytes of a request without its body: the head, chunk headers and trailers."""
 LINGER_S: Final = 5.0
-"""Time in which whoever sends a body that is refused may send the rest of it, which is dropped, and read why."""
+"""Time in which a client whose body is refused may send the rest, which is dropped, and read the error."""
 LINGER_IDLE_S: Final = 1.0
-"""Of it, how long nothing may come."""
+"""The connection is closed earlier if nothing arrives for this long."""
 LINGER_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What is dropped of such a body at most."""
+"""Bytes of such a body that are dropped before the connection is closed."""
 TRAILERS_MAX: Final = 64
 PIPELINE_MAX: Final = 1_024
-"""Requests of one connection that wait for the answers before theirs."""
+"""Pipelined requests of one connection that wait for earlier answers."""
 PIPELINED_BYTES: Final = 1_024
-"""Memory of such a request, beside its bytes."""
+"""Memory of a pipelined request beside its bytes."""
 HEADS_KEPT: Final = 512
-"""Heads of plain requests that need not be parsed again; clients say the same each time but the length."""
+"""Heads of plain requests that need not be parsed again: those of one client differ in their length only."""
 HEAD_KEPT_BYTES_MAX: Final = 1_024
 _HEAD_END: Final = b"\r\n\r\n"
 _LENGTHS: Final = (b"content-length", b"transfer-encoding")
 
 
 class DefaultHeaderLines:
-    """The lines of headers that every answer has; the list is another one each second."""
+    """Encodes the headers that every answer has; uvicorn makes a new list each second."""
 
     def __init__(self) -> None:
         self._of: list[tuple[bytes, bytes]] = []
@@ -61,7 +61,7 @@ class DefaultHeaderLines:
 
 
 class _LingeringTransport:
-    """The transport as a request of ASGI sees it whose body is not whole: closed, it lingers."""
+    """The transport of an ASGI request whose body is incomplete: its ``close`` lingers."""
 
     def __init__(self, transport: asyncio.Transport, linger: Callable[[], None]) -> None:
         self.write = transport.write
@@ -70,7 +70,7 @@ class _LingeringTransport:
 
 
 class _Refused(Exception):
-    """Ends the parsing of what nobody answers: what came behind a body that is refused, a tunnel to elsewhere."""
+    """Ends the parsing of bytes that are not answered: those after a refused body, and CONNECT tunnels."""
 
 
 class SharedState:
@@ -99,41 +99,41 @@ class HttpProtocol(HttpToolsProtocol):
     _in_headers = False
     _trailers = 0
     _lingers = False
-    """A body is refused, the answer is written: all that comes is dropped."""
+    """A body was refused and the answer is written; all further bytes are dropped."""
     _linger_until = 0.0
     _linger_timer: asyncio.TimerHandle | None = None
     _dropped_bytes = 0
     _dropped_at = 0.0
-    """When the last of it came."""
+    """When the last dropped bytes arrived."""
     _answering: Any = None
-    """The request that is answered now, where others wait behind it or it had to wait itself."""
+    """The request being answered, if others are pipelined behind it or it was pipelined itself."""
     _header_bytes = 0
-    """What came of a request since it began or since the last piece that brought something of its body."""
+    """Bytes of a request since its start or since the last part of its body."""
     _brought_body = False
     _pieces = 0
-    """Of the body of a request of ASGI."""
+    """Parts of the body of an ASGI request."""
     _piece_bytes = 0
     _asker: Caller | None = None
     _is_proxy = False
     _waiting: HeldBytes
-    """For requests that wait for the answers before theirs."""
+    """Memory of pipelined requests."""
     _unsent: HeldBytes
-    """For what the client does not read."""
+    """Memory of unsent answers."""
     _idle_since: float | None = None
-    """None while the client waits for an answer."""
+    """Since when the connection is idle; None while the client waits for an answer."""
     _unread: UnsentBytes | None = None
     _idle_timer: asyncio.TimerHandle | None = None
     burst = 0
     _direct: DirectRequest | None = None
-    """The request that is being read, where it goes the short way."""
+    """The request that is being read, if it takes the fast path."""
     _begun = 0
-    """Requests that began in the bytes that are being read."""
+    """Requests that began in the bytes being read."""
     _is_between = True
-    """The parser waits for the first byte of a request."""
+    """Whether the parser is between two requests."""
     _offers = False
-    """The request offers another protocol, which is passed over: it is read once more without that."""
+    """The request offers an upgrade that is ignored; it is parsed again without the offer."""
     _head: bytes | None = None
-    """The head of the answer to the last request in these bytes, where it goes the short way."""
+    """The head of the answer to the last request in these bytes, if it takes the fast path."""
 
     def __init__(
         self,
@@ -165,13 +165,14 @@ class HttpProtocol(HttpToolsProtocol):
             HeldBytes(self._limiter.memory_quota, caller),
         )
         self._unread = UnsentBytes(transport, self._unsent)
-        self._limiter.unread.add(self._unread)
+        self._limiter.unsent.add(self._unread)
         self._deadline = self.loop.call_later(self._limiter.options.first_request_s, reset, transport)
 
     def linger(self) -> None:
-        """Close when the client has read the answer, or soon; what comes until then is dropped.
+        """Close as soon as the client has read the answer, or after a time; drop what arrives until then.
 
-        Closed with bytes unread, the connection would be reset, and a client that sends would not see why.
+        If the socket were closed with unread bytes, the kernel would reset it, and the client would not see the
+        answer.
         """
         if self._lingers or self.transport.is_closing():
             return
@@ -203,7 +204,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._linger_timer = self.loop.call_later(until - now, self._look_lingering)
 
     def _forget(self, request: Any) -> None:
-        """Let go of a request that nobody waits for."""
+        """Cancel a request whose client is gone."""
         request.disconnected = True  # or it would write to what is closed
         request.message_event.set()
         if isinstance(request, DirectRequest):
@@ -225,7 +226,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_headers, self._header_bytes, self._trailers, self._brought_body = True, 0, 0, False
         self._begun += 1
         self._is_between = False
-        self._idle_since = None  # it may have come in one piece with a request that is answered already
+        self._idle_since = None  # it may have arrived together with a request that is answered already
         self.url, self.expect_100_continue, self.headers = b"", False, []
 
     def data_received(self, data: bytes) -> None:
@@ -246,18 +247,18 @@ class HttpProtocol(HttpToolsProtocol):
         idle_since = self._idle_since
         self._parse(data)
         if not self._begun and self._is_between and self._idle_since is None:
-            self._idle_since = idle_since  # empty lines are no request: who sends them has asked for nothing
+            self._idle_since = idle_since  # empty lines are no request, so the idle time goes on
         if begins and self._begun == 1 and self._is_between and self._head is not None:
             self._keep_head(data, self._head)
         if self.pipeline and not self._waiting.keep(len(data) + PIPELINED_BYTES * len(self.pipeline)):
             reset(self.transport)
-        if not self._is_between:  # the end of the request is not here yet, which is rare
+        if not self._is_between:  # the request is incomplete, which is rare
             self._await_rest(len(data), is_of_one=self._begun + (not was_between) == 1)
 
     def _await_rest(self, size: int, *, is_of_one: bool) -> None:
-        """Bound what may come until the request is whole, and its time; ``is_of_one``: all that came is of it.
+        """Bound the bytes and the time of an incomplete request; ``is_of_one``: all bytes belong to it.
 
-        The parser joins a line to what it has of it whenever more comes, so a line without an end takes the
+        The parser copies an incomplete line whenever more arrives, so a line without an end costs the
         square of its length.
         """
         if self._brought_body or not is_of_one:
@@ -271,7 +272,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._deadline = self.loop.call_later(time_s, reset, self.transport)
 
     def _parse(self, data: bytes) -> None:
-        """Do as uvicorn, but read requests that offer another protocol than WebSocket as if they did not."""
+        """Parse as uvicorn does, but ignore offers of protocols other than WebSocket."""
         self._unset_keepalive_if_required()
         try:
             while True:
@@ -293,14 +294,14 @@ class HttpProtocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
 
     def _awaits_body(self) -> bool:
-        """Tell whether the rest of a body is to come that nothing else has a deadline for."""
+        """Return whether the rest of a body is missing that has no deadline yet."""
         if self._direct is not None:
             return self._direct.awaits_body
         # Of a request that was answered before its end; what comes of it has ended the wait for the next one.
         return self.cycle is not None and self.cycle.response_complete
 
     def _take_known(self, head: bytes, body: bytes) -> None:
-        """Answer a plain request whose head was parsed before."""
+        """Answer a plain request whose head is known."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -312,7 +313,7 @@ class HttpProtocol(HttpToolsProtocol):
         request.on_whole(body)
 
     def _keep_head(self, data: bytes, answer: bytes) -> None:
-        """Keep the head of a plain request that came whole and alone, and that of its answer."""
+        """Remember the head of a plain request that arrived alone and complete, and the head of its answer."""
         end = data.find(_HEAD_END, 0, HEAD_KEPT_BYTES_MAX) + len(_HEAD_END)
         length = len(data) - end
         lengths = [value for name, value in self.headers if name in _LENGTHS]
@@ -325,7 +326,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Store a header; count trailers, which are not stored (parser callback)."""
         if self._in_headers:
             super().on_header(name, value)
-        else:  # behind a chunked body: nobody asks for them, nothing but their number is kept
+        else:  # trailers of a chunked body: counted, not stored
             self._trailers += 1
             if self._trailers == TRAILERS_MAX:
                 reset(self.transport)
@@ -346,7 +347,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._direct = self._begin_direct()
         if self._direct is None:
             url, expects, headers = self.url, self.expect_100_continue, self.headers
-            super().on_message_begin()  # makes the scope, which plain requests do without
+            super().on_message_begin()  # builds the ASGI scope, which the fast path does not need
             self.url, self.expect_100_continue = url, expects
             self.headers += headers
             self._pieces = self._piece_bytes = 0
@@ -358,7 +359,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.cycle.transport = _LingeringTransport(self.transport, self.linger)  # type: ignore[assignment]
 
     def _find_client(self) -> None:
-        """Note who asks through the proxy: each request of a connection may be another client's."""
+        """Find the client behind the proxy: each request of a connection may be of another client."""
         said = b""
         for name, value in self.headers:
             if name == b"x-forwarded-for":
@@ -370,7 +371,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._unsent.pass_to(self._asker.key)
 
     def _begin_direct(self) -> DirectRequest | None:
-        """Take the short way with a plain request."""
+        """Begin a request on the fast path; return None for one that has to go through ASGI."""
         parser = self.parser
         if (
             self.url != b"/"
@@ -454,13 +455,13 @@ class HttpProtocol(HttpToolsProtocol):
         if self._waiting.counted:
             self._waiting.keep(0)
         if self.cycle.body and self.cycle.response_complete:
-            self.cycle.body = bytearray()  # of a request that needs none, like GET: nobody has read it
+            self.cycle.body = bytearray()  # of a request without a body, like GET: nobody has read it
         self._idle_since = self.loop.time()
         if self._idle_timer is None:
             self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
 
     def _unset_keepalive_if_required(self) -> None:
-        self._idle_since = None  # the timer stays: one for each request would be a tenth of its cost
+        self._idle_since = None  # the timer stays: a new one for each request would be a tenth of its cost
 
     def _look_idle(self) -> None:
         self._idle_timer = None
@@ -475,17 +476,19 @@ class HttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over to the WebSocket protocol."""
         if self.pipeline or (self.cycle is not None and not self.cycle.response_complete):
-            self.send_400_response("No WebSocket opens behind a request that is not answered.")
+            self.send_400_response(
+                "A WebSocket cannot open before earlier requests of the connection are answered."
+            )
             return
         self._caller = None  # the WebSocket protocol counts the connection out
-        self._limiter.unread.discard(self._unread)  # and looks after it
+        self._limiter.unsent.discard(self._unread)  # and looks after it
         self._let_go()
         super().handle_websocket_upgrade()
         if self.flow.write_paused:  # answers that are not read
             self.transport.get_protocol().pause_writing()
 
     def _let_go(self) -> None:
-        """Leave nothing behind that runs or counts."""
+        """Cancel timers and release counted memory."""
         for timer in (self._deadline, self._idle_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
@@ -498,7 +501,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._caller is not None:
             self._limiter.leave(self._caller)
             self._caller = None
-            self._limiter.unread.discard(self._unread)
+            self._limiter.unsent.discard(self._unread)
         for request in (self.cycle, self._answering, *(waiting for waiting, _ in self.pipeline)):
             if request is not None and not request.response_complete:
                 self._forget(request)
@@ -518,12 +521,12 @@ class HttpProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def drop(self) -> None:
-        """End the connection without waiting for the client; one that reads may read what was said."""
+        """End the connection without waiting for the client; a client that reads gets what was written."""
         if self.flow.write_paused:
             reset(self.transport)
         else:
             self.transport.abort()
 
     def is_gone(self) -> bool:
-        """Tell whether nobody reads an answer any more; what is sent then goes nowhere, and says nothing."""
+        """Return whether the connection is closed. What is sent then is lost without an error."""
         return self.transport.is_closing()

@@ -1,25 +1,26 @@
-"""Bytes that are in memory for somebody: bodies that are not whole yet, answers that are not sent yet.
+"""Limits the memory of incomplete request bodies and unsent answers, in all and for each client address.
 
 See rpc.md R27.
 
-One ledger counts them by address and in all; whoever would go over a limit is refused or thrown out. Each holder
-tells in steps, so that what is small and soon gone, as nearly everything is, costs a comparison.
+A client that would exceed a limit is refused or disconnected. Sizes are counted in steps of ``STEP_BYTES``, and
+small ones not at all, so that a typical request costs one comparison.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["FREE_BYTES", "HeldBytes", "MemoryQuota", "exact"]
+__all__ = ["MEMORY_EXCEEDED", "UNCOUNTED_BYTES_MAX", "HeldBytes", "MemoryQuota", "shrink_to_fit"]
 
-FREE_BYTES: Final = 16 * 1024
-"""What one holder may have untold."""
+UNCOUNTED_BYTES_MAX: Final = 16 * 1024
+"""Bytes that one holder may have uncounted."""
+MEMORY_EXCEEDED: Final = "limit exceeded: too many bytes in requests and answers of this address"
 STEP_BYTES: Final = 64 * 1024
 EXACT_BYTES_MAX: Final = 1024 * 1024
 
 
-def exact(encoded: bytes) -> bytes:
-    """Return what the JSON encoder has made in memory of its own length.
+def shrink_to_fit(encoded: bytes) -> bytes:
+    """Copy an answer of the JSON encoder into memory of its own length.
 
     The encoder leaves its buffer as long as it grew, 4 KiB at least: a refusal of 150 bytes that waits for its
     client would hold 27 times what is counted.
@@ -28,14 +29,14 @@ def exact(encoded: bytes) -> bytes:
 
 
 class MemoryQuota:
-    """Counts held bytes; for either limit, 0 means none."""
+    """Counts the bytes in memory, in all and by caller. A limit of 0 means no limit."""
 
     def __init__(self, bytes_max: int = 0, bytes_per_caller_max: int = 0) -> None:
         self._bytes_max = bytes_max
         self._bytes_per_caller_max = bytes_per_caller_max
         self._of: dict[str, int] = {}
         self.bytes = 0
-        """Held by all together."""
+        """Counted bytes of all callers."""
         self.refused = 0
 
     def take(self, caller: str, size: int) -> bool:
@@ -61,7 +62,7 @@ class MemoryQuota:
 
 
 class HeldBytes:
-    """What one holder has in memory for ``caller``."""
+    """The bytes that one request, connection or session has in memory for ``caller``."""
 
     __slots__ = ("_caller", "_memory_quota", "counted")
 
@@ -69,16 +70,16 @@ class HeldBytes:
         self._memory_quota = memory_quota
         self._caller = caller
         self.counted = 0
-        """Bytes that the ledger knows of."""
+        """Bytes that the quota has counted."""
 
     @property
     def caller(self) -> str:
-        """For whom it is."""
+        """The address that the bytes are counted for."""
         return self._caller
 
     def keep(self, size: int) -> bool:
-        """Note that ``size`` bytes are held now; False: that is more than may be, and nothing is noted."""
-        wanted = -(-size // STEP_BYTES) * STEP_BYTES if size > FREE_BYTES else 0
+        """Count ``size`` bytes from now on; return False and change nothing if that exceeds a limit."""
+        wanted = -(-size // STEP_BYTES) * STEP_BYTES if size > UNCOUNTED_BYTES_MAX else 0
         if wanted > self.counted:
             if not self._memory_quota.take(self._caller, wanted - self.counted):
                 return False
@@ -88,6 +89,6 @@ class HeldBytes:
         return True
 
     def pass_to(self, caller: str) -> None:
-        """Hold for another one from now on; what is held already stays where it was counted."""
+        """Count for another caller from now on, unless bytes are counted for the present one."""
         if not self.counted:
             self._caller = caller

@@ -1,7 +1,7 @@
-"""The native namespace ``dekube_*``: its methods in the order in which they are described, and their schemas.
+"""The native namespace ``dekube_*``: its methods in the order of the documentation, and their schemas.
 
-Handlers are pure: they ask the injected node and build JSON, and know no socket, clock or event loop. Those of a
-WebSocket get its session instead.
+Handlers are pure: they query the node that they are given and return JSON, without socket, clock or event loop.
+Handlers of WebSocket methods get the session instead.
 """
 
 from __future__ import annotations

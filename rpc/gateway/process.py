@@ -1,7 +1,7 @@
 """The gateway: ``python -m rpc.gateway.process --config FILE`` or ``--config-fd N`` (JSON of ``GatewayOptions``).
 
-Started by the node as its child, or by hand on its own. It outlives restarts of the node: while the node is away,
-questions are answered with ``node_unavailable``.
+The node starts it as its child; it can also be started by hand. It survives restarts of the node: while the node
+is away, requests are answered with ``node_unavailable``.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ _T = TypeVar("_T")
 CONFIG_LIMIT_BYTES: Final = 64 * 1024
 BACKLOG: Final = 2048
 DESCRIPTORS_SPARE: Final = 64
-"""Files beside the clients' connections: the node's socket, the loop's own, logs."""
+"""Open files beside the clients' connections: the node's socket, the event loop's, the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """All that the gateway process is told."""
+    """The configuration of a gateway process."""
 
     socket: str
     """Path of the node's Unix socket."""
     host: str = "127.0.0.1"
     """Empty: all addresses of IPv4 and IPv6."""
     port: int = 8545
-    """0: any free one; the node learns which."""
+    """0: any free port; the gateway reports it to the node."""
     listen: tuple[str, ...] = ()
     """host:port of several addresses, in place of ``host`` and ``port``."""
     cors: tuple[str, ...] = ("*",)
@@ -70,7 +70,7 @@ class GatewayOptions:
     log_format: str = "auto"
     """text, json, or auto: text on a terminal."""
     keep_alive_s: int = 120
-    """Longer than clients keep an idle connection in their pools: they would use one that is being closed."""
+    """Longer than clients keep idle connections in their pools, so that they do not use a closing one."""
     ready_blocks_behind_max: int = 5
     ready_peers_min: int = 1
     ready_disk_mib_min: int = 256
@@ -190,7 +190,7 @@ async def serve(options: GatewayOptions) -> None:
 
 
 def _within_descriptors(connections: ConnectionOptions) -> ConnectionOptions:
-    """Return the bounds of connections that the machine lets the process keep, after asking it for enough."""
+    """Raise the limit of open files; return the options with no more connections than it allows."""
     limit = raise_descriptor_limit(connections.connections_max + DESCRIPTORS_SPARE) - DESCRIPTORS_SPARE
     if limit >= connections.connections_max:
         return connections
@@ -199,7 +199,7 @@ def _within_descriptors(connections: ConnectionOptions) -> ConnectionOptions:
 
 
 def _end_on_failure(task: asyncio.Task[None]) -> None:
-    """End the process when a part of it has failed: the node starts a fresh one."""
+    """End the process when a background task has failed; the node starts another one."""
     if not task.cancelled():
         _log.critical("rpc gateway failed", error=repr(task.exception()))
         LOG_OUTPUT.flush()

@@ -1,9 +1,9 @@
 """Subscriptions over WebSockets: finalised heads and events, in order and without gaps (rpc.md 7.1).
 
-A session has one bounded queue of what waits to be sent. Answers wait for room in it, which stops the reading of
-further requests. News of a block go into it whole, or the subscription falls behind and reads the blocks by itself
-as room comes; a session in whose queue none comes for ``slow_reader_s`` is closed with SLOW_READER, and its client
-subscribes again with ``from_height``. Nothing here can delay another session or the node.
+Each session has one bounded queue of unsent messages. If it is full, answers wait, and no further requests are
+read. The notifications of a block enter the queue together; if it is full, the subscription falls behind and
+replays the blocks later. A session whose queue stays full for ``slow_reader_s`` is closed with SLOW_READER; its
+client subscribes again with ``from_height``. A slow session never delays another one or the node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import structlog
 
 from billing.escrow import BILLING_ADDRESS
 from rpc.ethereum.logs import logs_of
-from rpc.gateway.memory_quota import HeldBytes, exact
+from rpc.gateway.memory_quota import HeldBytes, shrink_to_fit
 from rpc.gateway.node.client import NodeClient
 from rpc.methods import render
 from rpc.methods.log_filter import LogFilter
@@ -63,21 +63,21 @@ __all__ = [
 _log = structlog.get_logger(__name__)
 
 SLOW_READER: Final = 4008
-"""Close code: more news than the client took. Subscribe again with ``from_height``."""
+"""Close code: the client does not read its notifications. It may subscribe again with ``from_height``."""
 GAP: Final = 4009
 """Close code: the gateway itself missed more blocks than it replays."""
 ENVELOPE: Final = "dekube_subscription"
 CATCH_UP_MAX: Final = 1_000
-"""Blocks that a subscription replays."""
+"""Most blocks that a subscription replays."""
 POOL_POLL_S: Final = 0.25
-"""How often the node is asked what came into its mempool, while somebody wants to know."""
+"""How often the node is asked for new transactions, while there are subscriptions to the mempool."""
 POOL_NEWS_MAX: Final = 1_000
-"""Hashes told at a time; the newest, where more came in."""
+"""Hashes of one poll that are sent; the newest, if there are more."""
 IDENTIFIER_BITS: Final = 64
 TELLS_OF_TURN: Final = 8
-"""Subscriptions told of a block before others have their turn: each may look at every event of it."""
+"""Subscriptions that are notified of a block without a pause: each may look at every event of it."""
 BLOCKS_OF_UNIT: Final = 10
-"""Blocks replayed that cost as much as reading one record."""
+"""Replayed blocks that cost as much as reading one record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +87,20 @@ class SessionOptions:
     queue_messages_max: int = 1_024
     queue_bytes_max: int = 4 * 1024 * 1024
     slow_reader_s: float = 10.0
-    """How long the queue may stay full while there is news."""
+    """How long the queue may stay full while there are notifications."""
     subscriptions_max: int = 32
     subscriptions_per_address_max: int = 1_024
-    """Of all connections of one address: each may look at every event. 0: no limit."""
+    """Subscriptions of all connections of one address: each may look at every event. 0: no limit."""
     requests_max: int = 32
-    """Requests under way; over it the connection is not read."""
+    """Running requests of the connection; above it nothing more is read."""
 
 
 class Selector(Protocol):
-    """Turns a block into the results of notifications; ``envelope`` is the method that these name."""
+    """Selects what a subscription notifies of in a block; ``envelope`` is the notification's method."""
 
     @property
     def envelope(self) -> str:
-        """The notifications' method."""
+        """The method of the notifications."""
         ...
 
     def __call__(self, loaded: LoadedBlock, node: NodeClient, /) -> list[Json]:
@@ -110,17 +110,17 @@ class Selector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PoolTransactions:
-    """Hashes of what comes into the mempool: of no block, so nothing is replayed, and what is missed is missed."""
+    """Selects hashes of new transactions in the mempool. Missed ones are not replayed."""
 
     envelope: str
 
     def __call__(self, _loaded: LoadedBlock, _node: NodeClient) -> list[Json]:
-        """Return nothing: no block tells of the mempool."""
+        """Return nothing: blocks do not show the mempool."""
         return []
 
 
 class Subscription:
-    """One subscription: from ``height`` on, what ``select`` finds in each block; told once it is ``answered``."""
+    """A subscription to what ``select`` finds in each block from ``height`` on, once it is ``answered``."""
 
     __slots__ = ("answered", "height", "identifier", "select", "session", "weight")
 
@@ -134,14 +134,14 @@ class Subscription:
 
 
 _begun: ContextVar[list[Subscription] | None] = ContextVar("_begun", default=None)
-"""What the message that is being answered has begun."""
+"""Subscriptions that began in the message that is being answered."""
 
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Tell nothing of the subscriptions that begin within until the end, when what names them is said.
+    """Delay notifications of subscriptions that begin in this context until it ends, when their answer is queued.
 
-    Of a batch that may be long after: a client would drop news of what it does not know.
+    The answer to a batch comes late, and a client drops notifications of a subscription that it does not know.
     """
     begun: list[Subscription] = []
     token = _begun.set(begun)
@@ -165,7 +165,7 @@ class Session:
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._other_bytes = 0
-        """Of answers that wait for room, and of what is being sent."""
+        """Bytes of answers that wait for room in the queue, and of the message being sent."""
         self._sending_bytes = 0
         self._held = held
         self._wake = asyncio.Event()
@@ -176,7 +176,7 @@ class Session:
 
     @property
     def caller(self) -> str:
-        """Whose connection it is."""
+        """The caller whose connection it is."""
         return self._held.caller
 
     @property
@@ -186,7 +186,7 @@ class Session:
 
     @property
     def is_full(self) -> bool:
-        """Whether the client is behind by as much as the queue holds."""
+        """Whether the queue is full."""
         options = self._options
         return len(self._queue) >= options.queue_messages_max or self._queued_bytes >= options.queue_bytes_max
 
@@ -199,7 +199,7 @@ class Session:
         self._note_held()
 
     async def answer(self, message: bytes) -> None:
-        """Queue an answer, waiting for room."""
+        """Queue an answer; wait while the queue is full."""
         self._other_bytes += len(message)
         try:
             self._note_held()
@@ -209,17 +209,17 @@ class Session:
         self._put(message)
 
     def _note_held(self) -> None:
-        """Count what is in memory for the client; one that holds more than it may has not read for long."""
+        """Count the memory used for the client; close the session if it exceeds the quota."""
         if not self.is_closed and not self._held.keep(self._queued_bytes + self._other_bytes):
-            self.close(SLOW_READER, "too much that is not read; subscribe again with from_height")
+            self.close(SLOW_READER, "too many unread bytes; subscribe again with from_height")
 
     async def wait_reader(self) -> None:
-        """Wait until the queue is not full, and end the session where that takes too long."""
+        """Wait until the queue is not full; close the session if that takes too long."""
         try:
             async with asyncio.timeout(self._options.slow_reader_s):
                 await self.wait_room()
         except TimeoutError:
-            self.close(SLOW_READER, "too slow; subscribe again with from_height")
+            self.close(SLOW_READER, "the client reads too slowly; subscribe again with from_height")
 
     async def wait_room(self) -> None:
         """Wait until the queue is not full."""
@@ -228,18 +228,18 @@ class Session:
             await self._room.wait()
 
     def tell(self, messages: list[bytes]) -> None:
-        """Queue the news of one block, for which there has to be room."""
+        """Queue the notifications of one block; the queue must not be full."""
         for message in messages:  # of one block: bounded by the events that it may have
             self._put(message)
 
     def close(self, code: int, reason: str) -> None:
-        """End the session and tell the client why, if it still reads."""
+        """End the session and close the connection with a reason."""
         if not self.is_closed:
             self.end()
             self._drop(code, reason)
 
     def end(self) -> None:
-        """Forget the subscriptions and what was queued."""
+        """Remove the subscriptions and the queue."""
         self.is_closed = True
         for subscription in self.subscriptions.values():
             self._hub.remove(subscription)
@@ -251,7 +251,7 @@ class Session:
         self._wake.set()
 
     async def next_message(self) -> bytes | None:
-        """Return what is to be sent next, None when the session is over."""
+        """Wait for the next message and return it; None when the session is over."""
         self._other_bytes -= self._sending_bytes
         self._sending_bytes = 0
         while not self._queue:
@@ -274,24 +274,28 @@ class Session:
 
         Raises Pruned or RpcError.
         """
-        if self.is_closed:  # since it was asked for: ``end`` has been, and nothing else would remove it
+        if self.is_closed:  # meanwhile: ``end`` was called already, so nothing would remove the subscription
             raise RpcError("connection_closed", "the connection is closed")
         if len(self.subscriptions) >= self._options.subscriptions_max:
             limit = self._options.subscriptions_max
-            raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions", limit=limit)
+            raise RpcError(
+                "limit_exceeded", f"limit exceeded: at most {limit} subscriptions of one connection", limit=limit
+            )
         limit = self._options.subscriptions_per_address_max
         if limit and self._hub.weight_of(self.caller) + weight > limit:
-            raise RpcError("limit_exceeded", f"limit exceeded: {limit} subscriptions of one address", limit=limit)
+            raise RpcError(
+                "limit_exceeded", f"limit exceeded: at most {limit} subscriptions of one address", limit=limit
+            )
         head = self._hub.node.head
         start = head.height + 1 if from_height is None else from_height
         if start < max(head.oldest_block, 1):
             raise Pruned(height=start, oldest_height=max(head.oldest_block, 1))
         if start <= head.height - CATCH_UP_MAX:
             raise RpcError(
-                "limit_exceeded", f"limit exceeded: {CATCH_UP_MAX} blocks are replayed", limit=CATCH_UP_MAX
+                "limit_exceeded", f"limit exceeded: at most {CATCH_UP_MAX} blocks are replayed", limit=CATCH_UP_MAX
             )
-        # Drawn, and not counted anew for each connection: a client that has come back and still ends what it began
-        # on the one before (viem) would end another subscription.
+        # Random, not counted for each connection: a client that reconnects and then ends a subscription of its
+        # earlier connection (viem does) would end another one.
         identifier = f"0x{secrets.randbits(IDENTIFIER_BITS) | 1 << (IDENTIFIER_BITS - 1):x}"
         subscription = Subscription(identifier, self, select, start, weight)
         self.subscriptions[identifier] = subscription
@@ -317,25 +321,25 @@ class Session:
 
 
 class SubscriptionHub:
-    """Follows the chain for all sessions: one look at each block, one rendering for each distinct selection."""
+    """Follows the chain for all sessions: reads each block once, and renders each distinct selection once."""
 
     def __init__(self, node: NodeClient) -> None:
         self.node = node
         self._live: set[Subscription] = set()
         self._late: dict[Subscription, asyncio.Task[None]] = {}
         self._told = 0
-        """Height up to which live subscriptions have been told."""
+        """Height up to which live subscriptions have been notified."""
         self._of_pool: set[Subscription] = set()
         self._polling: asyncio.Task[None] | None = None
         self._place: int | None = None
-        """Where the mempool was when those who listen to it were told last."""
+        """Arrival number of the newest transaction that subscriptions to the mempool were notified of."""
         self._of_caller: Counter[str] = Counter()
-        self._era = node.era
+        self._resets = node.resets
         self._news = asyncio.Event()
         node.on_head(lambda _head: self._news.set())
 
     def add(self, subscription: Subscription) -> None:
-        """Take in a new subscription; one that begins below what was told replays by itself first."""
+        """Add a subscription. One that begins at an earlier block replays blocks in a task of its own first."""
         self._of_caller[subscription.session.caller] += subscription.weight
         if isinstance(subscription.select, PoolTransactions):
             self._of_pool.add(subscription)
@@ -350,16 +354,16 @@ class SubscriptionHub:
             self._late[subscription] = asyncio.ensure_future(self._catch_up(subscription))
 
     def weight_of(self, caller: str) -> int:
-        """Return as how many the subscriptions of one address's connections count."""
+        """Return the total weight of the subscriptions of one address."""
         return self._of_caller[caller]
 
     async def enter_pool(self) -> None:
-        """Note where the mempool is, so that a first listener misses nothing of what comes after its answer."""
+        """Read the mempool's newest arrival number, so that a first subscriber misses nothing after its answer."""
         if not self._of_pool:
             self._place, _ = await self.node.request(PoolRequests.pool_arrivals, 0, 0)
 
     def remove(self, subscription: Subscription) -> None:
-        """Forget a subscription; once for each."""
+        """Remove a subscription; called once for each."""
         caller = subscription.session.caller
         self._of_caller[caller] -= subscription.weight
         if not self._of_caller[caller]:
@@ -371,20 +375,22 @@ class SubscriptionHub:
             task.cancel()
 
     async def run(self) -> None:
-        """Tell subscriptions of each block, until cancelled."""
+        """Notify subscriptions of each block, until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
             try:
                 await self._advance()
             except DekubeError as error:
-                _log.warning("news are late", error=str(error))  # the next head tries again
+                _log.warning("notifications are late", error=str(error))  # the next head tries again
 
     async def _advance(self) -> None:
-        if self.node.head.height < self._told or self._era != self.node.era:  # it was set back, or another chain's
-            self._told, self._era = self.node.head.height, self.node.era
+        if (
+            self.node.head.height < self._told or self._resets != self.node.resets
+        ):  # it was set back, or another chain's
+            self._told, self._resets = self.node.head.height, self.node.resets
             for subscription in [*self._live, *self._late]:
-                subscription.session.close(GAP, "blocks are gone; subscribe again with from_height")
+                subscription.session.close(GAP, "the chain was set back; subscribe again with from_height")
         while self._told < self.node.head.height:
             newest = self.node.head.height
             if not self._live:
@@ -427,7 +433,7 @@ class SubscriptionHub:
             )
 
     async def _poll(self) -> None:
-        """Tell of the mempool while anybody listens; a client that is behind misses some."""
+        """Notify of the mempool while there are subscriptions to it; a slow client misses some."""
         while self._of_pool:
             try:
                 since, limit = (0, 0) if self._place is None else (self._place, POOL_ARRIVALS_MAX)
@@ -449,7 +455,7 @@ class SubscriptionHub:
             while subscription.height <= self._told:
                 loaded = await self.node.block(subscription.height)
                 if loaded is None:  # the node has gone back behind what was told
-                    subscription.session.close(GAP, "blocks are gone; subscribe again with from_height")
+                    subscription.session.close(GAP, "the chain was set back; subscribe again with from_height")
                     return
                 if subscription.session.is_full:
                     await subscription.session.wait_reader()
@@ -467,7 +473,7 @@ class SubscriptionHub:
 
 def _notification(envelope: str, identifier: str, result: bytes) -> bytes:
     params = {"subscription": identifier, "result": orjson.Fragment(result)}
-    return exact(orjson.dumps({"jsonrpc": "2.0", "method": envelope, "params": params}))
+    return shrink_to_fit(orjson.dumps({"jsonrpc": "2.0", "method": envelope, "params": params}))
 
 
 # What can be subscribed to
@@ -475,7 +481,7 @@ def _notification(envelope: str, identifier: str, result: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Every finalised header."""
+    """Selects every finalised header."""
 
     envelope: str = ENVELOPE
 
@@ -486,7 +492,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The events that are wanted."""
+    """Selects events by a filter."""
 
     wanted: LogFilter
     envelope: str = ENVELOPE

@@ -1,4 +1,4 @@
-"""Everything that can be called, and its description: OpenRPC made from the very table that dispatches."""
+"""The table of all methods, and its description in OpenRPC."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def table_of(methods: Iterable[Method]) -> dict[str, Method]:
 
 
 SURFACE: Final[dict[str, Method]] = table_of((*native.METHODS, *ethereum.METHODS, _DISCOVER))
-"""Every method by its name: what is dispatched."""
+"""Every method by its name."""
 DOCUMENT: Final[dict[str, Any]] = describe(
     SURFACE,
     title="DEKUBE node",
@@ -87,7 +87,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "eth_getWork": "blocks are not mined",
     "eth_simulateV1": "use eth_call, or dekube_simulateTransaction",
 }
-"""What a client may look for in vain, and what there is instead."""
+"""Methods of other nodes that do not exist here, and what to use instead."""
 _ABSENT_SPACES: Final[Mapping[str, str]] = {
     "personal": _NO_KEYS,
     "wallet": "ask the wallet",
@@ -99,5 +99,5 @@ _ABSENT_SPACES: Final[Mapping[str, str]] = {
 
 
 def absent(name: str) -> str:
-    """Return what to add to the refusal of a method that there is not."""
+    """Return a hint for the error about an unknown method."""
     return ABSENT.get(name) or _ABSENT_SPACES.get(name.partition("_")[0], "")

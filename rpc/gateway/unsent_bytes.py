@@ -1,8 +1,8 @@
-"""What the kernel holds for a client: bounded, counted with what the process holds, and dropped by a reset.
+"""Bounds the unsent bytes of connections in the kernel, and disconnects clients that do not read.
 
-A socket keeps up to megabytes that its client does not read, and goes on keeping them after it was closed. Here
-the kernel takes little more than it can send at once, the rest waits where it is counted
-(``rpc.gateway.memory_quota``), and a connection that is given up ends with a reset, which frees both.
+A socket buffers up to megabytes that its client does not read, even after it was closed. Here the kernel accepts
+little more than it can send at once; the rest waits in the process, where it is counted
+(``rpc.gateway.memory_quota``). A connection is ended by a reset, which frees both buffers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 from rpc.gateway.memory_quota import HeldBytes
 
 __all__ = [
-    "LOOK_S",
+    "CHECK_S",
     "NOTSENT_LOWAT_BYTES",
     "READ_BYTES_PER_S_MIN",
     "SEND_DEADLINE_S",
@@ -29,15 +29,15 @@ __all__ = [
 ]
 
 SEND_DEADLINE_S: Final = 30.0
-"""After so long in which a client takes nothing of what is unsent it is thrown out."""
+"""A client that reads nothing of its unsent bytes for this long is disconnected."""
 READ_BYTES_PER_S_MIN: Final = 16 * 1024
-"""What is unsent when a connection is closed has that time, and for each so many bytes a second more."""
-LOOK_S: Final = 5.0
-"""How often it is looked whether what is unsent is read."""
+"""Unsent bytes of a closed connection have ``SEND_DEADLINE_S`` and one second for each so many bytes."""
+CHECK_S: Final = 5.0
+"""How often each connection is checked."""
 NOTSENT_LOWAT_BYTES: Final = 32 * 1024
-"""What the kernel takes beyond what it has sent."""
-USER_TIMEOUT_S: Final = SEND_DEADLINE_S + 2 * LOOK_S
-"""After so long without progress the kernel gives up by itself: what was closed here with bytes unsent."""
+"""How many bytes the kernel accepts beyond what it has sent."""
+USER_TIMEOUT_S: Final = SEND_DEADLINE_S + 2 * CHECK_S
+"""After this time without progress the kernel drops a closed connection by itself."""
 _INT: Final = struct.Struct("i")
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 _TCP_INFO_BYTES: Final = 128
@@ -45,7 +45,7 @@ _BYTES_ACKED: Final = struct.Struct("=120xQ")
 
 
 def bound_kernel(listener: socket.socket) -> None:
-    """Bound what the kernel holds for each connection that ``listener`` will accept: they inherit its options."""
+    """Bound what the kernel buffers for each connection that ``listener`` accepts; they inherit its options."""
     for option, value in (
         ("TCP_NOTSENT_LOWAT", NOTSENT_LOWAT_BYTES),
         ("TCP_USER_TIMEOUT", int(1_000 * USER_TIMEOUT_S)),
@@ -55,7 +55,7 @@ def bound_kernel(listener: socket.socket) -> None:
 
 
 def reset(transport: asyncio.BaseTransport) -> None:
-    """End a connection at once; what is unsent is dropped, in the kernel too."""
+    """End a connection at once, and drop its unsent bytes, in the kernel too."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         with contextlib.suppress(OSError):
@@ -64,9 +64,9 @@ def reset(transport: asyncio.BaseTransport) -> None:
 
 
 class UnsentBytes:
-    """Finds the connection whose client does not read, and counts what the kernel holds of it.
+    """Counts the unsent bytes of one connection, and resets it if its client does not read.
 
-    A transport that is closed waits until what was written is taken: without an end, where nobody reads it.
+    A closed transport would wait without limit for a client that does not read.
     """
 
     __slots__ = ("_acked", "_is_closing", "_size", "_sock", "_transport", "_until", "_whole_until", "held")
@@ -78,24 +78,24 @@ class UnsentBytes:
         self._is_closing = False
         self._size = 0
         self._acked = 0
-        """Bytes that the client's machine has confirmed, since the connection began."""
+        """Bytes that the client's machine has acknowledged since the connection began."""
         self._until: float | None = None
-        """When it is thrown out, unless it reads."""
+        """When the connection is reset unless the client reads."""
         self._whole_until = 0.0
-        """The same for one that is closed, however it reads."""
+        """When a closed connection is reset even if the client reads."""
 
     def paused(self) -> None:
-        """Count what is unsent, of which there is much."""
+        """Count the unsent bytes: the write buffer is full."""
         self._count(self._transport.get_write_buffer_size())
 
     def resumed(self) -> None:
-        """Note that the client has taken what there was."""
+        """Count nothing: the client has read the write buffer."""
         self._until = None
         if self.held is not None:
             self.held.keep(0)
 
-    def look(self, now: float) -> None:
-        """Throw the client out if its time is over; what is taken bit by bit has more, unless it is the last."""
+    def check(self, now: float) -> None:
+        """Reset the connection if its time is over. Progress extends the time, unless the connection is closed."""
         unsent, unread, acked = self._ask_kernel()
         size, is_closing = self._transport.get_write_buffer_size() + unsent, self._transport.is_closing()
         if not self._count(size + unread):
@@ -119,7 +119,7 @@ class UnsentBytes:
         return False
 
     def _ask_kernel(self) -> tuple[int, int, int]:
-        """Return the bytes that were not confirmed, those that came and are not read here, those confirmed."""
+        """Return the bytes not acknowledged, the received bytes not read here, and the bytes acknowledged."""
         if self._sock is None:
             return 0, 0, 0
         try:

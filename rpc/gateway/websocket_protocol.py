@@ -49,7 +49,7 @@ class WebSocketProtocol(BoundedWebSocket):
         self.hold_for(self._limiter.memory_quota, self._caller)
         self._opening = self.loop.call_later(self._limiter.options.first_request_s, reset, transport)
         self._unread = UnsentBytes(transport, self._unsent)  # type: ignore[arg-type]
-        self._limiter.unread.add(self._unread)
+        self._limiter.unsent.add(self._unread)
         super().connection_made(transport)
 
     def start_keepalive(self) -> None:
@@ -91,7 +91,7 @@ class WebSocketProtocol(BoundedWebSocket):
     def connection_lost(self, exc: Exception | None) -> None:
         """Count the connection out and tell the application."""
         self._opening.cancel()
-        self._limiter.unread.discard(self._unread)
+        self._limiter.unsent.discard(self._unread)
         self._limiter.leave(self._caller)
         for let_go in self._when_lost:
             let_go()

@@ -1,4 +1,4 @@
-"""Methods over accounts: balances, nonces, stake and what is held against them."""
+"""Methods about accounts: balance, nonce, stake, jail and slashes."""
 
 from __future__ import annotations
 

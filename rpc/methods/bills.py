@@ -1,4 +1,4 @@
-"""Methods over the money of the market: what a task would cost, its bill, what an account has earned."""
+"""Methods about money in the market: quotes of tasks, bills, and earnings of accounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The method over carriage: what an account has put down for relays, and what it owes them."""
+"""The method about relay payments: an account's deposit for relays, and what it owes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods over the chain: what it is, how far the node has it, and its blocks with their receipts."""
+"""Methods about the chain: its identity, the node's progress, blocks and receipts."""
 
 from __future__ import annotations
 

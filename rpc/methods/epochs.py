@@ -1,4 +1,4 @@
-"""Committees and epochs as the state has them, which the chain agrees on."""
+"""Methods about committees and epochs, from the state."""
 
 from __future__ import annotations
 

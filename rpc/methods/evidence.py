@@ -1,4 +1,4 @@
-"""Who was slashed, and why: records of the state, the evidence of a block to check, and new evidence handed in."""
+"""Methods about slashing: records of the state, the evidence in a block, and submission of new evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The height whose state is asked for, and the stamp of an answer that holds for it."""
+"""Which height a request is about, and the stamp (height and hash) of its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history of an account: transactions that touch it, and what blocks did to it by themselves."""
+"""The history of an account: transactions that touch it, and changes by blocks themselves."""
 
 from __future__ import annotations
 

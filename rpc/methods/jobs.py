@@ -1,4 +1,4 @@
-"""A job's specification as JSON: as the gateway shows it, and as people write it into files."""
+"""A job specification as JSON, for answers and for files that people write."""
 
 from __future__ import annotations
 

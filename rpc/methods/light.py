@@ -1,4 +1,4 @@
-"""What light clients ask for: epoch records, headers and what makes them final, transactions and receipts proven.
+"""Methods for light clients: epoch records, headers with certificates, proofs of transactions and receipts.
 
 Everything is canonical bytes, because hashes and signatures are of bytes. ``consensus.light`` checks all of it.
 """

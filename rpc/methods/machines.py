@@ -1,4 +1,4 @@
-"""Methods over registered machines: what they say of themselves, their record, and what is asked of them."""
+"""Methods about registered machines: their registration, their record, and their current duties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method is, and what it may ask of the node: the shapes that dispatch, discovery and REST share."""
+"""The types of a method table, and the interface by which methods query the node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _P = ParamSpec("_P")
 
 
 class NodeApi(Protocol):
-    """The node as a method sees it. Every call may raise NodeUnavailable; heights are finalised ones."""
+    """The node as methods see it. Every call may raise NodeUnavailable. Heights are those of finalised blocks."""
 
     @property
     def head(self) -> Head:
@@ -52,7 +52,7 @@ class NodeApi(Protocol):
 
     @property
     def blooms(self) -> BoundedCache[int, int]:
-        """Kept blooms of the logs of final blocks, by height."""
+        """Cached blooms of the logs of final blocks, by height."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class NodeApi(Protocol):
         ...
 
     async def rendered(self, part: str, loaded: LoadedBlock, item: Callable[[int], Json]) -> Json:
-        """Return the JSON of ``item`` of each transaction of a block; ``part`` names it, as it may be kept."""
+        """Return the JSON of ``item`` of each transaction of a block; ``part`` is its name in the cache."""
         ...
 
     async def height_of(self, block_hash: bytes) -> int | None:
@@ -103,7 +103,7 @@ class NodeApi(Protocol):
         ...
 
     async def yield_turn(self) -> None:
-        """Let other requests have their turn; called by who looks through much that is at hand."""
+        """Let other requests run; called in long loops over cached data."""
         ...
 
     async def wait_height(self, height: int) -> None:
@@ -115,33 +115,33 @@ class NodeApi(Protocol):
         ...
 
     async def submit(self, raw: bytes, sender: bytes) -> bytes:
-        """Hand a transaction and whom its signature is of to the mempool; return its hash.
+        """Submit a transaction and its recovered sender to the mempool; return its hash.
 
         Raises RpcError with the rule's code; the bytes need not be those of a transaction.
         """
         ...
 
     def post(self, raw: bytes, sender: bytes, waiter: Waiter[bytes]) -> None:
-        """Do what ``submit`` does, and tell ``waiter`` how it ends."""
+        """Submit as ``submit`` does; ``waiter`` gets the hash or the error."""
         ...
 
 
 class Submission(NamedTuple):
-    """The halves of a method that takes a transaction, before and after the node is asked; none of them waits.
+    """The steps of a method that submits a transaction, before and after the node answers; none of them waits.
 
-    With them a call needs no coroutine. It answers exactly as ``handle`` does.
+    With them a call needs no coroutine. Its answer is the same as that of ``handle``.
     """
 
     prepare: Callable[[NodeApi, bytes], tuple[bytes, Any] | None]
-    """Returns the sender and what the other halves need to know; None leaves the call to ``handle``."""
+    """Returns the sender and what the other steps need; None leaves the call to ``handle``."""
     result: Callable[[Any, bytes], Json]
-    """Returns the result, of what ``prepare`` returned and of the transaction's hash."""
+    """Returns the result from what ``prepare`` returned and the transaction's hash."""
     error: Callable[[Any, DekubeError], DekubeError]
-    """Returns the error that the node's refusal stands for."""
+    """Returns the caller's error for an error of the node."""
 
 
 class Method(NamedTuple):
-    """One line of the dispatch table.
+    """One entry of the method table.
 
     ``handle`` gets the node and the parameters in their order. ``cost`` is what a call takes from the caller's
     budget; 1 is a read of one record. ``min_height`` is a parameter of every method that reads finalised data.
@@ -157,18 +157,18 @@ class Method(NamedTuple):
     needs_session: bool = False
     """Works over a WebSocket alone; ``handle`` then gets the caller's session instead of the node."""
     needs_caller: bool = False
-    """``handle`` gets, after the node, the name of the caller's budget."""
+    """``handle`` gets the caller's key after the node."""
     weigh: Callable[..., int] | None = None
-    """What a call costs beside ``cost``, by the node and the parameters: where these ask for much or little."""
+    """The cost of a call beside ``cost``, where it depends on the parameters."""
     group: str = "chain"
     """Heading in the documentation."""
     queue: QueueKind | None = None
-    """Where a call waits for its turn, if it takes long or much memory."""
+    """The queue of the call, if it takes long or much memory."""
     may_revert: bool = False
     """Some failures are reverts, whose data is bytes. The data of all others is then a list of one object: clients
     (web3.py) take an object there for a revert, whatever code and text say."""
-    posting: Submission | None = None
-    """How a call is answered whose only parameter that is given is a transaction; no ``weigh``, no ``queue``."""
+    submission: Submission | None = None
+    """How a call with nothing but a transaction is answered without a coroutine; no ``weigh``, no ``queue``."""
 
     @property
     def all_params(self) -> tuple[Param, ...]:
@@ -185,7 +185,7 @@ MIN_HEIGHT: Final = Param(
 
 
 def bind(params: Sequence[Param], given: Any) -> list[Any]:
-    """Return the values for ``params`` of what a request carried: an array, an object or nothing.
+    """Return the values for ``params`` from a request's params: an array, an object or nothing.
 
     Raises RpcError (invalid_params) for a missing, an unknown, a superfluous or a malformed one.
     """

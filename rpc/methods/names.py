@@ -1,4 +1,4 @@
-"""Names of numbered things as words of an answer: phases, reasons, statuses, roles."""
+"""Names of enumerations in answers: phases, reasons, statuses, roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network as the node knows it: peers, who told of itself, what the chain says of them, how it is reached."""
+"""Methods about the network: peers, known nodes, and how this node is reached."""
 
 from __future__ import annotations
 

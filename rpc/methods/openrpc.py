@@ -1,4 +1,4 @@
-"""Descriptions in OpenRPC, made from the very table that dispatches."""
+"""The OpenRPC document, made from the method table."""
 
 from __future__ import annotations
 

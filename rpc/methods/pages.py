@@ -1,7 +1,4 @@
-"""Lists in pages: what asks for one, what names the next, and the refusal of a cursor that is of another list.
-
-See rpc.md R10.
-"""
+"""Lists in pages: parameters, cursors, and the error for a cursor of another list (rpc.md R10)."""
 
 from __future__ import annotations
 

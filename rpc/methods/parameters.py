@@ -1,4 +1,4 @@
-"""The chain's parameters, from the numbers that its genesis names."""
+"""The chain's parameters, from the numbers in its genesis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PollFilters that clients poll over HTTP (eth_newFilter): how far each has been polled. They hold no logs.
+"""Filters that clients poll over HTTP (eth_newFilter): how far each has been polled. They hold no logs.
 
 See rpc.md 7.2.
 """

@@ -1,4 +1,4 @@
-"""Values of the state proven: the path to the root, and what makes the header that has the root final."""
+"""Proofs of state values: the path to the root, and the headers and certificate that make the root final."""
 
 from __future__ import annotations
 

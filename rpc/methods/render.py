@@ -1,4 +1,4 @@
-"""Records of the chain as JSON of the native namespace, with the schemas that these answers obey."""
+"""Renders records of the chain as JSON of the native namespace, with their schemas."""
 
 from __future__ import annotations
 

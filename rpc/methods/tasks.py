@@ -1,4 +1,4 @@
-"""Methods over tasks: the job, how far it is, and every change of its phase."""
+"""Methods about tasks: the job, its progress, and each change of its phase."""
 
 from __future__ import annotations
 

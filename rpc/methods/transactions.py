@@ -1,4 +1,4 @@
-"""Methods over transactions: finding one with its receipt, handing one in, what one would do and cost."""
+"""Methods about transactions: look-up with receipt, submission, simulation and cost."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         cost=5,
         has_min_height=False,
         group="transactions",
-        posting=Submission(_prepare_transaction, _sent, lambda _stamp, error: error),
+        submission=Submission(_prepare_transaction, _sent, lambda _stamp, error: error),
     ),
     Method(
         "dekube_simulateTransaction",

@@ -1,4 +1,4 @@
-"""Who has stake: the keys, the amount, and what is held against each."""
+"""Methods about validators: keys, stake, jail and slashes."""
 
 from __future__ import annotations
 

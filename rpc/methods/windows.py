@@ -1,4 +1,4 @@
-"""Methods over windows of work: their proofs, who re-ran which segments, and what they found."""
+"""Methods about windows of work: proofs, verifiers, the segments that they re-ran, and verdicts."""
 
 from __future__ import annotations
 

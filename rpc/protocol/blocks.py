@@ -1,4 +1,4 @@
-"""A finalised block as the gateway keeps it: decoded once, senders recovered when somebody asks for them."""
+"""A finalised block in the gateway's cache: decoded once, its senders recovered on first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOBODY: Final = bytes(20)
 
 
 class LoadedBlock:
-    """A block with its receipts; what is costly is computed at first use and kept. Immutable to its users."""
+    """A block with its receipts. Costly values are computed on first use and cached. Immutable for its users."""
 
     __slots__ = (
         "_before", "_hashes", "_receipts", "_record", "_senders", "_tips", "_tips_paid", "_transactions", "block",
@@ -34,14 +34,14 @@ class LoadedBlock:
         self.hooks: Receipt | None = None if record.hooks is None else decode_receipt(record.hooks)
         self.size_bytes = len(record.raw)
         self.leader: bytes = _NOBODY
-        """Whose seat made the block; zeros where the committee of its epoch is not at hand."""
+        """Address of the block's leader; zeros if the committee of its epoch is unknown."""
         self._record = record
         self._transactions: list[Transaction | None] = [None] * len(self.block.transactions)
         self._before: list[tuple[int, int]] | None = None
         self._tips: tuple[list[int], list[int]] | None = None
         self._tips_paid: int | None = None
         self.bloom: int | None = None
-        """That of its logs, once somebody has computed it."""
+        """The bloom of its logs, once it was computed."""
         self._receipts: list[Receipt] | None = None
         self._hashes: list[bytes] | None = None
         self._senders = False
@@ -55,7 +55,7 @@ class LoadedBlock:
 
     @property
     def weight_bytes(self) -> int:
-        """Roughly what keeping this object costs in memory; decoded objects weigh several times their bytes."""
+        """Approximate memory of this object: decoded objects take several times their bytes."""
         receipts = sum(map(len, self._record.receipts))
         return 2048 + 6 * (self.size_bytes + receipts) + 1024 * len(self.block.transactions)
 
@@ -119,7 +119,7 @@ class LoadedBlock:
 
     @property
     def tips_paid(self) -> int:
-        """What its leader got above the base fee."""
+        """The priority fees that its leader received."""
         if self._tips_paid is None:
             base_fee = self.block.header.base_fee
             self._tips_paid = sum(

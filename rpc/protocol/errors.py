@@ -60,7 +60,7 @@ def number_of(reason: str) -> int:
 
 
 class RpcError(DekubeError):
-    """An answer of failure: ``number`` and ``message`` for JSON-RPC, ``reason`` and ``fields`` in its data."""
+    """A JSON-RPC error: ``number`` and ``message``, and ``reason`` and ``fields`` in its data."""
 
     def __init__(self, reason: str, message: str, **fields: Any) -> None:
         super().__init__(message)
@@ -79,7 +79,7 @@ class RpcError(DekubeError):
 
 
 class Pruned(DekubeError):
-    """What was asked for lies below what this node keeps; ``oldest_height`` is the lowest it can answer for."""
+    """The requested height is older than what this node stores; ``oldest_height`` is the oldest stored."""
 
     code: ClassVar[str] = "pruned"
 
@@ -90,7 +90,7 @@ class Pruned(DekubeError):
 
 
 class HeightUnknown(DekubeError):
-    """A height above the newest finalised one."""
+    """The requested height is above the newest finalised one."""
 
     code: ClassVar[str] = "height_unknown"
 
@@ -112,7 +112,7 @@ class HeightNotReached(DekubeError):
 
 
 class NodeUnavailable(DekubeError):
-    """The gateway has no connection to its node at the moment."""
+    """The gateway is not connected to its node."""
 
     code: ClassVar[str] = "node_unavailable"
 

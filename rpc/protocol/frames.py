@@ -1,7 +1,7 @@
 """Frames between the node and its gateway: a length and the canonical bytes of one array.
 
 A request is ``[id, method, params]`` with id > 0, its answer ``[id, None, value]`` or
-``[id, code, message, [[name, value], ...]]``; what nobody asked for (a new head) is ``[0, topic, value]``.
+``[id, code, message, [[name, value], ...]]``; a pushed message (a new head) is ``[0, topic, value]``.
 Requests are pipelined: answers may come in any order.
 """
 
@@ -43,7 +43,7 @@ _LENGTH_BYTES: Final = 4
 
 
 class Request(NamedTuple):
-    """Something the gateway asks."""
+    """A request of the gateway."""
 
     identifier: int
     method: str
@@ -51,14 +51,14 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the node found."""
+    """A successful answer of the node."""
 
     identifier: int
     value: Any
 
 
 class Failure(NamedTuple):
-    """Why the node did not do it: the stable code of the error, its text and its values."""
+    """A failed request: the stable code of the error, its text and its values."""
 
     identifier: int
     code: str
@@ -67,14 +67,14 @@ class Failure(NamedTuple):
 
 
 class Push(NamedTuple):
-    """News that the gateway asked to be told."""
+    """A message that the node pushes to the gateway."""
 
     topic: str
     value: Any
 
 
 class Unreadable(NamedTuple):
-    """A frame whose bytes are no value: nothing but whose it is can be told."""
+    """A malformed frame of which only the request's number can be read."""
 
     identifier: int
     reason: str
@@ -91,7 +91,7 @@ class FrameBuffer:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
-        """Return the values completed by ``data``, Unreadable for those of which only the number can be read.
+        """Return the values completed by ``data``, ``Unreadable`` for malformed frames whose number can be read.
 
         Raises DecodeError when the other side does not speak the protocol; the connection is then useless.
         """
@@ -111,7 +111,7 @@ class FrameBuffer:
                 # Between a node and its own gateway: answers may be dense, and nobody else can send here.
                 values.append(decode(body, limit_bytes=self._limit_bytes, limit_items=length))
             except DecodeError as error:
-                # One question of many on this connection: the others must not fail with it.
+                # One request of many on this connection: the others must not fail with it.
                 identifier = _identifier_of(body)
                 if not identifier:
                     raise
@@ -122,7 +122,7 @@ class FrameBuffer:
 
 
 def _identifier_of(body: bytes) -> int:
-    """Return the number that leads a frame, 0 where there is none."""
+    """Return the number at the start of a frame, 0 if there is none."""
     if len(body) < 2 or not 0x82 <= body[0] < 0x98 or body[1] > 0x1B:  # an array of 2 to 23; a natural number
         return 0
     width = 0 if body[1] < 24 else 1 << body[1] - 24
@@ -164,7 +164,7 @@ def failure_value(error: DekubeError) -> list[Value]:
 
 
 def encode_push(topic: str, value: Value) -> bytes:
-    """Return the frame of news."""
+    """Return the frame of a pushed message."""
     return _frame([0, topic, value])
 
 
@@ -180,7 +180,7 @@ def read_request(value: Any) -> Request:
 
 
 def read_answer(value: Any) -> Reply:
-    """Return what a decoded array of the node says. Raises DecodeError."""
+    """Return the message of the node that a decoded array contains. Raises DecodeError."""
     match value:
         case [int(identifier), None, result] if 0 < identifier < IDENTIFIER_MAX:
             return Answer(identifier, result)
@@ -195,7 +195,7 @@ def read_answer(value: Any) -> Reply:
 
 
 def read_failure(identifier: int, value: Any) -> Failure:
-    """Return the failure that ``failure_value`` stands for. Raises DecodeError."""
+    """Return the failure that ``failure_value`` encoded. Raises DecodeError."""
     match value:
         case [str(code), str(message), list(fields)] if len(fields) <= FIELDS_MAX:
             return Failure(identifier, code, message, tuple(_field(field) for field in fields))

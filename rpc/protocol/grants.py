@@ -1,4 +1,4 @@
-"""Signatures by which an account has a blob uploaded in its name, for a while: clients make them (rpc.md R23)."""
+"""Upload grants: signatures by which an account allows the upload of a blob for a limited time (rpc.md R23)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["GRANT_BLOCKS_MAX", "grant_digest", "make_grant", "read_grant"]
 
 SCHEME: Final = "Dekube "
 GRANT_BLOCKS_MAX: Final = 3_600
-"""Blocks for which a signature may be good at most: about an hour."""
+"""Most blocks for which a grant is valid: about an hour."""
 GRANT_LIMIT_BYTES: Final = 128
 HEIGHT_LIMIT: Final = 2**63
 

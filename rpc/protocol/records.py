@@ -105,7 +105,7 @@ class PoolStatus(NamedTuple):
 
 
 class PooledTransaction(NamedTuple):
-    """A transaction of the mempool: its bytes, and its sender, who was recovered when it came in."""
+    """A transaction of the mempool: its bytes, and its sender, recovered when it arrived."""
 
     raw: bytes
     sender: bytes
@@ -124,7 +124,7 @@ class Peer(NamedTuple):
 
 
 class KnownNode(NamedTuple):
-    """A node that has told of itself by a signed record; ``signed_ms`` is its own word."""
+    """A node known by its signed record; ``signed_ms`` is what the record claims."""
 
     address: bytes
     roles: tuple[str, ...]
@@ -149,7 +149,7 @@ class Network(NamedTuple):
 
 
 class Submitted(NamedTuple):
-    """Evidence that was taken in: who is convicted of which fault. ``is_new`` 0: the node knew one as good."""
+    """Accepted evidence: who is convicted of which fault. ``is_new`` 0: the node had equivalent evidence."""
 
     operator: bytes
     fault: int
@@ -159,9 +159,9 @@ class Submitted(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """How far the node is: ``highest`` is the height that a third of its peers claim at least, or a proven one.
+    """How far the node has synchronised. ``highest`` is claimed by at least a third of its peers, or proven.
 
-    ``disk_free_mib`` is the room where the chain is kept; -1: not known.
+    ``disk_free_mib`` is the free space of the disk with the chain; -1: unknown.
     """
 
     syncing: int

@@ -293,16 +293,16 @@ def test_a_waiter_that_fails_keeps_nobody_from_being_told() -> None:
             listeners[2].is_gone = True
             return [-question if question else NodeUnavailable() for question in questions]
 
-        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=8, waiting_max=8)
+        batcher: Batcher[int, int] = Batcher(ask, frame_items_max=8, waiting_max=8)
         listeners = [Listener(), Listener(fails=True), Listener(), Listener(is_gone=True), Listener()]
         for question, listener in enumerate(listeners):
-            gatherer.tell(question, listener)
-        future = gatherer.ask(7)
+            batcher.submit(question, listener)
+        future = batcher.ask(7)
         assert await future == -7
         assert asked == [[0, 1, 2, 4, 7]]
         assert isinstance(listeners[0].told[0], NodeUnavailable)
         assert [listener.told for listener in listeners[1:]] == [[], [], [], [-4]]
         for question in range(8):  # every place is free again
-            gatherer.tell(question, Listener())
+            batcher.submit(question, Listener())
 
     run(main())

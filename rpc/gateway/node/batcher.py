@@ -1,7 +1,8 @@
-"""Questions of one turn of the loop, asked of the node in few frames.
+"""Batches requests of the same kind into few frames to the node.
 
-A frame costs both sides more than what it holds. Where an answer is in no hurry, what comes while one is under way
-or soon after waits and leaves in the next: each question costs the less, the more is asked.
+A frame costs both sides more than its content. Requests of one turn of the event loop leave together. With a
+pause, requests that arrive while a frame is unanswered, or shortly after, wait for the next frame: under load each
+request costs less.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ _Q = TypeVar("_Q")
 _A = TypeVar("_A")
 
 FRAME_BYTES_MAX: Final = 192 * 1024
-"""Bytes of the questions of one frame, below what the node reads as one request."""
+"""Bytes of one frame, below the node's limit of a request."""
 
 
 class _Asked(asyncio.Future[_A]):
-    """A future as a waiter."""
+    """A future that implements ``Waiter``."""
 
     def answered(self, answer: _A | Exception) -> None:
         if isinstance(answer, Exception):
             self.set_exception(answer)
-            self.exception()  # whoever asked may be gone
+            self.exception()  # the waiter may be gone; this marks the error as seen
         else:
             self.set_result(answer)
 
 
 class Batcher(Generic[_Q, _A]):
-    """Collects questions until the loop's turn ends; ``ask`` answers several, in their order, or fails them all.
+    """Collects items until the turn of the event loop ends; ``ask`` answers several in their order, or fails.
 
-    An answer that is an exception fails its own question alone. With ``pause_s`` one frame is under way at a time,
-    and the next leaves when it holds as many as the one before, or ``pause_s`` after that one left: those who were
-    answered have then asked again, or do not. Who asks alone never waits.
+    An answer that is an exception fails its own item alone. With ``pause_s`` there is one unanswered frame at a
+    time. The next frame leaves when it has as many items as the one before, or ``pause_s`` after that one left; by
+    then clients that were answered have asked again. A client that is alone never waits.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Batcher(Generic[_Q, _A]):
         size_of: Callable[[_Q], int] = lambda _question: 0,
         pause_s: float | None = None,
     ) -> None:
-        """A future that ``ask`` returns costs less than a coroutine, for which a task is made."""
+        """``ask`` should return a future: a coroutine costs a task."""
         self._ask = ask
         self._frame_items_max = frame_items_max
         self._waiting_max = waiting_max
@@ -64,30 +65,30 @@ class Batcher(Generic[_Q, _A]):
         self._pause_s = pause_s
         self._collected: deque[tuple[_Q, Waiter[_A]]] = deque()
         self._waiting = 0
-        """Questions that are collected or in a frame under way."""
+        """Items that are collected or in an unanswered frame."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_due = False
-        """Whether ``_send`` is about to be called."""
+        """Whether a call of ``_send`` is scheduled."""
         self._is_asking = False
-        """Whether a frame is under way, of which there is one at a time."""
+        """Whether a frame is unanswered, where there may be only one."""
         self._pause_ends = 0.0
         self._enough = 1
-        """So many need not wait for the end of the pause."""
+        """As many items leave without waiting for the end of the pause."""
         self._pause: asyncio.TimerHandle | None = None
         self._asking: set[asyncio.Future[Sequence[_A | Exception]]] = set()
 
     async def answer(self, question: _Q) -> _A:
-        """Return the answer to ``question``. Raises RpcError while too many wait, and what the node answers."""
+        """Return the answer to ``question``. Raises RpcError if too many wait, and the node's error."""
         return await self.ask(question)
 
     def ask(self, question: _Q) -> asyncio.Future[_A]:
-        """Return what will be the answer to ``question``. Raises RpcError while too many wait."""
+        """Return a future of the answer to ``question``. Raises RpcError if too many wait."""
         future: _Asked[_A] = _Asked()
-        self.tell(question, future)
+        self.submit(question, future)
         return future
 
-    def tell(self, question: _Q, waiter: Waiter[_A]) -> None:
-        """Tell ``waiter`` the answer, in the turn that brings it. Raises RpcError while too many wait."""
+    def submit(self, question: _Q, waiter: Waiter[_A]) -> None:
+        """Give ``waiter`` the answer in the turn in which it arrives. Raises RpcError if too many wait."""
         if self._waiting >= self._waiting_max:
             raise RpcError("limit_exceeded", "limit exceeded: too many requests under way", retry_after_s=1)
         loop = self._loop
@@ -135,7 +136,7 @@ class Batcher(Generic[_Q, _A]):
         size = 0
         while collected and len(frame) < items_max:
             item = collected.popleft()
-            if item[1].done():  # whoever asked has left
+            if item[1].done():  # the waiter does not need the answer any more
                 self._waiting -= 1
                 continue
             size += size_of(item[0])
@@ -163,11 +164,11 @@ class Batcher(Generic[_Q, _A]):
         self._waiting -= len(frame)
         if self._pause_s is not None:
             self._is_asking = False
-            self._send()  # before those who waited for this frame go on: the node need not wait for them
+            self._send()  # before the waiters of this frame run, so that the node need not wait for them
         for (_, waiter), answer in zip(frame, answers, strict=True):
             if waiter.done():
                 continue
             try:
                 waiter.answered(answer)
-            except Exception:  # the others of the frame are told all the same
-                _log.exception("an answer of the node was not taken")
+            except Exception:  # the other waiters of the frame get their answers
+                _log.exception("a waiter failed on an answer of the node")

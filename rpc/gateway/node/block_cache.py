@@ -1,4 +1,4 @@
-"""Blocks at hand: each is fetched, recovered and shown once for all who ask, and kept."""
+"""A cache of blocks: each is fetched, its senders are recovered and it is rendered once for all requests."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
 ITEMS_OF_TURN: Final = 16
-"""Transactions of a block shown, or recovered, before others have their turn: a millisecond."""
+"""Transactions of a block that are rendered or recovered without a pause: about a millisecond."""
 FETCHES_MAX: Final = 64
-"""Blocks that are asked for or decoded at once: the node gives them faster than they are decoded."""
+"""Blocks that are fetched or decoded at once: the node sends them faster than they are decoded."""
 RENDERS_MAX: Final = 2
-"""Blocks shown at once; what they take of each turn of the loop adds up."""
+"""Blocks rendered at once: each takes its share of every turn of the event loop."""
 
 
 class BlockCache:
-    """Keeps final blocks, and large ones as they are shown; ``fetch`` gets one from the node.
+    """Caches final blocks, and the JSON of large ones; ``fetch`` reads a block from the node.
 
-    Runs on asyncio. What is long to compute has a thread of its own: large blocks must not take the places of
-    views, nor more than one processor.
+    Runs on asyncio. Long computations run in one thread: large blocks must not occupy the threads of views, nor
+    more than one processor.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class BlockCache:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rpc-block")
 
     def put(self, loaded: LoadedBlock) -> None:
-        """Keep a block."""
+        """Cache a block."""
         self._blocks.put(loaded.height, loaded, loaded.weight_bytes)
 
     def clear(self) -> None:
-        """Forget the blocks; what was shown of one stands under its hash and holds whatever the chain is."""
+        """Remove the blocks. Rendered JSON stays: its key is the block's hash, so it is valid on any chain."""
         self._blocks.clear()
 
     def close(self) -> None:
@@ -90,9 +90,9 @@ class BlockCache:
         return loaded
 
     async def rendered(self, part: str, loaded: LoadedBlock, item: Callable[[int], Any]) -> Any:
-        """Return the JSON of ``item`` of each transaction of a block; ``part`` names it.
+        """Return the JSON of ``item`` of each transaction of a block; ``part`` is its name in the cache.
 
-        That of a large block is made in turns, once for all who ask, and kept.
+        For a large block it is made with pauses, once for all requests, and cached.
         """
         count = len(loaded.block.transactions)
         if count <= ITEMS_OF_TURN:
@@ -116,13 +116,13 @@ class BlockCache:
 
 
 class _SharedWork(Generic[_K, _V]):
-    """Work that several may wait for, by what it is about; it goes on when those who wait leave."""
+    """Runs one task for each key, for all that wait for it. The task goes on when they are cancelled."""
 
     def __init__(self) -> None:
         self._tasks: dict[_K, asyncio.Task[_V]] = {}
 
     def join(self, key: _K, begin: Callable[[], Coroutine[Any, Any, _V]]) -> asyncio.Future[_V]:
-        """Return what will come of the work on ``key``, which begins now unless it is under way."""
+        """Return a future of the result for ``key``; start its task unless it runs already."""
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.ensure_future(begin())
@@ -132,4 +132,4 @@ class _SharedWork(Generic[_K, _V]):
     def _ended(self, key: _K, done: asyncio.Task[_V]) -> None:
         self._tasks.pop(key, None)
         if not done.cancelled():
-            done.exception()  # whoever waited may be gone
+            done.exception()  # nobody may wait for it any more

@@ -1,9 +1,9 @@
-"""The gateway's side of the socket: a ``Node`` over frames, with caches of what can never change.
+"""The gateway's client of its node, over a Unix socket, with caches of what is final.
 
-Runs on asyncio. Questions of one turn of the loop travel in one frame; state at a height
-(``rpc.gateway.node.state_cache``), blocks (``rpc.gateway.node.block_cache``) and places of transactions are
-immutable once final, so they are kept. The link reconnects by itself, and while it is down every question
-(``rpc.gateway.node.pending``) fails with NodeUnavailable.
+Runs on asyncio. Requests of one turn of the event loop leave in one frame. The state at a height
+(``rpc.gateway.node.state_cache``), blocks (``rpc.gateway.node.block_cache``) and locations of transactions never
+change once they are final, so they are cached. The client reconnects by itself. While the node is away, every
+request (``rpc.gateway.node.pending``) fails with NodeUnavailable.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _log = structlog.get_logger(__name__)
 
 SUBMITS_OF_FRAME: Final = 64
 SUBMIT_PAUSE_S: Final = 0.003
-"""How long at most a frame waits to hold as many as the last one: it costs as much as two transactions do."""
+"""How long a frame waits to have as many transactions as the last one: a frame costs as much as two of them."""
 EPOCHS_KEPT: Final = 64
-"""Epochs whose leaders are kept."""
+"""Epochs whose leaders are cached."""
 MIN_HEIGHT_WAIT_MS: Final = 2_000
 """How long a request waits for its ``min_height``: about two blocks."""
 RECONNECT_S_MIN: Final = 0.05
@@ -57,21 +57,21 @@ RECONNECT_S_MAX: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class NodeClientOptions:
-    """Bounds of what the gateway keeps and of what it has under way at the node."""
+    """Bounds of the gateway's caches, and of its unanswered requests."""
 
     requests_max: int = 4096
     request_timeout_s: float = 15.0
     state_entries_max: int = 200_000
     block_bytes_max: int = 192 * 1024 * 1024
-    place_entries_max: int = 200_000
+    location_entries_max: int = 200_000
     bloom_entries_max: int = 50_000
-    """About 300 bytes each; a question about logs reads the blocks that are not among them."""
+    """About 300 bytes each. A query of logs reads the blocks whose blooms are not cached."""
     waiters_max: int = 16_384
     """Requests that wait for a height, and as many more that wait for a transaction."""
     rendered_bytes_max: int = 64 * 1024 * 1024
-    """Parts of large blocks as JSON."""
-    queries_max: int = 64
-    query_threads: int = 4
+    """Cached JSON of large blocks."""
+    views_max: int = 64
+    view_threads: int = 4
     large_block_transactions: int = 128
     """Blocks with more are decoded in a worker thread."""
     filters_per_caller_max: int = FILTERS_PER_CALLER_MAX
@@ -80,8 +80,8 @@ class NodeClientOptions:
 class _Session(asyncio.Protocol):
     """One connection to the node."""
 
-    def __init__(self, questions: PendingRequests, on_lost: Callable[[_Session], None]) -> None:
-        self._questions = questions
+    def __init__(self, pending: PendingRequests, on_lost: Callable[[_Session], None]) -> None:
+        self._pending = pending
         self._on_lost = on_lost
         self._buffer = FrameBuffer(ANSWER_LIMIT_BYTES)
         self._transport: asyncio.Transport | None = None
@@ -94,15 +94,15 @@ class _Session(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for value in self._buffer.feed(data):
-                self._questions.received(read_answer(value))
+                self._pending.received(read_answer(value))
         except DecodeError as error:
-            _log.error("the node speaks another protocol", error=str(error))
+            _log.error("the node sent a malformed frame; the connection is closed", error=str(error))
             self.close()
 
     def connection_lost(self, _error: Exception | None) -> None:
         if not self.lost.done():
             self.lost.set_result(None)
-        # At once, and not when ``run`` gets there: it may itself be waiting for an answer that will not come.
+        # At once: ``run`` may itself be waiting for an answer that will not come.
         self._on_lost(self)
 
     def close(self) -> None:
@@ -121,38 +121,38 @@ class _Session(asyncio.Protocol):
 
 
 class NodeClient:
-    """The node as the methods see it (``rpc.methods.method.Node``); ``run`` keeps it connected."""
+    """Implements ``rpc.methods.method.NodeApi`` over a connection to the node; ``run`` keeps it connected."""
 
     def __init__(self, path: Path, options: NodeClientOptions | None = None) -> None:
         self._path = path
         self._options = options = options or NodeClientOptions()
         self._session: _Session | None = None
-        self._questions = PendingRequests(options.requests_max, options.request_timeout_s, self._told)
-        self._values = StateCache(self._read_keys, options.state_entries_max)
-        self._shelf = BlockCache(
+        self._pending = PendingRequests(options.requests_max, options.request_timeout_s, self._on_push)
+        self._state = StateCache(self._read_keys, options.state_entries_max)
+        self._blocks = BlockCache(
             self._fetch_block,
             block_bytes_max=options.block_bytes_max,
             rendered_bytes_max=options.rendered_bytes_max,
         )
-        self._queries = ViewThreads(
-            self._questions, self._values.read, running_max=options.queries_max, threads=options.query_threads
+        self._views = ViewThreads(
+            self._pending, self._state.read, running_max=options.views_max, threads=options.view_threads
         )
-        # Bound here and not wrapped in methods: no question takes a call more.
-        self.request = self._questions.request
-        self.read = self._values.read
-        self.query = self._queries.query
-        self.block = self._shelf.block
-        self.block_with_senders = self._shelf.block_with_senders
-        self.rendered = self._shelf.rendered
+        # Bound here, not wrapped in methods: that would add a call to each request.
+        self.request = self._pending.request
+        self.read = self._state.read
+        self.query = self._views.query
+        self.block = self._blocks.block
+        self.block_with_senders = self._blocks.block_with_senders
+        self.rendered = self._blocks.rendered
         self._head: Head | None = None
         self._last: Head | None = None
-        """The head when the node was heard last."""
+        """The newest head before the connection was lost."""
         self._description: Description | None = None
         self._kinds: dict[int, str] = {}
-        self._places: BoundedCache[bytes, tuple[int, int]] = BoundedCache(options.place_entries_max)
+        self._locations: BoundedCache[bytes, tuple[int, int]] = BoundedCache(options.location_entries_max)
         self._leaders: BoundedCache[int, list[bytes]] = BoundedCache(EPOCHS_KEPT)
-        self._heights: BoundedCache[bytes, int] = BoundedCache(options.place_entries_max)
-        self._hashes: BoundedCache[int, bytes] = BoundedCache(options.place_entries_max)
+        self._heights: BoundedCache[bytes, int] = BoundedCache(options.location_entries_max)
+        self._hashes: BoundedCache[int, bytes] = BoundedCache(options.location_entries_max)
         self._waiters: set[asyncio.Future[None]] = set()
         self._locates: Batcher[bytes, tuple[int, int] | None] = Batcher(
             self._locate_all, frame_items_max=KEYS_OF_FRAME, waiting_max=options.waiters_max
@@ -167,21 +167,21 @@ class NodeClient:
             size_of=lambda transaction: len(transaction[0]) + 64,
             pause_s=SUBMIT_PAUSE_S,
         )
-        self.waits = ReceiptWaiters(self, options.waiters_max)
+        self.receipt_waiters = ReceiptWaiters(self, options.waiters_max)
         self._listeners: list[Callable[[Head], None]] = []
         self.blooms: BoundedCache[int, int] = BoundedCache(options.bloom_entries_max)
         self.filters = PollFilters(time.monotonic, secrets.randbits, options.filters_per_caller_max)
-        self.era = 0
-        """How often the blocks that were told turned out not to be the node's: of another chain, or set back."""
+        self.resets = 0
+        """How often the node's chain turned out to be another one, or to have been set back."""
         self.serving: tuple[str, int] = ("", 0)
-        """Where the gateway listens; told to the node at each connection."""
+        """Where the gateway listens; reported to the node at each connection."""
 
     # Connection
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
         delay_s = RECONNECT_S_MIN
-        sweeper = asyncio.ensure_future(self._questions.sweep())
+        sweeper = asyncio.ensure_future(self._pending.sweep())
         try:
             while True:
                 try:
@@ -195,17 +195,17 @@ class NodeClient:
                 delay_s = min(delay_s * 2, RECONNECT_S_MAX)
         finally:
             sweeper.cancel()
-            self._queries.close()
-            self._shelf.close()
+            self._views.close()
+            self._blocks.close()
 
     async def _connect(self) -> bool:
         loop = asyncio.get_running_loop()
         _, session = await loop.create_unix_connection(
-            lambda: _Session(self._questions, self._session_lost), str(self._path)
+            lambda: _Session(self._pending, self._session_lost), str(self._path)
         )
         try:
             self._session = session
-            self._questions.connect(session.send)
+            self._pending.connect(session.send)
             await self._greet()
             _log.info("connected to the node", height=self.head.height)
             await session.lost
@@ -217,32 +217,32 @@ class NodeClient:
     async def _greet(self) -> None:
         hello = await self.request(ChainRequests.description)
         if self._description is not None and self._description.genesis_hash != hello.genesis_hash:
-            _log.warning("the node is of another chain now", genesis=hello.genesis_hash.hex())
+            _log.warning("the node has another chain now; caches are cleared", genesis=hello.genesis_hash.hex())
             self._forget()
         elif (
             self._last is not None
             and await self.request(ChainRequests.block_hash, self._last.height) != self._last.hash
         ):
-            _log.warning("the node was set back", height=self._last.height)
+            _log.warning("the node's chain was set back; caches are cleared", height=self._last.height)
             self._forget()
         self._description = hello
         self._kinds = {CALL_KIND: "call", **{item.kind: item.name for item in hello.kinds}}
         self._new_head(await self.request(ChainRequests.head))
-        await self._questions.ask("watch", [])
-        await self._questions.ask("serving", list(self.serving))
+        await self._pending.ask("watch", [])
+        await self._pending.ask("serving", list(self.serving))
 
     def _forget(self) -> None:
-        self.era += 1
+        self.resets += 1
         self._last = None
-        self._values.clear()
-        self._shelf.clear()
-        self._places.clear()
+        self._state.clear()
+        self._blocks.clear()
+        self._locations.clear()
         self._heights.clear()
         self._hashes.clear()
         self._leaders.clear()
         self.blooms.clear()
         self.filters.clear()
-        self.waits.look_again()
+        self.receipt_waiters.reset()
 
     def _session_lost(self, session: _Session) -> None:
         if session is self._session:
@@ -251,27 +251,27 @@ class NodeClient:
     def _disconnected(self) -> None:
         self._session = None
         self._last, self._head = self._head or self._last, None
-        self._values.disconnect()
-        self._questions.disconnect()
+        self._state.disconnect()
+        self._pending.disconnect()
 
-    def _told(self, news: Push) -> None:
+    def _on_push(self, news: Push) -> None:
         match news:
             case Push("head", [list(record), changes]):
                 self._new_head(read_record(Head, record), changes)
             case _:
-                pass  # news of a later version
+                pass  # a message of a later version
 
     def _new_head(self, head: Head, changes: Any = None) -> None:
         if self._head is not None and head.height <= self._head.height:
             return
-        self._values.on_head(head.height, changes)
+        self._state.on_head(head.height, changes)
         self._head = head
         self._hashes.put(head.height, head.hash)
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        self.waits.on_head(head)
+        self.receipt_waiters.on_head(head)
         for listener in self._listeners:
             listener(head)
 
@@ -295,14 +295,14 @@ class NodeClient:
 
     @property
     def description(self) -> Description:
-        """What does not change. Raises NodeUnavailable before the first connection."""
+        """What does not change while the node runs. Raises NodeUnavailable before the first connection."""
         if self._description is None:
             raise NodeUnavailable
         return self._description
 
     @property
     def kinds(self) -> Mapping[int, str]:
-        """Names of the kinds."""
+        """Names of the kinds of transactions."""
         return self._kinds
 
     @property
@@ -318,7 +318,7 @@ class NodeClient:
         is_newest = self._head is not None and height == self._head.height
         values = await self.request(ChainRequests.read if is_newest else ChainRequests.read_old, height, keys)
         if len(values) != len(keys):
-            raise DecodeError("not the values that were asked for")
+            raise DecodeError("the node answered another number of values than keys")
         return values
 
     # Blocks and transactions
@@ -336,17 +336,17 @@ class NodeClient:
     async def _fetch_block(self, height: int) -> LoadedBlock | None:
         """Return the block at ``height`` with its leader, None above the newest.
 
-        Asked for again where the node has turned out to have other blocks: decoding may outlast a connection.
+        Fetched again if the node was set back meanwhile: decoding may outlast a connection.
         """
-        era = None
-        while era != self.era:
-            era = self.era
+        resets = None
+        while resets != self.resets:
+            resets = self.resets
             record = await self.request(ChainRequests.block, height)
             if record is None:
                 return None
             loaded = LoadedBlock(record)
             if len(loaded.block.transactions) > self._options.large_block_transactions:
-                await self._shelf.in_thread(_decode_all, loaded)
+                await self._blocks.in_thread(_decode_all, loaded)
             await self._name_leader(loaded)
         self._hashes.put(height, loaded.hash)
         self._heights.put(loaded.hash, height)
@@ -373,20 +373,20 @@ class NodeClient:
 
     async def locate(self, transaction_hash: bytes) -> tuple[int, int] | None:
         """Return height and index of a finalised transaction."""
-        found = self._places.get(transaction_hash)
+        found = self._locations.get(transaction_hash)
         if found is None:
             found = await self._locates.answer(transaction_hash)
             if found is not None:
-                self._places.put(transaction_hash, found)
+                self._locations.put(transaction_hash, found)
         return found
 
     def _locate_all(self, hashes: Sequence[bytes]) -> asyncio.Future[list[tuple[int, int] | None]]:
         return self.request(ChainRequests.locate, list(hashes))
 
     async def _head_above(self, height: int, until: float) -> bool:
-        """Wait for a head above ``height``; return False when the time ``until`` is over first."""
+        """Wait for a head above ``height``; return False if the time ``until`` is over first."""
         if self._head is not None and self._head.height > height:
-            return True  # it came while the caller was waiting for something else
+            return True  # it arrived while the caller waited for something else
         if len(self._waiters) >= self._options.waiters_max:
             raise RpcError("limit_exceeded", "limit exceeded: too many requests wait", retry_after_s=1)
         loop = asyncio.get_running_loop()
@@ -400,13 +400,13 @@ class NodeClient:
 
     async def wait_transaction(self, transaction_hash: bytes, timeout_ms: int) -> tuple[int, int] | None:
         """Return height and index as soon as a transaction is final, None when the time is over."""
-        place = await self.waits.wait(transaction_hash, timeout_ms / 1000)
+        place = await self.receipt_waiters.wait(transaction_hash, timeout_ms / 1000)
         if place is not None:
-            self._places.put(transaction_hash, place)
+            self._locations.put(transaction_hash, place)
         return place
 
     async def yield_turn(self) -> None:
-        """Let other requests have their turn."""
+        """Let other requests run."""
         await asyncio.sleep(0)
 
     async def wait_height(self, height: int) -> None:
@@ -426,15 +426,15 @@ class NodeClient:
         return self.request(PoolRequests.pending_nonces, list(addresses))
 
     async def submit(self, raw: bytes, sender: bytes) -> bytes:
-        """Hand a transaction to the mempool; return its hash."""
+        """Submit a transaction to the mempool; return its hash."""
         return await self._submits.ask((raw, sender))
 
     def post(self, raw: bytes, sender: bytes, waiter: Waiter[bytes]) -> None:
-        """Hand a transaction to the mempool, and tell ``waiter`` its hash."""
-        self._submits.tell((raw, sender), waiter)
+        """Submit a transaction to the mempool; ``waiter`` gets its hash."""
+        self._submits.submit((raw, sender), waiter)
 
     def _submit_all(self, transactions: Sequence[tuple[bytes, bytes]]) -> asyncio.Future[list[bytes | Exception]]:
-        return self._questions.ask(
+        return self._pending.ask(
             "submit", [part for transaction in transactions for part in transaction], read_submitted
         )
 

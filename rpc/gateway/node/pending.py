@@ -1,4 +1,4 @@
-"""What the node was asked and has not answered yet: matched by number, bounded in number and in time."""
+"""Unanswered requests to the node: matched with answers by number, bounded in number and in time."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _NOBODY: Final = (None, 0.0, None)
 
 
 class PendingRequests:
-    """The questions of one gateway; ``told`` takes what the node says unasked. Runs on asyncio."""
+    """The unanswered requests of one gateway. ``told`` is called with pushed messages. Runs on asyncio."""
 
     def __init__(self, open_max: int, timeout_s: float, told: Callable[[Push], None]) -> None:
         self._open_max = open_max
         self._timeout_s = timeout_s
-        self._told = told
+        self._on_push = told
         self._send: Callable[[bytes], None] | None = None
         self._next_identifier = 1
         self._open: dict[int, tuple[asyncio.Future[Any], float, Callable[[Any], Any] | None]] = {}
-        """What the node is to answer, since when, and how that is read."""
+        """For each request its future, when it was sent, and how its answer is read."""
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a node to ask."""
+        """Whether the node is connected."""
         return self._send is not None
 
     def connect(self, send: Callable[[bytes], None]) -> None:
-        """Ask by ``send`` from now on."""
+        """Send requests by ``send`` from now on."""
         self._send = send
 
     def disconnect(self) -> None:
-        """Fail whatever waits for an answer."""
+        """Fail all unanswered requests."""
         self._send = None
         opened, self._open = self._open, {}
         for future, _, _ in opened.values():
@@ -50,7 +50,7 @@ class PendingRequests:
                 _fail(future, NodeUnavailable())
 
     async def sweep(self) -> None:
-        """Fail what is not answered in time, until cancelled."""
+        """Fail requests that are not answered in time, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
@@ -81,7 +81,7 @@ class PendingRequests:
     def ask(
         self, method: str, params: list[Value], read: Callable[[Any], Any] | None = None
     ) -> asyncio.Future[Any]:
-        """Return what the node will answer, or what ``read`` makes of it. Raises what ``request`` does."""
+        """Return a future of the node's answer, as ``read`` returns it. Raises what ``request`` does."""
         send = self._send
         if send is None:
             raise NodeUnavailable
@@ -92,14 +92,14 @@ class PendingRequests:
         self._next_identifier += 1
         frame = encode_request(identifier, method, params)
         if len(frame) > REQUEST_LIMIT_BYTES:
-            raise RpcError("limit_exceeded", "limit exceeded: too much for one question")
+            raise RpcError("limit_exceeded", "limit exceeded: the request is too long for the node")
         future: asyncio.Future[Any] = loop.create_future()
         self._open[identifier] = (future, loop.time(), read)
         send(frame)
         return future
 
     def received(self, reply: Answer | Failure | Push) -> None:
-        """Take what the node says. Raises DecodeError where it says something else than our own node would."""
+        """Take a message of the node."""
         match reply:
             case Answer(identifier, value):
                 future, _, read = self._open.pop(identifier, _NOBODY)
@@ -107,14 +107,14 @@ class PendingRequests:
                     return
                 try:
                     future.set_result(value if read is None else read(value))
-                except Exception as error:  # it is not what was asked for
+                except Exception as error:  # the answer is malformed
                     _fail(future, error)
             case Failure(identifier):
                 future, _, _ = self._open.pop(identifier, _NOBODY)
                 if future is not None and not future.done():
                     _fail(future, as_error(reply))
             case Push():
-                self._told(reply)
+                self._on_push(reply)
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
@@ -123,5 +123,5 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
 
 
 def as_error(failure: Failure) -> RpcError:
-    """Return the error that the node has answered with."""
+    """Return the error that the node answered."""
     return RpcError(failure.code, failure.message, **fields_to_json(failure.fields))

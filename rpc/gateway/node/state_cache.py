@@ -1,6 +1,6 @@
-"""Values of the state at hand: those of one turn of the loop are asked for together, and kept.
+"""A cache of state values. Values that are missing in one turn of the event loop are fetched together.
 
-What holds at the head is kept until a block changes it; what held at a height below never changes.
+A value at the head is kept until a block changes it. Values at earlier heights never change.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ __all__ = ["KEYS_OF_FRAME", "StateCache"]
 
 KEYS_OF_FRAME: Final = 256
 SMALL_VALUE_BYTES: Final = 1024
-"""Larger values are not kept."""
+"""Larger values are not cached."""
 _ABSENT: Final = object()
 
 Wanted = list[tuple[bytes, list[asyncio.Future[bytes | None]]]]
-"""Keys, each with those who wait for its value."""
+"""Keys, each with the futures that wait for its value."""
 
 
 class StateCache:
-    """Keeps values; ``fetch`` gets those of some keys after a height from the node. Runs on asyncio."""
+    """Caches values; ``fetch`` reads values of some keys after a height from the node. Runs on asyncio."""
 
     def __init__(
         self,
@@ -31,15 +31,15 @@ class StateCache:
         self._fetch = fetch
         self._entries_max = entries_max
         self._head: int | None = None
-        """Height of the newest block, while the node answers."""
+        """Height of the newest block, None while the node is not connected."""
         self._newest: dict[bytes, bytes | None] = {}
-        """Values that hold at the head: a new head takes out those that it changed."""
+        """Values at the head. A new head removes those that it changed."""
         self._state: dict[tuple[int, bytes], bytes | None] = {}
         """Values at heights below the head."""
         self._wanted: dict[int, dict[bytes, list[asyncio.Future[bytes | None]]]] = {}
 
     def on_head(self, height: int, changes: Any) -> None:
-        """Go on to a new head; ``changes`` are a height and the keys that were changed since, if the node says."""
+        """Move to a new head; ``changes`` are a height and the keys changed since, if the node knows them."""
         match changes:
             case [int(known), list(keys)] if self._head is not None and known <= self._head:
                 for key in keys:
@@ -49,17 +49,17 @@ class StateCache:
         self._head = height
 
     def disconnect(self) -> None:
-        """Forget what holds at the head: nobody says when that changes."""
+        """Remove the values at the head: without the node their changes are unknown."""
         self._head = None
         self._newest.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._newest.clear()
         self._state.clear()
 
     def kept(self, height: int, key: bytes) -> object:
-        """Return a kept value of the state, or a token when it is not kept."""
+        """Return a cached value, or ``_ABSENT``."""
         if height == self._head:
             return self._newest.get(key, _ABSENT)
         return self._state.get((height, key), _ABSENT)
@@ -86,7 +86,9 @@ class StateCache:
                 loop.call_soon(self._send_wanted)
             wanted = self._wanted[height] = {}
         future: asyncio.Future[bytes | None] = loop.create_future()
-        wanted.setdefault(key, []).append(future)  # each has its own, so that nobody's leaving harms another
+        wanted.setdefault(key, []).append(
+            future
+        )  # one future for each, so that cancelling one does not affect others
         return future
 
     def _send_wanted(self) -> None:

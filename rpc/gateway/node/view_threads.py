@@ -1,4 +1,4 @@
-"""Functions over the state, run in threads of the gateway; each sees the state after one height."""
+"""Runs functions over the state in threads of the gateway; each sees the state after one height."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ViewThreads"]
 _T = TypeVar("_T")
 
 SCAN_PAGE: Final = 1024
-"""Entries that are asked for at a time."""
+"""Entries of one request."""
 
 
 class StateRead(Protocol):
@@ -28,10 +28,10 @@ class StateRead(Protocol):
 
 
 class ViewThreads:
-    """Runs what is asked of the state; what it reads comes by ``read``, what it scans by ``questions``."""
+    """Runs functions over the state, which reads values by ``read`` and ranges of keys from the node."""
 
-    def __init__(self, questions: PendingRequests, read: StateRead, *, running_max: int, threads: int) -> None:
-        self._questions = questions
+    def __init__(self, pending: PendingRequests, read: StateRead, *, running_max: int, threads: int) -> None:
+        self._pending = pending
         self._read = read
         self._running_max = running_max
         self._running = 0
@@ -39,14 +39,14 @@ class ViewThreads:
 
     async def query(self, height: int, function: Callable[..., _T], *args: Any) -> _T:
         """Run ``function(reader, *args)`` in a worker thread over the state after ``height``."""
-        if not self._questions.is_connected:
+        if not self._pending.is_connected:
             raise NodeUnavailable
         if self._running >= self._running_max:
             raise RpcError("limit_exceeded", "limit exceeded: too many queries under way", retry_after_s=1)
         self._running += 1
         loop = asyncio.get_running_loop()
         try:
-            reader = _RemoteReader(self._questions, self._read, loop, height)
+            reader = _RemoteReader(self._pending, self._read, loop, height)
             return await loop.run_in_executor(self._threads, function, reader, *args)
         finally:
             self._running -= 1
@@ -60,9 +60,9 @@ class _RemoteReader:
     """The state after one height as a ``Reader`` for worker threads."""
 
     def __init__(
-        self, questions: PendingRequests, read: StateRead, loop: asyncio.AbstractEventLoop, height: int
+        self, pending: PendingRequests, read: StateRead, loop: asyncio.AbstractEventLoop, height: int
     ) -> None:
-        self._questions = questions
+        self._pending = pending
         self._read = read
         self._loop = loop
         self._height = height
@@ -84,4 +84,4 @@ class _RemoteReader:
         return entries
 
     async def _scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        return await self._questions.request(ChainRequests.scan, self._height, start, stop, limit)
+        return await self._pending.request(ChainRequests.scan, self._height, start, stop, limit)

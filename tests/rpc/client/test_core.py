@@ -309,11 +309,11 @@ def test_a_rule_that_refuses_and_a_wait_in_vain_are_told_apart() -> None:
 
 @pytest.mark.parametrize("timeout_s", [0, 1, 12])
 def test_a_wait_takes_no_longer_than_it_may(timeout_s: float) -> None:
-    def waits(method: str, params: Any) -> Any:
+    def receipt_waiters(method: str, params: Any) -> Any:
         world.now_s += params.get("timeout_ms", 0) / 1000
         return {"hash": RAW_HASH} if "send" in method else {"receipt": None, "pending": True}
 
-    world = World(waits)
+    world = World(receipt_waiters)
     with pytest.raises(TransactionRefused):
         world.run(_wait(world.core, RAW, timeout_s=timeout_s))
     assert world.now_s == pytest.approx(timeout_s)

@@ -74,7 +74,7 @@ class Connection:
         self.pipe.ended = True
         self.protocol.connection_lost(None)
         await self.turns()
-        assert (self.doors.open, self.doors.memory_quota.bytes, self.doors.unread) == (0, 0, set())
+        assert (self.doors.open, self.doors.memory_quota.bytes, self.doors.unsent) == (0, 0, set())
 
 
 def run(scenario: Callable[[], Any]) -> None:
@@ -198,13 +198,13 @@ def test_so_is_one_that_asgi_answers() -> None:
     async def main() -> None:
         left = []
 
-        async def waits(_scope: Any, receive: Any, _send: Any) -> None:
+        async def receipt_waiters(_scope: Any, receive: Any, _send: Any) -> None:
             while (message := await receive())["type"] == "http.request":
                 pass
             left.append(message["type"])
 
         for behind in (GET, post(BODY), post(BODY) + GET):
-            one = Connection(waits)
+            one = Connection(receipt_waiters)
             await one.send(GET + behind)
             await one.end()
             assert left.pop() == "http.disconnect" and not left

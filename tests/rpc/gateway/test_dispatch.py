@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, SuspendedCall, start
 from rpc.gateway.fair_queue import FairQueue
-from rpc.gateway.memory_quota import FREE_BYTES
+from rpc.gateway.memory_quota import UNCOUNTED_BYTES_MAX
 from rpc.methods.method import Method
 from rpc.methods.schema import Param, natural
 from rpc.protocol.errors import NodeUnavailable, RpcError
@@ -91,11 +91,11 @@ def test_where_a_failure_may_be_a_revert_each_refusal_is_listed_also_of_a_whole_
     param = Param("number", natural(0, 10**6), "")
     for may_revert in (False, True):
         method = Method("do", "", handle, {}, (param,), has_min_height=False, may_revert=may_revert)
-        options = DispatchOptions(rate_per_s=0, answer_bytes_max=FREE_BYTES)
+        options = DispatchOptions(rate_per_s=0, answer_bytes_max=UNCOUNTED_BYTES_MAX)
         it = Dispatcher(None, {"do": method}, options, lambda: 0.0)  # type: ignore[arg-type]
 
         async def main(it: Dispatcher = it, may_revert: bool = may_revert) -> None:
-            answer = await it.answer(asked(FREE_BYTES // 2, FREE_BYTES // 2, 2**30), ASKER)
+            answer = await it.answer(asked(UNCOUNTED_BYTES_MAX // 2, UNCOUNTED_BYTES_MAX // 2, 2**30), ASKER)
             assert answer is not None
             _, large, malformed = json.loads(answer)
             for one, code in ((large, -32005), (malformed, -32602)):

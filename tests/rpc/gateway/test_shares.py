@@ -207,7 +207,7 @@ class Source:
         self.height = height
         self.asked: dict[int, asyncio.Future[None]] = {}
         self.holds = False
-        self.era = 0
+        self.resets = 0
         self.polls = 0
 
     @property
@@ -346,7 +346,7 @@ def test_who_listens_is_told_when_the_node_goes_on_from_other_blocks_than_were_t
         late.start(cast(Selector, Heights()), 4)
         await settle()
         link.holds = False
-        link.era += 1
+        link.resets += 1
         link.move(12)
         await settle()
         assert closed == [4009, 4009]

@@ -20,7 +20,7 @@ from rpc.gateway.connections import ConnectionLimiter, ConnectionOptions
 from rpc.gateway.memory_quota import HeldBytes, MemoryQuota
 from rpc.gateway.protocols import make_protocols
 from rpc.gateway.unsent_bytes import (
-    LOOK_S,
+    CHECK_S,
     NOTSENT_LOWAT_BYTES,
     READ_BYTES_PER_S_MIN,
     SEND_DEADLINE_S,
@@ -61,9 +61,9 @@ def looks(transport: Transport, *, reads: int = 0, resumes: bool = False, count:
     """Return when who takes ``reads`` bytes between two looks is thrown out."""
     unread = UnsentBytes(cast(Any, transport))
     for number in range(count):
-        unread.look(number * LOOK_S)
+        unread.check(number * CHECK_S)
         if transport.aborted:
-            return number * LOOK_S
+            return number * CHECK_S
         transport.size = max(0, transport.size - reads)
         if resumes:
             unread.resumed()
@@ -74,11 +74,11 @@ def looks(transport: Transport, *, reads: int = 0, resumes: bool = False, count:
 def test_who_reads_nothing_is_thrown_out(closing: bool) -> None:
     transport = Transport(5)
     transport.closing = closing
-    assert looks(transport) == pytest.approx(SEND_DEADLINE_S, abs=LOOK_S)
+    assert looks(transport) == pytest.approx(SEND_DEADLINE_S, abs=CHECK_S)
     # However much there is: one that reads nothing of it has no more time for that.
     transport = Transport(100 * READ_BYTES_PER_S_MIN)
     transport.closing = closing
-    assert looks(transport) == pytest.approx(SEND_DEADLINE_S, abs=LOOK_S)
+    assert looks(transport) == pytest.approx(SEND_DEADLINE_S, abs=CHECK_S)
 
 
 def test_who_reads_slowly_is_not_while_there_is_more_to_say() -> None:
@@ -87,10 +87,10 @@ def test_who_reads_slowly_is_not_while_there_is_more_to_say() -> None:
     assert looks(Transport(0)) is None
     transport = Transport(10_000)
     transport.closing = True
-    assert looks(transport, reads=1) == pytest.approx(SEND_DEADLINE_S, abs=LOOK_S)
+    assert looks(transport, reads=1) == pytest.approx(SEND_DEADLINE_S, abs=CHECK_S)
     transport = Transport(100 * READ_BYTES_PER_S_MIN)
     transport.closing = True
-    assert looks(transport, reads=1) == pytest.approx(SEND_DEADLINE_S + 100, abs=LOOK_S)
+    assert looks(transport, reads=1) == pytest.approx(SEND_DEADLINE_S + 100, abs=CHECK_S)
 
 
 async def application(scope: Any, _receive: Any, send: Any) -> None:
@@ -147,17 +147,17 @@ def test_a_closed_connection_that_is_not_read_is_given_back(is_socket: bool) -> 
             key = "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n" if is_socket else "connection: close\r\n"
             client.sendall(f"GET / HTTP/1.1\r\nhost: localhost\r\n{lines}{key}\r\n".encode())
             async with asyncio.timeout(30):
-                await until(lambda: any(one._transport.get_write_buffer_size() for one in doors.unread))
-                [unread] = doors.unread
+                await until(lambda: any(one._transport.get_write_buffer_size() for one in doors.unsent))
+                [unread] = doors.unsent
                 unread._transport.close()  # as it does when the answer is given, or no pong comes
                 assert unread._transport.is_closing()
-                unread.look(0.0)
-                unread.look(SEND_DEADLINE_S - 1)
+                unread.check(0.0)
+                unread.check(SEND_DEADLINE_S - 1)
                 await asyncio.sleep(0.01)
                 assert doors.open == 1, "it has time"
-                unread.look(SEND_DEADLINE_S)
+                unread.check(SEND_DEADLINE_S)
                 await until(lambda: not doors.open)
-            assert not doors.unread
+            assert not doors.unsent
             client.close()
 
     uvloop.run(main())
@@ -204,7 +204,7 @@ def test_the_kernel_takes_little_and_what_it_took_counts() -> None:
             transport.write(bytes(LARGE))
             in_kernel = LARGE - transport.get_write_buffer_size()
             assert in_kernel < 4 * NOTSENT_LOWAT_BYTES, "without a bound it takes megabytes"
-            unread.look(0.0)
+            unread.check(0.0)
             assert 0 <= memory_quota.bytes - LARGE < 256 * 1024
             # What the process holds no more the kernel may hold yet.
             transport.resume_reading()
@@ -212,13 +212,13 @@ def test_the_kernel_takes_little_and_what_it_took_counts() -> None:
             while transport.get_write_buffer_size():
                 at += len(client.recv(256 * 1024))
                 await asyncio.sleep(0)
-            unread.look(1.0)
+            unread.check(1.0)
             assert memory_quota.bytes >= 16 * 1024
             while at < LARGE:
                 at += len(client.recv(256 * 1024))
             async with asyncio.timeout(30):
                 while memory_quota.bytes:
-                    unread.look(2.0)
+                    unread.check(2.0)
                     await asyncio.sleep(0.01)
 
     uvloop.run(main())
@@ -233,7 +233,7 @@ def test_what_came_and_is_not_read_counts() -> None:
             client.sendall(bytes(20_000))
             async with asyncio.timeout(30):
                 while not memory_quota.bytes:
-                    unread.look(0.0)
+                    unread.check(0.0)
                     await asyncio.sleep(0.01)
 
     uvloop.run(main())
@@ -251,11 +251,11 @@ def test_who_reads_all_the_time_has_all_the_time_and_who_stops_is_reset() -> Non
                 for _ in range(8):
                     transport.write(client.recv(64 * 1024))
                     await asyncio.sleep(0)
-                unread.look(now := now + 20.0)
+                unread.check(now := now + 20.0)
             assert not transport.is_closing()
             await asyncio.sleep(0.05)
-            unread.look(now := now + 1)
-            unread.look(now + SEND_DEADLINE_S + 1)
+            unread.check(now := now + 1)
+            unread.check(now + SEND_DEADLINE_S + 1)
             assert transport.is_closing()
             await asyncio.sleep(0.01)
             with pytest.raises(ConnectionResetError):
@@ -272,7 +272,7 @@ def test_over_the_budget_it_is_reset() -> None:
             held = [UnsentBytes(one, HeldBytes(memory_quota, "x")) for one in (transport, other)]
             for one in (transport, other):
                 one.write(bytes(700_000))
-            held[0].look(0.0)
+            held[0].check(0.0)
             held[1].paused()
             assert other.is_closing() and not transport.is_closing()
             reset(transport)
@@ -289,13 +289,13 @@ def test_connections_that_end_are_looked_at_no_more() -> None:
         doors = ConnectionLimiter(ConnectionOptions(connections_max=1))
         async with served(doors, welcome, []) as (host, port), asyncio.timeout(30):
             async with connect(f"ws://{host}:{port}/"):
-                assert len(doors.unread) == doors.open == 1
+                assert len(doors.unsent) == doors.open == 1
                 reader, writer = await asyncio.open_connection(host, port)  # one too many
                 assert await reader.read() == b""
                 writer.close()
-                assert len(doors.unread) == 1
+                assert len(doors.unsent) == 1
             await until(lambda: not doors.open)
-            assert not doors.unread
+            assert not doors.unsent
 
     uvloop.run(main())
 

@@ -33,8 +33,8 @@ class Asker:
     def __init__(self, open_max: int = 10, timeout_s: float = 1_000.0) -> None:
         self.sent: list[list[Any]] = []
         self.news: list[Push] = []
-        self.questions = PendingRequests(open_max, timeout_s, self.news.append)
-        self.questions.connect(self.send)
+        self.pending = PendingRequests(open_max, timeout_s, self.news.append)
+        self.pending.connect(self.send)
 
     def send(self, frame: bytes) -> None:
         self.sent += FrameBuffer(REQUEST_LIMIT_BYTES).feed(frame)
@@ -43,17 +43,17 @@ class Asker:
 def test_answers_find_their_questions_in_any_order() -> None:
     async def main() -> None:
         it = Asker()
-        first, second, third = (it.questions.ask("m", [number]) for number in range(3))
+        first, second, third = (it.pending.ask("m", [number]) for number in range(3))
         assert it.sent == [[1, "m", [0]], [2, "m", [1]], [3, "m", [2]]]
-        it.questions.received(Answer(2, b"two"))
-        it.questions.received(Failure(1, "pruned", "gone", (("height", 7), ("amount", 5))))
-        it.questions.received(Answer(2, b"again"))
-        it.questions.received(Answer(99, b"nobody asked"))
+        it.pending.received(Answer(2, b"two"))
+        it.pending.received(Failure(1, "pruned", "gone", (("height", 7), ("amount", 5))))
+        it.pending.received(Answer(2, b"again"))
+        it.pending.received(Answer(99, b"nobody asked"))
         assert await second == b"two" and not third.done()
         with pytest.raises(RpcError) as refused:
             await first
         assert (refused.value.reason, refused.value.fields) == ("pruned", {"height": 7, "amount": "5"})
-        it.questions.received(Push("head", [1]))
+        it.pending.received(Push("head", [1]))
         assert it.news == [Push("head", [1])]
 
     asyncio.run(main())
@@ -62,9 +62,9 @@ def test_answers_find_their_questions_in_any_order() -> None:
 def test_an_answer_that_is_not_what_was_asked_for_fails_its_question_alone() -> None:
     async def main() -> None:
         it = Asker()
-        bad, good = it.questions.ask("m", [], int), it.questions.ask("m", [])
-        it.questions.received(Answer(1, "x"))
-        it.questions.received(Answer(2, "x"))
+        bad, good = it.pending.ask("m", [], int), it.pending.ask("m", [])
+        it.pending.received(Answer(1, "x"))
+        it.pending.received(Answer(2, "x"))
         with pytest.raises(ValueError):
             await bad
         assert await good == "x"
@@ -75,21 +75,21 @@ def test_an_answer_that_is_not_what_was_asked_for_fails_its_question_alone() -> 
 def test_questions_are_bounded_and_end_with_the_connection() -> None:
     async def main() -> None:
         it = Asker(open_max=2)
-        asked = [it.questions.ask("m", []) for _ in range(2)]
+        asked = [it.pending.ask("m", []) for _ in range(2)]
         with pytest.raises(RpcError) as refused:
-            it.questions.ask("m", [])
+            it.pending.ask("m", [])
         assert refused.value.reason == "limit_exceeded"
-        it.questions.disconnect()
+        it.pending.disconnect()
         for future in asked:
             with pytest.raises(NodeUnavailable):
                 await future
         with pytest.raises(NodeUnavailable):
-            it.questions.ask("m", [])
-        assert not it.questions.is_connected
-        it.questions.connect(it.send)
+            it.pending.ask("m", [])
+        assert not it.pending.is_connected
+        it.pending.connect(it.send)
         with pytest.raises(RpcError):
-            it.questions.ask("m", [bytes(REQUEST_LIMIT_BYTES)])
-        assert [it.questions.ask("m", []).done() for _ in range(2)] == [False, False], (
+            it.pending.ask("m", [bytes(REQUEST_LIMIT_BYTES)])
+        assert [it.pending.ask("m", []).done() for _ in range(2)] == [False, False], (
             "what was too long has no place"
         )
 
@@ -104,8 +104,8 @@ def test_what_is_not_answered_in_time_fails(
 
     async def main() -> None:
         it = Asker(timeout_s=timeout_s)
-        sweeper = asyncio.ensure_future(it.questions.sweep())
-        asked = it.questions.ask("m", [])
+        sweeper = asyncio.ensure_future(it.pending.sweep())
+        asked = it.pending.ask("m", [])
         await settle()
         sweeper.cancel()
         assert asked.done() is is_late

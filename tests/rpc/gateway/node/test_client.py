@@ -77,7 +77,7 @@ def test_a_block_that_is_decoded_while_the_node_is_set_back_is_not_kept(
 
         async def request(function: Any, *_params: Any) -> Any:
             asked.append(function)
-            return (before if link.era == 0 else after) if function == ChainRequests.block else [bytes(20)]
+            return (before if link.resets == 0 else after) if function == ChainRequests.block else [bytes(20)]
 
         link.request = request  # type: ignore[assignment]
         first = asyncio.ensure_future(link.block(1))
@@ -92,6 +92,6 @@ def test_a_block_that_is_decoded_while_the_node_is_set_back_is_not_kept(
         assert await link.hash_of(1) == after.hash
         assert link._heights.get(before.hash) is None
         assert asked.count(ChainRequests.block) == 2
-        link._shelf.close()
+        link._blocks.close()
 
     asyncio.run(main())

@@ -105,7 +105,7 @@ def test_a_large_block_is_shown_in_turns_and_once(tmp_path: Path, monkeypatch: p
     async def main() -> None:
         link = NodeClient(tmp_path / "nowhere")
         loaded = LoadedBlock(record)
-        link._shelf.put(loaded)
+        link._blocks.put(loaded)
         blocks = await asyncio.gather(*[link.block_with_senders(1) for _ in range(5)])
         assert all(block is loaded for block in blocks) and loaded.has_senders
         assert len(recovered) == 1, "five who ask are one recovery"

@@ -74,22 +74,22 @@ def name(number: int) -> bytes:
 def test_ten_thousand_wait_for_the_price_of_one_block_each_block() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = ReceiptWaiters(chain, 20_000)
-        waiting = [asyncio.ensure_future(waits.wait(name(n % 5_000), 60.0)) for n in range(10_000)]
+        receipt_waiters = ReceiptWaiters(chain, 20_000)
+        waiting = [asyncio.ensure_future(receipt_waiters.wait(name(n % 5_000), 60.0)) for n in range(10_000)]
         await turn()
-        assert (len(waits), chain.asked["locate"]) == (10_000, 10_000)
+        assert (len(receipt_waiters), chain.asked["locate"]) == (10_000, 10_000)
         chain.asked.clear()
         for first in range(0, 5_000, 1_000):
             chain.mint(*map(name, range(first, first + 1_000)))
-            waits.on_head(chain.head)
-            waits.on_head(chain.head)  # while the first look goes on
+            receipt_waiters.on_head(chain.head)
+            receipt_waiters.on_head(chain.head)  # while the first look goes on
             await turn()
         places = await asyncio.gather(*waiting)
         assert places == [(1 + n % 5_000 // 1_000, n % 1_000) for n in range(10_000)]
         assert dict(chain.asked) == {"block": 5}
-        assert len(waits) == 0
+        assert len(receipt_waiters) == 0
         chain.mint()
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         await turn()
         assert dict(chain.asked) == {"block": 5}, "nobody waits: nothing is asked"
 
@@ -99,16 +99,16 @@ def test_ten_thousand_wait_for_the_price_of_one_block_each_block() -> None:
 def test_what_is_final_already_or_in_blocks_that_were_missed_is_found() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = ReceiptWaiters(chain, 10)
+        receipt_waiters = ReceiptWaiters(chain, 10)
         chain.mint(name(1))
-        assert await waits.wait(name(1), 0.0) == (1, 0)
-        waiting = asyncio.ensure_future(waits.wait(name(2), 60.0))
+        assert await receipt_waiters.wait(name(1), 0.0) == (1, 0)
+        waiting = asyncio.ensure_future(receipt_waiters.wait(name(2), 60.0))
         await turn()
         for _ in range(BLOCKS_MAX + 1):
             chain.mint()
         chain.mint(name(3), name(2))
         chain.asked.clear()
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         assert await waiting == (chain.height, 1)
         assert dict(chain.asked) == {"locate": 1}, "after a long gap it is looked up"
 
@@ -118,17 +118,17 @@ def test_what_is_final_already_or_in_blocks_that_were_missed_is_found() -> None:
 def test_a_node_that_went_away_is_asked_again_at_its_next_head() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = ReceiptWaiters(chain, 10)
-        waiting = asyncio.ensure_future(waits.wait(name(1), 60.0))
+        receipt_waiters = ReceiptWaiters(chain, 10)
+        waiting = asyncio.ensure_future(receipt_waiters.wait(name(1), 60.0))
         await turn()
         chain.mint(name(1))
         chain.fails = True
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         await turn()
         assert not waiting.done()
         chain.fails = False
         chain.mint()
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         assert await waiting == (1, 0)
 
     run(main())
@@ -137,20 +137,20 @@ def test_a_node_that_went_away_is_asked_again_at_its_next_head() -> None:
 def test_waits_end_with_their_time_and_their_number_is_bounded() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = ReceiptWaiters(chain, 2)
-        waiting = [asyncio.ensure_future(waits.wait(name(1), 60.0)) for _ in range(2)]
+        receipt_waiters = ReceiptWaiters(chain, 2)
+        waiting = [asyncio.ensure_future(receipt_waiters.wait(name(1), 60.0)) for _ in range(2)]
         await turn()
         with pytest.raises(RpcError) as refused:
-            await waits.wait(name(2), 60.0)
+            await receipt_waiters.wait(name(2), 60.0)
         assert refused.value.number == -32005
         waiting[0].cancel()
         await turn()
-        assert await waits.wait(name(2), 0.0) is None
-        assert len(waits) == 1
+        assert await receipt_waiters.wait(name(2), 0.0) is None
+        assert len(receipt_waiters) == 1
         waiting[1].cancel()
         await turn()
-        assert len(waits) == 0
-        assert waits._waiting == {}
+        assert len(receipt_waiters) == 0
+        assert receipt_waiters._waiting == {}
 
     run(main())
 
@@ -158,18 +158,18 @@ def test_waits_end_with_their_time_and_their_number_is_bounded() -> None:
 def test_who_comes_while_a_block_of_those_who_left_is_read_misses_nothing() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = ReceiptWaiters(chain, 10)
-        first = asyncio.ensure_future(waits.wait(name(1), 60.0))
+        receipt_waiters = ReceiptWaiters(chain, 10)
+        first = asyncio.ensure_future(receipt_waiters.wait(name(1), 60.0))
         await turn()
         for _ in range(3):
             chain.mint()
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         await asyncio.sleep(0)  # the first of them is being read
         first.cancel()
-        second = asyncio.ensure_future(waits.wait(name(2), 60.0))
+        second = asyncio.ensure_future(receipt_waiters.wait(name(2), 60.0))
         await turn()
         chain.mint(name(2))
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         assert await asyncio.wait_for(second, 20) == (4, 0)
 
     run(main())
@@ -179,29 +179,29 @@ def test_who_comes_while_a_block_of_those_who_left_is_read_misses_nothing() -> N
 def test_behind_a_node_that_was_set_back_all_are_looked_up_once_and_then_each_block(is_scanning: bool) -> None:
     async def main() -> None:
         chain = Chain()
-        waits = ReceiptWaiters(chain, 10)
+        receipt_waiters = ReceiptWaiters(chain, 10)
         for _ in range(100):
             chain.mint()
-        old = [asyncio.ensure_future(waits.wait(name(n), 60.0)) for n in (1, 1, 2)]
+        old = [asyncio.ensure_future(receipt_waiters.wait(name(n), 60.0)) for n in (1, 1, 2)]
         await turn()
         chain.mint()
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         if not is_scanning:
             await turn()
         else:
             await asyncio.sleep(0)  # the block that is read is taken back meanwhile
-        waits.look_again()
+        receipt_waiters.reset()
         chain.height = 60
         chain.mint(name(1))
-        new = asyncio.ensure_future(waits.wait(name(3), 60.0))
+        new = asyncio.ensure_future(receipt_waiters.wait(name(3), 60.0))
         await turn()
         chain.asked.clear()
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         await turn()
         assert [task.done() for task in (*old, new)] == [True, True, False, False]
         assert dict(chain.asked) == {"locate": 3}
         chain.mint(name(3), name(2))
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         assert await asyncio.gather(*old, new) == [(61, 0), (61, 0), (62, 1), (62, 0)]
         assert dict(chain.asked) == {"locate": 3, "block": 1}
 
@@ -211,18 +211,18 @@ def test_behind_a_node_that_was_set_back_all_are_looked_up_once_and_then_each_bl
 def test_a_node_that_is_away_again_after_it_was_set_back_is_asked_at_its_next_head() -> None:
     async def main() -> None:
         chain = Chain()
-        waits = ReceiptWaiters(chain, 10)
+        receipt_waiters = ReceiptWaiters(chain, 10)
         chain.mint()
-        waiting = asyncio.ensure_future(waits.wait(name(1), 60.0))
+        waiting = asyncio.ensure_future(receipt_waiters.wait(name(1), 60.0))
         await turn()
-        waits.look_again()
+        receipt_waiters.reset()
         chain.blocks[1] = [name(1)]
         chain.fails = True
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         await turn()
         assert not waiting.done()
         chain.fails = False
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         assert await waiting == (1, 0)
 
     run(main())
@@ -236,20 +236,20 @@ def test_a_node_that_is_away_again_after_it_was_set_back_is_asked_at_its_next_he
 def test_whoever_waits_gets_the_place_whatever_comes_first(steps: list[tuple[int, int]], order: list[int]) -> None:
     async def main() -> None:
         chain = Chain()
-        waits = ReceiptWaiters(chain, 100)
+        receipt_waiters = ReceiptWaiters(chain, 100)
         waiting: list[tuple[int, asyncio.Task[tuple[int, int] | None]]] = []
         left = [*order, *({*range(8)} - {*order})]
         for kind, number in steps:
             if kind == 0:
-                waiting.append((number, asyncio.ensure_future(waits.wait(name(number), 60.0))))
+                waiting.append((number, asyncio.ensure_future(receipt_waiters.wait(name(number), 60.0))))
             elif kind == 1 and left:
                 chain.mint(name(left.pop()))
-                waits.on_head(chain.head)
+                receipt_waiters.on_head(chain.head)
             else:
                 await turn(number)
         while left:
             chain.mint(name(left.pop()))
-        waits.on_head(chain.head)
+        receipt_waiters.on_head(chain.head)
         for number, task in waiting:
             place = await task
             assert place is not None
@@ -270,18 +270,18 @@ def test_questions_of_a_turn_travel_together_and_fail_alone() -> None:
             await asyncio.sleep(0)
             return [ValueError(str(item)) if item % 10 == 3 else item * 2 for item in questions]
 
-        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=8, waiting_max=40)
-        asking = [asyncio.ensure_future(gatherer.answer(n)) for n in range(20)]
+        batcher: Batcher[int, int] = Batcher(ask, frame_items_max=8, waiting_max=40)
+        asking = [asyncio.ensure_future(batcher.answer(n)) for n in range(20)]
         await asyncio.sleep(0)
         asking[19].cancel()  # gone before the turn is over
         answers = await asyncio.gather(*asking, return_exceptions=True)
         assert [len(frame) for frame in frames] == [8, 8, 3]
         assert [item for item in answers if type(item) is int] == [n * 2 for n in range(19) if n % 10 != 3]
         assert [type(answers[at]) for at in (3, 13, 19)] == [ValueError, ValueError, asyncio.CancelledError]
-        many = [asyncio.ensure_future(gatherer.answer(n)) for n in range(41)]
+        many = [asyncio.ensure_future(batcher.answer(n)) for n in range(41)]
         found = await asyncio.gather(*many, return_exceptions=True)
         assert isinstance(found[40], RpcError) and found[40].number == -32005
-        assert await gatherer.answer(5) == 10
+        assert await batcher.answer(5) == 10
 
     run(main())
 
@@ -296,14 +296,14 @@ def test_a_frame_holds_no_more_than_the_node_reads_and_a_failed_one_fails_its_ow
                 raise NodeUnavailable
             return [0] * (len(questions) + (questions[0] == 2))
 
-        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=100, waiting_max=100, size_of=lambda item: item)
+        batcher: Batcher[int, int] = Batcher(ask, frame_items_max=100, waiting_max=100, size_of=lambda item: item)
         big = FRAME_BYTES_MAX // 3 + 1
-        await asyncio.gather(*(gatherer.answer(big) for _ in range(5)))
+        await asyncio.gather(*(batcher.answer(big) for _ in range(5)))
         assert sizes == [2 * big, 2 * big, big]
         with pytest.raises(NodeUnavailable):
-            await gatherer.answer(1)
+            await batcher.answer(1)
         with pytest.raises(Exception, match="as many answers"):
-            await gatherer.answer(2)
+            await batcher.answer(2)
 
     run(main())
 
@@ -327,11 +327,11 @@ def test_what_comes_while_a_frame_is_under_way_leaves_in_the_next_in_order(pause
                 raise NodeUnavailable
             return list(questions)
 
-        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=4, waiting_max=100, pause_s=pause_s)
-        asking = [asyncio.ensure_future(gatherer.answer(0))]
+        batcher: Batcher[int, int] = Batcher(ask, frame_items_max=4, waiting_max=100, pause_s=pause_s)
+        asking = [asyncio.ensure_future(batcher.answer(0))]
         await begun.wait()
         for number in range(1, 14):
-            asking.append(asyncio.ensure_future(gatherer.answer(number)))
+            asking.append(asyncio.ensure_future(batcher.answer(number)))
             await asyncio.sleep(0)  # another turn for each
         asking[1].cancel()  # gone while it waited
         answered.set()
@@ -340,8 +340,8 @@ def test_what_comes_while_a_frame_is_under_way_leaves_in_the_next_in_order(pause
         assert [type(answer) for answer in answers[1:6]] == [asyncio.CancelledError] + [NodeUnavailable] * 4
         assert answers[6:] == [6, 7, 8, 9, 10, 11, 12, 13], "a frame that fails does not hold up those behind it"
         if pause_s < 60:
-            assert await gatherer.answer(14) == 14
-            assert await gatherer.answer(15) == 15
+            assert await batcher.answer(14) == 14
+            assert await batcher.answer(15) == 15
 
     run(main())
 
@@ -354,18 +354,18 @@ def test_after_a_frame_of_several_the_next_waits_for_as_many() -> None:
             frames.append(list(questions))
             return list(questions)
 
-        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=4, waiting_max=100, pause_s=60.0)
+        batcher: Batcher[int, int] = Batcher(ask, frame_items_max=4, waiting_max=100, pause_s=60.0)
         for number in range(3):
-            assert await gatherer.answer(number) == number, "who asks alone never waits"
-        assert list(await asyncio.gather(*map(gatherer.answer, (3, 4, 5)))) == [3, 4, 5]
-        waiting = [asyncio.ensure_future(gatherer.answer(number)) for number in (6, 7)]
+            assert await batcher.answer(number) == number, "who asks alone never waits"
+        assert list(await asyncio.gather(*map(batcher.answer, (3, 4, 5)))) == [3, 4, 5]
+        waiting = [asyncio.ensure_future(batcher.answer(number)) for number in (6, 7)]
         for _ in range(10):
             await asyncio.sleep(0)
         assert frames == [[0], [1], [2], [3, 4, 5]]
-        assert await gatherer.answer(8) == 8
+        assert await batcher.answer(8) == 8
         assert await asyncio.gather(*waiting) == [6, 7]
         assert frames[4:] == [[6, 7, 8]]
-        assert list(await asyncio.gather(*map(gatherer.answer, range(9, 17)))) == list(range(9, 17))
+        assert list(await asyncio.gather(*map(batcher.answer, range(9, 17)))) == list(range(9, 17))
         assert frames[5:] == [[9, 10, 11, 12], [13, 14, 15, 16]]
 
     run(main())
@@ -381,15 +381,15 @@ def test_where_fewer_ask_again_a_frame_leaves_after_the_pause() -> None:
             return list(questions)
 
         loop = asyncio.get_running_loop()
-        gatherer: Batcher[int, int] = Batcher(ask, frame_items_max=4, waiting_max=100, pause_s=pause_s)
+        batcher: Batcher[int, int] = Batcher(ask, frame_items_max=4, waiting_max=100, pause_s=pause_s)
         started_s = loop.time()
-        await asyncio.gather(*map(gatherer.answer, (0, 1, 2)))
-        assert await asyncio.gather(*map(gatherer.answer, (3, 4))) == [3, 4]
+        await asyncio.gather(*map(batcher.answer, (0, 1, 2)))
+        assert await asyncio.gather(*map(batcher.answer, (3, 4))) == [3, 4]
         assert loop.time() - started_s >= pause_s * 0.9  # timers may be early by what a clock can tell
         started_s = loop.time()
-        assert await gatherer.answer(5) == 5, "nor did both ask again"
+        assert await batcher.answer(5) == 5, "nor did both ask again"
         assert loop.time() - started_s >= pause_s / 2
-        assert await gatherer.answer(6) == 6, "one alone waits for nobody"
+        assert await batcher.answer(6) == 6, "one alone waits for nobody"
         assert frames == [[0, 1, 2], [3, 4], [5], [6]]
 
     run(main())
