@@ -101,7 +101,9 @@ EXEMPT = {
     "rpc.gateway.dispatch:_as_identifier": "a part of a refused request; tests/rpc/gateway/test_dispatch.py",
     "tasks.ledger.screening:read_dataset_facts": OF_A_TARGET,
     # Bytes as they come, handed to what reads them
+    "consensus.reception:Reception.receive": "messages that consensus.wire decoded, which is a target",
     "consensus.replica:Replica.receive": OF_A_TARGET,
+    "node.cli.options:read_secret": "a line of the owner's standard input or file",
     "consensus.service:ConsensusService._receive": OF_A_TARGET,
     "consensus.service:ConsensusService.receive": OF_A_TARGET,
     "node.consensus.agreement:Agreement._receive": OF_A_TARGET,
