@@ -9,10 +9,11 @@ from typing import Final
 from tests.house.imports import ROOT
 
 READERS_DOCUMENTS: Final = ("ARCHITECTURE.md", "docs/reading.md")
-"""Those whose paths between backticks must exist too: they lead readers through the code."""
+"""Those that lead readers through the code."""
 _PATH: Final = re.compile(
     r"`((?:state|billing|tasks|consensus|p2p|relay|rpc|node|testnet|tests|docs)(?:/[\w.-]+)*)`"
 )
+_MODULE: Final = re.compile(r"`((?:state|billing|tasks|consensus|p2p|relay|rpc|node|testnet|tests)(?:\.\w+)+)`")
 _NAME: Final = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)`")
 _LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 _CODE: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -34,14 +35,42 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
+def documents() -> list[Path]:
+    """Return all documents."""
+    return [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def missing_paths() -> list[str]:
-    """Return, with its document, each path of a reader's document that does not exist."""
-    return [
-        f"{document}: {path}"
-        for document in READERS_DOCUMENTS
-        for path in paths((ROOT / document).read_text())
-        if not (ROOT / path).exists()
-    ]
+    """Return, with its document, each named path and module that does not exist."""
+    found = []
+    for document in documents():
+        text = document.read_text()
+        names = [path for path in paths(text) if not (ROOT / path).exists()]
+        names += [name for name in _MODULE.findall(text) if not is_module_or_option(name)]
+        found += [f"{document.relative_to(ROOT)}: {name}" for name in names]
+    return found
+
+
+def is_module_or_option(dotted: str) -> bool:
+    """Tell whether a dotted name is that of a module or of something in one, or none of this tree.
+
+    ``p2p.listen`` is an option: only a name whose first two parts are a module is one of code.
+    """
+    parts = dotted.split(".")
+    if not _source(parts[:2]):
+        return True
+    for count in range(len(parts), 1, -1):
+        if source := _source(parts[:count]):
+            return all(re.search(rf"\b{name}\b", source[0]) for name in parts[count:])
+    return False
+
+
+def _source(parts: list[str]) -> tuple[str] | None:
+    place = ROOT.joinpath(*parts)
+    for file in (place.with_suffix(".py"), place / "__init__.py"):
+        if file.exists():
+            return (file.read_text(),)
+    return None
 
 
 def names(text: str) -> list[str]:
@@ -61,10 +90,9 @@ def missing_names(document: str) -> list[str]:
 
 def missing_links() -> list[str]:
     """Return, with its document, each link whose file or heading does not exist."""
-    documents = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [
         f"{document.relative_to(ROOT)}: {target}"
-        for document in documents
+        for document in documents()
         for target in links(document.read_text())
         if not _leads_somewhere(document, target)
     ]

@@ -34,6 +34,20 @@ def test_a_path_is_told_from_other_code() -> None:
     assert paths.paths(text) == ["node/cli", "node/nothing.py"]
 
 
+@pytest.mark.parametrize(
+    ("name", "exists"),
+    [
+        ("p2p.listen", True),
+        ("node.home", True),
+        ("node.home.nothing", False),
+        ("node.home.keys.load_key", True),
+        ("node.home.keys.load_nothing", False),
+    ],
+)
+def test_a_module_is_told_from_an_option(name: str, exists: bool) -> None:
+    assert paths.is_module_or_option(name) is exists
+
+
 def test_links_and_anchors_are_found() -> None:
     text = "# A node's home\n\n[a](b.md#c), [d](https://e)\n\n```\n# no heading\n[x](y)\n```\n## `db`: what, why\n"
     assert paths.links(text) == ["b.md#c"]
