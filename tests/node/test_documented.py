@@ -45,7 +45,7 @@ def test_every_metric_of_the_consensus_is_documented() -> None:
 
 def test_every_metric_of_the_node_is_documented() -> None:
     section = OPERATIONS[OPERATIONS.index("## Metrics") : OPERATIONS.index("## Moving")]
-    source = (ROOT / "node" / "telemetry" / "metrics.py").read_text()
+    source = (ROOT / "node" / "daemon" / "metrics_source.py").read_text()
     found = set(re.findall(r'"dekube_([a-z_]+)"', source))
     assert len(found) > 15
     assert not {name for name in found if f"`{name}`" not in section and f"`{name}_total`" not in section}
