@@ -1,4 +1,4 @@
-"""What billing refuses. A pool that does not cover a payment is a bug of the caller, so an AssertionError."""
+"""Errors of billing. A pool that does not cover a payment is a bug of the caller, so it is an AssertionError."""
 
 from __future__ import annotations
 

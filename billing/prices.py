@@ -13,7 +13,7 @@ BPS: Final = 10_000
 
 
 class Role(IntEnum):
-    """What a node is paid for."""
+    """The metered resources that a price applies to."""
 
     COMPUTE = 1
     VERIFY = 2

@@ -1,4 +1,4 @@
-"""Receipts for carried bytes: a payer's cumulative word to a relay, and what it is worth (market.md 8.5).
+"""Receipts for carried bytes: a payer signs the total so far, a relay redeems the newest one (market.md 8.5).
 
 A receipt says "this relay has carried so many bytes for me, at so much a GiB" and replaces every earlier one of
 its channel. It is signed with the key that the payer's node certificate names, for the account's key may be

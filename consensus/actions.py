@@ -1,4 +1,4 @@
-"""What a replica asks of its shell, and the order of what must be durable. Pure.
+"""Actions that a replica asks its shell to perform, and the safe order of its writes. Pure.
 
 A shell performs actions in their order: first ``Append`` and ``Sync`` to the journal, then to the guard, and only
 then anything that leaves.
@@ -182,7 +182,7 @@ class Writes:
         self._is_guard_dirty = True
 
     def sync_journal(self) -> None:
-        """What follows rests on the journal, and its guard is elsewhere."""
+        """Sync the journal before a vote is requested from another process, which has the guard."""
         if self.is_journal_dirty:
             self._actions.append(Sync(JOURNAL))
             self.is_journal_dirty = False

@@ -1,4 +1,4 @@
-"""What is served of the stored blocks: to whom at once, and how much in one answer. Pure (consensus.md 13.1)."""
+"""Limits on serving stored blocks: concurrent requests, and bytes in one answer. Pure (consensus.md 13.1)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from consensus.wire import WINDOW_BYTES_MAX, BlocksReply, decode_certificate
 __all__ = ["SERVES_MAX", "SERVES_OF_ONE_MAX", "SERVES_OF_STRANGERS_MAX", "ServingSlots", "window"]
 
 SERVES_MAX: Final = 8
-"""Requests for stored blocks answered at once; more are dropped, the asker tries another peer."""
+"""Requests for stored blocks that are answered at the same time. More are dropped; the peer asks another node."""
 SERVES_OF_ONE_MAX: Final = 2
-"""Of these, one asker's: it could keep all others from catching up, at a few bytes a question."""
+"""Of these, the most of one peer. Otherwise one peer could keep all others from catching up, at low cost."""
 SERVES_OF_STRANGERS_MAX: Final = 6
-"""Of these, those of all askers without a seat: a validator that is behind always finds its turn."""
+"""Of these, the most of all peers without a seat, so that a validator that is behind is always served."""
 
 
 class ServingSlots:
-    """Who is being served now; ``is_seat`` tells whether an asker has a seat."""
+    """Counts the requests being answered, by peer; ``is_seat`` tells whether a peer has a seat."""
 
     def __init__(self, is_seat: Callable[[bytes], bool]) -> None:
         self._is_seat = is_seat
         self._serving: Counter[bytes] = Counter()
 
     def take(self, asker: bytes) -> bool:
-        """Give an asker a turn, to be given back; False when it must ask elsewhere."""
+        """Reserve a slot for a peer's request; False when the limits are reached."""
         is_seat = self._is_seat
         strangers = sum([count for known, count in self._serving.items() if not is_seat(known)])
         if (
@@ -40,7 +40,7 @@ class ServingSlots:
         return True
 
     def give_back(self, asker: bytes) -> None:
-        """End a turn."""
+        """Release a slot."""
         self._serving[asker] -= 1
         if not self._serving[asker]:
             del self._serving[asker]

@@ -1,4 +1,4 @@
-"""What goes into the core of SDBFT and what comes out of it: events, effects, the times of the protocol. Pure."""
+"""Events and effects of the consensus core, and the timing parameters of the protocol. Pure."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class ConsensusParameters:
     backoff_factor_max: int = 16
     timeout_ms_max: int = 60_000
     window_ms: int = 3_000
-    """A window of blocks that has not come after so long is asked for elsewhere (consensus.md 13.2)."""
+    """After this time a window of blocks is requested from another peer (consensus.md 13.2)."""
     status_ms: int = 5_000
     doppelganger_views: int = 20
     doppelganger_ms: int = 30_000

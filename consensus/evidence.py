@@ -1,4 +1,4 @@
-"""What conflicting certificates prove: every culprit at once (consensus.md 8.1)."""
+"""Evidence from two conflicting certificates: one proof for each seat that voted in both (consensus.md 8.1)."""
 
 from __future__ import annotations
 

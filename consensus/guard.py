@@ -53,7 +53,7 @@ class GuardMissing(DekubeError):
 
 
 class GuardOutdated(DekubeError):
-    """The record knows less than the key has signed, as far as can be told: an old copy, or one begun anew."""
+    """The record knows less than the key has signed, as far as can be told: an old copy, or a new record."""
 
     code = "guard_outdated"
 

@@ -1,4 +1,4 @@
-"""Messages on their way in: queued, decoded, waiting for their epoch, answered at a bounded pace. Pure.
+"""Received messages: the queue, decoding, messages of the next epoch, and limits on answers. Pure.
 
 See consensus.md 3.5.
 """

@@ -1,4 +1,4 @@
-"""What an operator sees of a replica: the figures of docs/operations.md, and a line for what went wrong.
+"""Metrics and log lines of a replica, as docs/operations.md lists them.
 
 ``ReplicaMetrics`` reads no clock: what happened comes to it with its time.
 """
@@ -109,7 +109,7 @@ class ReplicaMetrics:
         """Why this replica gave a view up."""
 
     def begin_epoch(self) -> None:
-        """Take notice that the replica is in another epoch: views begin anew, and seats are somebody else's."""
+        """Reset what counts views and seats: the replica is in another epoch."""
         epoch = self._replica.epoch
         self._entered_s.clear()
         self._reasons.clear()

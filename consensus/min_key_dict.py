@@ -1,4 +1,4 @@
-"""A dict whose lowest keys can be taken out without a look at the others. Pure.
+"""A dict whose lowest keys can be removed without a scan of the others. Pure.
 
 What waits for blocks to become final grows with the gap of a replica that catches up, and each commit takes the
 lowest part of it away. A scan of all keys for each commit would cost the square of the gap.

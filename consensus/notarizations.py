@@ -1,8 +1,8 @@
-"""What a shell keeps of views that become final: the NOTARIZE certificates, halves of proofs of a fork. Pure.
+"""NOTARIZE certificates of views that are not final yet, which the store then keeps as evidence. Pure.
 
-A block may become final by the certificate of a later view alone. Where another chain has another block in its
-view, what convicts are the NOTARIZE certificates of that view on either side, and after the commit the core has
-them in memory alone.
+A block may become final by the certificate of a later view alone. If a fork has another block in that block's
+view, only the NOTARIZE certificates of that view on both chains prove the fault. After the commit the core has its
+own one only in memory.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Notarizations:
         return len(self._found)
 
     def add(self, certificate: Certificate) -> None:
-        """Take in what the core keeps; of other kinds nothing is kept here."""
+        """Keep a certificate that the core keeps; other kinds are ignored."""
         if certificate.kind == NOTARIZE:
             self._found.setdefault((certificate.epoch, certificate.view), certificate)
 
     def take(self, commit: Commit) -> tuple[Certificate, ...]:
-        """Return, and forget, those of the views up to the final one, in their order.
+        """Remove the certificates of the views up to the final one, and return them in the order of views.
 
-        Without the views that the commit shows to be nullified: that convicts whoever makes one of them final.
+        Nullified views are left out: their NULLIFY certificate, which the commit has, is the evidence.
         """
         final = commit.certificate.epoch, commit.certificate.view
         skipped = {(known.epoch, known.view) for known in commit.nullified}

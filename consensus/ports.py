@@ -1,4 +1,4 @@
-"""What consensus needs of the node around it: the chain, the peers, and whoever passes on what was verified."""
+"""Interfaces that consensus needs from the node: the chain, the network, and a listener for verified votes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node's end of a connection to a signer on trio: votes by a key that is elsewhere (consensus.md 7.5).
+"""The node's end of a connection to a signer on trio: votes by a key in another process (consensus.md 7.5).
 
 The stream is injected: a Unix socket, or a channel that the node encrypts and authenticates. The signer is trusted
 with the key alone: what it answers is checked before it counts.
@@ -248,7 +248,7 @@ class RemoteVoter:
             try:
                 await self._link.ask(RaiseFloor(epoch, view))
             except (SignerUnavailable, SignerRefused):
-                pass  # told when the connection is made anew; nothing rests on it
+                pass  # sent again with the next connection; nothing depends on it
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the connection until cancelled.

@@ -1,4 +1,4 @@
-"""A replica without its I/O: the core, the guard, the journal and the wire joined; messages in, actions out. Pure.
+"""A replica without its I/O: core, guard, journal and wire codec together; messages in, actions out. Pure.
 
 See consensus.md R11.
 
@@ -100,7 +100,7 @@ __all__ = [
 ]
 
 COMPACT_BYTES: Final = 4 * 1024 * 1024
-"""A log is written anew when it has grown by so much; what is above the final view is carried over."""
+"""A log is replaced when it has grown by this much; the records above the final view are copied."""
 BOUNDARIES_MAX: Final = 2
 """For so many epochs that have ended, a straggler is told the certificate of the last block (consensus.md
 12.2)."""
@@ -269,10 +269,10 @@ class Replica:
         return self._of_own_seat(votes), floor
 
     def _of_own_seat(self, votes: Iterable[Vote]) -> tuple[Vote, ...]:
-        """A seat is not under its vote's signature: a record's word for it could make one key vote for all."""
+        """A vote's signature does not cover its seat: a false record could make one key vote for all seats."""
         return tuple([vote for vote in votes if vote.epoch == self._epoch and vote.seat == self._seat])
 
-    # What the shell asks.
+    # Queries of the shell.
 
     @property
     def seat(self) -> int | None:
@@ -390,7 +390,7 @@ class Replica:
         return actions
 
     def _release(self, block_hashes: Iterable[bytes]) -> None:
-        """Let go of blocks that the core did not want."""
+        """Forget blocks that the core does not hold."""
         for block_hash in block_hashes:
             if not self.core.is_held(block_hash) and block_hash not in self._committing:
                 self._blocks.pop(block_hash, None)
@@ -468,7 +468,7 @@ class Replica:
         return [Send(address, encode_message(self._status()))]
 
     def blamed(self, address: bytes, now_ms: int) -> list[Action]:
-        """Take notice that what a peer sent was false: what it owes is asked for elsewhere."""
+        """Request from other peers what was requested from this one: it sent something false."""
         self._sync.blamed(address, now_ms)
         return self._ask_windows(now_ms)
 
@@ -493,7 +493,7 @@ class Replica:
             self._signer, self._guard, self._vote_key = signer, guard, signer.vote_key if signer else None
             self._is_remote = False
         elif vote_key is not None:
-            assert self._is_remote, "a key elsewhere follows one that was elsewhere"
+            assert self._is_remote, "a remote key can only follow a remote key"
             self._vote_key, self._opening = vote_key, None
         certificate = old.root.certificate
         assert certificate is not None, "an epoch ends with a certificate"

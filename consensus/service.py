@@ -85,7 +85,7 @@ class ConsensusStatus(NamedTuple):
     leader: int
     seat: int | None
     is_listening: bool
-    """Whether this seat says nothing yet, to find out whether its key votes elsewhere."""
+    """Whether this seat casts no vote yet, to find out whether another process votes with its key."""
     last_height: int
     """Where the epoch ends."""
 
@@ -120,7 +120,7 @@ class ConsensusService:
         on_fork: Callable[[Certificate], None] | None = None,
         on_block_time: Callable[[bytes, int], None] | None = None,
     ) -> None:
-        assert not voters or not keys, "the keys are here or elsewhere"
+        assert not voters or not keys, "the keys are in this process or in another one"
         self._genesis_hash = genesis_hash
         self._keys = tuple(keys)
         self._key = self._seated_key(epoch) or (self._keys[0] if self._keys else None)
@@ -202,7 +202,7 @@ class ConsensusService:
             self._metrics.count("messages_dropped_total", reason="full")
 
     def connected(self, address: bytes) -> None:
-        """Tell that a peer has connected: it learns at once where this replica is."""
+        """Send this replica's status to a peer that has connected."""
         self._put(lambda: self._replica.connected(address))
 
     async def verify(self, checks: Sequence[tuple[Check, ...]]) -> list[bool]:

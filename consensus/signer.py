@@ -1,4 +1,4 @@
-"""The signer: a vote key and its guard apart from the node; what may be asked of it and what it answers. Pure.
+"""The signer: vote keys and their guards in a process of their own, its requests and answers. Pure.
 
 A request is a kind and fields, never bytes to sign: the signer itself makes the digest of a vote and the VRF input
 of a view, so whoever holds the other end can get votes that the guard allows, and nothing else (consensus.md 7.5).
@@ -71,7 +71,7 @@ NUMBER_LIMIT: Final = 1 << 32
 TIME_MS_LIMIT: Final = 1 << 48
 TEXT_CHARACTERS_MAX: Final = 500
 COMPACT_BYTES: Final = 1024 * 1024
-"""The guard's record is written anew when it has grown by so much; what the floor has passed is left out."""
+"""The guard's record is replaced when it has grown by this much; votes up to the floor are left out."""
 
 
 class SignerRefused(DekubeError):
@@ -117,7 +117,7 @@ class Opening(NamedTuple):
 
 
 class Voter(Protocol):
-    """Whoever votes for this node elsewhere.
+    """A voter in another process.
 
     Every call raises SignerUnavailable while nobody can be reached, GuardRefused for a vote that an earlier one
     forbids, and SignerRefused with the signer's own code for the rest.

@@ -40,7 +40,7 @@ KNOWN_ENOUGH: Final = 2
 TRY_MS: Final = 10_000
 LATE_MAX: Final = 64
 STALLED_MS: Final = 30_000
-"""Windows that came and were not executed for so long are fetched anew."""
+"""Windows that arrived and were not executed for this time are fetched again."""
 QUIET_MS: Final = 60_000
 """After so long without a new block the claims of peers that are forgotten count as well."""
 PRUNED_MS: Final = 600_000

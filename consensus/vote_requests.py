@@ -1,4 +1,4 @@
-"""Votes by a key that another process holds: asked for one after the other, and told what is final (trio)."""
+"""Requests for votes to a signer in another process, one after the other, and its floor (trio)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ still show that the seat is alive."""
 
 
 class VoteRequests:
-    """The votes of ``replica`` by one ``voter``, from ``run`` until ``end``: another key has the seat then.
+    """Requests the votes of ``replica`` from one ``voter``, from ``run`` until ``end``.
 
     ``put`` takes what becomes of them into the replica's loop, in its order.
     """

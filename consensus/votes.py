@@ -133,7 +133,7 @@ class VoteSet:
         self._weights: dict[_Key, int] = {}
 
     def is_wanted(self, vote: Vote) -> bool:
-        """Tell whether the vote could change anything, before its signature is paid for."""
+        """Tell whether the vote could change anything, before its signature is verified."""
         slot = (vote[0], vote[5])
         first = self._first.get(slot)
         if first is None:

@@ -1,4 +1,4 @@
-"""When blocks become final here, and what is forgotten then (consensus.md R6)."""
+"""Commits: when a block becomes final on this node, and what is forgotten with it (consensus.md R6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica repeats while its view makes no progress (consensus.md R7)."""
+"""Repetition of votes and certificates while a view makes no progress (consensus.md R7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not change while one core lives: the epoch, the own seat, the chain and its parameters."""
+"""The constants of one core: the epoch, the own seat, the chain and its parameters."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ class Cluster:
         self.perform(node, actions)
 
     def _open_guard(self, node: Node, epoch: int) -> tuple[Signer | None, Guard | None]:
-        """Open the guard of the key that sits in an epoch; a key that has never voted begins its record."""
+        """Open the guard of the key that has the seat in an epoch; a new key gets an empty record."""
         if not node.votes:
             return None, None
         node.key = self._key_in(node, epoch)
@@ -337,7 +337,7 @@ class Cluster:
         return signer, guard
 
     def _key_in(self, node: Node, epoch: int) -> int:
-        """The key that its operator runs a node with: the one that sits, else the last one."""
+        """The key that the operator runs a node with: the one that has a seat, else the last one."""
         reign = node.machine.reign(epoch)
         seat = reign.committee.seat_of(node.address) if reign is not None else None
         if reign is None or seat is None:

@@ -1,4 +1,4 @@
-"""What the nodes of a simulated cluster agree on: accounts, keys, committees by epoch, and a state machine each.
+"""The chains that simulated nodes agree on: accounts, keys, committees by epoch, and a state machine each.
 
 ``HashWorld`` has a chain of hashes for a state and a schedule of committees, drawn from one seed, so that a run is
 about consensus alone. Whole nodes with the real state are another world behind the same two protocols

@@ -2,7 +2,8 @@
 
 A campaign is a list of parts, a part a range of numbers, each number one run that can be played again alone. What
 is done is kept in a file of lines, one for each finished piece, so that an interrupted campaign goes on where it
-was. The file belongs to the code it was made with: with other code it is set aside and the campaign begins anew.
+was. The file belongs to the code it was made with. With other code it is set aside, and the campaign starts from
+the beginning.
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ ALL: Final = Share(1, 1)
 
 
 class OtherCampaign(Exception):
-    """What was played elsewhere is no part of this campaign."""
+    """The results file is from another campaign or other code."""
 
 
 class Campaign:

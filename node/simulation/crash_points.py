@@ -16,7 +16,7 @@ __all__ = ["WHOLE"]
 FOUNDERS: Final = (3, 3, 2, 2, 1)
 EPOCH_BLOCKS: Final = 4
 HEIGHT: Final = 18
-"""What is registered in an epoch sits from the third one after it: by here the new keys have voted too."""
+"""A registration gets its seat in the third epoch after it. By this height the new keys have voted too."""
 _SEED: Final = 1
 _LEAVES: Final = 4
 _JOINS: Final = 5

@@ -1,4 +1,4 @@
-"""The judge of whole nodes above the bound: chains may fork there, and a key is what an account is known by.
+"""The oracle of whole nodes above the fault bound: chains may fork, and accounts are identified by key.
 
 It holds what stays promised however many lie: an honest account is never shown to lie, each node's own chain is
 one, two nodes that agree on a block agree on its state, and a proof names who has lied.
@@ -166,6 +166,6 @@ class Branches(Oracle):
         records = [machine.store.height(height) for height in range(1, machine.store.tip.height + 1)]
         self._finals[node] = [record.block_hash for record in records if record is not None]
 
-    def begins_anew(self, node: int) -> None:
+    def starts_over(self, node: int) -> None:
         """A person has taken the database of a node away."""
         self._finals.pop(node, None)

@@ -1,4 +1,4 @@
-"""What people do where a chain has forked: carry proofs, agree on a chain, turn back when it stands still."""
+"""Simulated operators after a fork: they submit proofs, agree on a chain, and roll back a chain that halts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ForkingCluster(Cluster):
         super().__init__(seed, world, honest, twins=twins, parameters=parameters, may_fork=True)
         self.branches = Branches(self._honest, world.root_hash, world.genesis_hash, self.is_valid)
         self.aside: dict[int, tuple[WholeMachine, SimulatedLog]] = {}
-        """By node: the database and the journal that it had before it began anew."""
+        """By node: the database and the journal that it had before it started from the genesis."""
         self.oracle = self.branches
 
     def _blame(self, node: Node, replica: r.Replica, sender: bytes, reason: str) -> None:
@@ -151,9 +151,9 @@ def _follows(machine: WholeMachine, other: WholeMachine) -> bool:
 
 
 def decide(cluster: ForkingCluster, chosen: Node | None = None) -> None:
-    """People agree on a chain, the longest: who follows it starts again as it is, the others begin anew on it.
+    """People agree on a chain, the longest: who follows it starts again as it is, the others start over on it.
 
-    Their guards stay, and who halts once more begins anew too. Of a liar one process is left, of that chain if it
+    Their guards stay, and who halts once more starts over too. Of a liar one process is left, of that chain if it
     has any. What the databases that are given up had on record is brought to the chain that goes on.
     """
     chosen = tallest(cluster, cluster.nodes) if chosen is None else chosen
@@ -168,7 +168,7 @@ def decide(cluster: ForkingCluster, chosen: Node | None = None) -> None:
     for node in cluster.nodes:
         _stop(cluster, node)
         if node.number not in followers:
-            _begin_anew(cluster, node)
+            _start_over(cluster, node)
     for node in cluster.nodes:
         # What the key of a liar has said elsewhere is no secret to it.
         node.watches_own_seat = node.honest
@@ -185,7 +185,7 @@ def decide(cluster: ForkingCluster, chosen: Node | None = None) -> None:
             if _follows(machine_of(node), chain):
                 node.journal_log.durable = blocks_alone(node.journal_log.durable)
             else:
-                _begin_anew(cluster, node)
+                _start_over(cluster, node)
             _start_again(cluster, node)
     cluster.accuse(chosen, recorded)
     cluster.bring_proofs(chosen)
@@ -215,11 +215,11 @@ def _stop(cluster: ForkingCluster, node: Node) -> None:
     cluster.crash(node, EVER_MS)
 
 
-def _begin_anew(cluster: ForkingCluster, node: Node) -> None:
+def _start_over(cluster: ForkingCluster, node: Node) -> None:
     cluster.aside.setdefault(node.number, (machine_of(node), node.journal_log))
     node.journal_log = SimulatedLog()
-    node.machine = machine_of(node).anew()
-    cluster.branches.begins_anew(node.number)
+    node.machine = machine_of(node).fresh()
+    cluster.branches.starts_over(node.number)
 
 
 def _start_again(cluster: ForkingCluster, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""Penalties that the proofs in a chain's blocks must have cost, worked out from the blocks alone.
+"""The expected penalties of the evidence in a chain, computed from its blocks alone.
 
 The state forgets the committee of an epoch once no evidence of it counts any more, and a chain may go on for
 longer than that. So the judge takes committees from what the node knew when it entered each epoch. It works out

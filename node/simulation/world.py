@@ -400,7 +400,7 @@ class WholeMachine:
         """Leave every write to the page cache: a seeded bug."""
         self._db.ignores_syncs = True
 
-    def anew(self) -> WholeMachine:
+    def fresh(self) -> WholeMachine:
         """Return the machine of the same node with an empty database, and the file of evidence as it is."""
         world = self._world
         machine = WholeMachine(world, self._number)

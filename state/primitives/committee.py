@@ -44,7 +44,7 @@ def quorum(weight: int) -> int:
 class Committee:
     """The voters of one epoch. Immutable.
 
-    ``order`` is the permutation that breaks ties between leaders, drawn anew for each epoch. Raises ConfigError
+    ``order`` is the permutation that breaks ties between leaders, drawn for each epoch. Raises ConfigError
     for no seats, too many, a repeated key or address, or a weight below one.
     """
 

@@ -1,4 +1,4 @@
-"""What every form of a transaction comes to: the decoded envelope, its limits and the numbers of the forms."""
+"""The decoded envelope, common to all transaction forms, with its limits and the numbers of the forms."""
 
 from __future__ import annotations
 

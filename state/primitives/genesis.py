@@ -1,4 +1,4 @@
-"""The genesis: who owns what at height 0, who votes, every parameter; its hash names the chain (chain.md 4)."""
+"""The genesis: balances and validators at height 0 and all parameters; its hash names the chain (chain.md 4)."""
 
 from __future__ import annotations
 

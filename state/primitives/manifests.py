@@ -1,4 +1,4 @@
-"""What a blob consists of: its manifest, whose hash is the blob's name, and the hashes of its pieces."""
+"""Blob manifests: the hashes of a blob's pieces; the manifest's hash is the blob's name."""
 
 from __future__ import annotations
 

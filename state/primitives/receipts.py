@@ -1,4 +1,4 @@
-"""Receipts and events: what execution left behind, in the terms wallets know (address, topics, data).
+"""Receipts and events: the results of execution, in the terms of Ethereum wallets (address, topics, data).
 
 See chain.md 8.2, 8.3.
 """

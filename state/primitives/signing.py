@@ -1,4 +1,4 @@
-"""What a wallet signs beside native transactions: Ethereum's transaction forms, messages to people (EIP-191)."""
+"""Signing of Ethereum's transaction forms and of personal messages (EIP-191)."""
 
 from __future__ import annotations
 

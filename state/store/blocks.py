@@ -1,6 +1,6 @@
-"""What a block leaves in the database beside the state: its bytes, receipts, certificate and index entries.
+"""The records of a block in the database: its bytes, receipts, certificate and index entries.
 
-What ``put_block`` writes, ``delete_block`` takes away.
+``delete_block`` removes what ``put_block`` writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bounded cache of what is in the database, coherent with commits, safe to read from any thread."""
+"""A bounded cache of database values, coherent with commits and safe to read from any thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A look into the database of a stopped node, also into one that its node could not open."""
+"""Reads the database of a stopped node, also one that the node could not open."""
 
 from __future__ import annotations
 

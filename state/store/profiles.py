@@ -1,4 +1,4 @@
-"""How much of the past a node keeps: three profiles."""
+"""Storage profiles: how much history a node keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state at one moment: a snapshot of the database and what changed since, unmoved by later commits."""
+"""Readers of the state at one height: a database snapshot with later changes, unaffected by later commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the database holds beside state and trie: records of heights, undo records, and the layout of keys."""
+"""Records of the database: heights, views and undo data, with their encodings and the layout of keys."""
 
 from __future__ import annotations
 

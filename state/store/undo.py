@@ -1,4 +1,4 @@
-"""What each height changed: the way back from the newest state to an earlier one."""
+"""Undo records: the changes of each height, to compute an earlier state from the newest one."""
 
 from __future__ import annotations
 

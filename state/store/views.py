@@ -1,4 +1,4 @@
-"""Certificates of views, the halves of proofs of forks: kept with their blocks, within bytes, number and age."""
+"""Certificates of views, stored as evidence of forks within limits of size, number and age."""
 
 from __future__ import annotations
 

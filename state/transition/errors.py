@@ -1,4 +1,4 @@
-"""Why a transaction is inadmissible; texts are those which Ethereum clients match, codes are stable.
+"""Errors that make a transaction inadmissible; texts match Ethereum's, codes are stable.
 
 See rpc.md 5.3.
 """

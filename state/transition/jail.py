@@ -1,4 +1,4 @@
-"""Who may not sit: operators out of the committee for some epochs, or for ever (consensus.md R13, R14)."""
+"""Jail: operators that are excluded from committees for some epochs, or for ever (consensus.md R13, R14)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from state.view.records import items_of, read_record
 __all__ = ["FOREVER", "JailRecord", "is_jailed", "list_jails", "load_jail", "save_jail"]
 
 FOREVER: Final = 2**32 - 1
-"""Of ``until_epoch``: an operator that was proven faulty never sits again, with none of its keys."""
+"""Of ``until_epoch``: an operator that was proven faulty never gets a seat again, with none of its keys."""
 RECORD_LIMIT_BYTES: Final = 64
 
 _JAIL: Final = bytes([Table.JAIL])
@@ -19,7 +19,7 @@ _PAGE: Final = 256
 
 
 class JailRecord(NamedTuple):
-    """An operator sits in no committee of an epoch below ``until_epoch``; ``times`` in a row it was put there."""
+    """An operator gets no seat before ``until_epoch``; it was jailed ``times`` times in a row."""
 
     until_epoch: int
     times: int

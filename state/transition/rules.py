@@ -1,4 +1,4 @@
-"""What a rule is: one kind of transaction, its weight and its pure effect; what it is told about its block."""
+"""Rules: each is one kind of transaction with its weight and its pure effect; the context of a block."""
 
 from __future__ import annotations
 

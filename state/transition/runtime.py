@@ -1,4 +1,4 @@
-"""The runtime: what every caller does with a transaction, in the same way.
+"""The runtime applies transactions, in the same way for all callers.
 
 The mempool and the leader ask ``check`` and ``select``, a voter ``check_body``, the block writer ``execute``, RPC
 ``dry_run``. ``check_body`` (chain.md 6.4): without executing, it makes sure that each transaction of

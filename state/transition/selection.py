@@ -1,8 +1,10 @@
-"""Who sits in a committee: capped stakes, or anchors and a lottery over the tail (consensus.md 10). Integers only.
+"""Committee selection: capped stakes, or anchors and a lottery over the smaller stakes (consensus.md 10).
 
-Up to ``seats_max`` candidates: everybody sits, and no weight is above a tenth of the whole (or 1.2 equal shares
-where few sit). More candidates: the largest are anchors with their exact stake, and the rest, the tail, is stood
-for by lottery tickets of equal weight.
+All numbers are integers.
+
+Up to ``seats_max`` candidates: each gets a seat, and no weight is above a tenth of the whole (or 1.2 equal shares
+where there are few seats). More candidates: the largest are anchors with their exact stake. The rest, the tail,
+is represented by lottery tickets of equal weight.
 
 The lottery is sequential pivotal sampling (Deville and Tille 1998): a candidate of the tail expects exactly
 ``tickets x stake / tail`` tickets and gets that number rounded down or up, so one with less than a ticket's stake
@@ -37,7 +39,7 @@ __all__ = [
 CANDIDATES_MAX: Final = 1_024
 """The largest stakes are candidates; smaller ones have no part in the lottery."""
 CAP_DIVISOR: Final = 10
-"""No seat weighs more than this part of a committee in which everybody sits ..."""
+"""No seat weighs more than this part of a committee in which each candidate has a seat ..."""
 CAP_EQUAL_SHARES: Final = (12, 10)
 """... unless it is no more than so many equal shares, because few sit."""
 TAIL_DIVISOR: Final = 5
@@ -133,7 +135,7 @@ def draw_seats(candidates: Iterable[Candidate], *, epoch: int, randomness: bytes
 def seated(drawn: Drawn, absent: Collection[bytes] = ()) -> Selection | None:
     """Return the committee of those drawn but the ``absent``, whose seats stay empty; None when nobody is left.
 
-    Nothing is drawn anew for them: whoever makes the last block of an epoch knows its randomness and could try
+    Nothing is drawn again for them: whoever makes the last block of an epoch knows its randomness and could try
     which of its own accounts to have jailed in it until the draw is to its liking.
     """
     ranked, anchors, tickets, order, is_tail_large = drawn
@@ -190,7 +192,7 @@ def limit_growth(
 
 
 def cap_weights(stakes: Sequence[int]) -> list[int]:
-    """Return the weights of a committee in which everybody sits: stakes, the largest of them cut to one cap.
+    """Return the weights of a committee in which each candidate has a seat: the stakes, cut to one cap.
 
     The cap is the largest integer that is at most the allowed part of the sum of the weights, themselves capped.
     """

@@ -1,4 +1,4 @@
-"""What a proven fault costs its operator (consensus.md 8.4): stake, seat and keys, for ever.
+"""The penalty of a proven fault (consensus.md 8.4): stake, seat and keys, for ever.
 
 The penalty is a rate of what the operator had bonded when the fault was proven: 5 %, or three times the share of
 weight that faulted within the window where that is more. When another fault comes to light, the rate of all of
@@ -141,7 +141,7 @@ def list_slashes(state: Reader, *, after: bytes = b"", limit: int) -> list[tuple
 
 
 def is_tombstoned(state: Reader, operator: bytes) -> bool:
-    """Tell whether an operator was proven faulty: it never sits again, with none of its keys."""
+    """Tell whether an operator was proven faulty: it never gets a seat again, with none of its keys."""
     return state.get(_SLASH + operator) is not None
 
 

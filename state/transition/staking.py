@@ -164,7 +164,7 @@ class UnstakeLimitReached(ProtocolError):
 
 
 class OperatorTombstoned(ProtocolError):
-    """The sender was proven to have voted twice: it never sits again, so it stakes no more."""
+    """The sender was proven to have voted twice: it never gets a seat again, so it cannot stake."""
 
     code = "operator_tombstoned"
 

@@ -1,4 +1,4 @@
-"""Ranges of the map with proof: all entries whose key hashes lie in a range, none left out, none added or altered.
+"""Range proofs: all entries of the map whose key hashes lie in a range, complete and unaltered.
 
 See chain.md 9.3.
 
