@@ -1,4 +1,4 @@
-"""A node's own options of its network, and what follows from them about where strangers may send it."""
+"""A node's own options of its network, and the dial policy that follows from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NetworkConfig:
 
 
 def dial_policy_of(config: NetworkConfig, relays: Iterable[Endpoint] = ()) -> DialPolicy:
-    """Return what strangers may send a node of this configuration to. Raises ConfigError."""
+    """Return which hosts a node of this configuration dials when strangers name them. Raises ConfigError."""
     listen = [host for host, _ in config.listen if host]
     first = [parse_bootstrap(text)[1] for text in config.bootstrap]
     endpoints = (*first, *config.advertised(), *relays)

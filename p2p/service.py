@@ -1,13 +1,14 @@
-"""The network as the node uses it: peers by their addresses, messages by priority, gossip, requests, blobs.
+"""The peer network as the node uses it: peers by address, messages by priority, gossip, requests, multicasts,
+blobs.
 
-One ``Network`` is started in the node's nursery. It knows nothing of what it carries: the node registers, before
-``run``, what is to be done with each kind, topic and method. A peer that misbehaves loses its own connection only.
+One ``Network`` runs in the node's nursery. It does not know what it carries: before ``run``, the node registers a
+handler for each kind of message, topic and method. A peer that misbehaves loses only its own connection.
 
-It puts the parts together and is their face; what they do is theirs. All look into one table
-(``p2p.peers.roster``): who comes in (``p2p.peers.inbound``) or is dialled (``p2p.peers.outbound``) becomes a
-peer or not (``p2p.peers.lifecycle``, which asks ``p2p.peers.admission``); its connections are looked after
-(``p2p.path.selection``); over them go gossip, records, multicasts and blobs (``p2p.peers.gossip_service``,
-``.recordkeeping``, ``.multicast_service``, ``.transfer``).
+``p2p.assembly`` builds the parts, and ``Network`` is their interface. All parts share one table of peers
+(``p2p.peers.roster``). Connections are accepted by ``p2p.peers.inbound`` and dialled by ``p2p.peers.outbound``;
+``p2p.peers.lifecycle`` turns them into peers if ``p2p.peers.admission`` allows it; ``p2p.path.selection``
+maintains their connections. Over them run gossip (``p2p.peers.gossip_service``), peer records
+(``p2p.peers.record_exchange``), multicasts (``p2p.multicast.service``) and blobs (``p2p.blob.transfer``).
 """
 
 from __future__ import annotations
@@ -273,12 +274,12 @@ class Network:
         return [] if peer is None else peer.connection_stats()
 
     async def move(self, address: bytes, endpoint: Endpoint) -> bool:
-        """Let a peer's control traffic go on over another path; whether it does. Nothing is lost on the way."""
+        """Migrate the control traffic of a peer to another path; return whether it did. Nothing is lost."""
         peer = self._peers.get(address)
         return peer is not None and await self.parts.path_selection.move(peer, endpoint)
 
     def leave(self, relay: Endpoint) -> None:
-        """Take what runs through this relay over other paths; the present ones carry it until those are there."""
+        """Move what runs through this relay to other paths; the present connections carry it until then."""
         self.parts.path_selection.leave(relay)
 
     def on_paths(self, maker: PathMaker) -> None:
@@ -286,11 +287,11 @@ class Network:
         self.parts.dialling.on_paths(maker)
 
     def on_roam(self, watcher: Callable[[frozenset[str]], None]) -> None:
-        """Call ``watcher`` with the IP addresses from which this machine reaches the world no more."""
+        """Call ``watcher`` with the IP addresses that this machine has lost."""
         self.parts.path_selection.roam_watchers.append(watcher)
 
     def is_connected(self, address: bytes) -> bool:
-        """Whether there is a peer of this address; between two of its connections it is one still."""
+        """Whether there is a peer of this address, also while it changes its connection."""
         return address in self._peers
 
     async def wait_peers(self, count: int) -> None:
@@ -303,29 +304,29 @@ class Network:
         return self.parts.roster.persistent
 
     def set_persistent(self, addresses: Iterable[bytes], *, kept: int | None = None) -> None:
-        """Say to whom connections shall always be kept (the committee); they have reserved places.
+        """Set the addresses to which connections are always kept (the committee); they have reserved slots.
 
-        ``kept`` is for who is not one of them: to so many a connection is kept, drawn anew whenever one lacks. If
-        everybody dialled all of them, those outside would fill the places of every one.
+        ``kept`` is for a node outside the committee: it keeps a connection to so many of them, drawn at random. If
+        every node dialled all of them, those outside would fill the slots of each.
         """
         self.parts.roster.want(addresses, kept=kept)
         self.parts.outbound.wake()
 
     def on_bonded(self, is_bonded: Callable[[bytes], bool]) -> None:
-        """Ask ``is_bonded(address)`` who answers for itself with something that it has locked.
+        """Ask ``is_bonded(address)`` whether an address has locked a bond.
 
-        Of those that one relay brings, each such one counts as from a block of addresses of its own.
+        Among the peers that one relay brings, each bonded one counts as a block of its own.
         """
         self.parts.admission.is_bonded = is_bonded
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
-        """Say where an address can be reached, as far as the caller knows; its records add to that."""
+        """Add an endpoint of an address, as the caller knows it; its records add more."""
         self.connector.dial_policy.name(endpoint.host)
         self.parts.dialling.add_endpoint(address, endpoint)
 
     @property
     def dialled(self) -> tuple[Endpoint, ...]:
-        """Where connected peers were dialled directly: they listen there, and tell others how they see them."""
+        """Endpoints of connected peers that were dialled directly: they can serve as observers."""
         found = (peer.control.endpoint for peer in self._peers.values() if peer.control is not None)
         return tuple(dict.fromkeys(e for e in found if e is not None and e.scheme == "tcp"))[:_DIALLED_MAX]
 
@@ -359,7 +360,7 @@ class Network:
         self.parts.gossip.penalise(address, points)
 
     def credit(self, address: bytes) -> None:
-        """Note that a peer has just been useful: by something that was checked, and that costs more than words."""
+        """Note that a peer was useful just now: by work that was verified and costs more than words."""
         self.parts.roster.credit(address)
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:

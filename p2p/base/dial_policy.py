@@ -1,9 +1,11 @@
-"""Which hosts this node dials when strangers name them: the open network, and inner ones where its owner is.
+"""Which hosts this node dials when strangers name them: public addresses, and private ones only where the owner
+uses them.
 
 See network.md R30.
 
-Records, registries and relays may name any host. Without bounds a stranger could have this node knock at what only
-this machine or its own network can reach: a router's page, a database that trusts its neighbours.
+Records, registries and relays may name any host. Without a policy a stranger could make this node connect to hosts
+that only this machine or its private network can reach, such as a router's page or a database that trusts its
+neighbours.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ __all__ = ["DialPolicy", "Zone", "zone_of"]
 
 
 class Zone(Enum):
-    """What kind of network an address belongs to."""
+    """The kind of network that an address belongs to."""
 
     OPEN = "open"
     """Reached from everywhere."""
@@ -37,7 +39,7 @@ def _address_of(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def zone_of(host: str) -> Zone | None:
-    """Return the zone of an IP address, or None for a name, whose zone nobody knows before it is looked up."""
+    """Return the zone of an IP address; None for a host name, whose zone is unknown before it is resolved."""
     address = _address_of(host)
     if address is None:
         return None
@@ -49,7 +51,7 @@ def zone_of(host: str) -> Zone | None:
 
 
 def _zone_of_own(host: str) -> Zone:
-    """Return where a host lies that the owner named; a name of one label means something in one network only."""
+    """Return the zone of a host that the owner named. A name of one label has a meaning in one network only."""
     zone = zone_of(host)
     if zone is not None:
         return zone
@@ -59,7 +61,9 @@ def _zone_of_own(host: str) -> Zone:
 
 
 class DialPolicy:
-    """``named`` are the hosts of the owner's own options: those are dialled, and the zones that they lie in."""
+    """Allows the hosts that the owner named in the configuration, and all addresses in the zones of those
+    hosts.
+    """
 
     def __init__(self, named: Iterable[str] = (), *, is_inner: bool = False) -> None:
         self._named = {host for host in named if zone_of(host) is not Zone.NONE}
@@ -68,13 +72,13 @@ class DialPolicy:
             self._zones |= {Zone.INNER, Zone.MACHINE}
 
     def name(self, host: str) -> None:
-        """Note a host that the owner named while the node runs: it is dialled, others of its zone are not."""
+        """Note a host that the owner named while the node runs. The host is allowed; its zone is not."""
         self._named.add(host)
 
     def is_named(self, host: str) -> bool:
-        """Tell whether the owner named this host."""
+        """Whether the owner named this host."""
         return host in self._named
 
     def may_dial(self, address: str) -> bool:
-        """Tell whether an IP address may be dialled, whoever named it."""
+        """Whether an IP address may be dialled, whoever named it."""
         return address in self._named or zone_of(address) in self._zones

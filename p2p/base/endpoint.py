@@ -1,4 +1,7 @@
-"""Where a node can be reached, as records, options and operators spell it (network.md 2.4)."""
+"""The text form of addresses at which nodes can be reached, in records, options and on the command line.
+
+See network.md 2.4.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ _TEXT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a node can be reached: ``tcp:host:port``, or ``relay:<relay address, hex>:host:port``.
+    """An address at which a node can be reached: ``tcp:host:port``, or ``relay:<relay address, hex>:host:port``.
 
-    With ``relay`` set, host and port are the relay's; IPv6 hosts stand in brackets in text only. ``via`` is
-    another relay's endpoint, through which that relay is reached: a path of two, or of three where ``via`` has one
-    of its own. Such a path is made by its dialler and stands in no record, so no text means it.
+    With ``relay`` set, host and port are the relay's. IPv6 hosts have brackets in the text form only. ``via`` is
+    another relay's endpoint through which that relay is reached: a path over two relays, or over three if ``via``
+    has a ``via`` of its own. The dialling node makes such a path; no record contains it and no text form parses to
+    it.
     """
 
     host: str
@@ -53,7 +57,7 @@ class Endpoint:
 
     @classmethod
     def named(cls, text: str) -> Endpoint:
-        """Return the endpoint that a person named, who may leave ``tcp:`` out. Raises DecodeError."""
+        """Return the endpoint that a person typed, with or without ``tcp:``. Raises DecodeError."""
         return cls.parse(text if text.startswith(("tcp:", "relay:")) else f"tcp:{text}")
 
     def __str__(self) -> str:

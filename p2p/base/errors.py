@@ -1,4 +1,4 @@
-"""What can go wrong with a peer, by blame; every one harms that peer's connection alone."""
+"""Errors of the peer network, by who caused them. Each ends at most the connection of one peer."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ __all__ = [
 
 
 class HandshakeFailed(ProtocolError):
-    """A handshake message that is malformed, not authentic, of another chain or of another version."""
+    """A handshake message is malformed, not authentic, of another chain or of another version."""
 
     code = "handshake_failed"
 
 
 class ConnectionUnused(HandshakeFailed):
-    """A connection that was closed behind its handshake: whoever made it wanted to know the way and no more."""
+    """The other end closed the connection after the handshake, without a hello: it only measured the path."""
 
     code = "connection_unused"
 
 
 class CertificateInvalid(HandshakeFailed):
-    """A node certificate of another chain, out of its time, with a bad signature or for another static key."""
+    """A node certificate is of another chain, out of its time, badly signed or for another static key."""
 
     code = "certificate_invalid"
 
 
 class CertificateOutOfTime(CertificateInvalid):
-    """A node certificate that has ended, or lasts for too long; by another clock, or a moment ago, it was good."""
+    """A node certificate has expired or is valid for too long; by another clock it may be valid."""
 
 
 class WrongPeer(HandshakeFailed):
@@ -56,53 +56,53 @@ class WrongPeer(HandshakeFailed):
 
 
 class FrameInvalid(ProtocolError):
-    """Bytes after the handshake that are not records and frames, or that exceed a limit with a name."""
+    """Bytes after the handshake are not records and frames, or they exceed a limit."""
 
     code = "frame_invalid"
 
 
 class RecordDamaged(FrameInvalid):
-    """A record that is not authentic: the line or a relay changed it, so far as its receiver can tell."""
+    """A record is not authentic: the network or a relay changed it on the way."""
 
     code = "record_damaged"
 
 
 class QueueOverflow(ProtocolError):
-    """A peer reads so slowly that a queue whose messages may not be dropped is full."""
+    """A peer reads so slowly that a queue is full whose messages may not be dropped."""
 
     code = "peer_too_slow"
 
 
 class ReceiveMemoryExceeded(ProtocolError):
-    """A peer has begun more than the memory for messages on their way in has room for."""
+    """A peer has started more messages than the receive memory can hold."""
 
     code = "receive_memory"
 
 
 class RecordInvalid(ProtocolError):
-    """A signed peer record that is malformed, expired, too large or badly signed."""
+    """A signed peer record is malformed, expired, too large or badly signed."""
 
     code = "peer_record_invalid"
 
 
 class RecordOutOfTime(RecordInvalid):
-    """A peer record that has ended, or lasts for too long; a moment ago, or by another clock, it was good."""
+    """A peer record has expired or is valid for too long; by another clock it may be valid."""
 
 
 class PieceForged(ProtocolError):
-    """A piece of a multicast message that is not under the root which its sender announced."""
+    """A piece of a multicast message does not belong to the Merkle root that its sender announced."""
 
     code = "piece_forged"
 
 
 class PeerUnreachable(DekubeError):
-    """No connection to this address could be had, or it was lost while an answer was awaited."""
+    """No connection to this address could be opened, or it was lost before the answer came."""
 
     code = "peer_unreachable"
 
 
 class RequestFailed(DekubeError):
-    """A request to a peer that brought no answer; subclasses say why."""
+    """A request to a peer got no answer; subclasses say why."""
 
     code = "request_failed"
 
@@ -114,13 +114,13 @@ class RequestTimeout(RequestFailed):
 
 
 class RequestRefused(RequestFailed):
-    """The peer answered that it does not serve this request, or is too busy to."""
+    """The peer answered that it does not serve this request, or is too busy."""
 
     code = "request_refused"
 
 
 class PeerBusy(RequestRefused):
-    """A request that would be answered at another time."""
+    """The peer is too busy now; the same request may succeed later."""
 
     code = "busy"
 
@@ -132,6 +132,6 @@ class BlobUnavailable(DekubeError):
 
 
 class PunchFailed(DekubeError):
-    """No direct connection between two nodes behind NAT came about; the relayed one goes on."""
+    """Hole punching failed: no direct connection between two nodes behind NAT. The relayed connection stays."""
 
     code = "punch_failed"

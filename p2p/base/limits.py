@@ -1,4 +1,4 @@
-"""What one node lets strangers cost it, in one place; times in seconds unless named otherwise."""
+"""Limits on what other nodes can make this node spend. Times are in seconds unless a name says otherwise."""
 
 from __future__ import annotations
 
@@ -165,9 +165,10 @@ _GRANT_BYTES: Final = 4 * 1024
 
 
 class SharedRate:
-    """A rate in sum with a part that is kept for netgroups from which hardly anybody has come of late.
+    """A total rate with a reserve for netgroups that have sent few connections recently.
 
-    Each netgroup is bounded by itself before; but a few that fill their bounds would leave nothing for all others.
+    Each netgroup has a limit of its own before this one. Without the reserve, a few netgroups at their limits
+    would use up the total.
     """
 
     __slots__ = ("_kept", "_rare", "_sum")
@@ -184,9 +185,10 @@ class SharedRate:
 
 
 class LoopShare:
-    """One peer's share of the event loop: what is cheap to send and costly to take must not starve the others.
+    """One peer's share of the event loop, so that input that is cheap to send and costly to process starves
+    nobody.
 
-    Who takes more than its share waits, and its own connection slows it down.
+    A peer above its share waits, and its own connection slows it down.
     """
 
     __slots__ = ("_debt_s", "_factor", "_free_at")
@@ -197,15 +199,15 @@ class LoopShare:
         self._free_at = now
 
     def wait_s(self, took_s: float, now: float) -> float:
-        """Return how long to wait after work of ``took_s`` that ends now; zero or less: not at all."""
+        """Return how long to wait after ``took_s`` of work that ends now; zero or less: do not wait."""
         self._free_at = max(self._free_at, now - took_s) + took_s * self._factor
         return self._free_at - now - self._debt_s
 
 
 class ReceiveMemory:
-    """What all peers together may hold of messages on their way in.
+    """The memory that messages being received from all peers may use together.
 
-    When it is used up, whoever holds most gives way: who holds little is not harmed by who holds much.
+    When it is used up, the peer that holds most is dropped, so a peer that holds little is not harmed by others.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -220,11 +222,13 @@ class ReceiveMemory:
         return account
 
     def closed(self, account: MemoryAccount) -> None:
-        """Forget an account whose bytes have been given back."""
+        """Forget an account whose bytes have been returned."""
         self._accounts.discard(account)
 
     def make_room(self, asker: MemoryAccount, size_bytes: int) -> None:
-        """Evict the largest holders until there is room. Raises ReceiveMemoryExceeded when that is the asker."""
+        """Evict the largest holders until there is room. Raises ReceiveMemoryExceeded if the largest is the
+        asker.
+        """
         while self.used_bytes + size_bytes > self.limit_bytes:
             largest = max(self._accounts, key=lambda account: account.held_bytes, default=asker)
             if largest is asker or largest.held_bytes <= asker.held_bytes + size_bytes:
@@ -246,11 +250,11 @@ class MemoryAccount:
 
     @property
     def is_scarce(self) -> bool:
-        """Whether so much is held by all that windows should shrink."""
+        """Whether all peers together hold so much that windows should shrink."""
         return self._memory.used_bytes > self._memory.limit_bytes // 2
 
     def take(self, size_bytes: int) -> None:
-        """Hold so much more. Raises ReceiveMemoryExceeded."""
+        """Hold ``size_bytes`` more. Raises ReceiveMemoryExceeded."""
         if self.held_bytes + size_bytes > self._limit_bytes:
             raise ReceiveMemoryExceeded(f"{self.held_bytes} bytes of one peer's messages on their way in")
         if self._memory.used_bytes + size_bytes > self._memory.limit_bytes:
@@ -258,24 +262,24 @@ class MemoryAccount:
         self.take_always(size_bytes)
 
     def take_always(self, size_bytes: int) -> None:
-        """Hold so much more whatever the limits say (consensus: small, bounded by its class)."""
+        """Hold ``size_bytes`` more whatever the limits say: for consensus, which its class bounds."""
         if self._is_open:
             self.held_bytes += size_bytes
             self._memory.used_bytes += size_bytes
 
     def give(self, size_bytes: int) -> None:
-        """Hold so much less."""
+        """Return ``size_bytes``."""
         if self._is_open:
             self.held_bytes -= size_bytes
             self._memory.used_bytes -= size_bytes
 
     def evict(self) -> None:
-        """Close, and end the peer whose account it is."""
+        """Close the account and end its peer."""
         self.close()
         self._on_evicted()
 
     def close(self) -> None:
-        """Give everything back; afterwards nothing is counted."""
+        """Return everything; later calls count nothing."""
         if self._is_open:
             self._is_open = False
             self._memory.used_bytes -= self.held_bytes
@@ -284,7 +288,7 @@ class MemoryAccount:
 
 
 class SendBacklog(NamedTuple):
-    """What waits to leave to one peer."""
+    """What is queued or unacknowledged for one peer."""
 
     size_bytes: int
     """All of it."""
@@ -296,9 +300,9 @@ _Holder = TypeVar("_Holder")
 
 
 def excess_holders(holdings: Mapping[_Holder, SendBacklog], limit_bytes: int) -> list[_Holder]:
-    """Return who has to go until the rest is within the limit, those first for whom most waits.
+    """Return the peers to drop until the rest is within the limit, those with the largest backlog first.
 
-    Whoever asks for much and reads little, or acknowledges nothing, has it all kept here.
+    A peer that requests much and reads little, or acknowledges nothing, makes this node keep all of it.
     """
     if sum(backlog.size_bytes for backlog in holdings.values()) <= limit_bytes:
         return []
@@ -319,9 +323,9 @@ def excess_holders(holdings: Mapping[_Holder, SendBacklog], limit_bytes: int) ->
 
 
 class Charge:
-    """What one message on its way in holds of its peer's account: as much as has come, and a little more.
+    """What one message being received is charged to its peer's account: the bytes that came, and a little more.
 
-    What is merely announced holds nothing, or a few words would keep everybody else from receiving.
+    Announced bytes are not charged, or a few announcements would keep all other peers from receiving.
     """
 
     __slots__ = ("_account", "_held_bytes", "_is_exempt", "_size_bytes")
@@ -334,7 +338,7 @@ class Charge:
         self._held_bytes = 0
 
     def cover(self, arrived_bytes: int) -> None:
-        """Hold what has come so far. Raises ReceiveMemoryExceeded."""
+        """Charge what has come so far. Raises ReceiveMemoryExceeded."""
         if arrived_bytes <= self._held_bytes and self._held_bytes:
             return
         wanted = min(self._size_bytes, arrived_bytes + _GRANT_BYTES)
@@ -346,13 +350,13 @@ class Charge:
         self._held_bytes = wanted
 
     def give_back(self) -> None:
-        """Hold nothing any more."""
+        """Return all of the charge."""
         self._account.give(self._held_bytes)
         self._held_bytes = 0
 
 
 class HalfOpenSlot:
-    """One of the places for connections that have not yet proved who they are."""
+    """A slot for one connection whose handshake has not finished."""
 
     __slots__ = ("is_lost", "netgroup", "on_lost")
 
@@ -364,10 +368,10 @@ class HalfOpenSlot:
 
 
 class HalfOpenSlots:
-    """The places for connections that have not yet proved who they are, by the network that they come from.
+    """The slots for connections whose handshake has not finished, by the netgroup that they come from.
 
-    Where all are taken, the network that has most of them makes room for a newcomer with its oldest: whoever fills
-    the places, from however many addresses, fights for them with itself first.
+    When all slots are taken, the netgroup with most slots loses its oldest one. An attacker who fills the slots
+    therefore competes with itself first.
     """
 
     def __init__(self, slots_max: int) -> None:
@@ -380,7 +384,7 @@ class HalfOpenSlots:
         return self._count
 
     def enter(self, netgroup: str) -> HalfOpenSlot:
-        """Return a place for a newcomer from the network ``netgroup``, taken from another where none is free."""
+        """Return a slot for a connection from ``netgroup``, taken from another connection if none is free."""
         if self._netgroups and self._count >= self._slots_max:
             largest = max(self._netgroups.values(), key=len)
             oldest = next(iter(largest))
@@ -393,7 +397,7 @@ class HalfOpenSlots:
         return slot
 
     def leave(self, slot: HalfOpenSlot) -> None:
-        """Give a place back; one that was lost already is not held any more."""
+        """Free a slot; a slot that was lost already is ignored."""
         slots = self._netgroups.get(slot.netgroup)
         if slots is None or slot not in slots:
             return

@@ -1,4 +1,4 @@
-"""Opens the sockets that processes listen at: on both families where no host is named."""
+"""Opens listening sockets, on IPv4 and IPv6 if no host is named."""
 
 from __future__ import annotations
 

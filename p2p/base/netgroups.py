@@ -1,8 +1,8 @@
-"""Where connections come from, at three widths, and which netgroup is the largest; without I/O.
+"""Netgroups: groups of addresses that probably have one owner, at three widths.
 
-Addresses are cheap, blocks of them less so: a home or a rented machine has all of a /64 of IPv6, a customer of a
-provider a /48, a provider a /32. So what one *site* (an IPv4 address, a /64), one *network* (/24, /48) and one
-*block* (/16, /32) may have is bounded, and where places are short the largest block makes room first.
+Addresses are cheap, blocks of addresses less so. A home or a rented machine has a whole /64 of IPv6, a customer of
+a provider a /48, a provider a /32. Limits therefore hold for one *site* (an IPv4 address, a /64), one *network*
+(/24, /48) and one *block* (/16, /32). Where slots are short, the largest block loses one first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Origin(NamedTuple):
     """Whether a relay brought it: all that one brings are one network and one block."""
 
     def of_its_own(self, address: bytes) -> Origin:
-        """Return the origin of a peer that stands for itself, wherever it comes from."""
+        """Return the origin of a peer that counts as a block of its own, wherever it connects from."""
         return self._replace(block=f"0x{address.hex()}")
 
 
@@ -55,7 +55,7 @@ def address_of(host: str) -> IpAddress:
 
 
 def site_of(host: str) -> str:
-    """Return what the bounds for one address hold for: an IPv4 address, or the /64 that one site has of IPv6."""
+    """Return the site of an IP host: an IPv4 address, or a /64 of IPv6."""
     address = address_of(host)
     if address.version == 4 or address.is_loopback:
         return str(address)
@@ -79,13 +79,15 @@ def _prefix(address: IpAddress, bits_v4: int, bits_v6: int) -> str:
 
 
 def public_netgroup_of(host: str | None) -> str | None:
-    """Return the network in whose netgroup a peer counts; only public addresses have one."""
+    """Return the network of a public address; None for any other, which has no netgroup."""
     return None if host is None or zone_of(host) is not Zone.OPEN else network_of(host)
 
 
 @lru_cache(maxsize=4_096)
 def origin_of(remote: str) -> Origin:
-    """Return where a connection comes from by the name of its other end: an IP address, or what brought it."""
+    """Return where a connection comes from, by the name of its other end: an IP address, or the relay that brought
+    it.
+    """
     host = remote.removeprefix(_PUNCHED)
     try:
         return Origin(network_of(host), block_of(host), zone_of(host) is Zone.OPEN)
@@ -97,8 +99,7 @@ _Member = TypeVar("_Member", bound=Hashable)
 
 
 class Netgroups(Generic[_Member]):
-    """Members by the netgroup that they belong to, each netgroup in the order of coming; every question is
-    O(1)."""
+    """Members by netgroup, each netgroup in order of arrival. Every query is O(1)."""
 
     __slots__ = ("_by_size", "_largest", "_members", "_netgroup_of")
 
@@ -119,7 +120,7 @@ class Netgroups(Generic[_Member]):
         return len(self._members.get(netgroup, ()))
 
     def enter(self, netgroup: str, member: _Member) -> None:
-        """Note a newcomer."""
+        """Add a member."""
         assert member not in self._netgroup_of
         self._netgroup_of[member] = netgroup
         members = self._members.setdefault(netgroup, {})
@@ -127,7 +128,7 @@ class Netgroups(Generic[_Member]):
         members[member] = None
 
     def leave(self, member: _Member) -> None:
-        """Note that a member is gone; one that was not here is none."""
+        """Remove a member, if it is one."""
         netgroup = self._netgroup_of.pop(member, None)
         if netgroup is None:
             return
@@ -138,10 +139,11 @@ class Netgroups(Generic[_Member]):
             del self._members[netgroup]
 
     def eviction_candidate(self, netgroup: str) -> _Member | None:
-        """Return the newest of the largest netgroup if a newcomer of ``netgroup`` may have its place, else None.
+        """Return the newest member of the largest netgroup if a newcomer of ``netgroup`` may replace it, else
+        None.
 
-        Only where the newcomer's netgroup stays smaller by it: nobody gives way that is alone in its netgroup, and
-        two netgroups of a size do not push each other out in turn.
+        It may only if its netgroup stays smaller than the largest one: a member that is alone in its netgroup is
+        never evicted, and two netgroups of one size do not evict each other in turn.
         """
         if self._largest < self.size(netgroup) + 2:
             return None

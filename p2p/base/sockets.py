@@ -1,4 +1,4 @@
-"""Direct TCP: options that keep votes ahead of bulk, and the dialer for ``tcp`` endpoints."""
+"""Direct TCP: socket options that keep votes ahead of bulk, and the dialer for ``tcp`` endpoints."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ CONNECT_ERRORS: Final = (OSError, ValueError, trio.BrokenResourceError, trio.Too
 
 
 class SocketTuning(NamedTuple):
-    """What the kernel granted."""
+    """The socket options that the kernel granted."""
 
     congestion: str
     is_tuned: bool
 
 
 class SupportsOptions(Protocol):
-    """A socket as far as its options go: of trio, of asyncio."""
+    """A socket of trio or asyncio, as far as its options go."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
@@ -86,7 +86,7 @@ def tcp_info(sock: trio.socket.SocketType) -> TcpInfo | None:
 
 
 def local_address() -> tuple[str, ...]:
-    """Return from which addresses this machine would now reach the world, for each family that it could."""
+    """Return the addresses from which this machine would reach the Internet now, for each IP version."""
     found = []
     for family, probe in _PROBES:
         try:
@@ -99,7 +99,7 @@ def local_address() -> tuple[str, ...]:
 
 
 def kernel_notes(proc: Path = Path("/proc/sys")) -> list[str]:
-    """Return what the kernel's settings cost, a sentence for each that is not as docs/operations.md advises."""
+    """Return one sentence for each kernel setting that is not as docs/operations.md advises."""
     notes = []
     for name, wanted, cost in _SYSCTLS:
         try:
@@ -112,7 +112,7 @@ def kernel_notes(proc: Path = Path("/proc/sys")) -> list[str]:
 
 
 def tune(sock: trio.socket.SocketType, *, is_bulk: bool = False) -> SocketTuning:
-    """Set what this platform and its administrator allow; nothing here is needed for correctness."""
+    """Set the socket options that the system allows; none of them is needed for correctness."""
     is_tuned = True
     for level, option, value in (
         (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
@@ -139,7 +139,7 @@ def tune(sock: trio.socket.SocketType, *, is_bulk: bool = False) -> SocketTuning
 
 
 def pace(sock: trio.socket.SocketType, bytes_per_s: int | None) -> None:
-    """Let a connection send no faster than this, where the kernel can see to it; None: as fast as it will."""
+    """Limit the send rate of a connection in the kernel; None: no limit."""
     value = _UNPACED if bytes_per_s is None else max(bytes_per_s, PACE_BYTES_MIN)
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, value.to_bytes(8, sys.byteorder))
@@ -148,10 +148,10 @@ def pace(sock: trio.socket.SocketType, bytes_per_s: int | None) -> None:
 
 
 class LowWater:
-    """Wakes who reads a socket once enough has come, not at each packet.
+    """Wakes the reader of a socket when a whole record is likely there, not at each packet.
 
-    A part of a record is of no use, and on a slow line each of its packets comes alone: 700 a megabyte. The end
-    of a connection, and a window that is full, are told of whatever the mark is.
+    Part of a record is of no use, and on a slow line each of its packets arrives alone: 700 per megabyte. The end
+    of a connection and a full window wake the reader whatever the mark is.
     """
 
     __slots__ = ("_limit", "_mark", "_socket")
@@ -162,7 +162,7 @@ class LowWater:
         self._limit = limit
 
     def expect(self, lacking: int) -> None:
-        """Say how many bytes the record that has begun still lacks; 0 where none has."""
+        """Set how many bytes of the current record are missing; 0 if none has begun."""
         mark = 1 if lacking < LOW_WATER_BYTES_MIN else min(lacking, self._limit)
         if mark == self._mark or self._socket is None:
             return
@@ -175,7 +175,7 @@ class LowWater:
 
 @cache
 def is_paced() -> bool:
-    """Whether the kernel grants BBR here: then one flow fills a line without help."""
+    """Whether the kernel grants BBR here: one flow then fills a line without help."""
     name = getattr(socket, "TCP_CONGESTION", None)
     if name is None:
         return False
@@ -196,10 +196,10 @@ Opener = Callable[[str, int], Awaitable[trio.SocketStream]]
 
 
 class Connector:
-    """Opens TCP connections to hosts by name or number, within what ``dial_policy`` allows.
+    """Opens TCP connections to hosts by name or address, as far as ``dial_policy`` allows.
 
-    Names are looked up in threads of their own, few, so that slow names of strangers keep nothing else waiting:
-    an abandoned lookup holds its thread until the system gives it up.
+    Names are resolved in a small number of threads, separate for the owner's names and for those of strangers: an
+    abandoned lookup keeps its thread until the system gives up.
     """
 
     def __init__(self, dial_policy: DialPolicy) -> None:
@@ -261,7 +261,7 @@ class Connector:
 
 
 class TcpDialer:
-    """Dials ``tcp:host:port`` by way of a connector; without one, wherever it is told to."""
+    """Dials ``tcp:host:port`` through a connector; without one, any host is allowed."""
 
     def __init__(self, connector: Connector | None = None) -> None:
         self._connector = connector or Connector(DialPolicy(is_inner=True))

@@ -15,7 +15,7 @@ delivery_rate."""
 
 
 class TcpInfo(NamedTuple):
-    """What the kernel knows of a connection's way to its next hop."""
+    """The kernel's figures of a TCP connection to its next hop."""
 
     rtt_s: float
     min_rtt_s: float

@@ -1,7 +1,7 @@
-"""The seam for ways to reach a peer: direct sockets here, circuits through relays in the package ``relay``.
+"""The interface of transports: direct sockets here, circuits through relays in the package ``relay``.
 
-A way carries bytes only. Whatever it is, the peer handshake runs inside, so its two ends are authenticated and
-nothing between them can read or change what passes.
+A transport carries bytes only. The peer handshake runs inside it, so both ends are authenticated and nothing
+between them can read or change the bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Acceptance", "Acceptor", "AvoidingDialer", "Dialer", "EstimatingDial
 
 
 class Dialer(Protocol):
-    """A way out: opens byte streams to endpoints of one scheme."""
+    """Opens byte streams to endpoints of one scheme."""
 
     async def dial(self, endpoint: Endpoint, target: bytes | None) -> trio.abc.Stream:
         """Return a stream to the node ``target`` (an address; None: whoever answers, where the scheme allows).
@@ -29,7 +29,7 @@ class Dialer(Protocol):
 
 
 class TransportFault(Enum):
-    """What a node has found about how a stream was carried, with the other end alive by another path."""
+    """What a node found wrong with a stream while the peer answered over another path."""
 
     CHANGED = "changed"
     """What came was not what the other end has sealed."""
@@ -41,36 +41,38 @@ class TransportFault(Enum):
 
 @runtime_checkable
 class AvoidingDialer(Protocol):
-    """A dialer that holds things against ways."""
+    """A dialer that knows of paths that should be avoided."""
 
     def is_avoided(self, endpoint: Endpoint) -> bool:
-        """Tell whether a way is not to be taken while there is another."""
+        """Whether a path is to be taken only if there is no other."""
         ...
 
 
 @runtime_checkable
 class EstimatingDialer(Protocol):
-    """A dialer that has heard something of ways which were never tried."""
+    """A dialer that can estimate the round trip of paths that were never tried."""
 
     def estimate(self, endpoint: Endpoint) -> float | None:
-        """Return the round trip in seconds, as far as it is known; others may have said so, and may have lied."""
+        """Return the round trip in seconds, if known. Others reported it and may have lied."""
         ...
 
 
 class Acceptance(Protocol):
-    """What the network gives an acceptor."""
+    """What the network offers to an acceptor."""
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
-        """Take over a stream on which a peer will shake hands; ``remote`` is who brought it, for limits."""
+        """Take over a stream on which a peer will start a handshake; limits apply to ``remote``, which brought
+        it.
+        """
         ...
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> None:
-        """Say where this node can be reached by way of ``source``, replacing what that source said before."""
+        """Set the endpoints at which this node is reachable by way of ``source``."""
         ...
 
 
 class Acceptor(Protocol):
-    """A way in other than this node's own listening socket, for example a reservation at a relay."""
+    """A source of inbound streams beside this node's listening socket, for example a reservation at a relay."""
 
     async def run(self, acceptance: Acceptance) -> None:
         """Bring streams until cancelled."""
@@ -78,7 +80,7 @@ class Acceptor(Protocol):
 
 
 class Fanout(Protocol):
-    """One upload, many copies: relays hand on to whom they know what they are given once."""
+    """Sends one upload to many peers: relays copy it to the members that they know."""
 
     async def run(self, receive: Callable[[bytes, bytes, bytes], None]) -> None:
         """Serve until cancelled; ``receive(relay address, publisher address, piece)`` for what others published.

@@ -1,7 +1,7 @@
-"""Content-addressed blobs on disk: every piece is verified before it is written and again before it is served.
+"""Content-addressed blobs on disk: every piece is verified before it is written and before it is served.
 
-A blob is named by its manifest, a manifest by its hash: [size, piece size, hashes of the pieces]. Blocking file
-work, safe to call from several threads; trio code calls it through ``trio.to_thread``.
+A blob is named by the hash of its manifest: [size, piece size, hashes of the pieces]. The calls block on files and
+are safe from several threads; trio code calls them through ``trio.to_thread``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _COMPLETE: Final = "complete"
 
 
 class PieceInvalid(ProtocolError):
-    """A piece or manifest that does not hash to what it was asked for as."""
+    """A piece or manifest does not have the hash that was requested."""
 
     code = "piece_invalid"
 

@@ -1,9 +1,9 @@
-"""Fetching and serving blobs: pieces from several sources at once, each verified before it is written.
+"""Fetches and serves blobs: pieces from several sources at once, each verified before it is written.
 
 See network.md 9.
 
-Of each source twice as much is asked for as its line holds (rate times round trip), so that it never stands
-still; a source that does not answer in time is asked for half as much.
+Each source is asked for twice the bandwidth-delay product of its line, so it never idles. A source that does not
+answer in time is asked for half as much.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Request(Protocol):
 
 
 class BlobTransfer:
-    """The two ends of a transfer over the requests of the network."""
+    """Both ends of a transfer, over requests of the network."""
 
     def __init__(
         self,

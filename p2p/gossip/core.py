@@ -1,7 +1,9 @@
-"""Gossip without I/O: a mesh for each topic, lazy announcements beyond it, nothing forwarded unvalidated.
+"""The gossip protocol without I/O: a mesh for each topic, announcements beyond the mesh, no forwarding before
+validation.
 
-A message is named by its content, so equal payloads from many peers are one. The core takes events and returns
-effects in the order in which they must happen; time is the caller's, in seconds of any monotonic clock.
+The hash of a message is its id, so equal payloads from several peers are one message. The core takes events and
+returns effects in the order in which the caller must carry them out. Time is the caller's, in seconds of any
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ DEPARTED_SCORES_MAX: Final = 1_024
 
 
 class Verdict(Enum):
-    """What a validator says of a payload."""
+    """The result of validating a payload."""
 
     ACCEPT = "accept"
     """Good: forward it."""
@@ -186,7 +188,7 @@ class _Topic:
 
 
 class Gossip:
-    """The gossip of one node. ``random`` decides whom to mesh with; give it a seed in simulations."""
+    """The gossip of one node. ``random`` chooses mesh peers; simulations pass a seeded source."""
 
     def __init__(self, *, random: RandomSource, now: float, parameters: GossipParameters | None = None) -> None:
         self.parameters = parameters or GossipParameters()
@@ -223,7 +225,7 @@ class Gossip:
         return [Send(peer, self._subscription())]
 
     def peer_left(self, peer: bytes) -> None:
-        """Forget a connection. What it sent and is being validated stays."""
+        """Forget a connection. Its messages that are being validated stay."""
         known = self._peers.pop(peer, None)
         if known is not None and known.network is not None:
             self._netgroups[known.network] -= 1
@@ -237,12 +239,12 @@ class Gossip:
             topic.mesh.discard(peer)
 
     def score(self, peer: bytes) -> float:
-        """Return what a peer has earned; 0 for one that is not connected."""
+        """Return the score of a peer; 0 for one that is not connected."""
         known = self._peers.get(peer)
         return 0.0 if known is None else self._worth(known)
 
     def _worth(self, peer: _Peer) -> float:
-        """Return the score, less what the netgroup of its network costs: that passes with the netgroup."""
+        """Return the score less the penalty for a netgroup with many peers; the penalty ends when they leave."""
         if peer.network is None:
             return peer.score
         netgroup = max(self._netgroups[peer.network] - self.parameters.netgroup_free, 0)

@@ -1,4 +1,4 @@
-"""Payloads that wait for their verdict: one queue and one validator a topic, as many at once as may be."""
+"""Runs one validator for each topic, on batches of the payloads that are queued."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BatchValidator", "GossipItem", "TopicValidation", "Validator", "one_
 
 @dataclass(frozen=True, slots=True)
 class GossipItem:
-    """One payload that waits for its verdict, and who sent it first."""
+    """One payload to validate, and the peer that sent it first."""
 
     peer: bytes
     payload: bytes
@@ -38,7 +38,7 @@ def one_by_one(validator: Validator) -> BatchValidator:
 class TopicValidation:
     """The queue of one topic, bounded by the gossip core's pending limits.
 
-    ``judged`` takes its verdicts, ``credit`` those who brought what was good.
+    ``judged`` takes the verdicts, ``credit`` the peers that sent valid payloads.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Payloads of gossip that wait for their verdict: whose take most of the room give way to whose take less."""
+"""The room for gossip payloads that wait for validation, shared fairly between their senders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Admission", "PendingPayload", "ValidationQueue"]
 
 @dataclass(slots=True)
 class PendingPayload:
-    """A payload, who sent it first, and others that did, so that it need not go back to them."""
+    """A payload, its first sender, and other senders of it, to which it is not forwarded."""
 
     topic: str
     payload: bytes
@@ -20,7 +20,7 @@ class PendingPayload:
 
 @dataclass(slots=True)
 class Admission:
-    """What became of a payload that wanted to wait."""
+    """Whether a payload was queued."""
 
     is_in: bool
     is_own_fault: bool = False
@@ -31,17 +31,17 @@ class Admission:
 
 @dataclass(slots=True)
 class _Held:
-    """Of one sender, through all its connections; oldest first."""
+    """What one sender has queued, over all its connections; oldest first."""
 
     ids: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     size_bytes: int = 0
 
 
 class ValidationQueue:
-    """Room for ``limit_bytes`` of payloads, of one sender ``payloads_each_max`` of them.
+    """Room for ``limit_bytes`` of payloads, and for ``payloads_each_max`` of one sender.
 
-    n senders that fill it hold an n-th each, and what comes from one more has its part again: it is pushed out
-    what was last sent by who holds most.
+    n senders that fill it hold 1/n each. A payload of a further sender replaces the newest payload of the sender
+    that holds most.
     """
 
     def __init__(self, *, limit_bytes: int, payloads_each_max: int) -> None:

@@ -1,17 +1,18 @@
-"""One message to many, without I/O: pieces through relays, a swap among the receivers, the rest by request.
+"""Multicast without I/O: one message to many receivers, in pieces, through relays and between the receivers.
 
-The sender announces root and key to every receiver over its own connection; the pieces take the cheapest way:
+The sender announces the Merkle root and the key to every receiver over its own connection. The pieces take the
+cheapest of these routes:
 
-- *relays*: each piece leaves the sender once, the relays that the receivers reserved hand out copies;
-- *ask*: who has no relay, or one that fails, is told which others have the pieces, and asks those;
-- *swap*: pieces that hardly anybody has go to one receiver each, who hands them on to the others;
-- *pull*: what still lacks is asked for by number.
+- *relays*: each piece leaves the sender once, and the relays that the receivers reserved send copies;
+- *ask*: a receiver without a working relay is told which other receivers have the pieces, and requests them;
+- *swap*: a piece that few receivers have goes to one receiver each, which forwards it to the others;
+- *pull*: a receiver requests the pieces that are still missing by number.
 
-A receiver tells the sender what it has, so the sender sees before long that a relay is dead, slow or a censor, and
-goes on by another relay, or by swap, for those who lack pieces. Every piece is checked under the announced root
-before it is kept or handed on. To its receiver a message that came in pieces is one that the announcer sent.
+A receiver reports what it has, so the sender soon notices a relay that is dead, slow or censoring. It then uses
+another relay, or swap, for those that lack pieces. Every piece is verified under the announced root before it is
+kept or forwarded. To the receiver, the whole message is one that the announcer sent.
 
-The shell passes monotonic seconds in, calls ``tick`` every ``pause_s`` while ``is_active``, and does the
+The caller passes monotonic seconds, calls ``tick`` every ``pause_s`` while ``is_active``, and carries out the
 effects in order.
 """
 

@@ -1,9 +1,10 @@
-"""Parity for lost pieces, without I/O: of data and parity together, as many as there are data pieces suffice.
+"""Erasure code: of data and parity pieces together, any as many as there are data pieces restore the message.
 
 See network.md 7.4.
 
-A systematic Reed-Solomon code over GF(256) whose parity rows form a Cauchy matrix, every square part of which can
-be inverted. Multiplication by a constant is a table of 256 bytes: ``bytes.translate`` does a piece in one call.
+A systematic Reed-Solomon code over GF(256). Its parity rows form a Cauchy matrix, every square submatrix of which
+is invertible. Multiplication by a constant is a table of 256 bytes, so ``bytes.translate`` multiplies a piece in
+one call.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A message in pieces, without I/O: sealed, cut, every piece provable under one root, with parity where it pays.
+"""Cuts a sealed message into pieces, each with a Merkle proof, with parity pieces where they pay.
 
 See network.md 7.4.
 
-What is cut is the sealed message, so whoever carries pieces for others sees neither content nor kind; the key
-travels in the announcement. A piece proves itself before it is kept or handed on.
+The sealed message is cut, so a node that carries pieces sees neither content nor kind; the key is in the
+announcement. A piece is verified before it is kept or forwarded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The receiver's side of a multicast, without I/O: pieces are checked, kept, handed on, asked for."""
+"""The receiver's side of a multicast, without I/O: verifies, keeps, forwards and requests pieces."""
 
 from __future__ import annotations
 
@@ -72,8 +72,9 @@ class _Early(NamedTuple):
 class Receiving:
     """The messages that others send to this node.
 
-    ``trusted`` (set from outside) are those who answer for what they make others do: what they mark is handed on,
-    and what comes before its announcement is kept. Input of strangers only fills bounds of its own.
+    ``trusted`` (set by the caller) are the peers that are accountable for the work that they cause: pieces that
+    they mark are forwarded, and pieces that come before their announcement are kept. Input of other peers only
+    fills limits of its own.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""The sender's side of a multicast, without I/O: which way the pieces go, and help for those who lack some."""
+"""The sender's side of a multicast, without I/O: chooses the route of the pieces, and helps receivers that lack
+some.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The multicast core between the peers of a network and its relays."""
+"""Runs ``p2p.multicast.core`` between the peers of a network and its relays."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Peers(Protocol):
 
 
 class MulticastService:
-    """Sends to many, receives from many; ``deliver(sender, kind, body)`` takes what has become whole."""
+    """Sends to many and receives from many; ``deliver(sender, kind, body)`` takes each whole message."""
 
     def __init__(
         self,

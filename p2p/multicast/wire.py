@@ -1,4 +1,4 @@
-"""What senders and receivers of a multicast say to each other, and what their cores want done; without I/O.
+"""The messages between senders and receivers of a multicast, and the effects that their cores return.
 
 See network.md 7.4.
 """

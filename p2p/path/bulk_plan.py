@@ -1,10 +1,9 @@
-"""How many bulk connections run on which path to a peer, decided by trying it out; without I/O.
+"""Plans how many bulk connections run on which path to a peer, by experiments on the traffic itself; without I/O.
 
-Bulk is planned by trying it out on the traffic itself: a plan says how many bulk connections run on which path,
-one move at a time changes it (a path more or less, bulk connections doubled or halved), and the sum of what
-arrived decides whether the move stays. So no byte is sent for measuring alone, a path that shares its bottleneck
-with another is not mistaken for a second one, and a stuck flow is noticed because one more bulk connection beside
-it makes the sum grow.
+A plan says how many bulk connections run on which path. One change at a time is tried: a path more or less,
+connections doubled or halved. The total that arrived decides whether the change stays. So no byte is sent only to
+measure, a path that shares its bottleneck with another is not counted twice, and a stuck flow is noticed because
+one more connection beside it raises the total.
 """
 
 from __future__ import annotations

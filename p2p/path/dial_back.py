@@ -1,10 +1,12 @@
-"""Where others can dial this node: peers are asked to dial back (network.md 8.3).
+"""Finds out where others can dial this node, by asking peers to dial back.
 
-The question names a port alone. Who is asked dials it at the host from which the asker's own connection comes, so
-nobody can be made to knock at a third door and no price is needed, and tells that host: so a node that listens
-everywhere learns where it is. It goes as far as the second message of the handshake, which proves whose listener
-answered, and closes. Peers of two networks must agree before an endpoint counts as public or as closed; and that a
-learnt one is public, the node believes only of peers whose own connections it saw arrive.
+See network.md 8.3.
+
+The request names a port only. The asked peer dials that port at the host from which the asker's own connection
+comes, and names that host in its answer. So nobody can be made to dial a third host, no price is needed, and a
+node that listens on all addresses learns its address. The dialling stops after the second handshake message, which
+proves whose listener answered. Peers of two networks must agree before an endpoint counts as public or closed. Of
+a learnt endpoint, only peers whose connections this node saw arrive are believed.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ _LEARNT_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class DialBackOptions:
-    """Bounds of asking and of being asked; times in seconds."""
+    """Limits of asking and of being asked; times in seconds."""
 
     networks_min: int = 2
     """So many networks must say the same."""
@@ -94,9 +96,9 @@ class _Network(Protocol):
 
 
 class DialBack:
-    """Asks peers to dial this node, and dials those that ask.
+    """Asks peers to dial this node, and dials the peers that ask.
 
-    It is an acceptor of the network: what is found closed is advertised no more until it is found open again.
+    It is an acceptor of the network: an endpoint found closed is not advertised until it is found open again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Ways out: where an address can be reached, when to try it again, and several ways tried side by side."""
+"""Dials peers: the endpoints of an address, back-off, and several paths tried side by side."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HandshakeRunner = Callable[[trio.abc.Stream, Purpose, "bytes | None"], Awaitable
 
 @dataclass(slots=True)
 class DialState:
-    """What dialling one address, or one endpoint whose address is not known yet, has brought so far."""
+    """The state of dialling one address, or one endpoint whose address is not known yet."""
 
     target: bytes | None
     endpoints: tuple[Endpoint, ...] = ()
@@ -51,14 +51,14 @@ class DialState:
     def ended(
         self, now: float, *, is_settled: bool, limit_s: float, limits: NetworkLimits, random: RandomSource
     ) -> None:
-        """Note the end of an attempt, or of the connection that came of it: a short one makes the next wait."""
+        """Note the end of an attempt or of its connection; after a short one the next attempt waits."""
         self.is_dialling = False
         self.delay_s = 0.0 if is_settled else min(max(2 * self.delay_s, limits.redial_min_s), limit_s)
         self.next_at = now + self.delay_s * random.uniform(0.75, 1.25)
 
 
 class Dialling:
-    """The ways of one node. ``handshake`` completes a handshake on a stream, or returns None."""
+    """Dials for one node. ``handshake`` completes a handshake on a stream, or returns None."""
 
     def __init__(
         self,
@@ -85,17 +85,17 @@ class Dialling:
         self._makers.append(maker)
 
     def state_of(self, address: bytes) -> DialState:
-        """Return the way to an address, made on first use."""
+        """Return the state of dialling an address, created on first use."""
         return self.states.setdefault(address, DialState(address))
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
-        """Say where an address can be reached, as far as the caller knows; its records add to that."""
+        """Add an endpoint of an address, as the caller knows it; peer records add more."""
         state = self.state_of(address)
         if endpoint not in state.endpoints:
             state.endpoints = (endpoint, *state.endpoints)[:_ENDPOINTS_MAX]
 
     def forget(self, count_max: int, now: float) -> None:
-        """Drop ways that hold nothing but an old back-off, once there are many."""
+        """Drop states that hold nothing but an old back-off, if there are more than ``count_max``."""
         if len(self.states) <= count_max:
             return
         for key, state in list(self.states.items()):
@@ -103,7 +103,7 @@ class Dialling:
                 del self.states[key]
 
     def table(self, address: bytes) -> PathTable:
-        """Return the paths to an address, as they are known now."""
+        """Return the paths to an address as they are known now."""
         table = self.paths.table(address)
         known = self._known(self.states.get(address) or DialState(address))
         # What is avoided is dialled in need, by ``endpoints_of``, and is no choice.
@@ -116,7 +116,7 @@ class Dialling:
         return table
 
     def endpoints_of(self, state: DialState) -> list[Endpoint]:
-        """Return where to try, the best first; direct endpoints before relays where nothing was measured."""
+        """Return the endpoints to try, the best first; without measurements direct ones come before relays."""
         if state.target is None:
             return self._known(state)
         ordered = self.table(state.target).order(trio.current_time())
@@ -125,7 +125,7 @@ class Dialling:
         return list(dict.fromkeys(found + avoided))
 
     def is_avoided(self, endpoint: Endpoint) -> bool:
-        """Tell whether so much is held against a way that it is not to be taken while there is another."""
+        """Whether a path is to be taken only if there is no other."""
         dialer = self._dialers.get(endpoint.scheme)
         return isinstance(dialer, AvoidingDialer) and dialer.is_avoided(endpoint)
 
@@ -138,9 +138,9 @@ class Dialling:
         return sorted((e for e in known if e.scheme in self._dialers), key=lambda e: len(e.hops))
 
     async def open(self, target: bytes | None, endpoints: Iterable[Endpoint]) -> Connection | None:
-        """Return the connection that is there first; each way gets a head start over the next.
+        """Return the first connection that is established; each path gets a head start over the next.
 
-        Nothing has been said on it but the handshake; the others are given up without a word.
+        Only the handshake has run on it. The other attempts are cancelled.
         """
         won: Connection | None = None
 
@@ -164,7 +164,7 @@ class Dialling:
         return won
 
     async def open_one(self, target: bytes | None, endpoint: Endpoint) -> Connection | None:
-        """Return a connection over one path, or None; what came of it is remembered."""
+        """Return a connection over one path, or None; the path table notes the result."""
         self._counters["dials"] += 1
         stream: trio.abc.Stream | None = None
         session: Session | None = None

@@ -1,6 +1,6 @@
-"""Whether others can dial an endpoint of this node, from what the peers answered that tried it.
+"""Whether others can dial an endpoint of this node, from the answers of peers that tried.
 
-``p2p.path.dial_back`` asks them.
+``p2p.path.dial_back`` asks the peers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def plain_address(host: str | None) -> str | None:
 
 @dataclass(slots=True)
 class DialBackResults:
-    """What the networks that were asked say of one endpoint; a network has one voice, its newest."""
+    """What networks answered about one endpoint; the newest answer of each network counts."""
 
     networks_min: int
     said: dict[str, bool] = field(default_factory=dict)

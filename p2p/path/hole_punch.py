@@ -1,14 +1,16 @@
-"""Direct connections between two nodes behind NAT: TCP simultaneous open (network.md 8.2).
+"""Direct connections between two nodes behind NAT: TCP simultaneous open.
 
-The two already talk through a relay. Each opens connections from one local port to two *observers* (relays, and
-peers that it dialled directly), which say from which address they see it. If both see the same, the NAT keeps its
-mapping whatever the destination, and the peer may use that address too. They exchange what was observed, and at
-one agreed moment each dials the other from that port: each NAT takes the other's packet for an answer to its own.
-Where two disagree others are asked, for one may lie; if no two see the same the NAT is symmetric, and nothing is
-tried.
+See network.md 8.2.
 
-``HolePuncher`` is a way like any other (``p2p.base.transport``): a dialer of the scheme ``punch`` and an acceptor.
-The handshake runs inside, so a lying observer or peer can waste an attempt and nothing more.
+The two nodes are already connected through a relay. Each opens connections from one local port to two *observers*
+(relays, and peers that it dialled directly), which tell the address at which they see it. If both see the same
+address, the NAT keeps one mapping for all destinations, and the peer may use that address too. The nodes exchange
+the observed addresses, and at one agreed moment each dials the other from that port: each NAT takes the other's
+packet for an answer to its own. If two observers disagree, others are asked, for one may lie. If no two see the
+same address, the NAT is symmetric, and nothing is tried.
+
+``HolePuncher`` is a transport like any other (``p2p.base.transport``): a dialer of the scheme ``punch`` and an
+acceptor. The handshake runs inside, so a lying observer or peer can waste an attempt and nothing more.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ _REDIAL_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class HolePunchOptions:
-    """Bounds of punching; times in seconds."""
+    """Limits of hole punching; times in seconds."""
 
     observe_s_max: float = 3.0
     tries: int = 3
@@ -87,7 +89,7 @@ class HolePunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class PunchMessage:
-    """What one end says to the other: prepare an attempt, I am seen at ``observed``; or, without it, dial now."""
+    """A message between the two ends: with ``observed``, prepare an attempt; without it, dial now."""
 
     attempt: bytes
     observed: ObservedAddress | None = None
@@ -133,7 +135,7 @@ LookUp = Callable[[str, socket.AddressFamily], Awaitable[list[str]]]
 
 
 class _Port:
-    """One local port, held open towards the observers while the attempt lasts."""
+    """One local port, kept open towards the observers while the attempt lasts."""
 
     def __init__(self, family: socket.AddressFamily) -> None:
         self.family = family
@@ -186,7 +188,7 @@ class _Port:
 
 @dataclass(slots=True)
 class _Ready:
-    """An attempt of another end."""
+    """An attempt that the other end started."""
 
     port: _Port
     theirs: ObservedAddress
@@ -194,11 +196,11 @@ class _Ready:
 
 
 class HolePuncher:
-    """The scheme ``punch``: dials peers that are connected already by way of a relay, and answers when they dial.
+    """The scheme ``punch``: dials peers that are connected through a relay, and answers when they dial.
 
     ``observers`` returns public endpoints that answer ``OBSERVE_PREAMBLE``; at least two are needed. While it
-    runs, it moves peers that are reached through relays alone to direct connections, where that succeeds; whether
-    they stay there is decided by what is measured, as with any path.
+    runs, it moves peers that are reached through relays only to direct connections, where that succeeds.
+    Measurements decide whether they stay there, as for any path.
     """
 
     def __init__(

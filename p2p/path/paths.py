@@ -1,9 +1,10 @@
-"""What is known of the paths to a peer, and which one control takes; without I/O.
+"""What is known of the paths to a peer, and which path the control connection takes; without I/O.
+
+See network.md 4.6.
 
 A *path* is an ``Endpoint``: direct, through the peer's relay, or through an own relay to the peer's. Where this
-end knows none, it is one of the peer's, asked for by its number (``p2p.session.path_offers``). Control and bulk
-choose apart, for they want different things (network.md 4.6): control takes the shortest round
-trip, bulk whatever carries most (``p2p.path.bulk_plan``).
+node knows no path, it uses an offered path of the peer, by its number (``p2p.session.path_offers``). Control and
+bulk choose separately: control takes the shortest round trip, bulk the highest rate (``p2p.path.bulk_plan``).
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class _Better:
 
 
 class PathTable:
-    """The paths to one peer and what is known of them."""
+    """The paths to one peer, and the measurements of each."""
 
     def __init__(self, parameters: PathParameters | None = None) -> None:
         self.parameters = parameters or PathParameters()
@@ -430,7 +431,7 @@ class PathTable:
 
 
 class PathBook:
-    """The tables of many peers; the one used longest ago is forgotten, so memory is bounded."""
+    """The tables of many peers; the least recently used one is forgotten, so memory is bounded."""
 
     def __init__(self, parameters: PathParameters | None = None, *, peers_max: int = 1_024) -> None:
         self.parameters = parameters or PathParameters()

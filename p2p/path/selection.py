@@ -1,8 +1,8 @@
-"""Which connections carry a peer: another one for a lost one, a better one, bulk connections for bulk.
+"""Opens the connections of peers over the selected paths: replaces a lost one, moves to a better one, adds bulk
+connections.
 
-The decisions are those of ``p2p.path.paths`` and ``p2p.path.bulk_plan``; here they are carried out. A
-conversation moves to another connection without losing or doubling anything (``p2p.session.mux``), so moving costs
-a handshake and no more.
+``p2p.path.paths`` and ``p2p.path.bulk_plan`` decide; this module carries it out. A conversation migrates to
+another connection without loss or duplication (``p2p.session.mux``), so a migration costs one handshake.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROBES_PER_S: Final = 1.0
 
 
 class PathSelection:
-    """Brings and changes the connections of live peers; ``run`` while the network runs."""
+    """Opens and migrates the connections of live peers; ``run`` while the network runs."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class PathSelection:
         self._new_paths_sum = RateLimiter(per_s=limits.bulk_new_paths_sum_per_s, burst=limits.peers_out_target)
 
     async def run(self) -> None:
-        """Watch peers and our own address until cancelled."""
+        """Watch peers and the own address until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -97,7 +97,7 @@ class PathSelection:
     # -- the control connection ------------------------------------------------------------------------------
 
     def find_path(self, peer: Peer) -> None:
-        """Bring another connection for a peer that has lost its own or hears nothing on it."""
+        """Open another connection for a peer that lost its own or is silent on it."""
         if self._nursery is not None and not peer.is_finding_path:
             peer.is_finding_path = True
             self._nursery.start_soon(self._seek, peer)
@@ -129,13 +129,13 @@ class PathSelection:
             peer.is_finding_path = False
 
     def left_silent(self, peer: Peer, connection: Connection, is_dead: bool) -> None:
-        """Note what became of a connection that was left for its silence."""
+        """Note whether a connection that was left for its silence was dead."""
         self._counters["silent_paths" if is_dead else "false_alarms"] += 1
         if is_dead and connection.endpoint is not None:
             self._dialling.table(peer.address).fell_silent(connection.endpoint, trio.current_time())
 
     def leave(self, relay: Endpoint) -> None:
-        """Bring everything that runs through a relay, which is about to end, over other paths."""
+        """Move everything that runs through a relay, which is about to end, to other paths."""
         for peer in list(self._peers.values()):
             control = peer.control
             if control is not None and control.endpoint is not None and relay in control.endpoint.hops:
@@ -146,7 +146,7 @@ class PathSelection:
                     peer.bulk_connections.close(connection)
 
     async def move(self, peer: Peer, endpoint: Endpoint) -> bool:
-        """Let the conversation go on over another path; the present one carries it until the other is there."""
+        """Migrate the conversation to another path; the present connection carries it until then."""
         connection = await self._dialling.open_one(peer.address, endpoint)
         return connection is not None and await self._move_to(peer, connection)
 
@@ -178,7 +178,7 @@ class PathSelection:
         return is_moved
 
     async def take_move(self, peer: Peer | None, hello: Hello, connection: Connection) -> bool:
-        """Answer a peer that wants to go on over ``connection``; whether it does."""
+        """Answer a peer that wants to migrate to ``connection``; return whether it does."""
         if peer is None or peer.conversation != hello.conversation or peer.closed_for is not None:
             await connection.send_hello(Hello(HelloKind.GONE), timeout_s=self._limits.handshake_timeout_s)
             return False
@@ -194,7 +194,7 @@ class PathSelection:
         return True
 
     async def _roam(self) -> None:
-        """Notice that this machine's own address has changed, and bring its connections along."""
+        """Notice that the own address of this machine changed, and replace the connections of the old one."""
         known = self._own_hosts()
         while True:
             await trio.sleep(self._limits.roam_check_s)
@@ -253,7 +253,7 @@ class PathSelection:
                     del of_peers[peer]
 
     def _sample(self, peer: Peer, now: float) -> None:
-        """Note round trips; move control where another path has been better for long enough."""
+        """Note round trips; migrate if another path was better for long enough."""
         offered = self._offered.get(peer)
         for connection in peer.bulk_connections if offered is not None else ():
             if connection.offered_path is not None and connection.rtt_s is not None and offered is not None:
@@ -282,7 +282,7 @@ class PathSelection:
                 self._nursery.start_soon(self._probe, peer.address, path)
 
     def _compare(self, peer: Peer, control: Connection) -> None:
-        """Say of the way that was left for a quicker one whether it was slow of itself."""
+        """Report the path that was left for a quicker one if it had become slow by itself."""
         left = self._moved_from.pop(peer, None)
         if left is None or left is control or left.rtt_s is None:
             return
@@ -292,7 +292,7 @@ class PathSelection:
             left.report_fault(TransportFault.SLOW)
 
     def _leave_avoided(self, peer: Peer, control: Connection, table: PathTable, now: float) -> bool:
-        """Bring a live peer away from ways that are avoided, once there is another; whether that is tried."""
+        """Move a live peer away from avoided paths if there is another; return whether it is tried."""
         if not any(table.is_ready(path, now) for path in table.paths if not self._is_avoided(path)):
             return False
         for connection in list(peer.bulk_connections):
@@ -308,7 +308,7 @@ class PathSelection:
         return isinstance(path, Endpoint) and self._dialling.is_avoided(path)
 
     async def _probe(self, address: bytes, path: Endpoint) -> None:
-        """Take the round trip of a path by a handshake on it."""
+        """Measure the round trip of a path by a handshake."""
         try:
             connection = await self._dialling.open_one(address, path)
             if connection is not None:
@@ -320,7 +320,7 @@ class PathSelection:
     # -----------------------------------------------------------------------------------------------
 
     def open_bulk_connections(self, peer: Peer) -> bool:
-        """Bring bulk connections for bulk that waits; whether that is tried."""
+        """Open connections for bulk that waits; return whether that is tried."""
         if self._nursery is None:
             return False
         now = trio.current_time()
@@ -342,7 +342,7 @@ class PathSelection:
         return True
 
     def _plan(self, peer: Peer, now: float) -> None:
-        """Bring the bulk connections that are there for our bulk closer to what is planned."""
+        """Open and close bulk connections towards the plan."""
         planner = self._planners[peer]
         bulk = peer.mux.bulk_out
         carried: Counter[Path] = Counter()
@@ -393,7 +393,7 @@ class PathSelection:
                 peer.bulk_connections.close(connection)
 
     def replace_suspected(self, peer: Peer, connection: Connection) -> None:
-        """Bring a bulk connection by another path beside one on which nothing moves."""
+        """Open a bulk connection on another path beside one on which nothing moves."""
         now = trio.current_time()
         planner, path = self._planners.get(peer), _path_of(connection)
         if planner is not None and path is not None and planner.suspected(path, now):
@@ -418,7 +418,7 @@ class PathSelection:
             self._bulk_failed(peer, path)
 
     async def _carry_bulk(self, peer: Peer, connection: Connection, hello: Hello) -> bool:
-        """Let a connection that we have made be a bulk connection to its end; whether it broke."""
+        """Run a bulk connection that this node dialled, to its end; return whether it broke."""
         try:
             if not peer.bulk_connections.may_add(hello, connection):
                 return False
@@ -462,14 +462,14 @@ class PathSelection:
             peer.request_connections(wishes)
 
     def take_offered_paths(self, peer: Peer, paths: tuple[OfferedPath, ...]) -> None:
-        """Take the paths by which the peer may be asked for bulk connections."""
+        """Take the paths over which the peer can open bulk connections on request."""
         self._offered.setdefault(peer, PathTable()).offer(paths)
         planner = self._planners.get(peer)
         if (planner is None or not planner.plan) and peer.mux.bulk_out.waiting_bytes:
             self.open_bulk_connections(peer)
 
     def note_requested(self, peer: Peer, hello: Hello, connection: Connection) -> None:
-        """Note by which way a bulk connection comes that the peer opened because it was asked."""
+        """Note over which of its paths the peer opened a bulk connection that was requested."""
         table = self._offered.get(peer)
         for offered_path in () if table is None or not hello.is_asked else table.paths:
             if isinstance(offered_path, OfferedPath) and offered_path.number == hello.generation:
@@ -489,8 +489,7 @@ class PathSelection:
             self._bulk_failed(peer, connection.offered_path)
 
     def answer_request(self, peer: Peer, wishes: Mapping[int, int]) -> None:
-        """Open bulk connections for a peer that cannot reach us: to it alone, by ways that we chose, within our
-        limits."""
+        """Open bulk connections to a peer that cannot reach this node, over own paths and within the limits."""
         now = trio.current_time()
         if self._nursery is None or not self._answers.allows(peer.address, now):
             return
@@ -514,7 +513,7 @@ class PathSelection:
                 self._nursery.start_soon(self._grant, peer, path, numbers.number(path))
 
     def _offer_paths(self, peer: Peer) -> None:
-        """Tell a peer our paths to it, where that is news."""
+        """Tell a peer the paths to it, if they have changed."""
         now = trio.current_time()
         table = self._dialling.table(peer.address)
         paths = [path for path in table.order(now) if isinstance(path, Endpoint) and table.is_ready(path, now)]

@@ -1,10 +1,9 @@
-"""Who may become a peer: the decision about each connection whose other end has proved who it is.
+"""Decides whether an authenticated connection may become a peer.
 
 See network.md 4.5 and 12.
 
-Nothing is closed or changed here but what is remembered of peers that are gone; ``p2p.peers.lifecycle`` carries
-out what is said. How many may knock before they prove who they are is ``p2p.peers.handshake_limits``; who makes
-room among those that come in, ``p2p.peers.eviction``.
+It closes nothing; ``p2p.peers.lifecycle`` carries the decision out. ``p2p.peers.handshake_limits`` bounds
+connections before they are authenticated, ``p2p.peers.eviction`` chooses which inbound peer loses its slot.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _WELCOME: Final = AdmissionDecision()
 
 
 class Claim(NamedTuple):
-    """A connection of an address, where there are two."""
+    """One of two connections of one address."""
 
     sequence: int
     """Of the certificate."""
@@ -44,9 +43,9 @@ class Claim(NamedTuple):
 
 
 def replaces(new: Claim, old: Claim, *, is_old_attached: bool, own: bytes, other: bytes) -> bool:
-    """Whether of two connections between ``own`` and ``other`` the new one is kept.
+    """Whether, of two connections between ``own`` and ``other``, the new one is kept.
 
-    Of two that were dialled at once, one by each end, both ends must keep the same, in whichever order they see
+    If each end dialled the other at once, both ends must keep the same connection, in whichever order they see
     them: that of the lower address.
     """
     if new.sequence != old.sequence:
@@ -60,16 +59,17 @@ def replaces(new: Claim, old: Claim, *, is_old_attached: bool, own: bytes, other
 
 
 class _Certificates(Protocol):
-    """What is needed of those who know certificates."""
+    """The certificates that are known, as far as admission needs them."""
 
     def is_revoked(self, address: bytes, certificate: NodeCertificate) -> bool: ...
     def met(self, address: bytes, certificate: NodeCertificate) -> None: ...
 
 
 class PeerAdmission:
-    """Decides by the roster. ``score`` is the gossip's; ``origin_of`` says where the name of a remote end lies.
+    """Decides by the roster, by gossip scores and by the origins of connections.
 
-    ``draw`` is a hash of a block of addresses that is this node's secret; see ``p2p.peers.eviction``.
+    ``origin_of`` returns the origin of the name of a remote end. ``draw`` is a keyed hash of a block of addresses;
+    see ``p2p.peers.eviction``.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class PeerAdmission:
         self._departed = DepartedPeers()
 
     def admit(self, connection: Connection, now: float) -> AdmissionDecision:
-        """Say whether a new connection may become a peer, and whose place it takes."""
+        """Decide whether a new connection may become a peer, and which peer it replaces."""
         roster, address, certificate = self._roster, connection.session.address, connection.session.certificate
         if address == roster.own:
             return AdmissionDecision("refused_self")
@@ -118,7 +118,7 @@ class PeerAdmission:
         )  # fmt: skip
 
     def _inbound_peers(self) -> list[InboundPeer]:
-        """Return those who came in and have no place of their own."""
+        """Return the inbound peers without a reserved slot."""
         return [
             InboundPeer(
                 address, self.origin(address, peer.remote), peer.since, peer.usefulness.periods,
@@ -129,19 +129,19 @@ class PeerAdmission:
         ]  # fmt: skip
 
     def is_revoked(self, peer: Peer) -> bool:
-        """Tell whether a peer is known by now to have a later certificate."""
+        """Whether a later certificate of a peer is known."""
         return self._certificates.is_revoked(peer.address, peer.session.certificate)
 
     def origin(self, address: bytes, remote: str) -> Origin:
-        """Return where a peer comes from; who has locked a bond and comes by a relay, from a block of its own."""
+        """Return where a peer comes from. A bonded peer behind a relay counts as a block of its own."""
         origin = self._origin_of(remote)
         return origin.of_its_own(address) if origin.is_relayed and self.is_bonded(address) else origin
 
     def came(self, peer: Peer, now: float) -> Usefulness:
-        """Return what a peer that has been let in begins with."""
+        """Return the usefulness with which an admitted peer starts."""
         return self._departed.take(peer.address, self.origin(peer.address, peer.remote).block, now)
 
     def left(self, peer: Peer, now: float) -> None:
-        """Remember what a peer had done that is gone."""
+        """Remember how useful a peer was that has left."""
         block = self.origin(peer.address, peer.remote).block
         self._departed.keep(peer.address, block, peer.usefulness, now)

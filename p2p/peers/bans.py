@@ -1,4 +1,4 @@
-"""Who is kept away, and until when; without I/O."""
+"""Banned addresses and when their bans end; without I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Bans"]
 
 
 class Bans:
-    """Addresses with the time at which their ban ends, by the clock ``now``; of too many the oldest goes."""
+    """Addresses with the end of their ban, by the clock ``now``; of too many the oldest is forgotten."""
 
     def __init__(self, bans_max: int, now: Callable[[], float]) -> None:
         self._bans_max = bans_max
@@ -23,24 +23,24 @@ class Bans:
         return iter(self.left_s())
 
     def add(self, address: bytes, ban_s: float) -> None:
-        """Keep an address away for so long from now on."""
+        """Ban an address for ``ban_s`` from now on."""
         self._until.pop(address, None)
         self._until[address] = self._now() + ban_s
         while len(self._until) > self._bans_max:
             self._until.popitem(last=False)
 
     def lift(self, address: bytes) -> bool:
-        """Let an address in again; tell whether it was kept away."""
+        """Lift a ban; return whether there was one."""
         until = self._until.pop(address, None)
         return until is not None and until > self._now()
 
     def left_s(self) -> dict[bytes, float]:
-        """Return who is kept away, and for how many seconds more."""
+        """Return the banned addresses with the seconds that are left."""
         now = self._now()
         return {address: until - now for address, until in self._until.items() if until > now}
 
     def expire(self) -> None:
-        """Forget the bans that are over."""
+        """Forget bans that are over."""
         now = self._now()
         for address in [address for address, until in self._until.items() if until <= now]:
             del self._until[address]

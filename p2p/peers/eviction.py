@@ -1,16 +1,18 @@
-"""Who may have a place among the peers that come in, and who gives way when all are taken; without I/O.
+"""Chooses which inbound peer loses its slot when all slots are taken; without I/O.
 
-Whoever takes all places of a node decides what it hears from those who dial it. Three rules say who makes room,
-and each guards against what the others leave open:
+An attacker that holds all inbound slots decides what this node hears from peers that dial it. Three rules choose
+the peer to evict, and each covers what the others leave open:
 
-- the largest block of addresses makes room for a newcomer of a smaller one, so few blocks keep nobody out;
-- some places are drawn by a keyed hash of the block, which nobody outside can work out: who has many blocks has
-  its share of those places and no more, whenever it comes and however it behaves;
-- who has done nothing in its first minutes makes room for a block that has no place, so merely sitting holds none.
+- The largest block of addresses loses a peer to a newcomer of a smaller block. So a few blocks cannot keep others
+  out.
+- Some slots go to blocks drawn by a keyed hash that nobody outside can compute. An owner of many blocks gets its
+  share of these slots and no more, whenever it connects and however it behaves.
+- A peer that was not useful in its first minutes loses its slot to a block without a slot. So idle connections
+  hold none.
 
-Passed over are those who have proved useful, by what only work, time and nearness bring. Above all *standing*: in
-how many minutes a peer was the first to bring something good. Who comes later has fewer of them, whatever it does,
-so no netgroup that comes after a peer which works on takes that peer's rank (docs/decisions/0041-peer-network.md).
+Protected are peers that proved useful by work, time or proximity, above all by their *useful periods*: in how many
+minutes the peer was the first to bring something valid. A newcomer has fewer of them, whatever it does, so no
+netgroup that comes later outranks a peer that keeps working (docs/decisions/0041-peer-network.md).
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ class _Past(NamedTuple):
 
 
 class DepartedPeers:
-    """What peers that are gone had done for this node, by the block of addresses that they did it from; bounded.
+    """The usefulness of peers that have left, with the block of addresses that they had; bounded.
 
-    The standing of one block counts for few places only, so nobody shall earn it in one block and use it in many.
-    Each return costs a period: who leaves and comes back for ever has nothing left of it before long.
+    The useful periods of one block protect few slots only, so a peer must not earn them in one block and use them
+    in another. Each return costs a period, so a peer that keeps reconnecting soon has none left.
     """
 
     def __init__(self, departed_max: int = DEPARTED_MAX, kept_s: float = DEPARTED_S) -> None:
@@ -67,7 +69,7 @@ class DepartedPeers:
         return len(self._past)
 
     def keep(self, address: bytes, block: str, usefulness: Usefulness, now: float) -> None:
-        """Remember a peer that has gone; of too many, whoever has done least is forgotten."""
+        """Remember a peer that has left; of too many, the least useful is forgotten."""
         self.forget(address)
         if usefulness.periods <= 1:
             return
@@ -80,12 +82,12 @@ class DepartedPeers:
             del self._past[min(self._past, key=lambda known: self._past[known].usefulness.periods)]
 
     def periods(self, address: bytes, block: str, now: float) -> int:
-        """Return the periods with which a peer would come back."""
+        """Return the useful periods with which a peer would return."""
         past = self._past.get(address)
         return past.usefulness.periods - 1 if past is not None and past.block == block and past.until > now else 0
 
     def take(self, address: bytes, block: str, now: float) -> Usefulness:
-        """Return what a peer that has come begins with, and remember it no more."""
+        """Return the usefulness with which a returning peer starts, and forget it here."""
         periods = self.periods(address, block, now)
         past = self._past.pop(address, None)
         if past is None or not periods:
@@ -94,13 +96,13 @@ class DepartedPeers:
         return past.usefulness
 
     def forget(self, address: bytes) -> None:
-        """Remember nothing of a peer."""
+        """Forget a peer."""
         self._past.pop(address, None)
 
 
 @dataclass(frozen=True, slots=True)
 class InboundPeer:
-    """A peer that came in and has no place of its own; times in seconds of any one clock."""
+    """An inbound peer without a reserved slot; times in seconds of one monotonic clock."""
 
     address: bytes
     origin: Origin
@@ -112,7 +114,7 @@ class InboundPeer:
 
 
 class AdmissionDecision(NamedTuple):
-    """Whether a newcomer may stay."""
+    """Whether a newcomer is admitted."""
 
     refusal: str | None = None
     """Why not: a stable code."""
@@ -121,7 +123,7 @@ class AdmissionDecision(NamedTuple):
 
 
 def keyed_hash(key: bytes) -> Callable[[str], int]:
-    """Return what draws blocks by a node's secret ``key``."""
+    """Return a hash of blocks under a node's secret ``key``."""
 
     def draw(block: str) -> int:
         return int.from_bytes(blake2b(block.encode(), digest_size=8, key=key, person=b"places").digest(), "big")
@@ -139,7 +141,7 @@ def admit(
     draw: Callable[[str], int],
     useful_periods: int = 0,
 ) -> AdmissionDecision:
-    """Say whether a newcomer from ``origin`` may join these guests.
+    """Decide whether a newcomer from ``origin`` may join these peers.
 
     ``draw`` is a keyed hash of a block whose key is this node's secret; the blocks with the lowest hashes are
     drawn. ``useful_periods`` is what ``DepartedPeers`` remembers of the newcomer.
@@ -177,7 +179,7 @@ def admit(
 def _for_standing(
     peers: Sequence[InboundPeer], back: InboundPeer, slots_max: int, drawn: set[str]
 ) -> bytes | None:
-    """Return who makes room for a peer that is back and, had it stayed, would be kept for its standing."""
+    """Return the peer to evict for a returning peer that its useful periods would have protected."""
     everybody = [*peers, back]
     if back.address not in _standing(everybody, slots_max):
         return None
@@ -191,13 +193,13 @@ def _by_standing(peers: Sequence[InboundPeer]) -> list[InboundPeer]:
 
 
 def _standing(peers: Sequence[InboundPeer], slots_max: int) -> list[bytes]:
-    """Return those who are kept for their standing."""
+    """Return the peers that their useful periods protect."""
     per_block = max(KEPT_PER_BLOCK, slots_max // STANDING_PER_BLOCK_SHARE)
     return _first(_by_standing(peers), slots_max // STANDING_SHARE, per_block)
 
 
 def _kept(peers: Sequence[InboundPeer], slots_max: int, drawn: set[str]) -> set[bytes]:
-    """Return those who are passed over."""
+    """Return all protected peers."""
     near = [(peer.rtt_s, peer) for peer in peers if peer.rtt_s is not None]
     best = sorted((g for g in peers if g.score > 0), key=lambda peer: (-peer.score, peer.address))
     nearest = [peer for _, peer in sorted(near, key=lambda item: (item[0], item[1].address))]
@@ -211,7 +213,7 @@ def _kept(peers: Sequence[InboundPeer], slots_max: int, drawn: set[str]) -> set[
 
 
 def _first(ranked: Sequence[InboundPeer], count: int, per_block: int) -> list[bytes]:
-    """Return the first so many of the ranked, of one block at most ``per_block``."""
+    """Return the first ``count`` of the ranked peers, at most ``per_block`` of one block."""
     taken: Counter[str] = Counter()
     found: list[bytes] = []
     for peer in ranked:

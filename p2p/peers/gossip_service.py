@@ -1,7 +1,7 @@
-"""Gossip in a running network: the core of ``p2p.gossip.core`` between peers and validators.
+"""Runs ``p2p.gossip.core`` between peers and validators.
 
-The core says what is sent to whom, what is to be judged and who is to go; here that is done. What a topic carries
-is the node's matter, which brings a validator for each.
+The core returns what to send, what to validate and whom to drop; this module carries it out. The node brings a
+validator for each topic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["GossipService"]
 
 
 class GossipService:
-    """The topics of one node. A peer that is the first to bring something good is credited in the roster."""
+    """The topics of one node. A peer that first brings something valid is credited in the roster."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class GossipService:
         self._validations: dict[str, TopicValidation] = {}
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Validate from now on what comes."""
+        """Start the validators."""
         for validation in self._validations.values():
             nursery.start_soon(validation.run)
 
     def subscribe(self, topic: str, validator: BatchValidator, *, payload_bytes_max: int, earns: bool) -> None:
-        """Take part in a topic; ``earns``: whether to bring something good of it speaks for a peer."""
+        """Join a topic; ``earns``: whether valid payloads of it credit the peer that brought them first."""
         assert topic not in self._validations
         credit = self._roster.credit if earns else lambda _address: None
         self._validations[topic] = TopicValidation(validator, self._limits, self._judged, credit)
@@ -55,19 +55,19 @@ class GossipService:
         self._apply(self.core.publish(topic, payloads))
 
     def receive(self, address: bytes, body: bytes) -> None:
-        """Take a message of gossip of a peer."""
+        """Take a gossip message of a peer."""
         self._apply(self.core.receive(address, body, trio.current_time()))
 
     def joined(self, address: bytes, *, outbound: bool, network: str | None) -> None:
-        """Take part with a peer; of ``network`` only so many are heard at once."""
+        """Add a peer; ``network`` is its netgroup, which limits its score."""
         self._apply(self.core.peer_joined(address, outbound=outbound, network=network))
 
     def left(self, address: bytes) -> None:
-        """Note that a peer is gone; its score is not forgotten."""
+        """Remove a peer; its score is remembered."""
         self.core.peer_left(address)
 
     def penalise(self, address: bytes, points: float) -> None:
-        """Take points from a peer; enough of them drop or ban it."""
+        """Take points from a peer; enough of them disconnect or ban it."""
         self._apply(self.core.penalise(address, points))
 
     def blame(self, address: bytes) -> None:
@@ -75,11 +75,11 @@ class GossipService:
         self.penalise(address, self.core.parameters.reject_points)
 
     def blame_malformed(self, address: bytes) -> None:
-        """Take points from a peer for bytes that nobody sends by mistake."""
+        """Take points from a peer for malformed bytes, which no correct node sends."""
         self.penalise(address, self.core.parameters.malformed_points)
 
     def beat(self, now: float) -> None:
-        """Do what is due; once a heartbeat."""
+        """Run the heartbeat."""
         self._apply(self.core.heartbeat(now))
 
     def _judged(self, verdicts: Iterable[tuple[bytes, Verdict]]) -> None:

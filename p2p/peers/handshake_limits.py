@@ -1,4 +1,4 @@
-"""The door for connections from outside, without I/O: how many are let in before they prove who they are."""
+"""Limits on inbound connections before they are authenticated; without I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ARRIVALS_MAX: Final = 1_024
 
 
 class HandshakeLimits:
-    """Rates and places of one node; times in seconds of any one clock."""
+    """Rates and half-open slots of one node; times in seconds of one monotonic clock."""
 
     def __init__(self, limits: NetworkLimits) -> None:
         self._limits = limits
@@ -39,11 +39,11 @@ class HandshakeLimits:
         self._circuit_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
 
     def arrived_at(self, host: str) -> float:
-        """Return when a connection last came from an IP address; minus infinity: long ago."""
+        """Return when the last connection from an IP address came; minus infinity if none is remembered."""
         return self._arrivals.get(host, -math.inf)
 
     def connection(self, remote: str, now: float) -> HalfOpenSlot | None:
-        """Return a place for a connection from the IP address ``remote``, or None: turn it away."""
+        """Return a slot for a connection from the IP address ``remote``; None: refuse it."""
         host, site, limits = str(address_of(remote)), site_of(remote), self._limits
         self._arrivals[host] = now
         self._arrivals.move_to_end(host)
@@ -61,14 +61,14 @@ class HandshakeLimits:
         return self.half_open.enter(network_of(remote))
 
     def circuit(self, remote: str, now: float) -> HalfOpenSlot | None:
-        """Return a place for what an acceptor has brought, or None: turn it away."""
+        """Return a slot for a stream that an acceptor brought; None: refuse it."""
         # All that one relay brings are one block: what it makes up is not to keep out what others bring.
         if not (self._relay_rate.allows(remote, now) and self._circuit_rate.allows(None, now)):
             return None
         return self.half_open.enter(remote)
 
     def is_full(self, site: str | None) -> bool:
-        """Tell whether a site has more connections than one may have, where it counts for one."""
+        """Whether a site has more connections than allowed."""
         return (
             site is not None
             and not address_of(site).is_loopback
@@ -76,7 +76,7 @@ class HandshakeLimits:
         )
 
     def count(self, site: str | None, change: int) -> None:
-        """Note a connection of a site more (1) or less (-1), where it counts for one."""
+        """Count one connection of a site more (1) or less (-1); None is not counted."""
         if site is not None:
             self._per_site[site] += change
             if not self._per_site[site]:

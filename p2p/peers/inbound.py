@@ -1,8 +1,8 @@
-"""Ways in: the listeners of a node, and each stream that comes from the first byte to what it is for.
+"""Accepts connections: the listeners of a node, and each inbound stream from its first byte to its purpose.
 
-The rates and places for those who have not yet proved who they are say ``p2p.peers.handshake_limits``. Who has,
-and says what the connection is for, goes on as a peer (``p2p.peers.lifecycle``), as another connection of one or
-as a bulk connection (``p2p.path.selection``).
+``p2p.peers.handshake_limits`` bounds streams before they are authenticated. By its hello, an authenticated
+connection starts a peer (``p2p.peers.lifecycle``), replaces a connection of one, or adds a bulk connection
+(``p2p.path.selection``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PAUSE_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class OwnEndpoints:
-    """Where a node can be reached, as far as it knows by itself."""
+    """Where this node can be reached, as far as its configuration says."""
 
     direct: tuple[Endpoint, ...] = ()
     """Where its owner says that others can dial it."""
@@ -46,7 +46,7 @@ class OwnEndpoints:
 
 
 def own_endpoints(bound: Sequence[tuple[str, int]], advertised: tuple[Endpoint, ...]) -> OwnEndpoints:
-    """Return where a node that listens at ``bound`` can be reached; what is ``advertised`` goes before."""
+    """Return the own endpoints of a node that listens at ``bound``; ``advertised`` ones replace them."""
     if advertised:
         return OwnEndpoints(advertised)
     named = [(host, port) for host, port in bound if not ipaddress.ip_address(host).is_unspecified]
@@ -89,7 +89,7 @@ async def _open_listeners(places: Sequence[tuple[str, int]]) -> list[trio.Socket
 
 
 class InboundConnections:
-    """Takes what comes in; ``live`` carries a new peer to its end."""
+    """Accepts streams; ``live`` runs a new peer to its end."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class InboundConnections:
             nursery.start_soon(self._accept_from, listener)
 
     def take(self, stream: trio.abc.Stream, remote: str) -> None:
-        """Take over a stream that was brought by what is known by the name ``remote``."""
+        """Take over a stream that an acceptor brought; ``remote`` names what brought it."""
         assert self._nursery is not None
         slot = self.handshake_limits.circuit(remote, trio.current_time())
         if slot is None:
@@ -160,10 +160,10 @@ class InboundConnections:
         slot: HalfOpenSlot,
         seen: tuple[str, int] | None = None,
     ) -> None:
-        """Carry a stream to its end; ``slot`` is given back once its peer has said what it is for.
+        """Run a stream to its end; ``slot`` is freed once the peer has sent its hello.
 
-        ``site`` is where it counts as a connection of; None: where it was brought. ``seen``: the address of its
-        other end, where it came directly.
+        ``site`` is the site that the stream counts for; None: an acceptor brought it. ``seen`` is the address of
+        the other end of a direct stream.
         """
         self._counters["accepts"] += 1
         connection: Connection | None = None

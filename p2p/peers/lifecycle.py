@@ -1,7 +1,7 @@
-"""The life of a peer in the network: let in, entered into the roster, told to everybody, carried, let go.
+"""The life of a peer: admission, entry into the roster, its run, its removal.
 
-It comes here with a link from outside (``p2p.peers.inbound``) or from our own dialling (``p2p.peers.outbound``);
-``p2p.peers.admission`` decides, ``p2p.session.peer`` is the conversation that then begins.
+Connections come from ``p2p.peers.inbound`` and ``p2p.peers.outbound``; ``p2p.peers.admission`` decides, and
+``p2p.session.peer`` is the conversation that starts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FAULTS: Final = frozenset({"frame_invalid", "decode_error", "protocol_error", "
 
 
 class PeerLifecycle:
-    """Brings peers into the roster and out of it; messages that wait for one are in ``outbox``."""
+    """Adds peers to the roster and removes them; ``outbox`` holds messages that wait for a peer."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PeerLifecycle:
         self._log = log
 
     async def live(self, connection: Connection) -> bool:
-        """Carry one peer from the end of its first handshake to its own; whether it was let in at all."""
+        """Run one peer from its first handshake to its end; return whether it was admitted."""
         address = connection.session.address
         if not await self._let_in(connection):
             return False
@@ -80,13 +80,13 @@ class PeerLifecycle:
         return True
 
     def recheck(self, address: bytes) -> None:
-        """Drop a peer of whom is known by now that its certificate is an old one."""
+        """Drop a peer whose certificate is now known to be revoked."""
         peer = self._roster.peers.get(address)
         if peer is not None and self._admission.is_revoked(peer):
             peer.close("certificate_revoked")
 
     def bound_memory(self) -> None:
-        """Let those go for whom most waits to be read, where all that waits is too much."""
+        """Drop the peers with the largest backlogs if all backlogs together are too large."""
         holdings = {peer: peer.backlog() for peer in self._roster.peers.values() if peer.closed_for is None}
         for peer in excess_holders(holdings, self._limits.send_bytes_max):
             peer.close("send_memory")
@@ -137,7 +137,7 @@ class PeerLifecycle:
         self._roster.tell(peer.address, False)
 
     def _keep_for_later(self, peer: Peer) -> None:
-        """Keep what a lost peer was to hear of the consensus: it may be back in a moment, and know nothing."""
+        """Keep the consensus messages that a lost peer has not received: it may soon reconnect."""
         for cls, kind, body in peer.undelivered():
             if cls is Class.CONSENSUS:
                 self._outbox.post(peer.address, cls, kind, body, trio.current_time())

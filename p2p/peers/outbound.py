@@ -1,7 +1,6 @@
-"""Whom a node dials: those that it wants always, its bootstrap peers, others of its book up to the wished number.
+"""Chooses which peers to dial: persistent peers, bootstrap peers, and peers of the address book up to the target.
 
-How one address is dialled, and when again, is ``p2p.path.dialling``; what comes of it is carried by
-``p2p.peers.lifecycle``.
+``p2p.path.dialling`` dials and keeps the back-off, ``p2p.peers.lifecycle`` runs the peer.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LOOK_INTERVAL_S: Final = 0.25
 
 
 class PersistentPeerDraw:
-    """Draws whom to dial of many of whom a few are enough: one at a time, and ever more slowly; without I/O."""
+    """Draws which persistent peer to dial where a few are enough: one at a time, with back-off; without I/O."""
 
     def __init__(self, *, limits: NetworkLimits, random: RandomSource) -> None:
         self._limits = limits
@@ -37,7 +36,7 @@ class PersistentPeerDraw:
         self._delay_s = 0.0
 
     def next(self, wanted: Collection[bytes], *, connected: int, enough: int, now: float) -> bytes | None:
-        """Return whom of the ``wanted`` to dial now, where fewer than ``enough`` are ``connected``."""
+        """Return which of the ``wanted`` to dial now, if fewer than ``enough`` are ``connected``."""
         if connected >= enough:
             self._delay_s = 0.0
             return None
@@ -51,7 +50,7 @@ class PersistentPeerDraw:
 
 
 class OutboundPeers:
-    """Dials for one node; ``live`` carries a link to its end and says whether a peer was let in by it."""
+    """Dials for one node; ``live`` runs a connection to its end and returns whether its peer was admitted."""
 
     def __init__(
         self,
@@ -77,39 +76,39 @@ class OutboundPeers:
         self._nursery: trio.Nursery | None = None
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Dial from now on, first those who stayed longest in an earlier run."""
+        """Dial from now on, first the anchors of the last run."""
         self._nursery = nursery
         for anchor in self._book.anchors:
             self.reach(anchor)
         nursery.start_soon(self._keep_peers)
 
     def stop(self) -> None:
-        """Dial no more."""
+        """Stop dialling."""
         self._nursery = None
 
     def wake(self) -> None:
-        """Say that there may be somebody else to dial."""
+        """Look now whether there is somebody to dial."""
         self._something.set()
 
     def on_peer(self, _address: bytes, is_there: bool) -> None:
-        """Note that a peer has come or gone."""
+        """Note that a peer connected or left."""
         self.wake()
         if is_there:
             self._choose_anchors()
 
     def reach(self, address: bytes) -> None:
-        """Dial an address now unless its back-off says to wait."""
+        """Dial an address now unless its back-off forbids it."""
         self._dial(self._dialling.state_of(address))
 
     def insist(self, address: bytes) -> None:
-        """Dial an address now, whatever its back-off says."""
+        """Dial an address now, whatever its back-off."""
         state = self._dialling.state_of(address)
         state.next_at = 0.0
         if address not in self._roster.peers and address not in self._roster.bans:
             self._dial(state)
 
     async def connected(self, address: bytes) -> Peer:
-        """Return the peer of an address as soon as there is one. Raises PeerUnreachable: there can be none."""
+        """Return the peer of an address once it is connected. Raises PeerUnreachable if it cannot be."""
         roster = self._roster
         while True:
             peer = roster.peers.get(address)
@@ -137,7 +136,7 @@ class OutboundPeers:
         self._nursery.start_soon(self._dial_and_live, state, endpoints)
 
     def _dials_max(self, state: DialState) -> int:
-        """Dials of strangers leave room: however slow they make theirs, those that we need are made meanwhile."""
+        """Return the dial limit: dials of unknown peers leave some slots to those that this node needs."""
         is_needed = bool(state.endpoints) or self._roster.is_needed(state.target)
         return self._limits.dials_max - (0 if is_needed else self._limits.dials_reserved)
 
@@ -169,7 +168,7 @@ class OutboundPeers:
                 await connection.aclose()
 
     def _redial_max_s(self, state: DialState, *, is_there: bool) -> float:
-        """Return how long a way is left alone at most."""
+        """Return the longest back-off of an address."""
         if self._roster.is_needed(state.target):
             return self._limits.redial_persistent_max_s
         if is_there and not state.endpoints:
@@ -179,7 +178,7 @@ class OutboundPeers:
     # -- all of them -----------------------------------------------------------------------------------------
 
     async def _keep_peers(self) -> None:
-        """Dial whom the node wants always, the bootstrap peers, and others up to the wished number."""
+        """Dial persistent peers, bootstrap peers, and others up to the target."""
         felt_at = trio.current_time()
         while True:
             self._something = trio.Event()
@@ -204,7 +203,7 @@ class OutboundPeers:
             await trio.lowlevel.checkpoint()
 
     def _wanted(self, now: float) -> list[bytes]:
-        """Return whom to dial of those that are wanted always."""
+        """Return which persistent peers to dial."""
         roster = self._roster
         lacking = [a for a in roster.persistent if a not in roster.peers and a not in roster.bans]
         if roster.kept is None:
@@ -214,7 +213,7 @@ class OutboundPeers:
         return [] if drawn is None else [drawn]
 
     def _named(self) -> list[DialState]:
-        """Return the paths with endpoints that this node was told of, to those who are no peers yet."""
+        """Return the dial states with configured endpoints whose peers are not connected."""
         shut = self._roster.not_to_dial()
         return [
             state
@@ -223,14 +222,14 @@ class OutboundPeers:
         ]
 
     def _choose_anchors(self) -> None:
-        """Keep the names of those whom we dialled and that have stayed longest."""
+        """Store the outbound peers with the oldest connections as anchors."""
         peers = self._roster.peers.values()
         settled = [peer for peer in peers if peer.is_outbound and peer.address in self._book]
         settled.sort(key=lambda peer: peer.since)
         self._book.set_anchors(peer.address for peer in settled[:ANCHORS_MAX])
 
     def _feel(self) -> None:
-        """Find out whether somebody of whom we were only told is there, so that the tried stay many."""
+        """Start a feeler: dial an untried address, so that the book keeps many tried ones."""
         address = self._book.untried(self._random, exclude=self._roster.not_to_dial())
         if address is not None and self._nursery is not None:
             self._counters["feelers"] += 1

@@ -1,4 +1,4 @@
-"""Peer records in a running network: our own told and renewed, those of others asked for, checked and kept.
+"""Publishes and renews the own peer record; requests, verifies and keeps those of others.
 
 See network.md 2.5.
 """
@@ -40,7 +40,7 @@ _SEQUENCE_MAX: Final = 2**62
 
 
 class RecordExchange:
-    """What one node knows of where others are, and what it says of itself.
+    """The peer records that one node knows, and its own.
 
     ``publish`` gossips a record. ``blame`` takes points from a peer whose answer broke a rule. The newest
     certificate of an address that ``is_kept`` is never forgotten.
@@ -93,7 +93,7 @@ class RecordExchange:
         self._on_news, self._on_revoked = on_news, on_revoked
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> bool:
-        """Note where we can be reached by way of ``source``; whether that is new."""
+        """Set where this node is reachable by way of ``source``; return whether that is new."""
         is_new = self._endpoints.get(source, ()) != endpoints
         if endpoints:
             self._endpoints[source] = endpoints
@@ -102,7 +102,7 @@ class RecordExchange:
         return is_new
 
     def sign(self) -> None:
-        """Sign our record as it now is, and tell it."""
+        """Sign the own record and publish it."""
         endpoints = tuple(dict.fromkeys(e for group in self._endpoints.values() for e in group))
         # Two in one millisecond, or after the clock was set back, still follow one upon the other.
         self.own = sign_record(self._identity(), endpoints, now_ms=self._now_ms(), above=self._told)
@@ -114,11 +114,11 @@ class RecordExchange:
         return verify_record(data, genesis_hash=self._identity().genesis_hash, now_ms=self._now_ms())
 
     async def validate(self, sender: bytes, payload: bytes) -> Verdict:
-        """Say whether a gossiped record is news.
+        """Decide whether a gossiped record is new.
 
-        Anybody can sign any number of records, as many nodes, and honest peers pass them on. So there is a ration
-        for those of strangers, and the word of a node that we know gets through however much junk comes the same
-        way; and what is over a ration is not taken for seen.
+        Anybody can sign any number of records, and honest peers forward them. So records of unknown nodes have a
+        rate limit, and a record of a known node passes however much junk comes from the same peer. A record above
+        a limit may come again later.
         """
         now = trio.current_time()
         if not self._record_rate.allows(sender, now):
@@ -159,7 +159,7 @@ class RecordExchange:
         return is_news
 
     def is_revoked(self, address: bytes, certificate: NodeCertificate) -> bool:
-        """Tell whether an address is known to have a later certificate, for other keys."""
+        """Whether a later certificate of an address, for other keys, is known."""
         return self._revocations.is_revoked(address, certificate)
 
     def met(self, address: bytes, certificate: NodeCertificate) -> None:
@@ -167,7 +167,7 @@ class RecordExchange:
         self._revocations.note(address, certificate, is_met=True)
 
     async def serve(self, sender: bytes, body: bytes) -> bytes:
-        """Answer a peer that asks for others."""
+        """Answer a peer that requests records."""
         if not self._exchange_rate.allows(sender, trio.current_time()):
             raise RequestRefused("asked too often")
         own = [] if self.own is None else [self.own]
@@ -176,7 +176,7 @@ class RecordExchange:
         return encode([record.data for record in records if record.expiry_ms > now_ms])
 
     async def run(self, peers: Callable[[], Collection[Peer]], changed: Callable[[], trio.Event]) -> None:
-        """Ask peers for others, sign our own record again in time, keep the book on disk; until cancelled."""
+        """Request records from peers, renew the own one, save the book; until cancelled."""
         again_at: dict[Peer, float] = {}
         signed_at = saved_at = asked_at = trio.current_time()
         while True:
@@ -225,7 +225,7 @@ class RecordExchange:
             self._blame(peer.address)
 
     async def load(self) -> None:
-        """Take up the book of an earlier run, where there is one, and the certificates that it knew."""
+        """Load the book and the certificates of the last run, if there are any."""
         book, now_ms = self.book, self._now_ms()
         for path, limit, load in (
             (self._path, _BOOK_BYTES_MAX, book.load),
@@ -240,7 +240,7 @@ class RecordExchange:
                 self._log("file not readable, starting without it", file=path.name, error=str(error))
 
     async def save(self) -> None:
-        """Write the book, and the newest certificates where there are others."""
+        """Write the book, and the certificates if they changed."""
         if self._path is None or self._certificates is None:
             return
         files = {self._path: self.book.encode()}

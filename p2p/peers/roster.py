@@ -1,8 +1,7 @@
-"""The roster of one node: who is connected, who is wanted always, who is kept away.
+"""The table of one node's peers: who is connected, persistent or banned.
 
-It is the one table that the parts of the network share. ``p2p.peers.lifecycle`` writes peers into it,
-``p2p.peers.admission`` and ``p2p.peers.outbound`` decide by it, gossip and the node send by it. It opens no
-connection and decides nothing.
+All parts of the network share it. ``p2p.peers.lifecycle`` enters peers, ``p2p.peers.admission`` and
+``p2p.peers.outbound`` decide by it, gossip and the node send by it. It opens no connection and decides nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PeerWatcher = Callable[[bytes, bool], None]
 
 
 class Roster:
-    """Peers by their addresses; ``own`` is this node's."""
+    """Peers by their addresses; ``own`` is the address of this node."""
 
     def __init__(
         self, own: bytes, *, limits: NetworkLimits, counters: Counter[str], log: Callable[..., None]
@@ -52,25 +51,25 @@ class Roster:
         return None if peer is None else peer.rtt_s
 
     def credit(self, address: bytes) -> None:
-        """Note that a peer was useful just now; ``p2p.peers.eviction`` says what that is good for."""
+        """Note that a peer was useful just now; see ``p2p.peers.eviction``."""
         peer = self.peers.get(address)
         if peer is not None:
             peer.usefulness.note(trio.current_time())
 
     def is_shut_out(self, address: bytes) -> bool:
-        """Whether there can be no connection to an address: it is our own, or banned."""
+        """Whether no connection to an address is possible: it is the own one, or banned."""
         return address == self.own or address in self.bans
 
     def not_to_dial(self) -> set[bytes]:
-        """Return everybody to whom there is a connection already or can be none."""
+        """Return the addresses that are connected already or cannot be."""
         return {*self.peers, *self.bans, self.own}
 
     def is_needed(self, address: bytes | None) -> bool:
-        """Tell whether a connection to this address is wanted before those to others."""
+        """Whether a connection to this address is wanted before others."""
         return self.kept is None and address in self.persistent
 
     def want(self, addresses: Iterable[bytes], *, kept: int | None) -> None:
-        """Say who is wanted always; whoever is, is heard, whatever came before."""
+        """Set the persistent peers; their bans are lifted."""
         self.persistent = frozenset(addresses) - {self.own}
         self.kept = kept
         for address in self.persistent:
@@ -81,26 +80,26 @@ class Roster:
         self._watchers.append(watcher)
 
     def tell(self, address: bytes, is_there: bool) -> None:
-        """Tell everybody who waits or watches that a peer has come or gone."""
+        """Tell all watchers that a peer connected or left."""
         self.changed.set()
         self.changed = trio.Event()
         for watcher in self._watchers:
             watcher(address, is_there)
 
     async def wait_peers(self, count: int) -> None:
-        """Wait until at least so many are connected."""
+        """Wait until at least ``count`` peers are connected."""
         while len(self.peers) < count:
             await self.changed.wait()
 
     def close(self, address: bytes, reason: str) -> bool:
-        """End the connection to a peer; tell whether there was one."""
+        """Close the connection to a peer; return whether there was one."""
         peer = self.peers.get(address)
         if peer is not None:
             peer.close(reason)
         return peer is not None
 
     def ban(self, address: bytes, reason: str, *, ban_s: float | None = None) -> None:
-        """Drop a peer and keep it away for ``ban_s``; None: as long as the limits say."""
+        """Drop a peer and ban it for ``ban_s``; None: as long as the limits say."""
         self.bans.add(address, self._limits.ban_s if ban_s is None else ban_s)
         self._counters["bans"] += 1
         self._log("peer banned", peer=address.hex(), reason=reason)

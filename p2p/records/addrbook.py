@@ -1,11 +1,12 @@
-"""The address book: bounded memory of where peers are, hard to fill for whoever owns one corner of the network.
+"""The address book: a bounded table of peer records that an attacker in one part of the network cannot fill.
 
-A record falls into one of a fixed number of buckets by a keyed hash of where it can be reached (the /16 of an IPv4
-address, the /32 of an IPv6 one, a host name, a relay) and of who told us, so one source can netgroup a few buckets
-only. In a full bucket the least useful gives way: never a node that we have spoken with for one that we have not.
+A keyed hash puts a record into one of a fixed number of buckets, by its endpoints (the /16 of an IPv4 address, the
+/32 of an IPv6 one, a host name, a relay) and by the peer that sent it. So one source reaches only a few buckets.
+In a full bucket the least useful record is replaced, never a node that this node has connected to by one that it
+has not.
 
-Where it can be reached a record merely says. Once a node was met it stands in a bucket of the place where it was:
-else one host could be met under names all over the world, and all buckets be full of it for ever.
+The endpoints of a record are a claim. Once a node was reached, its bucket is that of the endpoint where it was.
+Otherwise one host could be reached under names all over the world, and fill all buckets.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class _Entry:
 
 
 class AddressBook:
-    """Verified records by address. ``key`` is this node's secret; no two nodes sort alike.
+    """Verified records by address. ``key`` is this node's secret, so no two nodes use the same buckets.
 
-    One that ``is_kept`` (the committee) has a place in any case, and gives way to nobody.
+    A record that ``is_kept`` (the committee) is always stored, and never replaced.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Signed peer records: where a node says it can be reached, in at most 768 bytes that anyone may pass on.
+"""Signed peer records: the endpoints of a node, in at most 768 bytes that anyone may forward.
 
 See network.md 2.5.
 """
@@ -30,7 +30,7 @@ _KIND: Final = b"peer record"
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """A verified record. ``data`` is what was signed and is passed on as it came."""
+    """A verified record. ``data`` is what was signed, and is forwarded unchanged."""
 
     address: bytes
     certificate: NodeCertificate

@@ -1,9 +1,9 @@
-"""The newest node certificate known of each address, so that an older one serves nobody; without I/O.
+"""The newest node certificate known of each address, so that older ones are refused; without I/O.
 
 See network.md 2.3.
 
-A certificate of a higher sequence revokes those below it. Whoever stole a node's keys has one that is good for up
-to 30 days: it must be refused also while its owner is not connected, and after a restart.
+A certificate with a higher sequence revokes the lower ones. A thief of a node's keys has a certificate that is
+valid for up to 30 days. It must be refused also while the owner is not connected, and after a restart.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class _Newest(NamedTuple):
 
 
 class Revocations:
-    """What was proved once is remembered until it does not matter any more; at most KNOWN_MAX addresses.
+    """Certificates that were proved, until they expire; at most KNOWN_MAX addresses.
 
-    Strangers can make any number of addresses, so when there are too many those go first that were only heard of,
-    and never one that ``is_kept`` (the committee).
+    Strangers can create any number of addresses. Of too many, those that were never met go first, and never one
+    that ``is_kept`` (the committee).
     """
 
     def __init__(

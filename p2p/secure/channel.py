@@ -1,10 +1,11 @@
-"""One connection after its handshake, without I/O: records out, plaintexts in, words about itself.
+"""One connection after its handshake, without I/O: seals records, opens them, and keeps the state of the
+connection.
 
 See network.md 4.4.
 
-Words are frames of class 0 that concern this one connection: pings, the change of a key, and how it belongs to the
-conversation of two peers, which outlives the connections that carry it (``p2p.session.mux``). They stand in front
-of what the conversation puts into a record, and are never sent again on another connection.
+Channel frames have class 0 and concern this one connection: pings, key changes, acknowledgements, and the place of
+the connection in the conversation of two peers, which outlives its connections (``p2p.session.mux``). They precede
+the conversation's frames in a record, and are never sent again on another connection.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _HELLO: Final = Struct(">B16sIQ")
 
 
 class ChannelFrame(IntEnum):
-    """What is said about a connection on that connection."""
+    """The kinds of frames that concern the connection on which they are sent."""
 
     PING = 0xF0
     PONG = 0xF1
@@ -77,7 +78,7 @@ _SIZES: Final = {
 
 
 class HelloKind(IntEnum):
-    """What a new connection is for; the first thing said on it."""
+    """The purpose of a new connection, in its first record."""
 
     NEW = 0
     """A conversation begins."""

@@ -1,7 +1,7 @@
-"""The handshake of two nodes without I/O: Noise XX whose payloads are the node certificates (network.md 3.1).
+"""The handshake of two nodes, without I/O: Noise XX whose payloads are the node certificates (network.md 3.1).
 
-Wire: each message behind its u16 length. A dialler that expects an address stops before it names itself to anyone
-else. Nothing is kept of a stranger beyond HANDSHAKE_MESSAGE_BYTES_MAX until it has proved its address.
+Wire format: each message after its length (u16). A node that dials a known address stops before it reveals its own
+identity to any other node. At most HANDSHAKE_MESSAGE_BYTES_MAX are stored of a peer that is not authenticated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FEATURES_BITS: Final = 64
 
 @dataclass(slots=True)
 class Session:
-    """A finished handshake: who is there and the keys to speak with them."""
+    """A finished handshake: the address of the peer, and the keys of both directions."""
 
     address: bytes
     certificate: NodeCertificate

@@ -42,7 +42,7 @@ _KIND: Final = b"node certificate"
 
 
 class Role(IntFlag):
-    """What a node says that it does; a claim, to be checked against the chain by whoever depends on it."""
+    """The roles that a node claims; whoever depends on a claim must check it against the chain."""
 
     VALIDATOR = 1
     WORKER = 2
@@ -54,7 +54,7 @@ NO_ROLES: Final = Role(0)
 
 
 class Purpose(IntEnum):
-    """What a handshake is for; one made for one purpose does not authenticate another."""
+    """The purpose of a handshake. A handshake for one purpose does not authenticate another."""
 
     PEER = 1
     RELAY_CONTROL = 2
@@ -168,7 +168,7 @@ def account_and_signer(data: bytes, genesis_hash: bytes, now_ms: int) -> tuple[b
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a node proves itself with: the keys of its node secret and the certificate for them."""
+    """The keys of a node, from its node secret, and the certificate for them."""
 
     static: StaticKey
     signer: SecretKey

@@ -1,8 +1,7 @@
-"""The bulk connections of one peer: connections beside its conversation on which bulk travels.
+"""Runs the bulk connections of one peer: reads, writes, watches and closes them.
 
-What leaves on which bulk connection, and what comes of one that is lost, says ``p2p.session.bulk_streams``; how
-many there are and by which paths, ``p2p.path.selection``, which brings them. Here they are read, written, watched
-and ended.
+``p2p.session.bulk_streams`` decides what is sent on which connection, and recovers the messages of a lost one.
+``p2p.path.selection`` decides how many there are on which path, and opens them.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ class _Conversation(Protocol):
 
 
 class BulkConnections(Mapping[Connection, BulkStream]):
-    """The bulk connections that a peer has now, each by its connection.
+    """The bulk connections of a peer, with the bulk stream of each.
 
-    ``handlers`` take the messages of each kind; ``bring`` is called when bulk waits and has no bulk connection,
-    and says whether some are tried; ``on_suspected`` when a bulk connection stands still, to bring one by another
-    path beside it.
+    ``handlers`` take the messages of each kind. ``bring`` is called when bulk waits without a bulk connection, and
+    returns whether some are being opened. ``on_suspected`` is called when nothing moves on one, to open another
+    beside it.
     """
 
     def __init__(
@@ -104,31 +103,31 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         return len(self._streams)
 
     def count(self, *, is_ours: bool) -> int:
-        """Return how many are there for our bulk, or for the peer's."""
+        """Return how many serve this node's bulk (``is_ours``), or the peer's."""
         return sum(stream.is_ours == is_ours for stream in self._streams.values())
 
     @property
     def is_quiet(self) -> bool:
-        """Whether on one of them nothing has moved for a while."""
+        """Whether nothing has moved on one of them for a while."""
         return any(stream.is_quiet for stream in self._streams.values())
 
     # -- how many there are ----------------------------------------------------------------------------------
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Take bulk connections from now on; what ends them slowly runs in ``nursery``."""
+        """Accept bulk connections from now on; ``nursery`` runs their tasks."""
         self._nursery = nursery
 
     def end(self) -> list[Connection]:
-        """Let go of all, and return their connections for the caller to close."""
+        """Drop all, and return their connections for the caller to close."""
         connections, self._streams = list(self._streams), {}
         return connections
 
     def wake(self) -> None:
-        """Say that there may be something to write."""
+        """Wake the writers: there may be something to write."""
         self._something.set()
 
     def seek(self) -> None:
-        """See to it that much bulk has bulk connections, or the control connection where none can be had."""
+        """Request bulk connections for much bulk; where none can be opened, use the control connection."""
         mux = self._mux
         waiting = mux.bulk_out.waiting_bytes
         now = trio.current_time()
@@ -148,7 +147,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         mux.may_begin_bulk = may_begin
 
     def failed(self) -> None:
-        """Note that none could be opened: bulk need not wait for one any longer."""
+        """Note that none could be opened, so bulk does not wait for one."""
         self._hold_until = -math.inf
         self.seek()
         self._peer.wake()
@@ -162,8 +161,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         )
 
     def close(self, connection: Connection) -> None:
-        """Give a bulk connection up as soon as what it has under way is done; what is not done soon goes
-        elsewhere."""
+        """Close a bulk connection once its messages are sent; unfinished ones move elsewhere after a while."""
         stream = self._streams.get(connection)
         if stream is not None and not stream.is_draining and self._nursery is not None and not self._peer.is_over:
             stream.is_draining = True
@@ -178,7 +176,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         connection.retire()
 
     def hear(self) -> None:
-        """Take what the peer has said of them on the control connection. Raises FrameInvalid."""
+        """Take the peer's reports about them from the control connection. Raises FrameInvalid."""
         mux = self._mux
         if mux.stream_progress:
             for stream in self._streams.values():
@@ -197,8 +195,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
     # --------------------------------------------------------------------------------------------
 
     async def carry(self, connection: Connection, hello: Hello) -> None:
-        """Let bulk travel on ``connection`` until it or the peer ends; what it then has under way goes
-        elsewhere."""
+        """Run ``connection`` until it or the peer ends; its unfinished messages are sent on another one."""
         assert self._nursery is not None and not self._peer.is_over
         connection.make_bulk()
         stream = BulkStream(
@@ -218,8 +215,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
             await connection.aclose()
 
     def _end(self, stream: BulkStream, connection: Connection) -> None:
-        """Take a bulk connection out of use. What has wholly come on it is still dealt with: it will not come
-        again."""
+        """Remove a bulk connection. Messages that arrived whole are still handled: they will not be sent again."""
         connection.retire()
         if self._streams.pop(connection, None) is None:
             return
@@ -234,8 +230,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         self._peer.wake()
 
     def _share(self) -> None:
-        """Let our bulk begin on the bulk connections that are there for it, on the peer's only while there is
-        none."""
+        """Let own bulk use own bulk connections, and the peer's only while there are no own ones."""
         own = [stream for stream in self._streams.values() if stream.is_ours and not stream.is_draining]
         if all(stream.is_suspended for stream in own):
             for stream in own:  # there is no other any more
@@ -316,8 +311,9 @@ class BulkConnections(Mapping[Connection, BulkStream]):
             await trio.sleep(limits.bulk_tick_s)
 
     def _suspend(self, stream: BulkStream, *, must_suspend: bool) -> None:
-        """Send what does not arrive by other bulk connections too, where there are some; until it is seen to
-        arrive."""
+        """Send what does not arrive on other bulk connections too, if there are some, until it is seen to
+        arrive.
+        """
         if stream.is_suspended and not must_suspend:
             stream.is_suspended = False
             self._share()

@@ -1,10 +1,10 @@
-"""How fast bulk goes while votes are about: so that what it keeps waiting before the line stays short.
+"""Paces bulk while consensus messages are exchanged, so that the queue at the bottleneck stays short.
 
-BBR holds up to two round trips' worth under way where acknowledgements come in bunches and its estimate is too
-high; the second one waits before the line, and every vote of this machine behind it. So while votes are about, a
-bulk connection whose round trip says that something waits is paced a little below what it carries, and let grow
-again when nothing does. It stays above ``floor_percent`` of what it carried: less cannot fill its line, so if
-something waits all the same it is somebody else's, and the bulk connection gives way no further.
+BBR may keep two round trips of data in flight where acknowledgements come in bunches and its estimate is too high.
+The second one queues at the bottleneck, and every vote of this machine queues behind it. So while votes are
+exchanged, a bulk connection whose round trip shows a queue is paced a little below its rate, and may grow again
+when the queue is gone. The rate stays above ``floor_percent`` of what it was. Less cannot fill the line, so a
+queue that remains is caused by others, and this connection slows down no further.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["BulkPacing", "BulkPacingParameters"]
 
 @dataclass(frozen=True, slots=True)
 class BulkPacingParameters:
-    """Of one bulk connection; a tick is ``NetworkLimits.plan_interval_s``."""
+    """Parameters of one bulk connection; a tick is ``NetworkLimits.plan_interval_s``."""
 
     queue_s: float = 0.010
     """What may wait before the line, in time of the line."""
@@ -42,8 +42,9 @@ class BulkPacingParameters:
 
 
 class BulkPacing:
-    """One bulk connection: told at each tick what has been acknowledged and what its round trip says; returns its
-    bound."""
+    """The pacing of one bulk connection. Each tick takes its acknowledged bytes and round trip, and returns its
+    rate limit.
+    """
 
     def __init__(self, parameters: BulkPacingParameters | None = None) -> None:
         self._parameters = parameters if parameters is not None else BulkPacingParameters()
@@ -55,15 +56,15 @@ class BulkPacing:
         self._free_until = 0.0
 
     def let_go(self) -> None:
-        """Bind no more, and not again before it is known what the bulk connection carries unbound."""
+        """Remove the limit, and set none before the rate without a limit is known."""
         self._bound = None
         self._acked.clear()
 
     def tick(self, now: float, *, acked_bytes: int, waiting_s: float) -> int | None:
-        """Return how many bytes a second the bulk connection may send beside votes; None: as it likes.
+        """Return the rate limit in bytes per second; None: no limit.
 
-        ``acked_bytes`` since the connection began; ``waiting_s`` is by how much its round trip is longer than its
-        shortest. Ticks in a row are of a bulk connection that has something to send all the time.
+        ``acked_bytes`` since the connection began. ``waiting_s`` is the round trip less the shortest one.
+        Consecutive ticks must be of a connection that always has data to send.
         """
         if now < self._free_until:
             return None

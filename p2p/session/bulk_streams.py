@@ -1,11 +1,10 @@
-"""Bulk between two peers without I/O: whole messages over any of several connections, within one window.
+"""Bulk between two peers, without I/O: whole messages over any of several connections, within one window.
 
 See network.md 4.6.
 
-Each message has a number; it travels on one bulk connection (or, where there is none, on the control connection)
-and counts against the window until the receiver says that it is done with it. A bulk connection that dies gives
-its unfinished messages back to be sent on another, and the receiver takes each number once. Between messages there
-is no order.
+Each message has a number. It is sent on one bulk connection (on the control connection if there is none) and
+counts against the window until the receiver reports that it is done. The unfinished messages of a dead connection
+are sent on another one, and the receiver takes each number once. Messages have no order.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _TELL_S: Final = 0.025
 
 
 class Message(NamedTuple):
-    """A message that has wholly arrived."""
+    """A message that has arrived whole."""
 
     cls: Class
     kind: int
@@ -67,7 +66,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WindowLimits:
-    """How much bulk one peer may have under way towards us."""
+    """How much bulk one peer may have in flight towards this node."""
 
     first_bytes: int = MIB // 4
     max_bytes: int = WINDOW_BYTES_MAX
@@ -272,7 +271,7 @@ class _Incoming:
 
 
 class BulkIn:
-    """The receiving half. ``account`` is charged for what has come of a message until its release."""
+    """The receiving half. ``account`` is charged for the bytes of a message until its release."""
 
     __slots__ = (
         "_account",
@@ -438,7 +437,7 @@ class BulkIn:
 
 
 class BulkStream:
-    """The core of one bulk connection: bulk in, bulk out, and nothing else."""
+    """The bulk of one connection, in both directions."""
 
     __slots__ = (
         "_incoming",

@@ -1,4 +1,4 @@
-"""One connection and its stream: whole records out, bytes in, and an end that harms nobody who waits on it."""
+"""One authenticated connection: sends whole records, receives bytes, and ends without blocking its users."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _PING_BYTES: Final = 8
 async def run_handshake(
     stream: trio.abc.Stream, handshake: Handshake, *, preamble: bytes = b"", heard: bytes = b""
 ) -> Session:
-    """Complete a handshake on a stream; ``preamble`` goes before its first word, ``heard`` was read already.
+    """Complete a handshake on a stream; ``preamble`` precedes its first message, ``heard`` was read already.
 
-    Raises HandshakeFailed and its kinds; what the stream raises passes. The stream stays the caller's to close.
+    Raises HandshakeFailed and its subclasses; errors of the stream pass through. The caller closes the stream.
     """
     out = preamble + handshake.start()
     if heard:
@@ -52,11 +52,11 @@ async def run_handshake(
 
 
 class ConnectionLost(Exception):
-    """The stream ended, broke or was retired; what was under way on it is somebody else's now."""
+    """The stream ended, broke or was retired. The caller sends unfinished data elsewhere."""
 
 
 class Connection:
-    """A stream on which a handshake has been completed."""
+    """A stream whose handshake is complete."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Connection:
 
     @property
     def is_sending(self) -> bool:
-        """Whether something is being written, or was when it broke."""
+        """Whether a write is in progress, or was when the connection broke."""
         return self._is_mid_record
 
     async def send(self, data: bytes | bytearray | memoryview, *, timeout_s: float) -> None:
@@ -153,7 +153,7 @@ class Connection:
         await self.send(self.channel.seal(hello.encode()), timeout_s=timeout_s)
 
     async def receive_hello(self) -> Hello:
-        """Return what the connection is for. Raises ConnectionUnused, HandshakeFailed, FrameInvalid."""
+        """Return the hello of the peer. Raises ConnectionUnused, HandshakeFailed, FrameInvalid."""
         try:
             while (plaintext := self.channel.next_plaintext()) is None:
                 self.channel.feed(await self.receive())
@@ -162,27 +162,27 @@ class Connection:
         return Hello.decode(plaintext)
 
     def new_ping(self, now: float) -> bytes:
-        """Return the token of a ping that leaves on this connection now."""
+        """Return the token of a ping that is sent on this connection now."""
         token = secrets.token_bytes(_PING_BYTES)
         self._pings.ask(token, now)
         return token
 
     def take_pong(self, token: bytes, now: float) -> float | None:
-        """Take the answer to a ping and return how long it took: ``rtt_s`` is what follows from it."""
+        """Take the answer to a ping, update ``rtt_s``, and return how long the answer took."""
         took_s = self._pings.answered(token, now)
         self.rtt_s = self._pings.rtt_s
         return took_s
 
     def retire(self) -> None:
-        """End it: who reads or writes on it gets ConnectionLost."""
+        """End it: its readers and writers get ConnectionLost."""
         self.is_retired = True
         self._reading.cancel()
         self._writing.cancel()
 
     async def is_dead(self, timeout_s: float) -> bool:
-        """Wait on a retired connection for a record of the peer's; whether none came.
+        """Wait on a retired connection for a record of the peer; return whether none came.
 
-        Its end proves nothing: a relay that swallows all may end it too.
+        The end of the stream proves nothing: a relay that drops all data may end it too.
         """
         self._low_water.expect(0)
         with trio.move_on_after(timeout_s):
@@ -202,12 +202,14 @@ class Connection:
         return True
 
     async def leave(self, received: int) -> None:
-        """Close after a word by which the other end, which doubts this connection, sees that it works."""
+        """Close after an acknowledgement, from which the other end, which suspects the connection, sees that it
+        works.
+        """
         self.channel.say(ChannelFrame.ACK, received.to_bytes(8, "big"))
         await self.aclose(goodbye=self.channel.seal())
 
     async def aclose(self, *, goodbye: bytes = b"") -> None:
-        """Retire and close, after a last record where nothing stands half written before it."""
+        """Retire and close, after a last record unless another one is half written."""
         is_clean = not self._is_mid_record and not self.is_retired
         self.retire()
         if goodbye and is_clean:
@@ -220,12 +222,12 @@ class Connection:
         await trio.aclose_forcefully(self._stream)
 
     async def part(self) -> None:
-        """Close after a word of farewell."""
+        """Close after a BYE."""
         self.channel.say(ChannelFrame.BYE)
         await self.aclose(goodbye=self.channel.seal())
 
     def report_fault(self, fault: TransportFault) -> None:
-        """Tell who carries the stream for us, where somebody does, what was wrong with it."""
+        """Report a fault to the transport of the stream, if it takes reports."""
         report = getattr(self._stream, "report_fault", None)
         if report is not None:
             report(fault)
@@ -236,16 +238,15 @@ class Connection:
             tune(self._socket, is_bulk=True)
 
     def pace(self, bytes_per_s: int | None) -> None:
-        """Send no faster than this on the way to the next hop; None: as fast as it goes."""
+        """Limit the send rate to the next hop; None: no limit."""
         if self._socket is not None and bytes_per_s != self._paced:
             self._paced = bytes_per_s
             pace(self._socket, bytes_per_s)
 
     def pacing_rate(self, now: float, *, is_needed: bool) -> int | None:
-        """Return how many bytes a second this bulk connection leaves room with for votes; None: as many as it
-        will.
+        """Return the rate limit of a bulk connection beside votes, in bytes per second; None: no limit.
 
-        Called at each tick; ``is_needed`` while votes are about and the bulk connection has something to send.
+        Called at each tick; ``is_needed`` while votes are exchanged and the connection has data to send.
         """
         info = self.tcp_info() if is_needed else None
         if info is None:
@@ -254,13 +255,13 @@ class Connection:
         return self._pacing.tick(now, acked_bytes=info.bytes_acked, waiting_s=info.rtt_s - info.min_rtt_s)
 
     def tcp_info(self) -> TcpInfo | None:
-        """Return the kernel's figures of the way to the next hop: the peer, or a relay."""
+        """Return the kernel's figures of the connection to the next hop: the peer, or a relay."""
         return None if self._socket is None else tcp_info(self._socket)
 
     def take_losses(self) -> tuple[int, int]:
-        """Return how many segments were sent again, and how many in all, since this was last asked.
+        """Return how many segments were retransmitted, and how many were sent, since the last call.
 
-        On the way to the next hop, and as far as the kernel tells.
+        To the next hop, as far as the kernel tells.
         """
         info = self.tcp_info()
         if info is None:

@@ -1,7 +1,7 @@
-"""The first words on a stream: a handshake and what the connection is for, in time, and counted where it fails.
+"""Runs handshakes on new streams within the time limit, receives the hello, and counts failures.
 
-Both ways use it, ``p2p.path.dialling`` out and ``p2p.peers.inbound`` in; before it is done neither end has any
-right.
+``p2p.path.dialling`` uses it for outbound streams, ``p2p.peers.inbound`` for inbound ones. Before it is done,
+neither end has any rights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Said = TypeVar("_Said")
 
 
 class Handshaker:
-    """Greets under the node's ``identity`` of the moment; all it returns is None where the peer failed to."""
+    """Runs handshakes under the node's present ``identity``; every method returns None if the peer failed."""
 
     def __init__(
         self,
@@ -43,15 +43,15 @@ class Handshaker:
         self._counters = counters
 
     async def dialled(self, stream: trio.abc.Stream, purpose: Purpose, expected: bytes | None) -> Session | None:
-        """Return the session of a stream that we opened, to the address ``expected`` where that is known."""
+        """Return the session of a stream that this node opened, to the address ``expected`` if that is known."""
         return await self._handshake(stream, purpose, is_initiator=True, expected=expected)
 
     async def accepted(
         self, stream: trio.abc.Stream, purpose: Purpose, *, seen: tuple[str, int] | None = None
     ) -> Session | None:
-        """Return the session of a stream that came in.
+        """Return the session of an inbound stream.
 
-        ``seen``: the address from which it comes, told to who asks for nothing else (``p2p.path.hole_punch``).
+        ``seen`` is the address from which it comes; it is the answer to ``OBSERVE_PREAMBLE``.
         """
         heard = b"" if seen is None else await self._in_time(self._begin(stream, seen))
         if heard is None:
@@ -59,7 +59,9 @@ class Handshaker:
         return await self._handshake(stream, purpose, is_initiator=False, expected=None, heard=heard)
 
     async def _begin(self, stream: trio.abc.Stream, seen: tuple[str, int]) -> bytes | None:
-        """Return the first bytes of a handshake; None: it was the question of who punches, and is answered."""
+        """Return the first bytes of a handshake; None: the stream asked for its observed address, and was
+        answered.
+        """
         heard = bytes(await stream.receive_some(_FIRST_BYTES_MAX))
         if not heard:
             raise HandshakeFailed("closed during the handshake")
@@ -72,7 +74,7 @@ class Handshaker:
         return None
 
     async def hear(self, connection: Connection) -> Hello | None:
-        """Return what a connection is for."""
+        """Return the hello of a connection."""
         return await self._in_time(connection.receive_hello())
 
     async def _handshake(

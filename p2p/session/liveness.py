@@ -1,11 +1,11 @@
-"""Whether a peer is still there: when to ask it for a word, to look for another connection, to give it up.
+"""Failure detection for one peer: when to ping it, to look for another connection, to give it up; without I/O.
 
-Without I/O: ``p2p.session.peer`` says what it hears on the control connection, asks a few times a second what is
-to be done, and does it. Whether a single bulk connection has died is ``p2p.session.stall_detection``.
+``p2p.session.peer`` reports what it receives on the control connection, calls ``tick`` a few times a second, and
+carries out the actions. ``p2p.session.stall_detection`` watches single bulk connections.
 
-While votes are exchanged a ping travels with them, and its answer has a deadline (``AnswerDeadline``). A missed
-deadline is a *doubt*: another connection is dialled while this one stays. The conversation moves when the other
-connection is there and this one is still silent; a packet that was only lost has been sent again by then.
+While votes are exchanged, a ping travels with them, and its answer has a deadline (``AnswerDeadline``). After a
+missed deadline the connection is *suspected*: another connection is dialled while this one stays. The conversation
+migrates if this one is still silent when the other is established; by then TCP has repaired a single packet loss.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LivenessParameters:
 
 
 class AnswerDeadline:
-    """How long after a ping the silence of one connection says nothing."""
+    """How long the answer to a ping may take on one connection."""
 
     __slots__ = ("_late_at", "_late_s", "_most_s", "_parameters", "rtt_s")
 
@@ -69,7 +69,7 @@ class AnswerDeadline:
         self._late_s = self._late_at = 0.0
 
     def answered(self, took_s: float, rtt_s: float, now: float) -> None:
-        """Take how long an answer took, and the round trip as it is believed now."""
+        """Take how long an answer took, and the present estimate of the round trip."""
         self._late_s = max(self._late(now), took_s)
         self._late_at = now
         self.rtt_s = rtt_s
@@ -78,7 +78,7 @@ class AnswerDeadline:
         return float(self._late_s * 0.5 ** ((now - self._late_at) / self._parameters.late_half_life_s))
 
     def patience_s(self, now: float) -> float:
-        """Return how long after a ping its answer may take; before there was one, as long as possible."""
+        """Return how long the answer to a ping may take; before the first answer, the maximum."""
         parameters, rtt_s = self._parameters, self.rtt_s
         if rtt_s is None:
             return self._most_s
@@ -94,7 +94,7 @@ class AnswerDeadline:
 
 
 class LivenessAction(Enum):
-    """What is to be done now."""
+    """What the caller must do now."""
 
     REKEY = auto()
     """Change the key of the control connection."""
@@ -109,7 +109,9 @@ class LivenessAction(Enum):
 
 
 class Liveness:
-    """One peer under watch; times in seconds of any one clock. Call ``tick`` a few times a second."""
+    """The failure detector of one peer; times in seconds of one monotonic clock. Call ``tick`` a few times a
+    second.
+    """
 
     __slots__ = (
         "_answer_deadline",
@@ -152,7 +154,7 @@ class Liveness:
         self._rekeyed_at = self._sought_at = now
 
     def heard(self, now: float) -> None:
-        """Note that a record of the peer's has come on the control connection."""
+        """Note that a record of the peer arrived on the control connection."""
         self.heard_at, self.has_heard = now, True
         if self._waiting_since is not None or self._seeks:
             self._forget_ping()
@@ -161,22 +163,22 @@ class Liveness:
         self._waiting_since, self._is_urgent, self._has_grace, self._seeks = None, False, False, 0
 
     def answered(self, took_s: float, rtt_s: float, now: float) -> None:
-        """Note how long the answer to a ping took, and the round trip as it is believed now."""
+        """Note how long the answer to a ping took, and the present estimate of the round trip."""
         self._answer_deadline.answered(took_s, rtt_s, now)
 
     def voted(self, now: float) -> bool:
-        """Note that a vote leaves; whether a ping should leave with it."""
+        """Note that a vote is sent; return whether a ping should be sent with it."""
         self._voted_at = now
         if self._waiting_since is not None:
             self._is_urgent = True
         return now - self.asked_at >= max(self._parameters.ping_s, (self._answer_deadline.rtt_s or 0.0) / 2)
 
     def heard_vote(self, now: float) -> None:
-        """Note that the peer sends votes: it waits for nothing from us, and still must not lose its way to us."""
+        """Note that the peer sends votes. It waits for no answer, and must still not lose its connection."""
         self._vote_heard_at = now
 
     def asked(self, now: float) -> None:
-        """Note that the peer was asked for a word."""
+        """Note that a ping was sent."""
         self.asked_at = now
         if self._waiting_since is None:
             self._waiting_since = now
@@ -193,12 +195,12 @@ class Liveness:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a ping is not answered, and nothing was heard since it left."""
+        """Whether a ping is unanswered and nothing has arrived since."""
         return self._waiting_since is not None
 
     @property
     def is_suspected(self) -> bool:
-        """Whether the connection has missed a deadline and has said nothing since."""
+        """Whether the connection has missed a deadline and nothing has arrived since."""
         return self._seeks > 0
 
     def _deadline(self) -> float:
@@ -216,20 +218,20 @@ class Liveness:
         self._detached_at = now
 
     def attached(self, now: float) -> None:
-        """Note that another one does from now on."""
+        """Note that another connection carries the conversation from now on."""
         self._attached_at, self._detached_at = now, None
         self._answer_deadline = AnswerDeadline(self._limits.stall_s, self._parameters)
         self._forget_ping()
 
     def may_ask(self, now: float) -> bool:
-        """Whether the last question is old enough for one out of turn."""
+        """Whether the last ping is old enough for an extra one."""
         return now - self.asked_at >= self._limits.probe_s / 2
 
     def tick(self, now: float, *, is_owed: bool, is_finding_path: bool) -> list[LivenessAction]:
-        """Return what is to be done, in this order; after an end nothing more.
+        """Return the actions to carry out, in order; an END action is the last.
 
-        ``is_owed``: whether something was sent that the peer must answer. ``is_finding_path``: whether another
-        connection is being looked for already.
+        ``is_owed``: whether data was sent that the peer must acknowledge. ``is_finding_path``: whether another
+        connection is being opened already.
         """
         limits = self._limits
         silent_s = now - self.heard_at
@@ -272,9 +274,9 @@ class Liveness:
 
 
 class Pings:
-    """The round trip of one connection, by pings that nobody can answer who has not heard them.
+    """The round trip of one connection, measured by pings with random tokens.
 
-    A peer that could make the token up would be as near as it likes, and the nearest have places of their own.
+    A peer that could guess a token could pretend to be near, and the nearest peers are protected from eviction.
     """
 
     __slots__ = ("_asked", "rtt_s")
@@ -284,16 +286,15 @@ class Pings:
         self.rtt_s: float | None = None
 
     def ask(self, token: bytes, now: float) -> None:
-        """Note a ping that leaves now; of too many without an answer the oldest is given up."""
+        """Note a ping that is sent now; of too many unanswered ones the oldest is dropped."""
         self._asked[token] = now
         if len(self._asked) > PINGS_MAX:
             del self._asked[next(iter(self._asked))]
 
     def answered(self, token: bytes, now: float) -> float | None:
-        """Take a pong and return how long it took; one that answers no ping, or one that has been answered: None.
+        """Take a pong and return how long it took; None if it answers no open ping.
 
-        A shorter round trip counts at once, a longer one by and by: what is added to a way comes of load, here or
-        there.
+        A shorter round trip counts at once, a longer one gradually: the difference comes from load at either end.
         """
         sent_at = self._asked.pop(token, None)
         if sent_at is None:

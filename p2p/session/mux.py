@@ -1,14 +1,14 @@
-"""The conversation of two peers, without I/O: priorities, fragments, bounds, nothing lost in a move.
+"""The conversation of two peers, without I/O: priorities, fragments, bounds, and migration without loss.
 
 See network.md 4.3 to 4.6.
 
-A writer calls ``next_record`` whenever the socket takes more, so what leaves next is chosen as late as possible: a
-vote queued behind a block of 8 MiB is in the next record. Strict priority for consensus and block parts; gossip,
-requests and bulk share what is left 60 : 30 : 10, so that none of them starves another.
+The writer calls ``next_record`` whenever the socket takes more, so the next record is chosen as late as possible:
+a vote queued behind a block of 8 MiB is in the next record. Consensus and block parts have strict priority.
+Gossip, requests and bulk share the rest 60 : 30 : 10, so none of them starves another.
 
-The conversation is a sequence of numbered records. A sender keeps each until its receiver has acknowledged it;
-when a connection dies, or a better one is there, the rest is sealed again for that one: every message arrives
-once, in the order of its class, however often the way between the peers changes.
+The conversation is a sequence of numbered records. A sender keeps each until the receiver has acknowledged it.
+After a migration the unacknowledged records are sealed again for the new connection. So every message arrives
+once, in the order of its class, however often the connection changes.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ class _Partial:
 
 
 class Mux:
-    """One side of a conversation: messages in, records out, and the other way round.
+    """One side of a conversation: turns messages into records, and records into messages.
 
-    Any ProtocolError that it raises is the end of the conversation, with one exception: ``receive`` raises while a
-    record is damaged or out of order too, and the cause may be the connection alone.
+    A ProtocolError that it raises ends the conversation, with one exception: ``receive`` also raises for a record
+    that is damaged or out of order, and that may be the fault of the connection alone.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Messages that wait a few seconds for a connection, without I/O; bounded for each address and in sum."""
+"""Messages that wait a few seconds for a connection; bounded for each address and in total; without I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MESSAGES_MAX: Final = 256
 
 
 class QueuedMessage(NamedTuple):
-    """A message, and until when it is worth sending."""
+    """A message, and the time until which it is worth sending."""
 
     until: float
     cls: Class
@@ -23,14 +23,14 @@ class QueuedMessage(NamedTuple):
 
 
 class Outbox:
-    """What is to be said to whom as soon as there is a connection."""
+    """The messages to send to each address once it is connected."""
 
     def __init__(self, limits: NetworkLimits) -> None:
         self._limits = limits
         self._boxes: OrderedDict[bytes, deque[QueuedMessage]] = OrderedDict()
 
     def post(self, address: bytes, cls: Class, kind: int, body: bytes, now: float) -> bool:
-        """Keep a message; whether there was room."""
+        """Queue a message; return whether there was room."""
         box = self._boxes.get(address)
         if box is None:
             if len(self._boxes) >= self._limits.outbox_peers_max:
@@ -43,10 +43,10 @@ class Outbox:
         return True
 
     def take(self, address: bytes, now: float) -> list[QueuedMessage]:
-        """Return what still waits for an address, and keep it no more."""
+        """Return and remove the messages for an address that are not expired."""
         return [item for item in self._boxes.pop(address, ()) if item.until > now]
 
     def expire(self, now: float) -> None:
-        """Forget what nobody is there for."""
+        """Remove the messages of addresses that did not connect in time."""
         for address in [address for address, box in self._boxes.items() if box[-1].until <= now]:
             del self._boxes[address]

@@ -1,10 +1,9 @@
-"""Bulk connections asked of a peer that reaches us and that we do not reach: its paths by number, and what is
-wished of them.
+"""Bulk connections that a peer opens on request, for a peer that this node cannot reach: offered paths by number.
 
 See network.md 4.6.
 
-The peer alone knows where its paths lead. It tells a number and a length of each, and opens bulk connections to
-us, never to anybody else; we plan how many on which (``p2p.path.bulk_plan``), for we have the bulk.
+Only the peer knows where its paths lead. It offers each as a number with a length, and opens bulk connections to
+this node only. This node plans how many to request on which path (``p2p.path.bulk_plan``), for it has the bulk.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ _RELAYS_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class OfferedPath:
-    """A way that the peer has to us, under its number in this conversation."""
+    """A path from the peer to this node, by its number in this conversation."""
 
     number: int
     relays: int
 
     @property
     def hops(self) -> range:
-        """As many as the way has relays."""
+        """As many as the path has relays."""
         return range(self.relays)
 
 
 def encode_offer(paths: Iterable[OfferedPath]) -> bytes:
-    """Return what a frame of ways carries, at most OFFERED_PATHS_MAX of them."""
+    """Return the body of an offer of at most OFFERED_PATHS_MAX paths."""
     return b"".join(bytes((path.number, path.relays)) for path in paths)
 
 
 def decode_offer(body: bytes) -> tuple[OfferedPath, ...]:
-    """Return the paths that a peer offers, the likeliest first. Raises FrameInvalid."""
+    """Return the offered paths, the best first. Raises FrameInvalid."""
     pairs = _pairs(body)
     if any(number == ANY_PATH or relays > _RELAYS_MAX for number, relays in pairs):
         raise FrameInvalid("a way that cannot be")
@@ -63,12 +62,12 @@ def decode_offer(body: bytes) -> tuple[OfferedPath, ...]:
 
 
 def encode_request(wishes: Mapping[int, int]) -> bytes:
-    """Return what a frame of wishes carries: how many bulk connections by which way."""
+    """Return the body of a request: how many bulk connections on which path."""
     return b"".join(bytes((number, count)) for number, count in wishes.items())
 
 
 def decode_request(body: bytes) -> dict[int, int]:
-    """Return how many bulk connections a peer wishes by which way. Raises FrameInvalid."""
+    """Return how many bulk connections a peer requests on which path. Raises FrameInvalid."""
     return dict(_pairs(body))
 
 
@@ -80,7 +79,7 @@ def _pairs(body: bytes) -> list[tuple[int, int]]:
 
 
 class PathNumbers:
-    """The numbers under which a peer may ask for our paths to it."""
+    """The numbers by which a peer may request own paths to it."""
 
     def __init__(self) -> None:
         self._numbers: dict[Endpoint, int] = {}
@@ -90,7 +89,7 @@ class PathNumbers:
         """What the peer was told last."""
 
     def offer(self, paths: Iterable[Endpoint]) -> tuple[OfferedPath, ...]:
-        """Return the paths that stand from now on; each keeps the number that it had."""
+        """Return the paths to offer from now on; a path keeps its number."""
         offered = list(dict.fromkeys(paths))[:OFFERED_PATHS_MAX]
         for path in offered:
             self._numbers[path] = self._numbers.pop(path, 0) or self._free()
@@ -110,13 +109,13 @@ class PathNumbers:
 
     @property
     def first(self) -> int:
-        """The number of the likeliest way; ANY_PATH where there is none."""
+        """The number of the best path; ANY_PATH if there is none."""
         return next(iter(self._offered), ANY_PATH)
 
     def number(self, path: Endpoint) -> int:
-        """Return the number of a way that stands."""
+        """Return the number of an offered path."""
         return self._numbers[path]
 
     def path(self, number: int) -> Endpoint | None:
-        """Return the way of a number that stands."""
+        """Return the offered path of a number."""
         return self._offered.get(number)

@@ -1,9 +1,9 @@
-"""A peer: the conversation with one address, over whichever connection carries it now.
+"""A peer: the conversation with one address, over the connection that carries it now.
 
-Here what is said goes out, what is heard is handed on, and the conversation moves from one connection to another.
-Its order and bounds are those of ``p2p.session.mux``; its requests are ``p2p.session.requests``, its bulk
-connections for bulk ``p2p.session.bulk_connections``, and whether it is still there says ``p2p.session.liveness``.
-Who becomes a peer is decided above it.
+It writes what is queued, hands received messages to their handlers, and migrates from one connection to another.
+``p2p.session.mux`` keeps order and bounds, ``p2p.session.requests`` the requests, ``p2p.session.bulk_connections``
+the bulk connections; ``p2p.session.liveness`` detects that the peer is gone. ``p2p.peers.admission`` decides who
+becomes a peer.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _DAMAGED_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PeerCallbacks:
-    """What a peer needs of the network that it belongs to."""
+    """What a peer calls in the network that it belongs to."""
 
     handlers: Mapping[int, MessageHandler]
     """What takes the messages (address, body) of each kind. Awaited before the next one of the same connection:
@@ -77,7 +77,9 @@ class PeerCallbacks:
 
 
 class Peer:
-    """A conversation after its first handshake. ``run`` lives as long as it does, over any connections."""
+    """A conversation after its first handshake. ``run`` lasts as long as the conversation, over any
+    connections.
+    """
 
     def __init__(
         self,
@@ -138,7 +140,7 @@ class Peer:
 
     @property
     def remote(self) -> str:
-        """Who is, or was last, at the other end of the control connection."""
+        """The name of the other end of the present or last control connection."""
         return self.last.remote
 
     @property
@@ -148,7 +150,7 @@ class Peer:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, or is about to."""
+        """Whether the conversation has ended or is about to."""
         return self.closed_for is not None
 
     @property
@@ -173,7 +175,7 @@ class Peer:
         return [*([self.control] if self.control is not None else []), *self.bulk_connections]
 
     def info(self, *, score: float) -> PeerInfo:
-        """Return what an operator sees of it; ``score`` is the gossip's."""
+        """Return what an operator sees of the peer; ``score`` is its gossip score."""
         return PeerInfo(
             address=self.address,
             roles=self.session.certificate.roles,
@@ -191,7 +193,7 @@ class Peer:
         )
 
     def connection_stats(self) -> list[ConnectionStats]:
-        """Return what is known of each connection, the control connection first."""
+        """Return the figures of each connection, the control connection first."""
         now = trio.current_time()
         return [
             ConnectionStats(
@@ -208,18 +210,18 @@ class Peer:
         ]
 
     def is_voting(self, now: float) -> bool:
-        """Whether messages of class consensus go to this peer."""
+        """Whether messages of class consensus were recently sent to this peer."""
         return now - self._voted_at < self._limits.short_records_s
 
     @property
     def is_suspected(self) -> bool:
-        """Whether the control connection has missed a deadline and has said nothing since."""
+        """Whether the control connection has missed a deadline and nothing has arrived since."""
         return self._liveness.is_suspected
 
     # -- sending ---------------------------------------------------------------------------------------------
 
     def queue(self, cls: Class, kind: int, body: bytes) -> bool:
-        """Queue a message; False when it was refused, or when the peer was too slow and is being dropped."""
+        """Queue a message; False if it was refused, or if the peer was too slow and is being dropped."""
         if self.closed_for is not None:
             return False
         try:
@@ -240,7 +242,7 @@ class Peer:
         return queued
 
     async def queue_when_room(self, cls: Class, kind: int, body: bytes) -> None:
-        """Queue a message as soon as its class has room. Raises PeerUnreachable when the peer is gone first."""
+        """Queue a message once its class has room. Raises PeerUnreachable if the peer ends first."""
         while not self.queue(cls, kind, body):
             if self.closed_for is not None:
                 raise PeerUnreachable(f"connection lost: {self.closed_for}")
@@ -248,42 +250,42 @@ class Peer:
             await self._room.wait()
 
     def undelivered(self) -> list[tuple[Class, int, bytes]]:
-        """Return the node's own messages that have not arrived for certain, once it has ended."""
+        """Return the messages of the node that may not have arrived, once the conversation has ended."""
         return [message for message in self.mux.undelivered() if message[1] < RESERVED_KIND_MIN]
 
     def backlog(self) -> SendBacklog:
-        """Return what is kept of what it is to hear."""
+        """Return what is kept for this peer."""
         backlog = self.mux.backlog()
         return backlog._replace(size_bytes=backlog.size_bytes + self.requests.waiting_bytes)
 
     def request_connections(self, wishes: Mapping[int, int]) -> None:
-        """Ask the peer to open bulk connections by its paths, for it reaches us and we perhaps not it."""
+        """Request bulk connections on offered paths of the peer."""
         self.mux.request_connections(wishes)
         self._wake.set()
 
     def offer_paths(self, ways: tuple[OfferedPath, ...]) -> None:
-        """Tell the peer by which paths it may ask for bulk connections."""
+        """Tell the peer on which paths it may request bulk connections."""
         self.mux.offer_paths(ways)
         self._wake.set()
 
     def request_ping(self, now: float) -> None:
-        """Ask the peer for a word out of turn, unless that has just been done."""
+        """Send an extra ping unless one was just sent."""
         if self.is_attached and self._liveness.may_ask(now):
             self._ping(now)
 
     def wake(self) -> None:
-        """Say that there may be something to write on the control connection."""
+        """Wake the writer of the control connection."""
         self._wake.set()
 
     def give_room(self) -> None:
-        """Let those who wait for room try again."""
+        """Let senders that wait for room try again."""
         if self._is_room_wanted:
             self._is_room_wanted = False
             self._room.set()
             self._room = trio.Event()
 
     def close(self, reason: str) -> None:
-        """End it; ``run`` returns soon after."""
+        """End the conversation; ``run`` returns soon after."""
         if self.closed_for is None:
             self.closed_for = reason
             self._room.set()
@@ -292,7 +294,7 @@ class Peer:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Carry messages until either side ends it; the reason is in ``closed_for`` then."""
+        """Carry messages until either side ends; ``closed_for`` is then the reason."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -328,7 +330,7 @@ class Peer:
         return self.closed_for is None and self.migration.may_carry(hello, connection.session)
 
     def attach(self, connection: Connection, hello: Hello) -> None:
-        """Go on over ``connection``; see ``may_move``. Raises FrameInvalid."""
+        """Migrate to ``connection``; see ``may_move``. Raises FrameInvalid."""
         old = self.control
         silent_s = trio.current_time() - self._liveness.heard_at
         is_dead = is_silent(silent_s, rtt_s=self.rtt_s or 0.0, limit_s=self._limits.stall_s)
@@ -356,7 +358,7 @@ class Peer:
         self._wake.set()
 
     def _lose(self, connection: Connection) -> None:
-        """Note that the control connection is gone."""
+        """Note that the control connection is lost."""
         if connection is not self.control:
             return
         self.control = None
@@ -371,8 +373,8 @@ class Peer:
     async def _await_word(self, connection: Connection, silent_s: float, rtt_s: float) -> None:
         """Find out whether a connection that was left for its silence is dead.
 
-        On a live one a last word of the peer's arrives. Only what was silent for long enough is held against the
-        way and who carried it.
+        On a live one a last record of the peer arrives. Only a silence that was long enough is held against the
+        path and its relays.
         """
         is_dead = await connection.is_dead(
             max(silence_limit_s(rtt_s, limit_s=self._limits.stall_s) - silent_s, 0.0)
@@ -393,7 +395,7 @@ class Peer:
         self._nursery.start_soon(connection.aclose)
 
     def _fail(self, connection: Connection, error: ProtocolError) -> None:
-        """End the connection, or the peer where that is what the error speaks against."""
+        """End the connection, or the peer if the error is its fault."""
         now = trio.current_time()
         if now - self._damaged_at > _DAMAGED_S:
             self._damaged = 0
@@ -426,7 +428,7 @@ class Peer:
             self.give_room()
 
     async def _watch(self) -> None:
-        """Do what the liveness says, and see to bulk connections for bulk that waits."""
+        """Carry out what ``Liveness`` returns, and open bulk connections for bulk that waits."""
         self._ping(self.since)
         while True:
             now = trio.current_time()
@@ -459,7 +461,7 @@ class Peer:
         self._wake.set()
 
     def _hasten(self) -> None:
-        """Look at the liveness no later than it is due."""
+        """Wake ``_watch`` no later than liveness is due."""
         due_at = self._liveness.due_at
         if due_at < self._until.deadline:
             self._until.deadline = due_at
@@ -526,17 +528,17 @@ class Peer:
                 data, connection = b"", self.control
 
     def take(self, message: Message) -> None:
-        """Take a message of the network's own. Raises ProtocolError."""
+        """Take a message of a reserved kind. Raises ProtocolError."""
         assert self._nursery is not None
         self.requests.take(message, self._nursery)
 
     def release(self, number: int) -> None:
-        """Note that a message of bulk has been dealt with."""
+        """Note that a bulk message has been handled."""
         rtt_s = max((connection.rtt_s or 0.0 for connection in self._connections()), default=0.0)
         self.mux.release_bulk(number, trio.current_time(), rtt_s)
 
     def _take_bulk_reports(self) -> None:
-        """Take what the peer has said of bulk connections. Raises FrameInvalid."""
+        """Take the peer's reports and requests about bulk connections. Raises FrameInvalid."""
         mux = self.mux
         self.bulk_connections.hear()
         if mux.paths_offered is not None:

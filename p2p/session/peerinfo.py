@@ -1,7 +1,4 @@
-"""What is told of a peer and of its connections to whoever asks: operators, metrics, what chooses paths.
-
-Snapshots without a way back: nothing here reaches into the peer that it was taken from.
-"""
+"""Snapshots of a peer and of its connections, for operators, metrics and path selection."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ __all__ = ["ConnectionStats", "PeerInfo"]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStats:
-    """One connection of a peer, for whoever chooses paths."""
+    """The figures of one connection of a peer."""
 
     is_control: bool
     path: str

@@ -1,9 +1,10 @@
-"""Requests and answers of one peer, both ways: numbered, bounded, each answered, refused or given up in time.
+"""Requests and answers of one peer, in both directions: numbered, bounded, and each answered, refused or timed
+out.
 
 See network.md 5.
 
-They are messages like any other to the conversation below (``p2p.session.peer``); what a method means is told by
-the node and by the services of this package, which register their handlers with the network.
+They are ordinary messages of the conversation (``p2p.session.peer``). The node and the services of this package
+register a handler for each method.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ class _Asked:
 
 
 class Requests:
-    """What this node asks of one peer, and the peer of it.
+    """The requests from this node to one peer, and from the peer to this node.
 
-    ``say`` queues a message, ``say_when_room`` does so as soon as there is room; ``classes`` bounds what may be
-    said in each class. ``served`` finds the method that the peer names.
+    ``say`` queues a message, ``say_when_room`` queues it once there is room. ``classes`` limits each class.
+    ``served`` returns the handler of a method.
     """
 
     def __init__(

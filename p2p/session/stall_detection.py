@@ -1,16 +1,15 @@
-"""A bulk connection that has died without a word: nothing moves on it while its peer is heard elsewhere; without
+"""Detects bulk connections that died silently: nothing moves on them while the peer answers elsewhere; without
 I/O.
 
 See network.md 4.7.
 
-TCP says nothing for many seconds about a line, or a relay, that swallows what it is given. The receiver says a few
-times a second, over the control connection, which bulk connections brought it anything. Silence about one bulk
-connection counts only while that connection speaks: a peer that stands still, or whose whole line is gone, is no
-matter of its bulk connections.
+TCP reports nothing for many seconds about a line or a relay that drops all data. So the receiver reports a few
+times a second, over the control connection, which bulk connections brought data. Silence of one counts only while
+the control connection is alive. A peer that is stopped or offline is no fault of its bulk connections.
 
-A bulk connection is given up in three steps: it is *suspected*, and a bulk connection by another path is opened
-beside it; *suspended*, and what it has under way is sent by that one too; and dead. Until then one word of it
-takes everything back.
+A bulk connection is given up in three steps. First it is *suspected*, and one on another path is opened beside it.
+Then it is *suspended*, and its unfinished messages are also sent on the other one. Then it is dead. Until then,
+one report of progress takes all back.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ _SLOW_S_MIN: Final = 0.1
 
 
 def is_silent(silent_s: float, *, rtt_s: float, limit_s: float) -> bool:
-    """Tell whether a connection to a peer that answers elsewhere was silent for longer than loss explains."""
+    """Whether a connection was silent for longer than packet loss explains, to a peer that answers elsewhere."""
     return silent_s > silence_limit_s(rtt_s, limit_s=limit_s)
 
 
 def silence_limit_s(rtt_s: float, *, limit_s: float) -> float:
-    """Return the longest silence that loss explains."""
+    """Return the longest silence that packet loss explains."""
     return max(limit_s, _ROUND_TRIPS * rtt_s)
 
 
 def is_held_up(rtt_s: float, *, least_s: float, elsewhere_s: float) -> bool:
-    """Tell whether a way has become slow of itself: slower than it was, and than another path there is now.
+    """Whether a path has become slow by itself: slower than it was, and than another path is now.
 
-    What a full line at either end costs, all ways there pay.
+    A full line at either end would slow all paths.
     """
     others_s = max(least_s, elsewhere_s)
     return rtt_s > max(_SLOW_FACTOR * others_s, others_s + _SLOW_S_MIN)
@@ -50,7 +49,7 @@ def is_held_up(rtt_s: float, *, least_s: float, elsewhere_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StallParameters:
-    """How long nothing may move on a bulk connection to which something is owed; times in seconds."""
+    """How long nothing may move on a bulk connection with unacknowledged data; times in seconds."""
 
     quiet_s: float = 2.0
     round_trips: int = _ROUND_TRIPS
@@ -79,7 +78,7 @@ class StallParameters:
 
 
 class StallTimeout:
-    """How long the bulk connections of one peer are waited for: longer after each alarm."""
+    """The timeouts of the bulk connections of one peer; they grow with each alarm."""
 
     __slots__ = ("_alarmed_at", "_alarms", "_pause_s", "_paused_at", "parameters")
 
@@ -95,7 +94,7 @@ class StallTimeout:
         self._alarmed_at = now
 
     def paused(self, pause_s: float, now: float) -> None:
-        """Note that a bulk connection stood still for so long and then moved."""
+        """Note that a bulk connection stood still for ``pause_s`` and then moved."""
         self._pause_s = max(pause_s, self._longest_s(now))
         self._paused_at = now
 
@@ -104,13 +103,13 @@ class StallTimeout:
         return float(self._pause_s * 0.5 ** (age_s / self.parameters.pause_half_life_s))
 
     def suspect_s(self, now: float, rtt_s: float) -> float:
-        """Return how long a bulk connection may stand still before another one is opened beside it."""
+        """Return how long nothing may move before another bulk connection is opened beside it."""
         parameters = self.parameters
         least_s = max(parameters.suspect_s, parameters.report_s + parameters.suspect_round_trips * rtt_s)
         return self._bounded(least_s, now, rtt_s)
 
     def suspend_s(self, now: float, rtt_s: float) -> float:
-        """Return how long a bulk connection may stand still before what it has under way is sent by others too."""
+        """Return how long nothing may move before its messages are also sent on others."""
         parameters = self.parameters
         least_s = max(parameters.suspend_s, parameters.report_s + parameters.suspend_round_trips * rtt_s)
         return self._bounded(least_s, now, rtt_s)
@@ -122,7 +121,7 @@ class StallTimeout:
         return min(max(least_s, parameters.pause_factor * self._longest_s(now)), self.limit_s(now, rtt_s))
 
     def limit_s(self, now: float, rtt_s: float) -> float:
-        """Return how long a bulk connection may stand still."""
+        """Return how long nothing may move before it is given up."""
         least_s = max(self.parameters.quiet_s, self.parameters.round_trips * rtt_s)
         return float(least_s * 2 ** self._alarms_at(now))
 
@@ -131,7 +130,7 @@ class StallTimeout:
 
 
 class StallDetector:
-    """One bulk connection under watch. Call ``tick`` a few times a second."""
+    """The stall detector of one bulk connection. Call ``tick`` a few times a second."""
 
     __slots__ = ("_counted_at", "_heard", "_heard_at", "_is_paused", "_moved", "_since", "_timeout", "quiet_s")
 
@@ -144,26 +143,23 @@ class StallDetector:
         """For how long nothing has moved while the peer was heard."""
 
     def is_quiet(self, now: float) -> bool:
-        """Whether nothing has moved for so long that the peer should be asked for a word."""
+        """Whether nothing has moved for so long that the peer should be pinged."""
         return now - self._since > _ASK_S
 
     def is_suspected(self, now: float, rtt_s: float) -> bool:
-        """Whether nothing has moved for so long that another bulk connection should be there, should this one be
-        dead."""
+        """Whether nothing has moved for so long that another bulk connection should be opened."""
         return now - self._since > self._timeout.suspect_s(now, rtt_s)
 
     def must_suspend(self, now: float, rtt_s: float) -> bool:
-        """Whether what is under way should be sent by another bulk connection too: the peer speaks, and not of
-        this one."""
+        """Whether its messages should be sent on others too: the peer reports, and not about this one."""
         has_spoken = self._heard_at - self._since > self._timeout.parameters.report_s
         return has_spoken and now - self._since > self._timeout.suspend_s(now, rtt_s)
 
     def tick(self, now: float, *, is_owed: bool, moved: int, heard: int, rtt_s: float) -> bool:
-        """Take in what has changed since the last tick; whether the bulk connection is to be given up.
+        """Take what changed since the last tick; return whether to give the bulk connection up.
 
-        ``is_owed``: whether something has left on the bulk connection, or wants to, that has not arrived as far as
-        is known. ``moved``, ``heard``: how often the peer has said that the bulk connection moves, and anything at
-        all.
+        ``is_owed``: whether unacknowledged or unsent data is on it. ``moved`` counts the reports of progress on
+        it, ``heard`` all records of the peer.
         """
         if not is_owed or moved != self._moved:
             if self._is_paused and moved != self._moved:
