@@ -120,10 +120,10 @@ class ConsensusParameters:
 
 
 class Epoch(NamedTuple):
-    """The reign of one committee, as the state at the end of the epoch before says it.
+    """One epoch: its committee and last height, from the state at the end of the epoch before.
 
-    ``randomness`` is what the chain had gathered before the epoch, which the VRF of its leaders rests on.
-    ``lottery_weight`` is what the seats drawn by lot weigh, for a metric alone.
+    ``randomness`` is the chain's randomness at the start of the epoch, an input to the VRF of its leaders.
+    ``lottery_weight`` is the weight of the seats drawn by lottery, for a metric only.
     """
 
     number: int
@@ -148,7 +148,7 @@ class Root(NamedTuple):
 
 
 class OwnVotes(NamedTuple):
-    """What this seat has voted in one view, as its guard recorded it."""
+    """The votes of this seat in one view, as its guard recorded them."""
 
     notarize: Vote | None = None
     nullify: Vote | None = None
@@ -156,7 +156,7 @@ class OwnVotes(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """What survived the last run, beside the root: own votes and blocks above it, certificates also below it."""
+    """State that survived the last run: own votes and blocks above the root, certificates also below it."""
 
     own: tuple[Vote, ...] = ()
     certificates: tuple[Certificate, ...] = ()
@@ -219,7 +219,7 @@ class BlockBuilt(NamedTuple):
 
 
 class BuildFailed(NamedTuple):
-    """Nothing can be built in that view."""
+    """No block can be built in that view."""
 
     view: int
 
@@ -234,8 +234,8 @@ class BlockChecked(NamedTuple):
 class BlockEarly(NamedTuple):
     """A block to be checked has a time that this node's clock does not allow yet: BlockChecked comes later.
 
-    It does not stop the leader's time-out, not even once it is allowed: the view ends by then, with the block's
-    certificate or without.
+    It does not stop the leader's time-out, not even once the time is allowed. By then the view ends, with a
+    certificate of the block or without one.
     """
 
     block_hash: bytes
@@ -250,9 +250,9 @@ class BlockExecuted(NamedTuple):
 
 
 class OwnVotesKnown(NamedTuple):
-    """What the guard in another process holds of this seat; until then the core says nothing.
+    """The votes that a guard in another process has of this seat. Until this event the core casts no vote.
 
-    Of views up to ``floor_view`` the guard knows nothing any more.
+    The guard has no record of views up to ``floor_view``.
     """
 
     votes: tuple[Vote, ...]
@@ -270,7 +270,7 @@ class TimerFired(NamedTuple):
 
 
 class MempoolChanged(NamedTuple):
-    """Transactions wait, or none do."""
+    """The state of the mempool: whether transactions wait in it."""
 
     has_transactions: bool
 
@@ -354,7 +354,7 @@ class AskBlock(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """A certificate proves final blocks far above the root: fetch them in windows, up to ``height``."""
+    """A certificate proves final blocks far above the root. Fetch windows of blocks up to ``height``."""
 
     height: int
 
@@ -387,7 +387,7 @@ class Execute(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Make the executed block final with all its ancestors, ``block_hashes`` from the lowest to that block.
+    """Make an executed block and all its ancestors final; ``block_hashes`` are in the order of heights.
 
     ``nullified`` are the NULLIFY certificates up to its view, on which skipped views rest: kept for the evidence
     age, because they are the other half of the proof that a FINALIZE quorum of such a view is a fork
@@ -428,7 +428,7 @@ class FoundEquivocation(NamedTuple):
 
 
 class FoundFork(NamedTuple):
-    """A FINALIZE quorum of a chain that is not this one; what is on record of its view convicts more than W/3."""
+    """A FINALIZE quorum of another chain. With stored certificates of its view it proves faults of over W/3."""
 
     certificate: Certificate
 
@@ -440,9 +440,9 @@ class EpochEnded(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Stop loudly: nothing this replica could still sign would be safe or true.
+    """Stop the node: no vote that this replica could still sign would be safe.
 
-    ``time_ms`` is that of the block that a vote of another process stands under, 0 for one that is not known.
+    ``time_ms`` is the time of the block that another process voted for, 0 if it is not known.
     """
 
     code: str

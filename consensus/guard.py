@@ -69,7 +69,7 @@ class GuardRefused(DekubeError):
 
 
 class Watermark(NamedTuple):
-    """What must move with a key to another machine: nothing up to this view may be signed there."""
+    """The view up to which another machine must not sign with this key; it moves with the key."""
 
     genesis_hash: bytes
     vote_key: bytes
@@ -86,7 +86,7 @@ class Guard:
     """The votes of one key on one chain above ``floor``; a view at or below the floor is never voted in again.
 
     A vote in an epoch raises the floor above all earlier ones: a committee's last block is final before the next
-    committee votes, so whatever still asks for a vote in the old epoch is mistaken or worse.
+    committee votes, so a request for a vote in the old epoch is a fault.
     """
 
     def __init__(self, genesis_hash: bytes, vote_key: bytes, *, epoch: int = 0, view: int = 0) -> None:
@@ -103,7 +103,7 @@ class Guard:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the record knows of no vote and no watermark: of a key that has never voted, or a lost one."""
+        """Whether the record has no vote and no watermark: the key has never voted, or its record was lost."""
         return not self._votes and self._floor == (0, 0)
 
     def votes(self) -> tuple[Vote, ...]:
@@ -143,9 +143,9 @@ class Guard:
         return None
 
     def is_foreign(self, vote: Vote) -> bool:
-        """Tell whether a vote that verifies under this key is none of this record: somebody else holds the key.
+        """Tell whether a verified vote of this key is not in this record: another process has the key.
 
-        Of views at or below the floor nothing is known, so nothing is foreign there.
+        The record has no votes at or below the floor, so no vote there counts as foreign.
         """
         at = (vote.epoch, vote.view)
         if at <= self._floor:
@@ -154,7 +154,7 @@ class Guard:
         return made is None or (vote.kind != NULLIFY and made.candidate != vote.candidate)
 
     def record(self, vote: Vote) -> bytes:
-        """Take a checked and signed vote in; the bytes must be on the disk before the vote leaves."""
+        """Record a checked and signed vote; the bytes must be on the disk before the vote leaves."""
         self._keep(vote)
         return self._vote_slot(vote)
 

@@ -48,38 +48,38 @@ __all__ = [
 ]
 
 EARLY_MESSAGES_MAX: Final = 512
-"""Messages of the next epoch that are kept until it begins here, the newest of them."""
+"""The newest messages of the next epoch, kept until it begins here."""
 EARLY_OF_ONE_MAX: Final = 16
 EARLY_OF_STRANGERS_MAX: Final = 128
-"""Of these, those of senders without a seat now, who may have one then: nobody can push out what seats said."""
+"""Of these, the most from senders without a seat, so that they cannot displace the messages of seats."""
 EARLY_BYTES_MAX: Final = 8 * 1024 * 1024
 EARLY_OF_STRANGERS_BYTES_MAX: Final = 2 * 1024 * 1024
 VOTE_BYTES: Final = 512
-"""What a vote takes in memory, about."""
+"""The approximate memory of a vote."""
 ANSWERED_MAX: Final = 256
 ANSWER_BYTES_PER_S: Final = 8 * 1024 * 1024
-"""What one address is sent in answers: some windows of blocks a second."""
+"""The answers to one address: some windows of blocks a second."""
 ANSWER_BURST_BYTES: Final = 32 * 1024 * 1024
 STRANGERS_BYTES_PER_S: Final = 12 * 1024 * 1024
-"""What all addresses without a seat are sent together: identities cost nothing, this node's line does."""
+"""The answers to all addresses without a seat together, because an attacker can make any number of identities."""
 STRANGERS_BURST_BYTES: Final = 48 * 1024 * 1024
 QUESTION_BYTES: Final = 4 * 1024
-"""What a question is charged with, whatever its answer."""
+"""The least that a request counts, whatever its answer."""
 INBOX_MESSAGES_MAX: Final = 4_096
 INBOX_BYTES_MAX: Final = 64 * 1024 * 1024
 SENDER_MESSAGES_MAX: Final = 512
-"""Of the inbox, what one sender may fill."""
+"""The part of the inbox that one sender may fill."""
 SENDER_BYTES_MAX: Final = 20 * 1024 * 1024
-"""Room for two of the largest messages, as many windows of blocks as a peer owes at once."""
+"""Room for two of the largest messages: a peer owes at most two windows of blocks."""
 STRANGERS_MESSAGES_MAX: Final = INBOX_MESSAGES_MAX // 2
-"""Of the inbox, what all senders without a seat may fill together: votes always find room."""
+"""The part of the inbox that all senders without a seat may fill, so that votes always find room."""
 STRANGERS_BYTES_MAX: Final = INBOX_BYTES_MAX // 2
 SEATS_IN_A_ROW_MAX: Final = 16
-"""Messages of seats that are taken before one of a stranger, while both wait."""
+"""After this many messages of seats, one message of a sender without a seat is taken."""
 
 
 class FalseWindow(DecodeError):
-    """Blocks that an honest node does not serve: they hang together otherwise, or no quorum made them final."""
+    """Blocks that an honest node does not serve: they are not linked, or no quorum finalised them."""
 
     code = "false_window"
 

@@ -1,8 +1,8 @@
 """Windows of final blocks from several peers, fastest first (consensus.md 13). Pure: it plans, the replica asks.
 
-What a peer says of its height is a hint: it chooses whom to ask, never what is believed. A window proves itself by
-the certificate of its last block, so it may come from anybody and before the windows below it. Who says that it
-has blocks and does not serve them is forgotten for a while.
+The height that a peer claims is a hint: it decides which peer is asked, never what is believed. The certificate of
+its last block proves a window, so any peer may send it, and before the windows below it. A peer that claims blocks
+and does not serve them is ignored for a while.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from state.primitives.blocks import Block
 __all__ = ["AHEAD_BLOCKS_MAX", "GAP_BLOCKS", "BlockSync", "Progress", "Request", "Window"]
 
 GAP_BLOCKS: Final = 2
-"""Behind by no more than this, blocks are expected to come with the votes on them."""
+"""A replica that is behind by no more than this gets the blocks with the votes for them."""
 WINDOWS_MAX: Final = 4
-"""Windows asked for at once, each from another peer where there are enough."""
+"""Windows requested at the same time, each from another peer if there are enough."""
 PEER_WINDOWS_MAX: Final = 2
-"""Of these, one peer's: it serves no more to one asker (consensus.block_serving)."""
+"""Of these, the most from one peer, which serves no more to one peer (consensus.block_serving)."""
 AHEAD_BLOCKS_MAX: Final = 256
 """Final blocks fetched above the last committed one."""
 AHEAD_BYTES_MAX: Final = 32 * 1024 * 1024
-"""No new window is asked for while as much waits to be executed."""
+"""No new window is requested while this much waits for execution."""
 PEERS_MAX: Final = 256
 MISSES_MAX: Final = 2
-"""After so many time-outs in a row a peer is forgotten."""
+"""After this many time-outs in a row a peer is ignored."""
 FORGET_MS: Final = 10_000
-"""How long it is forgotten the first time; each further time is twice as long, until it serves again."""
+"""The first time it is ignored for this long; each further time is twice as long, until it serves again."""
 FORGET_FACTOR_MAX: Final = 32
 TRIES_MAX: Final = 8
-"""Windows in a row that nobody sent: the blocks are then asked for one by one."""
+"""After this many windows in a row that no peer sent, single blocks are requested."""
 KNOWN_ENOUGH: Final = 2
-"""With so many peers that have served, others are tried one at a time and no oftener than every ``TRY_MS``."""
+"""With this many peers that have served, others are tried one at a time, at most once in ``TRY_MS``."""
 TRY_MS: Final = 10_000
 LATE_MAX: Final = 64
 STALLED_MS: Final = 30_000
 """Windows that arrived and were not executed for this time are fetched again."""
 QUIET_MS: Final = 60_000
-"""After so long without a new block the claims of peers that are forgotten count as well."""
+"""After this time without a new block, the claims of ignored peers count as well."""
 PRUNED_MS: Final = 600_000
-"""So long a peer is not asked again for what it said it keeps no more."""
+"""For this time a peer is not asked again for heights that it reported as pruned."""
 SPEED_MS: Final = 10_000
-"""The speed shown is that of so long."""
+"""The speed in the progress is measured over this time."""
 
 
 class Request(NamedTuple):
-    """A window to ask a peer for."""
+    """A request for a window from a peer."""
 
     address: bytes
     from_height: int
@@ -58,7 +58,7 @@ class Request(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A window that came: linked blocks (hash, block, bytes), the last with a verified FINAL certificate."""
+    """A window that arrived: linked blocks (hash, block, bytes), the last with a verified FINAL certificate."""
 
     from_height: int
     certificate: Certificate
@@ -67,10 +67,10 @@ class Window(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far catching up is. ``claimed_height`` is what peers say, which nothing proves; for a progress bar.
+    """The progress of catching up. ``claimed_height`` is the unproven claim of peers, for a progress bar.
 
-    ``oldest_height`` is where the blocks of the peers that are ahead begin, by their word, when none of them keeps
-    the next one; else 0.
+    ``oldest_height`` is the oldest block that the peers ahead claim to keep, if none of them keeps the next block;
+    else 0.
     """
 
     height: int
@@ -106,11 +106,14 @@ class _Forgotten:
         self.until_ms = until_ms
         self.factor = factor
         self.height = height
-        """What it claims; 0 for one that was blamed, whose word is worth nothing."""
+        """The height it claims; 0 for a peer that was blamed, whose claim is not used."""
 
 
 class BlockSync:
-    """Which windows to ask of whom. Heights at or below ``root`` are committed, ``last_height`` ends the epoch."""
+    """Plans which windows are requested from which peers.
+
+    Heights at or below ``root`` are committed; the epoch ends at ``last_height``.
+    """
 
     def __init__(self, parameters: ConsensusParameters, own: bytes, *, root: int, last_height: int) -> None:
         self._window_ms = parameters.window_ms
@@ -133,7 +136,7 @@ class BlockSync:
         self._tries = 0
         self._marks: deque[tuple[int, int]] = deque()
 
-    # What is known.
+    # Queries.
 
     @property
     def proven_height(self) -> int:
@@ -174,13 +177,13 @@ class BlockSync:
         )
 
     def sizes(self) -> dict[str, int]:
-        """Return how much is kept of what."""
+        """Return the sizes of the tables."""
         return {"sync_peers": len(self._peers), "sync_windows": len(self._waiting) + len(self._asked)}
 
-    # What happens.
+    # Events.
 
     def begin_epoch(self, last_height: int, seats: tuple[bytes, ...]) -> None:
-        """Go on in another epoch: its windows end at its last block, its seats can be asked before anybody."""
+        """Begin an epoch: windows end at its last block, and its seats can be asked before their first claim."""
         self._last_height = last_height
         self._seats = seats
         for peer in self._peers.values():
@@ -190,7 +193,7 @@ class BlockSync:
         self._delivered = self._root
 
     def claim(self, address: bytes, height: int, now_ms: int, *, is_least: bool = False) -> None:
-        """Take a peer's word for what it has (``is_least``: at least), as a reason to ask it."""
+        """Note the height that a peer claims (``is_least``: a lower bound), as a reason to ask it."""
         if address == self._own:
             return
         if self._is_forgotten(address, now_ms):
@@ -202,11 +205,11 @@ class BlockSync:
         peer.height = max(peer.height, height) if is_least else height
 
     def prove(self, height: int) -> None:
-        """Take notice that a verified certificate names a block of that height."""
+        """Note that a verified certificate names a block of that height."""
         self._proven = max(self._proven, height)
 
     def commit(self, height: int, now_ms: int) -> None:
-        """Take notice of a committed block."""
+        """Note a committed block."""
         self._root, self._moved_ms = height, now_ms
         self._delivered = max(self._delivered, height)
         self._tries = 0
@@ -227,7 +230,7 @@ class BlockSync:
         return late is not None and count <= late[0]
 
     def arrived(self, address: bytes, window: Window, now_ms: int) -> list[Window]:
-        """Take a verified window in; return those that may be executed now, lowest first."""
+        """Take in a verified window; return the windows that may be executed now, lowest first."""
         peer = self._peer(address)
         found = self._asked.get(window.from_height)
         if found is not None and found[0].address == address:
@@ -262,9 +265,9 @@ class BlockSync:
         return ready
 
     def pruned(self, address: bytes, from_height: int, oldest: int, now_ms: int) -> bool:
-        """Take notice that a peer keeps no blocks below ``oldest``; tell whether it was asked for such.
+        """Note that a peer keeps no blocks below ``oldest``; tell whether it was asked for such.
 
-        It has answered: it is not forgotten, what it claims stands, and others are asked.
+        It has answered, so it is not ignored and its claim stands. Other peers are asked.
         """
         if oldest <= from_height or not self.is_asked(address, from_height, 1):
             return False
@@ -280,13 +283,13 @@ class BlockSync:
         return True
 
     def blamed(self, address: bytes, now_ms: int) -> None:
-        """Take notice that a peer's window was false: nothing is asked of it for a while."""
+        """Ignore a peer for a while: its window was false."""
         for from_height in [at for at, (request, _) in self._asked.items() if request.address == address]:
             del self._asked[from_height]
         self._forget(address, now_ms, is_liar=True)
 
     def expire(self, now_ms: int) -> bool:
-        """Give up requests that were not answered in time; tell whether nobody serves at all."""
+        """Give up requests that were not answered in time; tell whether no peer serves at all."""
         owing: dict[bytes, None] = {}
         for from_height, (request, asked_ms) in list(self._asked.items()):
             is_needed = from_height + request.blocks_max - 1 > self._delivered
@@ -296,7 +299,7 @@ class BlockSync:
             peer = self._peer(request.address)
             peer.asked = max(0, peer.asked - 1)
             if not is_needed:
-                continue  # the blocks came otherwise
+                continue  # the blocks came by another path
             self._late[request.address, from_height] = (request.blocks_max, asked_ms)
             while len(self._late) > LATE_MAX:
                 self._late.popitem(last=False)
@@ -316,7 +319,7 @@ class BlockSync:
         return True
 
     def plan(self, now_ms: int) -> list[Request]:
-        """Return what to ask for now, and remember it as asked."""
+        """Return the requests to send now, and note them as sent."""
         found: list[Request] = []
         target = min(self._target(now_ms), self._last_height, self._root + AHEAD_BLOCKS_MAX)
         at = self._delivered + 1
