@@ -14,6 +14,7 @@ from consensus.metrics import METRICS
 from node.cli import group
 from node.home.options import NodeOptions
 from node.relay.home import RelayHomeOptions
+from rpc.gateway.process import GatewayOptions, options_from_json
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
@@ -61,6 +62,13 @@ def test_every_option_of_a_relay_is_documented_and_no_other() -> None:
     assert {name for name in shown if not name.endswith(".NAME")} <= options
     shared_with_nodes = {"keys.vote", "keys.vote_next"}  # a relay has no vote key
     assert {name for name in options - shared_with_nodes if not name.startswith(parts)} <= shown
+
+
+def test_the_shown_options_of_a_gateway_are_accepted() -> None:
+    shown = re.search(r"^cat > gateway.json <<'END'\n(.*?)^END\n", OPERATIONS, re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    options = options_from_json(shown[1])
+    assert options.hosts and options.port != GatewayOptions(socket="").port
 
 
 def leaves(command: click.Command, path: str = "") -> dict[str, click.Command]:
