@@ -246,7 +246,7 @@ class Vault:
         self, pool: Pool, to: bytes, amount: int, purpose: Purpose, *,
         owner: bytes = NOBODY, subject: int | None = None,
     ) -> None:  # fmt: skip
-        """Give ``amount`` back to ``to``, who locked it."""
+        """Return ``amount`` to ``to``, which locked it."""
         if not amount:
             return
         self._change(pool, owner, -amount)

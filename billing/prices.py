@@ -48,7 +48,7 @@ class Budget(NamedTuple):
 
 
 def work_price(gpu_ms: int, price_per_gpu_s: int) -> int:
-    """Return what ``gpu_ms`` GPU milliseconds cost; the fraction stays with who pays."""
+    """Return the price of ``gpu_ms`` GPU milliseconds, rounded down."""
     return gpu_ms * price_per_gpu_s // 1000
 
 

@@ -45,7 +45,7 @@ _KIND: Final = b"relay receipt"
 
 
 def carriage_price(size_bytes: int, price_per_gib: int) -> int:
-    """Return what carrying ``size_bytes`` costs; the fraction stays with who pays."""
+    """Return the price of carrying ``size_bytes``, rounded down."""
     return size_bytes * price_per_gib // GIB
 
 

@@ -64,7 +64,7 @@ class Send(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """Send a message to all other seats, and to whoever follows."""
+    """Send a message to all other seats and to observers."""
 
     data: bytes
     is_bulk: bool = False

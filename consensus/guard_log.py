@@ -140,7 +140,7 @@ class VoteDirectory:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.is_behind = False
-        """Whether the record ends before the newest final block: it may be an older copy. Set by who opens it."""
+        """Whether the record ends before the newest final block: it may be an older copy."""
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -269,7 +269,7 @@ class EarlyMessages:
         del self._kept[at]
 
     def _forget_of_largest(self, *, by_bytes: bool) -> None:
-        """Make room at the cost of whoever takes most of it, the oldest first."""
+        """Make room by dropping the oldest messages of the sender that takes most room."""
         held: Counter[bytes] = Counter()
         for sender, _, size in self._kept:
             held[sender] += size if by_bytes else 1

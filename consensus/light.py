@@ -82,7 +82,7 @@ RECORDS_MAX: Final = 16
 
 
 class RecordInvalid(ProtocolError):
-    """An epoch record that does not follow from what is trusted: whoever sent it lies or is of another chain."""
+    """An epoch record that does not follow from the trusted one: its sender is faulty or on another chain."""
 
     code = "epoch_record_invalid"
 
@@ -548,7 +548,7 @@ class LightClient:
         return self._contradicted(proven, certificate) or self._noted(proven, certificate)
 
     def _check_age(self, header: Header, now_ms: int) -> None:
-        """Refuse old certificates of earlier epochs: whoever bought old keys could make them without a loss."""
+        """Refuse old certificates of earlier epochs: an attacker with old keys could make them at no cost."""
         period = self.options.trusting_period_ms
         if header.epoch < self._trusted.epoch and period is not None and now_ms - header.time_ms > period:
             raise HeaderUnproven("a certificate that is too old to count; headers up to the boundary block do")

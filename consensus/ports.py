@@ -114,7 +114,7 @@ class Listener(Protocol):
         ...
 
     def heard(self, vote: Vote, sender: bytes) -> None:
-        """Take notice of a verified vote of this epoch, and of who brought it."""
+        """Take in a verified vote of this epoch and the peer that sent it."""
         ...
 
     def certified(self, certificate: Certificate) -> None:

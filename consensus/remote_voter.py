@@ -112,7 +112,7 @@ class _Link:
         return pending.answer
 
     def end(self, reason: str) -> None:
-        """End the connection; who waits for an answer is told."""
+        """End the connection; pending requests fail."""
         if self.reason is None:
             self.reason = reason
         self._outbox.close()

@@ -90,7 +90,7 @@ def _now_ms() -> int:
 
 
 class SignerServer:
-    """Serves vote keys, each to one voter at a time; who names none gets the first.
+    """Serves vote keys, each to one voter at a time; a voter that names no key gets the first.
 
     ``on_refusal`` is told what was refused; ``log_state`` returns ``log_dropped`` and ``log_since_ms`` of the
     status. Raises StoreError from ``serve`` when a write fails; the process must end then, and until it does it

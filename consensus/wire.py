@@ -85,7 +85,7 @@ class Votes(NamedTuple):
 
 
 class Certificates(NamedTuple):
-    """Certificates asked for, or pushed to whom they help."""
+    """Certificates that were requested, or pushed to a seat that needs them."""
 
     certificates: tuple[Certificate, ...]
 

@@ -78,7 +78,7 @@ class Transaction:
 
     @property
     def digest(self) -> bytes:
-        """What the signature is of; hashed when asked for, which whoever was told the sender does not do."""
+        """The digest that the signature covers; computed on request, since most callers know the sender."""
         head, start, end, tail = self._signed
         return keccak(head + self.raw[start:end] + tail)
 

@@ -90,7 +90,7 @@ def manifest_of(source: BinaryIO) -> Manifest:
 
 
 def piece_hash(data: bytes) -> bytes:
-    """Return the hash of a piece as manifests have it."""
+    """Return the hash of a piece, as manifests list it."""
     return digest(b"blob piece", data)
 
 

@@ -42,7 +42,7 @@ class Candidate(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """A seat's signed word; a NULLIFY has ``parent_view`` 0 and a zero hash."""
+    """A seat's signed vote; a NULLIFY has ``parent_view`` 0 and a zero hash."""
 
     kind: int
     epoch: int

@@ -96,7 +96,7 @@ class Draw:
 
 
 class Drawn(NamedTuple):
-    """What the randomness decided; who has been jailed since the stakes were frozen has no part in it.
+    """The result of the draw; operators that were jailed since the stakes were frozen are left out.
 
     ``ranked`` are the candidates, the largest first, ``tickets`` the lottery weights of those behind the
     ``anchors``, ``order`` numbers in ``ranked``.
