@@ -60,7 +60,7 @@ class Peering:
             connector=connector,
             log=log.debug,
         )
-        network.on_paths(lambda _target, known: client.ways(known))
+        network.on_paths(lambda _target, known: client.two_relay_paths(known))
         client.on_leaving(network.leave)
         puncher.attach(network)
         reach.attach(network)

@@ -58,7 +58,7 @@ class ClientCircuits:
             case TransportFault.CHANGED:
                 fault = Fault.BROKEN
             case TransportFault.SLOW:
-                fault = Fault.HELD_UP
+                fault = Fault.SLOWED
             case TransportFault.SILENT if self._has_stalled(circuit):
                 fault = Fault.STALLED
             case _:

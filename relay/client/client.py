@@ -1,6 +1,6 @@
 """A node's relay client, on trio: reservations at relays, incoming circuits, and dialling through relays.
 
-It hands out plain byte streams. The nodes at both ends of a circuit run their own handshake inside it, so neither
+It hands out plain byte streams. The nodes at both ends of a circuit run their own handshake inside it. So neither
 this client nor a relay is trusted with more than carrying bytes. A relay that fails, lies or falls silent costs
 its circuits only; its reputation (``relay.client.reputation``) decides whether it is used again.
 """
@@ -121,7 +121,7 @@ class RelayClient:
         """Tell whether a relay of this path has a bad reputation."""
         return self.known.is_avoided(endpoint)
 
-    def ways(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+    def two_relay_paths(self, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
         """Return the paths over two relays: from each reserved relay to each of a target's ``endpoints``."""
         own = [reservation.endpoint for reservation in self.reservations]
         return tuple(
@@ -188,7 +188,7 @@ class RelayClient:
                 stream = await self._open_circuit(link, lambda request, parked: Extend(request, route, parked))
                 self.control_links.connect_in_background(hops[1:])
         except RelayProtocolError:
-            self.known.blame(first, Fault.LIED)
+            self.known.blame(first, Fault.PROTOCOL_VIOLATION)
             raise
         except RelayRefused as error:
             if error.refusal is Refusal.RELAY_FULL and len(hops) == 1:  # else a later relay may have refused

@@ -167,7 +167,7 @@ class ControlLink:
         """End the link because of ``error``, which is returned."""
         if self.error is None:
             self.error = error
-            self.fault = Fault.LIED if isinstance(error, RelayProtocolError) else fault
+            self.fault = Fault.PROTOCOL_VIOLATION if isinstance(error, RelayProtocolError) else fault
         self._scope.cancel()
         return error
 
@@ -213,7 +213,7 @@ class ControlLink:
                 session = await run_handshake(stream, handshake, preamble=CONTROL_PREAMBLE)
         except (*CONNECT_ERRORS, HandshakeFailed) as error:
             self.has_no_route = self._stream is None and is_no_route(error)
-            fault = None if self.has_no_route else Fault.UNREACHED  # which is no fault of the relay
+            fault = None if self.has_no_route else Fault.UNREACHABLE  # which is no fault of the relay
             self.fail(error if str(error) else RelayUnreachable("too slow to answer"), fault)
             return False
         self.channel = ControlChannel(session)

@@ -91,7 +91,7 @@ class ControlLinks:
             for parked in link.parked:
                 parked.stream.socket.close()
             fault = link.fault
-            is_to_blame = fault is not Fault.UNREACHED or self._known.connect_failed(link.endpoint)
+            is_to_blame = fault is not Fault.UNREACHABLE or self._known.connect_failed(link.endpoint)
             if link.has_no_route:
                 self._known.connect_failed(link.endpoint)
             if fault is not None and is_to_blame and not self._known.is_leaving(link.endpoint):

@@ -38,7 +38,7 @@ _LEAST_GROWTH: Final = 1.01
 class Fault(Enum):
     """What a relay did wrong."""
 
-    LIED = "lied"
+    PROTOCOL_VIOLATION = "protocol_violation"
     """A message that no honest relay sends."""
     STALLED = "stalled"
     """A circuit accepted bytes and delivered none."""
@@ -48,21 +48,21 @@ class Fault(Enum):
     """It claims far more bytes than were counted here. A peer that sends what is never read can cause this too."""
     DELAYED = "delayed"
     """Its round trips grew far above their minimum."""
-    HELD_UP = "held_up"
+    SLOWED = "slowed"
     """A circuit became far slower than before, and than another path to the same node."""
     LOST = "lost"
     """The connection to the relay ended, or the relay fell silent."""
-    UNREACHED = "unreached"
+    UNREACHABLE = "unreachable"
     """It could not be connected to."""
     REFUSED = "refused"
     """It is full."""
 
 
 POINTS: Final[Mapping[Fault, float]] = {
-    Fault.LIED: 100, Fault.STALLED: 20, Fault.BROKEN: 20, Fault.OVERCHARGED: 25, Fault.DELAYED: 25,
-    Fault.HELD_UP: 20, Fault.LOST: 15, Fault.UNREACHED: 15, Fault.REFUSED: 5,
+    Fault.PROTOCOL_VIOLATION: 100, Fault.STALLED: 20, Fault.BROKEN: 20, Fault.OVERCHARGED: 25, Fault.DELAYED: 25,
+    Fault.SLOWED: 20, Fault.LOST: 15, Fault.UNREACHABLE: 15, Fault.REFUSED: 5,
 }  # fmt: skip
-_ONCE_EACH: Final = frozenset({Fault.STALLED, Fault.BROKEN, Fault.OVERCHARGED, Fault.HELD_UP})
+_ONCE_EACH: Final = frozenset({Fault.STALLED, Fault.BROKEN, Fault.OVERCHARGED, Fault.SLOWED})
 
 
 def has_stalled(*, silent_s: float, spoke_s: float) -> bool:

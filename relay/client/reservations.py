@@ -244,7 +244,7 @@ class Reservations:
             except RelayProtocolError as error:
                 self._note_down(endpoint, f"broke the protocol: {error}")
                 log.warning("relay broke the protocol", relay=str(endpoint), detail=str(error))
-                self._known.blame(endpoint, Fault.LIED)
+                self._known.blame(endpoint, Fault.PROTOCOL_VIOLATION)
             except RelayUnreachable as error:
                 self._note_down(endpoint, str(error).removeprefix(f"{endpoint}: "))
                 log.debug("relay not reached", relay=str(endpoint), error=error.code, detail=str(error))

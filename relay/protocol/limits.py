@@ -12,7 +12,7 @@ from p2p.base.netgroups import address_of, block_of, network_of, site_of
 from state.primitives.errors import ConfigError
 from state.primitives.token_bucket import TokenBucket
 
-__all__ = ["HostTable", "HostUse", "RelayLimits", "paces"]
+__all__ = ["HostTable", "HostUse", "RelayLimits", "pacing_rates"]
 
 FORGET_INTERVAL_MS: Final = 1_000
 """Minimum interval between searches of a full table for idle hosts: it is large, and anybody can fill it."""
@@ -211,7 +211,7 @@ class HostTable:
         return len(self._hosts)
 
 
-def paces(limits: RelayLimits, active: Mapping[int, bytes]) -> dict[int, int]:
+def pacing_rates(limits: RelayLimits, active: Mapping[int, bytes]) -> dict[int, int]:
     """Return the pacing rate of each direction of the ``active`` circuits (by number, with their dialler).
 
     0: no limit. An idle circuit gets its share when it becomes active again.

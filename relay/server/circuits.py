@@ -19,7 +19,7 @@ from p2p.base.endpoint import Endpoint
 from relay.payment.accounts import PayerAccounts
 from relay.payment.metering import FreeTier, Tariff
 from relay.protocol.keep_alive import keep_alive
-from relay.protocol.limits import HostUse, RelayLimits, paces
+from relay.protocol.limits import HostUse, RelayLimits, pacing_rates
 from relay.server.splice import CHECK_BYTES, STRANGER_CHECK_BYTES, Splice, set_pace
 
 __all__ = ["CarriedCircuits"]
@@ -188,7 +188,7 @@ class CarriedCircuits:
         if not (limits.line_bytes_per_s or limits.client_bytes_per_s_max):
             return
         active = {number: carried.payer for number, carried in self._carried.items() if carried.moved_bytes}
-        for number, pace in paces(limits, active).items():
+        for number, pace in pacing_rates(limits, active).items():
             carried = self._carried[number]
             if pace != carried.pace:
                 carried.pace = pace

@@ -1,9 +1,9 @@
-"""The relay daemon: asyncio on uvloop, protocols only, one process.
+"""The relay daemon: one process, asyncio on uvloop, protocols only.
 
-It carries circuits between addresses and cannot read their content. The state is ``relay.server.core``'s,
-whose effects are carried out here; what clients open is ``relay.server.handshake``'s, what runs
-``relay.server.circuits``'s, what was signed for it ``relay.payment.accounts``'. What a client does wrong costs
-that client its connection, nobody else's.
+It carries circuits between addresses and cannot read their content. ``relay.server.core`` holds the state, and
+this module carries out its effects. ``relay.server.handshake`` owns the connections of clients,
+``relay.server.circuits`` the running circuits, and ``relay.payment.accounts`` the receipts. An error of a client
+closes the connection of that client only.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def run_relay(
     At the first signal it announces its end to the clients, and ends when they have left or after ``drain_s_max``.
     At the second signal it ends at once.
 
-    ``make_identity`` returns the relay's identity with a fresh certificate, always of the same node secret, for
-    vouchers are signed with it. It is called again every day. A relay that asks a price and has a ``gateway``
-    learns there what its payers are good for and settles what they sign; without one they are strangers to it.
-    Raises ConfigError where it cannot listen; any other exception is a bug that ended the daemon.
+    ``make_identity`` returns the relay's identity with a fresh certificate, always of the same node secret,
+    which signs the vouchers. It is called again every day. A relay with a price uses ``gateway`` to look up the
+    funds of its payers and to settle their receipts; without a gateway, all payers are strangers.
+    Raises ConfigError if it cannot listen; any other exception is a bug that ended the daemon.
     """
 
     async def main() -> None:

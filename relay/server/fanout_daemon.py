@@ -72,7 +72,7 @@ class FanoutServer:
             self._drop(transport, error.code, session.address.hex())
             return
         self._connections[number] = connection
-        # A slow subscriber is skipped because of its backlog; nobody waits for it.
+        # A slow subscriber is skipped because of its backlog; the others do not wait for it.
         transport.set_write_buffer_limits(high=2 * self.core.limits.backlog_bytes_max)
         if old is not None and old in self._connections:
             self._connections[old].transport.abort()

@@ -186,7 +186,7 @@ async def _be_node(spec: AgentSpec) -> None:
         fanout=FanoutClient(lambda: identity_of(spec.name)),
         log=structlog.get_logger("p2p").info,
     )
-    network.on_paths(lambda _target, known: client.ways(known))
+    network.on_paths(lambda _target, known: client.two_relay_paths(known))
     if spec.punches:
         puncher.attach(network)
     reach.attach(network)

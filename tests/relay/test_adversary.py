@@ -45,7 +45,7 @@ class Member:
             acceptors=(self.client,),
         )  # fmt: skip
         self.network.on_paths(
-            lambda _target, known: [way for way in self.client.ways(known) if len(way.hops) <= hops_max]
+            lambda _target, known: [way for way in self.client.two_relay_paths(known) if len(way.hops) <= hops_max]
         )
         self.client.on_leaving(self.network.leave)
         self.send, self.heard = trio.open_memory_channel[bytes](math.inf)
@@ -176,7 +176,7 @@ async def test_what_runs_through_a_relay_that_is_found_to_be_bad_moves_to_anothe
         nursery.start_soon(count_on, alice, range(40))
         await say(bob, alice, range(20))
         await take(bob, alice, first.endpoint)
-        bob.client.known.reputation.blame(first.address, Fault.LIED, trio.current_time())
+        bob.client.known.reputation.blame(first.address, Fault.PROTOCOL_VIOLATION, trio.current_time())
         await wait_until(
             lambda: all(circuit.endpoint.hops == (second.endpoint,) for circuit in bob.client.circuits)
         )
@@ -189,7 +189,7 @@ async def test_a_bad_relay_is_used_where_there_is_no_other(start_relay: StartRel
     alice = Member("alice", (only.endpoint,))
     bob = Member("bob", (), (f"{format_address(alice.address)}@{only.endpoint}",))
     for member in (alice, bob):
-        member.client.known.reputation.blame(only.address, Fault.LIED, trio.current_time())
+        member.client.known.reputation.blame(only.address, Fault.PROTOCOL_VIOLATION, trio.current_time())
         assert member.client.is_avoided(only.endpoint)
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:

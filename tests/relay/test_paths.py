@@ -183,7 +183,7 @@ async def test_paths_of_two_come_from_own_reservations_and_the_targets_relays(st
         await alice.client.wait_reserved(2)
         direct = Endpoint("192.0.2.1", 7)
         foreign = Endpoint("192.0.2.2", 7, account_of("relay 3").address)
-        assert alice.client.ways([direct, first.endpoint, foreign]) == (
+        assert alice.client.two_relay_paths([direct, first.endpoint, foreign]) == (
             replace(first.endpoint, via=second.endpoint),
             replace(foreign, via=first.endpoint),
             replace(foreign, via=second.endpoint),

@@ -18,7 +18,7 @@ from relay.client.options import RelayClientOptions
 from relay.client.reputation import Fault
 from relay.payment.receipts import ReceiptStore
 from relay.protocol.errors import Refusal, RelayRefused, RelayUnreachable
-from relay.protocol.limits import RelayLimits, paces
+from relay.protocol.limits import RelayLimits, pacing_rates
 from relay.protocol.wire import Connect, Refused, Reserve, Terms
 from tests.relay.daemon_process import DaemonProcess, account_of
 from tests.relay.nodes import Node, wait_until
@@ -100,7 +100,7 @@ async def test_a_relay_that_ends_sends_its_clients_away_first(start_relay: Start
         await bob.client.wait_reserved()
         used = bob.client.reservations[0].endpoint
         if used == second.endpoint:  # have the one with a long goodbye in use
-            bob.client.known.reputation.blame(second.address, Fault.LIED, trio.current_time())
+            bob.client.known.reputation.blame(second.address, Fault.PROTOCOL_VIOLATION, trio.current_time())
             bob.client.reserving.choose_again()
             await wait_until(lambda: [r.endpoint for r in bob.client.reservations] == [first.endpoint])
         out, back = await talk(alice, bob, first.endpoint)
@@ -169,7 +169,7 @@ async def test_of_many_relays_some_are_chosen_and_a_bad_one_is_left(start_relay:
         await bob.client.wait_reserved(2)
         before = [r.endpoint for r in bob.client.reservations]
         assert before[0].relay is not None
-        bob.client.known.blame(before[0], Fault.LIED)
+        bob.client.known.blame(before[0], Fault.PROTOCOL_VIOLATION)
         await wait_until(
             lambda: (
                 len(now := [r.endpoint for r in bob.client.reservations]) == 2
@@ -211,11 +211,11 @@ async def test_who_is_reached_otherwise_keeps_only_the_reservations_that_its_own
 def test_the_line_and_each_clients_part_of_it_are_shared_by_those_that_move() -> None:
     alice, bob = b"a" * 20, b"b" * 20
     limits = RelayLimits(line_bytes_per_s=1_000, client_bytes_per_s_max=300, circuit_bytes_per_s_max=250)
-    assert paces(limits, {}) == {}
-    assert paces(limits, {1: alice}) == {1: 250}
-    assert paces(limits, {1: alice, 2: alice, 3: bob}) == {1: 150, 2: 150, 3: 250}
-    assert paces(limits, dict.fromkeys(range(10), alice)) == dict.fromkeys(range(10), 30)
-    assert paces(RelayLimits(), {1: alice}) == {1: 0}
+    assert pacing_rates(limits, {}) == {}
+    assert pacing_rates(limits, {1: alice}) == {1: 250}
+    assert pacing_rates(limits, {1: alice, 2: alice, 3: bob}) == {1: 150, 2: 150, 3: 250}
+    assert pacing_rates(limits, dict.fromkeys(range(10), alice)) == dict.fromkeys(range(10), 30)
+    assert pacing_rates(RelayLimits(), {1: alice}) == {1: 0}
 
 
 async def test_a_paced_client_gets_its_pace(start_relay: StartRelay) -> None:
@@ -263,5 +263,5 @@ async def test_nothing_is_signed_at_a_price_above_what_the_node_pays_and_terms_d
         with pytest.raises(RelayUnreachable):
             await alice.client.dial(daemon.endpoint, bob.address)
         alice.client.terms(link, Terms(1, 0, 0, 0))
-        assert link.fault is Fault.LIED and owed.tariff is not None
+        assert link.fault is Fault.PROTOCOL_VIOLATION and owed.tariff is not None
         assert owed.tariff.price_per_gib == PRICED["price_per_gib"]

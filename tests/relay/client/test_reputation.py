@@ -13,7 +13,7 @@ R, S, T = (bytes((n,)) * 20 for n in (1, 2, 3))
 
 def test_a_lie_is_enough_and_is_forgiven_with_time() -> None:
     reputation = RelayReputation()
-    reputation.blame(R, Fault.LIED, 0)
+    reputation.blame(R, Fault.PROTOCOL_VIOLATION, 0)
     assert reputation.is_avoided(R, 0) and not reputation.is_avoided(S, 0)
     assert reputation.is_avoided(R, HALF_LIFE_S)
     assert not reputation.is_avoided(R, HALF_LIFE_S + 1)
@@ -123,7 +123,7 @@ def test_order_is_by_round_trip_among_those_not_to_be_avoided() -> None:
     reputation.measured(R, 0.01, 0)
     reputation.measured(S, 0.03, 0)
     assert reputation.order([T, S, R], 0) == [R, S, T]
-    reputation.blame(R, Fault.LIED, 0)
+    reputation.blame(R, Fault.PROTOCOL_VIOLATION, 0)
     assert reputation.order([R, T, S], 0) == [S, T, R]
 
 
