@@ -123,7 +123,7 @@ class Network:
         self._peers = parts.roster.peers
         self._outbox = parts.outbox
         self.memory = parts.memory
-        """What peers' messages on their way in hold."""
+        """What peers' messages being received hold."""
         self.bans = parts.roster.bans
         """Addresses that are kept away, and for how long."""
         self.on_request(METHOD_PEERS, parts.records.serve)

@@ -64,8 +64,8 @@ class Endpoint:
         if self.is_punched:
             return "punch"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        way = "tcp" if self.relay is None else f"relay:{self.relay.hex()}"
-        text = f"{way}:{host}:{self.port}"
+        prefix = "tcp" if self.relay is None else f"relay:{self.relay.hex()}"
+        text = f"{prefix}:{host}:{self.port}"
         return text if self.via is None else f"{text} via {self.via}"
 
     @property

@@ -58,7 +58,7 @@ class NetworkLimits:
     redial_persistent_max_s: float = 5.0
     """Longest wait between attempts at peers that the node wants always (its committee)."""
     dial_stagger_s: float = 0.3
-    """How long one way to a peer is tried alone before the next one is tried beside it."""
+    """How long one path to a peer is tried alone before the next one is tried beside it."""
     resume_s: float = 6.0
     """How long the conversation with a peer waits for another connection when it has lost its own."""
     resume_retry_s: float = 0.25
@@ -80,27 +80,27 @@ class NetworkLimits:
     """How long bulk waits for that connection before it takes the control connection."""
     bulk_idle_s: float = 30.0
     bulk_drain_s: float = 5.0
-    """How long a bulk connection that is given up may take to finish what it has under way."""
+    """How long a bulk connection that is given up may take to finish what it has in flight."""
     bulk_retry_s: float = 5.0
     """After a bulk connection could not be opened."""
     bulk_requests_per_s: float = 2.0
-    """How often a peer's wishes for bulk connections are looked at."""
+    """How often a peer's requests for bulk connections are answered."""
     bulk_connections_requested_max: int = 64
-    """Bulk connections that we keep because others asked for them."""
+    """Bulk connections that other nodes requested."""
     bulk_new_paths_per_s: float = 0.05
-    """How often a peer's wish may lead to a dial by a way that has never led to it; ..."""
+    """How often a peer's request may cause a dial over a path that never led to it; ..."""
     bulk_new_paths_burst: float = 3.0
-    """... so many at first. Where such a way leads, the peer's record says, and it may say anything."""
+    """... so many at first. The peer's record names such a path, and may name any host."""
     bulk_new_paths_sum_per_s: float = 1.0
     """The same of all peers."""
     bulk_request_interval_s: float = 0.5
-    """Between two of our wishes for bulk connections; and four times this where nothing has changed."""
+    """Between two requests for bulk connections; four times this if nothing has changed."""
     bulk_tick_s: float = 0.125
     """Between looks at whether bulk connections move, ..."""
     bulk_report_s: float = 0.2
     """... and between two reports of that to the peer, at least."""
     receive_bytes_per_peer_max: int = 64 * MIB
-    """Memory that messages on their way in from one peer may hold."""
+    """Memory that messages being received from one peer may hold."""
     receive_bytes_max: int = 1024 * MIB
     """The same of all peers."""
     send_bytes_max: int = 1024 * MIB
@@ -232,7 +232,7 @@ class ReceiveMemory:
         while self.used_bytes + size_bytes > self.limit_bytes:
             largest = max(self._accounts, key=lambda account: account.held_bytes, default=asker)
             if largest is asker or largest.held_bytes <= asker.held_bytes + size_bytes:
-                raise ReceiveMemoryExceeded(f"{self.used_bytes} bytes of messages on their way in")
+                raise ReceiveMemoryExceeded(f"{self.used_bytes} bytes of messages being received")
             largest.evict()
 
 
@@ -256,7 +256,7 @@ class MemoryAccount:
     def take(self, size_bytes: int) -> None:
         """Hold ``size_bytes`` more. Raises ReceiveMemoryExceeded."""
         if self.held_bytes + size_bytes > self._limit_bytes:
-            raise ReceiveMemoryExceeded(f"{self.held_bytes} bytes of one peer's messages on their way in")
+            raise ReceiveMemoryExceeded(f"{self.held_bytes} bytes of one peer's messages being received")
         if self._memory.used_bytes + size_bytes > self._memory.limit_bytes:
             self._memory.make_room(self, size_bytes)
         self.take_always(size_bytes)
@@ -364,7 +364,7 @@ class HalfOpenSlot:
         self.netgroup = netgroup
         self.is_lost = False
         self.on_lost: Callable[[], None] = lambda: None
-        """Called when the place is given to somebody else."""
+        """Called when the slot is given to another connection."""
 
 
 class HalfOpenSlots:
@@ -377,7 +377,7 @@ class HalfOpenSlots:
     def __init__(self, slots_max: int) -> None:
         self._slots_max = slots_max
         self._netgroups: dict[str, OrderedDict[HalfOpenSlot, None]] = {}
-        """Each with its oldest first; among the netgroups, whoever came to be one first."""
+        """Each with its oldest first."""
         self._count = 0
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ _NO_FAMILY: Final = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EP
 """What a machine says that has one family of the two."""
 
 
-def open_sockets(places: Iterable[tuple[str, int]], *, backlog: int = BACKLOG) -> list[socket.socket]:
+def open_sockets(addresses: Iterable[tuple[str, int]], *, backlog: int = BACKLOG) -> list[socket.socket]:
     """Listen at each (host, port); without a host on all addresses of IPv4 and IPv6, port 0 being one for both.
 
     Raises OSError, and then listens nowhere.
@@ -25,7 +25,7 @@ def open_sockets(places: Iterable[tuple[str, int]], *, backlog: int = BACKLOG) -
     opened: list[socket.socket] = []
     with contextlib.ExitStack() as undo:
         undo.callback(_close, opened)
-        for host, port in places:
+        for host, port in addresses:
             opened += _open(host, port, backlog)
         undo.pop_all()
     return opened
@@ -42,26 +42,26 @@ def _open(host: str, port: int, backlog: int) -> list[socket.socket]:
     except UnicodeError as error:
         raise OSError(errno.EINVAL, str(error)) from None
     # IPv4 first: it is what a process shows that shows one address.
-    places = sorted({(family, str(where[0])) for family, _, _, _, where in found})
+    addresses = sorted({(family, str(where[0])) for family, _, _, _, where in found})
     for tries_left in reversed(range(PORT_TRIES)):
         try:
-            return _open_all(places, port, backlog)
+            return _open_all(addresses, port, backlog)
         except OSError as error:
             if port or error.errno != errno.EADDRINUSE or not tries_left:
                 raise
     raise AssertionError
 
 
-def _open_all(places: Sequence[tuple[int, str]], port: int, backlog: int) -> list[socket.socket]:
+def _open_all(addresses: Sequence[tuple[int, str]], port: int, backlog: int) -> list[socket.socket]:
     opened: list[socket.socket] = []
     lacking: OSError | None = None
     with contextlib.ExitStack() as undo:
         undo.callback(_close, opened)
-        for family, host in places:
+        for family, host in addresses:
             try:
                 opened.append(socket.create_server((host, port), family=family, backlog=backlog))
             except OSError as error:
-                if error.errno not in _NO_FAMILY or len(places) == 1:
+                if error.errno not in _NO_FAMILY or len(addresses) == 1:
                     raise
                 lacking = error
             else:

@@ -25,7 +25,7 @@ class TcpInfo(NamedTuple):
     segments: int
     """Segments of data sent since then, those sent again too."""
     unacked: int
-    """Segments under way."""
+    """Segments in flight."""
     notsent_bytes: int
     bytes_acked: int
     bytes_received: int

@@ -85,7 +85,7 @@ class Fanout(Protocol):
     async def run(self, receive: Callable[[bytes, bytes, bytes], None]) -> None:
         """Serve until cancelled; ``receive(relay address, publisher address, piece)`` for what others published.
 
-        The publisher is the relay's word, so a piece has to prove itself.
+        Only the relay names the publisher, so each piece must be verified.
         """
         ...
 

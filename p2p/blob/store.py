@@ -118,7 +118,7 @@ class BlobStore:
         with self._lock:
             blob = self._blobs.get(name)
             if blob is None:
-                raise BlobUnavailable("the blob was removed meanwhile")
+                raise BlobUnavailable("the blob was removed during the operation")
             return [index for index in range(len(blob.manifest.hashes)) if index not in blob.have]
 
     def pin(self, name: bytes) -> None:
@@ -160,7 +160,7 @@ class BlobStore:
         has more than ``limit_bytes``.
         """
         if blob_id(data) != name:
-            raise PieceInvalid("not the manifest that was asked for")
+            raise PieceInvalid("the manifest does not match its hash")
         try:
             manifest = Manifest.decode(data)
         except DecodeError as error:
@@ -190,7 +190,7 @@ class BlobStore:
         with self._lock:
             blob = self._blobs.get(name)
         if blob is None:
-            raise BlobUnavailable("the blob was removed meanwhile")
+            raise BlobUnavailable("the blob was removed during the operation")
         if not 0 <= index < len(blob.manifest.hashes) or not blob.manifest.is_piece(index, data):
             raise PieceInvalid(f"piece {index} does not match its hash")
         directory = self._directory(name)
@@ -334,7 +334,7 @@ class BlobStore:
             data = (directory / _MANIFEST).read_bytes()
             manifest = Manifest.decode(data)
             if blob_id(data) != name or (directory / _DATA).stat().st_size != manifest.size_bytes:
-                raise DecodeError("another blob's manifest")
+                raise DecodeError("the manifest belongs to another blob")
             blob = _Blob(manifest)
             if (directory / _COMPLETE).exists():
                 blob.have, blob.is_complete = set(range(len(manifest.hashes))), True

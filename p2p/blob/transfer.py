@@ -128,7 +128,7 @@ class BlobTransfer:
             manifest = await self._ask_all(name, asked, limit_bytes, reasons, liars)
             if manifest is not None:
                 return manifest
-        raise BlobUnavailable("; ".join(reasons[-3:]) or "no source was named")
+        raise BlobUnavailable("; ".join(reasons[-3:]) or "no source given")
 
     async def _ask_all(
         self, name: bytes, sources: list[bytes], limit_bytes: int | None, reasons: list[str], liars: set[bytes]
@@ -173,14 +173,14 @@ class BlobTransfer:
     async def _serve_manifest(self, peer: bytes, body: bytes) -> bytes:
         manifest = self._store.manifest(body) if self._store.is_complete(body) else None
         if manifest is None:
-            raise BlobUnavailable("not here")
+            raise BlobUnavailable("this node does not have the blob")
         return manifest.encode()
 
     async def _serve_piece(self, peer: bytes, body: bytes) -> bytes:
         if len(body) != HASH_BYTES + _INDEX_BYTES:
-            raise DecodeError("not a piece's name")
+            raise DecodeError("malformed request for a piece")
         if self._serving >= self._limits.blob_serves_max or not self._has_turn(peer):
-            raise PeerBusy("as many are served as may be")  # its code is what the other end hears
+            raise PeerBusy("already serving as many peers as allowed")  # its code is what the other end hears
         name, index = body[:HASH_BYTES], int.from_bytes(body[HASH_BYTES:], "big")
         self._serving += 1
         try:
@@ -190,7 +190,7 @@ class BlobTransfer:
         finally:
             self._serving -= 1
         if data is None:
-            raise BlobUnavailable("not here")
+            raise BlobUnavailable("this node does not have the blob")
         return data
 
     def _has_turn(self, peer: bytes) -> bool:
@@ -251,7 +251,7 @@ class _Source:
 
 
 class _Fetch:
-    """One blob on its way in."""
+    """One blob being fetched."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class _Fetch:
         self._left: set[int] = set()
         self._error: DekubeError | None = None
         self._asked: dict[int, dict[bytes, float]] = {}
-        """Pieces under way, with the sources that were asked and when."""
+        """Pieces in flight, with the sources that were asked and when."""
         self._failures: Counter[bytes] = Counter()
         self._reasons: dict[bytes, str] = {}
         self._is_complete = False
@@ -303,7 +303,7 @@ class _Fetch:
         if self._error is not None:
             raise self._error
         if not self._is_complete:
-            raise BlobUnavailable("; ".join(self._reasons.values()) or "no source was named")
+            raise BlobUnavailable("; ".join(self._reasons.values()) or "no source given")
 
     async def _pull(self, source: bytes, place: int) -> None:
         """Ask one source for one piece after the other, as long as so many at once are within its window."""

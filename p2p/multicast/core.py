@@ -82,16 +82,17 @@ class Multicast:
         kind: int,
         body: bytes,
         members: Sequence[Member],
-        ways: Mapping[bytes, Collection[bytes]],
+        routes: Mapping[bytes, Collection[bytes]],
         *,
         key: bytes,
         now: float,
     ) -> list[Effect]:
-        """Send a message to all ``members``; ``ways`` says who of them waits at which relay, preferred ones first.
+        """Send a message to all ``members``; ``routes`` says who of them waits at which relay, preferred ones
+        first.
 
-        ``key`` is a fresh secret. What is under way already is not sent again, only asked after.
+        ``key`` is a fresh secret. What is in flight already is not sent again, only asked after.
         """
-        return self._sending.send(kind, body, members, ways, key=key, now=now)
+        return self._sending.send(kind, body, members, routes, key=key, now=now)
 
     def published(self, root: bytes, relay: bytes, members: Collection[bytes], now: float) -> None:
         """Note that a relay took one more piece for these."""
@@ -106,7 +107,7 @@ class Multicast:
         return self._sending.publish_failed(root, relay, now)
 
     def peer_joined(self, address: bytes, now: float) -> list[Effect]:
-        """Take a new connection: what is under way to this peer is announced again."""
+        """Take a new connection: what is in flight to this peer is announced again."""
         return self._sending.peer_joined(address, now)
 
     def peer_left(self, address: bytes) -> None:

@@ -75,7 +75,7 @@ class Shape:
             and PIECE_BYTES_MIN <= self.piece_bytes <= PIECE_BYTES_MAX
             and self.count <= DATA_PIECES_MAX
         ):
-            raise DecodeError("not the shape of a message in pieces")
+            raise DecodeError("impossible shape of a message in pieces")
 
     @property
     def count(self) -> int:
@@ -149,7 +149,7 @@ def open_message(key: bytes, kind: int, sealed: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, bytes((kind,)))
     except InvalidTag:
-        raise PieceForged("pieces that make no message") from None
+        raise PieceForged("the pieces do not form a message") from None
 
 
 def cut_message(sealed: bytes, shape: Shape) -> Cut:
@@ -217,5 +217,5 @@ class Assembly:
         data = erasure.rebuild(padded, count)
         sealed = b"".join(data)[: shape.size_bytes]
         if cut_message(sealed, shape).root != self.root:
-            raise PieceForged("parity of other data")
+            raise PieceForged("the parity pieces do not belong to the data pieces")
         return sealed

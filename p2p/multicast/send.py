@@ -148,14 +148,15 @@ class Sending:
         kind: int,
         body: bytes,
         members: Sequence[Member],
-        ways: Mapping[bytes, Collection[bytes]],
+        routes: Mapping[bytes, Collection[bytes]],
         *,
         key: bytes,
         now: float,
     ) -> list[Effect]:
-        """Send a message to all ``members``; ``ways`` says who of them waits at which relay, preferred ones first.
+        """Send a message to all ``members``; ``routes`` says who of them waits at which relay, preferred ones
+        first.
 
-        ``key`` is a fresh secret. What is under way already is not sent again, only asked after.
+        ``key`` is a fresh secret. What is in flight already is not sent again, only asked after.
         """
         if not self.is_urgent:
             self._ticked_at = now
@@ -172,7 +173,7 @@ class Sending:
         self._outgoing[cut.root] = out
         self._counters["sent"] += 1
         effects = self._add(out, members, now)
-        effects += self._publish(out, ways, now)
+        effects += self._publish(out, routes, now)
         return effects + self._help(out, now)
 
     def _add(self, out: _Outgoing, members: Iterable[Member], now: float) -> list[Effect]:
@@ -192,10 +193,10 @@ class Sending:
         ]
         return effects + self._add(out, members, now) + self._help(out, now)
 
-    def _publish(self, out: _Outgoing, ways: Mapping[bytes, Collection[bytes]], now: float) -> list[Effect]:
+    def _publish(self, out: _Outgoing, routes: Mapping[bytes, Collection[bytes]], now: float) -> list[Effect]:
         reach = {
             relay: {a for a in reached if a in out.receivers and not self._is_shunned(relay, a, now)}
-            for relay, reached in ways.items()
+            for relay, reached in routes.items()
         }
         chosen = self._choose(reach)
         for address, receiver in out.receivers.items():
@@ -207,7 +208,7 @@ class Sending:
                 receiver.is_left_to_others = bool(chosen)
                 receiver.news_at = now if chosen else -math.inf  # nothing will come by itself
                 # One copy more costs no upload, and perhaps it was the receiver that was slow, or its line.
-                waits_at = [relay for relay in chosen if address in ways[relay]]
+                waits_at = [relay for relay in chosen if address in routes[relay]]
                 receiver.tried = self._shares_of(waits_at, out.everything)
         return self._give(out, {address: r.shares or r.tried for address, r in out.receivers.items()}, now)
 
@@ -500,7 +501,7 @@ class Sending:
     # -- what receivers say ----------------------------------------------------------------------------------
 
     def peer_joined(self, address: bytes, now: float) -> list[Effect]:
-        """Take a new connection: what is under way to this peer is announced again."""
+        """Take a new connection: what is in flight to this peer is announced again."""
         effects: list[Effect] = []
         for out in self._outgoing.values():
             receiver = out.receivers.get(address)

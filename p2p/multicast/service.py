@@ -124,9 +124,9 @@ class MulticastService:
             for group, may_wait in ((first, False), (others, True))
             for address in group
         ]
-        ways = self._ways([*first, *others]) if self._fanout is not None else {}
+        routes = self._routes([*first, *others]) if self._fanout is not None else {}
         key, now = secrets.token_bytes(32), trio.current_time()
-        self._do(self.core.send(kind, body, members, ways, key=key, now=now))
+        self._do(self.core.send(kind, body, members, routes, key=key, now=now))
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -143,7 +143,7 @@ class MulticastService:
 
     # -- relays ----------------------------------------------------------------------------------------------
 
-    def _ways(self, addresses: Sequence[bytes]) -> dict[bytes, set[bytes]]:
+    def _routes(self, addresses: Sequence[bytes]) -> dict[bytes, set[bytes]]:
         """Return who of these waits at which relay: our own relays first, the others in any order."""
         waiting: dict[bytes, set[bytes]] = {}
         spelt: dict[bytes, Counter[Endpoint]] = {}
@@ -168,8 +168,8 @@ class MulticastService:
         """Wait at our own relays, and be ready to publish at those where most of the committee waits."""
         while True:
             trusted = self.core.trusted = self._network.persistent
-            ways = self._ways(sorted(trusted))
-            best = sorted(ways, key=lambda relay: -len(ways[relay]))[:RELAYS_WARM_MAX]
+            routes = self._routes(sorted(trusted))
+            best = sorted(routes, key=lambda relay: -len(routes[relay]))[:RELAYS_WARM_MAX]
             warm = self._relays_of(self._network.identity.address) + [self._endpoints[relay] for relay in best]
             unique = {endpoint.relay: endpoint for endpoint in reversed(warm)}
             fanout.subscribe(tuple(unique.values()) if trusted else (), trusted)
@@ -183,7 +183,7 @@ class MulticastService:
                 continue
             try:
                 if endpoint is None:
-                    raise OSError("nobody waits there any more")
+                    raise OSError("no member waits at this relay")
                 with trio.fail_after(PUBLISH_S_MAX):
                     await self._fanout.publish(endpoint, members, frame)
             except (OSError, DekubeError, trio.TooSlowError) as error:

@@ -33,7 +33,7 @@ MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class MulticastParameters:
-    """Times in seconds and bounds of what is under way at once."""
+    """Times in seconds and bounds of what is in flight at once."""
 
     stall_s: float = 0.15
     """Silence beyond two round trips after which a receiver is helped; doubled with every round of help."""

@@ -65,7 +65,7 @@ class DialBackOptions:
     per_peer_s: float = 60.0
     in_all_per_s: float = 1.0
     dials_max: int = 4
-    """Dials for others under way at once."""
+    """Dials for others in flight at once."""
 
 
 class _Network(Protocol):
@@ -263,7 +263,7 @@ class DialBack:
         for endpoint in {**known, **self._told}:
             if known.get(endpoint) is not self._told.get(endpoint):
                 verdict = known.get(endpoint, EndpointStatus.UNKNOWN)
-                self._log("own endpoint judged by others", endpoint=str(endpoint), verdict=verdict.value)
+                self._log("own endpoint status changed", endpoint=str(endpoint), verdict=verdict.value)
         self._told = known
         configured = self._own.direct
         open_ones = [
@@ -286,13 +286,13 @@ class DialBack:
         info = self._own.peer(peer)
         host = None if info is None else plain_address(info.host)
         if host is None:
-            raise RequestRefused("not seen from where you come")
+            raise RequestRefused("the address of the asker is not visible on this connection")
         endpoint = Endpoint(host, port)
         now = trio.current_time()
         if self._dials >= self._options.dials_max:
             raise RequestRefused("busy")
         if not self._per_peer.allows(peer, now) or not self._in_all.allows(None, now):
-            raise RequestRefused("asked too often")
+            raise RequestRefused("requests exceed the rate limit")
         self._dials += 1
         try:
             return DialBackAnswer(host, await self._answers(endpoint, peer)).encode()

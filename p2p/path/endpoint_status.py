@@ -48,7 +48,7 @@ class DialBackAnswer:
                     raise DecodeError("not the address of a host")
                 return answer
             case _:
-                raise DecodeError("not an answer to a dial-back")
+                raise DecodeError("malformed answer to a dial-back")
 
 
 def plain_address(host: str | None) -> str | None:

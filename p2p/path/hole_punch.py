@@ -67,7 +67,7 @@ class HolePunchOptions:
     """How long one of them goes on: a packet lost on the way is sent again by the kernel after one second."""
     request_s_max: float = 5.0
     attempts_max: int = 8
-    """Attempts that others may have under way here."""
+    """Attempts that others may have in flight here."""
     per_peer_s: float = 10.0
     """A peer may ask for one attempt in so many seconds (a burst of two)."""
     in_all_per_s: float = 2.0
@@ -107,7 +107,7 @@ class PunchMessage:
             case [2, bytes(attempt)] if len(attempt) == _ATTEMPT_BYTES:
                 return cls(attempt)
             case _:
-                raise DecodeError("not a word about punching")
+                raise DecodeError("malformed hole punching message")
 
 
 class _Network(Protocol):
@@ -173,10 +173,10 @@ class _Port:
         while not data or len(data) < 1 + data[0]:
             more = await sock.recv(1 + OBSERVED_BYTES_MAX - len(data))
             if not more or len(data) + len(more) > 1 + OBSERVED_BYTES_MAX:
-                raise DecodeError("not an observer's answer")
+                raise DecodeError("malformed answer of an observer")
             data += more
             if data[0] > OBSERVED_BYTES_MAX:
-                raise DecodeError("not an observer's answer")
+                raise DecodeError("malformed answer of an observer")
         return ObservedAddress.decode(data[1 : 1 + data[0]])
 
     def close(self) -> None:
@@ -285,7 +285,7 @@ class HolePuncher:
         network = self._network
         info = None if network is None or target is None else network.peer(target)
         if network is None or target is None or info is None or not info.is_attached:
-            raise PunchFailed("nobody to agree with")
+            raise PunchFailed("the target is not connected")
         self.attempts += 1
         options = self._options
         attempt = secrets.token_bytes(_ATTEMPT_BYTES)
@@ -307,7 +307,7 @@ class HolePuncher:
                     self.successes += 1
                     return stream
                 await trio.sleep_until(began + options.try_s)
-            raise PunchFailed("no packet came through")
+            raise PunchFailed("the simultaneous connect failed")
         except DecodeError as error:
             raise PunchFailed(str(error)) from None
         finally:
@@ -390,7 +390,7 @@ class HolePuncher:
         if self._nursery is None or self._answering >= self._options.attempts_max:
             raise RequestRefused("busy")
         if not self._per_peer.allows(peer, now) or not self._in_all.allows(None, now):
-            raise RequestRefused("asked too often")
+            raise RequestRefused("requests exceed the rate limit")
         self._answering += 1
         try:
             port, own = await self._open()
@@ -417,9 +417,11 @@ class HolePuncher:
     def _go(self, peer: bytes, attempt: bytes) -> bytes:
         found = self._ready.get((peer, attempt))
         if found is None or self._nursery is None:
-            raise RequestRefused("no such attempt")
+            raise RequestRefused("unknown attempt")
         if found.tries >= self._options.tries:
-            raise RequestRefused("asked too often")  # every word makes this node knock at somebody's door
+            raise RequestRefused(
+                "requests exceed the rate limit"
+            )  # every word makes this node knock at somebody's door
         found.tries += 1
         self._nursery.start_soon(self._answer, peer, attempt, found)
         return b""
@@ -443,11 +445,11 @@ def _checked(theirs: ObservedAddress, own: ObservedAddress) -> ObservedAddress:
     Whoever is named gets a few packets, so the inside of this network is nobody's to name from outside of it.
     """
     if theirs.host.version != own.host.version:
-        raise DecodeError("an address of the other family")
+        raise DecodeError("the peer's address has another IP version")
     if own.host.is_global and not theirs.host.is_global:
-        raise DecodeError("an address of an inner network")
+        raise DecodeError("the peer's address is private")
     if theirs.host.is_loopback and not own.host.is_loopback:
-        raise DecodeError("an address of this machine")
+        raise DecodeError("the peer's address is a loopback address")
     return theirs
 
 

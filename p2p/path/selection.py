@@ -174,7 +174,7 @@ class PathSelection:
                 await connection.aclose()
         if is_moved:
             self._counters["moves"] += 1
-            self._log("peer moved", peer=peer.address.hex(), path=str(connection.endpoint))
+            self._log("peer migrated", peer=peer.address.hex(), path=str(connection.endpoint))
         return is_moved
 
     async def take_move(self, peer: Peer | None, hello: Hello, connection: Connection) -> bool:
@@ -190,7 +190,7 @@ class PathSelection:
             return False
         peer.attach(connection, hello)
         self._counters["moves"] += 1
-        self._log("peer moved", peer=peer.address.hex(), path=connection.remote)
+        self._log("peer migrated", peer=peer.address.hex(), path=connection.remote)
         return True
 
     async def _roam(self) -> None:

@@ -119,7 +119,7 @@ class AdmissionDecision(NamedTuple):
     refusal: str | None = None
     """Why not: a stable code."""
     evicted: bytes | None = None
-    """Whose place it takes."""
+    """The peer that it replaces."""
 
 
 def keyed_hash(key: bytes) -> Callable[[str], int]:

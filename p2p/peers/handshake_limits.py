@@ -24,7 +24,7 @@ class HandshakeLimits:
     def __init__(self, limits: NetworkLimits) -> None:
         self._limits = limits
         self.half_open = HalfOpenSlots(limits.half_open_max)
-        """The places for connections that have not yet proved who they are."""
+        """The slots for connections whose handshake has not finished."""
         self._arrivals: OrderedDict[str, float] = OrderedDict()
         self._per_site: Counter[str] = Counter()
         self._site_rate = RateLimiter(per_s=limits.accepts_per_ip_per_s, burst=limits.accepts_per_ip_burst)

@@ -65,9 +65,9 @@ class Listening(NamedTuple):
     own: OwnEndpoints
 
 
-async def listen(places: Sequence[tuple[str, int]], advertised: tuple[Endpoint, ...]) -> Listening:
+async def listen(addresses: Sequence[tuple[str, int]], advertised: tuple[Endpoint, ...]) -> Listening:
     """Listen at each (host, port). Raises ConfigError, and then listens nowhere."""
-    listeners = await _open_listeners(places)
+    listeners = await _open_listeners(addresses)
     names = [listener.socket.getsockname()[:2] for listener in listeners]
     bound = tuple((str(host), int(port)) for host, port in names)
     congestion_control = ""
@@ -76,9 +76,9 @@ async def listen(places: Sequence[tuple[str, int]], advertised: tuple[Endpoint, 
     return Listening(listeners, bound, congestion_control, own_endpoints(bound, advertised))
 
 
-async def _open_listeners(places: Sequence[tuple[str, int]]) -> list[trio.SocketListener]:
+async def _open_listeners(addresses: Sequence[tuple[str, int]]) -> list[trio.SocketListener]:
     listeners: list[trio.SocketListener] = []
-    for host, port in places:
+    for host, port in addresses:
         try:
             listeners += await trio.open_tcp_listeners(port, host=host or None)
         except (OSError, ValueError) as error:

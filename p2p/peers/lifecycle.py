@@ -76,7 +76,7 @@ class PeerLifecycle:
             if peer.closed_for == "connection_lost":
                 self._keep_for_later(peer)
             self._counters[f"closed_{peer.closed_for}"] += 1
-            self._log("peer gone", peer=address.hex(), reason=peer.closed_for)
+            self._log("peer disconnected", peer=address.hex(), reason=peer.closed_for)
         return True
 
     def recheck(self, address: bytes) -> None:

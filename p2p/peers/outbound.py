@@ -121,7 +121,7 @@ class OutboundPeers:
             with trio.move_on_after(_LOOK_INTERVAL_S):
                 await roster.changed.wait()
 
-    # -- one way ---------------------------------------------------------------------------------------------
+    # -- one address ---------------------------------------------------------------------------------------------
 
     def _dial(self, state: DialState) -> None:
         if (

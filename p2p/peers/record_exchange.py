@@ -169,7 +169,7 @@ class RecordExchange:
     async def serve(self, sender: bytes, body: bytes) -> bytes:
         """Answer a peer that requests records."""
         if not self._exchange_rate.allows(sender, trio.current_time()):
-            raise RequestRefused("asked too often")
+            raise RequestRefused("requests exceed the rate limit")
         own = [] if self.own is None else [self.own]
         records = own + self.book.sample(self._random, self._limits.exchange_records_max - len(own))
         now_ms = self._now_ms()
@@ -237,7 +237,7 @@ class RecordExchange:
                 data = await trio.to_thread.run_sync(_content_of, path, limit)
                 load(data, now_ms=now_ms)
             except (OSError, DecodeError) as error:
-                self._log("file not readable, starting without it", file=path.name, error=str(error))
+                self._log("file not readable; starting without it", file=path.name, error=str(error))
 
     async def save(self) -> None:
         """Write the book, and the certificates if they changed."""

@@ -31,7 +31,7 @@ class Roster:
         """Those that are connected; between two of its connections a peer is one still."""
         self.bans = Bans(limits.bans_max, trio.current_time)
         self.persistent: frozenset[bytes] = frozenset()
-        """To whom connections shall always be kept; they have places of their own."""
+        """Addresses to which connections are always kept; they have reserved slots."""
         self.kept: int | None = None
         """To how many of these; None: to all."""
         self.changed = trio.Event()

@@ -99,13 +99,13 @@ def verify_record(data: bytes, *, genesis_hash: bytes, now_ms: int) -> PeerRecor
         certificate = NodeCertificate.from_value(inner)
         endpoints = tuple(Endpoint.parse(text) for text in texts if isinstance(text, str))
         if len(endpoints) != len(texts):
-            raise RecordInvalid("an endpoint that is not text")
+            raise RecordInvalid("an endpoint is not a text string")
         if not now_ms < expiry_ms <= now_ms + RECORD_LIFE_MS + _CLOCK_SKEW_MS_MAX:
             raise RecordOutOfTime("expired, or valid for too long")
         address = certificate.verify(genesis_hash=genesis_hash, now_ms=now_ms)
         signed = encode([inner, sequence, expiry_ms, texts])
         if recover_address(digest(_KIND, signed), signature) != certificate.signer:
-            raise RecordInvalid("signed by another key than the certificate names")
+            raise RecordInvalid("signed by a key that the certificate does not name")
     except CertificateOutOfTime as error:
         raise RecordOutOfTime(str(error)) from None
     except (DecodeError, SignatureInvalid, CertificateInvalid) as error:

@@ -42,10 +42,10 @@ REKEY_RECORDS: Final = 2**20
 """Records sent under one key."""
 CHANNEL_KIND_MIN: Final = 0xF0
 CHANNEL_KIND_MAX: Final = 0xF7
-"""Kinds of words; those above are the conversation's own, those below are messages."""
+"""Kinds of channel frames; those above belong to the conversation, those below are messages."""
 _FRAMES_BYTES_MAX: Final = 128
 PAYLOAD_BYTES_MAX: Final = RECORD_PLAINTEXT_BYTES_MAX - _FRAMES_BYTES_MAX
-"""What a record has room for beside every word at once."""
+"""Room of a record beside one channel frame of each kind."""
 _PING_BYTES: Final = 8
 _COUNT_BYTES: Final = 8
 _HELLO: Final = Struct(">B16sIQ")
@@ -118,7 +118,7 @@ class Hello:
     def decode(cls, plaintext: bytes) -> Hello:
         """Return the hello that a connection begins with. Raises FrameInvalid."""
         if len(plaintext) != HEADER_BYTES + _HELLO.size:
-            raise FrameInvalid("a connection that does not begin with a hello")
+            raise FrameInvalid("the first record is not a hello")
         for found in frames(plaintext):
             match found:
                 case [Class.CONSENSUS, ChannelFrame.HELLO, 0, bytes(body)] if len(body) == _HELLO.size:
@@ -127,7 +127,7 @@ class Hello:
                         return cls(HelloKind(opening), conversation, generation, received)
                 case _:
                     pass
-        raise FrameInvalid("not a hello")
+        raise FrameInvalid("malformed hello")
 
 
 def conversation_of(session: Session) -> bytes:
@@ -143,7 +143,7 @@ class Channel:
         self._send = session.send
         self._receive = session.receive
         self._reader = RecordReader(session.receive)
-        self._words: dict[int, bytes] = {}
+        self._pending: dict[int, bytes] = {}
         self._records_under_key = 0
         self._wants_rekey = False
         if session.rest:
@@ -152,24 +152,24 @@ class Channel:
     @property
     def has_frames(self) -> bool:
         """Whether something is to be said even if the conversation is silent."""
-        return bool(self._words) or self._wants_rekey
+        return bool(self._pending) or self._wants_rekey
 
-    def say(self, word: ChannelFrame, body: bytes = b"") -> None:
-        """Say a word with the next record; of each kind the newest counts."""
-        assert len(body) == _SIZES[word]
-        self._words[word] = body
+    def say(self, channel_frame: ChannelFrame, body: bytes = b"") -> None:
+        """Send a channel frame with the next record; the newest of each kind counts."""
+        assert len(body) == _SIZES[channel_frame]
+        self._pending[channel_frame] = body
 
     def rekey(self) -> None:
         """Change the sending key behind the next record (for connections that send little)."""
         self._wants_rekey = True
 
     def seal(self, payload: bytes = b"") -> bytes:
-        """Return the next record: the words that wait, and ``payload`` of at most PAYLOAD_BYTES_MAX."""
-        if not self._words and not self._wants_rekey and self._records_under_key + 1 < REKEY_RECORDS:
+        """Return the next record: the pending channel frames, and ``payload`` of at most PAYLOAD_BYTES_MAX."""
+        if not self._pending and not self._wants_rekey and self._records_under_key + 1 < REKEY_RECORDS:
             self._records_under_key += 1
             return seal(self._send, payload)
-        parts = [frame(Class.CONSENSUS, word, 0, body) for word, body in self._words.items()]
-        self._words.clear()
+        parts = [frame(Class.CONSENSUS, channel_frame, 0, body) for channel_frame, body in self._pending.items()]
+        self._pending.clear()
         parts.append(payload)
         rekey = self._wants_rekey or self._records_under_key + 1 >= REKEY_RECORDS
         if rekey:
@@ -184,7 +184,7 @@ class Channel:
 
     def seal_into(self, payload: bytes, buffer: memoryview) -> int:
         """Write the next record to the front of ``buffer``; return its length."""
-        if not self._words and not self._wants_rekey and self._records_under_key + 1 < REKEY_RECORDS:
+        if not self._pending and not self._wants_rekey and self._records_under_key + 1 < REKEY_RECORDS:
             self._records_under_key += 1
             return seal_into(self._send, payload, buffer)
         record = self.seal(payload)
@@ -205,18 +205,18 @@ class Channel:
         return self._reader.next_plaintext()
 
     def take(self, kind: int, body: bytes) -> ChannelFrame | None:
-        """Take a word that came; return it when it concerns the conversation or the caller, else None.
+        """Take a channel frame; return it if it concerns the conversation or the caller, else None.
 
         Raises FrameInvalid.
         """
         if not CHANNEL_KIND_MIN <= kind <= CHANNEL_KIND_MAX or kind not in _SIZES:
             return None  # of a later version
-        word = ChannelFrame(kind)
-        if len(body) != _SIZES[word]:
-            raise FrameInvalid("a malformed word")
-        match word:
+        channel_frame = ChannelFrame(kind)
+        if len(body) != _SIZES[channel_frame]:
+            raise FrameInvalid("malformed channel frame")
+        match channel_frame:
             case ChannelFrame.PING:
-                self._words[ChannelFrame.PONG] = (
+                self._pending[ChannelFrame.PONG] = (
                     body  # one answer is kept, the newest: a flood of pings costs nothing
                 )
                 return None
@@ -224,6 +224,6 @@ class Channel:
                 self._receive.rekey()
                 return None
             case ChannelFrame.HELLO:
-                raise FrameInvalid("a second hello")
+                raise FrameInvalid("a second hello came")
             case _:
-                return word
+                return channel_frame

@@ -51,11 +51,11 @@ def frames(plaintext: Plaintext) -> Iterator[tuple[Class, int, int, Plaintext]]:
     while at < end:
         body_at = at + HEADER_BYTES
         if body_at > end:
-            raise FrameInvalid("a frame header cut short")
+            raise FrameInvalid("a frame header is incomplete")
         cls, kind, stream, high, low = unpack(plaintext, at)
         at = body_at + (high << 16) + low
         if at > end:
-            raise FrameInvalid("a frame longer than its record")
+            raise FrameInvalid("a frame is longer than its record")
         if cls >= len(classes):
             raise FrameInvalid(f"unknown class {cls}")
         yield classes[cls], kind, stream, plaintext[body_at:at]

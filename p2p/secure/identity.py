@@ -70,7 +70,7 @@ def prologue(genesis_hash: bytes, purpose: Purpose) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class NodeCertificate:
-    """An account's word that ``static_key`` and ``signer`` speak for it on the network until ``not_after_ms``.
+    """An account's statement that ``static_key`` and ``signer`` act for it on the network until ``not_after_ms``.
 
     ``signer`` is the address of the key that signs peer records and receipts while the account key is away.
     A certificate of a higher ``sequence`` revokes those below it.
@@ -148,7 +148,7 @@ class NodeCertificate:
     def verify(self, *, genesis_hash: bytes, now_ms: int) -> bytes:
         """Return the address of the account that signed. Raises CertificateInvalid."""
         if self.genesis_hash != genesis_hash:
-            raise CertificateInvalid("of another chain")
+            raise CertificateInvalid("the certificate is of another chain")
         if not now_ms < self.not_after_ms <= now_ms + CERTIFICATE_LIFE_MS_MAX + CLOCK_SKEW_MS_MAX:
             raise CertificateOutOfTime(f"expired or too long-lived: not after {self.not_after_ms}, now {now_ms}")
         try:

@@ -73,7 +73,7 @@ class StaticKey:
         try:
             return self._secret.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:  # a point of small order, or not 32 bytes
-            raise HandshakeFailed("an unusable public key") from None
+            raise HandshakeFailed("the public key is not usable") from None
 
 
 class CipherState:
@@ -90,7 +90,7 @@ class CipherState:
         """Return ``plaintext`` sealed under the next nonce, 16 bytes longer."""
         nonce = self.nonce
         if nonce == _NONCE_LAST:
-            raise FrameInvalid("nonces of this key are used up")
+            raise FrameInvalid("the nonces of this key are used up")
         self.nonce = nonce + 1
         return self._aead.encrypt(_NONCE.pack(nonce), plaintext, associated)
 
@@ -98,7 +98,7 @@ class CipherState:
         """Seal into ``buffer``, which is exactly 16 bytes longer."""
         nonce = self.nonce
         if nonce == _NONCE_LAST:
-            raise FrameInvalid("nonces of this key are used up")
+            raise FrameInvalid("the nonces of this key are used up")
         self.nonce = nonce + 1
         self._aead.encrypt_into(_NONCE.pack(nonce), plaintext, b"", buffer)
 
@@ -106,11 +106,11 @@ class CipherState:
         """Return the plaintext of the next message. Raises FrameInvalid, the nonce unmoved, if it is not that."""
         nonce = self.nonce
         if nonce == _NONCE_LAST:
-            raise FrameInvalid("nonces of this key are used up")
+            raise FrameInvalid("the nonces of this key are used up")
         try:
             plaintext = self._aead.decrypt(_NONCE.pack(nonce), ciphertext, associated)
         except (InvalidTag, ValueError):
-            raise RecordDamaged("not authentic") from None
+            raise RecordDamaged("the message is not authentic") from None
         self.nonce = nonce + 1
         return plaintext
 

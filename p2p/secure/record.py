@@ -76,7 +76,7 @@ class RecordReader:
             return None
         end = at + 2 + (buffer[at] << 8 | buffer[at + 1])
         if end - at - 2 < TAG_BYTES:
-            raise RecordDamaged("a record shorter than its tag")
+            raise RecordDamaged("a record is shorter than its tag")
         if end > len(buffer):
             return None
         self._at = end
@@ -87,7 +87,7 @@ class RecordReader:
             if size is None:
                 size = 2 + (self._split[0] << 8 | self._split[1])
                 if size - 2 < TAG_BYTES:
-                    raise RecordDamaged("a record shorter than its tag")
+                    raise RecordDamaged("a record is shorter than its tag")
             lacking = size - len(self._split)
             if lacking > 0:
                 found = self._buffer[self._at : self._at + lacking]

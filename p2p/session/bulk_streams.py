@@ -35,7 +35,7 @@ __all__ = [
 
 MIB: Final = 1024 * 1024
 OUTSTANDING_MAX: Final = 4_096
-"""Messages under way at once, however small."""
+"""Messages in flight at once, however small."""
 WINDOW_BYTES_MAX: Final = 32 * MIB
 DONE_NUMBERS_MAX: Final = 1_024
 """Numbers in one frame that says what is done."""
@@ -117,7 +117,7 @@ class BulkOut:
         self._window_bytes_max = window_bytes_max
         self._waiting: deque[_Outgoing] = deque()
         self._undone: OrderedDict[int, _Outgoing] = OrderedDict()
-        """By number, the lowest first, whether it waits or is under way."""
+        """By number, the lowest first, whether it waits or is in flight."""
         self._current: dict[object, _Outgoing] = {}
         self._under_way: Counter[object] = Counter()
         """Bytes by bulk connection of what it was given and is not done."""
@@ -135,7 +135,7 @@ class BulkOut:
         self.waiting_bytes = 0
         """Of messages that no bulk connection has taken yet."""
         self.window_bytes = window_bytes
-        """What the receiver allows to be under way."""
+        """What the receiver allows to be in flight."""
 
     def queue(self, kind: int, body: bytes) -> bool:
         """Queue a message; False when the queue is full."""
@@ -144,7 +144,7 @@ class BulkOut:
         if self.waiting_bytes + size + HEADER_BYTES > self._queue_bytes_max:
             return False
         if self._number >= STREAM_MAX:
-            raise QueueOverflow("as many bulk messages as one conversation can number")
+            raise QueueOverflow("the numbers of bulk messages of this conversation are used up")
         self._number += 1
         self.grain_bytes = size
         entry = self._undone[self._number] = _Outgoing(self._number, kind, body)
@@ -204,11 +204,11 @@ class BulkOut:
         return taken
 
     def done(self, numbers: Iterable[int]) -> None:
-        """Take the receiver's word for what it is done with. Raises FrameInvalid."""
+        """Take the receiver's report of finished messages. Raises FrameInvalid."""
         for number in numbers:
             entry = self._undone.pop(number, None)
             if entry is None or (entry.sent < len(entry.body) and not entry.is_again):
-                raise FrameInvalid("a message done that had not been sent")
+                raise FrameInvalid("DONE for a message that was not sent")
             if entry.stream is not None:
                 self.outstanding_bytes -= len(entry.body)
                 self._under_way[entry.stream] -= len(entry.body)
@@ -217,14 +217,14 @@ class BulkOut:
                 self._waiting.remove(entry)
                 self.waiting_bytes -= len(entry.body) + HEADER_BYTES
             else:
-                raise FrameInvalid("a message done that had not been sent")
+                raise FrameInvalid("DONE for a message that was not sent")
 
     def grant(self, window_bytes: int) -> None:
-        """Take the receiver's window; what is under way is kept here, so no more of it than both ends allow."""
+        """Take the receiver's window; what is in flight is kept here, so no more of it than both ends allow."""
         self.window_bytes = min(window_bytes, self._window_bytes_max)
 
     def undone(self) -> list[tuple[int, bytes]]:
-        """Return what is not done, whether it waits or is under way."""
+        """Return what is not done, whether it waits or is in flight."""
         return [(entry.kind, entry.body) for entry in self._undone.values()]
 
     def has_under_way(self, stream: object) -> bool:
@@ -232,7 +232,7 @@ class BulkOut:
         return any(entry.stream is stream for entry in self._undone.values())
 
     def suspend(self, stream: object) -> int:
-        """Put what a suspected bulk connection has under way to the front, for others; return how many messages.
+        """Put what a suspected bulk connection has in flight to the front, for others; return how many messages.
 
         The bulk connection may yet finish the message that it is at: to the receiver it goes on where it was.
         """
@@ -242,7 +242,7 @@ class BulkOut:
         return self._give_back(stream)
 
     def stream_lost(self, stream: object) -> int:
-        """Put what a dead bulk connection had under way back to the front; return how many messages."""
+        """Put what a dead bulk connection had in flight back to the front; return how many messages."""
         self._current.pop(stream, None)
         self.carried.pop(stream, None)
         return self._give_back(stream)
@@ -260,7 +260,7 @@ class BulkOut:
 
 @dataclass(slots=True)
 class _Incoming:
-    """A message on its way in on one bulk connection."""
+    """A message being received on one bulk connection."""
 
     kind: int
     size: int
@@ -321,7 +321,7 @@ class BulkIn:
     def take(self, stream: object, kind: int, number: int, body: memoryview) -> Message | None:
         """Take a fragment; return the message that it completes. Raises FrameInvalid, ReceiveMemoryExceeded."""
         if len(body) < _LEFT.size or not number:
-            raise FrameInvalid("malformed bulk")
+            raise FrameInvalid("malformed bulk frame")
         if number <= self._floor or number in self._finished:
             stale = self._partials.get(stream, {}).pop(number, None)
             if stale is not None:
@@ -339,10 +339,10 @@ class BulkIn:
                 self._finish(number, charge)
                 return Message(Class.BULK, kind, bytes(body[_LEFT.size :]), number)
             if partials:
-                raise FrameInvalid("two bulk messages at once on one bulk connection")
+                raise FrameInvalid("two unfinished bulk messages on one bulk connection")
             partial = partials[number] = _Incoming(kind, size + left, size + left, charge)
         if kind != partial.kind or partial.left - size != left or not size:
-            raise FrameInvalid("a fragment that does not continue its message")
+            raise FrameInvalid("a fragment does not continue its message")
         partial.charge.cover(partial.size - left)
         partial.left = left
         partial.body += body[_LEFT.size :]
@@ -354,18 +354,18 @@ class BulkIn:
 
     def _begin(self, number: int, total: int) -> None:
         if total > self._message_bytes_max:
-            raise FrameInvalid(f"message of {total} bytes of class BULK")
+            raise FrameInvalid(f"message of {total} bytes exceeds the limit of class BULK")
         if number > self._floor + OUTSTANDING_MAX:
-            raise FrameInvalid("bulk numbers that run ahead")
+            raise FrameInvalid("a bulk message number exceeds the window of numbers")
         if len(self._to_tell) > OUTSTANDING_MAX:
-            raise FrameInvalid("more bulk than may be under way without a word of what is done")
+            raise FrameInvalid("too many bulk messages without DONE")
         held = self._held.get(number)
         if held is not None:  # again, for its bulk connection died; the other end noticed first
             if held != total:
-                raise FrameInvalid("a message sent again with another size")
+                raise FrameInvalid("a bulk message was sent again with another size")
             return
         if self.held_bytes and self.held_bytes + total > self._grant_max:
-            raise FrameInvalid("more bulk than the window allows")
+            raise FrameInvalid("bulk exceeds the window")
         self._held[number] = total
         self.held_bytes += total
 
@@ -489,7 +489,7 @@ class BulkStream:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing that it took is still under way."""
+        """Whether nothing that it took is still in flight."""
         return not self._outgoing.has_under_way(self)
 
     @property
@@ -498,9 +498,9 @@ class BulkStream:
         return self.sent_records > self.arrived_records
 
     def note_progress(self, records: int) -> None:
-        """Take the peer's word that the bulk connection lives. Raises FrameInvalid."""
+        """Take the peer's report of progress. Raises FrameInvalid."""
         if records > self.sent_records:
-            raise FrameInvalid("more records of a bulk connection than were sent")
+            raise FrameInvalid("the peer reports more records of a bulk connection than were sent")
         self.arrived_records = max(self.arrived_records, records)
         self.moved += 1
 
@@ -540,7 +540,7 @@ class BulkStream:
             is_rekeyed = has_bulk = False
             for cls, kind, number, body in frames(memoryview(plaintext)):
                 if is_rekeyed:
-                    raise FrameInvalid("a frame behind the one that ends a key")
+                    raise FrameInvalid("a frame follows REKEY in its record")
                 if cls is Class.BULK:
                     has_bulk = True
                     self.received_bytes += len(body)
@@ -557,6 +557,6 @@ class BulkStream:
         return messages, pongs
 
     def lost(self) -> int:
-        """Give back what was under way; return how many messages will be sent again."""
+        """Give back what was in flight; return how many messages will be sent again."""
         self._incoming.stream_lost(self)
         return self._outgoing.stream_lost(self)

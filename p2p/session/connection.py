@@ -47,7 +47,7 @@ async def run_handshake(
             return handshake.session
         data = await stream.receive_some(_HANDSHAKE_READ_BYTES)
         if not data:
-            raise HandshakeFailed("closed during the handshake")
+            raise HandshakeFailed("the peer closed the stream during the handshake")
         out = handshake.receive(bytes(data))
 
 
@@ -158,7 +158,7 @@ class Connection:
             while (plaintext := self.channel.next_plaintext()) is None:
                 self.channel.feed(await self.receive())
         except ConnectionLost:
-            raise ConnectionUnused("closed before it said what for") from None
+            raise ConnectionUnused("the peer closed the connection before its hello") from None
         return Hello.decode(plaintext)
 
     def new_ping(self, now: float) -> bytes:

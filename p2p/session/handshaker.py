@@ -23,7 +23,7 @@ from state.primitives.errors import ProtocolError
 __all__ = ["Handshaker"]
 
 _FIRST_BYTES_MAX: Final = 4_096
-_Said = TypeVar("_Said")
+_Result = TypeVar("_Result")
 
 
 class Handshaker:
@@ -53,7 +53,7 @@ class Handshaker:
 
         ``seen`` is the address from which it comes; it is the answer to ``OBSERVE_PREAMBLE``.
         """
-        heard = b"" if seen is None else await self._in_time(self._begin(stream, seen))
+        heard = b"" if seen is None else await self._within_limit(self._begin(stream, seen))
         if heard is None:
             return None
         return await self._handshake(stream, purpose, is_initiator=False, expected=None, heard=heard)
@@ -64,7 +64,7 @@ class Handshaker:
         """
         heard = bytes(await stream.receive_some(_FIRST_BYTES_MAX))
         if not heard:
-            raise HandshakeFailed("closed during the handshake")
+            raise HandshakeFailed("the peer closed the stream during the handshake")
         if heard != OBSERVE_PREAMBLE:  # exactly: a handshake begins with more bytes, which are random
             return heard
         self._counters["observed"] += 1
@@ -75,7 +75,7 @@ class Handshaker:
 
     async def hear(self, connection: Connection) -> Hello | None:
         """Return the hello of a connection."""
-        return await self._in_time(connection.receive_hello())
+        return await self._within_limit(connection.receive_hello())
 
     async def _handshake(
         self,
@@ -89,12 +89,12 @@ class Handshaker:
         handshake = Handshake(
             self._identity(), purpose, is_initiator=is_initiator, now_ms=self._now_ms(), expected=expected
         )
-        return await self._in_time(run_handshake(stream, handshake, heard=heard))
+        return await self._within_limit(run_handshake(stream, handshake, heard=heard))
 
-    async def _in_time(self, words: Awaitable[_Said]) -> _Said | None:
+    async def _within_limit(self, step: Awaitable[_Result]) -> _Result | None:
         try:
             with trio.fail_after(self._timeout_s):
-                return await words
+                return await step
         except ProtocolError as error:
             self._counters[error.code] += 1
         except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):

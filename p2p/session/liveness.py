@@ -99,7 +99,7 @@ class LivenessAction(Enum):
     REKEY = auto()
     """Change the key of the control connection."""
     PING = auto()
-    """Ask for a word; see ``Liveness.asked``."""
+    """Send a ping; see ``Liveness.asked``."""
     FIND_PATH = auto()
     """Bring another connection if there is one."""
     END_SILENT = auto()
@@ -208,7 +208,7 @@ class Liveness:
         return self._waiting_since + self._answer_deadline.patience_s(self._waiting_since)
 
     def _asks_at(self) -> float:
-        """When an end that hears votes and sends none asks for a word: once after each vote."""
+        """When a node that receives votes and sends none pings: once after each vote."""
         if self._vote_heard_at <= self.asked_at:
             return math.inf
         return max(self.heard_at, self._vote_heard_at) + self._parameters.quiet_s

@@ -99,12 +99,12 @@ class MuxLimits:
     reassembly_bytes_max: int = 32 * MIB
     """Announced size of all messages of which a part has come."""
     partial_messages_max: int = 128
-    """Above the requests and answers that two honest ends may have under way at once."""
+    """Above the requests and answers that two honest ends may have in flight at once."""
 
 
 @dataclass(slots=True)
 class _Large:
-    """A message on its way out in fragments."""
+    """A message being sent in fragments."""
 
     cls: Class
     kind: int
@@ -119,7 +119,7 @@ class _Large:
 
 @dataclass(slots=True)
 class _Partial:
-    """A message on its way in."""
+    """A message being received."""
 
     kind: int
     size: int
@@ -156,14 +156,14 @@ class Mux:
         self.may_begin_bulk = True
         """Whether bulk may travel on this connection: not while bulk connections carry it."""
         self.connections_wanted: dict[int, int] = {}
-        """Bulk connections that the peer has asked us to open, by way; whoever opens them empties it."""
+        """Bulk connections that the peer requests, by path; the caller that opens them empties it."""
         self.paths_offered: tuple[OfferedPath, ...] | None = None
-        """The ways to us that the peer has told; whoever takes them sets it back."""
+        """The paths to this node that the peer offers; the caller that takes them sets None."""
         self.stream_progress: dict[bytes, int] = {}
         """How many records have come on which bulk connection, as the peer has said; whoever notes it empties
         it."""
         self.streams_given_up: set[bytes] = set()
-        """Bulk connections on which the peer waits for nothing any more; whoever closes them empties it."""
+        """Bulk connections that the peer has given up; the caller that closes them empties it."""
         self._queues: tuple[deque[bytes | _Large], ...] = tuple(deque() for _ in Class)
         self._queued_bytes = [0] * len(Class)
         self._queue_bytes_max = tuple(limits.queue_bytes_max for limits in self.limits.classes)
@@ -368,7 +368,7 @@ class Mux:
 
     @staticmethod
     def is_bye(message: Message) -> bool:
-        """Whether the message is the peer's word that the conversation is over."""
+        """Whether the message is a BYE."""
         return message.kind == ChannelFrame.BYE
 
     def request_connections(self, wishes: Mapping[int, int]) -> None:
@@ -376,9 +376,9 @@ class Mux:
         it."""
         self._frames[_CONNECTIONS_WANTED] = encode_request(wishes)
 
-    def offer_paths(self, ways: Iterable[OfferedPath]) -> None:
+    def offer_paths(self, paths: Iterable[OfferedPath]) -> None:
         """Say by which paths the peer may ask for bulk connections."""
-        self._frames[_PATHS_OFFERED] = encode_offer(ways)
+        self._frames[_PATHS_OFFERED] = encode_offer(paths)
 
     def report_progress(self, name: bytes, records: int) -> None:
         """Say that a bulk connection lives, and how many records of bulk have come on it."""
@@ -412,7 +412,7 @@ class Mux:
         Raises FrameInvalid for a count that cannot be.
         """
         if received > self._acknowledged + len(self._retained):
-            raise FrameInvalid("a peer that has received more than was sent")
+            raise FrameInvalid("the peer acknowledges more records than were sent")
         self._forget_until(max(received, self._acknowledged))
         self._again = deque(self._retained)
         self.channel = channel
@@ -511,17 +511,17 @@ class Mux:
             for cls, kind, stream, body in frames(plaintext):
                 if is_plain and not stream and kind <= APPLICATION_KIND_MAX and cls is not bulk:
                     if len(body) > sizes[cls]:
-                        raise FrameInvalid(f"message of {len(body)} bytes of class {cls.name}")
+                        raise FrameInvalid(f"message of {len(body)} bytes exceeds the limit of class {cls.name}")
                     append(new(Message, (cls, kind, body, 0)))  # nearly every frame is one of these
                     continue
                 if is_rekeyed:  # the sender changed its key behind that frame, and a key costs its receiver
-                    raise FrameInvalid("a frame behind the one that ends a key")
+                    raise FrameInvalid("a frame follows REKEY in its record")
                 if CHANNEL_KIND_MIN <= kind <= CHANNEL_KIND_MAX and not stream:
                     is_rekeyed = kind == ChannelFrame.REKEY
                     is_plain = is_plain and not is_rekeyed
-                    word = channel.take(kind, body)
-                    if word is not None:
-                        self._take_channel_frame(messages, word, body)
+                    channel_frame = channel.take(kind, body)
+                    if channel_frame is not None:
+                        self._take_channel_frame(messages, channel_frame, body)
                     continue
                 if not is_counted:
                     is_counted, is_old = True, self._count()
@@ -533,7 +533,7 @@ class Mux:
                 elif kind > APPLICATION_KIND_MAX:
                     self._take_control(kind, body)
                 elif cls is bulk or len(body) > sizes[cls]:
-                    raise FrameInvalid(f"message of {len(body)} bytes of class {cls.name}")
+                    raise FrameInvalid(f"message of {len(body)} bytes exceeds the limit of class {cls.name}")
                 else:
                     append(Message(cls, kind, body))
             self._unacknowledged_bytes += len(plaintext)
@@ -550,29 +550,29 @@ class Mux:
     def _count(self) -> bool:
         """Count a record of the conversation; whether it came before, by an earlier connection."""
         if self._next is None:
-            raise FrameInvalid("a connection that does not say where it goes on")
+            raise FrameInvalid("a record of the conversation came before START")
         self._next += 1
         if self._next <= self._received:
             return True
         self._received = self._next
         return False
 
-    def _take_channel_frame(self, messages: list[Message], word: ChannelFrame, body: bytes) -> None:
-        match word:
+    def _take_channel_frame(self, messages: list[Message], channel_frame: ChannelFrame, body: bytes) -> None:
+        match channel_frame:
             case ChannelFrame.PONG | ChannelFrame.BYE:
-                messages.append(Message(Class.CONSENSUS, word, body))
+                messages.append(Message(Class.CONSENSUS, channel_frame, body))
             case ChannelFrame.ACK:
                 count = int.from_bytes(body, "big")
                 # Of what is still to be sent again, some may have come by the connection before.
                 if count > self._acknowledged + len(self._retained):
-                    raise FrameInvalid("an acknowledgement of what was not sent")
+                    raise FrameInvalid("ACK for records that were not sent")
                 self._forget_until(count)
             case ChannelFrame.START:
                 if self._next is not None or int.from_bytes(body, "big") > self._received:
-                    raise FrameInvalid("a connection that leaves something out")
+                    raise FrameInvalid("START skips records or came twice")
                 self._next = int.from_bytes(body, "big")
             case _:
-                raise AssertionError(word)
+                raise AssertionError(channel_frame)
 
     def _take_control(self, kind: int, body: bytes) -> None:
         size = len(body)
@@ -617,20 +617,20 @@ class Mux:
         if partial is None:
             total = size + left
             if total > self.limits.classes[cls].message_bytes_max:
-                raise FrameInvalid(f"message of {total} bytes of class {cls.name}")
+                raise FrameInvalid(f"message of {total} bytes exceeds the limit of class {cls.name}")
             if (
                 len(self._partials) >= self.limits.partial_messages_max
                 or self._reassembly_bytes + total > self.limits.reassembly_bytes_max
             ):
-                raise FrameInvalid("too much begun and not finished")
+                raise FrameInvalid("too many unfinished messages")
             if cls is Class.CONSENSUS and any(begun is cls for begun, _ in self._partials):
                 # It leaves in order; and what is never refused for want of memory must be little.
-                raise FrameInvalid("two messages of consensus at once")
+                raise FrameInvalid("two unfinished messages of class CONSENSUS")
             charge = Charge(self._account, total, is_exempt=cls is Class.CONSENSUS)
             partial = self._partials[key] = _Partial(kind, total, total, charge)
             self._reassembly_bytes += total
         if kind != partial.kind or partial.left - size != left:
-            raise FrameInvalid("a fragment that does not continue its message")
+            raise FrameInvalid("a fragment does not continue its message")
         partial.charge.cover(partial.size - left)
         partial.left = left
         partial.body += memoryview(body)[_LEFT.size :]

@@ -27,11 +27,11 @@ __all__ = [
 ]
 
 ANY_PATH: Final = 0
-"""Stands for the way that the peer likes best; who asks for it is told of all."""
+"""Stands for the peer's best path; a request for it is answered with an offer of all paths."""
 OFFERED_PATHS_MAX: Final = 16
 _NUMBER_MAX: Final = 255
 _NUMBERS_MAX: Final = 64
-"""Numbers remembered, of ways too that cannot be had just now."""
+"""Numbers remembered, also of paths that are not offered now."""
 _RELAYS_MAX: Final = 8
 
 
@@ -57,7 +57,7 @@ def decode_offer(body: bytes) -> tuple[OfferedPath, ...]:
     """Return the offered paths, the best first. Raises FrameInvalid."""
     pairs = _pairs(body)
     if any(number == ANY_PATH or relays > _RELAYS_MAX for number, relays in pairs):
-        raise FrameInvalid("a way that cannot be")
+        raise FrameInvalid("impossible path number or length")
     return tuple(OfferedPath(number, relays) for number, relays in pairs)
 
 
@@ -74,7 +74,7 @@ def decode_request(body: bytes) -> dict[int, int]:
 def _pairs(body: bytes) -> list[tuple[int, int]]:
     pairs = list(zip(body[::2], body[1::2], strict=False))
     if len(body) % 2 or len(pairs) > OFFERED_PATHS_MAX or len({number for number, _ in pairs}) != len(pairs):
-        raise FrameInvalid("malformed list of ways")
+        raise FrameInvalid("malformed list of paths")
     return pairs
 
 

@@ -263,9 +263,9 @@ class Peer:
         self.mux.request_connections(wishes)
         self._wake.set()
 
-    def offer_paths(self, ways: tuple[OfferedPath, ...]) -> None:
+    def offer_paths(self, paths: tuple[OfferedPath, ...]) -> None:
         """Tell the peer on which paths it may request bulk connections."""
-        self.mux.offer_paths(ways)
+        self.mux.offer_paths(paths)
         self._wake.set()
 
     def request_ping(self, now: float) -> None:
@@ -542,8 +542,8 @@ class Peer:
         mux = self.mux
         self.bulk_connections.hear()
         if mux.paths_offered is not None:
-            ways, mux.paths_offered = mux.paths_offered, None
-            self._callbacks.take_offered_paths(self, ways)
+            paths, mux.paths_offered = mux.paths_offered, None
+            self._callbacks.take_offered_paths(self, paths)
         if mux.connections_wanted:
             wanted, mux.connections_wanted = mux.connections_wanted, {}
             self._callbacks.answer_request(self, wanted)

@@ -97,13 +97,13 @@ class Requests:
     async def ask(self, method: str, body: bytes, *, timeout_s: float, limit_bytes: int) -> bytes:
         """Return the peer's answer of at most ``limit_bytes``. Raises RequestFailed, PeerUnreachable."""
         if len(self._asked) >= self._limits.requests_asked_per_peer_max:
-            raise RequestRefused("too many requests to this peer are under way")
+            raise RequestRefused("too many open requests to this peer")
         self._next_id = (self._next_id + 1) % 2 ** (8 * _ID_BYTES)
         number, asked = self._next_id, _Asked(limit_bytes)
         self._asked[number] = asked
         try:
             if not self._say(Class.REQUEST, KIND_REQUEST, encode([number, method, limit_bytes, body])):
-                raise PeerUnreachable("the connection is full or gone")
+                raise PeerUnreachable("the request queue is full or the connection has ended")
             with trio.move_on_after(timeout_s):
                 await asked.done.wait()
         finally:
@@ -145,7 +145,7 @@ class Requests:
             ):
                 pass
             case _:
-                raise FrameInvalid("not a request")
+                raise FrameInvalid("malformed request")
         found = self._served(method)
         if found is None:
             self._refuse(number, "unknown_method")
@@ -181,7 +181,7 @@ class Requests:
 
     def _on_response(self, body: bytes) -> None:
         if len(body) < _ID_BYTES:
-            raise FrameInvalid("an answer without its number")
+            raise FrameInvalid("an answer without a request number")
         asked = self._waiting(body)
         if asked is None:
             return

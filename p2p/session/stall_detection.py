@@ -20,7 +20,7 @@ from typing import Final
 __all__ = ["StallDetector", "StallParameters", "StallTimeout", "is_held_up", "is_silent", "silence_limit_s"]
 
 _COUNTED_S_MAX: Final = 1.0
-"""Most that one word of the peer's adds: what comes after a long silence does not tell of all of it."""
+"""The most that one record of the peer adds: it does not account for the whole silence before it."""
 _ASK_S: Final = 0.4
 _ROUND_TRIPS: Final = 16
 _SLOW_FACTOR: Final = 3

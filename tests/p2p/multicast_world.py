@@ -117,9 +117,9 @@ class World:
             for a in receivers
         ]
         everybody = frozenset(self.nodes)
-        ways = {a: everybody if relay.waiting is None else relay.waiting for a, relay in self.relays.items()}
+        routes = {a: everybody if relay.waiting is None else relay.waiting for a, relay in self.relays.items()}
         key = self.random.randbytes(32)
-        self._do(node, node.core.send(kind, body, members, ways, key=key, now=self.now))
+        self._do(node, node.core.send(kind, body, members, routes, key=key, now=self.now))
 
     def run(self, until_s: float) -> None:
         for step in range(int(self.now / TICK_S) + 1, int(until_s / TICK_S) + 1):

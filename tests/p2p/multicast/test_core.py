@@ -636,9 +636,9 @@ def test_relays_are_chosen_to_reach_all_with_the_fewest_uploads() -> None:
     everybody = frozenset(member.address for member in members)
     half = frozenset(sorted(everybody)[:4])
 
-    def plan(ways: dict[bytes, frozenset[bytes]]) -> dict[bytes, list[frozenset[bytes]]]:
+    def plan(routes: dict[bytes, frozenset[bytes]]) -> dict[bytes, list[frozenset[bytes]]]:
         core = core_of(*everybody)
-        effects = core.send(KIND, BODY, members, ways, key=KEY, now=0.0)
+        effects = core.send(KIND, BODY, members, routes, key=KEY, now=0.0)
         return {e.relay: [part for part, _ in e.parts] for e in effects if isinstance(e, Publish)}
 
     count = Shape.fit(len(BODY) + 16, 8).count

@@ -115,7 +115,7 @@ async def test_both_ends_bound_what_is_under_way(autojump_clock: object) -> None
         for _number in range(4):
             nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
-        assert sorted(outcomes) == [PeerBusy.code, "too many requests to this peer are under way"]
+        assert sorted(outcomes) == [PeerBusy.code, "too many open requests to this peer"]
         await trio.sleep(2)
         assert len(outcomes) == 4
         await trio.sleep(LIMITS.serve_timeout_s)  # the answers come too late, and harm nobody
