@@ -43,11 +43,13 @@ class Encoded(NamedTuple):
 class Codec(NamedTuple):
     """``read`` turns a codec value into the typed value and raises DecodeError; ``write`` does the reverse.
 
-    ``write`` is None where both are the same object.
+    ``write`` is None where both are the same object. ``types`` are the accepted types where these are all that
+    ``read`` checks: a list of such values is checked at once, for answers have hundreds.
     """
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Value] | None
+    types: frozenset[type] | None = None
 
 
 def codec_of(hint: Any) -> Codec:
@@ -67,7 +69,7 @@ def codec_of(hint: Any) -> Codec:
     if hint is bool:
         return Codec(_read_bool, int)
     if hint in (int, bytes, str):
-        return Codec(_read_type(hint), None)
+        return Codec(_read_type(hint), None, frozenset((hint,)))
     if hint is types.NoneType:
         return Codec(_read_none, None)
     if isinstance(hint, type) and hasattr(hint, "_fields"):
@@ -142,22 +144,24 @@ def _read_encoded(limit_bytes: int) -> Callable[[Any], list[Any]]:
 
 
 def _optional(inner: Codec) -> Codec:
-    read_inner, write_inner = inner
+    read_inner, write_inner, types_inner = inner
 
     def read(value: Any) -> Any:
         return None if value is None else read_inner(value)
 
     if write_inner is None:
-        return Codec(read, None)
+        return Codec(read, None, types_inner and types_inner | {types.NoneType})
     return Codec(read, lambda value: None if value is None else write_inner(value))
 
 
 def _list(inner: Codec, length: Length) -> Codec:
-    read_inner, write_inner = inner
+    read_inner, write_inner, types_inner = inner
 
     def read(value: Any) -> list[Any]:
         if type(value) is not list or not length.min <= len(value) <= length.max:
             raise DecodeError(f"an array of {length.min} to {length.max} values expected")
+        if types_inner is not None and types_inner.issuperset(map(type, value)):
+            return value
         return [read_inner(item) for item in value]
 
     if write_inner is None:
@@ -166,7 +170,7 @@ def _list(inner: Codec, length: Length) -> Codec:
 
 
 def _tuple(inner: Codec) -> Codec:
-    read_inner, write_inner = inner
+    read_inner, write_inner, _ = inner
 
     def read(value: Any) -> tuple[Any, ...]:
         if type(value) is not list:
