@@ -22,6 +22,7 @@ from p2p.base.errors import BlobUnavailable
 from p2p.blob.store import BlobStore
 from p2p.service import Network
 from rpc.protocol.records import BlobStatus, UploadStatus
+from state.primitives.bounded_cache import BoundedCache
 from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.manifests import Manifest, blob_id
 from state.view import Reader
@@ -77,7 +78,7 @@ class GatewayBlobs:
                 self._book.drop(upload)  # half made when the machine stopped, or removed by hand
             else:
                 self._store.hold(upload.blob)
-        self._facts: dict[bytes, DatasetFacts] = {}
+        self._facts: BoundedCache[bytes, DatasetFacts] = BoundedCache(FACTS_KEPT_MAX)
         self._reading = threading.Lock()
         self._fetching: dict[bytes, tuple[int, int]] = {}
         self._failed: dict[bytes, tuple[float, str]] = {}
@@ -194,9 +195,7 @@ class GatewayBlobs:
                         facts = read_dataset_facts(self._store.read(name))
                     except (DekubeError, OSError):  # damaged on the disk, or evicted meanwhile: not whole here
                         return None
-                while len(self._facts) >= FACTS_KEPT_MAX:
-                    self._facts.pop(next(iter(self._facts)))
-                self._facts[name] = facts
+                self._facts.put(name, facts)
         return facts
 
     # Uploads

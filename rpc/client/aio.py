@@ -20,25 +20,25 @@ from rpc.client.core import (
     ANSWER_BYTES_PER_S_MIN,
     ClientOptions,
     Core,
-    Dial,
     Effect,
     Fetch,
     Flow,
     Found,
-    Hear,
-    Now,
+    OpenWebSocket,
     Pause,
     Post,
+    ReadClock,
+    ReceiveMessage,
     Reply,
+    SendMessage,
     Steps,
     Stream,
-    Tell,
     Work,
 )
 from rpc.client.errors import GatewayUnreachable
 from rpc.client.network import NetworkApi
 from rpc.client.tasks import TaskApi
-from rpc.client.websocket import Conversation
+from rpc.client.websocket import WebSocketConnection
 from state.primitives.errors import DekubeError
 
 __all__ = ["AsyncClient"]
@@ -113,15 +113,15 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
                     return await self._fetch(effect), None
                 case Pause(seconds):
                     await anyio.sleep(seconds)
-                case Now():
+                case ReadClock():
                     return anyio.current_time(), None
                 case Work(do):
                     return await anyio.to_thread.run_sync(do), None
-                case Dial(url, timeout_s):
+                case OpenWebSocket(url, timeout_s):
                     await heard.dial(url, timeout_s)
-                case Tell(text, timeout_s):
+                case SendMessage(text, timeout_s):
                     await heard.tell(text, timeout_s)
-                case Hear(timeout_s):
+                case ReceiveMessage(timeout_s):
                     return await heard.hear(timeout_s), None
                 case _:
                     raise AssertionError(effect)
@@ -167,7 +167,7 @@ class _Socket:
 
     def __init__(self) -> None:
         self._stream: anyio.abc.ByteStream | None = None
-        self._conversation: Conversation | None = None
+        self._conversation: WebSocketConnection | None = None
 
     async def close(self) -> None:
         if self._stream is not None:
@@ -188,7 +188,7 @@ class _Socket:
                     self._stream = await anyio.connect_tcp(
                         host, port, ssl_context=context, tls_standard_compatible=False
                     )
-            self._conversation = Conversation(url)
+            self._conversation = WebSocketConnection(url)
             await self._flush(deadline)
             while not self._conversation.is_open:
                 if not await self._receive(deadline):

@@ -27,14 +27,14 @@ from rpc.client.core import (
     RATION,
     Call,
     Core,
+    DeadlineExceeded,
     Flow,
     Found,
-    Now,
     Pause,
     Post,
+    ReadClock,
     Steps,
     Stream,
-    TimeOver,
     hexed,
     http_url,
     through,
@@ -54,7 +54,7 @@ from rpc.client.results import (
     Nonce,
     Quote,
     Receipt,
-    Shape,
+    ResultObject,
     Transaction,
     read_shape,
 )
@@ -68,7 +68,7 @@ from state.primitives.transactions import decode_transaction, sign_transaction
 
 __all__ = ["Api", "each", "one", "send", "send_signed"]
 
-_S = TypeVar("_S", bound=Shape)
+_S = TypeVar("_S", bound=ResultObject)
 _T = TypeVar("_T")
 
 WAIT_MS: Final = 10_000
@@ -265,7 +265,7 @@ def _await_receipt(core: Core, raw: bytes, timeout_s: float) -> Flow[Receipt]:
     try:
         # A gateway may take as long as it was given to say that it is not final.
         receipt = yield from within(_ask_receipt(core, raw, hash_, timeout_s), timeout_s + GRACE_S)
-    except TimeOver:
+    except DeadlineExceeded:
         receipt = None
     if receipt is None:
         text = f"transaction {hexed(hash_)} is not final yet; it may still become so"
@@ -278,7 +278,7 @@ def _await_receipt(core: Core, raw: bytes, timeout_s: float) -> Flow[Receipt]:
 
 def _ask_receipt(core: Core, raw: bytes, hash_: bytes, timeout_s: float) -> Flow[Receipt | None]:
     """Ask for a receipt until there is one or the time is over; None in that case."""
-    now = yield Now()
+    now = yield ReadClock()
     deadline, url = now + timeout_s, core.url
     wait_max_ms = min(WAIT_MS, int(core.options.timeout_s * 500))
     while True:
@@ -302,12 +302,12 @@ def _ask_receipt(core: Core, raw: bytes, hash_: bytes, timeout_s: float) -> Flow
             if error.reason not in TRANSIENT:
                 text = f"transaction {hexed(hash_)} was handed in and may become final, but: {error}"
                 raise TransactionRefused(text, hash_=hash_) from None
-        now = yield Now()
+        now = yield ReadClock()
         if now >= deadline:
             return None
         if now - began < left_ms / 2000:  # it did not wait, and is not to be asked without a pause
             yield Pause(min(PAUSE_S, deadline - now))
-            now = yield Now()
+            now = yield ReadClock()
 
 
 def _hand_in_again(core: Core, raw: bytes, hash_: bytes) -> Flow[None]:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from rpc.client.arguments import check_file, check_hash, check_key
-from rpc.client.core import Core, Fetch, Flow, Now, Pause, Reply, Work, hexed
+from rpc.client.core import Core, Fetch, Flow, Pause, ReadClock, Reply, Work, hexed
 from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
 from rpc.client.flow_methods import FlowMethod
 from rpc.client.results import ChainInfo, Head, read_shape
@@ -134,12 +134,12 @@ def download(
     done = manifest.size_bytes - sum(map(manifest.piece_bytes, missing))
     tell(done, manifest.size_bytes)
     at_once, forged = 1, 0
-    news = yield Now()
+    news = yield ReadClock()
     query = _query(task, window)
     while missing:
         run = _run(missing, at_once)
         first, end = run[0] * PIECE_BYTES, run[-1] * PIECE_BYTES + manifest.piece_bytes(run[-1])
-        began = yield Now()
+        began = yield ReadClock()
         headers = (("range", f"bytes={first}-{end - 1}"),)
         reply = yield from _ask(core, "GET", f"/{blob.hex()}{query}", headers=headers, limit_bytes=end - first)
         url = core.url
@@ -165,7 +165,7 @@ def download(
             core.turn(url)
             if forged >= core.options.rounds * core.gateways:
                 raise AnswerMalformed(f"what the gateways send is not the blob {hexed(blob)}")
-        took_s = (yield Now()) - began
+        took_s = (yield ReadClock()) - began
         at_once = min(2 * at_once, PIECES_AT_ONCE_MAX) if took_s < FAST_S else max(1, at_once // 2)
     yield Work(partial(_finish, part, file))
     return manifest.size_bytes
@@ -178,7 +178,7 @@ def _manifest(
     """Return the manifest of a blob as soon as a gateway has all of it."""
     forged, before = 0, (-1, -1)
     most: dict[str, int] = {}
-    since = yield Now()
+    since = yield ReadClock()
     while True:
         reply = yield from _ask(
             core, "GET", f"/{blob.hex()}/manifest{_query(task, window)}", limit_bytes=MANIFEST_BYTES_MAX
@@ -190,8 +190,8 @@ def _manifest(
                 progress(0, told[1] * PIECE_BYTES)
             before = told
             if told[0] > most.get(url, -1):  # no other change is news: some could be told for ever
-                most[url], since = told[0], (yield Now())
-            elif (yield Now()) - since > WAIT_S_MAX:
+                most[url], since = told[0], (yield ReadClock())
+            elif (yield ReadClock()) - since > WAIT_S_MAX:
                 raise _absent()
             yield Pause(_seconds(reply))
             continue

@@ -12,14 +12,14 @@ from rpc.client.core import (
     RATION,
     Call,
     Core,
-    Dial,
+    DeadlineExceeded,
     Flow,
     Found,
-    Hear,
+    OpenWebSocket,
     Pause,
+    ReceiveMessage,
+    SendMessage,
     Stream,
-    Tell,
-    TimeOver,
     hexed,
     read_answers,
     read_json,
@@ -58,7 +58,7 @@ def news(
         return
     try:
         yield from within(found, timeout_s)
-    except TimeOver:
+    except DeadlineExceeded:
         return
 
 
@@ -81,8 +81,8 @@ def _follow(core: Core, kind: str, wanted: Mapping[str, str], following: int | N
             if following is not None:
                 request["from_height"] = following
             url = core.url
-            yield Dial(_socket_url(url), core.options.timeout_s)
-            yield Tell(_message("dekube_subscribe", request), core.options.timeout_s)
+            yield OpenWebSocket(_socket_url(url), core.options.timeout_s)
+            yield SendMessage(_message("dekube_subscribe", request), core.options.timeout_s)
             started = yield from _hear_answer(core)
             following = started if following is None else following
             while True:
@@ -108,7 +108,7 @@ def _follow(core: Core, kind: str, wanted: Mapping[str, str], following: int | N
 
 def _hear_answer(core: Core) -> Flow[int]:
     """Return the height from which the subscription tells."""
-    text = yield Hear(core.options.timeout_s)
+    text = yield ReceiveMessage(core.options.timeout_s)
     if text is None:
         raise GatewayUnreachable("no answer over the WebSocket")
     [answer] = read_answers(text, 1, is_batch=False)
@@ -125,12 +125,12 @@ def _hear_news() -> Flow[News]:
     """Return the next news."""
     silent = False
     while True:
-        text = yield Hear(IDLE_S)
+        text = yield ReceiveMessage(IDLE_S)
         if text is None:
             if silent:
                 raise GatewayUnreachable("the WebSocket is silent")
             silent = True
-            yield Tell(_message("dekube_head", {}), IDLE_S)
+            yield SendMessage(_message("dekube_head", {}), IDLE_S)
             continue
         silent = False
         match read_json(text):

@@ -32,21 +32,21 @@ __all__ = [
     "Call",
     "ClientOptions",
     "Core",
-    "Dial",
+    "DeadlineExceeded",
     "Effect",
     "Fetch",
     "Flow",
     "Found",
-    "Hear",
-    "Now",
+    "OpenWebSocket",
     "Pages",
     "Pause",
     "Post",
+    "ReadClock",
+    "ReceiveMessage",
     "Reply",
+    "SendMessage",
     "Steps",
     "Stream",
-    "Tell",
-    "TimeOver",
     "Work",
     "gather",
     "hexed",
@@ -86,27 +86,27 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """How patient a client is."""
+    """Time limits and retries of a client."""
 
     timeout_s: float = 70.0
-    """For one answer; above the minute that a gateway waits for a receipt at most. A long one has more:
+    """Time for one answer; longer than the minute that a gateway waits for a receipt. A long answer has more time:
     ``ANSWER_BYTES_PER_S_MIN``."""
     rounds: int = 3
-    """How often each gateway is tried before a call fails. A single one that is not there is not tried again."""
+    """How often each gateway is tried before a call fails. A single unreachable gateway is not tried again."""
     pause_s: float = 0.25
-    """Between rounds, doubled each time."""
+    """Pause between rounds, doubled each time."""
     chain_id: int | None = None
-    """Of the chain that is signed for; None: that which a gateway names first. One that names another could have
-    what is signed spent there."""
+    """Chain ID to sign for; None: the one that the first gateway reports. A gateway of another chain is refused:
+    transactions signed for it could be replayed there."""
 
 
 # Effects
 
 
 class Post(NamedTuple):
-    """Send ``body`` by HTTP; the answer's bytes come back, or GatewayUnreachable is raised into the flow.
+    """Send ``body`` by HTTP POST; returns the answer's bytes, or raises GatewayUnreachable in the flow.
 
-    An answer of another HTTP status than 200 is none, but with ``any_status``.
+    An HTTP status other than 200 counts as unreachable, unless ``any_status``.
     """
 
     url: str
@@ -114,11 +114,11 @@ class Post(NamedTuple):
     timeout_s: float
     any_status: bool = False
     whole_s: float | None = None
-    """However long the answer is, it has no more time than this."""
+    """Time for the whole answer, however long it is."""
 
 
 class Fetch(NamedTuple):
-    """Send a request of HTTP; its Reply comes back whatever its status, or GatewayUnreachable is raised."""
+    """Send an HTTP request; returns its Reply with any status, or raises GatewayUnreachable."""
 
     method: str
     url: str
@@ -127,11 +127,11 @@ class Fetch(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
     limit_bytes: int = ANSWER_LIMIT_BYTES
     whole_s: float | None = None
-    """However long the answer is, it has no more time than this."""
+    """Time for the whole answer, however long it is."""
 
 
 class Reply(NamedTuple):
-    """What came of a Fetch; the names of headers in small letters."""
+    """The response to a Fetch; names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -144,43 +144,43 @@ class Pause(NamedTuple):
     seconds: float
 
 
-class Now(NamedTuple):
-    """Return seconds of a clock that only counts."""
+class ReadClock(NamedTuple):
+    """Return the seconds of a monotonic clock."""
 
 
 class Work(NamedTuple):
-    """Return what ``do`` returns: it may block (a file, a socket of this machine, a long computation)."""
+    """Run ``do``, which may block (a file, a local socket, a long computation), and return its result."""
 
     do: Callable[[], Any]
 
 
-class Dial(NamedTuple):
+class OpenWebSocket(NamedTuple):
     """Open the flow's WebSocket, closing the one that was open. Raises GatewayUnreachable."""
 
     url: str
     timeout_s: float
 
 
-class Tell(NamedTuple):
+class SendMessage(NamedTuple):
     """Send a message over the WebSocket. Raises GatewayUnreachable."""
 
     text: bytes
     timeout_s: float
 
 
-class Hear(NamedTuple):
+class ReceiveMessage(NamedTuple):
     """Return the next message of the WebSocket, or None when the time is over. Raises GatewayUnreachable."""
 
     timeout_s: float
 
 
 class Found(NamedTuple, Generic[_T]):
-    """Hand ``item`` to whoever iterates over the stream."""
+    """Yield ``item`` to the caller of the stream."""
 
     item: _T
 
 
-Effect = Post | Fetch | Pause | Now | Work | Dial | Tell | Hear
+Effect = Post | Fetch | Pause | ReadClock | Work | OpenWebSocket | SendMessage | ReceiveMessage
 Flow = Generator[Effect, Any, _T]
 Stream = Generator[Effect | Found[_T], Any, None]
 
@@ -226,7 +226,7 @@ def through(stream: Stream[_T], handle: Callable[[_T], Generator[Any, Any, bool]
                 steps.give(None, failed)
 
 
-class TimeOver(Exception):
+class DeadlineExceeded(Exception):
     """What was to be done within a time is not done."""
 
 
@@ -235,23 +235,23 @@ def within(run: Generator[Any, Any, _T], timeout_s: float) -> Generator[Any, Any
 
     Returns what ``run`` returns. Raises TimeOver.
     """
-    deadline = (yield Now()) + timeout_s
+    deadline = (yield ReadClock()) + timeout_s
     steps = Steps(run)
     try:
         for effect in steps:
             if isinstance(effect, Found):
                 yield effect
                 continue
-            left_s = deadline - (yield Now())
+            left_s = deadline - (yield ReadClock())
             if left_s <= 0:
-                raise TimeOver
+                raise DeadlineExceeded
             try:
                 steps.give((yield _shortened(effect, left_s)), None)
             except DekubeError as failed:
                 steps.give(None, failed)
     except GatewayUnreachable:
-        if (yield Now()) >= deadline:
-            raise TimeOver from None
+        if (yield ReadClock()) >= deadline:
+            raise DeadlineExceeded from None
         raise
     finally:
         run.close()
@@ -263,7 +263,7 @@ def _shortened(effect: Effect, left_s: float) -> Effect:
     match effect:
         case Post() | Fetch():
             return effect._replace(timeout_s=min(effect.timeout_s, left_s), whole_s=left_s)
-        case Dial() | Tell() | Hear():
+        case OpenWebSocket() | SendMessage() | ReceiveMessage():
             return effect._replace(timeout_s=min(effect.timeout_s, left_s))
         case Pause(seconds):
             return Pause(min(seconds, left_s))
@@ -412,7 +412,7 @@ class Core:
         results: list[Any] = []
         for first in range(0, len(calls), BATCH_MAX):
             found = yield from self._ask(calls[first : first + BATCH_MAX], is_batch=True)
-            if isinstance(found[0], _WholeRefused):
+            if isinstance(found[0], _BatchRefused):
                 raise found[0]
             results += found
         return results
@@ -511,7 +511,7 @@ def read_answers(data: bytes, count: int, *, is_batch: bool) -> list[Any]:
         result = _result(answer)
         if is_batch and not isinstance(result, ClientError):
             raise AnswerMalformed("one answer for a batch")
-        return [_WholeRefused(answer["error"])] * count if is_batch else [result]
+        return [_BatchRefused(answer["error"])] * count if is_batch else [result]
     results: list[Any] = [None] * count
     found = set()
     if type(answer) is not list:
@@ -527,7 +527,7 @@ def read_answers(data: bytes, count: int, *, is_batch: bool) -> list[Any]:
     return results
 
 
-class _WholeRefused(ClientError):
+class _BatchRefused(ClientError):
     """The gateway refused a batch, not one of its calls."""
 
 

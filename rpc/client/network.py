@@ -10,7 +10,7 @@ from rpc.client.arguments import check_address, check_data
 from rpc.client.core import Core, Flow, Stream, hexed
 from rpc.client.errors import AnswerMalformed
 from rpc.client.flow_methods import FlowMethod, StreamMethod
-from rpc.client.results import Amount, Answer, Execution, Header, Shape, Transaction, read_shape
+from rpc.client.results import Amount, Answer, Execution, Header, ResultObject, Transaction, read_shape
 from state.primitives.codec import Value, encode
 
 __all__ = [
@@ -37,11 +37,11 @@ __all__ = [
     "Work",
 ]
 
-_S = TypeVar("_S", bound=Shape)
+_S = TypeVar("_S", bound=ResultObject)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolSize(Shape):
+class PoolSize(ResultObject):
     """The mempool in numbers."""
 
     pending: int
@@ -50,7 +50,7 @@ class PoolSize(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeInfo(Shape):
+class NodeInfo(ResultObject):
     """The node that answers."""
 
     address: bytes
@@ -89,7 +89,7 @@ class Outcome(Answer, Execution):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jail(Shape):
+class Jail(ResultObject):
     """Until which epoch a validator may not sit (None: for ever), and how often it was down."""
 
     until_epoch: int | None
@@ -97,7 +97,7 @@ class Jail(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Voter(Shape):
+class _Voter(ResultObject):
     """Who may vote, and the keys that it votes and draws with."""
 
     address: bytes
@@ -114,7 +114,7 @@ class Validator(_Voter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peer(Shape):
+class Peer(ResultObject):
     """A node that the asked one is connected to."""
 
     address: bytes
@@ -126,7 +126,7 @@ class Peer(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownNode(Shape):
+class KnownNode(ResultObject):
     """A node that told of itself."""
 
     address: bytes
@@ -146,7 +146,7 @@ class Seat(_Voter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reign(Answer):
+class _CommitteeAnswer(Answer):
     """An epoch, and the heights that are in it."""
 
     epoch: int
@@ -155,7 +155,7 @@ class _Reign(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Committee(_Reign):
+class Committee(_CommitteeAnswer):
     """The voters of an epoch."""
 
     quorum: Amount
@@ -165,7 +165,7 @@ class Committee(_Reign):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(Shape):
+class Record(ResultObject):
     """How a seat did in an epoch: blocks it helped to make final, and views that it led or missed."""
 
     seat: int
@@ -176,7 +176,7 @@ class Record(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epoch(_Reign):
+class Epoch(_CommitteeAnswer):
     """How an epoch goes or went."""
 
     version: int | None
@@ -186,7 +186,7 @@ class Epoch(_Reign):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slash(Shape):
+class Slash(ResultObject):
     """What a proven fault cost an operator; shares are millionths."""
 
     operator: bytes
@@ -202,7 +202,7 @@ class Slash(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Duty(Shape):
+class _Duty(ResultObject):
     """What is expected for a window of a task, and until when."""
 
     task: bytes
@@ -243,7 +243,7 @@ class Earnings(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owed(Shape):
+class Owed(ResultObject):
     """What a payer has acknowledged to one relay, and what of it is still due."""
 
     relay: bytes

@@ -45,7 +45,7 @@ __all__ = [
     "Proof",
     "Quote",
     "Receipt",
-    "Shape",
+    "ResultObject",
     "Task",
     "TaskChange",
     "TaskQuote",
@@ -62,12 +62,12 @@ Amount = Annotated[int, _AMOUNT]
 _DIFFERENCE: Final = "an integer in a string"
 Difference = Annotated[int, _DIFFERENCE]
 """The same with a sign: negative where it left."""
-_T = TypeVar("_T", bound="Shape")
+_T = TypeVar("_T", bound="ResultObject")
 _Reader = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class ResultObject:
     """Base of typed results."""
 
     document: Mapping[str, Any] = field(repr=False, compare=False)
@@ -75,7 +75,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class At(Shape):
+class At(ResultObject):
     """The finalised block that an answer holds for."""
 
     height: int
@@ -83,7 +83,7 @@ class At(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer(Shape):
+class Answer(ResultObject):
     """What holds for the block ``at``."""
 
     at: At
@@ -122,7 +122,7 @@ class Header(At):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event(Shape):
+class Event(ResultObject):
     """A log entry; ``name`` and ``values`` where the event is one that the gateway knows."""
 
     address: bytes
@@ -150,7 +150,7 @@ class Place(At):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transaction(Shape):
+class Transaction(ResultObject):
     """A transaction; ``block`` is None while it waits to be included."""
 
     hash: bytes
@@ -170,7 +170,7 @@ class Transaction(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Execution(Shape):
+class Execution(ResultObject):
     """What execution leaves; ``reason`` is the stable code of a refusal."""
 
     succeeded: bool
@@ -191,7 +191,7 @@ class Receipt(Execution):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change(Shape):
+class Change(ResultObject):
     """What moved money of an account: to or from ``other``, or an escrow. ``holding`` is "balance" or "bonded"."""
 
     kind: str
@@ -202,7 +202,7 @@ class Change(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistoryEntry(Shape):
+class HistoryEntry(ResultObject):
     """What touched an account: a transaction, or where that is None a block by itself.
 
     ``changes`` are those of the account, ``events`` those that name it.
@@ -236,7 +236,7 @@ class Account(Nonce):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KindQuote(Shape):
+class KindQuote(ResultObject):
     """What a kind of transaction weighs."""
 
     kind: int
@@ -255,7 +255,7 @@ class Quote(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggedEvent(Shape):
+class LoggedEvent(ResultObject):
     """An event of a block; ``transaction_hash`` is None for one of the block itself."""
 
     transaction_hash: bytes | None
@@ -272,7 +272,7 @@ class News(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contract(Shape):
+class Contract(ResultObject):
     """A system contract."""
 
     address: bytes
@@ -281,7 +281,7 @@ class Contract(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine(Shape):
+class Machine(ResultObject):
     """A registered machine."""
 
     address: bytes
@@ -294,7 +294,7 @@ class Machine(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(Shape):
+class Task(ResultObject):
     """A task: ``phase`` it is in, and how many of its ``windows`` are proved and final."""
 
     id: bytes
@@ -317,7 +317,7 @@ class Task(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskChange(Shape):
+class TaskChange(ResultObject):
     """A change of a task's phase; ``actor`` is None where the end of a block acted."""
 
     number: int
@@ -329,7 +329,7 @@ class TaskChange(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof(Shape):
+class Proof(ResultObject):
     """What a worker committed to for one window."""
 
     step_from: int
@@ -341,7 +341,7 @@ class Proof(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window(Shape):
+class Window(ResultObject):
     """A window of work from its proof on."""
 
     number: int
@@ -354,7 +354,7 @@ class Window(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objection(Shape):
+class Objection(ResultObject):
     """Something that is known against a job: a stable code, and what is wrong and what to do."""
 
     code: str
@@ -362,7 +362,7 @@ class Objection(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobReport(Shape):
+class JobReport(ResultObject):
     """What workers said of a job when they gave it up, the last of ``times`` at ``height``."""
 
     reason: str
@@ -389,7 +389,7 @@ class TaskQuote(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BillLine(Shape):
+class BillLine(ResultObject):
     """A movement of money of a task."""
 
     number: int
@@ -402,7 +402,7 @@ class BillLine(Shape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EscrowTotals(Shape):
+class EscrowTotals(ResultObject):
     """Sums of a bill."""
 
     deposited: Amount
@@ -442,7 +442,7 @@ def read_shape(cls: type[_T], answer: Any) -> _T:
 
 
 @cache
-def _fields(cls: type[Shape]) -> tuple[tuple[str, _Reader, bool], ...]:
+def _fields(cls: type[ResultObject]) -> tuple[tuple[str, _Reader, bool], ...]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return tuple(
         (item.name, _reader(hints[item.name]), item.default is MISSING)
@@ -470,7 +470,7 @@ def _reader(kind: Any) -> _Reader:
         return lambda value: {_exactly(str, k): _exactly(str, v) for k, v in _exactly(dict, value).items()}
     if kind is int:
         return _natural
-    if isinstance(kind, type) and issubclass(kind, Shape):
+    if isinstance(kind, type) and issubclass(kind, ResultObject):
         return lambda value: read_shape(kind, value)
     return lambda value: _exactly(kind, value)
 

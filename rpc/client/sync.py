@@ -21,19 +21,19 @@ from rpc.client.core import (
     ANSWER_BYTES_PER_S_MIN,
     ClientOptions,
     Core,
-    Dial,
     Effect,
     Fetch,
     Flow,
     Found,
-    Hear,
-    Now,
+    OpenWebSocket,
     Pause,
     Post,
+    ReadClock,
+    ReceiveMessage,
     Reply,
+    SendMessage,
     Steps,
     Stream,
-    Tell,
     Work,
 )
 from rpc.client.errors import GatewayUnreachable
@@ -42,7 +42,7 @@ from rpc.client.tasks import TaskApi
 from state.primitives.errors import DekubeError
 
 if TYPE_CHECKING:
-    from rpc.client.websocket import Conversation
+    from rpc.client.websocket import WebSocketConnection
 
 __all__ = ["Client"]
 
@@ -112,15 +112,15 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
                     return self._fetch(effect), None
                 case Pause(seconds):
                     time.sleep(seconds)
-                case Now():
+                case ReadClock():
                     return time.monotonic(), None
                 case Work(do):
                     return do(), None
-                case Dial(url, timeout_s):
+                case OpenWebSocket(url, timeout_s):
                     heard.dial(url, timeout_s)
-                case Tell(text, timeout_s):
+                case SendMessage(text, timeout_s):
                     heard.tell(text, timeout_s)
-                case Hear(timeout_s):
+                case ReceiveMessage(timeout_s):
                     return heard.hear(timeout_s), None
                 case _:
                     raise AssertionError(effect)
@@ -258,7 +258,7 @@ class _Socket:
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
-        self._conversation: Conversation | None = None
+        self._conversation: WebSocketConnection | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -269,7 +269,7 @@ class _Socket:
             self._socket = None
 
     def dial(self, url: str, timeout_s: float) -> None:
-        from rpc.client.websocket import Conversation  # few commands listen
+        from rpc.client.websocket import WebSocketConnection  # few commands listen
 
         self.__exit__()
         parts = urlsplit(url)
@@ -280,7 +280,7 @@ class _Socket:
                 context = ssl.create_default_context()
                 self._socket.settimeout(_left_s(deadline))
                 self._socket = context.wrap_socket(self._socket, server_hostname=parts.hostname)
-            self._conversation = Conversation(url)
+            self._conversation = WebSocketConnection(url)
             self._flush(deadline)
             while not self._conversation.is_open:
                 if not self._receive(deadline):

@@ -24,7 +24,20 @@ from rpc.client.arguments import (
 from rpc.client.blobs import Progress, download, upload
 from rpc.client.block_stream import news
 from rpc.client.control import ask_node
-from rpc.client.core import Call, Core, Flow, Found, Pages, Stream, TimeOver, Work, gather, hexed, through, within
+from rpc.client.core import (
+    Call,
+    Core,
+    DeadlineExceeded,
+    Flow,
+    Found,
+    Pages,
+    Stream,
+    Work,
+    gather,
+    hexed,
+    through,
+    within,
+)
 from rpc.client.errors import (
     AnswerMalformed,
     ClientError,
@@ -261,7 +274,7 @@ def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Strea
     check_timeout("timeout_s", timeout_s)
     try:
         yield from within(_follow_to_end(core, task), timeout_s)
-    except TimeOver:
+    except DeadlineExceeded:
         raise TaskEnded(f"task {hexed(task)} has not ended in {timeout_s:.10g} s") from None
 
 

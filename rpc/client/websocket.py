@@ -13,13 +13,13 @@ from websockets.uri import parse_uri
 
 from rpc.client.errors import GatewayUnreachable
 
-__all__ = ["MESSAGE_LIMIT_BYTES", "Conversation"]
+__all__ = ["MESSAGE_LIMIT_BYTES", "WebSocketConnection"]
 
 MESSAGE_LIMIT_BYTES: Final = 64 * 1024 * 1024
 
 
-class Conversation:
-    """One connection, from the handshake that ``outgoing`` begins with."""
+class WebSocketConnection:
+    """One WebSocket connection; the first bytes of ``outgoing`` are its handshake."""
 
     def __init__(self, url: str) -> None:
         self._protocol = ClientProtocol(parse_uri(url), max_size=MESSAGE_LIMIT_BYTES)
@@ -33,7 +33,7 @@ class Conversation:
         return self._protocol.state is State.OPEN
 
     def outgoing(self) -> bytes:
-        """Return the bytes that are to be sent now."""
+        """Return the bytes to send now."""
         return b"".join(self._protocol.data_to_send())
 
     def tell(self, text: bytes) -> None:

@@ -21,7 +21,7 @@ from rpc.client.core import read_answers
 from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
 from rpc.client.results import Account, Contract, News, Task, Window, read_shape
 from rpc.client.results import Receipt as ShownReceipt
-from rpc.client.websocket import Conversation
+from rpc.client.websocket import WebSocketConnection
 from rpc.faucet.service import FaucetRefused, read_address
 from rpc.gateway.node.client import read_submitted
 from rpc.gateway.process import GatewayOptions, options_from_json, options_to_json
@@ -180,7 +180,7 @@ CONTRACT_ANSWER = json.dumps(
 
 def read_web_socket(data: bytes) -> None:
     """Give a client what a gateway says, from its answer to the handshake on."""
-    conversation = Conversation("ws://h:1/")
+    conversation = WebSocketConnection("ws://h:1/")
     key = re.search(rb"Sec-WebSocket-Key: (\S+)", conversation.outgoing())
     assert key is not None
     head = (
@@ -263,7 +263,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("rpc.client.blobs:_missing", "rpc.client.blobs:_told", "rpc.client.blobs:_refusal"), (), memory=400,
     )  # fmt: skip
     yield "WebSocket of a client", Target(
-        read_web_socket, WEB_SOCKET, ("rpc.client.websocket:Conversation.receive",), (GatewayUnreachable,),
+        read_web_socket, WEB_SOCKET, ("rpc.client.websocket:WebSocketConnection.receive",), (GatewayUnreachable,),
         memory=400,
     )  # fmt: skip
     yield "faucet", Target(

@@ -16,7 +16,7 @@ from node.home.create import create_home
 from node.home.keyring import random_key
 from node.home.options import NodeOptions, RpcOptions
 from rpc.client import Client, ClientError, GatewayUnreachable, TransactionRefused
-from rpc.client.core import ClientOptions, Core, Now, Pause, Post, Steps
+from rpc.client.core import ClientOptions, Core, Pause, Post, ReadClock, Steps
 from state.primitives.hashing import keccak
 from state.primitives.transactions import sign_transaction
 from tests.node.cli.test_mistakes import plan_genesis
@@ -144,7 +144,7 @@ def give(flow: Any, answers: list[bytes]) -> None:
     """Give a flow the answers to its requests, and a clock that stands."""
     effect, left = next(flow), iter(answers)
     while True:
-        answer = 0.0 if isinstance(effect, Now) else next(left, None)
+        answer = 0.0 if isinstance(effect, ReadClock) else next(left, None)
         if answer is None:
             return
         effect = flow.send(answer)

@@ -9,11 +9,11 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from rpc.client import GatewayUnreachable
-from rpc.client.websocket import Conversation
+from rpc.client.websocket import WebSocketConnection
 
 
-def connected() -> tuple[Conversation, ServerProtocol]:
-    client, server = Conversation("ws://gateway:8545/"), ServerProtocol()
+def connected() -> tuple[WebSocketConnection, ServerProtocol]:
+    client, server = WebSocketConnection("ws://gateway:8545/"), ServerProtocol()
     server.receive_data(client.outgoing())
     [request] = server.events_received()
     assert isinstance(request, Request)
@@ -24,7 +24,7 @@ def connected() -> tuple[Conversation, ServerProtocol]:
     return client, server
 
 
-def taken(client: Conversation) -> list[bytes]:
+def taken(client: WebSocketConnection) -> list[bytes]:
     found = []
     while (message := client.next_message()) is not None:
         found.append(message)
@@ -68,7 +68,7 @@ def test_what_came_before_the_end_is_heard_and_the_end_is_told() -> None:
 
 
 def test_what_ends_with_its_handshake_was_never_open() -> None:
-    client, server = Conversation("ws://gateway:8545/"), ServerProtocol()
+    client, server = WebSocketConnection("ws://gateway:8545/"), ServerProtocol()
     server.receive_data(client.outgoing())
     [request] = server.events_received()
     assert isinstance(request, Request)
@@ -97,7 +97,7 @@ def test_an_end_without_a_word_is_told_each_time_that_nothing_is_left() -> None:
      b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"],
 )  # fmt: skip
 def test_what_is_no_websocket_is_refused(answer: bytes) -> None:
-    client = Conversation("ws://gateway:8545/")
+    client = WebSocketConnection("ws://gateway:8545/")
     client.outgoing()
     with pytest.raises(GatewayUnreachable):
         client.receive(answer)

@@ -10,17 +10,17 @@ import orjson
 from rpc.client.core import (
     ClientOptions,
     Core,
-    Dial,
     Fetch,
     Flow,
     Found,
-    Hear,
-    Now,
+    OpenWebSocket,
     Pause,
     Post,
+    ReadClock,
+    ReceiveMessage,
     Reply,
+    SendMessage,
     Stream,
-    Tell,
     Work,
 )
 from rpc.client.errors import GatewayUnreachable
@@ -106,7 +106,9 @@ class World:
     def _perform(self, effect: Any) -> tuple[Any, DekubeError | None]:
         try:
             match effect:
-                case Post(url=url, timeout_s=timeout_s) | Dial(url, timeout_s) if self._gateway(url).is_silent:
+                case Post(url=url, timeout_s=timeout_s) | OpenWebSocket(url, timeout_s) if self._gateway(
+                    url
+                ).is_silent:
                     self.now_s += timeout_s
                     raise GatewayUnreachable("too slow an answer")
                 case Post(url=url, body=body):
@@ -116,18 +118,18 @@ class World:
                 case Pause(seconds):
                     self.pauses.append(seconds)
                     self.now_s += seconds
-                case Now():
+                case ReadClock():
                     return self.now_s, None
                 case Work(do):
                     return do(), None
-                case Dial(url, _):
+                case OpenWebSocket(url, _):
                     self._dialled = self._gateway(url)
                     self._dialled.answer("dial", {})
-                case Tell(text, _):
+                case SendMessage(text, _):
                     assert self._dialled is not None
                     request = orjson.loads(text)
                     self._dialled.said.insert(0, self._dialled.reply(request))
-                case Hear(timeout_s):
+                case ReceiveMessage(timeout_s):
                     assert self._dialled is not None
                     if not self._dialled.said:
                         raise GatewayUnreachable("ended")
