@@ -160,17 +160,17 @@ class Network:
     def on_gossip(
         self, topic: str, validator: Validator, *, payload_bytes_max: int = 64 * 1024, earns: bool = True
     ) -> None:
-        """Take part in a topic; ``await validator(peer address, payload)`` says whether to forward.
+        """Join a topic; ``await validator(peer address, payload)`` returns the verdict.
 
-        ``earns``: whether to be the first to bring something good of it speaks for a peer
-        (``p2p.peers.eviction``); not where anybody can make as much of it as it likes.
+        ``earns``: whether valid payloads of it credit the peer that brought them first (``p2p.peers.eviction``).
+        Not for topics in which anybody can create valid payloads at will.
         """
         self.on_gossip_batch(topic, one_by_one(validator), payload_bytes_max=payload_bytes_max, earns=earns)
 
     def on_gossip_batch(
         self, topic: str, validator: BatchValidator, *, payload_bytes_max: int = 64 * 1024, earns: bool = True
     ) -> None:
-        """Like ``on_gossip``, with a validator that gets all that waits (up to ``gossip_batch_max``) at once."""
+        """Like ``on_gossip``, with a validator that gets up to ``gossip_batch_max`` queued payloads at once."""
         self.parts.gossip.subscribe(topic, validator, payload_bytes_max=payload_bytes_max, earns=earns)
 
     def on_peer(self, watcher: PeerWatcher) -> None:
@@ -211,10 +211,11 @@ class Network:
     def multicast(
         self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes, *, followers: Iterable[bytes] = ()
     ) -> None:
-        """Bring a message to each of these addresses but our own, through relays and each other where that pays.
+        """Send a message to each of these addresses but our own, through relays and other receivers where that
+        pays.
 
-        To them it is as if this node had sent it itself. ``followers`` get it too, once it delays nobody else.
-        Whom it does not reach within some seconds, it does not reach.
+        To them it is as if this node had sent it directly. ``followers`` get it too, where that delays no other
+        receiver. After some seconds without success a receiver is given up.
         """
         self.multicasts.send(addresses, cls, kind, body, followers=followers)
 
@@ -300,7 +301,7 @@ class Network:
 
     @property
     def persistent(self) -> frozenset[bytes]:
-        """To whom connections are always kept."""
+        """The addresses to which connections are always kept."""
         return self.parts.roster.persistent
 
     def set_persistent(self, addresses: Iterable[bytes], *, kept: int | None = None) -> None:
@@ -335,7 +336,7 @@ class Network:
         return self.parts.records.own if address == self.identity.address else self.parts.book.get(address)
 
     def records(self) -> list[PeerRecord]:
-        """Return the newest record of everybody who is known, in no order."""
+        """Return the newest record of every known node, in no order."""
         return list(self.parts.book.records())
 
     def ban(self, address: bytes, reason: str, *, ban_s: float | None = None) -> None:
@@ -360,7 +361,7 @@ class Network:
         self.parts.gossip.penalise(address, points)
 
     def credit(self, address: bytes) -> None:
-        """Note that a peer was useful just now: by work that was verified and costs more than words."""
+        """Note that a peer was useful just now: by work that was verified and is not free."""
         self.parts.roster.credit(address)
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
@@ -368,7 +369,7 @@ class Network:
         self.parts.inbound.take(stream, remote)
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> None:
-        """Say where this node can be reached by way of ``source`` (``Acceptance``)."""
+        """Set where this node is reachable by way of ``source`` (``Acceptance``)."""
         if self.parts.records.advertise(source, endpoints) and self.started.is_set():
             self.parts.records.sign()
 
@@ -416,7 +417,7 @@ class Network:
                 await parts.records.save()
 
     async def _beat(self) -> None:
-        """Let gossip do what is due, and forget what is over."""
+        """Run the gossip heartbeat, and drop what has expired."""
         while True:
             now = trio.current_time()
             self.parts.gossip.beat(now)

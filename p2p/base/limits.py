@@ -179,7 +179,7 @@ class SharedRate:
         self._kept = RateLimiter(per_s=kept_per_s, burst=kept_per_s)
 
     def allows(self, netgroup: str, now: float) -> bool:
-        """Tell whether one more of this netgroup is let in."""
+        """Whether one more connection of this netgroup is accepted."""
         is_rare = self._rare.allows(netgroup, now)
         return self._sum.allows(None, now) or (is_rare and self._kept.allows(None, now))
 

@@ -21,9 +21,10 @@ class Dialer(Protocol):
     """Opens byte streams to endpoints of one scheme."""
 
     async def dial(self, endpoint: Endpoint, target: bytes | None) -> trio.abc.Stream:
-        """Return a stream to the node ``target`` (an address; None: whoever answers, where the scheme allows).
+        """Return a stream to the node ``target``: an address, or None for any node that answers, if the scheme
+        allows that.
 
-        Raises OSError or a DekubeError when there is none; the caller sets the time limit.
+        Raises OSError or a DekubeError on failure; the caller sets the time limit.
         """
         ...
 
@@ -90,13 +91,14 @@ class Fanout(Protocol):
         ...
 
     def subscribe(self, relays: Collection[Endpoint], publishers: Collection[bytes]) -> None:
-        """Say where to wait for pieces, and from whom they are taken; replaces what was said before."""
+        """Set the relays at which to receive pieces, and the publishers from which to take them."""
         ...
 
     async def publish(self, relay: Endpoint, members: Collection[bytes], piece: bytes) -> None:
-        """Give a relay one piece for those of ``members`` that wait there; returns when it has left this process.
+        """Send a relay one piece for those of ``members`` that are subscribed there; return when it has left this
+        process.
 
-        Raises a DekubeError or OSError when the relay cannot be reached or does not take it; the caller sets the
-        time limit. Whether anybody got it, it does not tell.
+        Raises a DekubeError or OSError if the relay cannot be reached or refuses. It does not tell whether any
+        member received it. The caller sets the time limit.
         """
         ...

@@ -65,7 +65,7 @@ class _Blob:
 
 
 class BlobStore:
-    """Blobs under one directory, ``budget_bytes`` of content in all; the least recently used give way to new ones.
+    """Blobs in one directory, with ``budget_bytes`` of content in total; the least recently used are evicted.
 
     Raises StoreError when the directory cannot be used.
     """
@@ -127,7 +127,7 @@ class BlobStore:
             self._pinned.add(name)
 
     def unpin(self, name: bytes) -> None:
-        """Let the blob be evicted when room is needed."""
+        """Allow the eviction of a blob."""
         with self._lock:
             self._pinned.discard(name)
 

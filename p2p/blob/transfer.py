@@ -63,7 +63,7 @@ class BlobTransfer:
         credit: Callable[[bytes], None] = lambda _address: None,
         blame: Callable[[bytes], None] = lambda _address: None,
     ) -> None:
-        """``credit`` is told who has brought a good piece, ``blame`` who has sent what is not what it says."""
+        """``credit`` takes the peer that sent a valid piece, ``blame`` the peer that sent an invalid one."""
         self._store = store
         self._request = request
         self._limits = limits
@@ -194,7 +194,7 @@ class BlobTransfer:
         return data
 
     def _has_turn(self, peer: bytes) -> bool:
-        """Tell whether a peer is served now: few at once, and nobody waits for ever."""
+        """Whether a peer is served now: few peers at once, and each gets its turn."""
         now, turn_s = trio.current_time(), self._limits.blob_turn_s
         turn = self._turns.get(peer)
         if turn is None:

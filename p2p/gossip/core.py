@@ -151,7 +151,7 @@ Effect: TypeAlias = "Send | Deliver | Withdraw | Disconnect"
 
 
 def message_id(topic: str, payload: bytes) -> bytes:
-    """Return the name of a message: equal for equal topic and payload, whoever sends it."""
+    """Return the id of a message: equal for equal topic and payload, whoever sends it."""
     return digest(b"gossip message", topic.encode() + b"\0" + payload)[:MESSAGE_ID_BYTES]
 
 
@@ -218,7 +218,7 @@ class Gossip:
         return [Send(peer, self._subscription()) for peer in self._peers]
 
     def peer_joined(self, peer: bytes, *, outbound: bool, network: str | None = None) -> list[Effect]:
-        """Note a new connection, from a public ``network`` where that is known; its first word is our topics."""
+        """Add a connection, in a public ``network`` if that is known; the first message to it lists our topics."""
         self._peers[peer] = _Peer(outbound, score=self._departed_scores.pop(peer, 0.0), network=network)
         if network is not None:
             self._netgroups[network] += 1

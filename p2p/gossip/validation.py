@@ -56,12 +56,12 @@ class TopicValidation:
         self._wake = trio.Event()
 
     def put(self, item: Deliver) -> None:
-        """Let a payload wait for its turn."""
+        """Queue a payload."""
         self._waiting[item.message_id] = item
         self._wake.set()
 
     def withdraw(self, message_id: bytes) -> None:
-        """Let go of a payload, where its turn has not come; else its verdict is given and nobody asks for it."""
+        """Remove a payload from the queue; if its validation has begun, its verdict is ignored."""
         self._waiting.pop(message_id, None)
 
     async def run(self) -> None:

@@ -59,7 +59,7 @@ class ValidationQueue:
         return self._waiting.get(identifier)
 
     def admit(self, identifier: bytes, new: PendingPayload) -> Admission:
-        """Let a payload wait that does not yet, where there is room for its sender."""
+        """Queue a payload that is not queued yet, if there is room for its sender."""
         held = self._held.get(new.first)
         if held is not None and len(held.ids) >= self._payloads_each_max:
             return Admission(is_in=False, is_own_fault=True)

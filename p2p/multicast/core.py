@@ -55,7 +55,7 @@ class Multicast:
 
     @property
     def trusted(self) -> frozenset[bytes]:
-        """Those who may make this node hand on pieces; see ``Receiving``."""
+        """The peers whose marked pieces this node forwards; see ``Receiving``."""
         return self._receiving.trusted
 
     @trusted.setter
@@ -99,11 +99,11 @@ class Multicast:
         self._sending.published(root, relay, members, now)
 
     def is_wanted(self, root: bytes, relay: bytes, members: Collection[bytes]) -> bool:
-        """Tell whether a part that was to be published still helps anybody."""
+        """Whether publishing a piece still helps any receiver."""
         return self._sending.is_wanted(root, relay, members)
 
     def publish_failed(self, root: bytes, relay: bytes, now: float) -> list[Effect]:
-        """Take the end of a relay in the middle: those who wait for its pieces are helped at once."""
+        """Note that a relay failed while publishing: its receivers are helped at once."""
         return self._sending.publish_failed(root, relay, now)
 
     def peer_joined(self, address: bytes, now: float) -> list[Effect]:
@@ -111,7 +111,7 @@ class Multicast:
         return self._sending.peer_joined(address, now)
 
     def peer_left(self, address: bytes) -> None:
-        """Take the end of a peer's last connection."""
+        """Note that the last connection to a peer has ended."""
         self._sending.peer_left(address)
 
     def control(self, peer: bytes, data: bytes, now: float) -> list[Effect]:

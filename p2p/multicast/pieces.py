@@ -195,7 +195,7 @@ class Assembly:
         return True
 
     def knows(self, index: int) -> bool:
-        """Tell whether a piece of that number can be checked yet: parity only once its root is known."""
+        """Whether a piece of that number can be verified yet: parity only once its root is known."""
         return index < self.shape.count + self.parity_count
 
     @property

@@ -132,7 +132,7 @@ class Receiving:
         return effects
 
     def _has_room(self, sender: bytes, size_bytes: int, now: float) -> bool:
-        """Tell whether one more message may begin; complete ones of the same sender make room for it."""
+        """Whether one more message may begin; complete ones of the same sender make room for it."""
         parameters = self._parameters
 
         def has_room() -> bool:
@@ -162,7 +162,7 @@ class Receiving:
         return True
 
     def swap(self, sender: bytes, message: Swap, now: float) -> list[Effect]:
-        """Take the list of those to whom marked pieces are handed on."""
+        """Take the list of receivers to which marked pieces are forwarded."""
         incoming = self._incoming.get((sender, message.root))
         if incoming is None or sender not in self.trusted:  # a stranger names nobody to whom we then speak
             return []
@@ -177,7 +177,7 @@ class Receiving:
         return effects
 
     def ask(self, sender: bytes, message: Ask) -> list[Effect]:
-        """Ask those whom the sender names for what is lacking: each piece of one of them."""
+        """Request the missing pieces from the receivers that the sender names: each piece from one of them."""
         incoming = self._incoming.get((sender, message.root))
         if incoming is None or incoming.done_at is not None or sender not in self.trusted:
             return []

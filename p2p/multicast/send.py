@@ -242,10 +242,7 @@ class Sending:
         return effects
 
     def _choose(self, reach: Mapping[bytes, set[bytes]]) -> list[bytes]:
-        """Return the fewest relays that reach nearly all who can be reached, and one more that shares the work.
-
-        A relay for a few others would take the whole message once more: they ask those who have it.
-        """
+        """Return the fewest relays that reach nearly all reachable receivers, and one more to share the work."""
         parameters = self._parameters
         chosen: list[bytes] = []
         covered: set[bytes] = set()
@@ -275,7 +272,7 @@ class Sending:
                     receiver.news_at = max(receiver.news_at, now)
 
     def is_wanted(self, root: bytes, relay: bytes, members: Collection[bytes]) -> bool:
-        """Tell whether a part that was to be published still helps anybody."""
+        """Whether publishing a piece still helps any receiver."""
         out = self._outgoing.get(root)
         return out is not None and any(
             not receiver.is_done and relay in receiver.shares
@@ -284,7 +281,7 @@ class Sending:
         )
 
     def publish_failed(self, root: bytes, relay: bytes, now: float) -> list[Effect]:
-        """Take the end of a relay in the middle: those who wait for its pieces are helped at once."""
+        """Note that a relay failed while publishing: its receivers are helped at once."""
         out = self._outgoing.get(root)
         if out is None:
             return []
@@ -513,7 +510,7 @@ class Sending:
         return effects
 
     def peer_left(self, address: bytes) -> None:
-        """Take the end of a peer's last connection."""
+        """Note that the last connection to a peer has ended."""
         for out in self._outgoing.values():
             if address in out.receivers:
                 receiver = out.receivers[address]
@@ -537,7 +534,7 @@ class Sending:
             receiver.moved_at = now
 
     def done(self, peer: bytes, root: bytes, now: float) -> list[Effect]:
-        """Take a receiver's word that it has the message."""
+        """Note that a receiver has the message."""
         out, receiver = self._find(peer, root)
         if out is None or receiver is None or receiver.is_done:
             return []
@@ -574,7 +571,7 @@ class Sending:
         return [Finished(out.shape.size_bytes, len(out.receivers), missing, now - out.began)]
 
     def tick(self, now: float) -> list[Effect]:
-        """Help who is due, and forget what is over."""
+        """Help the receivers that are due, and forget what is over."""
         parameters, effects = self._parameters, list[Effect]()
         late_s = max(0.0, now - self._ticked_at - TICK_S)
         self._ticked_at = now if self.is_urgent else math.inf

@@ -144,7 +144,7 @@ class MulticastService:
     # -- relays ----------------------------------------------------------------------------------------------
 
     def _routes(self, addresses: Sequence[bytes]) -> dict[bytes, set[bytes]]:
-        """Return who of these waits at which relay: our own relays first, the others in any order."""
+        """Return which receivers are subscribed at which relay: own relays first, the others in random order."""
         waiting: dict[bytes, set[bytes]] = {}
         spelt: dict[bytes, Counter[Endpoint]] = {}
         for address in addresses:

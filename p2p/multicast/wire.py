@@ -199,7 +199,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Send a piece to a connected peer; to nobody where it is not connected."""
+    """Send a piece to a peer, if it is connected."""
 
     address: bytes
     frame: bytes

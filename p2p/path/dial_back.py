@@ -172,7 +172,7 @@ class DialBack:
                 await trio.sleep(options.ask_again_s)  # they must be reached first, over other connections
 
     def _forget_old(self, before: float) -> None:
-        """Forget what was said long ago: whoever says it now is asked, and peers of many networks come and go."""
+        """Forget old answers: the networks are asked again, and peers of many networks come and go."""
         for endpoint, votes in list(self._votes.items()):
             votes.forget(before)
             if not votes.said and endpoint not in self._own.direct:

@@ -73,7 +73,7 @@ class DialBackResults:
         self.said[network], self.said_at[network] = is_reached, now
 
     def forget(self, before: float) -> None:
-        """Let no word count that was said before then."""
+        """Drop the answers that were given before that time."""
         for network in [network for network, at in self.said_at.items() if at < before]:
             del self.said_at[network]
             self.said.pop(network, None)

@@ -180,7 +180,7 @@ class _Port:
         return ObservedAddress.decode(data[1 : 1 + data[0]])
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Close the port."""
         for sock in self._held:
             sock.close()
         self._held.clear()
@@ -372,7 +372,7 @@ class HolePuncher:
         return seen, found
 
     def _in_turn(self) -> list[Endpoint]:
-        """Return the observers, those last whom others have contradicted."""
+        """Return the observers, last those that others have contradicted."""
         now = trio.current_time()
         self._contradicted = {observer: until for observer, until in self._contradicted.items() if until > now}
         return sorted(self._observers(), key=lambda observer: observer in self._contradicted)

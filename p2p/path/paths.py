@@ -158,7 +158,7 @@ def hops_of(path: Path) -> int:
 
 
 def shares_hop(one: Path, other: Path) -> bool:
-    """Tell whether two paths are known to lead through the same relay, or both through none."""
+    """Whether two paths are known to use the same relay, or to be both direct to one host."""
     if one == other:
         return True
     if isinstance(one, OfferedPath) or isinstance(other, OfferedPath):
@@ -189,7 +189,7 @@ class PathTable:
         """The path that is better than the present one, and in how many samples in a row."""
 
     def offer(self, paths: Iterable[Path]) -> None:
-        """Say which paths there are now, the likeliest first; what is known of those that stay is kept."""
+        """Set the candidate paths, the likeliest first; measurements of those that stay are kept."""
         offered = list(dict.fromkeys(paths))[: self.parameters.paths_max]
         self._known = {path: self._known.get(path) or _Known(rank) for rank, path in enumerate(offered)}
         for rank, path in enumerate(offered):

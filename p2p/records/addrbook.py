@@ -132,7 +132,7 @@ class AddressBook:
                 self.remove(address)
 
     def has_met(self, address: bytes) -> bool:
-        """Tell whether a connection to the address was ever made."""
+        """Whether a connection to the address was ever made."""
         entry = self._entries.get(address)
         return entry is not None and entry.is_tried
 
@@ -161,17 +161,17 @@ class AddressBook:
 
     @property
     def anchors(self) -> list[bytes]:
-        """Return the peers to go back to first, so that whoever restarts this node cannot choose its company."""
+        """Return the peers to reconnect to first, so that a forced restart does not change the peers."""
         return [address for address, entry in self._entries.items() if entry.is_anchor]
 
     def set_anchors(self, addresses: Iterable[bytes]) -> None:
-        """Say which these are; at most ANCHORS_MAX are kept."""
+        """Set the anchors; at most ANCHORS_MAX are kept."""
         kept = list(addresses)[:ANCHORS_MAX]
         for address, entry in self._entries.items():
             entry.is_anchor = address in kept
 
     def untried(self, random: RandomSource, *, exclude: Iterable[bytes]) -> bytes | None:
-        """Return an address of which nobody knows whether it answers, for a feeler."""
+        """Return an address that was never tried, for a feeler."""
         excluded = set(exclude)
         found = [a for a, e in self._entries.items() if not e.is_tried and not e.failures and a not in excluded]
         return random.choice(sorted(found)) if found else None
@@ -227,7 +227,7 @@ class AddressBook:
         return int.from_bytes(blake2b(data, digest_size=8, key=self._key, person=b"address book").digest(), "big")
 
     def _has_room(self, bucket: int) -> bool:
-        """Tell whether a bucket has a place, made by the least useful of its entries if need be."""
+        """Whether a bucket has room, made by evicting its least useful entry if need be."""
         if self._sizes[bucket] < BUCKET_ENTRIES_MAX:
             return True
         entries = [(a, e) for a, e in self._entries.items() if e.bucket == bucket and not self._is_kept(a)]

@@ -52,10 +52,7 @@ class Revocations:
         return len(self._met) + len(self._heard)
 
     def is_revoked(self, address: bytes, certificate: NodeCertificate) -> bool:
-        """Tell whether a later certificate of the address names other keys.
-
-        One for the same keys takes nothing away from them: nodes renew theirs every day, and clocks are set back.
-        """
+        """Whether a later certificate of the address names other keys."""
         newest = self._met.get(address) or self._heard.get(address)
         return (
             newest is not None

@@ -65,10 +65,7 @@ class RecordReader:
         return 2 + (begun[0] << 8 | begun[1]) - have
 
     def next_plaintext(self) -> bytes | None:
-        """Return the next whole plaintext, or None. Raises RecordDamaged; then the stream is of no use.
-
-        The length travels in clear: whoever carries the stream can make any of it, so it proves nothing.
-        """
+        """Return the next whole plaintext, or None. Raises RecordDamaged; the stream is then unusable."""
         if self._split:
             return self._next_split()
         buffer, at = self._buffer, self._at

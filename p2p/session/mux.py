@@ -372,26 +372,25 @@ class Mux:
         return message.kind == ChannelFrame.BYE
 
     def request_connections(self, wishes: Mapping[int, int]) -> None:
-        """Ask the peer for so many bulk connections by each of its paths, for it can reach us better than we
-        it."""
+        """Request so many bulk connections on each of the offered paths of the peer."""
         self._frames[_CONNECTIONS_WANTED] = encode_request(wishes)
 
     def offer_paths(self, paths: Iterable[OfferedPath]) -> None:
-        """Say by which paths the peer may ask for bulk connections."""
+        """Tell the peer on which paths it may request bulk connections."""
         self._frames[_PATHS_OFFERED] = encode_offer(paths)
 
     def report_progress(self, name: bytes, records: int) -> None:
-        """Say that a bulk connection lives, and how many records of bulk have come on it."""
+        """Report how many records of bulk have come on a bulk connection."""
         if name in self._moved or len(self._moved) < _STREAMS_TOLD_MAX:
             self._moved[name] = records
 
     def give_up(self, name: bytes) -> None:
-        """Say that a bulk connection is dead, for its other end may not have noticed."""
+        """Report that a bulk connection is dead, for its other end may not have noticed."""
         if len(self._given_up) < _STREAMS_TOLD_MAX:
             self._given_up[name] = None
 
     def release_bulk(self, number: int, now: float, rtt_s: float) -> None:
-        """Say that a bulk message has been dealt with, so that the peer may send more; see ``BulkIn.release``."""
+        """Note that a bulk message has been handled, so that the peer may send more; see ``BulkIn.release``."""
         self.bulk_in.release(number, now, rtt_s)
 
     # -- connections -----------------------------------------------------------------------------------------

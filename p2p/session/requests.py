@@ -119,7 +119,7 @@ class Requests:
                 raise RequestTimeout(f"{method}: no answer within {timeout_s} s")
 
     def end(self, reason: str) -> None:
-        """Let nobody wait any longer: the peer is gone."""
+        """Fail all open requests: the peer is gone."""
         self._ended_for = reason
         for asked in self._asked.values():
             asked.done.set()
@@ -127,7 +127,7 @@ class Requests:
     # -- what the peer says ----------------------------------------------------------------------------------
 
     def take(self, message: Message, nursery: trio.Nursery) -> None:
-        """Take a message; what it asks for is done in ``nursery``. Raises FrameInvalid, DecodeError."""
+        """Take a message; requests are served in ``nursery``. Raises FrameInvalid, DecodeError."""
         match message.kind:
             case 0xE1:
                 self._on_response(message.body)
