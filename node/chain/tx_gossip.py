@@ -10,7 +10,7 @@ import trio
 
 from node.chain.ledger import NodeLedger
 from node.process.signature_pool import SignatureVerifier
-from node.telemetry.cpu_accounting import Stages
+from node.telemetry.cpu_accounting import CpuAccounting
 from p2p.gossip.core import Verdict
 from p2p.service import GossipItem
 from state.primitives.codec import decode, encode
@@ -61,8 +61,8 @@ class TransactionGossip:
     """Passes on what the ledger admits and admits what peers bring."""
 
     def __init__(
-        self, ledger: NodeLedger, verifier: SignatureVerifier, publish: Callable[[bytes], None], stages: Stages,
-        *, is_outdated: Callable[[], bool] = lambda: False,
+        self, ledger: NodeLedger, verifier: SignatureVerifier, publish: Callable[[bytes], None],
+        stages: CpuAccounting, *, is_outdated: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         """``is_outdated``: whether the network is about to go on in a version that this software does not know."""
         self._stages = stages

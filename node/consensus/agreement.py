@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
 from random import Random
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -34,7 +34,7 @@ from node.home.paths import Home
 from node.process.signature_pool import SignatureVerifier
 from node.sync.database import checkpoint_of
 from node.sync.start_plan import CheckpointMismatch
-from node.telemetry.cpu_accounting import Stages
+from node.telemetry.cpu_accounting import CpuAccounting
 from node.telemetry.metrics import NodeMetrics
 from p2p.secure.frame import Class
 from p2p.secure.identity import Identity
@@ -115,7 +115,7 @@ class Agreement:
     def __init__(
         self, ledger: NodeLedger, verifier: SignatureVerifier, network: Network, metrics: NodeMetrics, *,
         home: Home, options: NodeOptions, votes: Sequence[SecretKey], make_identity: Callable[[], Identity],
-        evidence: EvidenceSource, stages: Stages, accepts_empty_guard: bool = False,
+        evidence: EvidenceSource, stages: CpuAccounting, accepts_empty_guard: bool = False,
         on_block_time: Callable[[bytes, int], None] | None = None,
     ) -> None:  # fmt: skip
         self._ledger = ledger
@@ -126,50 +126,12 @@ class Agreement:
         self.committee = info.committee
         root, certificates = _root(ledger, number)
         parameters = read_parameters(ConsensusParameters, "consensus", runtime.genesis)
-        vote_key = parse_vote_key(options.signer.vote_key) if votes_elsewhere(options) else None
-        if votes:
-            vote_key = votes[0].vote_key
-        reached: dict[bool, bool] = {}
-
-        def tell(is_next: bool, is_reached: bool) -> None:
-            reached[is_next] = is_reached
-            metrics.set("signer_connected", float(all(reached.values())))
-
-        def make(is_next: bool, key: bytes | None, vote: SecretKey | None) -> LocalVoter | RemoteVoter | None:
-            return make_voter(
-                home,
-                options,
-                chain_hash=runtime.genesis_hash,
-                vote=vote,
-                make_identity=make_identity,
-                may_have_voted=lambda: key is not None and _may_have_voted(ledger, number, key),
-                tip=(number, root.view),
-                accepts_empty_guard=accepts_empty_guard,
-                on_change=lambda is_reached, _: tell(is_next, is_reached),
-                is_next=is_next,
-                listens_ms=parameters.doppelganger_ms,
-            )
-
-        voter = make(False, vote_key, votes[0] if votes else None)
-        self._directories: list[VoteDirectory] = []
-        journal: FileLog | None = None
-        keys: list[VotingKey] = []
-        self._signers: list[RemoteVoter] = []
-        if isinstance(voter, LocalVoter):
-            self._directories.append(voter.directory)
-            if voter.directory.is_behind:
-                listens_ms = max(parameters.doppelganger_ms, LISTENS_MS_MIN)
-                parameters = replace(parameters, doppelganger_ms=listens_ms)
-            keys.append(VotingKey(voter.key, voter.directory))
-            keys += [self._next_key(home, number, root.view, following) for following in votes[1:]]
-        elif voter is not None:
-            self._signers.append(voter)
-            if options.signer.vote_key_next:
-                following = make(True, parse_vote_key(options.signer.vote_key_next), None)
-                assert isinstance(following, RemoteVoter)
-                self._signers.append(following)
-            self._directories.append(VoteDirectory(home.guard))  # what the votes rest on stays with the chain
-            journal = self._directories[0].journal
+        voting = _open_voting(
+            ledger, metrics, number, root.view, home=home, options=options, votes=votes,
+            make_identity=make_identity, accepts_empty_guard=accepts_empty_guard, parameters=parameters,
+        )  # fmt: skip
+        parameters = voting.parameters
+        self._directories, self._signers = voting.directories, voting.signers
         self._port = _NetworkPort(network)
         self._listens_s = DOPPELGANGER_FACTOR_MAX * parameters.doppelganger_ms / 1000
         self._began_s = inf
@@ -184,9 +146,9 @@ class Agreement:
             ),
             network=self._port,
             wall_ms=wall_ms,
-            keys=keys,
-            voters=self._signers,
-            journal=journal,
+            keys=voting.keys,
+            voters=voting.signers,
+            journal=voting.journal,
             metrics=metrics,
             on_equivocation=evidence.found,
             on_fork=evidence.found_fork,
@@ -243,19 +205,6 @@ class Agreement:
         if not self.service.status().is_listening:
             return 0
         return max(0, ceil(self._began_s + self._listens_s - trio.current_time()))
-
-    def _next_key(self, home: Home, number: int, view: int, secret: SecretKey) -> VotingKey:
-        """Open the guard of a key that takes over when the chain seats it."""
-        directory = open_guard(
-            home.guard_of(secret.vote_key),
-            self._ledger.runtime.genesis_hash,
-            secret.vote_key,
-            may_have_voted=_may_have_voted(self._ledger, number, secret.vote_key),
-            tip=(number, view),
-            accepts_empty=False,
-        )
-        self._directories.append(directory)
-        return VotingKey(VoteKey(secret), directory)
 
     def _on_peer(self, address: bytes, is_connected: bool) -> None:
         if is_connected:
@@ -314,6 +263,79 @@ class Agreement:
         if has_transactions != self._had_transactions:
             self._had_transactions = has_transactions
             self.service.mempool_changed(has_transactions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Voting:
+    """The vote keys of this node, or the signers that hold them; both are empty for a node that only follows."""
+
+    parameters: ConsensusParameters
+    keys: tuple[VotingKey, ...] = ()
+    signers: tuple[RemoteVoter, ...] = ()
+    directories: tuple[VoteDirectory, ...] = ()
+    journal: FileLog | None = None
+    """Of a node with a signer; that of a key in this process is in its directory."""
+
+
+def _open_voting(
+    ledger: NodeLedger, metrics: NodeMetrics, number: int, view: int, *, home: Home, options: NodeOptions,
+    votes: Sequence[SecretKey], make_identity: Callable[[], Identity], accepts_empty_guard: bool,
+    parameters: ConsensusParameters,
+) -> _Voting:  # fmt: skip
+    """Open the guards of the vote keys, or prepare the links to their signers. Raises as ``Agreement``."""
+    vote_key = parse_vote_key(options.signer.vote_key) if votes_elsewhere(options) else None
+    if votes:
+        vote_key = votes[0].vote_key
+    reached: dict[bool, bool] = {}
+
+    def tell(is_next: bool, is_reached: bool) -> None:
+        reached[is_next] = is_reached
+        metrics.set("signer_connected", float(all(reached.values())))
+
+    def make(is_next: bool, key: bytes | None, vote: SecretKey | None) -> LocalVoter | RemoteVoter | None:
+        return make_voter(
+            home,
+            options,
+            chain_hash=ledger.runtime.genesis_hash,
+            vote=vote,
+            make_identity=make_identity,
+            may_have_voted=lambda: key is not None and _may_have_voted(ledger, number, key),
+            tip=(number, view),
+            accepts_empty_guard=accepts_empty_guard,
+            on_change=lambda is_reached, _: tell(is_next, is_reached),
+            is_next=is_next,
+            listens_ms=parameters.doppelganger_ms,
+        )
+
+    voter = make(False, vote_key, votes[0] if votes else None)
+    if voter is None:
+        return _Voting(parameters)
+    if isinstance(voter, LocalVoter):
+        if voter.directory.is_behind:
+            parameters = replace(parameters, doppelganger_ms=max(parameters.doppelganger_ms, LISTENS_MS_MIN))
+        following = [_next_key(ledger, home, number, view, secret) for secret in votes[1:]]
+        keys = (VotingKey(voter.key, voter.directory), *following)
+        return _Voting(parameters, keys, (), (voter.directory, *(key.directory for key in following)))
+    signers = [voter]
+    if options.signer.vote_key_next:
+        next_signer = make(True, parse_vote_key(options.signer.vote_key_next), None)
+        assert isinstance(next_signer, RemoteVoter)
+        signers.append(next_signer)
+    directory = VoteDirectory(home.guard)  # the record of what the votes rest on stays with the chain
+    return _Voting(parameters, (), tuple(signers), (directory,), directory.journal)
+
+
+def _next_key(ledger: NodeLedger, home: Home, number: int, view: int, secret: SecretKey) -> VotingKey:
+    """Open the guard of a key that takes over when the chain gives it a seat."""
+    directory = open_guard(
+        home.guard_of(secret.vote_key),
+        ledger.runtime.genesis_hash,
+        secret.vote_key,
+        may_have_voted=_may_have_voted(ledger, number, secret.vote_key),
+        tip=(number, view),
+        accepts_empty=False,
+    )
+    return VotingKey(VoteKey(secret), directory)
 
 
 def wall_ms() -> int:
@@ -476,7 +498,7 @@ class _ChainPort:
     """The chain tree, its long calls in worker threads."""
 
     def __init__(
-        self, ledger: NodeLedger, verifier: SignatureVerifier, stages: Stages, evidence: EvidenceSource,
+        self, ledger: NodeLedger, verifier: SignatureVerifier, stages: CpuAccounting, evidence: EvidenceSource,
         is_syncing: Callable[[], bool] = lambda: False, checkpoint: Checkpoint | None = None,
     ) -> None:  # fmt: skip
         self._ledger = ledger

@@ -35,8 +35,8 @@ from node.process.health_warnings import ClockWatch
 from node.process.signature_pool import SignatureVerifier
 from node.sync.database import make_server
 from node.sync.progress_bar import outlook
-from node.telemetry.clock_skew import CLOCK_METHOD, Clocks, serve_clock
-from node.telemetry.cpu_accounting import Stages
+from node.telemetry.clock_skew import CLOCK_METHOD, ClockSkew, serve_clock
+from node.telemetry.cpu_accounting import CpuAccounting
 from node.telemetry.metrics import NodeMetrics
 from rpc.process.log_output import LOG_OUTPUT
 from rpc.protocol.records import Sync
@@ -67,7 +67,7 @@ class NodeSetup:
     votes: tuple[SecretKey, ...]
     accepts_empty_guard: bool = False
     metrics: NodeMetrics = field(default_factory=NodeMetrics)
-    stages: Stages = field(default_factory=Stages)
+    stages: CpuAccounting = field(default_factory=CpuAccounting)
     drain: Drain = field(default_factory=Drain)
     gateway: Gateway = field(default_factory=Gateway)
     clock: ClockWatch = field(default_factory=ClockWatch)
@@ -149,7 +149,7 @@ class RunningNode:
             accepts_empty_guard=setup.accepts_empty_guard,
             on_block_time=lambda leader, ahead_ms: self.clocks.note_block(leader, ahead_ms),
         )
-        self.clocks = Clocks(self.network, lambda: self.agreement.committee, address)
+        self.clocks = ClockSkew(self.network, lambda: self.agreement.committee, address)
         self.network.on_request(CLOCK_METHOD, serve_clock)
         self.duties = Duties(
             self.ledger,
@@ -226,7 +226,7 @@ class RunningNode:
             "sync": outlook(self.agreement.sync_progress())._asdict(),
             "epoch": sync.epoch,
             "view": sync.view,
-            "votes": self.setup.metrics.hearing.tell(
+            "votes": self.setup.metrics.vote_liveness.tell(
                 self.agreement.committee,
                 own=None if seat.is_listening else seat.seat,
                 view=seat.view,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MNEMONIC_WORDS",
     "Keyring",
-    "Listed",
+    "ListedAccount",
     "address_in",
     "check_keystore",
     "key_at_path",
@@ -44,7 +44,7 @@ _LISTED_BYTES_MAX: Final = 250
 _PATH: Final = re.compile(rf"m(?:/(?:0|[1-9][0-9]{{0,9}})'?){{1,{PATH_LEVELS_MAX}}}")
 
 
-class Listed(NamedTuple):
+class ListedAccount(NamedTuple):
     """An account of a folder. ``name`` finds it there: where no plain name does, it is the path of the file."""
 
     name: str
@@ -58,7 +58,7 @@ class Keyring:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def accounts(self) -> list[Listed]:
+    def accounts(self) -> list[ListedAccount]:
         """Return the accounts, by name; files that are no keystores are passed over. Raises ConfigError."""
         try:
             files = sorted(self.root.iterdir())
@@ -75,7 +75,7 @@ class Keyring:
             if address is not None:
                 names = (file.name.removesuffix(SUFFIX), file.name)
                 name = next((name for name in names if self._named(name) == file), str(file))
-                found.append(Listed(name, address, file))
+                found.append(ListedAccount(name, address, file))
         return found
 
     def _named(self, name: str) -> Path | None:

@@ -33,7 +33,7 @@ from node.process.control import short_path
 from node.process.ports import format_host_port, listen_at
 from node.process.signals import stop_when_told
 from node.signer.home import SignerHomeOptions, load_signer_options, signer_socket, vote_keys_of
-from node.signer.tcp_server import Door
+from node.signer.tcp_server import SignerTcpServer
 from node.telemetry.logs import configure_logs
 from p2p.secure.identity import Identity
 from rpc.process.log_output import LOG_OUTPUT
@@ -88,7 +88,7 @@ async def serve_signer(
             path.unlink(missing_ok=True)
             raise
         listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(one)) for one in opened]
-    door = Door(
+    door = SignerTcpServer(
         partial(server.serve, is_local=False),
         make_identity,
         clients=frozenset(parse_address(client) for client in options.clients),

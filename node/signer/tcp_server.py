@@ -16,7 +16,7 @@ from p2p.base.sockets import tune
 from p2p.secure.identity import Identity
 from state.primitives.errors import DekubeError
 
-__all__ = ["Door", "HalfOpenSlots"]
+__all__ = ["HalfOpenSlots", "SignerTcpServer"]
 
 _log = structlog.get_logger("signer")
 
@@ -89,7 +89,7 @@ class HalfOpenSlots:
         self._places.pop(self._draw.choice(candidates)).lose()
 
 
-class Door:
+class SignerTcpServer:
     """Lets the nodes on the list in, and bounds what everyone else can cost."""
 
     def __init__(

@@ -24,7 +24,7 @@ __all__ = [
     "CLOCK_METHOD",
     "OFF_MS_MIN",
     "ClockOff",
-    "Clocks",
+    "ClockSkew",
     "Judgement",
     "decode_clock",
     "serve_clock",
@@ -102,7 +102,7 @@ def decode_clock(data: bytes) -> int:
     return found
 
 
-class Clocks:
+class ClockSkew:
     """What is known of the clocks of the committee; ``run`` asks for them."""
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import trio
 
-__all__ = ["STAGES", "Stages"]
+__all__ = ["STAGES", "CpuAccounting"]
 
 _T = TypeVar("_T")
 
@@ -27,7 +27,7 @@ _OF_PART: Final = {
 }  # fmt: skip
 
 
-class Stages(trio.abc.Instrument):
+class CpuAccounting(trio.abc.Instrument):
     """Adds up CPU seconds by stage; give it to ``trio.run`` as an instrument.
 
     The clock is read once a step, since that costs as much as a short step: what the loop itself does between two

@@ -18,7 +18,7 @@ from consensus.metrics import METRICS
 from node.process.bounded_http import BoundedServer, serving
 from node.process.ports import listen_at
 from node.telemetry.source import MetricsSource
-from node.telemetry.vote_liveness import Hearing
+from node.telemetry.vote_liveness import VoteLiveness
 from rpc.process.log_output import LogCollector
 
 __all__ = ["NodeMetrics", "serve_metrics"]
@@ -41,7 +41,7 @@ class NodeMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.hearing = Hearing()
+        self.vote_liveness = VoteLiveness()
         r = self.registry
         self._consensus: dict[str, Any] = {}
         self._source: MetricsSource | None = None
@@ -68,7 +68,7 @@ class NodeMetrics:
         """Set a gauge."""
         self._labelled(name, labels).set(value)
         if name == SEAT_HEARD:
-            self.hearing.note(labels["seat"], value)
+            self.vote_liveness.note(labels["seat"], value)
 
     def observe(self, name: str, value: float) -> None:
         """Add to a histogram, in seconds."""
@@ -78,7 +78,7 @@ class NodeMetrics:
         """Forget every value of a metric with labels."""
         self._consensus[name].clear()
         if name == SEAT_HEARD:
-            self.hearing.forget()
+            self.vote_liveness.forget()
 
     def _labelled(self, name: str, labels: dict[str, str]) -> Any:
         metric = self._consensus[name]

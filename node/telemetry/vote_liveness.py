@@ -10,7 +10,7 @@ from typing import Any, Final
 from state.primitives.address import format_address
 from state.primitives.committee import Committee
 
-__all__ = ["STILL_S", "Hearing"]
+__all__ = ["STILL_S", "VoteLiveness"]
 
 STILL_S: Final = 60.0
 """A chain without a new block for so long stands still; a quiet one makes a block every few seconds."""
@@ -22,7 +22,7 @@ HEARD_S_MIN: Final = 40.0
 """After less nothing can be said: this node has only just been started."""
 
 
-class Hearing:
+class VoteLiveness:
     """When a new vote of each seat came last, and of which view, by the seat's address; of the seats of one epoch.
 
     In a view that does not end a living seat votes once; when it repeats that, nothing new has come.

@@ -12,7 +12,7 @@ from node.chain.ledger import NodeLedger
 from node.chain.mempool import MempoolOptions
 from node.chain.tx_gossip import TransactionGossip, encode_batch
 from node.process.signature_pool import SignatureVerifier, VerifierOptions
-from node.telemetry.cpu_accounting import Stages
+from node.telemetry.cpu_accounting import CpuAccounting
 from p2p.gossip.core import Verdict
 from p2p.service import GossipItem
 from state.primitives.genesis import Genesis, GenesisValidator
@@ -46,7 +46,7 @@ class World:
         self.ledger = NodeLedger(store, Chain(store, runtime), runtime, MempoolOptions())
         self.verifier = verifier
         self.runtime = runtime
-        self.stages = Stages()
+        self.stages = CpuAccounting()
         self.gossip = TransactionGossip(self.ledger, verifier, lambda _payload: None, self.stages)
 
     async def bring(self, *payloads: bytes) -> list[Verdict]:

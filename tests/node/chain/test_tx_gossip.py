@@ -21,7 +21,7 @@ from node.chain.tx_gossip import (
     encode_batch,
 )
 from node.process.signature_pool import SignatureVerifier, VerifierOptions
-from node.telemetry.cpu_accounting import Stages
+from node.telemetry.cpu_accounting import CpuAccounting
 from p2p.gossip.core import Verdict
 from p2p.service import GossipItem
 from state.primitives.codec import encode
@@ -70,7 +70,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         made = Node(
             world,
             TransactionGossip(
-                world.ledger, verifier, lambda payload: made.published.append(payload), Stages(),
+                world.ledger, verifier, lambda payload: made.published.append(payload), CpuAccounting(),
                 is_outdated=lambda: made.is_outdated,
             ),
         )  # fmt: skip

@@ -20,7 +20,7 @@ from node.consensus.agreement import _ChainPort, _NetworkPort, _root, tell_liste
 from node.home.config import Checkpoint
 from node.process.signature_pool import SignatureVerifier, VerifierOptions
 from node.sync.start_plan import CheckpointMismatch
-from node.telemetry.cpu_accounting import Stages
+from node.telemetry.cpu_accounting import CpuAccounting
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
 from p2p.session.mux import MuxLimits
@@ -64,7 +64,7 @@ async def test_an_execution_that_takes_long_does_not_stop_the_event_loop(tmp_pat
             was_told.append(may_end.wait(10))
 
     with SignatureVerifier(VerifierOptions(workers=0)) as verifier, trio.fail_after(120):
-        port = _ChainPort(world.ledger, verifier, Stages(), NoEvidence())
+        port = _ChainPort(world.ledger, verifier, CpuAccounting(), NoEvidence())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.to_thread.run_sync, execute)
             await trio.to_thread.run_sync(is_held.wait)
@@ -101,16 +101,16 @@ async def test_the_chain_passes_a_checkpoint_only_through_its_block(tmp_path: Pa
     with SignatureVerifier(VerifierOptions(workers=0)) as verifier:
         for height, block_hash in ((1, b"x" * 32), (2, b"x" * 32), (1, second.hash)):
             given = Checkpoint(height, block_hash)
-            port = _ChainPort(world.ledger, verifier, Stages(), NoEvidence(), checkpoint=given)
+            port = _ChainPort(world.ledger, verifier, CpuAccounting(), NoEvidence(), checkpoint=given)
             with pytest.raises(CheckpointMismatch):
                 await port.commit(second.hash, final, ())
             assert world.store.tip.height == 0
         for given in (Checkpoint(2, second.hash), Checkpoint(1, first.hash), Checkpoint(3, b"x" * 32)):
-            _ChainPort(world.ledger, verifier, Stages(), NoEvidence(), checkpoint=given)._check_checkpoint(
+            _ChainPort(world.ledger, verifier, CpuAccounting(), NoEvidence(), checkpoint=given)._check_checkpoint(
                 second.hash
             )
         port = _ChainPort(
-            world.ledger, verifier, Stages(), NoEvidence(), checkpoint=Checkpoint(1, first.hash)
+            world.ledger, verifier, CpuAccounting(), NoEvidence(), checkpoint=Checkpoint(1, first.hash)
         )  # fmt: skip
         await port.commit(second.hash, final, ())
     assert world.store.tip.height == 2

@@ -14,7 +14,7 @@ from node.telemetry.clock_skew import (
     ASK_FIRST_S,
     OFF_MS_MIN,
     ClockOff,
-    Clocks,
+    ClockSkew,
     decode_clock,
     serve_clock,
     wall_ms,
@@ -53,8 +53,8 @@ def virtual_ms() -> int:
     return 10**12 + int(trio.current_time() * 1000)
 
 
-def clocks_of(own: bytes, peers: Peers, own_ahead_ms: int = 0) -> Clocks:
-    return Clocks(peers, lambda: COMMITTEE, own, now_ms=lambda: virtual_ms() + own_ahead_ms)
+def clocks_of(own: bytes, peers: Peers, own_ahead_ms: int = 0) -> ClockSkew:
+    return ClockSkew(peers, lambda: COMMITTEE, own, now_ms=lambda: virtual_ms() + own_ahead_ms)
 
 
 async def test_a_seat_with_a_wrong_clock_is_named_with_its_error(autojump_clock: trio.testing.MockClock) -> None:

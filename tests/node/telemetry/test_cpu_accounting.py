@@ -6,7 +6,7 @@ from time import thread_time
 
 import trio
 
-from node.telemetry.cpu_accounting import STAGES, Stages
+from node.telemetry.cpu_accounting import STAGES, CpuAccounting
 
 
 def burn(seconds: float) -> None:
@@ -16,7 +16,7 @@ def burn(seconds: float) -> None:
 
 
 def test_each_part_pays_for_its_own_time_and_for_nobody_elses() -> None:
-    stages = Stages()
+    stages = CpuAccounting()
 
     async def part() -> None:
         burn(0.03)

@@ -8,7 +8,7 @@ import pytest
 
 from node.cli.status import _health, _silent
 from node.telemetry.metrics import NodeMetrics
-from node.telemetry.vote_liveness import HEARD_S_MAX, HEARD_S_MIN, STILL_S, Hearing
+from node.telemetry.vote_liveness import HEARD_S_MAX, HEARD_S_MIN, STILL_S, VoteLiveness
 from state.primitives.address import format_address
 from state.primitives.committee import Committee, Seat
 
@@ -32,72 +32,72 @@ def clock() -> Clock:
     return Clock()
 
 
-def tell(hearing: Hearing, still_s: float, own: int | None = 0, view: int = 9) -> Any:
-    return hearing.tell(COMMITTEE, own=own, view=view, still_s=still_s)
+def tell(vote_liveness: VoteLiveness, still_s: float, own: int | None = 0, view: int = 9) -> Any:
+    return vote_liveness.tell(COMMITTEE, own=own, view=view, still_s=still_s)
 
 
 def test_while_blocks_come_nothing_is_said(clock: Clock) -> None:
-    hearing = Hearing(clock)
+    vote_liveness = VoteLiveness(clock)
     clock.now_s += 1_000
-    assert tell(hearing, STILL_S - 1) is None
-    assert tell(hearing, STILL_S) is not None
+    assert tell(vote_liveness, STILL_S - 1) is None
+    assert tell(vote_liveness, STILL_S) is not None
 
 
 def test_a_node_that_was_just_started_says_nothing_of_others(clock: Clock) -> None:
-    hearing = Hearing(clock)
+    vote_liveness = VoteLiveness(clock)
     clock.now_s += HEARD_S_MIN - 1
-    assert tell(hearing, 3_600.0) is None
+    assert tell(vote_liveness, 3_600.0) is None
     clock.now_s += 1
-    assert tell(hearing, 3_600.0)["heard_percent"] == 40.0
+    assert tell(vote_liveness, 3_600.0)["heard_percent"] == 40.0
 
 
 def test_votes_of_the_last_block_do_not_count_and_those_that_came_since_do(clock: Clock) -> None:
-    hearing = Hearing(clock)
+    vote_liveness = VoteLiveness(clock)
     clock.now_s += 1_000
     for name in NAMES[1:]:  # of the last block
-        hearing.note(name, 8)
+        vote_liveness.note(name, 8)
     clock.now_s += 70
-    hearing.note(NAMES[1], 8)
-    found = tell(hearing, 71.0)
+    vote_liveness.note(NAMES[1], 8)
+    found = tell(vote_liveness, 71.0)
     assert found == {"view": 9, "heard_percent": 60.0, "enough": False, "silent": NAMES[2:]}
-    hearing.note(NAMES[2], 8)
-    assert tell(hearing, 71.0)["enough"], "80 of 100"
-    assert tell(hearing, 71.0, own=None) == {
+    vote_liveness.note(NAMES[2], 8)
+    assert tell(vote_liveness, 71.0)["enough"], "80 of 100"
+    assert tell(vote_liveness, 71.0, own=None) == {
         "view": 9, "heard_percent": 40.0, "enough": False, "silent": [NAMES[0], NAMES[3]],
     }  # fmt: skip
     clock.now_s += HEARD_S_MAX + 1
-    assert tell(hearing, 400.0)["silent"] == NAMES[1:], "long ago is not now"
+    assert tell(vote_liveness, 400.0)["silent"] == NAMES[1:], "long ago is not now"
 
 
 def test_a_seat_that_has_voted_in_the_view_that_does_not_end_is_there(clock: Clock) -> None:
     """It repeats that vote, and nothing new comes of it."""
-    hearing = Hearing(clock)
+    vote_liveness = VoteLiveness(clock)
     clock.now_s += 1_000
     for name, view in zip(NAMES[1:], (9, 8, 10), strict=True):
-        hearing.note(name, view)
+        vote_liveness.note(name, view)
     clock.now_s += 3_600
-    assert tell(hearing, 3_600.0) == {"view": 9, "heard_percent": 80.0, "enough": True, "silent": NAMES[2:3]}
+    assert tell(vote_liveness, 3_600.0) == {"view": 9, "heard_percent": 80.0, "enough": True, "silent": NAMES[2:3]}
 
 
 def test_exactly_two_thirds_are_not_enough(clock: Clock) -> None:
     committee = Committee(seat._replace(weight=10**24) for seat in COMMITTEE.seats[:3])
-    hearing = Hearing(clock)
+    vote_liveness = VoteLiveness(clock)
     clock.now_s += 1_000
-    hearing.note(NAMES[1], 8)
-    found = hearing.tell(committee, own=0, view=9, still_s=100.0)
+    vote_liveness.note(NAMES[1], 8)
+    found = vote_liveness.tell(committee, own=0, view=9, still_s=100.0)
     assert found is not None
     assert (found["heard_percent"], found["enough"]) == (66.6, False)
 
 
 def test_votes_are_noted_where_the_consensus_counts_them_and_forgotten_with_their_epoch(clock: Clock) -> None:
     metrics = NodeMetrics()
-    metrics.hearing = Hearing(clock)
+    metrics.vote_liveness = VoteLiveness(clock)
     clock.now_s += 1_000
     metrics.set("seat_last_vote_view", 7.0, seat=NAMES[3])
     metrics.set("view", 7.0)
-    assert tell(metrics.hearing, 100.0)["silent"] == NAMES[1:3]
+    assert tell(metrics.vote_liveness, 100.0)["silent"] == NAMES[1:3]
     metrics.clear("seat_last_vote_view")
-    assert tell(metrics.hearing, 100.0)["silent"] == NAMES[1:]
+    assert tell(metrics.vote_liveness, 100.0)["silent"] == NAMES[1:]
 
 
 def test_the_status_says_that_too_little_weight_votes_and_who_is_silent() -> None:
