@@ -135,7 +135,7 @@ def hold_folder(root: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise TestnetError(f"{root}: a test network runs here already; see dekube testnet list") from None
+            raise TestnetError(f"{root}: a test network already runs here; see `dekube testnet list`") from None
         yield
 
 
@@ -345,7 +345,9 @@ def _probe(bind: str, port: int) -> None:
 
 def _loopback(names: list[str], base_port: int) -> dict[str, Placement]:
     if not 1024 <= base_port <= 65535 - 3 * len(names):
-        raise ConfigError(f"testnet: base port {base_port} leaves no room for {3 * len(names)} ports")
+        raise ConfigError(
+            f"testnet: base port {base_port} leaves no room for {3 * len(names)} ports; choose a lower --base-port"
+        )
     return {
         name: Placement("127.0.0.1", "127.0.0.1", base_port + 3 * i, base_port + 3 * i + 1, base_port + 3 * i + 2)
         for i, name in enumerate(names)
@@ -572,7 +574,7 @@ def ask(root: Path, verb: str, name: str = "", *, timeout_s: float = 90.0) -> li
     try:
         members: list[dict[str, Any]] = ask_node(root / CONTROL_SOCKET, verb, name=name, timeout_s=timeout_s)
     except ControlUnavailable:
-        raise TestnetError(f"{root}: no test network runs here") from None
+        raise TestnetError(f"{root}: no test network runs here; start one with `dekube testnet up`") from None
     except ControlRefused as error:
         if error.code != TestnetError.code:
             raise

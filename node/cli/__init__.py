@@ -46,12 +46,12 @@ PERMANENT_ERRORS: Final = frozenset(
 """Codes of errors that end a service with EXIT_NEEDS_OPERATOR: the next start would find the same."""
 REPAIR: Final = "dekube db repair"
 REMEDIES: Final = {
-    "store_damaged": f"stop the node; `{REPAIR}` moves the database aside, and the chain comes from peers again. "
-    "Keys and vote guard stay",
-    "store_incompatible": "install the release that wrote it, or begin anew: `dekube db repair` moves it aside, "
-    "and the state comes from peers",
-    "store_other_chain": "genesis.json is another network's than this home was made for: put the right one there, "
-    "or make a home of its own for the other network (dekube init --home DIR)",
+    "store_damaged": f"stop the node, then run `{REPAIR}`: it moves the database aside and syncs from peers. "
+    "Keys and vote guard do not change",
+    "store_incompatible": "install the release that wrote it, or run `dekube db repair`: it moves the database "
+    "aside and syncs from peers",
+    "store_other_chain": "genesis.json is of another network than the database: restore the right file, "
+    "or create another home for the other network (dekube init --home DIR)",
 }
 """What to do about errors of layers that know no commands, by code."""
 TEXT_CHARACTERS_MAX: Final = 1_000
@@ -302,9 +302,9 @@ def _print_line(text: str) -> None:
 def _text(error: DekubeError) -> str:
     """Return the text of an error; amounts, which gateways tell in the smallest unit, in DKB."""
     if error.code == "gateway_unreachable" and str(error).endswith("refused"):
-        return f"{error}; no gateway listens there: start the node (dekube node run), or name another with --rpc"
+        return f"{error}; no gateway listens there: start the node (dekube node run), or give another with --rpc"
     if error.code == "gateway_unreachable" and str(error).endswith("HTTP status 404"):
-        return f"{error}; what answers there is no gateway, or not at this path (rpc.listen in its config.toml)"
+        return f"{error}; the server there is not a gateway, or the path is wrong (see rpc.listen in config.toml)"
     if isinstance(error, StoreError) and error.code in REMEDIES and REPAIR not in str(error):
         return f"{error}; {REMEDIES[error.code]}"
     return in_coins(str(error)) if error.code in ERRORS_WITH_AMOUNTS else str(error)

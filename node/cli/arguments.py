@@ -62,7 +62,7 @@ class _Fee(click.ParamType[int]):
             return value
         found = _FEE.fullmatch(str(value))
         if found is None:
-            raise click.BadParameter(f"{value!r} is not a fee for a unit of gas; write 2.5gwei or 2500000000wei")
+            raise click.BadParameter(f"{value!r} is not a fee per unit of gas; write 2.5gwei or 2500000000wei")
         gwei, fraction, wei = found.groups()
         return int(wei) if wei else int(gwei) * GWEI + int((fraction or "").ljust(GWEI_DIGITS, "0"))
 
@@ -83,7 +83,7 @@ class _Seconds(click.ParamType[float]):
         except ValueError:
             seconds = math.nan
         if not 0 <= seconds <= SECONDS_MAX:  # what is no number is not within
-            self.fail(f"{value!r} is not a time in seconds, of a year at most; write 30 or 0.5", param, ctx)
+            self.fail(f"{value!r} is not a number of seconds up to one year; write 30 or 0.5", param, ctx)
         return seconds
 
 
@@ -98,7 +98,7 @@ class _TaskId(click.ParamType[bytes]):
             return value
         digits = str(value).strip().removeprefix("0x").lower()
         if len(digits) != 2 * HASH_BYTES or any(digit not in "0123456789abcdef" for digit in digits):
-            self.fail(f"{value!r} is not a task's id: 0x and 64 hex digits", param, ctx)
+            self.fail(f"{value!r} is not a task ID; write 0x and 64 hex digits", param, ctx)
         return bytes.fromhex(digits)
 
 
@@ -127,7 +127,7 @@ class PathName(click.Path):
     ) -> Any:
         """Return the Path. Raises BadParameter."""
         if not os.fspath(value):
-            self.fail("the name of a file or folder expected, not an empty text", param, ctx)
+            self.fail("the path is empty; name a file or folder", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -152,7 +152,7 @@ class FolderName(PathName):
         """Return the Path. Raises BadParameter."""
         text = os.fspath(value)
         if not text.strip():
-            self.fail("the name of a folder expected, not an empty text", param, ctx)
+            self.fail("the path is empty; name a folder", param, ctx)
         if not text.isprintable():
             self.fail(f"{printable(text)!r} has control characters; give a folder without them", param, ctx)
         return super().convert(value, param, ctx)
@@ -165,7 +165,7 @@ class WholeNumber(click.IntRange):
         """Return the number. Raises BadParameter."""
         if isinstance(value, str) and not _WHOLE.fullmatch(value):
             shown = value[:VALUE_SHOWN] + "..." * (len(value) > VALUE_SHOWN)
-            self.fail(f"{shown!r} is not a whole number of {NATURAL_DIGITS_MAX} digits at most", param, ctx)
+            self.fail(f"{shown!r} is not a whole number of at most {NATURAL_DIGITS_MAX} digits", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -183,11 +183,11 @@ def parse_numbers(texts: tuple[str, ...], param: str) -> dict[str, int]:
         name, equals, number = text.partition("=")
         if not (name and equals and number.isascii() and number.isdigit()):
             raise click.BadParameter(
-                f"{printable(text)}: NAME=NUMBER expected, such as chain.epoch_blocks=600", param_hint=param
+                f"{printable(text)}: not NAME=NUMBER; write for example chain.epoch_blocks=600", param_hint=param
             )
         if len(number) > NATURAL_DIGITS_MAX:
             raise click.BadParameter(
-                f"{printable(name)}: the number is too large: {len(number)} digits, {NATURAL_DIGITS_MAX} at most",
+                f"{printable(name)}: number too large: {len(number)} digits, at most {NATURAL_DIGITS_MAX}",
                 param_hint=param,
             )
         if name in found:
@@ -199,7 +199,7 @@ def parse_numbers(texts: tuple[str, ...], param: str) -> dict[str, int]:
 def parse_hex(text: str, name: str) -> bytes:
     """Return the bytes that the argument ``name`` spells in 0x hex. Raises BadParameter."""
     if not _HEX.fullmatch(text):
-        raise click.BadParameter("0x and hex digits expected", param_hint=name)
+        raise click.BadParameter("not 0x and hex digits", param_hint=name)
     return bytes.fromhex(text[2:])
 
 
@@ -207,5 +207,5 @@ def parse_hash(text: str, name: str) -> bytes:
     """Return the hash that the argument ``name`` spells in 0x hex. Raises BadParameter."""
     found = parse_hex(text, name)
     if len(found) != HASH_BYTES:
-        raise click.BadParameter("0x and 64 hex digits expected", param_hint=name)
+        raise click.BadParameter("not 0x and 64 hex digits", param_hint=name)
     return found

@@ -100,8 +100,8 @@ def _settings(run: Any, settings: tuple[str, ...]) -> dict[str, int]:
         key, _, value = setting.partition("=")
         if key not in known or not (value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX):
             raise click.BadParameter(
-                f"{setting[:SHOWN_CHARACTERS]!r}: NAME=NUMBER with NAME one of {', '.join(known)}, "
-                f"and a number of at most {DIGITS_MAX} digits"
+                f"{setting[:SHOWN_CHARACTERS]!r}: not NAME=NUMBER; NAME is one of {', '.join(known)}, "
+                f"NUMBER has at most {DIGITS_MAX} digits"
             )
         options[key] = int(value)
     return options

@@ -54,7 +54,7 @@ class _Name(click.ParamType[bytes]):
             return value
         digits = str(value).strip().removeprefix("0x").lower()
         if len(digits) != 2 * HASH_BYTES or any(digit not in "0123456789abcdef" for digit in digits):
-            self.fail(f"{value!r} is not a blob's name: 0x and 64 hex digits", param, ctx)
+            self.fail(f"{value!r} is not a blob name; write 0x and 64 hex digits", param, ctx)
         return bytes.fromhex(digits)
 
 

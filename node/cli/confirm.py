@@ -26,20 +26,20 @@ __all__ = ["confirm_and_send", "send", "send_signed", "why_refused", "yes_option
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 WHY: Final[Mapping[str, str]] = {
-    "wrong_phase": "the task is in a phase in which this cannot be done",
-    "not_yours": "it is another account's",
+    "wrong_phase": "the task's phase does not allow it",
+    "not_yours": "it belongs to another account",
     "task_unknown": "there is no such task",
-    "insufficient_funds": "the account does not own what this costs",
-    "stake_too_small": "less would be staked than the chain takes",
-    "stake_insufficient": "more would be taken out than is staked",
-    "too_many_unbondings": "too many withdrawals are on their way already",
+    "insufficient_funds": "the balance is too low",
+    "stake_too_small": "the stake would be below the minimum",
+    "stake_insufficient": "the amount is above the stake",
+    "too_many_unbondings": "too many withdrawals are pending",
     "vote_key_taken": "another validator has this vote key",
-    "vote_key_not_proven": "the proof of the vote key does not hold",
-    "operator_tombstoned": "the account was slashed for voting twice, which is for ever",
-    "node_known": "the machine is registered already",
+    "vote_key_not_proven": "the proof of the vote key is invalid",
+    "operator_tombstoned": "the account was slashed for voting twice and is excluded for ever",
+    "node_known": "the machine is already registered",
     "node_unknown": "the machine is not registered",
-    "payment_missing": "more would be taken back than is put down",
-    "nothing_due": "nothing is due",
+    "payment_missing": "the amount is above the deposit",
+    "nothing_due": "no payment is due",
 }
 """Reasons that rules refuse with, in words; the word of the chain stands beside them."""
 
@@ -76,7 +76,7 @@ def send_signed(
     if not outcome.succeeded:
         reason = outcome.reason or "unknown"
         raise TransactionRefused(
-            f"the chain would refuse it: {why_refused(reason)}; nothing was sent", reason=reason
+            f"the chain would reject the transaction: {why_refused(reason)}; nothing was sent", reason=reason
         )
     raw = client.sign(key, kind, list(payload))
     first = decode_transaction(raw)
@@ -118,7 +118,7 @@ def confirm_and_send(
     }
     show_fields(shown, as_json=False, title="To be signed", err=True)
     if not yes:
-        confirm_at_terminal("Hand it in?")
+        confirm_at_terminal("Send it?")
     if prepare is not None:
         prepare()
     click.echo("Waiting until it is final ...", err=True)

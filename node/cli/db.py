@@ -258,8 +258,7 @@ def _repair(home: Home, *, force: bool, quick: bool, no_sync: bool, as_json: boo
 
     if not home.chain.is_dir() or not any(home.chain.iterdir()):
         raise ConfigError(
-            f"{home.chain}: no database, so nothing to repair; `dekube db sync` or the next start of the node "
-            "begins one"
+            f"{home.chain}: no database to repair; `dekube db sync` or the next start of the node creates one"
         )
     damage = "--force" if force else None
     if not force:
@@ -303,7 +302,7 @@ def sync(home: Home, as_json: bool) -> None:
 
     with _exclusive_home(home):
         if not is_fresh(home.chain):
-            raise ConfigError(f"{home.chain}: a database is here already; see `dekube db inspect`")
+            raise ConfigError(f"{home.chain}: a database exists; see `dekube db inspect`")
         tip = _sync_now(home)
     fields = {"height": tip.height, "block": tip.block_hash} if tip else {"height": None, "block": None}
     show_fields(fields, as_json=as_json, title="Synced" if tip else "No peer offers a snapshot")
@@ -324,7 +323,7 @@ def _check_present(home: Home) -> None:
     from state.store.database import holds_database
 
     if not holds_database(home.chain):
-        raise ConfigError(f"{home.chain}: no database yet; `dekube node run` begins one")
+        raise ConfigError(f"{home.chain}: no database yet; `dekube node run` creates one")
 
 
 @contextmanager
@@ -364,7 +363,7 @@ def _naming_lock_holder(home: Home) -> Iterator[None]:
     try:
         yield
     except StoreLocked:
-        raise StoreLocked(f"{home.chain}: in use; stop the node first") from None
+        raise StoreLocked(f"{home.chain}: another process uses the database; stop the node first") from None
 
 
 @contextmanager

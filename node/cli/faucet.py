@@ -71,7 +71,7 @@ def run(
     from rpc.faucet.service import FaucetOptions, serve
 
     if not amount:
-        raise click.BadParameter("a grant is an amount above zero", param_hint="--amount")
+        raise click.BadParameter("the amount of a grant must be above zero", param_hint="--amount")
     try:
         parse_listen(listen)
     except ConfigError as error:

@@ -39,7 +39,7 @@ def parse_json(data: bytes, name: str, expected: str) -> Any:
         place = f"line {error.lineno}, column {error.colno}"
         raise ConfigError(f"{name}: not valid JSON ({place}: {error.msg}); expected {expected}") from None
     except RecursionError:
-        raise ConfigError(f"{name}: JSON that is nested too deeply; expected {expected}") from None
+        raise ConfigError(f"{name}: JSON nested too deeply; expected {expected}") from None
     except ValueError as error:  # a number of more digits than the interpreter takes
         raise ConfigError(f"{name}: not valid JSON ({error}); expected {expected}") from None
 
@@ -71,19 +71,19 @@ def check_overwrite(file: Path | None, *, yes: bool, option: str = "--out") -> N
     if file is None:
         return
     if not file.parent.is_dir():
-        raise ConfigError(f"{file.parent}: no such folder, for {option}")
+        raise ConfigError(f"{file.parent}: the folder of {option} does not exist; create it first")
     if not file.exists() or not (file.is_file() or file.is_dir()):  # what is written to a device stays there
         return
     if file.is_dir():
-        raise ConfigError(f"{file}: a folder; {option} takes the name of a file")
+        raise ConfigError(f"{file}: a folder; give a file name to {option}")
     if yes:
         return
     if not is_at_terminal():
-        raise ConfigError(f"{file}: exists already; --yes overwrites it. Nothing was changed")
+        raise ConfigError(f"{file}: the file exists; add --yes to overwrite it. Nothing was changed")
     click.confirm(f"{file} exists. Overwrite it?", abort=True, err=True)
 
 
 def check_regular(file: Path) -> None:
     """Check that ``file`` has an end: a device or a pipe has none. Raises ConfigError."""
     if not file.is_file():
-        raise ConfigError(f"{file}: not a regular file; its size must be known before it is sent")
+        raise ConfigError(f"{file}: not a regular file; give a file whose size is known")

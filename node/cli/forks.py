@@ -83,9 +83,9 @@ def _settle(home: Home, chosen: Checkpoint, *, again: bool, yes: bool) -> dict[s
     back = None if is_on else _find_aside(home, chosen)
     if tip and found is None and back is None:
         raise ConfigError(
-            f"{has}: at {chosen.height} it cannot be told whose chain it is. Give the first height at which the "
-            "chains differ; a database that ends below it is on neither: start it with a --checkpoint of the "
-            "chosen chain"
+            f"{has}: height {chosen.height} does not show which chain it is on. Give the first height at "
+            "which the chains differ. If the database ends below it, start the node with a --checkpoint of the "
+            "agreed chain"
         )
     is_moved = not is_on and (found is not None or (back is not None and not is_fresh(home.chain)))
     if is_moved:
@@ -167,14 +167,14 @@ def accuse(session: Session, height: int, database: Path | None, reporter: str |
     committee: Committee | None = None
     with _database(session.home, database) as store:
         if not store.base < height <= store.tip.height:
-            raise ConfigError(f"height {height}: this database has {store.base + 1} to {store.tip.height}")
+            raise ConfigError(f"height {height}: the database has heights {store.base + 1} to {store.tip.height}")
         epoch = store.epoch_of(height)
         committee = load_committee(store, epoch)
         found = sorted(
             (one for one in certificates_of(store, height, epochs_max=1)), key=lambda one: (one.view, one.kind)
         )
     if committee is None:
-        raise ConfigError(f"epoch {epoch} is too long ago: nothing can be proven of it any more")
+        raise ConfigError(f"epoch {epoch} is too old; its validators can no longer be convicted")
     weights = {"0x" + seat.address.hex(): seat.weight for seat in committee.seats}
     named: set[str] = set()
     new = brought = 0

@@ -240,7 +240,7 @@ def _read_founder(path: Path) -> Founder:
     try:
         return founder_from_json(read_input(path, FOUNDER_LIMIT_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text; a founder's file (JSON) expected") from None
+        raise ConfigError(f"{path}: not UTF-8 text; expected a founder's file (JSON)") from None
     except ConfigError as error:
         raise ConfigError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
@@ -277,7 +277,7 @@ def _allocations(texts: tuple[str, ...]) -> tuple[tuple[bytes, int], ...]:
     for text in texts:
         owner, equals, amount = text.partition("=")
         if not (owner and equals and amount):
-            raise click.BadParameter(f"{printable(text)}: 0xADDRESS=AMOUNT expected", param_hint="--allocation")
+            raise click.BadParameter(f"{printable(text)}: not 0xADDRESS=AMOUNT", param_hint="--allocation")
         try:
             address = parse_address(owner)
             if address in found:
@@ -304,8 +304,8 @@ def _time_ms(text: str | None) -> int:
     if abs(start_ms - now_ms) > START_AWAY_MS_MAX:
         away = "ago" if start_ms < now_ms else "from now"
         raise click.BadParameter(
-            f"{printable(text)} is {counted(abs(start_ms - now_ms) // DAY_MS, 'day')} {away}; a start within a "
-            "year of today is expected",
+            f"{printable(text)} is {counted(abs(start_ms - now_ms) // DAY_MS, 'day')} {away}; the start must be "
+            "within one year of today",
             param_hint="--start",
         )
     return start_ms

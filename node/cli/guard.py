@@ -114,7 +114,7 @@ def _shown(home: Home, chain: bytes, vote_key: bytes) -> dict[str, Any]:
     try:
         data = (home.guard_of(vote_key) / GUARD_FILE).read_bytes()
     except OSError:
-        raise GuardMissing(f"{home.guard_of(vote_key)}: no record of this key's votes") from None
+        raise GuardMissing(f"{home.guard_of(vote_key)}: the record of this key's votes is missing") from None
     loaded, _ = Guard.load(data, chain, vote_key)
     mark = loaded.watermark()
     return {
@@ -144,7 +144,7 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
         options = load_node_options(home).keys
         path = home.path((options.vote, options.vote_next)[keys.index(chosen)])
         click.echo(
-            f"\nThis machine votes no more: remove {path} when the key has moved. If this was a mistake: "
+            f"\nThis machine no longer votes: remove {path} when the key has moved. To undo the export: "
             + as_command("dekube", "node", "guard", "import", file, "--home", home.root)
         )
 
@@ -178,7 +178,7 @@ def export_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_js
     """
     folder = home.guard_of(vote_key)
     if not (folder / GUARD_FILE).exists():
-        raise GuardMissing(f"{folder}: no record of this key's votes")
+        raise GuardMissing(f"{folder}: the record of this key's votes is missing")
     if not is_retired(folder):
         check_new(file)
     with live_in(home), closing(VoteDirectory(folder)) as directory:
@@ -207,7 +207,7 @@ def check_new(file: Path, mark: Watermark | None = None) -> None:
     It may be the watermark ``mark``, which an export has written that failed to report it.
     """
     if os.path.lexists(file) and (mark is None or not _is_watermark(mark, file)):
-        raise ConfigError(f"{file}: exists already; nothing was changed. Name another file, or remove this one")
+        raise ConfigError(f"{file}: the file exists; nothing was changed. Name another file, or remove this one")
 
 
 def _write_watermark(mark: Watermark, file: Path) -> None:
@@ -245,9 +245,9 @@ def import_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_js
     """
     mark = read_watermark(file)
     if mark.genesis_hash != chain:
-        raise ConfigError(f"{file}: a watermark of another chain")
+        raise ConfigError(f"{file}: the watermark is of another chain; export it from this chain's node")
     if mark.vote_key != vote_key:
-        raise ConfigError(f"{file}: a watermark of another vote key than this home's")
+        raise ConfigError(f"{file}: the watermark is of another vote key than the key in this home")
     with live_in(home), closing(VoteDirectory(home.guard_of(vote_key))) as directory:
         if directory.has_guard():
             loaded = directory.load_guard(chain, vote_key)
@@ -272,17 +272,17 @@ def read_watermark(file: Path) -> Watermark:
     document = read_json(file, FILE_LIMIT_BYTES, EXPECTED)
     names = ("version", "genesis_hash", "vote_key", "epoch", "view")
     if type(document) is not dict or sorted(document) != sorted(names):
-        raise ConfigError(f"{file}: an object with {', '.join(names)} expected: {EXPECTED}")
+        raise ConfigError(f"{file}: not a JSON object with {', '.join(names)}; expected {EXPECTED}")
     for name, limit in (("version", 2), ("epoch", EPOCH_LIMIT), ("view", VIEW_LIMIT)):
         least = 1 if name == "version" else 0
         if type(document[name]) is not int or not least <= document[name] < limit:
-            raise ConfigError(f"{file}: {name}: a whole number of {least} to {limit - 1} expected")
+            raise ConfigError(f"{file}: {name}: not a whole number from {least} to {limit - 1}")
     hashes: list[bytes] = []
     for name in ("genesis_hash", "vote_key"):
         try:
             hashes.append(_hex(document[name], 32))
         except (ValueError, TypeError, AttributeError):
-            raise ConfigError(f"{file}: {name}: 0x and 64 digits in hex expected") from None
+            raise ConfigError(f"{file}: {name}: not 0x and 64 hex digits") from None
     return Watermark(hashes[0], hashes[1], document["epoch"], document["view"])
 
 
@@ -300,7 +300,7 @@ def choose_key(keys: Sequence[bytes], vote_key: bytes) -> bytes:
     if not vote_key and len(keys) == 1:
         return keys[0]
     there = ", ".join("0x" + key.hex() for key in keys)
-    raise ConfigError(f"--vote-key says which key is meant; there are: {there}")
+    raise ConfigError(f"choose a key with --vote-key; the home has: {there}")
 
 
 def _chain_and_keys(home: Home) -> tuple[bytes, list[bytes]]:
@@ -311,9 +311,9 @@ def _chain_and_keys(home: Home) -> tuple[bytes, list[bytes]]:
     options = load_node_options(home)
     path = home.path(options.keys.vote)
     if not path.exists() and options.signer.endpoint:
-        raise ConfigError(f"{home.root}: the guard is the signer's; on its machine: dekube signer status")
+        raise ConfigError(f"{home.root}: the signer keeps the guard; on its machine use `dekube signer`")
     if not path.exists():
-        raise ConfigError(f"{path}: no vote key, so no guard; this home is not a validator's")
+        raise ConfigError(f"{path}: no vote key, so no guard; the home is not a validator's")
     passphrase = ask_passphrase(home.passphrase_file(options.keys), f"Passphrase of {path.name}")
     paths = [path, home.path(options.keys.vote_next)] if options.keys.vote_next else [path]
     return genesis_hash(load_genesis(home.genesis)), [load_key(path, passphrase).vote_key for path in paths]

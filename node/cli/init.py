@@ -124,11 +124,11 @@ def _complete_founder_home(home: Home, genesis: Genesis, options: NodeOptions, *
     founder = founder_from_json(read_input(home.founder, FOUNDER_LIMIT_BYTES).decode())
     validator = founder.validator
     if "validator" not in options.roles:
-        raise ConfigError(f"{home.root}: a founder's keys are here, so --role validator is needed")
+        raise ConfigError(f"{home.root}: the home has a founder's keys; add --role validator")
     if validator not in genesis.validators:
         raise ConfigError(
-            f"{home.root}: its founder {format_address(validator.address)} is not in this genesis as it signed; "
-            "nothing was changed"
+            f"{home.root}: the genesis lacks the founder {format_address(validator.address)} of this home, or its "
+            "entry differs; nothing was changed"
         )
     adopt_genesis(home, genesis=genesis, options=options, vote_key=validator.vote_key)
     fields = {"home": str(home.root), "address": format_address(validator.address), "network": genesis.name}

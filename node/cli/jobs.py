@@ -52,7 +52,7 @@ def spec_from_json(document: Any) -> JobSpec:
     price = _fields(top["price"], "price", set(Price._fields))
     requirements = _fields(top["requirements"], "requirements", set(Requirements._fields))
     if not isinstance(model["widths"], list):
-        raise ConfigError("model.widths: a list of numbers expected")
+        raise ConfigError("model.widths: not a list of numbers")
     spec = JobSpec(
         kind=_text(top["kind"], "kind"),
         level=_number(top["level"], "level"),
@@ -84,9 +84,9 @@ def spec_from_json(document: Any) -> JobSpec:
     try:
         raw = _checked(encode_spec(spec))
     except UnicodeEncodeError as error:  # JSON can spell halves of characters
-        raise ConfigError(f"this job cannot be run: {error.reason}") from None
+        raise ConfigError(f"the job cannot run: {error.reason}") from None
     if "raw" in top and top["raw"] != "0x" + raw.hex():
-        raise ConfigError("raw: these are not the bytes of the other fields; leave it out to make them anew")
+        raise ConfigError("raw: does not match the other fields; remove it to encode them again")
     return spec
 
 
@@ -114,13 +114,13 @@ def _checked(raw: bytes) -> bytes:
     try:
         decode_spec(raw)
     except DecodeError as error:
-        raise ConfigError(f"this job cannot be run: {error}") from None
+        raise ConfigError(f"the job cannot run: {error}") from None
     return raw
 
 
 def _fields(value: Any, where: str, names: set[str], *, optional: set[str] | None = None) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: an object expected")
+        raise ConfigError(f"{where}: not a JSON object")
     missing, unknown = names - value.keys(), value.keys() - names - (optional or set())
     if missing or unknown:
         what = f"{sorted(missing)[0]} is missing" if missing else f"unknown field {sorted(unknown)[0]}"
@@ -130,17 +130,17 @@ def _fields(value: Any, where: str, names: set[str], *, optional: set[str] | Non
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{where}: a text expected")
+        raise ConfigError(f"{where}: not a text")
     return value
 
 
 def _number(value: Any, where: str) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit():
         if len(value) >= DIGITS_MAX:
-            raise ConfigError(f"{where}: too large a number ({len(value)} digits)")
+            raise ConfigError(f"{where}: number too large ({len(value)} digits)")
         return int(value)  # amounts beyond what other JSON readers take as integers
     if type(value) is not int or value < 0:
-        raise ConfigError(f"{where}: a number of 0 or more expected, not {json.dumps(value)[:80]}")
+        raise ConfigError(f"{where}: not a whole number of 0 or more: {json.dumps(value)[:80]}")
     return value
 
 
@@ -150,7 +150,7 @@ def _hash(value: Any, where: str) -> bytes:
     except ValueError:
         found = b""
     if len(found) != 32:
-        raise ConfigError(f"{where}: 64 hex digits expected")
+        raise ConfigError(f"{where}: not 64 hex digits")
     return found
 
 

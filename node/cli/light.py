@@ -67,7 +67,7 @@ class _Hash(click.ParamType[bytes]):
         except ValueError:
             data = b""
         if len(data) != HASH_BYTES:
-            self.fail("0x and 64 hex digits expected", param, ctx)
+            self.fail("not 0x and 64 hex digits", param, ctx)
         return data
 
 
@@ -79,7 +79,7 @@ class _Checkpoint(click.ParamType[tuple[int, bytes]]):
             return value
         height, _, digits = str(value).partition(":")
         if not (height.isascii() and height.isdigit() and 0 < int(height[:18]) < 2**48):
-            self.fail("HEIGHT:HASH expected, such as 3600:0x12ab...", param, ctx)
+            self.fail("not HEIGHT:HASH; write for example 3600:0x12ab...", param, ctx)
         return int(height), _Hash().convert(digits, param, ctx)
 
 
@@ -172,18 +172,18 @@ def init(
       dekube light init --checkpoint 3600:0x12ab... --rpc https://one.example --rpc https://two.example
     """
     if genesis_file is None and checkpoint is None:
-        raise click.UsageError("--genesis FILE or --checkpoint HEIGHT:HASH says what is trusted.")
+        raise click.UsageError("nothing to trust; give --genesis FILE or --checkpoint HEIGHT:HASH.")
     if not urls:
-        raise click.UsageError("--rpc URL names a gateway to ask.")
+        raise click.UsageError("no gateway to query; give --rpc URL.")
     if home.exists() and not force:
-        raise ConfigError(f"{home}: something is trusted already; --force forgets it")
+        raise ConfigError(f"{home}: a light client exists here; add --force to discard it")
     genesis = None if genesis_file is None else load_genesis(genesis_file)
     chain = ChainParameters() if genesis is None else read_parameters(ChainParameters, "chain", genesis)
     if checkpoint is not None:
         sources = ((url, gateway_source(url)) for url in urls)
         trusted = trust_checkpoint(sources, height=checkpoint[0], block_hash=checkpoint[1])
         if genesis is not None and trusted.genesis_hash != genesis_hash(genesis):
-            raise ConfigError(f"the checkpoint is of another chain than {genesis_file}")
+            raise ConfigError(f"the checkpoint is of another chain than {genesis_file}; check both")
     else:
         assert genesis is not None
         trusted = genesis_trust(genesis)
@@ -207,8 +207,8 @@ def check_genesis(home: Path, file: Path) -> None:
     named, trusted = genesis_hash(load_genesis(file)), load_light_file(home).trusted.genesis_hash
     if named != trusted:
         raise ConfigError(
-            f"{file}: a genesis with the hash 0x{named.hex()}, but {home} trusts the chain of 0x{trusted.hex()}; "
-            f"`dekube light init --force --genesis {shlex.quote(str(file))}` would trust this one instead"
+            f"{file}: the genesis hash is 0x{named.hex()}, but {home} trusts the chain 0x{trusted.hex()}; "
+            f"`dekube light init --force --genesis {shlex.quote(str(file))}` switches to this genesis"
         )
 
 
@@ -216,7 +216,7 @@ def _check_new(urls: Sequence[str], genesis: bytes) -> None:
     """Check that new endpoints are of a chain; say which of them do not answer. Raises ConfigError, NoEndpoint."""
     silent = check_endpoints([(url, gateway_source(url)) for url in urls], genesis)
     for url, reason in silent.items():
-        click.echo(printable(f"Mind: {url} gives no answer now ({reason}); it is asked all the same."), err=True)
+        click.echo(printable(f"Note: {url} does not answer now ({reason}); it stays an endpoint."), err=True)
 
 
 def _keep(home: Path, trusted: TrustedState, period_ms: int, accept_old: bool, urls: Sequence[str]) -> LightFile:
@@ -308,10 +308,10 @@ def endpoints(
     known = {endpoint.url: endpoint for endpoint in saved.endpoints}
     for url in (*removed, *forgive):
         if url not in known:
-            raise ConfigError(f"{url} is not among the endpoints: {', '.join(known) or 'there are none'}")
+            raise ConfigError(f"{url} is not an endpoint; the endpoints are: {', '.join(known) or 'none'}")
     for url in added:
         if url in known:
-            raise ConfigError(f"{url} is among the endpoints already")
+            raise ConfigError(f"{url} is already an endpoint")
     for url in forgive:
         if not known[url].banned:
             raise ConfigError(f"{url} is not banned")
@@ -319,8 +319,8 @@ def endpoints(
         check_endpoints([(url, gateway_source(url))], saved.trusted.genesis_hash)
     saved = with_endpoints(saved, [url for url in (*known, *added) if url not in removed])
     if removed and all(endpoint.banned and endpoint.url not in forgive for endpoint in saved.endpoints):
-        left = "all others are banned" if saved.endpoints else "there is no other"
-        raise ConfigError(f"nobody would be left to ask: {left}. Nothing was changed; --add names another")
+        left = "all others are banned" if saved.endpoints else "there is no other endpoint"
+        raise ConfigError(f"no endpoint would be left: {left}. Nothing was changed; add another with --add")
     for endpoint in saved.endpoints:
         if endpoint.url in forgive:
             endpoint.banned = ""
@@ -467,7 +467,7 @@ def fork(urls: tuple[str, ...], reporter: str | None, home: Path, as_json: bool)
     """
     saved = load_light_file(home)
     if saved.fork is None:
-        raise ConfigError(f"{home}: no fork was found")
+        raise ConfigError(f"{home}: the light client has found no fork, so there is nothing to show")
     paid = None if reporter is None else _address(home, reporter)
     reports = report_fork(saved.fork, [(url, gateway_source(url)) for url in urls], reporter=paid)
     rows = [

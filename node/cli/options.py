@@ -44,10 +44,10 @@ TERMINAL: Final = "/dev/tty"
 _TAKEN: Final = "node.cli.stdin_taken"
 LINE_LIMIT_BYTES: Final = 4096
 _INSTEAD: Final = (
-    "it can stand in a file of mode 0600 (keys/passphrase in a home, --passphrase-file), and `init --unattended` "
-    "draws one"
+    "put it into a file of mode 0600 (keys/passphrase in a home, or --passphrase-file), or let "
+    "`init --unattended` generate one"
 )
-_NOT_UTF8: Final = "what was given is not UTF-8: the terminal or file has another encoding"
+_NOT_UTF8: Final = "the input is not UTF-8; change the encoding of the terminal or file"
 ASK_S: Final = 10.0
 """How long a node may take to answer its owner."""
 
@@ -67,7 +67,7 @@ def parse_home(text: str) -> Home:
     """Return the home in the folder that ``text`` names. Raises BadParameter: an empty text is no folder."""
     path = os.path.expanduser(text)
     if not path.strip():
-        raise click.BadParameter("the name of a folder expected, not an empty text", param_hint="--home")
+        raise click.BadParameter("the path is empty; name a folder", param_hint="--home")
     if path.startswith("~"):
         raise click.BadParameter(f"{text!r}: no user of this name", param_hint="--home")
     return Home(Path(path).absolute())
@@ -114,7 +114,7 @@ def read_secret(file: Path | None, prompt: str, *, instead: str = "") -> str:
         return read_passphrase(file, _asked(prompt))
     line = _piped_line()
     if line is None:
-        raise KeystoreError(f"standard input has no line for the {_asked(prompt)}")
+        raise KeystoreError(f"standard input has no line with the {_asked(prompt)}")
     return line
 
 
@@ -150,7 +150,7 @@ def ask_new_passphrase(file: Path | None) -> str:
     prompt = "New passphrase"
     passphrase = prompt_secret(prompt, twice=True) if file is None else read_secret(file, prompt)
     if not passphrase:
-        raise KeystoreError("the new passphrase is empty: the key would be open to whoever reads its file")
+        raise KeystoreError("the new passphrase is empty; an empty one would not protect the key")
     return passphrase
 
 
@@ -171,7 +171,7 @@ def prompt_secret(prompt: str = "Passphrase", *, twice: bool = False, instead: s
     line = None if is_taken else _piped_line()
     if line is None:
         raise KeystoreError(
-            f"no terminal to ask for the {_asked(prompt)}, and no line on standard input: {instead or _INSTEAD}"
+            f"no terminal to prompt for the {_asked(prompt)}, and standard input is empty: {instead or _INSTEAD}"
         )
     return line
 
@@ -203,7 +203,9 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not is_at_terminal():
-        raise click.UsageError(f"{question} Nobody can be asked here: --yes says yes. Nothing was changed.")
+        raise click.UsageError(
+            f"{question} There is no terminal to ask at: add --yes to confirm. Nothing was changed."
+        )
     click.confirm(question, abort=True, err=True)
 
 
@@ -240,5 +242,5 @@ def account_of_home(home: Home, passphrase_file: Path | None = None) -> SecretKe
     keys = keys_of(home)
     path = home.path(keys.account)
     if not path.exists():
-        raise ConfigError(f"{path}: no account key; `dekube init` makes one")
+        raise ConfigError(f"{path}: no account key; create the home with `dekube init`")
     return open_key(path, passphrase_file or home.passphrase_file(keys))

@@ -99,7 +99,7 @@ class ProgressClient(Client):
                     raise
                 raise GatewayNotUp(
                     f"{error}; the node runs, but its gateway does not listen yet: try again in some seconds, "
-                    "`dekube status` says what the node does"
+                    "or see `dekube status`"
                 ) from None
 
 
@@ -107,7 +107,7 @@ def _tell_of(notice: ProgressNotice) -> None:
     """Say which transaction may be on its way, and how to look for it; nothing where there is none."""
     if hash_ := _hash_of(notice.handed_in):
         click.echo(
-            f"The transaction {hash_} was handed in and may still become final: "
+            f"The transaction {hash_} was sent and may still become final: "
             f"`{next_command('wallet', 'tx', hash_)}` shows it.",
             err=True,
         )
@@ -158,7 +158,7 @@ class ProgressNotice:
         hash_ = _hash_of(request)
         if hash_ and hash_ != self._taken:
             self._taken = hash_
-            click.echo(f"Handed in: {hash_}", err=True)
+            click.echo(f"Sent: {hash_}", err=True)
 
     def due(self) -> str:
         """Return what is to be said now, empty where nothing is."""
@@ -263,5 +263,5 @@ def _still(request: Post | Fetch, answer: Any, behind: str) -> str:
     if not isinstance(answer, bytes) or len(answer) > LOOK_BYTES:
         return ""
     if b'"node_unavailable"' in answer:
-        return f"{urlsplit(request.url).netloc} says that its node does not answer; asking it again"
+        return f"{urlsplit(request.url).netloc} reports that its node does not answer; trying again"
     return _waiting_for(request, behind) if b'"receipt":null' in answer else ""

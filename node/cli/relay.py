@@ -116,9 +116,9 @@ def deposit(session: Session, amount: int, yes: bool, as_json: bool) -> None:
     from tasks.ledger.carriage import FUND_CARRIAGE
 
     if not amount:
-        raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
+        raise click.BadParameter("the amount must be above zero", param_hint="AMOUNT")
     with session.client() as client:
-        what = {"does": "puts coins down for relays", "amount": show_amount(amount)}
+        what = {"does": "adds to the deposit for relays", "amount": show_amount(amount)}
         receipt = send(client, session.key(), FUND_CARRIAGE, [amount], what, yes=yes)
     show_receipt(receipt, as_json)
 
@@ -145,11 +145,11 @@ def withdraw(session: Session, amount: int, yes: bool, as_json: bool) -> None:
         key = session.key()
         found = client.carriage(key.address)
         if amount > found.deposit:
-            raise TransactionRefused(f"{show_amount(found.deposit)} are put down, no more can be taken back")
+            raise TransactionRefused(f"the deposit is {show_amount(found.deposit)}; withdraw at most this amount")
         if amount == found.withdrawing == 0:
-            raise TransactionRefused("nothing is being taken back, so there is nothing to undo")
+            raise TransactionRefused("no withdrawal is pending, so there is nothing to cancel")
         what = {
-            "does": "takes coins back that are put down for relays" if amount else "takes nothing back after all",
+            "does": "withdraws from the deposit for relays" if amount else "cancels the pending withdrawal",
             "amount": show_amount(amount),
             "left for relays": show_amount(found.deposit - amount),
             "paid out": "after eight days, less what relays still bring receipts for",
@@ -238,7 +238,7 @@ def register(home: Home, url: str, where: str, bond: int | None, yes: bool, as_j
         least = 0 if is_known else int(client.call("dekube_genesis")["parameters"]["tasks.node_bond_min"])
         amount = least if bond is None else bond
         if amount < least:
-            raise ConfigError(f"the chain asks for a bond of {show_amount(least)} at least")
+            raise ConfigError(f"the bond must be at least {show_amount(least)}; raise --bond")
         kind = UPDATE_NODE if is_known else REGISTER_NODE
         what = {
             "does": "renews the relay's entry" if is_known else "enters the relay",

@@ -89,9 +89,9 @@ def parse_counts(body: bytes) -> dict[str, Any]:
                     if isinstance(by_label, dict):
                         by_label[next(iter(sample.labels.values()))] = value
     except (ValueError, ArithmeticError, LookupError) as error:  # the parser raises IndexError as well
-        raise ConfigError(f"not metrics: {error}") from None
+        raise ConfigError(f"the answer is not metrics: {error}") from None
     if missing := sorted(NUMBERS - counts.keys()):
-        raise ConfigError(f"not metrics of a relay: without {missing[0]}")
+        raise ConfigError(f"the answer is not the metrics of a relay: {missing[0]} is missing")
     return dict(sorted(counts.items()))
 
 
@@ -106,14 +106,14 @@ def _ready(home: Home) -> dict[str, Any]:
         raise ConfigError(f"{home.ready}: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("relay"), str):
         check_home_kind(home.config, RELAY)
-        raise ConfigError(f"{home.ready}: not what a relay writes")
+        raise ConfigError(f"{home.ready}: not the file of a relay; restart the relay")
     return found
 
 
 def _ask(ready: dict[str, Any]) -> dict[str, Any]:
     at = ready.get("metrics")
     if not isinstance(at, str):
-        raise ConfigError("the relay tells nothing of itself: `metrics` is empty in its config.toml")
+        raise ConfigError("the relay serves no metrics: set `metrics` in its config.toml and restart it")
     host, port = parse_host_port(at)
     connection = HTTPConnection(_dialled(host), port, timeout=ASK_S)
     try:
@@ -126,11 +126,11 @@ def _ask(ready: dict[str, Any]) -> dict[str, Any]:
     finally:
         connection.close()
     if answer.status != HTTPStatus.OK or len(body) > METRICS_LIMIT_BYTES:
-        raise ControlUnavailable(f"what answers at {at} is no relay")
+        raise ControlUnavailable(f"the process at {at} is not a relay")
     try:
         return parse_counts(body)
     except ConfigError as error:
-        raise ControlUnavailable(f"what answers at {at} is no relay: {error}") from None
+        raise ControlUnavailable(f"the process at {at} is not a relay: {error}") from None
 
 
 def _dialled(host: str) -> str:

@@ -40,4 +40,4 @@ def checked_responses() -> Iterator[None]:
         if context is None or not context.meta.get(_USES_GATEWAY, False):
             raise
         why = f"{type(error).__name__}: {error}"[:WHY_CHARACTERS_MAX]
-        raise AnswerMalformed(f"an answer is not what its method promises ({why})") from error
+        raise AnswerMalformed(f"the gateway's answer does not have the format of its method ({why})") from error

@@ -105,14 +105,14 @@ class Session:
             return self.keyring.find(name)
         if not self.keyring.accounts():
             raise ConfigError(
-                f"no node lives in {self.home.root}, and its wallet has no account: --home names another folder, "
-                "an address or a keystore file does in place of a NAME, `dekube wallet new NAME` makes an account"
+                f"{self.home.root} has no node and its wallet has no account. Give another --home, "
+                "an address or a keystore file, or create an account with `dekube wallet new NAME`"
             )
         return self.keyring.only()
 
     def _own_gateways(self) -> tuple[str, ...]:
         if not self.home.config.exists():
-            raise ConfigError(f"{self.home.root}: no node lives here; --rpc URL names a gateway to ask")
+            raise ConfigError(f"{self.home.root}: not a node's home; give a gateway with --rpc URL")
         return gateways_of(self.home)
 
 

@@ -288,8 +288,8 @@ def export(home: Home, vote_key: bytes, file: Path, as_json: bool) -> None:
         export_retired(home, found.mark, file, as_json=as_json)
     if not as_json:
         click.echo(
-            f"\nThe key votes here no more: remove its file from {home.root / 'keys'} when it has moved. If this "
-            "was a mistake, with the signer stopped: "
+            f"\nThis signer no longer votes with the key: remove its file from {home.root / 'keys'} when it has "
+            "moved. To undo the export, stop the signer and run: "
             + as_command("dekube", "signer", "import", file, "--home", home.root)
         )
 
@@ -320,7 +320,7 @@ def _ask(home: Home, request: Request, expected: type[_Answer]) -> _Answer:
 
     answer = trio.run(ask_home, home, request)
     if not isinstance(answer, expected):
-        raise SignerUnavailable("what answers is no signer")
+        raise SignerUnavailable("the process at the signer's socket is not a signer")
     return answer
 
 

@@ -297,7 +297,7 @@ def _health(state: dict[str, Any]) -> str:
     if state.get("draining"):
         return "drains: takes no new work (dekube node drain)"
     if is_slashed(state):
-        return "slashed: this validator votes no more (see below, and dekube slashes)"
+        return "slashed: this validator no longer votes (see below, and dekube slashes)"
     if begins := _begins(state):
         return begins
     if off_ms := state.get("clock_off_ms"):

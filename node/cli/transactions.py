@@ -73,21 +73,21 @@ def stake(session: Session, amount: int, possession: Path | None, yes: bool, as_
         if amount:
             _check_left((int(staked["amount"]) if staked else 0) + amount, client)
         elif staked is None:
-            raise TransactionRefused("nothing is staked, so an AMOUNT of 0 has no vote key to replace")
+            raise TransactionRefused("the account has no stake; AMOUNT 0 only replaces the vote key of a stake")
         registered = current if amount else None
         if proofs is not None:
             payload = [amount, *proofs]
             if registered not in (None, payload[1]):
                 raise ConfigError(
-                    f"{possession}: this account votes with 0x{registered.hex()}; to change the key, register the "
-                    "new one with an AMOUNT of 0, and to add stake give the possession of the registered one"
+                    f"{possession}: the account votes with 0x{registered.hex()}, not with this key. To change the "
+                    "key, use AMOUNT 0; to add stake, give the possession of the registered key"
                 )
         else:
             vote = _vote_key(session.home, passphrase, registered)
             chain = client.chain().genesis_hash
             payload = stake_payload(amount, vote, genesis_hash=chain, address=key.address)
         if not amount and payload[1] == current:
-            raise TransactionRefused("this vote key is registered already: an AMOUNT of 0 would change nothing")
+            raise TransactionRefused("this vote key is already registered; AMOUNT 0 would change nothing")
         chain_now = client.call("dekube_getCommittee")
         what = {
             "does": "stakes" if amount else "registers another vote key, stakes nothing more",
@@ -131,7 +131,9 @@ def rotate_keys(session: Session, yes: bool, as_json: bool) -> None:
     options = load_node_options(home)
     with session.client() as client:
         if _account(client, key)["stake"] is None:
-            raise TransactionRefused("nothing is staked, so there is no key to replace (dekube tx stake)")
+            raise TransactionRefused(
+                "the account has no stake, so no key to replace; stake first (dekube tx stake)"
+            )
         chain = client.chain().genesis_hash
         committee = client.call("dekube_getCommittee")
         following = load_key(home.path(options.keys.vote_next), passphrase) if options.keys.vote_next else None
@@ -178,13 +180,13 @@ def unstake(session: Session, amount: int, yes: bool, as_json: bool) -> None:
       dekube tx unstake 5000
     """
     if not amount:
-        raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
+        raise click.BadParameter("the amount must be above zero", param_hint="AMOUNT")
     key = session.key()
     with session.client() as client:
         staked = _account(client, key)["stake"]
         held = int(staked["amount"]) if staked else 0
         if amount > held:
-            raise TransactionRefused(f"{show_amount(held)} are staked, no more can be taken out")
+            raise TransactionRefused(f"only {show_amount(held)} are staked; unstake at most this amount")
         _check_left(held - amount, client)
         unbonding_ms = int(client.call("dekube_genesis")["parameters"]["chain.unbonding_ms"])
         release = show_time(client.head().time_ms + unbonding_ms)
@@ -217,7 +219,9 @@ def _check_left(staked: int, client: Client) -> None:
     """Raise TransactionRefused where the chain would: one that fails still costs its fee."""
     least = int(client.call("dekube_genesis")["parameters"]["chain.stake_min"])
     if 0 < staked < least:
-        raise TransactionRefused(f"{show_amount(staked)} would be staked: at least {show_amount(least)}, or none")
+        raise TransactionRefused(
+            f"{show_amount(staked)} would be staked; the stake must be at least {show_amount(least)}, or zero"
+        )
 
 
 def _why_not(reason: str, client: Client) -> str | None:
@@ -271,8 +275,8 @@ def _vote_key(home: Home, passphrase: str, registered: bytes | None) -> SecretKe
         if vote.vote_key == registered:
             return vote
     raise ConfigError(
-        f"{home.root}: this account votes with 0x{registered.hex()}, whose key is not here; to change the key, "
-        "register the one here with an AMOUNT of 0, and where a signer has the registered one, use --possession"
+        f"{home.root}: the account votes with 0x{registered.hex()}, which is not in this home. To change "
+        "the key, use AMOUNT 0; if a signer has the registered key, use --possession"
     )
 
 
@@ -280,7 +284,7 @@ def read_possession(file: Path) -> list[Value]:
     """Return vote key, VRF key and the proof of each, which the chain checks. Raises ConfigError."""
     document = read_json(file, POSSESSION_LIMIT_BYTES, EXPECTED)
     if not isinstance(document, dict):
-        raise ConfigError(f"{file}: not an object; expected {EXPECTED}")
+        raise ConfigError(f"{file}: not a JSON object; expected {EXPECTED}")
     found: list[Value] = []
     for name in ("vote_key", "possession", "vrf_key", "vrf_possession"):
         if name not in document:
@@ -288,5 +292,5 @@ def read_possession(file: Path) -> list[Value]:
         try:
             found.append(bytes.fromhex(document[name].removeprefix("0x")))
         except (ValueError, AttributeError):
-            raise ConfigError(f"{file}: {name}: 0x and hex digits expected") from None
+            raise ConfigError(f"{file}: {name}: not 0x and hex digits") from None
     return found

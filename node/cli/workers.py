@@ -261,11 +261,11 @@ def register(session: Session, bond: int | None, yes: bool, as_json: bool) -> No
     key = session.key()
     with session.client() as client:
         if _find(client, "0x" + key.address.hex()) is not None:
-            raise ConfigError("this machine is registered already; `dekube worker update` renews its entry")
+            raise ConfigError("the machine is already registered; use `dekube worker update` to renew its entry")
         least = int(client.call("dekube_genesis")["parameters"]["tasks.node_bond_min"])
         amount = max(options.registry.stake, least) if bond is None else bond
         if amount < least:
-            raise ConfigError(f"the chain asks for a bond of {show_amount(least)} at least")
+            raise ConfigError(f"the bond must be at least {show_amount(least)}; raise --bond")
         profile = _profile(session, key.address)
         what = _offer(profile, "registers this machine", f"{show_amount(amount)}, locked until it retires")
         receipt = send(client, key, REGISTER_NODE, node_payload(profile, amount), what, yes=yes)
@@ -288,7 +288,7 @@ def update(session: Session, bond: int, yes: bool, as_json: bool) -> None:
     key = session.key()
     with session.client() as client:
         if _find(client, "0x" + key.address.hex()) is None:
-            raise ConfigError("this machine is not registered; `dekube worker register` does it")
+            raise ConfigError("the machine is not registered; use `dekube worker register`")
         profile = _profile(session, key.address)
         what = _offer(profile, "renews this machine's entry", f"{show_amount(bond)} more")
         receipt = send(client, key, UPDATE_NODE, node_payload(profile, bond), what, yes=yes)
@@ -338,16 +338,16 @@ def retire(session: Session, yes: bool, as_json: bool) -> None:
     """
     if session.key_name is None and load_node_options(session.home).registry.auto_register:
         raise ConfigError(
-            f"{session.home.config}: the node registers by itself and would do so again; "
-            "set registry.auto_register = false, restart it, then retire"
+            f"{session.home.config}: the node would register again by itself; "
+            "set registry.auto_register = false, restart the node, then retire"
         )
     key = session.key()
     with session.client() as client:
         node = _find(client, "0x" + key.address.hex())
         if node is None:
-            raise ConfigError("this machine is not registered")
+            raise ConfigError("the machine is not registered, so it cannot retire")
         if node["status"] == "retiring":
-            raise ConfigError("this machine is retiring already")
+            raise ConfigError("the machine is already retiring")
         what = {
             "does": "takes this machine off the market",
             "bond": f"{show_amount(int(node['bond']))}, returns when its duties have ended",
@@ -371,9 +371,7 @@ def _profile(session: Session, address: bytes) -> NodeProfile:
 
     options = load_node_options(session.home)
     if not {"compute", "verify"} & set(options.roles):
-        raise ConfigError(
-            f"{session.home.config}: roles has neither compute nor verify, so there is nothing to offer"
-        )
+        raise ConfigError(f"{session.home.config}: `roles` has neither compute nor verify; add one of them")
     return describe_machine(address, options, renewed_score(session.home.score).milli)
 
 
@@ -381,8 +379,8 @@ def _machine_address(session: Session, machine: str | None) -> str:
     """Return the address of the machine that a command is about. Raises ConfigError where nothing says which."""
     if machine is None and not session.home.config.exists():
         raise ConfigError(
-            f"no node lives in {session.home.root}: name a MACHINE (`dekube worker list` shows the addresses), or "
-            "its folder with --home"
+            f"{session.home.root} is not a node's home; give a MACHINE (see `dekube worker list`), "
+            "or the node's --home"
         )
     return "0x" + session.address(machine, known=False).hex()
 

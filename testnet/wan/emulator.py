@@ -64,7 +64,7 @@ def build() -> Path:
         return binary
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise WanUnavailable("a C compiler is needed for the emulator (Debian: apt-get install gcc libc6-dev)")
+        raise WanUnavailable("no C compiler for the emulator; install one (Debian: apt-get install gcc libc6-dev)")
     BINARIES.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = binary.with_name(f"{binary.name}.{os.getpid()}")
     done = subprocess.run(

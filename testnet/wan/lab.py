@@ -52,7 +52,7 @@ def check_machine() -> None:
     if os.geteuid() != 0:
         raise WanUnavailable("emulated networks need root (namespaces and devices): run this with sudo")
     if shutil.which("ip") is None:
-        raise WanUnavailable("the command ip is needed (Debian: apt-get install iproute2)")
+        raise WanUnavailable("the command `ip` is missing; install it (Debian: apt-get install iproute2)")
     if not Path("/dev/net/tun").exists():
         raise WanUnavailable("/dev/net/tun is needed (modprobe tun; in a container: --device /dev/net/tun)")
 
@@ -75,7 +75,7 @@ def load_plan(source: str) -> Plan:
             text = read_bounded(Path(source), 4 * TOPOLOGY_BYTES_MAX).decode()
         except (OSError, UnicodeDecodeError) as error:
             known = ", ".join(sorted(shipped()))
-            raise TopologyInvalid(f"{source}: {error}; shipped are {known}") from None
+            raise TopologyInvalid(f"{source}: {error}; built-in topologies are {known}") from None
     return plan(parse_topology(text))
 
 
@@ -99,7 +99,9 @@ class Lab:
         self.plan = plan
         self.name = name or plan.topology.name
         if not _LAB.fullmatch(self.name):
-            raise TopologyInvalid(f"lab {self.name!r:.40}: a letter and up to 15 letters, digits or - expected")
+            raise TopologyInvalid(
+                f"lab {self.name!r:.40}: the name must be a letter and up to 15 letters, digits or -"
+            )
         self._folder = LABS / self.name
         self.emulator = Emulator(self._folder)
 
@@ -147,10 +149,10 @@ class Lab:
         """
         gateway = self.plan.host(host).behind
         if not gateway:
-            raise TopologyInvalid(f"{host} is behind no gateway: only such hosts roam")
+            raise TopologyInvalid(f"{host} is not behind a gateway, so it cannot roam")
         before4, before6, roams = self.address4(host), self.address6(host), self._roams(host) + 1
         if roams > ROAMS_MAX:
-            raise TopologyInvalid(f"{host} has roamed {ROAMS_MAX} times: make the lab anew")
+            raise TopologyInvalid(f"{host} has roamed {ROAMS_MAX} times: take the network down and up again")
         self._ip(host, f"addr del {before4}/24 dev {DEVICE}", f"addr del {before6}/128 dev {DEVICE}")
         time.sleep(away_s)
         (self._folder / f"roams-{host}").write_text(str(roams))
@@ -319,7 +321,9 @@ def attach(name: str) -> Lab:
             number, settings = json.loads(line)
             lab.plan = lab.plan.changed(number, settings)
     except OSError:
-        raise TopologyInvalid(f"no lab {name!r:.40} is up; up are: {', '.join(labs()) or 'none'}") from None
+        raise TopologyInvalid(
+            f"no network {name!r:.40} is up; these are up: {', '.join(labs()) or 'none'}"
+        ) from None
     return lab
 
 
@@ -416,6 +420,6 @@ def changes_of(pairs: Sequence[str]) -> Mapping[str, object]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise TopologyInvalid(f"{pair!r:.40}: KEY=VALUE expected")
+            raise TopologyInvalid(f"{pair!r:.40}: not KEY=VALUE")
         found[key] = {"true": True, "false": False}.get(value, value)
     return found

@@ -96,7 +96,7 @@ def lay_out_homes(lab: Lab, root: Path, *, seed: int = 1, public_validators: Col
     relays = tuple(host for host in public if host not in public_validators)
     validators = (*homes, *(host for host in public if host in public_validators))
     if not homes or not relays:
-        raise TopologyInvalid("a network of homes needs hosts behind gateways and public hosts to be relays")
+        raise TopologyInvalid("the topology needs hosts behind gateways (validators) and public hosts (relays)")
     here = Placement("127.0.0.1", "127.0.0.1", RELAY_PORT, RPC_PORT, METRICS_PORT)
     names = ["relay-0", *(f"validator-{n}" for n in range(len(validators)))]
     plan = make_plan(

@@ -234,7 +234,7 @@ def parse_topology(text: str) -> Topology:
         case {"name": str(name), "hosts": dict(hosts)}:
             pass
         case _:
-            raise TopologyInvalid("a table with at least a name and hosts expected")
+            raise TopologyInvalid("not a table with a name and hosts")
     known = {"name", "hosts", "links", "regions", "default", "mtu", "seed", "sysctl"}
     _check_keys(document, known, "topology")
     _check_name(name, "topology")
@@ -301,11 +301,11 @@ def _percent(ppm: int) -> str:
 def parse_settings(settings: object, *, where: str) -> dict[str, Any]:
     """Return the fields of a ``Shape`` that a table of settings names. Raises TopologyInvalid."""
     if not isinstance(settings, Mapping):
-        raise TopologyInvalid(f"{where}: a table of settings expected")
+        raise TopologyInvalid(f"{where}: not a table of settings")
     known = {"rate", "delay", "rtt", "jitter", "loss", "burst", "queue", "reorder", "down"}
     _check_keys(settings, known, where)
     if "delay" in settings and "rtt" in settings:
-        raise TopologyInvalid(f"{where}: delay (one way) and rtt (there and back) say the same thing twice")
+        raise TopologyInvalid(f"{where}: give either delay (one way) or rtt (round trip), not both")
     found: dict[str, Any] = {}
     for key, value in settings.items():
         at = f"{where}, {key}"
@@ -328,7 +328,7 @@ def parse_settings(settings: object, *, where: str) -> dict[str, Any]:
                 found["queue_bytes"] = 0 if is_time else _quantity(value, _SIZES, 1, QUEUE_BYTES_MAX, at)
             case _:
                 if not isinstance(value, bool):
-                    raise TopologyInvalid(f"{at}: true or false expected")
+                    raise TopologyInvalid(f"{at}: not true or false")
                 found[str(key)] = value
     return found
 
@@ -363,7 +363,7 @@ def _host(name: str, table: object) -> Host:
     where = f"host {name}"
     _check_name(name, "host")
     if not isinstance(table, Mapping):
-        raise TopologyInvalid(f"{where}: a table expected")
+        raise TopologyInvalid(f"{where}: not a table")
     _check_keys(table, {each.name for each in fields(Host)} - {"name"}, where)
     match dict(table):
         case {"nat": nat} if nat not in _NATS:
@@ -371,7 +371,7 @@ def _host(name: str, table: object) -> Host:
         case {"block_udp": block} if not isinstance(block, bool):
             raise TopologyInvalid(f"{where}: block_udp is true or false")
         case {"behind": str(), "up": _} | {"behind": str(), "down": _}:
-            raise TopologyInvalid(f"{where}: a host behind another uses that one's line")
+            raise TopologyInvalid(f"{where}: a host behind a gateway uses the gateway's line")
         case _:
             pass
     for key in ("behind", "region"):
@@ -392,7 +392,7 @@ def _check_gateways(hosts: tuple[Host, ...]) -> None:
         at = host.behind
         while at:
             if at not in behind:
-                raise TopologyInvalid(f"host {host.name}: behind {at!r}, which is no host")
+                raise TopologyInvalid(f"host {host.name}: behind {at!r}, which is not a host")
             if at in seen:
                 raise TopologyInvalid(f"host {host.name}: behind itself")
             seen.add(at)
@@ -401,14 +401,14 @@ def _check_gateways(hosts: tuple[Host, ...]) -> None:
 
 def _links(items: object, public: set[str]) -> dict[tuple[str, str], Shape]:
     if not isinstance(items, list):
-        raise TopologyInvalid("links: a list of tables expected")
+        raise TopologyInvalid("links: not a list of tables")
     found: dict[tuple[str, str], Shape] = {}
     for item in items:
         match item:
             case {"a": str(one), "b": str(other), **rest} if {one, other} <= public and one != other:
                 where = f"link {one}-{other}"
             case _:
-                raise TopologyInvalid(f"link {item!r:.80}: a and b, two different public hosts, expected")
+                raise TopologyInvalid(f"link {item!r:.80}: a and b must be two different public hosts")
         ways = {key: rest.pop(key, {}) for key in ("forward", "back")}
         base = _shape(rest, where)
         for pair, key in (((one, other), "forward"), ((other, one), "back")):
@@ -420,7 +420,7 @@ def _links(items: object, public: set[str]) -> dict[tuple[str, str], Shape]:
 
 def _regions(table: object) -> dict[tuple[str, str], Shape]:
     if not isinstance(table, Mapping):
-        raise TopologyInvalid("regions: a table expected")
+        raise TopologyInvalid("regions: not a table")
     found: dict[tuple[str, str], Shape] = {}
     for key, settings in table.items():
         one, _, other = str(key).partition("/")
@@ -452,13 +452,15 @@ def _burst(value: object, where: str) -> Burst | None:
 
 def _sysctl(table: object, where: str) -> dict[str, str]:
     if not isinstance(table, Mapping):
-        raise TopologyInvalid(f"{where}: a table of kernel settings expected")
+        raise TopologyInvalid(f"{where}: not a table of kernel settings")
     found: dict[str, str] = {}
     for key, value in table.items():
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         # Settings under net are those of the namespace; others would be the machine's.
         if not _SYSCTL.fullmatch(str(key)) or not isinstance(text, str) or not _SYSCTL_VALUE.fullmatch(text):
-            raise TopologyInvalid(f"{where}: kernel setting {key!r}: net.* and a plain value expected")
+            raise TopologyInvalid(
+                f"{where}: kernel setting {key!r}: the name must begin with net. and the value be plain"
+            )
         found[key] = text
     return found
 
@@ -466,7 +468,7 @@ def _sysctl(table: object, where: str) -> dict[str, str]:
 def _quantity(value: object, units: Mapping[str, int], least: int, most: int, where: str) -> int:
     found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if found is None or found[3] not in units:
-        raise TopologyInvalid(f"{where}: {value!r:.40}: a number with one of {', '.join(units)} expected")
+        raise TopologyInvalid(f"{where}: {value!r:.40}: not a number with one of the units {', '.join(units)}")
     digits = found[2] or ""
     number = int(Fraction(int(found[1] + digits), 10 ** len(digits)) * units[found[3]])
     if not least <= number <= most:
@@ -476,13 +478,13 @@ def _quantity(value: object, units: Mapping[str, int], least: int, most: int, wh
 
 def _integer(value: object, least: int, most: int, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise TopologyInvalid(f"{where}: a number from {least} to {most} expected")
+        raise TopologyInvalid(f"{where}: not a number from {least} to {most}")
     return value
 
 
 def _check_name(name: object, what: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise TopologyInvalid(f"{what}: {name!r:.40}: a letter and up to 15 letters, digits or - expected")
+        raise TopologyInvalid(f"{what}: {name!r:.40}: the name must be a letter and up to 15 letters, digits or -")
 
 
 def _check_keys(table: Mapping[Any, object], known: set[str], where: str) -> None:

@@ -111,7 +111,10 @@ def test_no_network_is_one_line(tmp_path: Path) -> None:
     for verb in (("list",), ("down",), ("kill", "validator-0")):
         done = dekube("testnet", *verb, "--dir", tmp_path)
         assert done.returncode == 1
-        assert "no test network runs here" in done.stderr and len(done.stderr.splitlines()) == 1
+        assert (
+            "no test network runs here; start one with `dekube testnet up`" in done.stderr
+            and len(done.stderr.splitlines()) == 1
+        )
 
 
 def test_a_damaged_plan_is_one_line(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def top_up(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bo
       dekube task top-up 0xTASK 0.5
     """
     if not amount:
-        raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
+        raise click.BadParameter("the amount must be above zero", param_hint="AMOUNT")
     what = {"does": "locks more for the checks of the task", "amount": show_amount(amount)}
     _send_action(session, task_id, TOP_UP_TASK, [task_id, amount], what, yes, as_json)
 
@@ -81,7 +81,7 @@ def demand(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bo
       dekube task demand 0xTASK 0.01
     """
     if not amount:
-        raise click.BadParameter("an amount above zero is expected", param_hint="AMOUNT")
+        raise click.BadParameter("the amount must be above zero", param_hint="AMOUNT")
     what = {"does": "has drawn machines fetch the result", "amount": f"at most {show_amount(amount)}"}
     _send_action(session, task_id, DEMAND_RESULT, [task_id, amount], what, yes, as_json, is_over=True)
 
@@ -112,7 +112,7 @@ def _tell_of_machines(client: Client, record: Task) -> None:
     """Say where a paused task would pause again: what its checks cost is used up, or no machine will take it."""
     if record.document["reason"] == "funds_low":
         say(
-            "Mind: it was paused because what is locked for its checks is used up: unless `dekube task top-up` "
+            "Note: it was paused because what is locked for its checks is used up: unless `dekube task top-up` "
             "has added to that, it pauses again at once."
         )
     search_ms = int(client.call("dekube_genesis")["parameters"]["tasks.replace_ms"])
@@ -123,7 +123,7 @@ def _tell_of_machines(client: Client, record: Task) -> None:
         return
     told = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()) if reason)
     say(
-        f"Mind: of {counted(len(machines), 'machine')} for compute none will take this task"
+        f"Note: of {counted(len(machines), 'machine')} for compute none will take this task"
         f"{f' ({told})' if told else ''}: unless another one comes within {search_ms // 1000} s, it pauses again. "
         "`dekube task cancel` ends it and pays what is proved."
     )
@@ -153,19 +153,22 @@ def _send_action(
         # Known beforehand: a transaction that can only fail would still cost its fee.
         if record.has_ended and not is_over:
             raise TransactionRefused(
-                f"task {hexed(task_id)} has ended ({record.phase}): this can no longer be done; nothing was sent"
+                f"task {hexed(task_id)} has ended ({record.phase}): "
+                "the command needs a task that has not ended; nothing was sent"
             )
         if is_over and not record.has_ended:
             raise TransactionRefused(
-                f"task {hexed(task_id)} is {record.phase}; this is for a task that has ended; nothing was sent"
+                f"task {hexed(task_id)} is {record.phase}; "
+                "the command needs a task that has ended; nothing was sent"
             )
         if only_in is not None and record.phase != only_in:
             raise TransactionRefused(
-                f"task {hexed(task_id)} is {record.phase}; this is for a task that is {only_in}; nothing was sent"
+                f"task {hexed(task_id)} is {record.phase}; "
+                f"the command needs a task that is {only_in}; nothing was sent"
             )
         if record.requester != key.address:
             owner = format_address(record.requester)
-            raise ConfigError(f"the task is {owner}'s; sign with that account's key (--key, --home)")
+            raise ConfigError(f"the task belongs to {owner}; sign with that account's key (--key or --home)")
         if tell is not None:
             tell(client, record)
         shown = {**what, "task": f"{hexed(task_id)} ({record.phase})"}

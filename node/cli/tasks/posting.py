@@ -106,24 +106,24 @@ def _job(client: Client, recipe: _Recipe) -> bytes:
         return read_spec(recipe.spec_file)
     if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
         raise click.UsageError(
-            f"{counted(recipe.steps, 'step')} in {counted(recipe.windows, 'window')}: each window must have a "
-            f"multiple of {SEGMENT_STEPS} steps"
+            f"{counted(recipe.steps, 'step')} in {counted(recipe.windows, 'window')}: the steps of each window "
+            f"must be a multiple of {SEGMENT_STEPS}; change --steps or --windows"
         )
     try:
         widths = tuple(int(width) for width in recipe.widths.split(","))
     except ValueError:
         raise click.BadParameter(
-            f"{recipe.widths!r}: numbers with commas expected, e.g. 64,32,10", param_hint="--widths"
+            f"{recipe.widths!r}: not numbers separated by commas; write 64,32,10", param_hint="--widths"
         ) from None
     if (widths[0], widths[-1]) != DIGITS_ENDS:
         begin, end = DIGITS_ENDS
         raise click.BadParameter(
-            f"{recipe.widths!r}: of this data set they begin with {begin} and end with {end}",
+            f"{recipe.widths!r}: the first must be {begin} and the last {end} for this data set",
             param_hint="--widths",
         )
     if not 0 < recipe.max_price <= PRICE_MAX:
         most = show_amount(PRICE_MAX)
-        raise click.BadParameter(f"above 0 DKB and at most {most} expected", param_hint="--max-price")
+        raise click.BadParameter(f"the price must be above 0 DKB and at most {most}", param_hint="--max-price")
     seed = digest(b"task-seed", recipe.seed.encode()) if recipe.seed else secrets.token_bytes(HASH_BYTES)
     try:
         job = _digits_job(client, recipe, widths, seed)
@@ -133,7 +133,7 @@ def _job(client: Client, recipe: _Recipe) -> bytes:
     try:
         decode_spec(raw)
     except DekubeError as error:
-        raise ConfigError(f"this job cannot be run: {error}") from None
+        raise ConfigError(f"the job cannot run: {error}") from None
     return raw
 
 
@@ -220,11 +220,11 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
     """Say why a job may wait, and what workers said of it; nothing of a data set that is still to be uploaded."""
     for item in quote.notices:
         if with_data or item.code != "dataset_not_held":
-            say(f"Mind: {item.text}.")
+            say(f"Note: {item.text}.")
     if (report := quote.reported) is not None:
         times = "a worker has" if report.times == 1 else f"{report.times} workers have"
         say(
-            f"Mind: {times} given this very job up, the last one at height {report.height}: "
+            f"Note: {times} given this very job up, the last one at height {report.height}: "
             f"{report.reason.replace('_', ' ')} (task {hexed(report.task)})."
         )
 
@@ -265,7 +265,7 @@ def create(session: Session, recipe: _Recipe, watches: bool, anyway: bool, yes: 
         if objections and not anyway:
             raise JobRefused(objections)
         for _, text in objections:
-            say(f"Mind: {text}.")
+            say(f"Note: {text}.")
         _tell_notices(quoted, with_data=False)
         locked = quoted.total
         size = f"{counted(spec.schedule.total_steps, 'step')} in {counted(spec.windows, 'window')}"
@@ -307,7 +307,7 @@ def _tell_of_data(client: Client, blob: bytes) -> None:
     """Say where the data set of a job is not known to be had, before anything is paid for it."""
     if client.is_held(blob) is False:
         say(
-            f"Mind: the node that is asked does not hold the data set {hexed(blob)}, and nobody else is known to. "
+            f"Note: the node that is asked does not hold the data set {hexed(blob)}, and nobody else is known to. "
             "The worker will ask the whole network; where nobody has it, the task expires: its price comes back, "
             "the fee of this transaction does not. `dekube blob put FILE` puts a data set there."
         )

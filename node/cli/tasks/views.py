@@ -55,7 +55,7 @@ def list_(
       dekube task list --mine --all --json
     """
     if sum(1 for chosen in (phase, requester, worker, mine or None) if chosen is not None) > 1:
-        raise click.UsageError("one of --phase, --requester, --worker and --mine at most")
+        raise click.UsageError("give at most one of --phase, --requester, --worker and --mine")
     if mine or requester is not None:
         requester = "0x" + session.address(requester, known=False).hex()
     if worker is not None:

@@ -27,7 +27,7 @@ def record_of(client: Client, task_id: bytes) -> Task:
     """Return a task. Raises ConfigError where there is none of that id."""
     record = client.task(task_id)
     if record is None:
-        raise ConfigError(f"no task has the id {hexed(task_id)}")
+        raise ConfigError(f"no task has the ID {hexed(task_id)}; `dekube task list` shows the tasks")
     return record
 
 

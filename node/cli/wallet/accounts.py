@@ -30,7 +30,7 @@ from state.primitives.hd import INDEX_MAX, ethereum_path
 
 __all__ = ["address", "export", "import_", "list_", "new"]
 
-_IN_A_FILE: Final = "it can stand in a file of mode 0600"
+_IN_A_FILE: Final = "put it into a file of mode 0600"
 
 
 class _HdPath(click.ParamType[str]):
@@ -137,14 +137,16 @@ def import_(
     place = _check_absent(session.keyring.place(name))
     is_mnemonic = is_mnemonic or mnemonic_file is not None
     if sum((keystore is not None, is_mnemonic, secret_file is not None)) > 1:
-        raise click.UsageError("one of --keystore, --mnemonic and --secret-file at most")
+        raise click.UsageError("give at most one of --keystore, --mnemonic and --secret-file")
     if keystore is not None:
         made = open_key(keystore, keystore_passphrase_file)
     elif is_mnemonic:
         text = read_secret(mnemonic_file, "Mnemonic", instead=f"{_IN_A_FILE} (--mnemonic-file)")
         extra = ""
         if asks_extra:
-            extra = read_secret(None, "Passphrase of the mnemonic", instead="it is the line after the mnemonic's")
+            extra = read_secret(
+                None, "Passphrase of the mnemonic", instead="put it into the line after the mnemonic"
+            )
         made = key_at_path(text, parse_path(path) if path else ethereum_path(index or 0), extra=extra)
     else:
         asked = "Secret key (64 hex digits)"
@@ -220,7 +222,7 @@ def export(
       dekube wallet export savings --reveal-secret
     """
     if (out is None) == (not reveal_secret):
-        raise click.UsageError("--out FILE or --reveal-secret says how.")
+        raise click.UsageError("give either --out FILE or --reveal-secret.")
     if out is not None:
         _check_absent(out)
     key = session.key(name)

@@ -42,7 +42,7 @@ def _digest(
 ) -> bytes:
     """Return what is signed: of typed data, shown on standard error, or of a message to people (EIP-191)."""
     if sum(given is not None for given in (message, message_file, typed_file)) != 1:
-        raise click.UsageError("one of MESSAGE, --file and --typed is expected")
+        raise click.UsageError("give exactly one of MESSAGE, --file and --typed")
     if typed_file is not None:
         text = read_text(typed_file, TYPED_DATA_LIMIT_BYTES, EXPECTED)
         parse_json(text.encode(), str(typed_file), EXPECTED)  # what is no JSON is told with its line
@@ -118,7 +118,7 @@ def verify(
     try:
         found = recover_wallet_signature(digest, bytes.fromhex(signature.removeprefix("0x")))
     except ValueError:
-        raise SignatureInvalid("not a signature of any key: 65 bytes of hex expected") from None
+        raise SignatureInvalid("SIGNATURE is not a valid signature; give 0x and 65 bytes in hex") from None
     valid = found == who
     show_fields({"valid": valid, "signer": format_address(found)}, as_json=as_json)
     if not valid:

@@ -80,12 +80,12 @@ def send(
     from state.transition.transfer import TRANSFER_KIND  # its rule weighs more than the client
 
     if not to:
-        raise click.BadParameter("an address or the name of an account expected", param_hint="TO")
+        raise click.BadParameter("empty; give an address or the name of an account", param_hint="TO")
     who = session.address(to, known=False)
     if (who == NOBODY) != burn:
         raise click.UsageError(
-            "--burn goes with the address of zeros alone." if burn else
-            f"coins sent to {format_address(who)} are lost, nobody has its key; --burn sends them all the same"
+            "--burn is only for the zero address." if burn else
+            f"coins sent to {format_address(who)} are lost: it has no key. Add --burn to send them anyway"
         )  # fmt: skip
     shown_to = format_address(who)
     what = {"to": shown_to if to.startswith("0x") else f"{shown_to} ({to})", "amount": show_amount(amount)}
@@ -122,7 +122,7 @@ def faucet(session: Session, name: str | None, url: str, as_json: bool) -> None:
             hash_ = client.faucet(url, who)
         except GatewayUnreachable as error:
             where = "`dekube testnet list` shows where a test network's is"
-            raise GatewayUnreachable(f"{error}; no faucet answers there: {where}") from None
+            raise GatewayUnreachable(f"{error}; no faucet answers at that address; {where}") from None
         fields: dict[str, Any] = {"address": format_address(who), "transaction": "0x" + hash_.hex()}
         if has_gateway:
             click.echo("Waiting until the grant is final ...", err=True)
@@ -238,7 +238,7 @@ def _argument(session: Session, parameter: Parameter, text: str) -> AbiValue:
 def _list_functions(client: Client, contract: str | None, as_json: bool) -> None:
     contracts = [item for item in client.contracts() if contract in (None, item.name)]
     if not contracts:
-        raise ConfigError(f"no contract {contract!r}")
+        raise ConfigError(f"no contract {contract!r}; `dekube wallet call` lists the contracts")
     rows = [
         {"contract": item.name, "function": str(found), "kind": found.mutability}
         for item in contracts

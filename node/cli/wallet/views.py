@@ -91,7 +91,7 @@ def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any
     if not place.exists():
         file = genesis or session.home.genesis
         if not os.path.lexists(file):
-            raise ConfigError("--genesis FILE says what is trusted; or begin with `dekube light init`")
+            raise ConfigError("no genesis to trust; give --genesis FILE, or run `dekube light init` first")
         begin(place, load_genesis(file), urls)
     elif genesis is not None:
         check_genesis(place, genesis)

@@ -109,7 +109,7 @@ def wait_for_receipt(client: Client, hash_: bytes, timeout_s: float) -> Receipt:
         receipt = client.receipt(hash_)
         if receipt is not None:
             return receipt
-    raise NotFinal(f"{hexed(hash_)} is not final in {timeout_s:.10g} s; it may still become so", hash_=hash_)
+    raise NotFinal(f"{hexed(hash_)} is not final after {timeout_s:.10g} s; it may still become final", hash_=hash_)
 
 
 def _watch_transaction(client: Client, hash_: bytes, timeout_s: float | None, as_json: bool) -> None:

@@ -117,9 +117,9 @@ def test_an_address_with_a_wrong_checksum_is_refused() -> None:
     ("arguments", "said"),
     [
         (("task", "create", "--steps", 100, "--windows", 3), "multiple of 25"),
-        (("task", "quote", "--widths", "64,x,10"), "numbers with commas"),
-        (("task", "quote", "--widths", "1,2"), "they begin with 64 and end with 10"),
-        (("task", "create", "--widths", "64,9"), "they begin with 64 and end with 10"),
+        (("task", "quote", "--widths", "64,x,10"), "numbers separated by commas"),
+        (("task", "quote", "--widths", "1,2"), "the first must be 64 and the last 10"),
+        (("task", "create", "--widths", "64,9"), "the first must be 64 and the last 10"),
         (("task", "list", "--mine", "--phase", "running"), "at most"),
         (("task", "list", "--all", "--cursor", "x"), "--cursor has no effect with --all"),
         (("task", "result", TASK_ID, "--out", "model.pickle"), ".npz"),
@@ -209,8 +209,8 @@ def test_a_status_tells_a_slashed_validator_what_for_and_what_is_left() -> None:
     }  # fmt: skip
     state = STATUS | {"slashed": slashed, "roles": ["validator"]}
     assert is_slashed(state) and not is_slashed(STATUS | {"slashed": None, "roles": ["validator"]})
-    assert not is_slashed(state | {"roles": ["compute"]}), "an account that votes no more may do other work"
-    assert _health(state).startswith("slashed: this validator votes no more")
+    assert not is_slashed(state | {"roles": ["compute"]}), "an account that no longer votes may do other work"
+    assert _health(state).startswith("slashed: this validator no longer votes")
     [said] = _slashed(slashed).values()
     for word in (
         "two NOTARIZE",

@@ -88,7 +88,7 @@ def test_nothing_leaves_before_somebody_at_a_terminal_says_so(
 
     def refuse(question: str, **_: Any) -> None:
         said = capsys.readouterr()
-        assert question == "Hand it in?" and not said.out
+        assert question == "Send it?" and not said.out
         shown = " ".join(said.err.split())
         assert "does stakes amount 5 DKB fee at most 0.000042 DKB (21000 gas, 2 gwei each) nonce 3" in shown
         raise click.Abort

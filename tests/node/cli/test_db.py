@@ -309,7 +309,7 @@ def test_repair_leaves_what_is_well(home: Home) -> None:
     assert first.endswith("chain.damaged-1")
     for force in ((), ("--force",)):
         nothing = run(home, "repair", "--no-sync", *force).exception
-        assert isinstance(nothing, ConfigError) and "no database, so nothing to repair" in str(nothing)
+        assert isinstance(nothing, ConfigError) and "no database to repair" in str(nothing)
     assert not home.chain.exists()
 
 

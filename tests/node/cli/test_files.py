@@ -70,10 +70,10 @@ def test_a_secret_that_others_can_read_is_named_as_what_it_is(tmp_path: Path) ->
         ("steps = 3\n", r"not valid JSON \(line 1, column 1: Expecting value\); expected a job specification"),
         ('{\n"kind": "train",\n}', r"not valid JSON \(line 3, column 1"),
         ("a,b\n1,2\n", r"not valid JSON \(line 1"),
-        ("[1, 2]", "the specification: an object expected"),
+        ("[1, 2]", "the specification: not a JSON object"),
         (b"{}\n\xff", r"not UTF-8 text \(line 2\); expected a job specification"),
         ("[" * 30_000, "(JSON that is nested too deeply|not valid JSON)"),
-        (b"\x82\x01", "this job cannot be run: "),
+        (b"\x82\x01", "the job cannot run: "),
     ],
 )
 def test_a_job_that_is_none_is_told_with_file_line_and_what_was_expected(
@@ -93,11 +93,11 @@ def test_a_job_is_read_as_json_with_a_byte_order_mark_and_as_canonical_bytes(tmp
     ("part", "name", "value", "said"),
     [
         ("", "match_ms", 0, "match_ms: an integer from 1 to 86400000 expected, not 0"),
-        ("", "match_ms", -1, "match_ms: a number of 0 or more expected, not -1"),
-        ("", "match_ms", "9" * 50, r"match_ms: too large a number \(50 digits\)"),
+        ("", "match_ms", -1, "match_ms: not a whole number of 0 or more: -1"),
+        ("", "match_ms", "9" * 50, r"match_ms: number too large \(50 digits\)"),
         ("", "kind", "infer", "only train, level 3"),
         ("dataset", "samples", 0, "dataset.samples: an integer from 1 to 4194304 expected, not 0"),
-        ("dataset", "blob", "0x12", "dataset.blob: 64 hex digits expected"),
+        ("dataset", "blob", "0x12", "dataset.blob: not 64 hex digits"),
         ("price", "max_price_per_gpu_s", "0", "price.max_price_per_gpu_s: an integer from 1 to "),
         ("price", "gpu_ms_per_step_max", 1 << 32, "price.gpu_ms_per_step_max: a window may be charged "),
         ("requirements", "gpus", 1025, r"requirements.gpus: an integer from 0 to [0-9]+ expected, not 1025"),
@@ -119,10 +119,10 @@ def test_a_job_whose_field_is_out_of_bounds_names_field_and_bound(
     [
         ("", "the file is empty; expected what `dekube signer possession --json` writes"),
         ("{", r"not valid JSON \(line 1, column 2"),
-        ("[]", "not an object"),
+        ("[]", "not a JSON object"),
         ('{"vote_key": "0x12"}', "possession is missing"),
-        ('{"vote_key": "0xzz"}', "vote_key: 0x and hex digits expected"),
-        ('{"vote_key": 12}', "vote_key: 0x and hex digits expected"),
+        ('{"vote_key": "0xzz"}', "vote_key: not 0x and hex digits"),
+        ('{"vote_key": 12}', "vote_key: not 0x and hex digits"),
     ],
 )
 def test_a_possession_that_is_none_is_told_with_what_is_missing(tmp_path: Path, content: str, said: str) -> None:
@@ -156,12 +156,12 @@ def test_a_file_that_is_there_is_not_overwritten_by_a_script(
     for free in (None, tmp_path / "new"):
         check_overwrite(free, yes=False)
     check_overwrite(file, yes=True)
-    with pytest.raises(ConfigError, match=r"exists already; --yes overwrites it\. Nothing was changed"):
+    with pytest.raises(ConfigError, match=r"the file exists; add --yes to overwrite it\. Nothing was changed"):
         check_overwrite(file, yes=False)
     for yes in (False, True):
         with pytest.raises(ConfigError, match="a folder"):
             check_overwrite(tmp_path, yes=yes)
-    with pytest.raises(ConfigError, match="none: no such folder, for --save"):
+    with pytest.raises(ConfigError, match="none: the folder of --save does not exist"):
         check_overwrite(tmp_path / "none" / "x", yes=True, option="--save")
     asked: list[str] = []
     monkeypatch.setattr("node.cli.files.is_at_terminal", lambda: True)
@@ -190,7 +190,7 @@ def test_a_command_that_would_overwrite_says_so_before_it_asks_anybody(
     file.write_text("mine")
     command = [*line, str(file), "--home", str(tmp_path), "--rpc", "http://127.0.0.1:1"]
     done = CliRunner().invoke(group, command, standalone_mode=False)
-    assert isinstance(done.exception, ConfigError) and "--yes overwrites it" in str(done.exception)
+    assert isinstance(done.exception, ConfigError) and "add --yes to overwrite it" in str(done.exception)
     asked = CliRunner().invoke(group, [*command, "--yes"], standalone_mode=False)
     assert isinstance(asked.exception, GatewayUnreachable)
     assert file.read_text() == "mine"

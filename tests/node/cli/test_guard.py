@@ -157,7 +157,7 @@ def test_who_has_exported_does_not_start_again_until_a_watermark_is_imported(tmp
     assert not _json(home, "show")["retired"]
     _start(home, member, plan)
     told = _run(home, "export", file).output
-    assert "votes no more" in told and f"dekube node guard import {file}" in told
+    assert "no longer votes" in told and f"dekube node guard import {file}" in told
     assert _json(home, "show")["retired"]
     for _ in range(2):  # whatever the operator says
         with pytest.raises(GuardRetired, match=r"import it here again \(dekube node guard import\)") as refused:
@@ -261,7 +261,7 @@ def test_a_validator_between_two_keys_moves_with_the_watermark_of_each(tmp_path:
     shown = _json(old, "show")
     assert (shown["view"], [other["view"] for other in shown["others"]]) == (5, [9])
 
-    assert "--vote-key says which" in str(_run(old, "export", tmp_path / "which.json").exception)
+    assert "choose a key with --vote-key" in str(_run(old, "export", tmp_path / "which.json").exception)
     files = {}
     for key in (member.vote, following):
         files[key.vote_key] = tmp_path / f"{key.vote_key[:4].hex()}.json"
@@ -278,7 +278,7 @@ def test_a_validator_between_two_keys_moves_with_the_watermark_of_each(tmp_path:
 
 
 def test_an_export_whose_report_cannot_be_printed_is_repeated(tmp_path: Path) -> None:
-    """The key votes no more, and its file is there: the next try says so, and writes over no other file."""
+    """The key no longer votes, and its file is there: the next try says so, and writes over no other file."""
     plan = _plan(1)
     home, member = _home(tmp_path / "home", plan, "validator-0")
     _voted(home, member, plan, range(1, 4))

@@ -94,15 +94,15 @@ def _without(name: str) -> dict[str, Any]:
     [
         (_without("batch"), "batch is missing"),
         (spec_to_json(SPEC) | {"colour": 1}, "unknown field colour"),
-        (spec_to_json(SPEC) | {"batch": "many"}, "batch: a number"),
-        (spec_to_json(SPEC) | {"batch": True}, "batch: a number"),
-        (spec_to_json(SPEC) | {"batch": 0}, "cannot be run"),
-        (spec_to_json(SPEC) | {"seed": "0x12"}, "seed: 64 hex digits"),
-        (spec_to_json(SPEC) | {"model": []}, "model: an object"),
+        (spec_to_json(SPEC) | {"batch": "many"}, "batch: not a whole number"),
+        (spec_to_json(SPEC) | {"batch": True}, "batch: not a whole number"),
+        (spec_to_json(SPEC) | {"batch": 0}, "the job cannot run"),
+        (spec_to_json(SPEC) | {"seed": "0x12"}, "seed: not 64 hex digits"),
+        (spec_to_json(SPEC) | {"model": []}, "model: not a JSON object"),
         (spec_to_json(SPEC) | {"model": {"name": "mlp", "widths": 3, "activation": "relu"}}, "model.widths"),
-        (spec_to_json(SPEC) | {"kind": 7}, "kind: a text"),
-        (spec_to_json(SPEC) | {"raw": "0x00"}, "raw: these are not the bytes"),
-        ([1], "an object expected"),
+        (spec_to_json(SPEC) | {"kind": 7}, "kind: not a text"),
+        (spec_to_json(SPEC) | {"raw": "0x00"}, "raw: does not match the other fields"),
+        ([1], "not a JSON object"),
     ],
 )
 def test_a_bad_job_is_refused_by_name(tmp_path: Path, document: Any, said: str) -> None:

@@ -187,20 +187,20 @@ def test_endpoints_are_added_removed_and_forgiven(tmp_path: Path) -> None:
         assert isinstance(wrong, ConfigError) and "is that the right genesis file?" in str(wrong)
         assert foreign in str(wrong) and "78" * 32 in str(wrong) and not file.exists()
         begun = run(*init, "--rpc", a, "--rpc", DEAD)
-        assert begun.exception is None and f"Mind: {DEAD} gives no answer now" in begun.stderr
+        assert begun.exception is None and f"Note: {DEAD} does not answer now" in begun.stderr
         assert urls(run("endpoints", "--add", b, *home)) == [a, DEAD, b]
         assert urls(run("endpoints", "--remove", a, "--remove", DEAD, *home)) == [b]
         for refused, said in (
-            (("--remove", a), f"{a} is not among the endpoints: {b}"),
-            (("--forgive", "c"), "c is not among"),
+            (("--remove", a), f"{a} is not an endpoint; the endpoints are: {b}"),
+            (("--forgive", "c"), "c is not an endpoint"),
             (("--forgive", b), "is not banned"),
-            (("--add", b), "is among the endpoints already"),
+            (("--add", b), "is already an endpoint"),
             (("--add", "ftp://x"), "not the URL of a gateway"),
             (("--add", "http://["), "not the URL of a gateway"),
             (("--add", "foo bar"), "not the URL of a gateway"),
             (("--add", DEAD), "refused"),
             (("--add", foreign), "is that the right genesis file?"),
-            (("--remove", b), "nobody would be left to ask: there is no other. Nothing was changed"),
+            (("--remove", b), "no endpoint would be left: there is no other endpoint. Nothing was changed"),
         ):
             found = run("endpoints", *refused, *home).exception
             assert isinstance(found, ConfigError | NoEndpoint) and said in str(found), (refused, found)
@@ -237,8 +237,8 @@ def test_a_wrong_genesis_is_named_and_costs_no_gateway_its_name(tmp_path: Path) 
         save_light_file(file, saved(honest, accepts_old_root=True))  # of a third chain
         for named in (wrong, right):
             found = verify("--genesis", named, "--rpc", honest)
-            assert isinstance(found, ConfigError) and str(found).startswith(f"{named}: a genesis with the hash 0x")
-            assert f"but {file} trusts the chain of" in str(found)
+            assert isinstance(found, ConfigError) and str(found).startswith(f"{named}: the genesis hash is 0x")
+            assert f"but {file} trusts the chain" in str(found)
         found = verify("--genesis", tmp_path / "none.json", "--rpc", honest)
         assert isinstance(found, ConfigError) and "No such file" in str(found)
         found = verify("--rpc", honest)

@@ -202,8 +202,8 @@ def test_missing_coins_are_told_in_coins(
     ("error", "helps"),
     [
         (StoreIncompatible("format 3"), "format 3; install the release that wrote it"),
-        (StoreOfAnotherChain("chain 12"), "chain 12; genesis.json is another network's"),
-        (GatewayUnreachable("h:1: HTTP status 404"), "h:1: HTTP status 404; what answers there is no gateway"),
+        (StoreOfAnotherChain("chain 12"), "chain 12; genesis.json is of another network"),
+        (GatewayUnreachable("h:1: HTTP status 404"), "h:1: HTTP status 404; the server there is not a gateway"),
     ],
 )
 def test_what_lower_layers_refuse_is_told_with_what_helps(
@@ -222,7 +222,7 @@ def test_a_faucet_that_is_not_there_is_told_as_one(dekube: Callable[..., tuple[i
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         status, said = dekube("wallet", "faucet", PEER, "--from", f"http://127.0.0.1:{free.getsockname()[1]}")
-    assert (status, "no faucet answers there" in said, "gateway listens" in said) == (1, True, False)
+    assert (status, "no faucet answers at that address" in said, "gateway listens" in said) == (1, True, False)
 
 
 @pytest.mark.parametrize("option", ["--bootstrap", "--relay"])
@@ -439,7 +439,7 @@ def test_where_nobody_can_be_asked_for_a_passphrase_it_is_said(
         monkeypatch.setattr(sys, "stdin", stdin)
         status, said = dekube("init", "--home", tmp_path / "home", "--genesis", genesis)
         assert status == 1
-        assert said.startswith("dekube: no terminal to ask for the passphrase, and no line on standard input: ")
+        assert said.startswith("dekube: no terminal to prompt for the passphrase, and standard input is empty: ")
         assert "--passphrase-file" in said and said.count("\n") == 1
         assert not (tmp_path / "home").exists()
 
@@ -451,7 +451,7 @@ def test_a_gateway_that_is_not_there_is_told_with_what_to_do(
         free.bind(("127.0.0.1", 0))
         status, said = dekube("validators", "--home", tmp_path, "--rpc", f"127.0.0.1:{free.getsockname()[1]}")
     assert status == 1
-    assert "no gateway listens there: start the node (dekube node run), or name another with --rpc" in said
+    assert "no gateway listens there: start the node (dekube node run), or give another with --rpc" in said
 
 
 @pytest.mark.parametrize("place", ["docs", "home/data/chain"])

@@ -121,7 +121,7 @@ def test_only_a_command_that_signs_lists_the_key_that_signs(path: tuple[str, ...
         ("contracts {} --chain-id 0", "0 is not in the range"),
         ("wallet call --value 1", "--value has no effect here: without a FUNCTION"),
         ("wallet call staking --key me --yes", "--yes and --key have no effect here: without a FUNCTION"),
-        ("wallet balance --home= x", "the name of a folder expected"),
+        ("wallet balance --home= x", "the path is empty"),
     ],
 )
 def test_what_has_no_effect_by_more_than_the_command_line_is_refused_as_well(

@@ -74,7 +74,7 @@ def test_a_node_that_does_not_answer_its_gateway_is_told(clock: Clock) -> None:
     answers = [(15.0, UNAVAILABLE), (15.0, UNAVAILABLE), (1.0, b'{"jsonrpc":"2.0","id":0,"result":7}')]
     first, second, third = perform(core, ProgressNotice(clock), clock, answers, "dekube_getAccount")
     assert first.startswith("h:1 has not answered dekube_getAccount yet")
-    assert second == "h:1 says that its node does not answer; asking it again"
+    assert second == "h:1 reports that its node does not answer; trying again"
     assert third == "", "the same words once"
 
 
@@ -178,7 +178,7 @@ def test_the_hash_is_told_once_as_soon_as_a_gateway_has_the_transaction(
     monkeypatch.setattr(Client, "perform", perform)
     with pytest.raises((GatewayUnreachable, ClientError)):
         ProgressClient("h:1").send_and_wait(raw)
-    assert capsys.readouterr().err.count(f"Handed in: 0x{keccak(raw).hex()}\n") == names
+    assert capsys.readouterr().err.count(f"Sent: 0x{keccak(raw).hex()}\n") == names
 
 
 def test_what_is_not_final_in_time_was_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_who_is_interrupted_is_told_of_the_transaction_that_was_handed_in(
     client = ProgressClient("h:1")
     with pytest.raises((KeyboardInterrupt, ClientError)) as ended:
         client.wait(raw)
-    told = f"0x{keccak(raw).hex()} was handed in and may still become final" in capsys.readouterr().err
+    told = f"0x{keccak(raw).hex()} was sent and may still become final" in capsys.readouterr().err
     assert (told, ended.type is KeyboardInterrupt) == (tells, tells)
 
 
@@ -256,9 +256,7 @@ def test_who_fails_while_a_transaction_may_be_on_its_way_is_told_of_it(
         ProgressClient(*urls).send_and_wait(raw)
     assert next(left, None) is None
     hash_ = f"0x{keccak(raw).hex()}"
-    told = (
-        f"The transaction {hash_} was handed in and may still become final: `dekube wallet tx {hash_}` shows it.\n"
-    )
+    told = f"The transaction {hash_} was sent and may still become final: `dekube wallet tx {hash_}` shows it.\n"
     assert capsys.readouterr().err == told * tells
 
 

@@ -75,10 +75,10 @@ def relay(monkeypatch: pytest.MonkeyPatch, client: Paying, home: Path, *argument
 @pytest.mark.parametrize(
     ("deposit", "withdrawing", "amount", "told"),
     [
-        (0, 0, 0, "nothing is being taken back, so there is nothing to undo"),
-        (2, 0, 0, "nothing is being taken back, so there is nothing to undo"),
-        (0, 0, 5, "0 DKB are put down, no more can be taken back"),
-        (2, 1, 3, "2 DKB are put down, no more can be taken back"),
+        (0, 0, 0, "no withdrawal is pending, so there is nothing to cancel"),
+        (2, 0, 0, "no withdrawal is pending, so there is nothing to cancel"),
+        (0, 0, 5, "the deposit is 0 DKB; withdraw at most this amount"),
+        (2, 1, 3, "the deposit is 2 DKB; withdraw at most this amount"),
     ],
 )
 def test_a_withdrawal_of_nothing_costs_no_fee(

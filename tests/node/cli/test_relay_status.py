@@ -122,7 +122,7 @@ def test_a_relay_that_runs_and_one_that_has_ended(tmp_path: Path) -> None:
 def test_a_relay_without_metrics_says_why_nothing_is_told(tmp_path: Path) -> None:
     home = make_home(tmp_path / "r", RelayHomeOptions(listen="127.0.0.1:0", metrics=""))
     with running(home):
-        assert "`metrics` is empty" in str(status(home).exception)
+        assert "set `metrics`" in str(status(home).exception)
 
 
 def test_the_home_of_a_node_is_told_apart(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_running_signer_shows_itself_and_votes_no_more_once_exported(tmp_path:
         assert read_watermark(tmp_path / "moved.json").view == 9
         assert good(run(home.root, "status"))["retired"]
         told = run(home.root, "export", tmp_path / "second.json", json_wanted=False)
-        assert "votes here no more" in told.output
+        assert "no longer votes" in told.output
         assert f"dekube signer import {tmp_path / 'second.json'}" in told.output
     with signer_process(home):  # over a restart too
         assert good(run(home.root, "status"))["retired"]

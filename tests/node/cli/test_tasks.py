@@ -134,7 +134,7 @@ def test_a_data_set_that_nobody_is_known_to_have_is_told_before_the_task_is_post
     done = run(monkeypatch, client, "create", "--spec", file, "--home", tmp_path, "--json")
     assert client.asked == ["is_held", "create_task"], "told, and not refused"
     assert ("does not hold the data set 0x" + JOB.dataset.blob.hex() in done.stderr) == tells
-    assert "Mind" not in done.stdout
+    assert "Note" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_a_job_may_wait_for_and_what_was_said_against_it_is_told(
     client.reported = SimpleNamespace(reason="job_diverged", height=7, worker=b"", task=b"t" * 32, times=2)
     for verb in ("quote", "create"):
         done = run(monkeypatch, client, verb, "--spec", file, "--home", tmp_path)
-        assert "Mind: its highest price is below what every machine asks." in done.stderr
+        assert "Note: its highest price is below what every machine asks." in done.stderr
         assert "2 workers have given this very job up" in done.stderr and "job diverged" in done.stderr
 
 
@@ -204,7 +204,7 @@ def test_a_task_that_would_pause_again_is_told_before_it_is_resumed(
     client = Requested(machines=machines)
     done = run(monkeypatch, client, "resume", TASK_ID, "--home", tmp_path)
     assert client.asked == ["resume_task"], "told, and not refused"
-    assert ("Mind" in done.stderr) == bool(told)
+    assert ("Note" in done.stderr) == bool(told)
     assert told in done.stderr
     assert not told or "within 60 s, it pauses again" in done.stderr
     assert "top-up" not in done.stderr
@@ -220,10 +220,20 @@ def test_a_task_whose_checks_cannot_be_paid_is_to_be_topped_up_first(
 @pytest.mark.parametrize(
     ("line", "phase", "has_ended", "said"),
     [
-        ("cancel", "settled", True, "has ended (settled): this can no longer be done; nothing was sent"),
-        ("top-up", "failed", True, "has ended (failed): this can no longer be done; nothing was sent"),
-        ("demand", "running", False, "is running; this is for a task that has ended; nothing was sent"),
-        ("resume", "running", False, "is running; this is for a task that is paused; nothing was sent"),
+        (
+            "cancel",
+            "settled",
+            True,
+            "has ended (settled): the command needs a task that has not ended; nothing was sent",
+        ),
+        (
+            "top-up",
+            "failed",
+            True,
+            "has ended (failed): the command needs a task that has not ended; nothing was sent",
+        ),
+        ("demand", "running", False, "is running; the command needs a task that has ended; nothing was sent"),
+        ("resume", "running", False, "is running; the command needs a task that is paused; nothing was sent"),
     ],
 )
 def test_a_task_in_another_phase_is_told_as_that(
@@ -252,7 +262,7 @@ def test_what_the_chain_would_refuse_is_not_signed(tmp_path: Path, monkeypatch: 
     done = CliRunner().invoke(group, command, standalone_mode=False)
     assert isinstance(done.exception, TransactionRefused)
     assert str(done.exception) == (
-        "the chain would refuse it: the task is in a phase in which this cannot be done (wrong_phase); "
+        "the chain would reject the transaction: the task's phase does not allow it (wrong_phase); "
         "nothing was sent"
     )
     assert "Waiting" not in done.stderr
@@ -268,7 +278,7 @@ def test_a_task_that_is_not_there_is_said_to_be_none(
     other = "0x" + "cd" * 32
     done = CliRunner().invoke(group, ["task", verb, other, "--home", str(tmp_path)], standalone_mode=False)
     assert isinstance(done.exception, ConfigError)
-    assert str(done.exception) == f"no task has the id {other}"
+    assert str(done.exception) == f"no task has the ID {other}; `dekube task list` shows the tasks"
 
 
 def test_the_widths_that_are_asked_for_are_those_of_the_data_set() -> None:

@@ -108,11 +108,16 @@ async def test_a_stake_that_the_chain_would_refuse_costs_no_fee_and_what_is_with
             assert isinstance(done.exception, TransactionRefused)
             return str(done.exception)
 
-        assert await refused("stake", 999) == "999 DKB would be staked: at least 1000 DKB, or none"
-        assert await refused("unstake", 1) == "0 DKB are staked, no more can be taken out"
+        assert (
+            await refused("stake", 999) == "999 DKB would be staked; the stake must be at least 1000 DKB, or zero"
+        )
+        assert await refused("unstake", 1) == "only 0 DKB are staked; unstake at most this amount"
         assert (await tx("stake", 1_500)).exception is None
-        assert await refused("unstake", 1_501) == "1500 DKB are staked, no more can be taken out"
-        assert await refused("unstake", 600) == "900 DKB would be staked: at least 1000 DKB, or none"
+        assert await refused("unstake", 1_501) == "only 1500 DKB are staked; unstake at most this amount"
+        assert (
+            await refused("unstake", 600)
+            == "900 DKB would be staked; the stake must be at least 1000 DKB, or zero"
+        )
         assert load_account(chain.store, ALICE.address).nonce == 1, "nothing else was paid for"
         done = await tx("unstake", 1_500)
         assert "It is on the account again from " in done.output
@@ -153,7 +158,9 @@ async def test_keys_of_who_has_no_stake_are_not_replaced(tmp_path: Path) -> None
     async with validator(tmp_path) as (_, home, tx):
         before = home.config.read_text(), sorted(home.root.glob("keys/*"))
         done = await tx("rotate-keys")
-        assert str(done.exception) == "nothing is staked, so there is no key to replace (dekube tx stake)"
+        assert (
+            str(done.exception) == "the account has no stake, so no key to replace; stake first (dekube tx stake)"
+        )
         assert (home.config.read_text(), sorted(home.root.glob("keys/*"))) == before
 
 
