@@ -128,7 +128,7 @@ class StoreView:
         self._changes: OrderedDict[int, tuple[bytes, ...]] = OrderedDict()
 
     def notify_head(self, changes: Mapping[int, Iterable[bytes]] | None = None) -> None:
-        """Wake whoever waits for a new head; ``changes`` are the keys that each committed height changed."""
+        """Wake the tasks that wait for a new head; ``changes`` are the keys that each committed height changed."""
         for height, keys in (changes or {}).items():
             self._changes[height] = tuple(keys)
         while len(self._changes) > HEIGHTS_KEPT:
@@ -163,7 +163,7 @@ class StoreView:
         return self.head()
 
     def changed_keys(self, height: int) -> tuple[bytes, ...] | None:
-        """Return the keys of the state that the block at ``height`` changed, None where that is not at hand."""
+        """Return the keys of the state that the block at ``height`` changed, None if they are no longer known."""
         return self._changes.get(height)
 
     def read(self, height: int, keys: list[bytes], /) -> list[bytes | None]:

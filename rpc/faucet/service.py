@@ -372,7 +372,7 @@ class Faucet:
 
 
 def _told(error: DekubeError) -> FaucetRefused:
-    """Return what a caller is told of an error between faucet and node."""
+    """Return the caller's error for an error between faucet and node."""
     if isinstance(error, FaucetRefused):
         return error
     if isinstance(error, ClientError) and error.reason == "insufficient_funds":
@@ -433,7 +433,7 @@ class Application:
 
 
 def caller_of(scope: Mapping[str, Any], *, proxied: bool) -> str:
-    """Return under what name the grants of whoever asks are counted."""
+    """Return the key by which the grants of a caller are counted."""
     client = scope.get("client")
     host = str(client[0]) if client else ""
     if proxied and _PROXIES.include(host):

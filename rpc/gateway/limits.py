@@ -45,7 +45,7 @@ def caller_key(host: str) -> str:
 
 
 class Proxies:
-    """Proxies that are believed about who asks through them, by their ``networks``. Raises ConfigError.
+    """The trusted proxies, by their ``networks``: their X-Forwarded-For names the client. Raises ConfigError.
 
     Of ``X-Forwarded-For`` only the last entry counts: the proxy itself has added it, what stands before came from
     its client. ``Forwarded`` is not read: a proxy that writes the one header passes the other one on as it came.

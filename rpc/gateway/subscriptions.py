@@ -462,7 +462,7 @@ class SubscriptionHub:
                     if subscription.session.is_closed:
                         return
                 self._tell(subscription, loaded, {})
-                await asyncio.sleep(0)  # blocks at hand were no wait
+                await asyncio.sleep(0)  # cached blocks were no wait
             # Nothing was awaited since the look at what was told: no block falls between.
             self._live.add(subscription)
         except DekubeError as error:

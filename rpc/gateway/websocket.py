@@ -23,33 +23,33 @@ __all__ = ["BoundedWebSocket"]
 
 SLICE_BYTES: Final = 1_024
 FRAMES_OF_TURN: Final = 64
-"""Small frames of one connection read before other connections have their turn."""
+"""Small frames of one connection that are read before other connections are served."""
 FRAMES_OF_UNIT: Final = 2
 """Small frames that cost as much as reading one record."""
 PONGS_UNSENT_MAX: Final = 64
-"""Answers to pings for a client that does not read."""
+"""Unsent answers to pings."""
 CHARGE_WAIT_S_MAX: Final = 1.0
 CLOSE_GRACE_S: Final = 5.0
-"""Time in which a client that is thrown out may still read why."""
+"""Time in which a disconnected client may still read the reason."""
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """uvicorn's protocol with bounds. The subclass says who pays (``charge``) and calls ``hold_for``."""
+    """uvicorn's protocol with bounds. The subclass implements ``charge`` and calls ``hold_for``."""
 
     _rest = b""
-    """What came and is not read yet."""
+    """Received bytes that are not parsed yet."""
     _next_turn: asyncio.Handle | None = None
     _small = 0
-    """Frames that were no message of their own and are not charged yet."""
+    """Control frames and fragments that are not charged yet."""
     _fragments = 0
     _fragment_bytes = 0
     _queued_bytes = 0
-    """Messages that the application has not done with."""
+    """Bytes of messages that the application has not finished."""
     _pongs_unsent = 0
     _deadline: asyncio.TimerHandle | None = None
-    """When a large message that is not whole ends its connection."""
+    """When an incomplete large message ends its connection."""
     _was_unread = False
-    """Since the last ping there was a time in which nothing was read."""
+    """Whether reading was paused since the last ping."""
     _held: HeldBytes
     _unsent: HeldBytes
     """For what the client does not read; the subclass tells it (``rpc.gateway.unsent_bytes.UnsentBytes``)."""
@@ -213,7 +213,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().send_keepalive_ping()
 
     def keepalive_timeout(self) -> None:
-        """Throw out who has not answered; who was not read meanwhile may have, and is asked once more."""
+        """End the connection if the ping was not answered. If reading was paused, ping once more."""
         if not self._was_unread:
             super().keepalive_timeout()
             return
@@ -222,7 +222,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.schedule_ping()
 
     def _fail(self, code: int, reason: str) -> None:
-        """Say why and end the connection soon, read or not."""
+        """Send a close frame with a reason, and end the connection soon."""
         self._rest, self.frames = b"", []
         if self.close_sent or self.transport.is_closing():
             return

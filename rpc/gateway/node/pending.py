@@ -119,7 +119,7 @@ class PendingRequests:
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     future.set_exception(error)
-    future.exception()  # whoever waited may be gone
+    future.exception()  # the caller may be gone; this marks the error as seen
 
 
 def as_error(failure: Failure) -> RpcError:
