@@ -98,7 +98,7 @@ def test_a_record_ends_at_most_one_key() -> None:
     one, other = sessions()
     receiver = Mux(Channel(other))
     rekey = frame(Class.CONSENSUS, 0xF3, 0, b"")
-    with pytest.raises(FrameInvalid, match="ends a key"):
+    with pytest.raises(FrameInvalid, match="follows REKEY"):
         receiver.receive(seal(one.send, rekey * 7_000))
 
 
