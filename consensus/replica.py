@@ -12,7 +12,7 @@ first ``Append`` and ``Sync`` to the journal, then to the guard, and only then a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Final
 
 from consensus import events as c
@@ -256,9 +256,9 @@ class Replica:
             waited_ms=_by_seat(self._addresses, waited or {}),
             has_transactions=self._has_transactions,
         )
-        self._reception = self.reception_type(
-            self._genesis_hash, self._reign, self.core, self._previous, self._sync
-        )
+        reception = self.reception_type(self._genesis_hash, self._reign, self.core, self._previous, self._sync)
+        self.receive: Callable[[bytes, Decoded], Inbound | None] = reception.receive
+        """Returns what a message brings in this epoch. An attribute, since every message passes through it."""
 
     def _own_votes(self) -> tuple[tuple[Vote, ...], tuple[int, int]]:
         """The votes of this epoch that the guard holds, maybe of a life that got further, and its floor."""
@@ -310,13 +310,6 @@ class Replica:
         }
 
     # Messages.
-
-    def receive(self, sender: bytes, decoded: Decoded) -> Inbound | None:
-        """Return what a message brings, or None when it brings nothing; nothing changes by it.
-
-        Raises DecodeError when it can only come from a faulty sender.
-        """
-        return self._reception.receive(sender, decoded)
 
     def admit(self, inbound: Inbound, now_ms: int) -> list[Action]:
         """Take a message in whose signatures are valid."""

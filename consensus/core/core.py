@@ -265,7 +265,7 @@ class Core:
         if vote.view > view + VIEWS_AHEAD:
             # Too far ahead to be counted, but it tells that this replica is behind.
             return vote.view > self._certificate_fetch.hinted_view + 1
-        votes = self._votes.get(vote.view)
+        votes = self._votes.sets.get(vote.view)
         return votes is None or votes.is_wanted(vote)
 
     def wants_certificate(self, certificate: Certificate) -> bool:
@@ -320,7 +320,7 @@ class Core:
             "proposals": len(self._voter.proposals),
             "headers": len(self._tree.headers),
             "fetching": len(self._block_fetch),
-            "missing": self._execution.missing_count,
+            "missing": len(self._execution.missing),
             **self._certificates.sizes(),
             "cast": len(self._own),
         }
@@ -644,7 +644,7 @@ class Core:
 
     def _progress(self) -> None:
         """Something arrived: try everything that may have waited for it."""
-        if self._execution.is_blocked and self._block_fetch.is_far:
+        if self._execution.missing and self._block_fetch.is_far:
             self._block_fetch.report_gap()
         if not self._outbox.is_halted:
             self._committer.try_commit()

@@ -33,6 +33,7 @@ class Execution:
         """Held blocks to execute after their parents. The ancestors of each are in here too, down to a block that
         is being executed, to a missing one (``_missing``), or to a branch that is dead."""
         self._missing: dict[bytes, None] = {}
+        self.missing: Mapping[bytes, None] = self._missing
         """Blocks that are not held, are certified or have a child that is to be executed, and were asked for."""
         self._running: set[bytes] = set()
 
@@ -40,16 +41,6 @@ class Execution:
     def is_running(self) -> bool:
         """Whether a block is being executed."""
         return bool(self._running)
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether a block is missing."""
-        return bool(self._missing)
-
-    @property
-    def missing_count(self) -> int:
-        """How many blocks are missing."""
-        return len(self._missing)
 
     def hold(self, block_hash: bytes, header: Header) -> None:
         """Take in a block, whether or not it was asked for."""

@@ -22,6 +22,8 @@ class Outbox:
 
     def take(self) -> list[Effect]:
         """Return the effects since the last call, and forget them."""
+        if not self._effects:
+            return []
         taken = self._effects[:]
         self._effects.clear()
         return taken

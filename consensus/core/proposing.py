@@ -173,7 +173,7 @@ class Proposer:
         bits = 0
         if final is not None and final.block_hash == block_hash:
             bits = int.from_bytes(final.bitmap, "little")
-        votes = self._votes.get(view)
+        votes = self._votes.sets.get(view)
         if votes is not None:
             for seat in range(self._committee.size):
                 vote = votes.get(FINALIZE, seat)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from consensus.core.limits import EVIDENCE_VIEWS
 from consensus.votes import VoteSet
 from state.primitives.committee import Committee
@@ -15,10 +17,8 @@ class VoteTable:
     def __init__(self, committee: Committee) -> None:
         self._committee = committee
         self._sets: dict[int, VoteSet] = {}
-
-    def get(self, view: int) -> VoteSet | None:
-        """Return the votes of a view, if any came."""
-        return self._sets.get(view)
+        self.sets: Mapping[int, VoteSet] = self._sets
+        """The votes by view; other parts only read it."""
 
     def of(self, view: int) -> VoteSet:
         """Return the votes of a view, to add one."""
