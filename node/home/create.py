@@ -151,12 +151,13 @@ def _complete(home: Home, genesis: Genesis, options: _KeyedOptions, new_vote_key
 
 
 def rewrite_options(home: Home, options: NodeOptions) -> None:
-    """Put ``options`` in the place of those of the home, durably.
+    """Change the options of the home to ``options``, durably; what a person wrote beside them stays.
 
-    What a person wrote beside them stays; a file that is written too unusually for that stays as config.toml.old.
+    Raises ConfigError, which names the file; then nothing was changed.
     """
-    text = home.config.read_text() if home.config.exists() else ""
-    edited = edit_options(text, options)
-    if edited is None:
-        write_whole(home.config.with_name(home.config.name + ".old"), text)
-    write_whole(home.config, dump_options(options) if edited is None else edited)
+    text = home.config.read_text() if home.config.exists() else dump_options(options)
+    try:
+        edited = edit_options(text, options)
+    except ConfigError as error:
+        raise ConfigError(f"{home.config}: {error}") from None
+    write_whole(home.config, edited)
