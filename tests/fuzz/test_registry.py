@@ -102,7 +102,6 @@ EXEMPT = {
     "tasks.ledger.screening:read_dataset_facts": OF_A_TARGET,
     # Bytes as they come, handed to what reads them
     "consensus.reception:Reception.receive": "messages that consensus.wire decoded, which is a target",
-    "consensus.replica:Replica.receive": OF_A_TARGET,
     "node.cli.options:read_secret": "a line of the owner's standard input or file",
     "consensus.service:ConsensusService._receive": OF_A_TARGET,
     "consensus.service:ConsensusService.receive": OF_A_TARGET,
