@@ -103,7 +103,7 @@ async def chunks_of_a_byte(place: Place) -> None:
         nursery.start_soon(flood, wire, chunked(*[b" "] * 1_500_000), 1)
         nursery.start_soon(other_answers, place)
         answer = (await wire.answer()).json
-        assert answer["error"]["code"] == -32600 and "pieces" in answer["error"]["message"]
+        assert answer["error"]["code"] == -32600 and "too many parts" in answer["error"]["message"]
     async with await Wire.open(place.it) as wire:  # what is larger may come in many pieces
         body = CHAIN + b" " * (PIECE_BYTES_MIN * 4_000)
         size = PIECE_BYTES_MIN + 16
