@@ -407,7 +407,7 @@ REQUESTS: Final[dict[Callable[..., Any], Request]] = {
 """All requests by their declarations."""
 
 
-def handler_of(request: Request, function: Callable[..., Any]) -> Callable[[list[Any]], Value]:
+def handler_of(request: Request, function: Callable[..., Any]) -> Callable[[Any], Value]:
     """Return what answers a request whose arguments came as codec values, by calling ``function``.
 
     It raises DecodeError for malformed arguments, and what ``function`` raises.
@@ -416,8 +416,8 @@ def handler_of(request: Request, function: Callable[..., Any]) -> Callable[[list
     write = request.answer.write
     expected = ", ".join(request.arguments) or "no arguments"
 
-    def handle(params: list[Any]) -> Value:
-        if len(params) != len(readers):
+    def handle(params: Any) -> Value:
+        if type(params) is not list or len(params) != len(readers):
             raise DecodeError(f"{request.name}: expected {expected}")
         try:
             arguments = [read(param) for read, param in zip(readers, params, strict=True)]

@@ -82,7 +82,7 @@ def read_multicast(data: bytes) -> None:
     assert core.held_bytes <= MESSAGE_BYTES_MAX + SEAL_BYTES
 
 
-def read_lane(data: bytes) -> None:
+def read_bulk_stream(data: bytes) -> None:
     """Give authentic hostile plaintexts to a bulk connection."""
     one, other = fresh_sessions()
     account = ReceiveMemory(2**40).open(2**26, lambda: None)
@@ -216,8 +216,8 @@ def targets() -> Iterator[tuple[str, Target]]:
         ),
         (FrameInvalid,), cost=20,
     )  # fmt: skip
-    yield "connection", Target(
-        read_lane, (frame(4, 1, 1, bytes(4) + b"bulk"), whole),
+    yield "bulk stream", Target(
+        read_bulk_stream, (frame(4, 1, 1, bytes(4) + b"bulk"), whole),
         ("p2p.session.bulk_streams:BulkStream.receive", "p2p.session.bulk_streams:BulkIn.take"), (FrameInvalid,),
         cost=20,
     )  # fmt: skip
