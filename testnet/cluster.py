@@ -207,15 +207,15 @@ def lay_out(
             is_new, left = True, [*_members_of(known), *GUESTS]
         elif "parameters" in other:
             raise TestnetError(
-                f"{root}: the test network that lives here has the chain parameters "
-                f"{other['parameters'] or 'of the default'}, which cannot be changed: leave --parameter out, name "
+                f"{root}: the test network in this folder has the chain parameters "
+                f"{other['parameters'] or 'of the default'}, which cannot be changed. Omit --parameter, use "
                 "another --dir, or remove the folder"
             )
         elif other:
             told = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in other.items())
             raise TestnetError(
-                f"{root}: another test network lives here, of {told}: say so too, name another --dir, or remove "
-                "the folder"
+                f"{root}: this folder has a test network with {told}. Give the same options, use another --dir, "
+                "or remove the folder"
             )
         else:
             document = known

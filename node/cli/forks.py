@@ -90,7 +90,7 @@ def _settle(home: Home, chosen: Checkpoint, *, again: bool, yes: bool) -> dict[s
     is_moved = not is_on and (found is not None or (back is not None and not is_fresh(home.chain)))
     if is_moved:
         own = f"has block 0x{found.hex()}" if found is not None else "ends"
-        then = f"{back} is put in its place" if back is not None else "the next start syncs anew from peers"
+        then = f"{back} is put in its place" if back is not None else "the next start syncs again from peers"
         confirm(
             f"{home.chain} {own} at height {chosen.height if found is not None else tip}, not block "
             f"0x{chosen.block_hash.hex()}. Move it aside with its journal, so that {then}?",

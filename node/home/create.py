@@ -86,7 +86,7 @@ def create_founder(
 def adopt_genesis(home: Home, *, genesis: Genesis, options: NodeOptions, vote_key: bytes) -> None:
     """Make the home of a founder whole: its guard, the genesis, its options. Raises ConfigError when it is."""
     if home.config.exists():
-        raise ConfigError(f"{home.root}: a node lives here already; nothing was changed")
+        raise ConfigError(f"{home.root}: this is already the home of a node; nothing was changed")
     _complete(home, genesis, options, vote_key)
 
 
@@ -94,13 +94,15 @@ def check_no_keys(home: Home) -> None:
     """Raise ConfigError where keys are already: before anybody is asked for a passphrase of new ones."""
     root = home.root
     if home.config.exists():
-        raise ConfigError(f"{root}: a {kind_of(home.config) or NODE} lives here already; nothing was changed")
+        raise ConfigError(
+            f"{root}: this is already the home of a {kind_of(home.config) or NODE}; nothing was changed"
+        )
     if home.founder.exists():
         raise ConfigError(f"{root}: a founder's keys are here ({home.founder}); nothing was changed")
     if any((root / "keys").glob("*")):
         raise ConfigError(
-            f"{root}: keys are here, but no {CONFIG_FILE}, as an init leaves them that was cut off; nothing was "
-            f"changed. Move {root / 'keys'} away to begin anew"
+            f"{root}: there are keys but no {CONFIG_FILE}: an init was interrupted. Nothing was changed. "
+            f"Move {root / 'keys'} away to start again"
         )
 
 

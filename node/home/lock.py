@@ -31,7 +31,7 @@ class HomeInUse(DekubeError):
 def live_in(home: Home) -> Iterator[None]:
     """Be the one process that lives in ``home``; a back-up has neither ``data`` nor ``run``, which are made.
 
-    A lock file that is removed meanwhile is made anew; where another process was faster, this one is told to end.
+    A lock file that is removed meanwhile is created again. If another process was faster, this one ends.
     Raises HomeInUse before anything of the other process is touched.
     """
     for folder in ("data", "run"):
@@ -58,8 +58,8 @@ def _lock(home: Home) -> int:
         process = os.read(lock, PROCESS_LIMIT_BYTES).decode(errors="replace").strip() or "not known yet"
         os.close(lock)
         raise HomeInUse(
-            f"{home.root}: a process lives here already (number {process}): stop it first; a second node, "
-            "signer or relay takes a --home of its own"
+            f"{home.root}: a running process (pid {process}) uses this home. Stop it first. A second node, "
+            "signer or relay needs another --home"
         ) from None
     os.ftruncate(lock, 0)
     os.write(lock, b"%d\n" % os.getpid())
@@ -85,12 +85,12 @@ def _keep(home: Home, locks: list[int], ended: threading.Event) -> None:
             return
         except OSError as error:  # the folder is gone too, or the disk refuses
             if not was_refused:
-                log.error("the lock file was removed and cannot be made anew", error=str(error))
+                log.error("the lock file was removed and cannot be created again", error=str(error))
             was_refused = True
             continue
         was_refused = False
         log.warning(
-            "the lock file was removed and is made anew: do not remove it", path=str(home.root / LOCK_FILE)
+            "the lock file was removed; it is created again. Do not remove it", path=str(home.root / LOCK_FILE)
         )
 
 
@@ -112,7 +112,7 @@ def look_into(home: Home) -> Iterator[None]:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise HomeInUse(f"{home.root}: a process lives here already: stop it first") from None
+        raise HomeInUse(f"{home.root}: a running process uses this home. Stop it first") from None
     else:
         yield
     finally:

@@ -91,7 +91,7 @@ class GatewayBlobs:
             pass
         except (OSError, DecodeError) as error:
             # What was promised to uploaders is a day's keeping at most: not worth a node that does not start.
-            _log.warning("the book of uploads is damaged and begun anew", error=str(error))
+            _log.warning("the book of uploads is damaged; a new one is started", error=str(error))
         return UploadBook(self._options)
 
     async def run(self) -> None:

@@ -54,7 +54,7 @@ def open_chain(home: Home, options: NodeOptions, runtime: Runtime) -> Store:
         )
     except StoreDamaged as error:
         raise StoreDamaged(
-            f"{home.chain}: {error}. `dekube db repair` moves it aside; the node then syncs anew, "
+            f"{home.chain}: {error}. `dekube db repair` moves it aside. The node then syncs again; "
             "keys and vote guard stay"
         ) from None
     checkpoint = checkpoint_of(options)

@@ -88,7 +88,7 @@ async def _show_once(progress: Callable[[], Progress], is_syncing: Callable[[], 
                     "no peer that is ahead keeps the blocks this node needs",
                     needed=now.height + 1,
                     oldest=now.oldest_height,
-                    cure="start with --checkpoint HEIGHT:HASH to begin anew with the state, or name a peer with "
+                    cure="start with --checkpoint HEIGHT:HASH to sync the state first, or name a peer with "
                     "all blocks (store.profile = archive) in p2p.bootstrap",
                 )
             await trio.sleep(REFRESH_S)

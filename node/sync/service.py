@@ -199,7 +199,7 @@ class StateSync:
         try:
             return Restore.open(path, self._genesis, self._options)
         except (StoreDamaged, StoreIncompatible, StoreOfAnotherChain) as error:
-            _log.warning("an unfinished sync is begun anew", error=str(error))
+            _log.warning("an unfinished sync is started again", error=str(error))
         try:
             shutil.rmtree(path)
         except OSError as error:

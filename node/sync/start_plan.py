@@ -67,8 +67,8 @@ class CheckpointMismatch(DekubeError):
     def __init__(self, checkpoint: Checkpoint, found: bytes) -> None:
         super().__init__(
             f"the block at height {checkpoint.height} is {found.hex()} here, and {checkpoint.block_hash.hex()} by "
-            "the checkpoint: whoever gave one of them is wrong. Ask further sources; if the checkpoint is right, "
-            "dekube db repair --force and a start with it begin anew"
+            "the checkpoint: one of the two sources is wrong. Ask other sources. If the checkpoint is right, run "
+            "dekube db repair --force and start the node with it"
         )
 
 

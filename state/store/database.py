@@ -48,7 +48,7 @@ def open_database(path: Path, options: StoreOptions) -> Any:
     except OSError as error:
         raise StoreUnavailable(f"{path}: {error.strerror}") from None
     if CURRENT_FILE not in names and any(name.endswith((".ldb", ".log")) for name in names):
-        raise StoreDamaged(f"{path}: the file CURRENT is lost; `dekube db repair` makes the database anew")
+        raise StoreDamaged(f"{path}: the file CURRENT is lost; `dekube db repair` moves the database aside")
     try:
         return _open(path, options)
     except StoreDamaged:

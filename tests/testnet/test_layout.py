@@ -64,9 +64,11 @@ def test_a_port_that_is_taken_leaves_the_folder_to_a_network_with_others(
 def test_another_network_in_the_folder_is_told_by_its_options(tmp_path: Path) -> None:
     lay_out(tmp_path, **RIGHT)
     note_up(tmp_path)
-    with pytest.raises(TestnetError, match=r"another test network lives here, of --base-port 28900: say so too"):
+    with pytest.raises(
+        TestnetError, match=r"this folder has a test network with --base-port 28900. Give the same options"
+    ):
         lay_out(tmp_path, **(RIGHT | {"base_port": 29_000}))
-    with pytest.raises(TestnetError, match=r"of --validators 1, --founders 1, --base-port 28900:"):
+    with pytest.raises(TestnetError, match=r"with --validators 1, --founders 1, --base-port 28900\."):
         lay_out(tmp_path, **(RIGHT | {"base_port": 29_000, "validators": 2}))
 
 
@@ -122,7 +124,7 @@ def test_a_network_that_never_came_up_gives_way_to_another_one_and_keeps_its_log
     note_up(tmp_path)
     assert lay_out(tmp_path, **other).genesis == second.genesis
     assert lay_out(tmp_path, **(other | {"parameters": None})).genesis == second.genesis
-    with pytest.raises(TestnetError, match="another test network lives here"):
+    with pytest.raises(TestnetError, match="this folder has a test network with"):
         lay_out(tmp_path, **RIGHT)
     with pytest.raises(TestnetError, match=r"has the chain parameters .*40.*, which cannot be changed"):
         lay_out(tmp_path, **(other | {"parameters": {"chain.epoch_blocks": 50}}))

@@ -159,7 +159,7 @@ def test_what_lives_in_a_home_is_told_to_whoever_needs_it_alone(home: Home) -> N
             ):  # fmt: skip
                 error = run(home, *arguments).exception
                 assert isinstance(error, HomeInUse), (arguments, error)
-                assert f"(number {os.getpid()})" in str(error)
+                assert f"(pid {os.getpid()})" in str(error)
             if is_there:
                 accused = run(home, "accuse", 1, "--rpc", "http://127.0.0.1:1").exception
                 assert isinstance(accused, HomeInUse)

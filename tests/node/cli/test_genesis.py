@@ -72,7 +72,7 @@ def test_founders_make_one_genesis_and_go_on_in_their_homes(run: Callable[..., A
     directory = VoteDirectory(home.guard)
     directory.load_guard(genesis_hash(genesis), bytes.fromhex(made["vote_key"][2:]))
     directory.close()
-    with pytest.raises(ConfigError, match="lives here already"):
+    with pytest.raises(ConfigError, match="already the home of a node"):
         run("init --home h1 --genesis one.json --role validator --unattended")
 
 

@@ -87,7 +87,7 @@ def test_a_home_whose_making_was_cut_off_says_how_to_begin_anew(
     command = ("init", "--home", home, "--genesis", genesis, "--unattended")
     status, said = dekube(*command)
     assert status == 1
-    assert f"Move {home / 'keys'} away to begin anew [config_error]" in said
+    assert f"Move {home / 'keys'} away to start again [config_error]" in said
     assert (home / "keys" / "passphrase").read_text() == "half"
     (home / "keys").rename(tmp_path / "away")
     assert dekube(*command) == (0, "Making keys; this takes some seconds ...\n")
@@ -419,7 +419,7 @@ def test_a_home_that_is_there_is_refused_before_a_passphrase_is_asked_for(
     status, said = dekube(*command.split(), "--home", home, *terms)
     assert (status, said) == (
         1,
-        f"dekube: {home}: a node lives here already; nothing was changed [config_error]\n",
+        f"dekube: {home}: this is already the home of a node; nothing was changed [config_error]\n",
     )
 
 

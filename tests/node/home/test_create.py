@@ -44,7 +44,7 @@ def test_a_home_opens_as_it_was_made(tmp_path: Path) -> None:
 def test_keys_are_never_overwritten(tmp_path: Path) -> None:
     home_at(tmp_path, None)
     before = (tmp_path / "keys/account.json").read_bytes()
-    with pytest.raises(ConfigError, match="lives here already"):
+    with pytest.raises(ConfigError, match="already the home of a"):
         home_at(tmp_path, None)
     (tmp_path / "config.toml").unlink()
     with pytest.raises(ConfigError, match=r"no config\.toml"):

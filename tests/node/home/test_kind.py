@@ -166,5 +166,5 @@ def test_a_command_of_a_signer_says_that_a_node_lives_there(tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_home_that_is_taken_says_by_what(tmp_path: Path, kind: str) -> None:
     home = home_of(tmp_path, OPTIONS[kind])
-    with pytest.raises(ConfigError, match=f"a {kind} lives here already; nothing was changed"):
+    with pytest.raises(ConfigError, match=f"already the home of a {kind}; nothing was changed"):
         check_no_keys(home)

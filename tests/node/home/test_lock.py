@@ -30,7 +30,7 @@ def test_a_second_process_is_told_of_the_first_and_changes_nothing(tmp_path: Pat
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "lives\n"
-        with pytest.raises(HomeInUse, match=rf"^{tmp_path}: a process lives here already \(number {other.pid}\)"):
+        with pytest.raises(HomeInUse, match=rf"^{tmp_path}: a running process \(pid {other.pid}\) uses this home"):
             live_in(home).__enter__()
     finally:
         other.kill()
