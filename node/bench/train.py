@@ -12,7 +12,8 @@ from time import process_time
 import numpy as np
 
 from tasks.engines.arrays import NumpyArrays
-from tasks.engines.datasets import Dataset, make_dataset
+from tasks.engines.builtin_datasets import make_dataset
+from tasks.engines.datasets import Dataset
 from tasks.engines.order import DataOrder
 from tasks.engines.plan import NANO, TrainingPlan
 from tasks.engines.training import Trainer, initial_state

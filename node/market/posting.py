@@ -15,7 +15,8 @@ from state.primitives.address import format_address
 from state.primitives.errors import DekubeError
 from state.primitives.keys import SecretKey
 from tasks import spec as specs
-from tasks.engines.datasets import Dataset, make_dataset
+from tasks.engines.builtin_datasets import make_dataset
+from tasks.engines.datasets import Dataset
 from tasks.ledger.screening import DatasetFacts
 
 __all__ = [

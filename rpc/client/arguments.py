@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Final
 
 from rpc.client.core import ClientOptions
@@ -17,7 +16,6 @@ __all__ = [
     "check_amount",
     "check_data",
     "check_fees",
-    "check_file",
     "check_hash",
     "check_key",
     "check_kind",
@@ -58,12 +56,6 @@ def check_key(name: str, value: object) -> None:
     """Check that the argument ``name`` is a key that signs. Raises ArgumentInvalid, which does not repeat it."""
     if not isinstance(value, SecretKey):
         raise ArgumentInvalid(f"{name}: a SecretKey expected, not {type(value).__name__}")
-
-
-def check_file(name: str, value: object) -> None:
-    """Check that the argument ``name`` is the path of a file. Raises ArgumentInvalid."""
-    if not isinstance(value, Path):
-        raise ArgumentInvalid(f"{name}: a pathlib.Path expected, not {type(value).__name__}")
 
 
 def check_kind(name: str, value: object, kinds: Collection[str]) -> None:

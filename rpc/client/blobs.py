@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-from rpc.client.arguments import check_file, check_hash, check_key
+from rpc.client.arguments import check_hash, check_key
 from rpc.client.core import Core, Fetch, Flow, Pause, ReadClock, Reply, Work, hexed
-from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
+from rpc.client.errors import AnswerMalformed, ArgumentInvalid, ClientError, GatewayUnreachable
 from rpc.client.flow_methods import FlowMethod
 from rpc.client.results import ChainInfo, Head, read_shape
 from rpc.protocol.grants import grant_digest, make_grant
@@ -25,7 +25,7 @@ from state.primitives.errors import DecodeError, DekubeError, StoreError
 from state.primitives.keys import SecretKey
 from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest, blob_id, manifest_of
 
-__all__ = ["BlobApi", "Progress", "blob_of_file", "download", "is_held", "upload"]
+__all__ = ["BlobApi", "Progress", "blob_of_file", "check_file", "download", "is_held", "upload"]
 
 Progress = Callable[[int, int], None]
 """Told the bytes that are done, and all."""
@@ -40,6 +40,12 @@ GRANT_BLOCKS: Final = 600
 ERROR_LIMIT_BYTES: Final = 65_536
 PAUSE_S_MIN: Final = 0.25
 PAUSE_S_MAX: Final = 10.0
+
+
+def check_file(name: str, value: object) -> None:
+    """Check that the argument ``name`` is the path of a file. Raises ArgumentInvalid."""
+    if not isinstance(value, Path):
+        raise ArgumentInvalid(f"{name}: a pathlib.Path expected, not {type(value).__name__}")
 
 
 def blob_of_file(file: Path) -> Manifest:

@@ -16,12 +16,11 @@ from rpc.client.arguments import (
     check_address,
     check_amount,
     check_data,
-    check_file,
     check_hash,
     check_key,
     check_timeout,
 )
-from rpc.client.blobs import Progress, download, upload
+from rpc.client.blobs import Progress, check_file, download, upload
 from rpc.client.block_stream import news
 from rpc.client.control import ask_node
 from rpc.client.core import (

@@ -7,19 +7,15 @@ The requester makes the blob; workers and verifiers fetch it by its content addr
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import dataclass
-from hashlib import shake_256
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Final
 
 from state.primitives.codec import decode, encode
-from state.primitives.errors import ConfigError, DecodeError
+from state.primitives.errors import DecodeError
 from state.primitives.merkle import merkle_root
 from tasks.engines.errors import DatasetInvalid
 
-__all__ = ["DATASETS", "DATASET_BYTES_MAX", "Dataset", "make_dataset"]
+__all__ = ["DATASET_BYTES_MAX", "Dataset"]
 
 DATASET_BYTES_MAX: Final = 64 * 1024 * 1024
 ROWS_MAX: Final = 1 << 22
@@ -30,9 +26,6 @@ LEAF_BYTES: Final = 64 * 1024
 ITEMS: Final = 10
 """The data set and its nine fields: no stranger's bytes make more objects than that."""
 _VERSION: Final = 1
-DIGITS_TEST_ROWS: Final = 360
-DIGITS_FILE: Final = "datasets/data/digits.csv.gz"
-"""Where scikit-learn has its digits."""
 
 
 @dataclass(frozen=True)
@@ -89,56 +82,3 @@ class Dataset:
             for at in range(0, self.rows, step)
         ]
         return merkle_root(leaves)
-
-
-def make_digits() -> Dataset:
-    """Make the dataset of handwritten digits that ships with scikit-learn (extra ``datasets``).
-
-    The rows are shuffled once by a fixed rule, because neighbours come from the same writer; the last 360 of 1,797
-    are for testing. Raises ConfigError where scikit-learn is missing.
-    """
-    labelled = _digit_rows()
-    rows, columns = len(labelled), len(labelled[0]) - 1
-    features = [row[:-1] for row in labelled]
-    stream = shake_256(b"dekube digits").digest(8 * rows)
-    order = sorted(range(rows), key=lambda row: stream[8 * row : 8 * row + 8])
-    return Dataset(
-        name="digits",
-        rows=rows,
-        columns=columns,
-        classes=10,
-        shift=4,
-        train_rows=rows - DIGITS_TEST_ROWS,
-        features=b"".join(features[row] for row in order),
-        labels=bytes(labelled[row][-1] for row in order),
-    )
-
-
-def _digit_rows() -> list[bytes]:
-    """Return the rows of scikit-learn's digits: 64 features and the label. Raises ConfigError where it is missing.
-
-    Its own file is read where it lies: to import the package takes seconds, and what is read is the same.
-    """
-    package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise ConfigError("the digits come with scikit-learn: pip install dekube-node[datasets]")
-    try:
-        with gzip.open(Path(package.origin).parent / DIGITS_FILE, "rt", encoding="ascii") as file:
-            return [bytes(int(float(number)) for number in line.split(",")) for line in file]
-    except (OSError, ValueError):
-        from sklearn.datasets import load_digits  # a release that keeps it elsewhere
-
-        bunch = load_digits()
-        return [bytes([*map(int, row), int(label)]) for row, label in zip(bunch.data, bunch.target, strict=True)]
-
-
-DATASETS: Final = {"digits": make_digits}
-"""Datasets that can be made on the spot, by name."""
-
-
-def make_dataset(name: str) -> Dataset:
-    """Make the dataset called ``name``. Raises ConfigError for an unknown name or a missing extra."""
-    maker = DATASETS.get(name)
-    if maker is None:
-        raise ConfigError(f"unknown dataset {name!r}; there is {', '.join(sorted(DATASETS))}")
-    return maker()

@@ -94,4 +94,9 @@ IMPURE: Final[dict[str, str]] = {
     "tasks.executor.sandbox": "shuts the job's process in; reads its pipes",
     "tasks.executor.service": "runs jobs for the node (trio)",
     "tasks.executor.supervisor": "starts, watches and ends job processes",
+    "consensus.guard_log": "keeps the guard's record and the journal in files; the rules are consensus.guard's",
+    "p2p.config": "options hold paths; nothing here opens one",
+    "tasks.engines.builtin_datasets": "reads the digits of scikit-learn from its package",
+    "tasks.engines.torch_arrays": "looks for a GPU driver before it imports torch",
+    "tasks.executor.journal": "keeps finished segments in files",
 }

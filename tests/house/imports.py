@@ -24,8 +24,8 @@ PURE_PACKAGES: Final = (
 )  # fmt: skip
 NOT_PURE: Final = frozenset(
     ("trio", "asyncio", "uvloop", "socket", "select", "selectors", "ssl", "threading", "multiprocessing",
-     "subprocess", "concurrent", "plyvel", "time", "datetime", "random", "secrets", "signal", "uvicorn",
-     "structlog", "logging")
+     "subprocess", "concurrent", "os", "fcntl", "shutil", "tempfile", "mmap", "pathlib", "plyvel", "time",
+     "datetime", "random", "secrets", "signal", "uvicorn", "structlog", "logging")
 )  # fmt: skip
 
 

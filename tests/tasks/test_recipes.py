@@ -1,4 +1,4 @@
-from tasks.engines.datasets import make_dataset
+from tasks.engines.builtin_datasets import make_dataset
 from tasks.engines.training import initial_state
 from tasks.executor.job import Job
 from tasks.recipes import digits_spec

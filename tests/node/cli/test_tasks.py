@@ -22,7 +22,7 @@ from rpc.client.results import BillLine, Task, read_shape
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
-from tasks.engines.datasets import _digit_rows, make_dataset
+from tasks.engines.builtin_datasets import _digit_rows, make_dataset
 from tasks.ledger.transitions import CREATE_TASK, RESUME_TASK
 from tasks.spec import encode_spec
 from tests.tasks.executor.helpers import make_spec
@@ -296,7 +296,7 @@ def test_the_digits_are_those_that_a_job_names_and_come_without_their_library(tm
     bunch = load_digits()
     rows = [bytes([*map(int, row), int(label)]) for row, label in zip(bunch.data, bunch.target, strict=True)]
     assert _digit_rows() == rows
-    code = "import sys, tasks.engines.datasets as d; d.make_dataset('digits'); print('sklearn' in sys.modules)"
+    code = "import sys, tasks.engines.builtin_datasets as d; d.make_dataset('digits'); print('sklearn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from state.primitives.codec import Value, encode
 from state.primitives.merkle import merkle_root
-from tasks.engines.datasets import Dataset, make_dataset
+from tasks.engines.builtin_datasets import make_dataset
+from tasks.engines.datasets import Dataset
 from tasks.engines.errors import DatasetInvalid, StateInvalid
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.state import TENSOR_LEAF_BYTES, TrainingState

@@ -9,7 +9,8 @@ import pytest
 
 import tasks.engines.training
 from tasks.engines.arrays import NumpyArrays
-from tasks.engines.datasets import Dataset, make_dataset
+from tasks.engines.builtin_datasets import make_dataset
+from tasks.engines.datasets import Dataset
 from tasks.engines.errors import DatasetInvalid, Diverged, StateInvalid, UnsupportedJob
 from tasks.engines.mlp import Layer, gradients
 from tasks.engines.order import DataOrder

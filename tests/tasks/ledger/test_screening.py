@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS
 from state.primitives.errors import DecodeError
-from tasks.engines.datasets import DATASET_BYTES_MAX, make_dataset
+from tasks.engines.builtin_datasets import make_dataset
+from tasks.engines.datasets import DATASET_BYTES_MAX
 from tasks.ledger.registry import NodeRole, require_node, save_node
 from tasks.ledger.screening import (
     MACHINES_MAX,
