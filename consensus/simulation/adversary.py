@@ -69,12 +69,12 @@ class Adversary:
         self._candidates.clear()
         self._proposed.clear()
         self._epoch, self._view = epoch, 1
-        reign = self._node.machine.reign(epoch)
-        assert reign is not None, "its own node is in that epoch"
-        self._committee = reign.committee
-        self._seat = reign.committee.seat_of(self._node.address)
+        epoch_view = self._node.machine.epoch_view(epoch)
+        assert epoch_view is not None, "its own node is in that epoch"
+        self._committee = epoch_view.committee
+        self._seat = epoch_view.committee.seat_of(self._node.address)
         if self._seat is not None:
-            self._key = self._cluster.world.key_of(self._account, reign.committee.seats[self._seat].vote_key)
+            self._key = self._cluster.world.key_of(self._account, epoch_view.committee.seats[self._seat].vote_key)
 
     def hears(self, _sender: int, raw: bytes, decoded: r.Decoded) -> None:
         """Learn from a message, then perhaps act."""
@@ -256,11 +256,11 @@ class Adversary:
     def _make(self, view: int, parent_hash: bytes) -> Block | None:
         """Return a block: in a world of hashes on any parent it has heard of, else on one that it has executed."""
         world, seat = self._cluster.world, self._seat
-        reign = self._node.machine.reign(self._epoch)
-        if seat is None or reign is None:
+        epoch_view = self._node.machine.epoch_view(self._epoch)
+        if seat is None or epoch_view is None:
             return None
         if not isinstance(world, HashWorld):
-            alpha = vrf_alpha(world.genesis_hash, reign.randomness, self._epoch, view)
+            alpha = vrf_alpha(world.genesis_hash, epoch_view.randomness, self._epoch, view)
             block = self._node.machine.build(
                 parent_hash, epoch=self._epoch, view=view, seat=seat, time_ms=self._cluster.now_ms,
                 vrf_proof=world.signer(self._account, self._key).prove(alpha), voters=b"",

@@ -22,7 +22,7 @@ from consensus.events import ConsensusParameters, Epoch
 from consensus.guard import Guard, GuardCorrupt, GuardMissing, GuardRefused
 from consensus.notarizations import Notarizations
 from consensus.simulation.disk import DiskFailed, Fault, PowerFailed, SimulatedLog
-from consensus.simulation.oracle import Oracle, Reign, Violation
+from consensus.simulation.oracle import EpochView, Oracle, Violation
 from consensus.simulation.worlds import HashWorld, Machine, World
 from consensus.votes import Check, Signer
 from consensus.wire import BlockReply, Certificates, Message, Proposal, Votes, encode_message
@@ -292,13 +292,13 @@ class Cluster:
         standing = node.machine.start()
         signer, guard = self._open_guard(node, standing.epoch)
         node.epoch = standing.epoch
-        reign = self._enter_epoch(node, standing.epoch)
+        epoch_view = self._enter_epoch(node, standing.epoch)
         if node.honest and guard is not None:
             # What was recorded and not sent when the power failed is as good as cast: it is counted from here on.
             for vote in guard.votes():
                 self.oracle.saw_vote(vote)
         node.replica = _replica_of(self.replica_type, self.core_type)(
-            epoch=c.Epoch(standing.epoch, reign.last_height, reign.committee, reign.randomness),
+            epoch=c.Epoch(standing.epoch, epoch_view.last_height, epoch_view.committee, epoch_view.randomness),
             genesis_hash=self.world.genesis_hash,
             root=standing.root,
             certificates=standing.certificates,
@@ -338,36 +338,39 @@ class Cluster:
 
     def _key_in(self, node: Node, epoch: int) -> int:
         """The key that the operator runs a node with: the one that has a seat, else the last one."""
-        reign = node.machine.reign(epoch)
-        seat = reign.committee.seat_of(node.address) if reign is not None else None
-        if reign is None or seat is None:
+        epoch_view = node.machine.epoch_view(epoch)
+        seat = epoch_view.committee.seat_of(node.address) if epoch_view is not None else None
+        if epoch_view is None or seat is None:
             return node.key
-        return self.world.key_of(node.account, reign.committee.seats[seat].vote_key)
+        return self.world.key_of(node.account, epoch_view.committee.seats[seat].vote_key)
 
     def _begin_epoch(self, node: Node, number: int) -> None:
         replica = node.replica
         assert replica is not None
-        reign = self._enter_epoch(node, number)
+        epoch_view = self._enter_epoch(node, number)
         signer: Signer | None = None
         guard: Guard | None = None
         if node.votes and self._key_in(node, number) != node.key:
             signer, guard = self._open_guard(node, number)
-        self._perform_all(node, replica.begin_epoch(reign, self._clock(node), signer=signer, guard=guard))
+        self._perform_all(node, replica.begin_epoch(epoch_view, self._clock(node), signer=signer, guard=guard))
 
     def _enter_epoch(self, node: Node, epoch: int) -> Epoch:
-        reign = node.machine.reign(epoch)
-        if reign is None:
+        epoch_view = node.machine.epoch_view(epoch)
+        if epoch_view is None:
             raise Violation(f"node {node.number} does not know its own epoch {epoch}")
         if node.honest:
-            seats = reign.committee.seats
-            self.oracle.saw_reign(
+            seats = epoch_view.committee.seats
+            self.oracle.saw_epoch_view(
                 node.number,
-                Reign(
-                    epoch, tuple([s.address for s in seats]), tuple([s.weight for s in seats]), reign.last_height
+                EpochView(
+                    epoch,
+                    tuple([s.address for s in seats]),
+                    tuple([s.weight for s in seats]),
+                    epoch_view.last_height,
                 ),
             )
         node.epoch = epoch
-        return reign
+        return epoch_view
 
     def tell_mempool(self, number: int, has_transactions: bool) -> None:
         """Fill or empty a node's mempool."""
@@ -427,10 +430,10 @@ class Cluster:
 
         A quorum certifies what each of it has on disk. Had all of them lost it, the block would be gone for good.
         """
-        reign = node.machine.reign(node.epoch)
-        assert reign is not None
+        epoch_view = node.machine.epoch_view(node.epoch)
+        assert epoch_view is not None
         self._forgetful.add(node.address)
-        committee = reign.committee
+        committee = epoch_view.committee
         lost = sum(seat.weight for seat in committee.seats if seat.address in self._forgetful)
         if 3 * lost <= sum(committee.weights):
             return True
@@ -702,9 +705,9 @@ class Cluster:
             case Proposal(candidate, signature, justify, nulls, _):
                 header = decoded.blocks[0][1].header
                 self.oracle.saw_block(candidate.block_hash, header.parent_hash, header.height, header.epoch)
-                reign = node.machine.reign(candidate.epoch)
-                if reign is not None:
-                    seat = reign.committee.leader(candidate.view)
+                epoch_view = node.machine.epoch_view(candidate.epoch)
+                if epoch_view is not None:
+                    seat = epoch_view.committee.leader(candidate.view)
                     self.oracle.saw_vote(Vote(NOTARIZE, *candidate, seat, signature))
                 if node.honest:
                     for certificate in nulls if justify is None else (*nulls, justify):
@@ -718,13 +721,13 @@ class Cluster:
 
     def sign(self, account: int, key: int, vote: Vote) -> Vote:
         """Sign for a faulty seat, past any guard; for an epoch that is not known yet nobody can."""
-        reign = self.nodes[account].machine.reign(vote.epoch)
-        if reign is None:
+        epoch_view = self.nodes[account].machine.epoch_view(vote.epoch)
+        if epoch_view is None:
             return vote._replace(signature=bytes(64))
         signer = self.world.signer(account, key)
         digest = vote_digest(self.world.genesis_hash, vote.kind, vote.candidate)
         signed = vote._replace(signature=signer.sign_vote(digest))
-        seats = reign.committee.seats
+        seats = epoch_view.committee.seats
         if vote.seat < len(seats) and seats[vote.seat].vote_key == signer.vote_key:
             self.oracle.saw_vote(signed)
         return signed

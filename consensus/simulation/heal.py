@@ -96,9 +96,9 @@ def _blocked(cluster: Cluster, broken: Break) -> Callable[[int, int], bool] | No
     nodes = cluster.nodes
 
     def leader() -> int:
-        reign = nodes[0].machine.reign(0)
-        assert reign is not None, "the founders sit in the only epoch"
-        return reign.committee.leader(max(1, max(node.entered for node in nodes)))
+        epoch_view = nodes[0].machine.epoch_view(0)
+        assert epoch_view is not None, "the founders sit in the only epoch"
+        return epoch_view.committee.leader(max(1, max(node.entered for node in nodes)))
 
     match kind:
         case "split":

@@ -13,14 +13,14 @@ from typing import NamedTuple
 from consensus.votes import Certificate
 from state.primitives.votes import Equivocation, Vote
 
-__all__ = ["Oracle", "Reign", "Violation"]
+__all__ = ["EpochView", "Oracle", "Violation"]
 
 
 class Violation(Exception):
     """A promise of the protocol was broken; the message names the promise, the seed names the run."""
 
 
-class Reign(NamedTuple):
+class EpochView(NamedTuple):
     """One epoch as the nodes say it is: the holders of its seats, their weights, and its last height, if any."""
 
     epoch: int
@@ -51,7 +51,7 @@ class Oracle:
         self._honest = frozenset(honest)
         self._root_hash = root_hash
         self.may_fork = may_fork
-        self._reigns: dict[int, Reign] = {}
+        self._epoch_views: dict[int, EpochView] = {}
         self._early: dict[int, list[Vote]] = {}
         self._by_seat: dict[tuple[int, int, int, int], set[tuple[int, bytes]]] = {}
         self._tallies: dict[tuple[int, int, int, int, bytes], _Tally] = {}
@@ -75,36 +75,36 @@ class Oracle:
         if len(self.broken) < 100:
             self.broken.append(text)
 
-    def saw_reign(self, node: int, reign: Reign) -> None:
+    def saw_epoch_view(self, node: int, epoch_view: EpochView) -> None:
         """An honest node enters an epoch. Raises Violation when another knows the epoch otherwise."""
-        known = self._reigns.setdefault(reign.epoch, reign)
-        if known != reign:
-            self._breaks(f"node {node} knows another committee of epoch {reign.epoch}")
-        for vote in self._early.pop(reign.epoch, ()):
+        known = self._epoch_views.setdefault(epoch_view.epoch, epoch_view)
+        if known != epoch_view:
+            self._breaks(f"node {node} knows another committee of epoch {epoch_view.epoch}")
+        for vote in self._early.pop(epoch_view.epoch, ()):
             self.saw_vote(vote)
 
     def saw_block(self, block_hash: bytes, parent_hash: bytes, height: int, epoch: int) -> None:
         """A block was proposed."""
         self._blocks[block_hash] = _Block(parent_hash, height, epoch)
 
-    def _is_honest(self, reign: Reign, seat: int) -> bool:
-        return reign.holders[seat] in self._honest
+    def _is_honest(self, epoch_view: EpochView, seat: int) -> bool:
+        return epoch_view.holders[seat] in self._honest
 
     def saw_vote(self, vote: Vote) -> None:
         """A correctly signed vote was released. Raises Violation."""
         kind, epoch, view, parent_view, block_hash, seat, _ = vote
-        reign = self._reigns.get(epoch)
-        if reign is None:  # a faulty seat speaks before its time; it counts when the epoch begins
+        epoch_view = self._epoch_views.get(epoch)
+        if epoch_view is None:  # a faulty seat speaks before its time; it counts when the epoch begins
             self._early.setdefault(epoch, []).append(vote)
             return
-        if seat >= len(reign.holders):
+        if seat >= len(epoch_view.holders):
             return
         said = self._by_seat.setdefault((epoch, seat, view, kind), set())
         word = (parent_view, block_hash)
         if word in said:
             return
         said.add(word)
-        is_honest = self._is_honest(reign, seat)
+        is_honest = self._is_honest(epoch_view, seat)
         is_double = len(said) > 1 or (kind != 1 and (epoch, seat, view, 5 - kind) in self._by_seat)
         if is_double and is_honest:
             raise Violation(f"an honest seat equivocated: epoch {epoch}, seat {seat}, view {view}, kind {kind}")
@@ -114,33 +114,35 @@ class Oracle:
         if kind == 2 and (epoch, seat, view, 1) not in self._by_seat:
             self._nullified_first.add((epoch, seat, view))
         if kind == 1 and is_honest:
-            self._check_place(reign, block_hash)
+            self._check_place(epoch_view, block_hash)
         key = (epoch, view, kind, parent_view, block_hash)
         tally = self._tallies.get(key)
         if tally is None:
             tally = self._tallies[key] = _Tally(set(), [0])
         if seat not in tally.seats:
             tally.seats.add(seat)
-            own, total = reign.weights[seat], sum(reign.weights)
+            own, total = epoch_view.weights[seat], sum(epoch_view.weights)
             tally.weight[0] += own
             if 3 * (tally.weight[0] - own) <= 2 * total < 3 * tally.weight[0]:
-                self._on_quorum(reign, kind, view, parent_view, block_hash)
+                self._on_quorum(epoch_view, kind, view, parent_view, block_hash)
 
-    def _check_place(self, reign: Reign, block_hash: bytes) -> None:
+    def _check_place(self, epoch_view: EpochView, block_hash: bytes) -> None:
         """An honest seat votes for blocks of its own epoch alone."""
         block = self._blocks.get(block_hash)
         if block is None:
             raise Violation("an honest seat voted for a block that nobody proposed")
-        if block.epoch != reign.epoch:
-            raise Violation(f"a seat of epoch {reign.epoch} voted for a block of epoch {block.epoch}")
-        if reign.last_height is not None and block.height > reign.last_height:
-            raise Violation(f"a seat of epoch {reign.epoch} voted for height {block.height}, beyond its last")
-        before = self._reigns.get(reign.epoch - 1)
+        if block.epoch != epoch_view.epoch:
+            raise Violation(f"a seat of epoch {epoch_view.epoch} voted for a block of epoch {block.epoch}")
+        if epoch_view.last_height is not None and block.height > epoch_view.last_height:
+            raise Violation(f"a seat of epoch {epoch_view.epoch} voted for height {block.height}, beyond its last")
+        before = self._epoch_views.get(epoch_view.epoch - 1)
         if before is not None and before.last_height is not None and block.height <= before.last_height:
-            raise Violation(f"a seat of epoch {reign.epoch} voted for height {block.height} of the epoch before")
+            raise Violation(
+                f"a seat of epoch {epoch_view.epoch} voted for height {block.height} of the epoch before"
+            )
 
-    def _on_quorum(self, reign: Reign, kind: int, view: int, parent_view: int, block_hash: bytes) -> None:
-        epoch = reign.epoch
+    def _on_quorum(self, epoch_view: EpochView, kind: int, view: int, parent_view: int, block_hash: bytes) -> None:
+        epoch = epoch_view.epoch
         known = self._certified.setdefault((epoch, view, kind), (parent_view, block_hash))
         if known != (parent_view, block_hash):
             self._breaks(f"two quorums of kind {kind} in view {view}")
@@ -158,7 +160,10 @@ class Oracle:
         else:
             expected = self._certified.get((epoch, parent_view, 1), (0, b""))[1]
         is_again = (
-            block is not None and parent_view > 0 and block_hash == expected and block.height == reign.last_height
+            block is not None
+            and parent_view > 0
+            and block_hash == expected
+            and block.height == epoch_view.last_height
         )
         if not is_again and (block is None or block.parent_hash != expected):
             self._breaks(f"view {view} is notarized on a block that view {parent_view} did not notarize")
@@ -182,16 +187,16 @@ class Oracle:
         block = self._blocks.get(block_hash)
         if block is None or block.parent_hash != (below[0] if below is not None else self._root_hash):
             self._breaks(f"the final block of height {height} is not on top of the one below")
-        reign = None if block is None else self._reigns.get(block.epoch)
-        if block is None or block.height != height or reign is None:
+        epoch_view = None if block is None else self._epoch_views.get(block.epoch)
+        if block is None or block.height != height or epoch_view is None:
             self._breaks(f"the final block of height {height} has another height or an unknown epoch")
             return
-        before = self._reigns.get(block.epoch - 1)
-        if (reign.last_height is not None and height > reign.last_height) or (
+        before = self._epoch_views.get(block.epoch - 1)
+        if (epoch_view.last_height is not None and height > epoch_view.last_height) or (
             before is not None and before.last_height is not None and height <= before.last_height
         ):
             self._breaks(f"the final block of height {height} is of epoch {block.epoch}")
-        if height == reign.last_height:
+        if height == epoch_view.last_height:
             self._boundaries[block.epoch + 1] = block_hash
 
     def saw_power_loss(self, node: int, height: int) -> None:
@@ -206,31 +211,31 @@ class Oracle:
         if certificate in held:
             return
         held[certificate] = None
-        reign = self._reigns.get(epoch)
+        epoch_view = self._epoch_views.get(epoch)
         tally = self._tallies.get((epoch, view, kind, parent_view, block_hash))
         seats = _seats(bitmap)
-        if reign is None or tally is None or not set(seats) <= tally.seats or (must_be_final and kind != 3):
+        if epoch_view is None or tally is None or not set(seats) <= tally.seats or (must_be_final and kind != 3):
             raise Violation(f"a certificate of view {view} contains votes that nobody cast")
-        weight = sum(reign.weights[seat] for seat in seats)
-        if 3 * weight <= 2 * sum(reign.weights) or len(signatures) != 64 * len(seats):
+        weight = sum(epoch_view.weights[seat] for seat in seats)
+        if 3 * weight <= 2 * sum(epoch_view.weights) or len(signatures) != 64 * len(seats):
             raise Violation(f"a certificate of view {view} is short of weight")
 
     def saw_evidence(self, equivocation: Equivocation) -> None:
         """An honest node holds a proof of a fault. Raises Violation when it proves none, or names the honest."""
         first, second = equivocation
-        reign = self._reigns.get(first.epoch)
+        epoch_view = self._epoch_views.get(first.epoch)
         is_fault = (first.epoch, first.view, first.seat) == (second.epoch, second.view, second.seat) and (
             (first.kind == second.kind != 2 and first[:5] != second[:5])
             or sorted((first.kind, second.kind)) == [2, 3]
         )
-        if reign is None or not is_fault:
+        if epoch_view is None or not is_fault:
             raise Violation("a proof of a fault proves none")
         for vote in equivocation:
             if (vote.parent_view, vote.block_hash) not in self._by_seat.get(
                 (vote.epoch, vote.seat, vote.view, vote.kind), ()
             ):
                 raise Violation("a proof of a fault contains a vote that nobody cast")
-        if self._is_honest(reign, first.seat):
+        if self._is_honest(epoch_view, first.seat):
             raise Violation(f"a proof of a fault names an honest seat: {first.seat}")
         self._named.setdefault(first.epoch, set()).add(first.seat)
 
@@ -245,7 +250,7 @@ class Oracle:
         for (epoch, _), certificates in self._held.items():
             named.setdefault(epoch, set()).update(_culprits(tuple(certificates)))
         for epoch, seats in named.items():
-            weights = self._reigns[epoch].weights
+            weights = self._epoch_views[epoch].weights
             if 3 * sum(weights[seat] for seat in seats) > sum(weights):
                 return True
         raise Violation(
@@ -264,7 +269,7 @@ class Oracle:
     @property
     def epoch_max(self) -> int:
         """The newest epoch that any honest node has entered."""
-        return max(self._reigns, default=0)
+        return max(self._epoch_views, default=0)
 
 
 def _seats(bitmap: bytes) -> list[int]:

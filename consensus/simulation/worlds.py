@@ -114,7 +114,7 @@ class Machine(Protocol):
         """Open the database, and say where the node stands."""
         ...
 
-    def reign(self, epoch: int) -> Epoch | None:
+    def epoch_view(self, epoch: int) -> Epoch | None:
         """Return an epoch that the final state knows."""
         ...
 
@@ -225,7 +225,7 @@ class HashWorld:
         self._members_of = members_of or (lambda _: founders)
         self._leaders = leaders
         self._members: dict[int, tuple[Member, ...]] = {}
-        self._reigns: dict[int, Epoch] = {}
+        self._epoch_views: dict[int, Epoch] = {}
         self._signers: dict[tuple[int, int], SimulatedKey] = {}
         self._by_vote_key: dict[bytes, SimulatedKey] = {}
         self._numbers: dict[bytes, int] = {}
@@ -259,9 +259,9 @@ class HashWorld:
         """Return which of its keys an account has registered as ``vote_key``."""
         return self._numbers[vote_key]
 
-    def reign(self, epoch: int) -> Epoch:
+    def epoch_view(self, epoch: int) -> Epoch:
         """Return an epoch."""
-        known = self._reigns.get(epoch)
+        known = self._epoch_views.get(epoch)
         if known is None:
             members = self.members(epoch)
             signers = [self.signer(member.account, member.key) for member in members]
@@ -272,7 +272,7 @@ class HashWorld:
             committee = _ScriptedCommittee(seats, self._leaders) if self._leaders else Committee(seats)
             last_height = (epoch + 1) * self.epoch_blocks
             randomness = digest(b"sim-random", epoch.to_bytes(4, "big"))
-            known = self._reigns[epoch] = Epoch(epoch, last_height, committee, randomness)
+            known = self._epoch_views[epoch] = Epoch(epoch, last_height, committee, randomness)
         return known
 
     def epoch_of(self, height: int) -> int:
@@ -294,19 +294,19 @@ class HashWorld:
         vrf_proof: bytes, body: bytes,
     ) -> Block:  # fmt: skip
         """Return a block with one transaction."""
-        reign = self.reign(epoch)
-        is_last = height == reign.last_height
+        epoch_view = self.epoch_view(epoch)
+        is_last = height == epoch_view.last_height
         header = Header(
             VERSION, GENESIS, height, epoch, view, seat, parent_hash, height, merkle_root((body,)), ZERO_HASH,
-            state_root, evidence_root(()), vrf_proof, reign.committee.hash,
-            self.reign(epoch + 1).committee.hash if is_last else ZERO_HASH, b"", 0, len(body), 1, 1,
+            state_root, evidence_root(()), vrf_proof, epoch_view.committee.hash,
+            self.epoch_view(epoch + 1).committee.hash if is_last else ZERO_HASH, b"", 0, len(body), 1, 1,
         )  # fmt: skip
         return Block(header, (body,))
 
     def proof(self, epoch: int, view: int, seat: int) -> bytes:
         """Return the VRF proof of a seat for a view."""
         member = self.members(epoch)[seat]
-        alpha = vrf_alpha(GENESIS, self.reign(epoch).randomness, epoch, view)
+        alpha = vrf_alpha(GENESIS, self.epoch_view(epoch).randomness, epoch, view)
         return self.signer(member.account, member.key).prove(alpha)
 
 
@@ -354,9 +354,9 @@ class HashMachine:
         )
         return Standing(epoch, root, certificates)
 
-    def reign(self, epoch: int) -> Epoch | None:
+    def epoch_view(self, epoch: int) -> Epoch | None:
         """Return an epoch that the final state knows: that of the next height and the one after it."""
-        return self._world.reign(epoch) if epoch <= self._world.epoch_of(self._tip[1] + 1) + 1 else None
+        return self._world.epoch_view(epoch) if epoch <= self._world.epoch_of(self._tip[1] + 1) + 1 else None
 
     def build(
         self,
@@ -382,9 +382,11 @@ class HashMachine:
     def is_valid(self, block_hash: bytes, block: Block, now_ms: int) -> bool:
         """Check what the core leaves to the state: time, proof, the next committee."""
         header, world = block.header, self._world
-        reign = world.reign(header.epoch)
+        epoch_view = world.epoch_view(header.epoch)
         expected = (
-            world.reign(header.epoch + 1).committee.hash if header.height == reign.last_height else ZERO_HASH
+            world.epoch_view(header.epoch + 1).committee.hash
+            if header.height == epoch_view.last_height
+            else ZERO_HASH
         )
         return (
             header.time_ms == header.height

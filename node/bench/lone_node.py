@@ -22,7 +22,7 @@ import trio
 
 from node.chain.block_tree import Chain, Executed
 from node.chain.ledger import NodeLedger
-from node.chain.local_transactions import KeptTransactions
+from node.chain.local_transactions import LocalTransactions
 from node.chain.mempool import MempoolOptions
 from node.home.files import write_whole
 from node.process.children import die_with_parent
@@ -214,7 +214,7 @@ async def _serve(path: Path, accounts: int) -> None:
     write_whole(_blocks_file(path), "0.0")
     live = _Live(path, accounts)
     backend = Backend(live.view, live, _socket(path))
-    kept = KeptTransactions(live.ledger, path / "mempool", recover=_recover_none, wait_peers=trio.sleep_forever)
+    kept = LocalTransactions(live.ledger, path / "mempool", recover=_recover_none, wait_peers=trio.sleep_forever)
     async with trio.open_nursery() as nursery:
         await nursery.start(kept.run)  # what a node does for its own users costs it time as well
         await nursery.start(backend.run)

@@ -25,7 +25,7 @@ from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.transactions import Transaction, decode_transaction
 
-__all__ = ["Kept", "KeptTransactions", "decode_kept", "decode_log", "encode_kept", "encode_log_part"]
+__all__ = ["LocalTransaction", "LocalTransactions", "decode_kept", "decode_log", "encode_kept", "encode_log_part"]
 
 _log = structlog.get_logger("mempool")
 
@@ -48,7 +48,7 @@ _KIND: Final = b"kept-mempool"
 _PART_HEAD: Final = struct.Struct(">I")
 
 
-class Kept(NamedTuple):
+class LocalTransaction(NamedTuple):
     """A transaction and the height since which it waits."""
 
     since: int
@@ -65,7 +65,7 @@ def encode_kept(chain_hash: bytes, items: Iterable[tuple[int, bytes]]) -> bytes:
     return digest(_KIND, body) + body
 
 
-def decode_kept(data: bytes, chain_hash: bytes) -> list[Kept]:
+def decode_kept(data: bytes, chain_hash: bytes) -> list[LocalTransaction]:
     """Return what the file kept, unchecked. Raises DecodeError, for a file of another chain too."""
     if len(data) > FILE_LIMIT_BYTES:
         raise DecodeError(f"more than {FILE_LIMIT_BYTES} bytes")
@@ -76,7 +76,7 @@ def decode_kept(data: bytes, chain_hash: bytes) -> list[Kept]:
         case [bytes(chain), list(items)] if len(items) <= KEPT_MAX and all(map(_is_item, items)):
             if chain != chain_hash:
                 raise DecodeError("of another chain")
-            return [Kept(since, raw) for since, raw in items]
+            return [LocalTransaction(since, raw) for since, raw in items]
         case _:
             raise DecodeError("not a file of waiting transactions")
 
@@ -87,9 +87,9 @@ def encode_log_part(chain_hash: bytes, items: Iterable[tuple[int, bytes]]) -> by
     return _PART_HEAD.pack(len(part)) + part
 
 
-def decode_log(data: bytes, chain_hash: bytes) -> tuple[list[Kept], int]:
+def decode_log(data: bytes, chain_hash: bytes) -> tuple[list[LocalTransaction], int]:
     """Return what the log says as far as it can be read, unchecked, and the length of that part of it."""
-    found: list[Kept] = []
+    found: list[LocalTransaction] = []
     at = 0
     while len(found) <= LOG_ITEMS_MAX - KEPT_MAX and at + _PART_HEAD.size <= len(data) <= LOG_LIMIT_BYTES:
         begin = at + _PART_HEAD.size
@@ -112,7 +112,7 @@ def _is_item(item: Any) -> bool:
             return False
 
 
-class KeptTransactions:
+class LocalTransactions:
     """The file at ``path``, and what it holds brought back into the pool of ``ledger``.
 
     ``wait_peers`` returns when somebody is there who can be told of it.
@@ -236,7 +236,7 @@ class KeptTransactions:
 
     # The file
 
-    def _read(self) -> list[Kept]:
+    def _read(self) -> list[LocalTransaction]:
         try:
             with self._path.open("rb") as file:
                 kept = decode_kept(file.read(FILE_LIMIT_BYTES + 1), self._ledger.runtime.genesis_hash)
@@ -262,7 +262,7 @@ class KeptTransactions:
             "the file of waiting transactions is damaged and set aside", path=str(aside), error=str(error)
         )
 
-    def _read_log(self) -> list[Kept]:
+    def _read_log(self) -> list[LocalTransaction]:
         try:
             with self._log_path.open("rb") as file:
                 data = file.read(LOG_LIMIT_BYTES + 1)

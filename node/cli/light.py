@@ -29,7 +29,7 @@ from node.light.client import (
     LightFile,
     LightNode,
     NoEndpoint,
-    Place,
+    ProvenTransaction,
     check_endpoints,
     gateway_source,
     load_light_file,
@@ -510,7 +510,7 @@ def _warn_if_old(age_ms: int) -> None:
         click.echo(text, err=True)
 
 
-def _transaction_fields(place: Place) -> dict[str, Any]:
+def _transaction_fields(place: ProvenTransaction) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "hash": place.hash,
         "height": place.block.header.height,

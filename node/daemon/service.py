@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from consensus.halts import ConsensusHalted
-from node.chain.local_transactions import KeptTransactions
+from node.chain.local_transactions import LocalTransactions
 from node.chain.runtime import make_runtime
 from node.consensus.voter import votes_elsewhere
 from node.daemon.admin import Admin, serve_admin
@@ -157,7 +157,7 @@ class Node:
             async with trio.open_nursery() as nursery:
                 if setup.options.mempool.keep_local:
                     # First: what comes back by gossip would be taken for somebody else's.
-                    kept = KeptTransactions(
+                    kept = LocalTransactions(
                         node.ledger,
                         setup.home.waiting,
                         recover=verifier.recover,

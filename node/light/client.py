@@ -57,7 +57,7 @@ __all__ = [
     "LightNode",
     "NoEndpoint",
     "NotShown",
-    "Place",
+    "ProvenTransaction",
     "Report",
     "Source",
     "check_endpoints",
@@ -170,7 +170,7 @@ class Report(NamedTuple):
     """Why it did not take it in, if it did not."""
 
 
-class Place(NamedTuple):
+class ProvenTransaction(NamedTuple):
     """A proven transaction: where it stands, in which block, its bytes; ``receipt`` where that was asked for."""
 
     hash: bytes
@@ -539,11 +539,11 @@ class LightNode:
 
         return self._first(ask)
 
-    def transaction(self, hash_: bytes) -> Place:
+    def transaction(self, hash_: bytes) -> ProvenTransaction:
         """Return where a transaction stands. Raises NotShown, NoEndpoint."""
         return self._place("dekube_getTransactionProof", "transaction", hash_)
 
-    def receipt(self, hash_: bytes) -> Place:
+    def receipt(self, hash_: bytes) -> ProvenTransaction:
         """Return a transaction with its receipt. Raises NotShown, NoEndpoint."""
         return self._place("dekube_getReceiptProof", "receipt", hash_)
 
@@ -573,10 +573,10 @@ class LightNode:
         below = following.header
         return AccountAt(address, account, below.height - 1, below.parent_hash, following, endpoint.url)
 
-    def _place(self, method: str, name: str, hash_: bytes) -> Place:
+    def _place(self, method: str, name: str, hash_: bytes) -> ProvenTransaction:
         absent: list[str] = []
 
-        def ask(endpoint: Endpoint) -> Place:
+        def ask(endpoint: Endpoint) -> ProvenTransaction:
             found = _field(self._call(endpoint, method, "0x" + hash_.hex()), name)
             if found is None:
                 absent.append(endpoint.url)
@@ -596,7 +596,7 @@ class LightNode:
                 if path.position != proof.position:
                     raise ProofInvalid("the receipt of another transaction")
                 receipt = verify_receipt(proven[0].header, proven[1].header, leaf, path)
-            return Place(hash_, proof.position, proven[0], raw, receipt, endpoint.url)
+            return ProvenTransaction(hash_, proof.position, proven[0], raw, receipt, endpoint.url)
 
         try:
             return self._first(ask)

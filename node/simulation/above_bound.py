@@ -103,9 +103,9 @@ def run_above(seed: int, *, kind: str | None = None) -> AboveOutcome:
 
 def _draw_faulty(rng: random.Random, founders: Sequence[int]) -> frozenset[int]:
     """The fewest accounts, in a drawn order, with more than a third of the weight, and less than two thirds."""
-    reign = WholeWorld(founders).machine(0, rng).reign(0)
-    assert reign is not None
-    weights = {seat.address: seat.weight for seat in reign.committee.seats}
+    epoch_view = WholeWorld(founders).machine(0, rng).epoch_view(0)
+    assert epoch_view is not None
+    weights = {seat.address: seat.weight for seat in epoch_view.committee.seats}
     world = WholeWorld(founders)
     held = [weights[world.address(account)] for account in range(len(founders))]
     order, faulty = list(range(len(founders))), set[int]()
@@ -221,9 +221,9 @@ def _without_the_slashed(cluster: ForkingCluster) -> None:
 
     def are_out() -> bool:
         for node in honest:
-            reign = node.machine.reign(node.epoch)
-            assert reign is not None
-            if any(reign.committee.seat_of(address) is not None for address in slashed):
+            epoch_view = node.machine.epoch_view(node.epoch)
+            assert epoch_view is not None
+            if any(epoch_view.committee.seat_of(address) is not None for address in slashed):
                 return False
         return True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from consensus.simulation.oracle import Oracle, Reign, Violation
+from consensus.simulation.oracle import EpochView, Oracle, Violation
 from consensus.votes import Certificate, Check, vote_check
 from node.simulation.world import WholeMachine
 from state.primitives.committee import Committee, Seat
@@ -42,7 +42,7 @@ class Branches(Oracle):
         """An honest node enters an epoch with a committee, which may be another one on another branch."""
         self._committees.setdefault(epoch, {})[committee.hash] = committee
 
-    def saw_reign(self, node: int, reign: Reign) -> None:
+    def saw_epoch_view(self, node: int, epoch_view: EpochView) -> None:
         """Nothing: branches differ."""
 
     def _casters(self, vote: Vote) -> set[Seat]:

@@ -64,10 +64,10 @@ class ForkingCluster(Cluster):
         super()._blame(node, replica, sender, reason)
 
     def _enter_epoch(self, node: Node, epoch: int) -> Epoch:
-        reign = super()._enter_epoch(node, epoch)
+        epoch_view = super()._enter_epoch(node, epoch)
         if node.honest:
-            self.branches.saw_committee(epoch, reign.committee)
-        return reign
+            self.branches.saw_committee(epoch, epoch_view.committee)
+        return epoch_view
 
     def _perform(self, node: Node, action: r.Action) -> None:
         super()._perform(node, action)
@@ -283,9 +283,9 @@ def settle(cluster: ForkingCluster) -> bool:
 
 
 def _has_seat(world: World, node: Node) -> bool:
-    reign = node.machine.reign(node.epoch)
-    assert reign is not None
-    return reign.committee.seat_of(world.address(node.account)) is not None
+    epoch_view = node.machine.epoch_view(node.epoch)
+    assert epoch_view is not None
+    return epoch_view.committee.seat_of(world.address(node.account)) is not None
 
 
 def _is_led_astray(cluster: ForkingCluster, node: Node) -> bool:
@@ -311,10 +311,10 @@ def _is_led_astray(cluster: ForkingCluster, node: Node) -> bool:
 
 def _stands_locked(cluster: ForkingCluster, node: Node) -> bool:
     """Whether what the running guards have recorded lets no certificate of a node's view be formed any more."""
-    reign = node.machine.reign(node.epoch)
-    if node.replica is None or reign is None:
+    epoch_view = node.machine.epoch_view(node.epoch)
+    if node.replica is None or epoch_view is None:
         return False
-    view, committee = node.replica.core.view, reign.committee
+    view, committee = node.replica.core.view, epoch_view.committee
     recorded: dict[int, list[Vote]] = {seat: [] for seat in range(committee.size)}
     for other in cluster.nodes:
         seat = committee.seat_of(other.address)

@@ -58,7 +58,7 @@ def dues(machine: WholeMachine, world: WholeWorld) -> dict[int, Due]:
 
 def _fault(machine: WholeMachine, world: WholeWorld, proof: bytes) -> tuple[int, int, Fraction]:
     vote = decode_evidence(proof).first
-    reign = machine.reign(vote.epoch)
-    assert reign is not None, "a node has entered every epoch of its chain"
-    seat = reign.committee.seats[vote.seat]
-    return world.account_of(seat.address), vote.epoch, Fraction(seat.weight, reign.committee.weight)
+    epoch_view = machine.epoch_view(vote.epoch)
+    assert epoch_view is not None, "a node has entered every epoch of its chain"
+    seat = epoch_view.committee.seats[vote.seat]
+    return world.account_of(seat.address), vote.epoch, Fraction(seat.weight, epoch_view.committee.weight)

@@ -261,7 +261,7 @@ class WholeMachine:
         """Return what the final state knows of an epoch."""
         return self.chain.epoch_info(epoch)
 
-    def reign(self, epoch: int) -> Epoch | None:
+    def epoch_view(self, epoch: int) -> Epoch | None:
         """Return an epoch that the final state knows."""
         known = self._epochs.get(epoch)
         if known is None:

@@ -15,7 +15,7 @@ from node.sync.core import NOTHING_FOUNDER_MS, NOTHING_MS
 from node.sync.server import ServingNetwork, SyncServer
 from node.sync.service import AskingNetwork, StateSync, is_fresh, sync_first, sync_path, trust_root
 from node.sync.snapshot_keeper import SnapshotKeeper
-from node.sync.start_plan import Beginning, CheckpointMismatch, Kept, how_to_begin, is_expired
+from node.sync.start_plan import Beginning, CheckpointMismatch, NewestBlock, how_to_begin, is_expired
 from state.primitives.genesis import ChainParameters, Genesis, read_parameters
 from state.store import Store, StoreDamaged, StoreOptions, Tip
 from state.store.inspection import Inspection, inspect_database
@@ -90,7 +90,7 @@ def beginning_of(home: Home, options: NodeOptions, runtime: Runtime, *, address:
     kept = None
     if found is not None and found.tip is not None:
         boundary = found.boundary
-        kept = Kept(found.tip.height, found.tip.time_ms, None if boundary is None else boundary.time_ms)
+        kept = NewestBlock(found.tip.height, found.tip.time_ms, None if boundary is None else boundary.time_ms)
     beginning = how_to_begin(
         genesis,
         mode=options.sync.mode,

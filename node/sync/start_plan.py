@@ -16,7 +16,7 @@ from node.home.options import HistoryOptions
 from state.primitives.errors import DekubeError
 from state.primitives.genesis import ChainParameters, Genesis, read_parameters
 
-__all__ = ["Beginning", "CheckpointMismatch", "Kept", "RootExpired", "how_to_begin", "is_expired"]
+__all__ = ["Beginning", "CheckpointMismatch", "NewestBlock", "RootExpired", "how_to_begin", "is_expired"]
 
 AUTO_EPOCHS_MIN: Final = 3
 """A younger chain has no snapshots worth looking for."""
@@ -36,7 +36,7 @@ class Beginning(Enum):
     """Fetch the state, and wait for peers that have a snapshot."""
 
 
-class Kept(NamedTuple):
+class NewestBlock(NamedTuple):
     """The newest block of the database that is there."""
 
     height: int
@@ -79,7 +79,7 @@ def is_expired(genesis: Genesis, time_ms: int, now_ms: int) -> bool:
 
 
 def how_to_begin(
-    genesis: Genesis, *, mode: str, checkpoint: Checkpoint | None, keeps_all: bool, kept: Kept | None,
+    genesis: Genesis, *, mode: str, checkpoint: Checkpoint | None, keeps_all: bool, kept: NewestBlock | None,
     is_begun: bool = False, is_founder: bool = False, now_ms: int,
 ) -> Beginning:  # fmt: skip
     """Return how a node begins; ``mode``, ``checkpoint`` and ``keeps_all`` (all blocks) are its options.

@@ -188,9 +188,9 @@ class Two:
         self.world = WholeWorld((1, 1))
         machine = self.world.machine(0, random.Random(0))
         assert isinstance(machine, WholeMachine)
-        reign = machine.reign(0)
-        assert reign is not None
-        self.committee = reign.committee
+        epoch_view = machine.epoch_view(0)
+        assert epoch_view is not None
+        self.committee = epoch_view.committee
         honest = frozenset((self.world.address(0),))
         self.judge = Branches(honest, self.world.root_hash, self.world.genesis_hash, self.world.is_valid)
         self.judge.saw_committee(0, self.committee)

@@ -65,10 +65,10 @@ def test_in_the_courses_the_failing_node_votes_with_more_than_one_key_or_none_at
     victim = cluster.nodes[course.victim]
     seats = []
     for epoch in range(victim.epoch + 1):
-        reign = victim.machine.reign(epoch)
-        assert reign is not None
-        seat = reign.committee.seat_of(victim.address)
-        seats.append(None if seat is None else reign.committee.seats[seat])
+        epoch_view = victim.machine.epoch_view(epoch)
+        assert epoch_view is not None
+        seat = epoch_view.committee.seat_of(victim.address)
+        seats.append(None if seat is None else epoch_view.committee.seats[seat])
     if name == "joining":
         assert seats[0] is None and seats[-1] is not None
     else:

@@ -29,7 +29,7 @@ class _Script:
         self._is_away = True
         self._is_speaking = False
         self.cluster.start_all()
-        epoch = self.cluster.nodes[1].machine.reign(0)
+        epoch = self.cluster.nodes[1].machine.epoch_view(0)
         assert epoch is not None
         seat = epoch.committee.seat_of(self.cluster.nodes[FAULTY].address)
         assert seat is not None

@@ -260,7 +260,7 @@ def state_knows_no_epochs(cluster: Cluster) -> None:
 def quorum_of_the_first_committee(cluster: Cluster) -> None:
     world = of_hashes(cluster)
     for epoch in range(1, 60):
-        world.reign(epoch).committee.quorum = world.reign(0).committee.quorum
+        world.epoch_view(epoch).committee.quorum = world.epoch_view(0).committee.quorum
 
 
 def replica(replica_type: type[r.Replica]) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def replica(replica_type: type[r.Replica]) -> dict[str, Any]:
 
 
 def smaller_quorum(cluster: Cluster) -> None:
-    committee = of_hashes(cluster).reign(0).committee
+    committee = of_hashes(cluster).epoch_view(0).committee
     committee.quorum = committee.weight // 2 + 1
 
 

@@ -45,9 +45,9 @@ class Chain:
     def prove(self, account: int, epoch: int) -> None:
         """Bring every node a proof against an account, and wait until it is in a final block."""
         address = self.world.address(account)
-        reign = self.machine.reign(epoch)
-        assert reign is not None
-        seat = reign.committee.seat_of(address)
+        epoch_view = self.machine.epoch_view(epoch)
+        assert epoch_view is not None
+        seat = epoch_view.committee.seat_of(address)
         assert seat is not None
 
         def vote(kind: int, parent_view: int, block_hash: bytes) -> Vote:

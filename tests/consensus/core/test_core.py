@@ -726,9 +726,9 @@ def test_a_leader_whose_clock_is_ahead_costs_the_others_no_more_than_a_leader_th
     cluster.nodes[1].ahead_ms = 2_000 + 320
     cluster.start_all()
     cluster.run(10_000)
-    reign = cluster.nodes[0].machine.reign(0)
-    assert reign is not None
-    seat = [sitting.address for sitting in reign.committee.seats].index(cluster.nodes[1].address)
+    epoch_view = cluster.nodes[0].machine.epoch_view(0)
+    assert epoch_view is not None
+    seat = [sitting.address for sitting in epoch_view.committee.seats].index(cluster.nodes[1].address)
     window = cluster.nodes[0].machine.window(1, 64)
     assert window is not None
     leaders = [decode_block(raw).header.proposer_seat for raw in window.blocks]
@@ -755,9 +755,9 @@ class TimedCluster(Cluster):
 
         As every node but the leader saw it. The time-out is the latest of any node: back-off may differ.
         """
-        reign = self.nodes[0].machine.reign(0)
-        assert reign is not None
-        addresses = [seat.address for seat in reign.committee.seats]
+        epoch_view = self.nodes[0].machine.epoch_view(0)
+        assert epoch_view is not None
+        addresses = [seat.address for seat in epoch_view.committee.seats]
         late_ms: list[int] = []
         others_ms: list[int] = []
         over_ms: dict[int, int] = {}
@@ -767,7 +767,7 @@ class TimedCluster(Cluster):
             until_ms, _ = self.entered.get((number, view + 1), (0, 0))
             if not view or not until_ms or number == leader:
                 continue
-            if addresses[reign.committee.leader(view)] == self.nodes[leader].address:
+            if addresses[epoch_view.committee.leader(view)] == self.nodes[leader].address:
                 late_ms.append(until_ms - over_ms[view])
             else:
                 others_ms.append(until_ms - at_ms)

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from node.chain import local_transactions
 from node.chain.ledger import NodeLedger
-from node.chain.local_transactions import KeptTransactions, decode_kept, decode_log, encode_kept, encode_log_part
+from node.chain.local_transactions import LocalTransactions, decode_kept, decode_log, encode_kept, encode_log_part
 from node.chain.mempool import MempoolOptions
 from state.primitives.errors import DecodeError
 from state.primitives.keys import recover_addresses
@@ -123,10 +123,10 @@ def restart(world: World) -> None:
     world.ledger = NodeLedger(world.store, world.chain, world.runtime, MempoolOptions())
 
 
-def keep(world: World, told: Told | None = None) -> KeptTransactions:
+def keep(world: World, told: Told | None = None) -> LocalTransactions:
     told = told or Told()
     world.ledger.on_admitted = told.raws.append
-    return KeptTransactions(
+    return LocalTransactions(
         world.ledger, world.path / "data" / "mempool", recover=recover, wait_peers=told.come.wait
     )
 
@@ -263,7 +263,7 @@ def left(world: World, tmp_path: Path) -> Path:
 async def brought_back(world: World, data: Path) -> list[bytes]:
     """Return what a node that starts with the files of ``data`` has waiting, and end it in order."""
     restart(world)
-    service = KeptTransactions(world.ledger, data / "mempool", recover=recover, wait_peers=Told().come.wait)
+    service = LocalTransactions(world.ledger, data / "mempool", recover=recover, wait_peers=Told().come.wait)
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
         found = sorted(raws_of(world))

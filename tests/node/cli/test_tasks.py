@@ -296,7 +296,8 @@ def test_the_digits_are_those_that_a_job_names_and_come_without_their_library(tm
     bunch = load_digits()
     rows = [bytes([*map(int, row), int(label)]) for row, label in zip(bunch.data, bunch.target, strict=True)]
     assert _digit_rows() == rows
-    code = "import sys, tasks.engines.builtin_datasets as d; d.make_dataset('digits'); print('sklearn' in sys.modules)"
+    code = "import sys; from tasks.engines.builtin_datasets import make_dataset; "
+    code += "make_dataset('digits'); print('sklearn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -15,7 +15,7 @@ from node.home.options import HistoryOptions, NodeOptions, SyncOptions
 from node.home.paths import Home
 from node.sync.database import beginning_of, make_state_sync, open_chain
 from node.sync.service import sync_path
-from node.sync.start_plan import Beginning, CheckpointMismatch, Kept, RootExpired, how_to_begin
+from node.sync.start_plan import Beginning, CheckpointMismatch, NewestBlock, RootExpired, how_to_begin
 from state.primitives.genesis import ChainParameters, read_parameters
 from state.store import Restore, StoreDamaged
 from state.transition.runtime import Runtime
@@ -39,8 +39,8 @@ def begin(now_ms: int, mode: str = "auto", **given: Any) -> Beginning:
     return how_to_begin(said.pop("genesis", REAL), mode=mode, now_ms=now_ms, **said)
 
 
-@pytest.mark.parametrize("kept", [None, Kept(0, REAL.time_ms)], ids=["nothing", "the genesis alone"])
-def test_a_fresh_node(kept: Kept | None) -> None:
+@pytest.mark.parametrize("kept", [None, NewestBlock(0, REAL.time_ms)], ids=["nothing", "the genesis alone"])
+def test_a_fresh_node(kept: NewestBlock | None) -> None:
     assert [begin(OLD_MS, mode, kept=kept) for mode in ("auto", "state", "blocks")] == [EITHER, STATE, BLOCKS]
     assert [begin(YOUNG_MS, mode, kept=kept) for mode in ("auto", "state", "blocks")] == [BLOCKS, STATE, BLOCKS]
     assert begin(OLD_MS, keeps_all=True, kept=kept) is BLOCKS
@@ -77,7 +77,7 @@ def test_the_only_founder_of_an_old_genesis_waits_for_nobody() -> None:
 
 def test_a_node_that_was_off() -> None:
     tip_ms = REAL.time_ms + 30 * DAY_MS
-    kept = Kept(2_000, tip_ms)
+    kept = NewestBlock(2_000, tip_ms)
     for mode in ("auto", "state", "blocks"):
         assert begin(tip_ms + 60_000, mode, kept=kept) is BLOCKS
         assert begin(tip_ms + PERIOD_MS, mode, kept=kept) is BLOCKS
@@ -99,7 +99,7 @@ WEEK_MS = 168 * EPOCH_BLOCKS * read_parameters(ChainParameters, "chain", REAL).b
 
 def test_a_node_that_was_off_for_longer_than_peers_keep_blocks_begins_with_a_state() -> None:
     tip_ms = REAL.time_ms + 30 * DAY_MS
-    kept = Kept(2_001, tip_ms, tip_ms - 5_000)
+    kept = NewestBlock(2_001, tip_ms, tip_ms - 5_000)
     late_ms = tip_ms + WEEK_MS + 1
     for mode in ("auto", "state"):
         assert begin(late_ms - 1, mode, kept=kept) is BLOCKS
@@ -119,7 +119,7 @@ def test_a_node_that_was_off_for_longer_than_peers_keep_blocks_begins_with_a_sta
 
 
 def test_who_keeps_all_goes_on_with_the_blocks() -> None:
-    kept = Kept(2_000, REAL.time_ms + 1)
+    kept = NewestBlock(2_000, REAL.time_ms + 1)
     assert begin(EXPIRED_MS + DAY_MS, kept=kept, checkpoint=at(40_000), keeps_all=True) is BLOCKS
     assert begin(EXPIRED_MS + DAY_MS, "state", kept=kept, checkpoint=at(40_000), keeps_all=True) is STATE
 
@@ -128,19 +128,20 @@ def test_who_keeps_all_goes_on_with_the_blocks() -> None:
     mode=st.sampled_from(("auto", "state")), keeps_all=st.booleans(), is_begun=st.booleans(),
     is_founder=st.booleans(), age_ms=st.integers(0, 3 * PERIOD_MS),
     kept=st.none() | st.builds(
-        Kept, st.integers(0, 10_000), st.integers(0, 3 * PERIOD_MS), st.none() | st.integers(0, 3 * PERIOD_MS)
+        NewestBlock, st.integers(0, 10_000), st.integers(0, 3 * PERIOD_MS),
+        st.none() | st.integers(0, 3 * PERIOD_MS)
     ),
     checkpoint=st.none() | st.builds(at, st.integers(1, 5_000).map(lambda epoch: epoch * EPOCH_BLOCKS)),
 )  # fmt: skip
 def test_without_the_operators_word_nothing_old_is_believed(
-    mode: str, keeps_all: bool, is_begun: bool, is_founder: bool, age_ms: int, kept: Kept | None,
+    mode: str, keeps_all: bool, is_begun: bool, is_founder: bool, age_ms: int, kept: NewestBlock | None,
     checkpoint: Checkpoint | None,
 ) -> None:  # fmt: skip
     now_ms = REAL.time_ms + age_ms
     if kept is not None:
         time_ms = REAL.time_ms + min(kept.time_ms, age_ms)
         boundary_ms = None if kept.boundary_ms is None else min(REAL.time_ms + kept.boundary_ms, time_ms)
-        kept = Kept(kept.height, time_ms, boundary_ms)
+        kept = NewestBlock(kept.height, time_ms, boundary_ms)
     root_ms = kept.time_ms if kept is not None and kept.height else REAL.time_ms
     is_newer = checkpoint is not None and checkpoint.height > (kept.height if kept is not None else 0)
     try:
