@@ -222,7 +222,7 @@ class Replica:
 
     def _take(self, epoch: Epoch) -> None:
         """Look at an epoch's committee: the own seat may be another one in it, or none."""
-        self._epoch_view = epoch
+        self._epoch_info = epoch
         self._epoch = epoch.number
         self._committee = epoch.committee
         keys = [seat.vote_key for seat in epoch.committee.seats]
@@ -242,7 +242,7 @@ class Replica:
     ) -> None:
         own, floor = self._own_votes()
         self.core = self.core_type(
-            epoch=self._epoch_view,
+            epoch=self._epoch_info,
             genesis_hash=self._genesis_hash,
             seat=self._seat,
             root=root,
@@ -257,7 +257,7 @@ class Replica:
             has_transactions=self._has_transactions,
         )
         reception = self.reception_type(
-            self._genesis_hash, self._epoch_view, self.core, self._previous, self._sync
+            self._genesis_hash, self._epoch_info, self.core, self._previous, self._sync
         )
         self.receive: Callable[[bytes, Decoded], Inbound | None] = reception.receive
         """Returns what a message brings in this epoch. An attribute, since every message passes through it."""
@@ -284,7 +284,7 @@ class Replica:
     @property
     def epoch(self) -> Epoch:
         """The epoch it is in."""
-        return self._epoch_view
+        return self._epoch_info
 
     def is_seat(self, address: bytes) -> bool:
         """Tell whether an address has a seat in this epoch."""
@@ -395,7 +395,7 @@ class Replica:
     def _admit_foreign(self, inbound: Inbound, epoch: int, now_ms: int) -> list[Action]:
         sender, early = inbound.sender, inbound.early
         if early is not None:
-            self._sync.claim(sender, self._epoch_view.last_height, now_ms, is_least=True)
+            self._sync.claim(sender, self._epoch_info.last_height, now_ms, is_least=True)
             if epoch == self._epoch + 1:
                 self._early.keep(sender, early, self._seated)
             if self._ahead is None and not self.core.has_ended:
