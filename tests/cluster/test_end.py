@@ -75,7 +75,7 @@ def test_a_network_ends_cleanly_at_any_moment_and_goes_on(tmp_path: Path) -> Non
 def check_second_supervisor(net: Network) -> None:
     done = dekube("testnet", "up", "--dir", net.root, "--base-port", net.base_port)
     assert done.returncode == 1
-    assert "runs here already" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "already runs here" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def check_verbs(net: Network) -> None:
