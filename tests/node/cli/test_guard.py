@@ -130,7 +130,7 @@ def test_a_running_validator_is_not_exported_but_shown(tmp_path: Path) -> None:
     with live_in(home):
         refused = _run(home, "export", tmp_path / "mark.json").exception
         assert isinstance(refused, HomeInUse)
-        assert "stop it first" in str(refused)
+        assert "Stop it first" in str(refused)
         assert _json(home, "show")["view"] == 2
     running = VoteDirectory(home.guard)
     try:  # whoever votes with it, from whatever home
