@@ -54,7 +54,7 @@ picture: $(VENV)/dev.stamp ## README's picture from a new run of the test networ
 check: lint house unit-quick ## before each commit: lint, types, import contracts, rules of the tree, quick unit tests (5 minutes)
 	@echo "make check: all parts passed"
 
-test: lint house unit simulation cluster test-wallets compose ## everything that must pass before a merge (15 minutes)
+test: lint house unit simulation cluster test-wallets compose ## everything that must pass before a merge (20 minutes)
 	@echo "make test: all parts passed"
 
 house: $(VENV)/dev.stamp ## rules of the whole tree: circles, purity, sizes, citations of the specification, sentences
