@@ -56,6 +56,7 @@ from tasks.engines import state as training_state
 from tasks.ledger import carriage, registry, transitions
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
+from tasks.programs import tensors
 from tests.house import citations, spec_tables
 
 PARAMETERS: Final[dict[str, tuple[tuple[str, Any], ...]]] = {
@@ -156,6 +157,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "dataset_bytes_max": datasets.DATASET_BYTES_MAX,
         "match_ms_max": specification.MATCH_MS_MAX,
         "tensor_leaf_bytes": training_state.TENSOR_LEAF_BYTES,
+        "program_leaf_bytes": tensors.LEAF_BYTES,
         "events_per_block_max": transitions.EVENTS_PER_BLOCK_MAX,
         "receipt_bytes_max_of_relay": relay_receipts.RECEIPT_BYTES_MAX,
         "receipt_life_ms": relay_receipts.RECEIPT_LIFE_MS,

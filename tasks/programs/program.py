@@ -1,0 +1,172 @@
+"""A program: operators over named tensors, one list that engines, verifiers, judge and price read.
+
+See market.md 4.6. Tensors have numbers. Sources come first; each call adds one. A program is a pure function of a
+job's specification, so it is the same on every machine; its hash stands in what is proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from state.primitives.codec import encode
+from state.primitives.hashing import digest
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.operators import Attributes, Operator
+from tasks.programs.tensors import TensorType
+
+__all__ = ["Call", "Place", "PlaceKind", "Program", "Source", "SourceKind"]
+
+CALLS_MAX: Final = 1 << 16
+_VERSION: Final = 1
+
+
+class SourceKind(IntEnum):
+    """Where a source's root stands."""
+
+    STATE = 1
+    """In the state before the step; its key is the tensor's name there."""
+    DATA = 2
+    """In the task: under the root of a data set or model. Its key names it."""
+
+
+class Source(NamedTuple):
+    """A tensor that a program starts from."""
+
+    kind: SourceKind
+    key: str
+    type: TensorType
+
+
+class Call(NamedTuple):
+    """One operator applied to earlier tensors; its result is the next tensor."""
+
+    operator: str
+    inputs: tuple[int, ...]
+    attributes: Attributes
+
+
+class PlaceKind(IntEnum):
+    """Under which commitment of a step a tensor's root stands."""
+
+    BEFORE = 1
+    """The state before the step."""
+    AFTER = 2
+    """The state after the step."""
+    PROBE = 3
+    """The probe of the step: the commitment is the tensor's root itself."""
+    DATA = 4
+    """A root that stands in the task."""
+    TRACE = 5
+    """The trace, a tree over the roots of all other tensors, in the order of their numbers."""
+
+
+class Place(NamedTuple):
+    """Where a tensor's root stands: under which commitment, and which leaf of its tree (0 for PROBE)."""
+
+    kind: PlaceKind
+    position: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program whose shapes were checked.
+
+    ``stores`` are the tensors that make the state after the step, by their name there; ``probe`` and ``loss`` are
+    tensors too. ``operators`` is the table that the calls were checked against. Raises ProgramInvalid.
+    """
+
+    sources: tuple[Source, ...]
+    calls: tuple[Call, ...]
+    stores: Mapping[str, int]
+    probe: int
+    loss: int
+    operators: Mapping[str, Operator]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.calls) <= CALLS_MAX:
+            raise ProgramInvalid(f"{len(self.calls)} calls, 1 to {CALLS_MAX} are allowed")
+        count = len(self.types)
+        outputs = [*self.stores.values(), self.probe, self.loss]
+        if not all(len(self.sources) <= number < count for number in outputs) or len(set(outputs)) != len(outputs):
+            raise ProgramInvalid("a state, the probe and the loss are results of different calls")
+        if len({(source.kind, source.key) for source in self.sources}) != len(self.sources):
+            raise ProgramInvalid("two sources have one name")
+
+    @cached_property
+    def types(self) -> tuple[TensorType, ...]:
+        """Type of each tensor, by number. Raises ProgramInvalid."""
+        types = [source.type.check() for source in self.sources]
+        for number, call in enumerate(self.calls, len(types)):
+            operator = self.operators.get(call.operator)
+            if operator is None:
+                raise ProgramInvalid(f"there is no operator {call.operator[:40]}")
+            if not all(0 <= at < number for at in call.inputs):
+                raise ProgramInvalid(f"call {number} reads a tensor that does not exist yet")
+            types.append(operator.shape([types[at] for at in call.inputs], call.attributes).check())
+        return tuple(types)
+
+    @cached_property
+    def units(self) -> int:
+        """Work units of one step."""
+        types = self.types
+        return sum(
+            self.operators[call.operator].units([types[at] for at in call.inputs], types[number], call.attributes)
+            for number, call in enumerate(self.calls, len(self.sources))
+        )
+
+    def call_of(self, tensor: int) -> Call | None:
+        """Return the call that made a tensor; None for a source. Raises IndexError."""
+        if not 0 <= tensor < len(self.types):
+            raise IndexError(tensor)
+        return None if tensor < len(self.sources) else self.calls[tensor - len(self.sources)]
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Where the root of each tensor stands, by number."""
+        stored = {number: at for at, (_, number) in enumerate(sorted(self.stores.items()))}
+        before = {key: at for at, key in enumerate(sorted(self._keys(SourceKind.STATE)))}
+        data = {key: at for at, key in enumerate(sorted(self._keys(SourceKind.DATA)))}
+        places: list[Place] = []
+        traced = 0
+        for number in range(len(self.types)):
+            if number < len(self.sources):
+                source = self.sources[number]
+                if source.kind == SourceKind.STATE:
+                    places.append(Place(PlaceKind.BEFORE, before[source.key]))
+                else:
+                    places.append(Place(PlaceKind.DATA, data[source.key]))
+            elif number == self.probe:
+                places.append(Place(PlaceKind.PROBE, 0))
+            elif number in stored:
+                places.append(Place(PlaceKind.AFTER, stored[number]))
+            else:
+                places.append(Place(PlaceKind.TRACE, traced))
+                traced += 1
+        return tuple(places)
+
+    def _keys(self, kind: SourceKind) -> list[str]:
+        return [source.key for source in self.sources if source.kind == kind]
+
+    @cached_property
+    def traced(self) -> tuple[int, ...]:
+        """Numbers of the tensors whose roots make the trace, in order."""
+        return tuple(number for number, place in enumerate(self.places) if place.kind == PlaceKind.TRACE)
+
+    @cached_property
+    def hash(self) -> bytes:
+        """Hash of the canonical program."""
+        return digest(
+            b"program",
+            encode([
+                _VERSION,
+                [[int(source.kind), source.key, [int(part) for part in source.type]] for source in self.sources],
+                [[call.operator, list(call.inputs), list(call.attributes)] for call in self.calls],
+                [[name, self.stores[name]] for name in sorted(self.stores)],
+                self.probe,
+                self.loss,
+            ]),
+        )  # fmt: skip
