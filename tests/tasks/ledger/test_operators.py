@@ -1,0 +1,34 @@
+"""What an operator with many machines, or a machine with a past, may not do: signed, in the real runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tasks.ledger.records import load_window
+from tasks.ledger.registry import require_node
+from tests.tasks.signed import CHECK, KEYS, WORK, SignedWorld
+from tests.tasks.world import QUICK, Manners
+
+
+@pytest.mark.xfail(strict=True, reason="one operator takes all seats of a window")
+def test_a12_one_operator_has_one_seat_of_a_window_and_of_its_jury() -> None:
+    """Eight of fourteen verifiers are one operator's; the others disagree with the worker, so that a jury is drawn."""
+    world = SignedWorld(replace(QUICK, verifiers=3, verifiers_new=3))
+    worker, operator, machines, others = KEYS[1], KEYS[2], KEYS[3:11], KEYS[11:17]
+    world.join(worker, world.profile(worker, roles=WORK))
+    for key in machines:
+        world.join(key, world.profile(key, roles=CHECK, operator=operator))
+    for key in others:
+        world.join(key, world.profile(key, roles=CHECK), manners=Manners(lies=True))
+    task = world.create()
+    world.run(task, until=lambda record: record.next_window > 0 and load_window(world.state, task, 0).jurors != ())
+    window = load_window(world.state, task, 0)
+    for seats in (window.verifiers, window.jurors):
+        operators = [require_node(world.state, seat.address).profile.operator for seat in seats]
+        assert len(set(operators)) == len(operators), "one operator has several seats"
+    both = [
+        require_node(world.state, seat.address).profile.operator for seat in (*window.verifiers, *window.jurors)
+    ]
+    assert both.count(operator.address) <= 1, "an operator that checked a window judges it too"
