@@ -25,6 +25,7 @@ __all__ = [
     "SCORE_WEIGHTS",
     "draw_seed",
     "draw_segments",
+    "draw_verifiers",
     "draw_weighted",
     "eligible_verifiers",
     "is_paused",
@@ -47,8 +48,13 @@ def _stream(seed: bytes, index: int, below: int) -> int:
     return int.from_bytes(digest(b"draw", seed + index.to_bytes(8, "big")), "big") % below
 
 
-def draw_weighted(seed: bytes, weights: Sequence[int], count: int) -> list[int]:
-    """Return ``count`` different positions, or all, each drawn with a chance that follows its weight."""
+def draw_weighted(
+    seed: bytes, weights: Sequence[int], count: int, owners: Sequence[bytes] | None = None
+) -> list[int]:
+    """Return ``count`` different positions, or all, each drawn with a chance that follows its weight.
+
+    With ``owners`` each of them has one position at most: the others leave with the first.
+    """
     left = list(range(len(weights)))
     drawn: list[int] = []
     while left and len(drawn) < count:
@@ -57,7 +63,7 @@ def draw_weighted(seed: bytes, weights: Sequence[int], count: int) -> list[int]:
             point -= weights[at]
             if point < 0:
                 drawn.append(at)
-                left.remove(at)
+                left = [other for other in left if other != at and (owners is None or owners[other] != owners[at])]
                 break
     return drawn
 
@@ -75,23 +81,34 @@ def _verifiers(state: Reader, seed: bytes, now_ms: int, parameters: TaskParamete
     ]
 
 
-def _may_check(node: NodeRecord, task: TaskRecord, worker: bytes, operator: bytes) -> bool:
-    barred = (worker, task.requester, operator)
+def _operator_of(state: Reader, address: bytes) -> bytes:
+    """Return who is behind an account: the operator of its machine, or itself."""
+    node = load_node(state, address)
+    return address if node is None else node.profile.operator
+
+
+def _may_check(node: NodeRecord, barred: Sequence[bytes]) -> bool:
     return node.address not in barred and node.profile.operator not in barred
+
+
+def draw_verifiers(seed: bytes, pool: Sequence[NodeRecord], count: int) -> list[NodeRecord]:
+    """Return up to ``count`` machines of different operators, drawn by their bonds."""
+    owners = [node.profile.operator for node in pool]
+    return [pool[at] for at in draw_weighted(seed, [node.bond for node in pool], count, owners)]
 
 
 def eligible_verifiers(
     state: Reader, task: TaskRecord, worker: bytes, used: Sequence[bytes], seed: bytes, now_ms: int,
     parameters: TaskParameters,
 ) -> list[NodeRecord]:  # fmt: skip
-    """Return nodes that may check ``worker``: of another operator, not the requester's, not yet used."""
-    worker_node = load_node(state, worker)
-    operator = worker if worker_node is None else worker_node.profile.operator
-    return [
-        node
-        for node in _verifiers(state, seed, now_ms, parameters)
-        if _may_check(node, task, worker, operator) and node.address not in used
-    ]
+    """Return nodes that may check ``worker``: of other operators than its own and the requester's.
+
+    ``used`` are machines and operators that were drawn before: neither they nor their machines are.
+    """
+    barred = (
+        worker, _operator_of(state, worker), task.requester, _operator_of(state, task.requester), *used,
+    )  # fmt: skip
+    return [node for node in _verifiers(state, seed, now_ms, parameters) if _may_check(node, barred)]
 
 
 def is_paused(node: NodeRecord, now_ms: int) -> bool:
@@ -153,14 +170,15 @@ def match_worker(
     order = _drawn(seed, fitting) if is_drawn else sorted(fitting, key=rank)
     # One look at the verifiers for all workers, and one for each operator: a look for each worker would let one
     # operator with many machines make a search cost the square of them.
-    verifiers = _verifiers(state, seed, now_ms, parameters)
+    requesters = (task.requester, _operator_of(state, task.requester))
+    verifiers = [
+        node for node in _verifiers(state, seed, now_ms, parameters) if _may_check(node, requesters)
+    ]  # fmt: skip
     of_others: dict[bytes, list[NodeRecord]] = {}
     for node in order:
         operator = node.profile.operator
         if operator not in of_others:
-            of_others[operator] = [
-                verifier for verifier in verifiers if _may_check(verifier, task, operator, operator)
-            ]
-        if any(_may_check(verifier, task, node.address, operator) for verifier in of_others[operator]):
+            of_others[operator] = [verifier for verifier in verifiers if _may_check(verifier, (operator,))]
+        if any(_may_check(verifier, (node.address,)) for verifier in of_others[operator]):
             return node
     return None

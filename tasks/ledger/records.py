@@ -130,7 +130,8 @@ class WindowRecord(NamedTuple):
     """A window from its proof on. ``charge`` is its price; ``fee`` what one verifier of it earns.
 
     ``height`` is that of the block whose proof, mismatch or lack of verdicts asks for the next draw. ``verifiers``
-    judge first, ``jurors`` re-run ``disputed`` (a segment, or -1). ``used`` verifiers are not drawn again.
+    judge first, ``jurors`` re-run ``disputed`` (a segment, or -1). ``used`` are the machines drawn so far
+    and their operators: none of them is drawn again.
     ``ripe`` is 1 when the challenge time is over and only an earlier window is waited for.
     """
 

@@ -19,7 +19,7 @@ from state.primitives.hashing import digest
 from tasks.errors import AlreadyRevealed, AlreadySealed, BadEvidence, NotYours, WrongPhase
 from tasks.ledger import registry
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason, WindowEvent, WindowPhase
-from tasks.ledger.matching import draw_seed, draw_segments, draw_weighted, eligible_verifiers
+from tasks.ledger.matching import draw_seed, draw_segments, draw_verifiers, eligible_verifiers
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.progress import arm_running, exclude, finish, give_up_idle, lose_worker, wind_up
@@ -154,13 +154,14 @@ def _draw(case: Case, window: WindowRecord) -> None:
     )
     # Of the register as it was before the block: one unit more of bond would move the draw to any other node.
     pool = eligible_verifiers(scope.parent, case.record, window.worker, window.used, seed, case.now, parameters)
-    count = min(_wanted(case, window), len(pool))
+    count = min(_wanted(case, window), len({node.profile.operator for node in pool}))
     if _is_jury(window) and count % 2 == 0:
         count -= 1  # an even jury could tie
     if count <= 0:
         _redraw(case, window, case.now + parameters.draw_retry_ms)
         return
-    drawn = [pool[at].address for at in draw_weighted(seed, [node.bond for node in pool], count)]
+    nodes = draw_verifiers(seed, pool, count)
+    drawn = [node.address for node in nodes]
     seats = tuple(Seat(address, b"", None) for address in drawn)
     if window.phase == WindowPhase.PROVED:
         sampled = draw_segments(seed, window.proof.segments, parameters.samples)
@@ -174,9 +175,14 @@ def _draw(case: Case, window: WindowRecord) -> None:
     segments = 0 if window.phase in DELIVERY_PHASES else len(_segments_to_check(window))
     time = seal_time(case.spec, segments, parameters)
     deadline_ms = case.now + time.fetch_ms + time.run_ms
-    case.put_window(window._replace(deadline_ms=deadline_ms, used=(*window.used, *drawn)))
+    case.put_window(window._replace(deadline_ms=deadline_ms, used=(*window.used, *_parties(nodes))))
     for address in drawn:
         case.state.put(by_verifier_key(address, window.task, window.number), b"\x01")
+
+
+def _parties(nodes: Sequence[registry.NodeRecord]) -> list[bytes]:
+    """Return machines and their operators, each once: an operator has one seat of a window, whatever it is for."""
+    return list(dict.fromkeys(party for node in nodes for party in (node.address, node.profile.operator)))
 
 
 def _wanted(case: Case, window: WindowRecord) -> int:

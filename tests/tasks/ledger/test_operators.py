@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
+from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.records import load_window
-from tasks.ledger.registry import require_node
-from tests.tasks.signed import CHECK, KEYS, WORK, SignedWorld
+from tasks.ledger.registry import NodeRole, require_node
+from tests.tasks.signed import CHECK, KEYS, REQUESTER_KEY, WORK, SignedWorld
 from tests.tasks.world import QUICK, Manners
 
 
-@pytest.mark.xfail(strict=True, reason="one operator takes all seats of a window")
 def test_a12_one_operator_has_one_seat_of_a_window_and_of_its_jury() -> None:
-    """Eight of fourteen verifiers are one operator's; the others disagree with the worker, so that a jury is drawn."""
+    """Eight of fourteen verifiers are one operator's; the others disagree with the worker, so a jury is drawn."""
     world = SignedWorld(replace(QUICK, verifiers=3, verifiers_new=3))
     worker, operator, machines, others = KEYS[1], KEYS[2], KEYS[3:11], KEYS[11:17]
     world.join(worker, world.profile(worker, roles=WORK))
@@ -32,3 +30,13 @@ def test_a12_one_operator_has_one_seat_of_a_window_and_of_its_jury() -> None:
         require_node(world.state, seat.address).profile.operator for seat in (*window.verifiers, *window.jurors)
     ]
     assert both.count(operator.address) <= 1, "an operator that checked a window judges it too"
+
+
+def test_machines_of_the_requesters_operator_do_not_check_its_tasks() -> None:
+    world = SignedWorld()
+    worker, operator, machine = KEYS[1:4]
+    world.join(worker, world.profile(worker, roles=WORK))
+    world.join(REQUESTER_KEY, world.profile(REQUESTER_KEY, roles=NodeRole.RELAY, operator=operator))
+    world.join(machine, world.profile(machine, roles=CHECK, operator=operator))
+    task = world.create()
+    assert world.run_to(task, Phase.EXPIRED).reason == Reason.NO_MATCH
