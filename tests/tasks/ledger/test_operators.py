@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.records import load_window
-from tasks.ledger.registry import NodeRole, require_node
+from tasks.ledger.registry import NodeRole, load_node, require_node
+from tasks.ledger.transitions import GIVE_UP_TASK, RETIRE_NODE
 from tests.tasks.signed import CHECK, KEYS, REQUESTER_KEY, WORK, SignedWorld
 from tests.tasks.world import QUICK, Manners
 
@@ -40,3 +43,25 @@ def test_machines_of_the_requesters_operator_do_not_check_its_tasks() -> None:
     world.join(machine, world.profile(machine, roles=CHECK, operator=operator))
     task = world.create()
     assert world.run_to(task, Phase.EXPIRED).reason == Reason.NO_MATCH
+
+
+@pytest.mark.xfail(strict=True, reason="the record goes with the registration")
+def test_a12_a_record_outlives_retirement_and_a_new_registration() -> None:
+    """A machine that left a task under way retires, takes its bond back, and registers again with the same key."""
+    world = SignedWorld()
+    worker, verifier = KEYS[1], KEYS[2]
+    offer = world.profile(worker, roles=WORK)
+    world.join(worker, offer)
+    world.join(verifier, world.profile(verifier, roles=CHECK))
+    task = world.create()
+    world.run_to(task, Phase.RUNNING)
+    assert world.send(worker.address, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) is None
+    marked = require_node(world.state, worker.address)
+    assert (marked.bad, marked.failures) == (1, 1)
+    assert world.send(worker.address, RETIRE_NODE, []) is None
+    for _ in range(4):
+        world.block(QUICK.retire_ms)
+    assert load_node(world.state, worker.address) is None
+    world.join(worker, offer)
+    again = require_node(world.state, worker.address)
+    assert (again.bad, again.failures) == (1, 1), "a failure is forgotten"
