@@ -35,6 +35,8 @@ class Table(IntEnum):
     """address -> NodeRecord."""
     NODE_CLASS = 0x11
     """Index of matchable nodes."""
+    NODE_PAST = 0x12
+    """address -> record of work of a node that has retired: it has that again when its key registers again."""
     TASK = 0x20
     """task id -> task record."""
     TASK_INDEX = 0x21

@@ -21,6 +21,7 @@ _BOUNDS: Final = {
     "decline_ms": (0, _MS_MAX),
     "decline_memory_ms": (0, _MS_MAX),
     "retire_ms": (1, _MS_MAX),
+    "reputation_half_life_ms": (64, _MS_MAX),
     "accept_ms": (1, _MS_MAX),
     "prepare_ms": (1, _MS_MAX),
     "window_grace_ms": (0, _MS_MAX),
@@ -69,6 +70,7 @@ _BOUNDS: Final = {
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,10 @@ class TaskParameters:
     decline_doublings_max: int = 6
     decline_memory_ms: int = HOUR_MS
     """So long after such a pause the next one is as short as the first again."""
-    retire_ms: int = 24 * HOUR_MS
+    retire_ms: int = 7 * DAY_MS
     """A retiring node's bond returns after this and the end of its duties."""
+    reputation_half_life_ms: int = 30 * DAY_MS
+    """After so long an outcome counts half as much towards a reputation."""
     slots_max: int = 16
     """Tasks that one node may offer to run at a time."""
 

@@ -16,7 +16,7 @@ from billing.prices import Role
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError, SignatureInvalid
-from state.primitives.hashing import digest
+from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.keys import SIGNATURE_BYTES
 from state.primitives.receipts import Event, EventType
 from state.primitives.signing import personal_digest, recover_wallet_signature
@@ -25,7 +25,9 @@ from state.view import Overlay, Reader, Table
 from state.view.records import items_of, read_record
 from tasks.errors import NodeKnown, NodeUnknown, OperatorUnproved, WrongPhase
 from tasks.ledger.deadlines import NODE_SLOT, Due, schedule
+from tasks.ledger.fading import COUNT, faded
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.records import by_duty_key, by_verifier_key
 from tasks.spec import GPUS_MAX
 
 __all__ = [
@@ -88,6 +90,7 @@ DECODED_NODES_MAX: Final = 4096
 """Decoded records that are remembered: matches and draws look at the same nodes again and again."""
 _NODE: Final = bytes([Table.NODE])
 _INDEX: Final = bytes([Table.NODE_CLASS])
+_PAST: Final = bytes([Table.NODE_PAST])
 _SPREAD_BYTES: Final = 8
 
 
@@ -151,6 +154,8 @@ class NodeProfile(NamedTuple):
 class NodeRecord(NamedTuple):
     """A registered node; ``good`` and ``bad`` count verified outcomes, ``valid_streak`` good ones in a row.
 
+    ``good_faded`` and ``bad_faded`` are the same in millionths, with half of them gone after each half-life up to
+    ``faded_ms``: the reputation is made of them. What follows ``busy_slots`` outlives the registration.
     ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is offered
     no task, for it left ``declines`` in a row before it had started them; it may check others meanwhile.
     ``doubts`` grow with each argument about whether a blob could be had that it was a side of.
@@ -167,11 +172,17 @@ class NodeRecord(NamedTuple):
     cool_down_until_ms: int
     good: int
     bad: int
+    good_faded: int
+    bad_faded: int
+    faded_ms: int
     valid_streak: int
     proved: int
     declines: int
     match_from_ms: int
     doubts: int
+
+
+_PAST_FROM: Final = NodeRecord._fields.index("failures")
 
 
 def profile_to_value(profile: NodeProfile) -> Value:
@@ -298,8 +309,36 @@ def is_available(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> b
 
 
 def reputation_milli(node: NodeRecord) -> int:
-    """Return (good + 1) / (good + 4 bad + 2) in thousandths (market.md 3.4)."""
-    return 1000 * (node.good + 1) // (node.good + 4 * node.bad + 2)
+    """Return (good + 1) / (good + 4 bad + 2) in thousandths, of the faded counts (market.md 3.4)."""
+    return 1000 * (node.good_faded + COUNT) // (node.good_faded + 4 * node.bad_faded + 2 * COUNT)
+
+
+def _fade(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> NodeRecord:
+    """Bring the faded counts up to ``now_ms``."""
+    good, bad = (
+        faded(count, node.faded_ms, now_ms, parameters.reputation_half_life_ms)
+        for count in (node.good_faded, node.bad_faded)
+    )
+    return node._replace(good_faded=good, bad_faded=bad, faded_ms=now_ms)
+
+
+def _save_past(state: Overlay, node: NodeRecord) -> None:
+    """Keep what a node did for when its key registers again; a key without outcomes leaves nothing."""
+    past = node[_PAST_FROM:]
+    if any(node._replace(faded_ms=0)[_PAST_FROM:]):
+        state.put(_PAST + node.address, encode(list(past)))
+
+
+def _load_past(state: Reader, address: bytes) -> list[int]:
+    """Return what the key did in earlier registrations: zeros for a new one. Raises RecordDamaged."""
+    count = len(NodeRecord._fields) - _PAST_FROM
+    data = state.get(_PAST + address)
+    if data is None:
+        return [0] * count
+    what = f"the record of the retired node 0x{address.hex()}"
+    return read_record(
+        data, lambda value: list(items_of(value, *[int] * count)), what=what, limit_bytes=RECORD_LIMIT_BYTES
+    )
 
 
 def operator_words(genesis_hash: bytes, node: bytes) -> bytes:
@@ -337,16 +376,20 @@ def register(
     bond: int,
     block: BlockContext,
     emit: Callable[[Event], None],
+    parameters: TaskParameters,
 ) -> None:
-    """Register a node and lock its bond. Raises NodeKnown, OperatorUnproved, InsufficientBalance."""
+    """Register a node and lock its bond; a key that was registered before has its record of then.
+
+    Raises NodeKnown, OperatorUnproved, InsufficientBalance.
+    """
     if load_node(state, address) is not None:
         raise NodeKnown(address.hex())
     _check_operator(address, profile, block)
     _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
-    node = NodeRecord(
-        address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, *[0] * 10
-    )  # fmt: skip
-    save_node(state, node)
+    past = _load_past(state, address)
+    state.delete(_PAST + address)
+    node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, 0, *past)
+    save_node(state, _fade(node, block.time_ms, parameters))
     _index(state, node)
     emit(REGISTERED(address, int(profile.roles), profile.price_per_gpu_s))
 
@@ -358,6 +401,7 @@ def update(
     bond: int,
     block: BlockContext,
     emit: Callable[[Event], None],
+    parameters: TaskParameters,
 ) -> None:
     """Renew a node's record and add ``bond`` to what it has locked; ends its retirement or suspension.
 
@@ -366,6 +410,7 @@ def update(
     node = require_node(state, address)
     _check_operator(address, profile, block)
     _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
+    node = _fade(node, block.time_ms, parameters)
     node = node._replace(
         profile=profile, status=NodeStatus.ACTIVE, seen_ms=block.time_ms, bond=node.bond + bond
     )  # fmt: skip
@@ -408,20 +453,27 @@ def on_node_due(
         if node is not None and node.status == NodeStatus.RETIRING:  # it acted since: wait on from then
             schedule(state, Due(node.seen_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
         return
-    if node.busy_slots:
+    if node.busy_slots or _has_duties(state, address):
         schedule(state, Due(block.time_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
         return
     vault = _vault(state, address, emit, block.height)
     vault.refund(Pool.BOND, address, node.bond, Purpose.BOND_RETURN, owner=address)
+    _save_past(state, node)
     state.delete(_NODE + address)
     emit(RETIRED(address, 1))
 
 
-def touch(state: Overlay, address: bytes, now_ms: int) -> None:
-    """Note that the node acted."""
+def _has_duties(state: Reader, address: bytes) -> bool:
+    """Tell whether a task has windows of the node that are not final, or a window waits for its verdict."""
+    firsts = (by_duty_key(address), by_verifier_key(address))
+    return any(state.scan(first, first + b"\xff" * (HASH_BYTES + 5), 1) for first in firsts)
+
+
+def touch(state: Overlay, address: bytes, now_ms: int, parameters: TaskParameters) -> None:
+    """Note that the node acted, and fade its counts."""
     node = load_node(state, address)
     if node is not None and node.seen_ms != now_ms:
-        save_node(state, node._replace(seen_ms=now_ms))
+        save_node(state, _fade(node, now_ms, parameters)._replace(seen_ms=now_ms))
 
 
 def is_new(node: NodeRecord | None, charge: int, parameters: TaskParameters) -> bool:
@@ -435,7 +487,7 @@ def is_new(node: NodeRecord | None, charge: int, parameters: TaskParameters) -> 
 
 
 def mark_success(
-    state: Overlay, address: bytes, charge: int, parameters: TaskParameters, *, is_worker: bool
+    state: Overlay, address: bytes, charge: int, now_ms: int, parameters: TaskParameters, *, is_worker: bool
 ) -> None:
     """Count a verified window at the price ``charge`` in its worker's or a verifier's favour.
 
@@ -446,9 +498,11 @@ def mark_success(
     if node is None:
         return
     counts = charge >= parameters.reputation_charge_min
+    node = _fade(node, now_ms, parameters)
     node = node._replace(
-        failures=0, declines=0, good=node.good + counts, valid_streak=node.valid_streak + counts,
-        proved=node.proved + charge * is_worker, doubts=max(0, node.doubts - 1),
+        failures=0, declines=0, good=node.good + counts, good_faded=node.good_faded + counts * COUNT,
+        valid_streak=node.valid_streak + counts, proved=node.proved + charge * is_worker,
+        doubts=max(0, node.doubts - 1),
     )  # fmt: skip
     save_node(state, node)
 
@@ -490,8 +544,9 @@ def mark_failure(
     if node is None:
         return
     pause_ms = parameters.cool_down_ms << min(node.failures, parameters.cool_down_doublings_max)
+    node = _fade(node, now_ms, parameters)
     node = node._replace(
-        bad=node.bad + 1, valid_streak=0, proved=0, failures=node.failures + 1,
+        bad=node.bad + 1, bad_faded=node.bad_faded + COUNT, valid_streak=0, proved=0, failures=node.failures + 1,
         cool_down_until_ms=now_ms + pause_ms,
     )  # fmt: skip
     save_node(state, node)

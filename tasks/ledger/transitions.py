@@ -332,10 +332,14 @@ class _Market:
     def register(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
         if offer.bond < self._parameters.node_bond_min:
             raise PaymentMissing(due=self._parameters.node_bond_min, got=offer.bond)
-        registry.register(state, context.sender, offer.profile, offer.bond, context.block, context.emit)
+        registry.register(
+            state, context.sender, offer.profile, offer.bond, context.block, context.emit, self._parameters
+        )  # fmt: skip
 
     def update(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
-        registry.update(state, context.sender, offer.profile, offer.bond, context.block, context.emit)
+        registry.update(
+            state, context.sender, offer.profile, offer.bond, context.block, context.emit, self._parameters
+        )  # fmt: skip
 
     def retire(self, state: Overlay, _payload: None, context: Context) -> None:
         registry.retire(state, context.sender, context.block, context.emit, self._parameters)
@@ -453,7 +457,7 @@ class _Market:
         case = self._case(state, context, task_id, evidence)
         if context.sender != case.record.worker:
             raise NotYours("the sender is not the task's worker")
-        registry.touch(state, context.sender, context.block.time_ms)
+        registry.touch(state, context.sender, context.block.time_ms, self._parameters)
         return case
 
     def accept(self, state: Overlay, payload: TaskAmount, context: Context) -> None:
@@ -533,7 +537,7 @@ class _Market:
     def open(self, state: Overlay, payload: OpenedWindow, context: Context) -> None:
         case = self._case(state, context, payload.task)
         open_window(case, payload.window, context.sender, payload.openings)
-        registry.touch(state, context.sender, context.block.time_ms)
+        registry.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
 
     # Verifier
@@ -541,13 +545,13 @@ class _Market:
     def seal(self, state: Overlay, payload: SealedVerdict, context: Context) -> None:
         case = self._case(state, context, payload.task)
         seal(case, payload.window, context.sender, payload.seal)
-        registry.touch(state, context.sender, context.block.time_ms)
+        registry.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
 
     def reveal(self, state: Overlay, payload: RevealedVerdict, context: Context) -> None:
         case = self._case(state, context, payload.task)
         reveal(case, payload.window, context.sender, payload.findings, payload.nonce)
-        registry.touch(state, context.sender, context.block.time_ms)
+        registry.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
 
     # Anybody, and the chain itself

@@ -539,7 +539,7 @@ def _finalise(case: Case, window: WindowRecord) -> None:
         window = case.advance_window(window.number, WindowEvent.FINALISE, Reason.CHALLENGE_OVER)
         for address in (window.worker, *(seat.address for seat in window.verifiers)):
             registry.mark_success(
-                case.state, address, window.charge, case.parameters, is_worker=address == window.worker
+                case.state, address, window.charge, case.now, case.parameters, is_worker=address == window.worker
             )
         if window.number + 1 == case.record.next_window:
             break

@@ -129,6 +129,11 @@ def state_records(
             _list(lambda state: registry.load_node(state, WHO), lambda s: registry.scan_nodes(s, b"", 9)),
             ("tasks.ledger.registry:load_node", "tasks.ledger.registry:_record"),
         ),
+        "record of a retired node": StateRecord(
+            lambda state: registry._save_past(state, _plain(NodeRecord, address=WHO, profile=profile)),
+            lambda state: registry._load_past(state, WHO),
+            ("tasks.ledger.registry:_load_past",),
+        ),
         "task": StateRecord(
             lambda state: records.save_task(state, task),
             lambda state: records.load_task(state, TASK),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import NodeRole, load_node, require_node
@@ -45,7 +43,6 @@ def test_machines_of_the_requesters_operator_do_not_check_its_tasks() -> None:
     assert world.run_to(task, Phase.EXPIRED).reason == Reason.NO_MATCH
 
 
-@pytest.mark.xfail(strict=True, reason="the record goes with the registration")
 def test_a12_a_record_outlives_retirement_and_a_new_registration() -> None:
     """A machine that left a task under way retires, takes its bond back, and registers again with the same key."""
     world = SignedWorld()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import isqrt
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.signing import personal_digest, wallet_form
 from state.view.accounts import balance_of
 from tasks.ledger import queries
+from tasks.ledger.fading import COUNT, faded
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.matching import draw_segments, draw_weighted, match_worker
 from tasks.ledger.parameters import TaskParameters
@@ -75,6 +77,24 @@ def test_a_node_locks_its_bond_and_gets_it_back_after_retiring() -> None:
     assert queries.find_node(world.state, NODE) is None
     assert balance_of(world.state, NODE) == 100 * DKB
     assert world.send(NODE, REGISTER_NODE, node_payload(PROFILE, 10 * DKB)) is None
+
+
+def test_a_verifier_that_owes_a_verdict_is_not_let_go() -> None:
+    world = World(replace(QUICK, seal_ms_min=20 * QUICK.retire_ms))
+    world.add_machine(1, roles=NodeRole.COMPUTE)
+    verifier = world.add_machine(2, roles=NodeRole.VERIFY, manners=Manners(silent=frozenset(Action)))
+    task = world.create()
+    world.run(task, until=lambda record: queries.verification_duties(world.state, verifier) != [])
+    assert world.send(verifier, RETIRE_NODE, []) is None
+    for _ in range(10):
+        world.block(QUICK.retire_ms)
+    assert queries.find_node(world.state, verifier) is not None
+    for _ in range(30):
+        world.block(QUICK.retire_ms)
+    assert queries.find_node(world.state, verifier) is None
+    world.machines.pop(verifier)
+    assert world.send(verifier, REGISTER_NODE, node_payload(PROFILE._replace(operator=verifier), 10 * DKB)) is None
+    assert require_node(world.state, verifier).bad > 0
 
 
 def test_a_node_with_a_task_is_not_let_go_before_it_ends() -> None:
@@ -166,11 +186,11 @@ def test_pauses_double_and_success_ends_them() -> None:
         mark_failure(world.state, node, START_MS, world.events.append, parameters)
         assert require_node(world.state, node).cool_down_until_ms == START_MS + pause_ms
     mark_decline(world.state, node, START_MS, 0, parameters)
-    mark_success(world.state, node, 4, parameters, is_worker=True)
+    mark_success(world.state, node, 4, START_MS, parameters, is_worker=True)
     record = require_node(world.state, node)
     assert (record.failures, record.declines, record.good, record.valid_streak, record.proved) == (0, 0, 0, 0, 4)
     for is_worker in (False, True):
-        mark_success(world.state, node, 7, parameters, is_worker=is_worker)
+        mark_success(world.state, node, 7, START_MS, parameters, is_worker=is_worker)
     record = require_node(world.state, node)
     assert (record.bad, record.good, record.valid_streak, record.proved) == (5, 2, 2, 11)
 
@@ -191,6 +211,24 @@ def test_the_pause_after_a_decline_follows_what_it_cost_and_is_bounded(moves: li
         if now_ms - before.match_from_ms >= parameters.decline_memory_ms:
             assert (after.declines, after.match_from_ms) == (1, now_ms + least_ms)
         assert before._replace(declines=after.declines, match_from_ms=after.match_from_ms) == after
+
+
+@given(
+    count=st.integers(0, 10**12), from_ms=st.integers(0, 10**13), half_life_ms=st.integers(64, 10**11),
+    steps=st.lists(st.integers(0, 10**10), max_size=20),
+)  # fmt: skip
+def test_a_count_fades_the_same_however_often_it_is_looked_at(
+    count: int, from_ms: int, half_life_ms: int, steps: list[int]
+) -> None:
+    at_ms, left = from_ms, count
+    for step_ms in steps:
+        left, at_ms = faded(left, at_ms, at_ms + step_ms, half_life_ms), at_ms + step_ms
+    at_once = faded(count, from_ms, at_ms, half_life_ms)
+    assert at_once - len(steps) - 1 <= left <= at_once <= count
+    tick_ms = half_life_ms // 64
+    halved = faded(count, from_ms, from_ms + 64 * tick_ms, half_life_ms)
+    assert halved == count // 2
+    assert faded(count, from_ms, from_ms + 32 * tick_ms, half_life_ms) == isqrt(count * count // 2) or count < 2
 
 
 @pytest.mark.parametrize(
@@ -227,7 +265,7 @@ def test_price_speed_and_reputation_decide_and_too_dear_is_out() -> None:
     fast = world.add_machine(5, price=DKB // 2000, score=10_000)
     assert world.run_to(world.create(), Phase.ASSIGNED).worker == fast
     proven = world.add_machine(6, price=DKB // 2000)
-    save_node(world.state, require_node(world.state, proven)._replace(good=50))
+    save_node(world.state, require_node(world.state, proven)._replace(good_faded=50 * COUNT))
     assert world.run_to(world.create(), Phase.ASSIGNED).worker == proven
 
 
@@ -253,9 +291,9 @@ def test_one_transient_fault_weighs_less_than_a_record() -> None:
     assert node is not None
     assert reputation_milli(node) == 500
     assert (
-        reputation_milli(node._replace(good=20, bad=1))
+        reputation_milli(node._replace(good_faded=20 * COUNT, bad_faded=COUNT))
         > reputation_milli(node)
-        > reputation_milli(node._replace(bad=1))
+        > reputation_milli(node._replace(bad_faded=COUNT))
     )
 
 
