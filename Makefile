@@ -10,6 +10,8 @@ SEED ?= 1
 JOBS ?= 2
 # Most unit tests wait for clocks, sockets and processes: of twice as many at once somebody always computes.
 UNIT_JOBS ?= $(shell expr 2 '*' $(JOBS))
+# Networks of processes wait for blocks and timers: one more at once keeps all processors busy.
+NETWORK_JOBS ?= $(shell expr 1 + $(JOBS))
 N ?= 100000
 HOURS ?= 1
 TESTNET_ARGS ?=
@@ -17,8 +19,8 @@ TESTNET_ARGS ?=
 # A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dev ml help testnet picture check test lint house unit unit-quick fuzz simulation nightly release sim-nightly sim-release soak \
-  cluster test-wallets test-clients compose lock wheels image clean
+.PHONY: dev ml help testnet picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
+  release sim-nightly sim-release soak networks cluster test-wallets test-clients compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -51,11 +53,17 @@ testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, wo
 picture: $(VENV)/dev.stamp ## README's picture from a new run of the test network (docs/testnet.svg, docs/testnet-run.json)
 	$(BIN)/python -m testnet.picture
 
-check: lint house unit-quick ## before each commit: lint, types, import contracts, rules of the tree, quick unit tests (5 minutes)
+check: static unit-quick ## before each commit: lint, types, import contracts, rules of the tree, quick unit tests (5 minutes)
 	@echo "make check: all parts passed"
 
-test: lint house unit simulation cluster test-wallets compose ## everything that must pass before a merge (20 minutes)
+test: static unit simulation networks ## everything that must pass before a merge (15 minutes)
 	@echo "make test: all parts passed"
+
+static: $(VENV)/dev.stamp ## lint and house; beside them the tests are compiled, once for all processes that run them
+	$(MAKE) --no-print-directory -j 2 --output-sync=target lint house collected
+
+collected: $(VENV)/dev.stamp
+	$(BIN)/pytest --collect-only -qq | tail -1
 
 house: $(VENV)/dev.stamp ## rules of the whole tree: circles, purity, sizes, citations of the specification, sentences
 	$(BIN)/python -m tests.house
@@ -66,20 +74,25 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+UNIT = $(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal --without-nightly --ignore tests/simulation
+
 unit: $(VENV)/dev.stamp ## unit and property tests
-	$(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal -m "not cluster and not compose" --ignore tests/simulation
+	$(UNIT) -m "not cluster and not compose"
 
 unit-quick: $(VENV)/dev.stamp ## unit tests without those that are marked slow
-	$(BIN)/pytest -q -n $(UNIT_JOBS) --dist worksteal -m "not slow and not cluster and not compose" --ignore tests/simulation
+	$(UNIT) -m "not slow and not cluster and not compose"
 
 fuzz: $(VENV)/dev.stamp ## N (100,000) mutated inputs to each decoder that has not had them; resumes where it stopped
 	$(BIN)/python -m tests.fuzz.campaign $(N) --jobs $(JOBS)
 	FUZZ_INPUTS=$(N) $(BIN)/pytest -q tests/fuzz/test_bodies.py
 
 simulation: $(VENV)/dev.stamp ## consensus simulation: 300 seeds of replicas, 200 of whole nodes, and more
-	$(BIN)/pytest -q -n $(JOBS) --dist worksteal tests/simulation
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --without-nightly tests/simulation
 
-nightly: test-clients fuzz sim-nightly ## what is too long for `make test`; each part resumes where it stopped
+nightly: nightly-tests test-clients fuzz sim-nightly ## what is too long for `make test`; fuzz and sim-nightly resume where they stopped
+
+nightly-tests: $(VENV)/dev.stamp ## tests marked nightly, which `make test` leaves out
+	$(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile -m nightly
 
 release: sim-release ## before a release: ten million inputs to each decoder, a million seeds of each simulation
 	$(MAKE) fuzz N=10000000
@@ -93,8 +106,15 @@ sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds of each kind, every Twins scen
 soak: $(VENV)/dev.stamp ## generated networks of processes from number SEED on, for HOURS: kills, splits, full disks, wrong clocks
 	$(BIN)/python -m tests.cluster.playing $(SEED) --hours $(HOURS)
 
+# Where tests marked cluster are: other folders need not be collected. tests/cluster/conftest.py orders the files.
+CLUSTER = tests/cluster tests/testnet tests/node/bench
+NETWORKS = $(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile --no-loadscope-reorder --without-nightly
+
+networks: $(VENV)/dev.stamp ## cluster, test-wallets and compose at once: what waits beside what computes
+	$(NETWORKS) -m "cluster or compose" $(CLUSTER) tests/wallets
+
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
-	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m cluster --ignore tests/wallets --ignore tests/clients
+	$(NETWORKS) -m cluster $(CLUSTER)
 
 test-wallets: $(VENV)/dev.stamp ## viem, ethers, web3.py and cast against four validators; build/wallets/report.json
 	$(BIN)/pytest -q -m cluster tests/wallets
@@ -104,7 +124,7 @@ test-clients: $(VENV)/dev.stamp ## go-ethereum, alloy and web3j, compiled, over 
 	  $(BIN)/pytest -q -m cluster tests/clients
 
 compose: $(VENV)/dev.stamp ## networks of containers, on an engine that the test starts
-	$(BIN)/pytest -q -m compose
+	$(BIN)/pytest -q -m compose tests/testnet
 
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
   --no-annotate pyproject.toml --extra datasets --extra build --upgrade

@@ -10,6 +10,7 @@ from p2p.base.dial_policy import DialPolicy
 from p2p.base.endpoint import Endpoint, parse_bootstrap
 from p2p.base.limits import NetworkLimits
 from p2p.gossip.core import GossipParameters
+from p2p.multicast.wire import MulticastParameters
 from state.primitives.errors import ConfigError, DecodeError
 
 __all__ = ["NetworkConfig", "dial_policy_of"]
@@ -33,6 +34,7 @@ class NetworkConfig:
     blob_budget_bytes: int = 16 * 1024**3
     limits: NetworkLimits = field(default_factory=NetworkLimits)
     gossip: GossipParameters = field(default_factory=GossipParameters)
+    multicast: MulticastParameters = field(default_factory=MulticastParameters)
 
     def advertised(self) -> tuple[Endpoint, ...]:
         """Return the endpoints of ``advertise``. Raises ConfigError."""

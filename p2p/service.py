@@ -129,7 +129,9 @@ class Network:
         self.on_request(METHOD_PEERS, parts.records.serve)
         self.on_gossip(TOPIC_RECORD, parts.records.validate, payload_bytes_max=RECORD_BYTES_MAX, earns=False)
         deliver = MessageDelivery(parts.handlers, parts.roster).deliver
-        self.multicasts = MulticastService(self, fanout, deliver=deliver, random=random, log=log)
+        self.multicasts = MulticastService(
+            self, fanout, deliver=deliver, random=random, log=log, parameters=config.multicast
+        )
         """One message to many; use ``multicast``."""
         self.blobs: BlobStore | None = None
         if config.blob_dir is not None:

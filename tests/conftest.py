@@ -40,3 +40,42 @@ def logs_as_at_the_start() -> Iterator[None]:
     yield
     _configure(**_untouched)
     set_log_level(LEVEL)
+
+
+LEFT_OUT = pytest.StashKey[int]()
+"""How many tests marked ``nightly`` this run left out; xdist's processes report it to the one that prints."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-nightly", action="store_true", help="leave out tests marked nightly, and say how many these are"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after -m, which leaves out what belongs to another part
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("without_nightly"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("nightly")]
+    config.stash[LEFT_OUT] = len(left_out)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the number from a process of xdist: each collects all tests, so they report the same one."""
+    output: dict[str, Any] = getattr(node, "workeroutput", None) or {}  # none if the process crashed
+    node.config.stash[LEFT_OUT] = max(node.config.stash.get(LEFT_OUT, 0), output.get("left_out", 0))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if count := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{count} tests marked nightly left out; `make nightly-tests` runs them")

@@ -15,7 +15,18 @@ from p2p.base.randomness import RandomSource
 from p2p.base.transport import Fanout
 from p2p.multicast.core import Multicast
 from p2p.multicast.pieces import MESSAGE_BYTES_MAX
-from p2p.multicast.wire import TICK_S, Blame, Deliver, Effect, Finished, Member, Pass, Publish, Tell
+from p2p.multicast.wire import (
+    TICK_S,
+    Blame,
+    Deliver,
+    Effect,
+    Finished,
+    Member,
+    MulticastParameters,
+    Pass,
+    Publish,
+    Tell,
+)
 from p2p.records.records import PeerRecord
 from p2p.secure.frame import Class
 from p2p.secure.identity import Identity
@@ -72,8 +83,9 @@ class MulticastService:
         deliver: Callable[[bytes, int, bytes], Awaitable[None]],
         random: RandomSource,
         log: Callable[..., None],
+        parameters: MulticastParameters | None = None,
     ) -> None:
-        self.core = Multicast(network.identity.address, random=random)
+        self.core = Multicast(network.identity.address, random=random, parameters=parameters)
         self.finished: deque[Finished] = deque(maxlen=64)
         """How the last own messages fared."""
         self._network = network

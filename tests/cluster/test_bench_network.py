@@ -24,6 +24,7 @@ def test_a_short_load_becomes_final_and_its_time_is_accounted_for() -> None:
     assert all(figures[f"cpu_share_{stage}"] > 0 for stage in ("verify", "gateway", "admit", "execute", "commit"))
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_more_than_the_pools_hold_is_refused_and_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was refused is sent again and becomes final; the validators agree at the end, or ``run`` raises."""
@@ -34,6 +35,7 @@ def test_more_than_the_pools_hold_is_refused_and_nothing_ends(monkeypatch: pytes
     assert figures["transactions_final"] > 300
 
 
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_a_node_without_its_database_catches_up_in_every_way() -> None:
     """How fast is for the benchmark to say; here that all three come to the end."""

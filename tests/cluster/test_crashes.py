@@ -42,7 +42,7 @@ def longest_gap_ms(running: Network, name: str, first: int, last: int) -> int:
     return max(after - before for before, after in pairwise(times))
 
 
-@pytest.mark.parametrize("victim", ["validator-1", "validator-2"])
+@pytest.mark.parametrize("victim", ["validator-1", pytest.param("validator-2", marks=pytest.mark.nightly)])
 def test_blocks_go_on_without_a_killed_validator_and_it_catches_up(running: Network, victim: str) -> None:
     before = running.height("validator-0")
     running.verb("kill", victim)

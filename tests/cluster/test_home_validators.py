@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 
+from p2p.path.dial_back import DialBackOptions
 from testnet.wan.lab import Lab, load_plan
 from testnet.wan.network import METRICS_PORT, PEER_PORT, HomeNetwork, lay_out_homes
 from testnet.wan.topology import parse_topology, plan
-from tests.cluster.network import wait_for
+from tests.cluster.network import PATIENCE_S, wait_for
 from tests.testnet.wan.emulated import need_emulation
 
 pytestmark = pytest.mark.cluster
+
+BLOCKS = 3
+REACHED_PATIENCE_S = 3 * DialBackOptions().per_peer_s
+"""A peer that could not reach a node within seconds, as on a busy machine, is asked again only after this time."""
 
 
 def heights(network: HomeNetwork) -> list[int]:
@@ -26,6 +31,11 @@ def heights(network: HomeNetwork) -> list[int]:
 
 def have(network: HomeNetwork, height: int) -> bool:
     return min(heights(network)) >= height
+
+
+def go_on(network: HomeNetwork, what: str) -> None:
+    """Wait until every validator has ``BLOCKS`` blocks more than the highest has now."""
+    wait_for(partial(have, network, max(heights(network)) + BLOCKS), what, patience_s=2 * PATIENCE_S)
 
 
 def reservations(network: HomeNetwork) -> list[int]:
@@ -49,21 +59,24 @@ def test_validators_that_nobody_can_dial_agree_on_blocks(tmp_path: Path) -> None
         network = lay_out_homes(lab, tmp_path / "net")
         with network.running() as processes:
             wait_for(lambda: min(heights(network)) >= 3, "blocks are final at every home")
-            # A busy machine makes time-outs of its own: one kill of three that costs none is proof enough.
-            costs: list[int] = []
+            # A busy machine makes time-outs of its own: a kill may cost as many as the blocks before it did.
+            costs: list[tuple[int, int]] = []
             for relay in ("R1", "R2", "R1"):
+                began = timeouts(network)
+                go_on(network, "blocks with all relays")
                 before = timeouts(network)
                 processes[relay].kill()
                 processes[relay].wait()
-                height = max(heights(network))
-                wait_for(partial(have, network, height + 3), "blocks go on without a relay")
-                costs.append(timeouts(network) - before)
+                go_on(network, "blocks go on without a relay")
+                costs.append((before - began, timeouts(network) - before))
                 assert all(process.poll() is None for host, process in processes.items() if host != relay)
-                if not costs[-1]:
+                if costs[-1][1] <= costs[-1][0]:
                     break
                 processes[relay] = network.start(relay)
                 wait_for(lambda: all(reserved == 2 for reserved in reservations(network)), "it is used again")
-            assert min(costs) == 0, f"views that timed out after each kill: {costs}"
+            assert any(after <= before for before, after in costs), (
+                f"views timed out before, after a kill: {costs}"
+            )
 
 
 MIXED = """
@@ -106,10 +119,12 @@ def test_validators_find_out_how_they_are_reached(tmp_path: Path) -> None:
                 return reached(host).get("how") == "direct"
 
             for host in ("P1", "P2", "P3"):
-                wait_for(partial(is_direct, host), "it knows that others can dial it")
+                known = "it knows that others can dial it"
+                wait_for(partial(is_direct, host), known, patience_s=REACHED_PATIENCE_S)
                 there = f"tcp:{lab.plan.address4(host)}:{PEER_PORT}"
                 assert reached(host)["endpoints"] == {there: "public"}
-            wait_for(lambda: reached("A").get("how") == "relays", "it is reached through its relay")
+            through = "it is reached through its relay"
+            wait_for(lambda: reached("A").get("how") == "relays", through, patience_s=REACHED_PATIENCE_S)
             at_home = reached("A")
             assert len(at_home["relays"]) == 1
             # Whether anybody could try it directly depends on who dialled whom first.

@@ -39,6 +39,7 @@ rtt = "40ms"
 """
 
 
+@pytest.mark.nightly
 def test_behind_one_relay_a_public_peer_is_the_other_observer() -> None:
     need_emulation()
     with Lab(plan(parse_topology(TOPOLOGY.format(nat="cone"))), f"q{os.getpid()}") as lab:
@@ -55,7 +56,7 @@ def test_behind_one_relay_a_public_peer_is_the_other_observer() -> None:
             other.ask("await_path", peer="A", scheme="punch")
 
 
-@pytest.mark.parametrize("nat", ["cone", "symmetric"])
+@pytest.mark.parametrize("nat", ["cone", pytest.param("symmetric", marks=pytest.mark.nightly)])
 def test_homes_meet_directly_where_their_nats_allow_it(nat: str) -> None:
     need_emulation()
     with Lab(plan(parse_topology(TOPOLOGY.format(nat=nat))), f"p{os.getpid()}") as lab:

@@ -87,6 +87,7 @@ def outage_s(node: Agent) -> float:
     return longest_gap_s(times, since_ns=min(times), until_ns=max(times))
 
 
+@pytest.mark.nightly
 def test_where_a_roaming_host_can_be_dialled_is_found_and_told_anew(lab: Lab) -> None:
     """Over IPv6 alone: nobody translates it, so a home can be dialled at an address of its own."""
     with lab:

@@ -79,6 +79,7 @@ def test_a_damaged_database_is_named_and_replaced_by_one_command(running: Networ
     follows(running, name)
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_far_above_the_database_replaces_it(running: Network) -> None:
     name = "validator-1"
     home = running.root / name

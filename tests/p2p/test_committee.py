@@ -84,7 +84,7 @@ async def until(is_so: Callable[[], bool], within_s: float) -> None:
 
 @pytest.mark.parametrize(
     ("seats", "followers", "restarted"),
-    [(7, 2, 1), pytest.param(20, 8, 2, marks=pytest.mark.cluster)],
+    [(7, 2, 1), pytest.param(20, 8, 2, marks=pytest.mark.nightly)],
 )
 async def test_a_committee_finds_itself_and_bears_restarts(
     autojump_clock: object, seats: int, followers: int, restarted: int

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 
 import trio
 
 from p2p.base.endpoint import Endpoint
+from p2p.multicast.wire import MulticastParameters
 from p2p.secure.frame import Class
 from p2p.service import Network, NetworkConfig
 from relay.client.client import RelayClient
@@ -22,12 +24,25 @@ from tests.relay.nodes import wait_until
 KIND = 7
 BODY = Random(1).randbytes(1_000_000)
 COUNT = 7
+BUSY = MulticastParameters(expiry_s=120, shun_s=600)
+"""On a busy machine a message and its repair may take long: it is not forgotten, and a failed relay is not
+tried again meanwhile."""
+PATIENT = replace(BUSY, stall_s=10)
+"""A relay that is slow because the machine is busy is waited for, too."""
 
 
 class Home:
     """A network whose pieces can come through relays; where it does not listen, everything comes through them."""
 
-    def __init__(self, number: int, relays: Sequence[Endpoint], *, listens: bool, first: str = "") -> None:
+    def __init__(
+        self,
+        number: int,
+        relays: Sequence[Endpoint],
+        parameters: MulticastParameters,
+        *,
+        listens: bool,
+        first: str,
+    ) -> None:
         self.identity = identity_of(f"home {number}")
         self.address = self.identity.address
         self.relays = RelayClient(
@@ -35,7 +50,11 @@ class Home:
         )
         self.fanout = FanoutClient(lambda: self.identity, FanoutOptions(backoff_s_min=0.05, backoff_s_max=0.2))
         self.network = Network(
-            NetworkConfig(listen=(("127.0.0.1", 0),) if listens else (), bootstrap=(first,) if first else ()),
+            NetworkConfig(
+                listen=(("127.0.0.1", 0),) if listens else (),
+                bootstrap=(first,) if first else (),
+                multicast=parameters,
+            ),
             self.identity,
             dialers={"relay": self.relays},
             acceptors=(self.relays,),
@@ -52,16 +71,18 @@ class Home:
 
 
 @asynccontextmanager
-async def homes(relays: Sequence[Endpoint], *, listen: bool = True) -> AsyncIterator[list[Home]]:
+async def homes(
+    relays: Sequence[Endpoint], parameters: MulticastParameters = BUSY, *, listen: bool = True
+) -> AsyncIterator[list[Home]]:
     """Run homes that know each other and wait at all these relays."""
     with trio.fail_after(150):
         async with trio.open_nursery() as nursery:
-            all_homes = [Home(0, relays, listens=listen)]
+            all_homes = [Home(0, relays, parameters, listens=listen, first="")]
             await nursery.start(all_homes[0].network.run)
             at = Endpoint(*all_homes[0].network.bound[0]) if listen else relays[0]
             first = f"{format_address(all_homes[0].address)}@{at}"
             for number in range(1, COUNT):
-                all_homes.append(Home(number, relays, listens=listen, first=first))
+                all_homes.append(Home(number, relays, parameters, listens=listen, first=first))
                 await nursery.start(all_homes[-1].network.run)
             addresses = [home.address for home in all_homes]
             for home in all_homes:
@@ -90,7 +111,7 @@ def send(all_homes: Sequence[Home], body: bytes) -> None:
 
 async def test_one_upload_through_a_relay_reaches_all(start_relay: Callable[..., DaemonProcess]) -> None:
     daemon = start_relay()
-    async with homes([daemon.endpoint]) as all_homes:
+    async with homes([daemon.endpoint], PATIENT) as all_homes:
         for number in range(3):
             body = BODY[number:]
             send(all_homes, body)

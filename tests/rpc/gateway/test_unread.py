@@ -32,6 +32,8 @@ from rpc.gateway.unsent_bytes import (
 from tests.rpc.gateway.test_heads import Echo
 
 LARGE = 16 * 1024 * 1024
+ACKNOWLEDGED_S = 1.0
+"""Longer than the kernel delays an acknowledgement or a first probe of a closed window."""
 CLOSE = "connection: close\r\n"
 UPGRADE = (
     "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
@@ -167,6 +169,10 @@ class Silent(asyncio.Protocol):
     """Keeps the transport of a connection that came in, and writes to it what it is told to."""
 
     transport: asyncio.Transport
+    is_lost = False
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.is_lost = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -187,11 +193,26 @@ async def connected() -> AsyncIterator[tuple[asyncio.Transport, socket.socket]]:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         client.connect(listener.getsockname())
-        client.settimeout(10)
+        client.settimeout(60)
         async with asyncio.timeout(30):
             await until(lambda: bool(made) and hasattr(made[0], "transport"))
         yield made[0].transport, client
     server.close()
+
+
+async def acknowledged(unread: UnsentBytes) -> None:
+    """Wait until the client's machine acknowledges no more: it goes on for a while after its last read."""
+    before = None
+    while (found := unread._ask_kernel()) != before:
+        before = found
+        await asyncio.sleep(ACKNOWLEDGED_S)
+
+
+async def closed(transport: asyncio.Transport) -> None:
+    """Wait until the socket is closed: before that a client that reads without a loop would wait for ever."""
+    protocol = cast(Silent, transport.get_protocol())
+    async with asyncio.timeout(30):
+        await until(lambda: protocol.is_lost)
 
 
 def test_the_kernel_takes_little_and_what_it_took_counts() -> None:
@@ -253,11 +274,11 @@ def test_who_reads_all_the_time_has_all_the_time_and_who_stops_is_reset() -> Non
                     await asyncio.sleep(0)
                 unread.check(now := now + 20.0)
             assert not transport.is_closing()
-            await asyncio.sleep(0.05)
+            await acknowledged(unread)
             unread.check(now := now + 1)
             unread.check(now + SEND_DEADLINE_S + 1)
             assert transport.is_closing()
-            await asyncio.sleep(0.01)
+            await closed(transport)
             with pytest.raises(ConnectionResetError):
                 while client.recv(64 * 1024):
                     pass
@@ -276,7 +297,7 @@ def test_over_the_budget_it_is_reset() -> None:
             held[1].paused()
             assert other.is_closing() and not transport.is_closing()
             reset(transport)
-            await asyncio.sleep(0.01)
+            await closed(transport)
             with pytest.raises(ConnectionResetError):
                 while client.recv(64 * 1024):
                     pass

@@ -38,7 +38,7 @@ def line(**settings: Any) -> dict[str, Any]:
     return {"hosts": {"A": {}, "B": {}}, "links": [{"a": "A", "b": "B", "rtt": "10ms", **settings}]}
 
 
-@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("version", [4, pytest.param(6, marks=pytest.mark.nightly)])
 def test_losses_are_as_many_as_were_set(version: int) -> None:
     with lab(line(forward={"loss": "5%"})) as made:
         found = probe(made, "A", "B", count=6_000, rate_bit_per_s=30e6, version=version)
@@ -49,6 +49,7 @@ def test_losses_are_as_many_as_were_set(version: int) -> None:
     assert counted["overflows"] == 0
 
 
+@pytest.mark.nightly
 def test_losses_in_bursts() -> None:
     with lab(line(burst={"every": 200, "length": 20})) as made:
         found = probe(made, "A", "B", count=6_000, rate_bit_per_s=30e6)
