@@ -81,6 +81,7 @@ def test_two_views_vote_by_vote_make_the_same_chains(committee: Rules, last_heig
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_three_views_vote_by_vote() -> None:
     rules = Rules(last_height=1)
     free = Interleavings(rules, 3).run()

@@ -24,7 +24,9 @@ needs_node = pytest.mark.skipif(
 
 
 @needs_node
-@pytest.mark.parametrize("instance", INSTANCES)
+@pytest.mark.parametrize(
+    "instance", [INSTANCES[0], *(pytest.param(name, marks=pytest.mark.nightly) for name in INSTANCES[1:])]
+)
 def test_samples_keep_the_promises(instance: str, tmp_path: Path) -> None:
     output = quint_run(instance, samples=SAMPLES, seed=SEED, traces=tmp_path)
     print(output)
