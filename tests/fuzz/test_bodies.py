@@ -18,7 +18,7 @@ from rpc.protocol.errors import NodeUnavailable
 from tests.fuzz.mutate import mutate
 from tests.fuzz.targets.samples import RAW
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000"))
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "1000"))
 HASH, ADDRESS = "0x" + "ab" * 32, "0x" + "cd" * 20
 
 
