@@ -110,8 +110,8 @@ soak: $(VENV)/dev.stamp ## generated networks of processes from number SEED on, 
 CLUSTER = tests/cluster tests/testnet tests/node/bench
 NETWORKS = $(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile --no-loadscope-reorder --without-nightly
 
-networks: $(VENV)/dev.stamp ## cluster, test-wallets and compose at once: what waits beside what computes
-	$(NETWORKS) -m "cluster or compose" $(CLUSTER) tests/wallets
+networks: $(VENV)/dev.stamp ## cluster, test-wallets and compose at once: what waits beside what computes (MORE_NETWORKS: other folders)
+	$(NETWORKS) -m "cluster or compose" $(CLUSTER) tests/wallets $(MORE_NETWORKS)
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
 	$(NETWORKS) -m cluster $(CLUSTER)

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 FIRST: Final = (
-    "test_compose", "test_wallets", "test_epochs", "test_end", "test_wallet", "test_crashes",
+    "test_compose", "test_clients", "test_wallets", "test_epochs", "test_end", "test_wallet", "test_crashes",
     "test_home_validators", "test_cli", "test_upgrade", "test_sync", "test_manifest", "test_quorum",
     "test_relay_pay", "test_clock_ahead",
 )  # fmt: skip
