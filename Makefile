@@ -86,7 +86,7 @@ fuzz: $(VENV)/dev.stamp ## N (100,000) mutated inputs to each decoder that has n
 	$(BIN)/python -m tests.fuzz.campaign $(N) --jobs $(JOBS)
 	FUZZ_INPUTS=$(N) $(BIN)/pytest -q tests/fuzz/test_bodies.py
 
-simulation: $(VENV)/dev.stamp ## consensus simulation: 300 seeds of replicas, 200 of whole nodes, and more
+simulation: $(VENV)/dev.stamp ## consensus simulation: 300 seeds of replicas, 100 of whole nodes, and more
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --without-nightly tests/simulation
 
 nightly: nightly-tests test-clients fuzz sim-nightly ## what is too long for `make test`; fuzz and sim-nightly resume where they stopped

@@ -16,7 +16,7 @@ from node.simulation.world import WholeMachine, WholeWorld
 from state.primitives.blocks import decode_header
 from state.primitives.votes import NULLIFY
 
-SEEDS = 200
+SEEDS = 100
 """A sample for every run of the tests; `make nightly` plays 100,000."""
 CHUNK = 25
 
