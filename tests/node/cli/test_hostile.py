@@ -198,7 +198,7 @@ def test_what_an_option_cannot_be_is_one_error_line_and_leaves_no_file(
             assert len(said) < 2_500, where
             errors = re.findall(r"^(?:Error: .+|dekube: .+ \[[a-z_]+\])$", said, re.M)
             assert len(errors) == 1, where
-            assert sorted(tree(world)) == before, where
+        assert sorted(tree(world)) == before, (path, parameter.name)
 
 
 def test_no_command_reads_numbers_and_paths_by_looser_types() -> None:
