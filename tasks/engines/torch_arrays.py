@@ -48,9 +48,22 @@ class TorchArrays:
         """See Arrays."""
         return self._torch.tensor(np.asarray(values, dtype=np.float64), device=self._device)
 
+    def load_bytes(self, values: np.ndarray) -> Array:
+        """See Arrays."""
+        return self._torch.tensor(np.asarray(values, dtype=np.uint8), device=self._device)
+
     def store(self, values: Array) -> np.ndarray:
         """See Arrays."""
         return np.array(values.cpu().numpy(), dtype=np.float64)
+
+    def from_content(self, content: bytes, code: str, rows: int, columns: int) -> Array:
+        """See Arrays."""
+        values = np.frombuffer(content, dtype=f"<{code}").reshape(rows, columns)
+        return self.load_bytes(values) if code == "u1" else self.load(values)
+
+    def content(self, values: Array, code: str) -> bytes:
+        """See Arrays."""
+        return values.cpu().numpy().astype(f"<{code}").tobytes()  # type: ignore[no-any-return]
 
     def matmul(self, left: Array, right: Array) -> Array:
         """See Arrays."""
@@ -78,6 +91,10 @@ class TorchArrays:
         if not torch.is_tensor(no):
             no = torch.tensor(no, dtype=torch.float64, device=self._device)
         return torch.where(condition, yes, no)
+
+    def clip(self, values: Array, low: float, high: float) -> Array:
+        """See Arrays."""
+        return self._torch.clamp(values, low, high)
 
     def amax(self, values: Array, axis: int) -> Array:
         """See Arrays."""
@@ -108,9 +125,21 @@ class TorchArrays:
         """See Arrays."""
         return values.to(self._torch.int64)
 
+    def to_doubles(self, values: Array) -> Array:
+        """See Arrays."""
+        return values.to(self._torch.float64)
+
+    def take_rows(self, values: Array, rows: Array) -> Array:
+        """See Arrays."""
+        return values[rows[:, 0]]
+
     def round_to_single(self, values: Array, smallest: float) -> Array:
         """See Arrays."""
         torch = self._torch
         rounded = values.to(torch.float32)
         kept = torch.where(torch.abs(rounded) < smallest, torch.zeros_like(rounded), rounded)
         return kept.to(torch.float64)
+
+    def all_below(self, values: Array, limit: float) -> bool:
+        """See Arrays."""
+        return bool((self._torch.abs(values) < limit).all())

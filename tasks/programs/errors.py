@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from state.primitives.errors import ProtocolError
+from state.primitives.errors import DekubeError, ProtocolError
 
-__all__ = ["ElementUndefined", "ProgramInvalid"]
+__all__ = ["ElementUndefined", "ProgramInvalid", "StoreDiverged"]
 
 
 class ProgramInvalid(ProtocolError):
@@ -17,3 +17,9 @@ class ElementUndefined(ProtocolError):
     """A reference function met an input outside its domain: such a value can stand in no honest trace."""
 
     code = "element_undefined"
+
+
+class StoreDiverged(DekubeError):
+    """A stored value is not finite or not below its limit: the computation ends as diverged, on every engine."""
+
+    code = "store_diverged"

@@ -7,11 +7,15 @@ runs: pure Python integers and IEEE 754 binary64. Both must give the same bits f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+from tasks.programs.bounds import Bounds
 from tasks.programs.tensors import Number, TensorType
 
-__all__ = ["Attributes", "Context", "FoldOperator", "Operator", "Read"]
+__all__ = ["FOLD_BITS_MAX", "Attributes", "Context", "FoldOperator", "Operator", "Read"]
+
+FOLD_BITS_MAX: Final = 64
+"""Bits of a partial fold, its sign included."""
 
 Attributes = tuple[int, ...]
 """Integers that are part of the operator's call, for example a width in bits."""
@@ -39,8 +43,18 @@ class Operator(Protocol):
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         """Return the work units of one call."""
 
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        """Return between what the result lies, given the same for the inputs. Raises ProgramInvalid.
+
+        With these bounds neither kernel nor reference meets a subnormal or non-finite number.
+        """
+
     def run(self, arrays: Any, inputs: Sequence[Any], attributes: Attributes, context: Context) -> Any:
-        """Return the result on an array engine."""
+        """Return the result on an array engine (``tasks.programs.arrays``).
+
+        Tensors of bytes are arrays of bytes; all others are float64 arrays. The result may share memory with an
+        input: nobody writes to either.
+        """
 
     def element(
         self,
@@ -58,7 +72,7 @@ class FoldOperator(Operator, Protocol):
     """An operator whose element folds many terms into one integer, by sums or by the maximum.
 
     ``element`` equals ``finish(fold of term(0 .. length - 1))``. Partial folds are Python integers of any size
-    below 2^FOLD_BITS_MAX; order does not change a fold.
+    within FOLD_BITS_MAX bits; order does not change a fold.
     """
 
     def length(self, inputs: Sequence[TensorType], attributes: Attributes) -> int:

@@ -1,0 +1,391 @@
+"""Rows as integers with one exponent: quantising, products of rows, sums and maxima of rows (market.md 4.6).
+
+A width of ``bits`` has a ``depth`` and a ``limit``. With the exponent ``e`` of a row its integers are
+``rint(x * 2^(depth - e))``, of magnitude ``limit`` at most. All sums are of integers, so order, blocks and threads
+change nothing; each is rounded once, when it becomes binary64 again.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from math import frexp, ldexp
+from typing import Final, NamedTuple
+
+from tasks.programs.arrays import Array, Arrays
+from tasks.programs.bounds import Bounds, Integers, Magnitudes, integers, magnitudes
+from tasks.programs.errors import ElementUndefined, ProgramInvalid
+from tasks.programs.operators import Attributes, Context, Read
+from tasks.programs.operators.rules import Fold, canonical, expect, expect_attributes, whole, work
+from tasks.programs.tensors import ElementType, Number, TensorType
+
+__all__ = ["CONTRACT", "EXPONENT_MAX", "EXPONENT_MIN", "QUANTISE", "ROW_EXPONENT", "ROW_MAXIMUM", "ROW_SUM",
+           "SUM_BITS", "TERMS_MAX", "WIDTHS"]  # fmt: skip
+
+TERMS_MAX: Final = 1 << 20
+"""Terms of a product of rows or of a sum: 2^(40 + 20) fits 64 bits."""
+EXPONENT_MIN: Final = -120
+"""Rows whose largest magnitude is below 2^-120 lose bits evenly. So squares of products stay normal numbers."""
+EXPONENT_MAX: Final = 500
+SUM_BITS: Final = 40
+_EXACT_BITS: Final = 53
+
+
+class Width(NamedTuple):
+    """Integers of a width: ``depth`` is the binary place of a row's largest value, ``limit`` the largest integer.
+
+    From ``threshold`` on, as a fraction in [1, 2), rounding would exceed the limit: the exponent is one higher.
+    """
+
+    depth: int
+    limit: int
+    threshold: float
+
+
+WIDTHS: Final = {
+    15: Width(14, 32_639, 32_639.5 / 16_384),  # two signed digits of 8 bits: 127 * 256 + 127
+    20: Width(18, 1 << 19, 2.0),
+    40: Width(39, 1 << 40, 2.0),
+}
+_CONTRACTED: Final = (15, 20)
+
+
+def _width(name: str, attributes: Attributes, allowed: Sequence[int]) -> Width:
+    expect_attributes(name, attributes, 1)
+    if attributes[0] not in allowed:
+        raise ProgramInvalid(f"{name} has a width of {', '.join(map(str, allowed))} bits, not {attributes[0]}")
+    return WIDTHS[attributes[0]]
+
+
+def _scale_exponents(bounds: Bounds, width: Width) -> tuple[int, int]:
+    assert isinstance(bounds, Integers)
+    return max(bounds.low, EXPONENT_MIN) - width.depth, min(bounds.high, EXPONENT_MAX) - width.depth
+
+
+def _scaled(total: int, exponent: int) -> float:
+    """Return ``total * 2^exponent``, rounded once to binary64. Raises ElementUndefined outside of the range."""
+    try:
+        return canonical(ldexp(float(total), exponent) + 0.0)
+    except OverflowError:
+        raise ElementUndefined(f"{total} * 2^{exponent} is no binary64") from None
+
+
+class RowExponent(Fold):
+    """``row_exponent(values; bits)``: for each row the exponent with which its integers fit the width."""
+
+    name: Final = "row_exponent"
+
+    def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
+        """See Operator."""
+        _width(self.name, attributes, tuple(WIDTHS))
+        expect(self.name, inputs, ElementType.BINARY64)
+        _check_terms(self.name, inputs[0].columns)
+        return TensorType(ElementType.INT64, inputs[0].rows, 1)
+
+    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
+        """See Operator."""
+        return work(self.name, output, inputs[0].values)
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        """See Operator. Raises ProgramInvalid for rows that may exceed 2^EXPONENT_MAX."""
+        values = magnitudes(inputs, 0)
+        if values.most >= EXPONENT_MAX:
+            raise ProgramInvalid(f"rows of values up to 2^{values.most + 1}, beyond 2^{EXPONENT_MAX}")
+        low = EXPONENT_MIN if values.zero else max(values.least, EXPONENT_MIN)
+        return Integers(low, max(values.most, EXPONENT_MIN) + 1)
+
+    def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
+        """See Operator."""
+        largest = arrays.amax(arrays.abs(inputs[0]), 1)
+        exponents = arrays.to_doubles(arrays.exponent(largest))
+        threshold = WIDTHS[attributes[0]].threshold
+        if threshold < 2.0:
+            exponents = exponents + arrays.where(arrays.fraction(largest) >= threshold, 1.0, 0.0)
+        return arrays.clip(exponents, EXPONENT_MIN, EXPONENT_MAX)
+
+    def length(self, inputs: Sequence[TensorType], attributes: Attributes) -> int:
+        """See FoldOperator."""
+        return inputs[0].columns
+
+    def term(
+        self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, index: int
+    ) -> int:
+        """See FoldOperator."""
+        value = abs(canonical(read(0, row, index)))
+        if not value:
+            return EXPONENT_MIN
+        half, above = frexp(value)
+        exponent = above - 1 + (2.0 * half >= WIDTHS[attributes[0]].threshold)
+        return max(exponent, EXPONENT_MIN)
+
+    def combine(self, left: int, right: int) -> int:
+        """See FoldOperator."""
+        return max(left, right)
+
+    def finish(
+        self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, total: int
+    ) -> Number:
+        """See FoldOperator."""
+        return whole(total, EXPONENT_MIN, EXPONENT_MAX)
+
+
+def _check_terms(name: str, terms: int) -> None:
+    if terms > TERMS_MAX:
+        raise ProgramInvalid(f"{name} of {terms} terms, {TERMS_MAX} are allowed")
+
+
+def _quantised(value: float, exponent: int, width: Width) -> int:
+    """Return ``rint(value * 2^(depth - exponent))``, in integers. Raises ElementUndefined beyond the limit."""
+    numerator, denominator = value.as_integer_ratio()
+    shift = width.depth - exponent
+    numerator <<= max(shift, 0)
+    denominator <<= max(-shift, 0)
+    floor, rest = divmod(numerator, denominator)
+    up = 2 * rest > denominator or (2 * rest == denominator and floor & 1)
+    return whole(floor + up, -width.limit, width.limit)
+
+
+class Quantise:
+    """``quantise(values, exponents; bits)``: the integers of each row, with the row's exponent."""
+
+    name: Final = "quantise"
+
+    def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
+        """See Operator."""
+        _width(self.name, attributes, tuple(WIDTHS))
+        expect(self.name, inputs, ElementType.BINARY64, ElementType.INT64)
+        _check_column(self.name, inputs[0], inputs[1])
+        return TensorType(ElementType.INT64, inputs[0].rows, inputs[0].columns)
+
+    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
+        """See Operator."""
+        return work(self.name, output)
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        """See Operator. That the exponents are those of the values is checked by ``check_bounds``."""
+        limit = WIDTHS[attributes[0]].limit
+        return Integers(-limit, limit)
+
+    def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
+        """See Operator. What becomes subnormal here rounds to zero with and without flushing."""
+        return _integers_of_rows(arrays, inputs[0], inputs[1], WIDTHS[attributes[0]].depth)
+
+    def element(
+        self,
+        read: Read,
+        inputs: Sequence[TensorType],
+        attributes: Attributes,
+        context: Context,
+        row: int,
+        column: int,
+    ) -> Number:
+        """See Operator."""
+        exponent = whole(read(1, row, 0), EXPONENT_MIN, EXPONENT_MAX)
+        return _quantised(canonical(read(0, row, column)), exponent, WIDTHS[attributes[0]])
+
+
+def _integers_of_rows(arrays: Arrays, values: Array, exponents: Array, depth: int) -> Array:
+    return arrays.rint(values * arrays.power_of_two(arrays.to_integers(depth - exponents)))
+
+
+def _check_column(name: str, values: TensorType, exponents: TensorType) -> None:
+    if (exponents.rows, exponents.columns) != (values.rows, 1):
+        raise ProgramInvalid(f"{name} of {values.rows} rows takes one exponent for each")
+
+
+class Contract(Fold):
+    """``contract(left, right, left exponents, right exponents; bits)``: products of each row with each row.
+
+    Element (i, j) is the sum over k of ``left[i, k] * right[j, k]``, times both rows' powers of two.
+    """
+
+    name: Final = "contract"
+
+    def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
+        """See Operator."""
+        _width(self.name, attributes, _CONTRACTED)
+        expect(self.name, inputs, *(ElementType.INT64,) * 4)
+        left, right = inputs[:2]
+        if left.columns != right.columns:
+            raise ProgramInvalid(f"rows of {left.columns} and of {right.columns} values have no product")
+        _check_terms(self.name, left.columns)
+        _check_column(self.name, left, inputs[2])
+        _check_column(self.name, right, inputs[3])
+        return TensorType(ElementType.BINARY64, left.rows, right.rows)
+
+    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
+        """See Operator."""
+        return work(self.name, output, output.values * inputs[0].columns)
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        """See Operator."""
+        width = WIDTHS[attributes[0]]
+        if any(max(integers(inputs, at).high, -integers(inputs, at).low) > width.limit for at in (0, 1)):
+            raise ProgramInvalid(f"integers of more than {attributes[0]} bits")
+        left, right = (_scale_exponents(inputs[at], width) for at in (2, 3))
+        grown = (width.limit**2 * types[0].columns).bit_length()
+        return Magnitudes(left[0] + right[0], left[1] + right[1] + grown).check()
+
+    def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
+        """See Operator."""
+        left, right, left_exponents, right_exponents = inputs
+        width, terms = WIDTHS[attributes[0]], left.shape[1]
+        block = (1 << _EXACT_BITS) // width.limit**2
+        if terms <= block:
+            result = arrays.matmul(left, right.T)
+        else:
+            sums = 0
+            for start in range(0, terms, block):
+                part = slice(start, start + block)
+                sums = sums + arrays.to_integers(arrays.matmul(left[:, part], right[:, part].T))
+            result = arrays.to_doubles(sums)
+        result *= arrays.power_of_two(arrays.to_integers(left_exponents - width.depth))
+        result *= arrays.power_of_two(arrays.to_integers(right_exponents - width.depth)).T
+        result += 0.0  # a zero has a positive sign: a kernel may or may not add to a zero first
+        return result
+
+    def length(self, inputs: Sequence[TensorType], attributes: Attributes) -> int:
+        """See FoldOperator."""
+        return inputs[0].columns
+
+    def term(
+        self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, index: int
+    ) -> int:
+        """See FoldOperator."""
+        limit = WIDTHS[attributes[0]].limit
+        return whole(read(0, row, index), -limit, limit) * whole(read(1, column, index), -limit, limit)
+
+    def combine(self, left: int, right: int) -> int:
+        """See FoldOperator."""
+        return left + right
+
+    def finish(
+        self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, total: int
+    ) -> Number:
+        """See FoldOperator."""
+        left = whole(read(2, row, 0), EXPONENT_MIN, EXPONENT_MAX)
+        right = whole(read(3, column, 0), EXPONENT_MIN, EXPONENT_MAX)
+        return _scaled(total, left + right - 2 * WIDTHS[attributes[0]].depth)
+
+
+class RowSum(Fold):
+    """``row_sum(values, exponents)``: the sum of each row, whose terms are the row's integers of 40 bits."""
+
+    name: Final = "row_sum"
+
+    def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
+        """See Operator."""
+        expect_attributes(self.name, attributes, 0)
+        expect(self.name, inputs, ElementType.BINARY64, ElementType.INT64)
+        _check_terms(self.name, inputs[0].columns)
+        _check_column(self.name, inputs[0], inputs[1])
+        return TensorType(ElementType.BINARY64, inputs[0].rows, 1)
+
+    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
+        """See Operator."""
+        return work(self.name, output, inputs[0].values)
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        """See Operator. Positive rows have a positive sum: their largest value is no zero as an integer."""
+        values, width = magnitudes(inputs, 0), WIDTHS[SUM_BITS]
+        low, high = _scale_exponents(inputs[1], width)
+        lost = values.zero or values.least < EXPONENT_MIN or (values.negative and values.positive)
+        grown = (width.limit * types[0].columns).bit_length()
+        return Magnitudes(low, high + grown, lost, values.negative, values.positive).check()
+
+    def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
+        """See Operator."""
+        values, exponents = inputs
+        width, terms = WIDTHS[SUM_BITS], values.shape[1]
+        block = (1 << _EXACT_BITS) // width.limit
+        if terms <= block:
+            result = arrays.sum_integers(_integers_of_rows(arrays, values, exponents, width.depth), 1)
+        else:
+            sums = 0
+            for start in range(0, terms, block):
+                part = _integers_of_rows(arrays, values[:, start : start + block], exponents, width.depth)
+                sums = sums + arrays.to_integers(arrays.sum_integers(part, 1))
+            result = arrays.to_doubles(sums)
+        return result * arrays.power_of_two(arrays.to_integers(exponents - width.depth)) + 0.0
+
+    def length(self, inputs: Sequence[TensorType], attributes: Attributes) -> int:
+        """See FoldOperator."""
+        return inputs[0].columns
+
+    def term(
+        self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, index: int
+    ) -> int:
+        """See FoldOperator."""
+        exponent = whole(read(1, row, 0), EXPONENT_MIN, EXPONENT_MAX)
+        return _quantised(canonical(read(0, row, index)), exponent, WIDTHS[SUM_BITS])
+
+    def combine(self, left: int, right: int) -> int:
+        """See FoldOperator."""
+        return left + right
+
+    def finish(
+        self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, total: int
+    ) -> Number:
+        """See FoldOperator."""
+        exponent = whole(read(1, row, 0), EXPONENT_MIN, EXPONENT_MAX)
+        return _scaled(total, exponent - WIDTHS[SUM_BITS].depth)
+
+
+class RowMaximum(Fold):
+    """``row_maximum(values)``: the largest value of each row; a zero has a positive sign.
+
+    A term is the value's bit pattern as a signed integer, which orders as the values do.
+    """
+
+    name: Final = "row_maximum"
+
+    def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
+        """See Operator."""
+        expect_attributes(self.name, attributes, 0)
+        expect(self.name, inputs, ElementType.BINARY64)
+        _check_terms(self.name, inputs[0].columns)
+        return TensorType(ElementType.BINARY64, inputs[0].rows, 1)
+
+    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
+        """See Operator."""
+        return work(self.name, output, inputs[0].values)
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        """See Operator."""
+        return magnitudes(inputs, 0)
+
+    def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
+        """See Operator."""
+        return arrays.amax(inputs[0], 1) + 0.0  # of two zeros, engines return either
+
+    def length(self, inputs: Sequence[TensorType], attributes: Attributes) -> int:
+        """See FoldOperator."""
+        return inputs[0].columns
+
+    def term(
+        self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, index: int
+    ) -> int:
+        """See FoldOperator."""
+        value = canonical(read(0, row, index))
+        pattern: int = struct.unpack(">q", struct.pack(">d", abs(value)))[0]
+        return -pattern if value < 0 else pattern
+
+    def combine(self, left: int, right: int) -> int:
+        """See FoldOperator."""
+        return max(left, right)
+
+    def finish(
+        self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, total: int
+    ) -> Number:
+        """See FoldOperator."""
+        if abs(total) >= 1 << 63:
+            raise ElementUndefined(f"{total} is the pattern of no binary64")
+        magnitude: float = struct.unpack(">d", struct.pack(">q", abs(total)))[0]
+        return canonical(-magnitude if total < 0 else magnitude)
+
+
+ROW_EXPONENT: Final = RowExponent()
+QUANTISE: Final = Quantise()
+CONTRACT: Final = Contract()
+ROW_SUM: Final = RowSum()
+ROW_MAXIMUM: Final = RowMaximum()

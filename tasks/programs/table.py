@@ -1,0 +1,19 @@
+"""The table of operators: nothing else can stand in a program (market.md 4.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from tasks.programs.operators import Operator
+from tasks.programs.operators.elementwise import ELEMENTWISE
+from tasks.programs.operators.rows import CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM
+from tasks.programs.operators.storage import LOAD, SCALE_BYTES, STORE
+
+__all__ = ["OPERATORS"]
+
+_ALL: Final[tuple[Operator, ...]] = (
+    CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, LOAD, SCALE_BYTES, STORE, *ELEMENTWISE,
+)  # fmt: skip
+OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType({one.name: one for one in _ALL})
