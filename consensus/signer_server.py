@@ -81,7 +81,7 @@ class _Connection:
 
     async def wait_turn(self) -> None:
         """Wait until the rate allows another request."""
-        if wait_s := self._rate.take_ahead(_now_ms()):
+        if wait_s := self._rate.reserve(_now_ms()):
             await trio.sleep(wait_s)
 
 

@@ -18,7 +18,7 @@ from rpc.client.core import hexed
 from rpc.client.results import Bill
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
-from state.primitives.listen import reached_at
+from state.primitives.listen import dial_target
 from tasks.spec import encode_spec
 
 __all__ = ["Document", "Posting", "Source", "run_demonstration", "tell"]
@@ -85,7 +85,7 @@ async def run_demonstration(
 
 
 def _demonstrate(home: Home, requester: SecretKey, say: Say, through: Callable[[Source], Source]) -> str:
-    with Client(f"http://{reached_at(load_node_options(home).rpc.listen)}") as client:
+    with Client(f"http://{dial_target(load_node_options(home).rpc.listen)}") as client:
         return tell(through(_Network(client, home, requester)), say)
 
 

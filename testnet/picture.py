@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rpc.client import TaskUpdate
-from rpc.client.results import Bill, BillLine, EscrowTotals, Task, TaskChange, Window, read_shape
+from rpc.client.results import Bill, BillLine, EscrowTotals, Task, TaskChange, Window, read_result
 from testnet.cli import COLUMNS, member_rows, show_members, starting_line
 from testnet.cluster import Cluster, hold_folder, lay_out
 from testnet.demonstration import Document, Posting, Source, run_demonstration, tell
@@ -128,9 +128,9 @@ class KeptRun:
         """Yield what changed and what followed on it."""
         for kept in self._document["updates"]:
             update = TaskUpdate(
-                read_shape(Task, kept["task"]),
-                tuple(read_shape(TaskChange, change) for change in kept["changes"]),
-                tuple(read_shape(Window, window) for window in kept["windows"]),
+                read_result(Task, kept["task"]),
+                tuple(read_result(TaskChange, change) for change in kept["changes"]),
+                tuple(read_result(Window, window) for window in kept["windows"]),
             )
             yield update, list(kept["next"])
 
@@ -145,8 +145,8 @@ class KeptRun:
     def bill(self) -> Bill:
         """Return the bill."""
         bill = self._document["bill"]
-        lines = tuple(read_shape(BillLine, line) for line in bill["lines"])
-        return Bill(lines, read_shape(EscrowTotals, bill["totals"]))
+        lines = tuple(read_result(BillLine, line) for line in bill["lines"])
+        return Bill(lines, read_result(EscrowTotals, bill["totals"]))
 
 
 def printed(document: Document) -> list[str]:

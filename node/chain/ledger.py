@@ -130,13 +130,13 @@ class NodeLedger:
         """
         fee_floor = self._head.base_fee_next
         local_since = self._head.height if is_local else None
-        check, add, pass_on = self.runtime.check, self.mempool.add, self.on_admitted
+        check, add, transfer_connection = self.runtime.check, self.mempool.add, self.on_admitted
 
         def admit(raw: bytes, sender: bytes) -> bytes:
             transaction = decode_transaction(raw)
             transaction.sender = sender
             add(check(transaction), fee_floor=fee_floor, local_since=local_since)
-            pass_on(raw)
+            transfer_connection(raw)
             return transaction.hash
 
         try:
@@ -197,7 +197,7 @@ class NodeLedger:
 
     async def wait_receipt(self, transaction_hash: bytes) -> Receipt:
         """Return the receipt as soon as the transaction is final."""
-        while (place := self.store.transaction_place(transaction_hash)) is None:
+        while (place := self.store.transaction_position(transaction_hash)) is None:
             await self._moved.wait()
         receipts = self.store.receipts(place.height)
         assert receipts is not None

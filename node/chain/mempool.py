@@ -253,7 +253,7 @@ class Mempool:
                     break
         return found[:limit]
 
-    def news(self, since: int, limit: int) -> tuple[int, list[bytes]]:
+    def arrivals(self, since: int, limit: int) -> tuple[int, list[bytes]]:
         """Return the number of arrivals, and the hashes of those after the first ``since``, also of what has left.
 
         The newest ``limit`` of them and ``NEWS_KEPT`` at most, the oldest first.

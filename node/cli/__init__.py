@@ -167,10 +167,10 @@ def main() -> None:
     """Run the command line; a known error is one line on standard error and a status, never a traceback."""
     if tuple(sys.argv[1:3]) in SURVIVES_LOG_SIGNALS:
         from rpc.process.log_output import open_standard_descriptors
-        from rpc.process.signals import outlive_signals
+        from rpc.process.signals import ignore_log_signals
 
         open_standard_descriptors()
-        outlive_signals()
+        ignore_log_signals()
     _hold_closed_output()
     _name_output()
     try:

@@ -395,20 +395,20 @@ class _PoolPort:
 
     def note(self, now: float) -> None:
         """Take notice of a change of the pool."""
-        before, self._arrivals = self._arrivals, self._ledger.mempool.news(0, 0)[0]
+        before, self._arrivals = self._arrivals, self._ledger.mempool.arrivals(0, 0)[0]
         if self._arrivals != before and (not self._notes or now >= self._notes[-1][0] + POOL_NOTE_S):
             self._notes.append((now, before))
 
     def hashes(self) -> Sequence[bytes]:
         """Return the hashes of all transactions that wait."""
-        return self._ledger.mempool.news(0, len(self._ledger.mempool))[1]
+        return self._ledger.mempool.arrivals(0, len(self._ledger.mempool))[1]
 
     def young(self) -> frozenset[bytes]:
         """Return the hashes of those that came within ``YOUNG_S``."""
         since_s = trio.current_time() - YOUNG_S
         for at_s, before in self._notes:
             if at_s >= since_s:
-                return frozenset(self._ledger.mempool.news(before, YOUNG_MAX)[1])
+                return frozenset(self._ledger.mempool.arrivals(before, YOUNG_MAX)[1])
         return frozenset()
 
     def raw_of(self, transaction_hash: bytes) -> bytes | None:

@@ -107,7 +107,7 @@ class GatewayBlobs:
 
     # Fetching
 
-    def blob_want(self, name: bytes, task: bytes | None, window: int | None, /) -> BlobStatus:
+    def blob_fetch(self, name: bytes, task: bytes | None, window: int | None, /) -> BlobStatus:
         """Return the status of a blob, and fetch it if a task names it."""
         if self._store.is_complete(name):
             manifest = self._store.manifest(name)
@@ -200,7 +200,7 @@ class GatewayBlobs:
 
     # Uploads
 
-    def blob_begin(self, data: bytes, account: bytes, caller: str, /) -> UploadStatus:
+    def upload_begin(self, data: bytes, account: bytes, caller: str, /) -> UploadStatus:
         """Begin or continue an upload of the blob with the manifest ``data``."""
         name = blob_id(data)
         balance = balance_of(self._state, account)
@@ -224,14 +224,14 @@ class GatewayBlobs:
                 self._save()
         return UploadStatus(len(manifest.hashes), missing_ranges(self._store.missing(name)))
 
-    def blob_lacks(self, name: bytes, index: int, /) -> bool:
+    def upload_lacks(self, name: bytes, index: int, /) -> bool:
         """Return whether a piece of an upload is missing."""
         manifest = self._uploading(name)
         if not 0 <= index < len(manifest.hashes):
             raise DecodeError(f"the blob has {len(manifest.hashes)} pieces")
         return index in self._store.missing(name)
 
-    def blob_put(self, name: bytes, index: int, data: bytes, /) -> bool:
+    def upload_put(self, name: bytes, index: int, data: bytes, /) -> bool:
         """Store a piece of an upload; return whether the blob is complete."""
         self._uploading(name)
         is_complete = self._store.write_piece(name, index, data)

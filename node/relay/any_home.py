@@ -7,7 +7,7 @@ from node.home.load import load_node_options
 from node.home.options import RELAY, SIGNER, KeyOptions
 from node.home.paths import Home
 from state.primitives.errors import ConfigError
-from state.primitives.listen import reached_at
+from state.primitives.listen import dial_target
 
 __all__ = ["gateways_of", "keys_of"]
 
@@ -44,4 +44,4 @@ def gateways_of(home: Home) -> tuple[str, ...]:
     listen = load_node_options(home).rpc.listen
     if not listen:
         raise ConfigError(f"{home.root}: this node has no gateway (rpc.listen is empty); name one with --rpc URL")
-    return (f"http://{reached_at(listen)}",)
+    return (f"http://{dial_target(listen)}",)

@@ -15,7 +15,7 @@ from state.primitives.blocks import HEADER_LIMIT_BYTES, Header, decode_header, e
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, digest
-from state.store.snapshots import START_BYTES, place_of
+from state.store.snapshots import START_BYTES, piece_key
 
 __all__ = [
     "ASK_LIMIT_BYTES",
@@ -75,7 +75,7 @@ class Manifest(NamedTuple):
 
     ``boundary`` is the header of the last block of an epoch, whose state this is. ``headers`` begin with the next
     one, which has the root of that state, and end with the first that ``certificate`` makes final. ``starts`` are
-    the places at which the pieces begin, in the short form of ``place_of``.
+    the places at which the pieces begin, in the short form of ``piece_key``.
     """
 
     boundary: Header
@@ -100,7 +100,7 @@ class Manifest(NamedTuple):
 
     def ranges(self) -> tuple[tuple[bytes, bytes | None], ...]:
         """Return start and stop of each piece."""
-        places = [place_of(start) for start in self.starts]
+        places = [piece_key(start) for start in self.starts]
         return tuple(zip(places, [*places[1:], None], strict=True))
 
 

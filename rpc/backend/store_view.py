@@ -81,7 +81,7 @@ class Pool(Protocol):
         """Return what waits from one sender, in the order of the nonces."""
         ...
 
-    def news(self, since: int, limit: int) -> tuple[int, list[bytes]]:
+    def arrivals(self, since: int, limit: int) -> tuple[int, list[bytes]]:
         """Return where the pool is now, and the hashes of what came in after ``since``."""
         ...
 
@@ -205,7 +205,7 @@ class StoreView:
     def locate(self, transactions: list[bytes], /) -> list[tuple[int, int] | None]:
         """Return height and index of each transaction whose block is kept."""
         oldest = self._store.oldest_block
-        places = map(self._store.transaction_place, transactions)
+        places = map(self._store.transaction_position, transactions)
         return [None if place is None or place.height < oldest else place for place in places]
 
     def history(self, address: bytes, before: tuple[int, int] | None, limit: int, /) -> list[tuple[int, int]]:
@@ -279,7 +279,7 @@ class StoreView:
 
     def pool_arrivals(self, since: int, limit: int, /) -> tuple[int, list[bytes]]:
         """Return where the pool is now, and the hashes of what came in after ``since``."""
-        return self._pool.news(since, limit)
+        return self._pool.arrivals(since, limit)
 
     def pool_get(self, transaction_hash: bytes, /) -> PooledTransaction | None:
         """Return a waiting transaction."""

@@ -23,17 +23,17 @@ from rpc.client.core import (
     Effect,
     Fetch,
     Flow,
-    Found,
+    Item,
     OpenWebSocket,
     Pause,
     Post,
     ReadClock,
     ReceiveMessage,
     Reply,
+    RunBlocking,
     SendMessage,
     Steps,
     Stream,
-    Work,
 )
 from rpc.client.errors import GatewayUnreachable
 from rpc.client.network import NetworkApi
@@ -77,31 +77,31 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
     async def aperform(self, flow: Flow[_T]) -> _T:
         """Perform the effects of ``flow``; return what it returns."""
         self.core.check_open()
-        steps, heard = Steps(flow), _Socket()
+        steps, websocket = Steps(flow), _Socket()
         try:
             for effect in steps:
-                steps.give(*await self._do(effect, heard))
+                steps.resume(*await self._do(effect, websocket))
         finally:
             flow.close()
-            await heard.close()
+            await websocket.close()
         result: _T = steps.result
         return result
 
     async def aiterate(self, stream: Stream[_T]) -> AsyncIterator[_T]:
         """Perform the effects of ``stream``; yield what it finds."""
         self.core.check_open()
-        steps, heard = Steps(stream), _Socket()
+        steps, websocket = Steps(stream), _Socket()
         try:
             for effect in steps:
-                if isinstance(effect, Found):
+                if isinstance(effect, Item):
                     yield effect.item
                 else:
-                    steps.give(*await self._do(effect, heard))
+                    steps.resume(*await self._do(effect, websocket))
         finally:
             stream.close()
-            await heard.close()
+            await websocket.close()
 
-    async def _do(self, effect: Effect, heard: _Socket) -> tuple[Any, DekubeError | None]:
+    async def _do(self, effect: Effect, websocket: _Socket) -> tuple[Any, DekubeError | None]:
         """Return what came of ``effect``, or the error that it failed with."""
         try:
             match effect:
@@ -115,14 +115,14 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
                     await anyio.sleep(seconds)
                 case ReadClock():
                     return anyio.current_time(), None
-                case Work(do):
+                case RunBlocking(do):
                     return await anyio.to_thread.run_sync(do), None
                 case OpenWebSocket(url, timeout_s):
-                    await heard.dial(url, timeout_s)
+                    await websocket.dial(url, timeout_s)
                 case SendMessage(text, timeout_s):
-                    await heard.tell(text, timeout_s)
+                    await websocket.send(text, timeout_s)
                 case ReceiveMessage(timeout_s):
-                    return await heard.hear(timeout_s), None
+                    return await websocket.receive(timeout_s), None
                 case _:
                     raise AssertionError(effect)
         except DekubeError as error:
@@ -196,15 +196,15 @@ class _Socket:
         except _BROKEN as error:  # a TimeoutError is one of these
             raise GatewayUnreachable(f"{parts.netloc}: {_why(error)}") from None
 
-    async def tell(self, text: bytes, timeout_s: float) -> None:
+    async def send(self, text: bytes, timeout_s: float) -> None:
         assert self._conversation is not None
-        self._conversation.tell(text)
+        self._conversation.send(text)
         try:
             await self._flush(anyio.current_time() + timeout_s)
         except _BROKEN as error:
             raise GatewayUnreachable(f"the WebSocket broke: {_why(error)}") from None
 
-    async def hear(self, timeout_s: float) -> bytes | None:
+    async def receive(self, timeout_s: float) -> bytes | None:
         assert self._conversation is not None
         deadline = anyio.current_time() + timeout_s
         try:

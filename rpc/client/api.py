@@ -20,7 +20,7 @@ from rpc.client.arguments import (
     check_kind,
     check_timeout,
 )
-from rpc.client.block_stream import KINDS, news
+from rpc.client.block_stream import KINDS, notifications
 from rpc.client.contracts import ContractFunction, find_function, read_revert
 from rpc.client.core import (
     ELSEWHERE,
@@ -29,7 +29,7 @@ from rpc.client.core import (
     Core,
     DeadlineExceeded,
     Flow,
-    Found,
+    Item,
     Pause,
     Post,
     ReadClock,
@@ -50,13 +50,13 @@ from rpc.client.results import (
     Head,
     HistoryEntry,
     Machine,
-    News,
     Nonce,
+    Notification,
     Quote,
     Receipt,
     ResultObject,
     Transaction,
-    read_shape,
+    read_result,
 )
 from state.primitives.abi import AbiValue
 from state.primitives.codec import Value
@@ -95,14 +95,14 @@ def one(core: Core, cls: type[_S], field: str, method: str, **named: Any) -> Flo
     answer = yield from core.call(method, **named)
     if type(answer) is not dict or field not in answer:
         raise AnswerMalformed(f"{method}: an answer without {field}")
-    return None if answer[field] is None else read_shape(cls, answer[field])
+    return None if answer[field] is None else read_result(cls, answer[field])
 
 
 def each(core: Core, cls: type[_S], method: str, **named: Any) -> Stream[_S]:
     """Find all records of a paged method."""
 
     def read(item: Any) -> Generator[Any, Any, bool]:
-        yield Found(read_shape(cls, item))
+        yield Item(read_result(cls, item))
         return False
 
     return through(core.pages(method, **named), read)
@@ -133,14 +133,14 @@ def _items(core: Core, method: str, /, **named: Any) -> Stream[Any]:
 
 def _chain(core: Core) -> Flow[ChainInfo]:
     """Return which chain it is. Raises OtherChain where that is not the one that is signed for."""
-    info = read_shape(ChainInfo, (yield from core.call("dekube_chainInfo")))
+    info = read_result(ChainInfo, (yield from core.call("dekube_chainInfo")))
     core.check_chain(info.chain_id)
     return info
 
 
 def _head(core: Core) -> Flow[Head]:
     """Return the newest finalised block."""
-    return read_shape(Head, (yield from core.call("dekube_head")))
+    return read_result(Head, (yield from core.call("dekube_head")))
 
 
 def _block(core: Core, block: int | bytes | None = None) -> Flow[Block | None]:
@@ -155,7 +155,7 @@ def _account(core: Core, address: bytes, *, height: int | None = None) -> Flow[A
     """Return balance and nonces of an account, after the block ``height`` or the newest."""
     check_address("address", address)
     answer = yield from core.call("dekube_getAccount", address=hexed(address), height=height)
-    return read_shape(Account, answer)
+    return read_result(Account, answer)
 
 
 def _balance(core: Core, address: bytes, *, height: int | None = None) -> Flow[int]:
@@ -187,7 +187,7 @@ def _history(core: Core, address: bytes) -> Stream[HistoryEntry]:
 
 def _quote(core: Core) -> Flow[Quote]:
     """Return the fees now."""
-    return read_shape(Quote, (yield from core.call("dekube_quote")))
+    return read_result(Quote, (yield from core.call("dekube_quote")))
 
 
 def _machine(core: Core, address: bytes) -> Flow[Machine | None]:
@@ -235,11 +235,11 @@ def _noting(flow: Flow[_T], doubts: list[str]) -> Flow[_T]:
             answer = yield effect
         except GatewayUnreachable as failed:
             doubts.append(str(failed))
-            steps.give(None, failed)
+            steps.resume(None, failed)
         else:
             if isinstance(answer, bytes):
                 doubts += [reason for reason in DOUBTFUL if f'"{reason}"'.encode() in answer[:DOUBT_BYTES]]
-            steps.give(answer, None)
+            steps.resume(answer, None)
     result: _T = steps.result
     return result
 
@@ -289,7 +289,7 @@ def _ask_receipt(core: Core, raw: bytes, hash_: bytes, timeout_s: float) -> Flow
             answer = yield from core.call("dekube_waitForReceipt", hash=hexed(hash_), timeout_ms=left_ms)
             match answer:
                 case {"receipt": dict() as found}:
-                    return _of_hash(read_shape(Receipt, found), hash_)
+                    return _of_hash(read_result(Receipt, found), hash_)
                 case {"receipt": None, "pending": bool(pending)}:
                     if core.url != url or not pending:
                         url = core.url
@@ -297,7 +297,7 @@ def _ask_receipt(core: Core, raw: bytes, hash_: bytes, timeout_s: float) -> Flow
                 case _:
                     raise AnswerMalformed("dekube_waitForReceipt: not an answer")
         except GatewayUnreachable:
-            core.turn(asked)
+            core.leave_gateway(asked)
         except ClientError as error:
             if error.reason not in TRANSIENT:
                 text = f"transaction {hexed(hash_)} was handed in and may become final, but: {error}"
@@ -380,9 +380,9 @@ def _terms(core: Core, address: bytes) -> Flow[tuple[ChainInfo, Quote, Nonce]]:
         if isinstance(answer, ClientError):
             raise answer
     chain, quote, nonce = answers
-    info = read_shape(ChainInfo, chain)
+    info = read_result(ChainInfo, chain)
     core.check_chain(info.chain_id)
-    return info, read_shape(Quote, quote), read_shape(Nonce, nonce)
+    return info, read_result(Quote, quote), read_result(Nonce, nonce)
 
 
 def send(core: Core, key: SecretKey, kind: int, payload: list[Value]) -> Flow[Receipt]:
@@ -407,7 +407,7 @@ def _deliver(core: Core, address: bytes, sign: Callable[[], Flow[bytes]]) -> Flo
     ClientError where it is surely refused, else as ``wait``.
     """
     nonce: int | None = None
-    yield from core.take_turn(address)
+    yield from core.lock_account(address)
     try:
         try:
             raw = yield from sign()
@@ -416,7 +416,7 @@ def _deliver(core: Core, address: bytes, sign: Callable[[], Flow[bytes]]) -> Flo
             with suppress(GatewayUnreachable):  # it may have been taken
                 yield from _submit(core, raw)
         finally:
-            core.end_turn(address)
+            core.unlock_account(address)
         return (yield from _await_receipt(core, raw, FINAL_TIMEOUT_S)), raw
     finally:
         if nonce is not None:
@@ -483,7 +483,7 @@ def _contracts(core: Core) -> Flow[tuple[Contract, ...]]:
     answer = yield from core.call("dekube_getContracts")
     match answer:
         case {"contracts": list() as found}:
-            return tuple(read_shape(Contract, item) for item in found)
+            return tuple(read_result(Contract, item) for item in found)
         case _:
             raise AnswerMalformed("dekube_getContracts: not an answer")
 
@@ -556,10 +556,10 @@ def read_grant(data: bytes) -> bytes:
 # Subscriptions
 
 
-def _news(
+def _subscribe(
     core: Core, kind: str = "heads", *, from_height: int | None = None, address: bytes | None = None,
     topic: bytes | None = None, task: bytes | None = None, timeout_s: float | None = None,
-) -> Stream[News]:  # fmt: skip
+) -> Stream[Notification]:  # fmt: skip
     """Find the news of each block over a WebSocket: ``heads``, ``events`` or ``tasks``, from ``from_height`` on.
 
     In order, each once, without end or until ``timeout_s`` are over: a connection that breaks is taken up again,
@@ -573,7 +573,9 @@ def _news(
             check_hash(name, value)
     if timeout_s is not None:
         check_timeout("timeout_s", timeout_s)
-    return news(core, kind, from_height=from_height, address=address, topic=topic, task=task, timeout_s=timeout_s)
+    return notifications(
+        core, kind, from_height=from_height, address=address, topic=topic, task=task, timeout_s=timeout_s
+    )
 
 
 class Api:
@@ -604,4 +606,4 @@ class Api:
     view = FlowMethod(_view)
     write = FlowMethod(_write)
     faucet = FlowMethod(_faucet)
-    news = StreamMethod(_news)
+    subscribe = StreamMethod(_subscribe)

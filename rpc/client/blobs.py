@@ -16,10 +16,10 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from rpc.client.arguments import check_hash, check_key
-from rpc.client.core import Core, Fetch, Flow, Pause, ReadClock, Reply, Work, hexed
+from rpc.client.core import Core, Fetch, Flow, Pause, ReadClock, Reply, RunBlocking, hexed
 from rpc.client.errors import AnswerMalformed, ArgumentInvalid, ClientError, GatewayUnreachable
 from rpc.client.flow_methods import FlowMethod
-from rpc.client.results import ChainInfo, Head, read_shape
+from rpc.client.results import ChainInfo, Head, read_result
 from rpc.protocol.grants import grant_digest, make_grant
 from state.primitives.errors import DecodeError, DekubeError, StoreError
 from state.primitives.keys import SecretKey
@@ -82,7 +82,7 @@ def _ask(core: Core, method: str, path: str, **options: Any) -> Flow[Reply]:
                 refusals += 1
         except GatewayUnreachable as failed:
             error = failed
-        core.turn(url)
+        core.leave_gateway(url)
         if refusals >= core.gateways or attempt == core.options.rounds * core.gateways:
             raise error
         if attempt % core.gateways == 0:
@@ -135,7 +135,7 @@ def download(
         check_hash("task", task)
     manifest = yield from _manifest(core, blob, task, window, progress, limit_bytes)
     part = file.with_name(file.name + ".part")
-    missing = yield Work(partial(_prepare, part, manifest))
+    missing = yield RunBlocking(partial(_prepare, part, manifest))
     tell = progress or (lambda _done, _all: None)
     done = manifest.size_bytes - sum(map(manifest.piece_bytes, missing))
     tell(done, manifest.size_bytes)
@@ -160,7 +160,7 @@ def download(
             if manifest.is_piece(number, data := reply.body[number * PIECE_BYTES - first :][:PIECE_BYTES])
         ]
         if good:
-            yield Work(partial(_write, part, good))
+            yield RunBlocking(partial(_write, part, good))
             found = {number for number, _ in good}
             missing = [number for number in missing if number not in found]
             done += sum(len(data) for _, data in good)
@@ -168,12 +168,12 @@ def download(
             news = began
         if len(good) < len(run):
             forged += 1
-            core.turn(url)
+            core.leave_gateway(url)
             if forged >= core.options.rounds * core.gateways:
                 raise AnswerMalformed(f"what the gateways send is not the blob {hexed(blob)}")
         took_s = (yield ReadClock()) - began
         at_once = min(2 * at_once, PIECES_AT_ONCE_MAX) if took_s < FAST_S else max(1, at_once // 2)
-    yield Work(partial(_finish, part, file))
+    yield RunBlocking(partial(_finish, part, file))
     return manifest.size_bytes
 
 
@@ -210,7 +210,7 @@ def _manifest(
                 raise AnswerMalformed(f"blob {hexed(blob)}: {manifest.size_bytes} bytes, limit {limit_bytes}")
             return manifest
         forged += 1
-        core.turn(url)
+        core.leave_gateway(url)
         if forged >= core.gateways:
             raise AnswerMalformed(f"what the gateways send is not the manifest of {hexed(blob)}")
 
@@ -316,15 +316,15 @@ def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None 
     ``account_quota``, ``balance_too_low``, ...), GatewayUnreachable, OtherChain, StoreError.
     """
     check_key("key", key)
-    manifest: Manifest = yield Work(partial(blob_of_file, file))
+    manifest: Manifest = yield RunBlocking(partial(blob_of_file, file))
     name = manifest.blob_id
-    chain = read_shape(ChainInfo, (yield from core.call("dekube_chainInfo")))
+    chain = read_result(ChainInfo, (yield from core.call("dekube_chainInfo")))
     core.check_chain(chain.chain_id)
     tries = core.options.rounds * core.gateways
     pieces = _Sent(manifest, progress or (lambda _done, _all: None))
     taken: dict[str, int] = {}  # how many pieces each gateway lacked when it last took all that it lacked
     while True:
-        head = read_shape(Head, (yield from core.call("dekube_head")))
+        head = read_result(Head, (yield from core.call("dekube_head")))
         until = head.at.height + GRANT_BLOCKS
         grant = make_grant(until, key.sign(grant_digest(chain.genesis_hash, name, until)))
         reply = yield from _ask(
@@ -340,7 +340,7 @@ def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None 
             failed = AnswerMalformed("a gateway that lacks what it has taken")
         for number in missing if failed is None else ():
             pieces.tell(manifest.size_bytes - sum(manifest.piece_bytes(n) for n in missing if n >= number))
-            data: bytes = yield Work(partial(_read, file, manifest, number))
+            data: bytes = yield RunBlocking(partial(_read, file, manifest, number))
             try:
                 # To the node that knows of the upload, and no other.
                 reply = yield _fetch(core, "PUT", url, f"/{name.hex()}/{number}", body=data)
@@ -356,7 +356,7 @@ def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None 
         tries -= 1
         if tries <= 0:
             raise failed
-        core.turn(url)
+        core.leave_gateway(url)
         yield Pause(_seconds(reply) if reply.status in (429, 503) else core.options.pause_s)
 
 

@@ -14,7 +14,7 @@ from rpc.client.core import (
     Core,
     DeadlineExceeded,
     Flow,
-    Found,
+    Item,
     OpenWebSocket,
     Pause,
     ReceiveMessage,
@@ -26,9 +26,9 @@ from rpc.client.core import (
     within,
 )
 from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
-from rpc.client.results import Block, Header, News, Receipt, read_shape
+from rpc.client.results import Block, Header, Notification, Receipt, read_result
 
-__all__ = ["KINDS", "news", "news_of"]
+__all__ = ["KINDS", "notification_of", "notifications"]
 
 KINDS: Final = ("heads", "events", "tasks")
 """What there is news of."""
@@ -42,10 +42,10 @@ REPLAY_MAX: Final = 900
 REPLAY_BATCH: Final = 25
 
 
-def news(
+def notifications(
     core: Core, kind: str, *, from_height: int | None = None, address: bytes | None = None,
     topic: bytes | None = None, task: bytes | None = None, timeout_s: float | None = None,
-) -> Stream[News]:  # fmt: skip
+) -> Stream[Notification]:  # fmt: skip
     """Find the news of each block, in order, each once. Without end, or until ``timeout_s`` are over.
 
     Raises ClientError for what can never be told (pruned blocks), GatewayUnreachable when no gateway is left.
@@ -62,7 +62,7 @@ def news(
         return
 
 
-def _follow(core: Core, kind: str, wanted: Mapping[str, str], following: int | None) -> Stream[News]:
+def _follow(core: Core, kind: str, wanted: Mapping[str, str], following: int | None) -> Stream[Notification]:
     """Find the news from the height ``following`` on, or from the next block."""
     failures = 0
     while True:
@@ -75,7 +75,7 @@ def _follow(core: Core, kind: str, wanted: Mapping[str, str], following: int | N
                     break
                 for one in told:
                     following = one.at.height + 1
-                    yield Found(one)
+                    yield Item(one)
                 following, failures = after, 0
             request: dict[str, Any] = {"kind": kind, **wanted}
             if following is not None:
@@ -91,7 +91,7 @@ def _follow(core: Core, kind: str, wanted: Mapping[str, str], following: int | N
                 core.height = max(core.height, heard.at.height)
                 if heard.at.height >= following:
                     following = heard.at.height + 1
-                    yield Found(heard)
+                    yield Item(heard)
         except GatewayUnreachable:
             failures += 1
             if failures > RECONNECTS_MAX * core.gateways:
@@ -102,7 +102,7 @@ def _follow(core: Core, kind: str, wanted: Mapping[str, str], following: int | N
             failures += 1
             if failures > RECONNECTS_MAX * core.gateways:
                 raise
-        core.turn(url)
+        core.leave_gateway(url)
         yield Pause(min(core.options.pause_s * 2 ** min(failures, 16), RECONNECT_PAUSE_S_MAX))
 
 
@@ -121,7 +121,7 @@ def _hear_answer(core: Core) -> Flow[int]:
             raise AnswerMalformed("not an answer to a subscription")
 
 
-def _hear_news() -> Flow[News]:
+def _hear_news() -> Flow[Notification]:
     """Return the next news."""
     silent = False
     while True:
@@ -135,14 +135,16 @@ def _hear_news() -> Flow[News]:
         silent = False
         match read_json(text):
             case {"method": "dekube_subscription", "params": {"result": result}}:
-                return read_shape(News, result)
+                return read_result(Notification, result)
             case {"id": _}:  # the sign of life
                 continue
             case _:
                 raise AnswerMalformed("not a notification")
 
 
-def _replay(core: Core, kind: str, wanted: Mapping[str, str], following: int) -> Flow[tuple[list[News], int]]:
+def _replay(
+    core: Core, kind: str, wanted: Mapping[str, str], following: int
+) -> Flow[tuple[list[Notification], int]]:
     """Return what some blocks from ``following`` on tell, and the height after them.
 
     That is ``following`` again where no more are behind than a subscription replays.
@@ -169,26 +171,26 @@ def _replay(core: Core, kind: str, wanted: Mapping[str, str], following: int) ->
         if type(block) is dict and block.get("block", block) is None:
             # The genesis has none. A subscription that is asked for it is refused in this word.
             raise ClientError({"message": f"there is no block {height}", "data": {"reason": "pruned"}})
-        if (one := news_of(block, receipts, kind, wanted)) is not None:
+        if (one := notification_of(block, receipts, kind, wanted)) is not None:
             told.append(one)
     return told, heights.stop
 
 
-def news_of(block: Any, receipts: Any, kind: str, wanted: Mapping[str, str]) -> News | None:
+def notification_of(block: Any, receipts: Any, kind: str, wanted: Mapping[str, str]) -> Notification | None:
     """Return what a subscription would have told of a block, from the answers that have it whole.
 
     Raises AnswerMalformed.
     """
     match block, receipts:
         case {"block": dict() as found}, None:
-            header = read_shape(Header, found)
+            header = read_result(Header, found)
             at = {"height": header.height, "hash": found["hash"]}
-            return read_shape(News, {"at": at, "header": found})
+            return read_result(Notification, {"at": at, "header": found})
         case {"block": dict() as found}, {"receipts": list() as listed}:
-            whole = read_shape(Block, found)
+            whole = read_result(Block, found)
             items: list[dict[str, Any]] = []
             for index, receipt in enumerate(listed):
-                read_shape(Receipt, receipt)
+                read_result(Receipt, receipt)
                 hash_ = receipt["transaction_hash"]
                 items += [
                     {"transaction_hash": hash_, "index": index, "event": event} for event in receipt["events"]
@@ -197,7 +199,9 @@ def news_of(block: Any, receipts: Any, kind: str, wanted: Mapping[str, str]) -> 
             items = [item for item in items if _is_wanted(item["event"], kind, wanted)]
             if not items:
                 return None
-            return read_shape(News, {"at": {"height": whole.height, "hash": found["hash"]}, "items": items})
+            return read_result(
+                Notification, {"at": {"height": whole.height, "hash": found["hash"]}, "items": items}
+            )
         case _:
             raise AnswerMalformed("not a block and its receipts")
 

@@ -36,7 +36,7 @@ __all__ = [
     "Effect",
     "Fetch",
     "Flow",
-    "Found",
+    "Item",
     "OpenWebSocket",
     "Pages",
     "Pause",
@@ -44,10 +44,10 @@ __all__ = [
     "ReadClock",
     "ReceiveMessage",
     "Reply",
+    "RunBlocking",
     "SendMessage",
     "Steps",
     "Stream",
-    "Work",
     "gather",
     "hexed",
     "http_url",
@@ -148,7 +148,7 @@ class ReadClock(NamedTuple):
     """Return the seconds of a monotonic clock."""
 
 
-class Work(NamedTuple):
+class RunBlocking(NamedTuple):
     """Run ``do``, which may block (a file, a local socket, a long computation), and return its result."""
 
     do: Callable[[], Any]
@@ -174,19 +174,19 @@ class ReceiveMessage(NamedTuple):
     timeout_s: float
 
 
-class Found(NamedTuple, Generic[_T]):
+class Item(NamedTuple, Generic[_T]):
     """Yield ``item`` to the caller of the stream."""
 
     item: _T
 
 
-Effect = Post | Fetch | Pause | ReadClock | Work | OpenWebSocket | SendMessage | ReceiveMessage
+Effect = Post | Fetch | Pause | ReadClock | RunBlocking | OpenWebSocket | SendMessage | ReceiveMessage
 Flow = Generator[Effect, Any, _T]
-Stream = Generator[Effect | Found[_T], Any, None]
+Stream = Generator[Effect | Item[_T], Any, None]
 
 
 class Steps(Generic[_E]):
-    """The effects of a flow or a stream, one after the other; ``give`` says what came of each but Found."""
+    """The effects of a flow or a stream, one after the other; ``give`` says what came of each but Item."""
 
     def __init__(self, run: Generator[_E, Any, Any]) -> None:
         self._run = run
@@ -195,7 +195,7 @@ class Steps(Generic[_E]):
         self.result: Any = None
         """What it returned, at the end."""
 
-    def give(self, answer: Any, error: DekubeError | None) -> None:
+    def resume(self, answer: Any, error: DekubeError | None) -> None:
         """Let the effect return ``answer``, or raise ``error`` where there is one."""
         self._answer, self._error = answer, error
 
@@ -215,15 +215,15 @@ def through(stream: Stream[_T], handle: Callable[[_T], Generator[Any, Any, bool]
     """Give all that ``stream`` finds to ``handle``, a stream of its own, until that returns True."""
     steps = Steps(stream)
     for effect in steps:
-        if isinstance(effect, Found):
+        if isinstance(effect, Item):
             if (yield from handle(effect.item)):
                 stream.close()
                 return
         else:
             try:
-                steps.give((yield effect), None)
+                steps.resume((yield effect), None)
             except DekubeError as failed:
-                steps.give(None, failed)
+                steps.resume(None, failed)
 
 
 class DeadlineExceeded(Exception):
@@ -239,16 +239,16 @@ def within(run: Generator[Any, Any, _T], timeout_s: float) -> Generator[Any, Any
     steps = Steps(run)
     try:
         for effect in steps:
-            if isinstance(effect, Found):
+            if isinstance(effect, Item):
                 yield effect
                 continue
             left_s = deadline - (yield ReadClock())
             if left_s <= 0:
                 raise DeadlineExceeded
             try:
-                steps.give((yield _shortened(effect, left_s)), None)
+                steps.resume((yield _shortened(effect, left_s)), None)
             except DekubeError as failed:
-                steps.give(None, failed)
+                steps.resume(None, failed)
     except GatewayUnreachable:
         if (yield ReadClock()) >= deadline:
             raise DeadlineExceeded from None
@@ -297,7 +297,7 @@ class Pages:
         self._seen: set[bytes] = set()
         self._empty = 0
 
-    def turn(self, cursor: str, items: Sequence[Any]) -> None:
+    def check_next(self, cursor: str, items: Sequence[Any]) -> None:
         """Note the page that comes after ``items``. Raises AnswerMalformed."""
         name = hashlib.sha256(cursor.encode(errors="surrogatepass")).digest()
         self._empty = 0 if items else self._empty + 1
@@ -345,8 +345,8 @@ class Core:
         elif chain_id != self._chain_id:
             raise OtherChain(f"{self.url} is of chain {chain_id}, and chain {self._chain_id} is signed for")
 
-    def take_turn(self, address: bytes) -> Flow[None]:
-        """Wait until nobody else signs for an account; ``end_turn`` when what was signed is handed in.
+    def lock_account(self, address: bytes) -> Flow[None]:
+        """Wait until nobody else signs for an account; ``unlock_account`` when what was signed is handed in.
 
         Two that sign at once would get the same nonce of a gateway.
         """
@@ -354,7 +354,7 @@ class Core:
             yield Pause(TURN_PAUSE_S)
         self._signing.add(address)
 
-    def end_turn(self, address: bytes) -> None:
+    def unlock_account(self, address: bytes) -> None:
         """Let others sign for an account."""
         self._signing.discard(address)
 
@@ -385,7 +385,7 @@ class Core:
         """The gateway that is asked now."""
         return self._urls[self._at]
 
-    def turn(self, url: str) -> None:
+    def leave_gateway(self, url: str) -> None:
         """Ask another gateway than ``url`` from now on, where another flow has not turned away from it already."""
         if self.url == url:
             self._at = (self._at + 1) % len(self._urls)
@@ -431,7 +431,7 @@ class Core:
             except GatewayUnreachable:
                 if attempt == tries or count == 1:
                     raise
-                self.turn(url)
+                self.leave_gateway(url)
             else:
                 for number, answer in zip(waiting, answers, strict=True):
                     results[number] = answer
@@ -440,7 +440,7 @@ class Core:
                     return results
                 waiting = again
                 rations_s = [_ration_s(results[n]) for n in waiting]
-                self.turn(url)
+                self.leave_gateway(url)
                 if count == 1 or attempt % count == 0:
                     pause_s = max(pause_s, *rations_s)
             if pause_s:
@@ -491,11 +491,11 @@ class Core:
             if type(page) is not dict or type(page.get("items")) is not list:
                 raise AnswerMalformed(f"{method}: not a page")
             for item in page["items"]:
-                yield Found(item)
+                yield Item(item)
             following = page.get("next")
             if not isinstance(following, str):
                 return
-            pages.turn(following, page["items"])
+            pages.check_next(following, page["items"])
             cursor = following
 
 

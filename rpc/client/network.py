@@ -10,12 +10,11 @@ from rpc.client.arguments import check_address, check_data
 from rpc.client.core import Core, Flow, Stream, hexed
 from rpc.client.errors import AnswerMalformed
 from rpc.client.flow_methods import FlowMethod, StreamMethod
-from rpc.client.results import Amount, Answer, Execution, Header, ResultObject, Transaction, read_shape
+from rpc.client.results import Amount, Answer, Execution, Header, ResultObject, Transaction, read_result
 from state.primitives.codec import Value, encode
 
 __all__ = [
     "Carriage",
-    "Check",
     "Committee",
     "Duties",
     "Earnings",
@@ -24,17 +23,18 @@ __all__ = [
     "KnownNode",
     "NetworkApi",
     "NodeInfo",
-    "Outcome",
-    "Owed",
     "Peer",
     "PoolSize",
-    "Record",
+    "RelayDebt",
     "Seat",
+    "SeatRecord",
+    "SimulationResult",
     "Slash",
     "Status",
     "Supply",
     "Validator",
-    "Work",
+    "VerifierDuty",
+    "WorkerDuty",
 ]
 
 _S = TypeVar("_S", bound=ResultObject)
@@ -84,7 +84,7 @@ class Supply(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome(Answer, Execution):
+class SimulationResult(Answer, Execution):
     """What a transaction would do on the newest state."""
 
 
@@ -165,7 +165,7 @@ class Committee(_CommitteeAnswer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(ResultObject):
+class SeatRecord(ResultObject):
     """How a seat did in an epoch: blocks it helped to make final, and views that it led or missed."""
 
     seat: int
@@ -182,7 +182,7 @@ class Epoch(_CommitteeAnswer):
     version: int | None
     committee_hash: bytes
     counted_blocks: int
-    seats: tuple[Record, ...]
+    seats: tuple[SeatRecord, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,7 @@ class _Duty(ResultObject):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work(_Duty):
+class WorkerDuty(_Duty):
     """What a task asks of its worker now."""
 
     bond: Amount
@@ -221,7 +221,7 @@ class Work(_Duty):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(_Duty):
+class VerifierDuty(_Duty):
     """What a window asks of a verifier or juror now."""
 
     jury: bool
@@ -231,8 +231,8 @@ class Check(_Duty):
 class Duties(Answer):
     """What a machine is expected to do."""
 
-    work: tuple[Work, ...]
-    checks: tuple[Check, ...]
+    work: tuple[WorkerDuty, ...]
+    checks: tuple[VerifierDuty, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ class Earnings(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Owed(ResultObject):
+class RelayDebt(ResultObject):
     """What a payer has acknowledged to one relay, and what of it is still due."""
 
     relay: bytes
@@ -268,17 +268,17 @@ class Carriage(Answer):
     earning: bool
     room: bool
     due: Amount
-    relays: tuple[Owed, ...]
+    relays: tuple[RelayDebt, ...]
 
 
 def _status(core: Core) -> Flow[Status]:
     """Return how far the node is and what it keeps."""
-    return read_shape(Status, (yield from core.call("dekube_status")))
+    return read_result(Status, (yield from core.call("dekube_status")))
 
 
 def _supply(core: Core, *, height: int | None = None) -> Flow[Supply]:
     """Return what was issued and what was burned, up to the block ``height`` or the newest."""
-    return read_shape(Supply, (yield from core.call("dekube_getSupply", height=height)))
+    return read_result(Supply, (yield from core.call("dekube_getSupply", height=height)))
 
 
 def _headers(core: Core) -> Stream[Header]:
@@ -286,17 +286,17 @@ def _headers(core: Core) -> Stream[Header]:
     return each(core, Header, "dekube_getBlocks")
 
 
-def _simulate(core: Core, raw: bytes) -> Flow[Outcome]:
+def _simulate(core: Core, raw: bytes) -> Flow[SimulationResult]:
     """Return what a signed transaction would do; nothing is changed."""
     check_data("raw", raw)
-    return read_shape(Outcome, (yield from core.call("dekube_simulateTransaction", raw=hexed(raw))))
+    return read_result(SimulationResult, (yield from core.call("dekube_simulateTransaction", raw=hexed(raw))))
 
 
-def _estimate(core: Core, sender: bytes, kind: int, payload: list[Value]) -> Flow[Outcome]:
+def _estimate(core: Core, sender: bytes, kind: int, payload: list[Value]) -> Flow[SimulationResult]:
     """Return what a transaction of ``sender`` would do, before it is signed."""
     check_address("sender", sender)
     named: dict[str, Any] = {"from": hexed(sender), "kind": kind, "payload": hexed(encode(payload))}
-    return read_shape(Outcome, (yield from core.call("dekube_estimate", **named)))
+    return read_result(SimulationResult, (yield from core.call("dekube_estimate", **named)))
 
 
 def _mempool(core: Core) -> Stream[Transaction]:
@@ -321,12 +321,12 @@ def _network(core: Core) -> Stream[KnownNode]:
 
 def _committee(core: Core, epoch: int | None = None) -> Flow[Committee]:
     """Return the voters of an epoch, by default the current one."""
-    return read_shape(Committee, (yield from core.call("dekube_getCommittee", epoch=epoch)))
+    return read_result(Committee, (yield from core.call("dekube_getCommittee", epoch=epoch)))
 
 
 def _epoch(core: Core, epoch: int | None = None) -> Flow[Epoch]:
     """Return how an epoch goes or went, by default the current one."""
-    return read_shape(Epoch, (yield from core.call("dekube_getEpoch", epoch=epoch)))
+    return read_result(Epoch, (yield from core.call("dekube_getEpoch", epoch=epoch)))
 
 
 def _slash(core: Core, operator: bytes) -> Flow[Slash | None]:
@@ -343,26 +343,26 @@ def _slashes(core: Core) -> Stream[Slash]:
 def _duties(core: Core, address: bytes) -> Flow[Duties]:
     """Return what tasks expect of a machine now."""
     check_address("address", address)
-    return read_shape(Duties, (yield from core.call("dekube_getDuties", address=hexed(address))))
+    return read_result(Duties, (yield from core.call("dekube_getDuties", address=hexed(address))))
 
 
 def _earnings(core: Core, address: bytes) -> Flow[Earnings]:
     """Return what an account was ever paid."""
     check_address("address", address)
-    return read_shape(Earnings, (yield from core.call("dekube_getEarnings", address=hexed(address))))
+    return read_result(Earnings, (yield from core.call("dekube_getEarnings", address=hexed(address))))
 
 
 def _carriage(core: Core, address: bytes) -> Flow[Carriage]:
     """Return what an account has put down for relays, and what it owes to each."""
     check_address("address", address)
-    return read_shape(Carriage, (yield from core.call("dekube_getCarriage", address=hexed(address))))
+    return read_result(Carriage, (yield from core.call("dekube_getCarriage", address=hexed(address))))
 
 
 def _listed(cls: type[_S], field: str, answer: Any) -> tuple[_S, ...]:
     """Return the records under ``field`` of an answer. Raises AnswerMalformed."""
     match answer:
         case dict() if type(found := answer.get(field)) is list:
-            return tuple(read_shape(cls, item) for item in found)
+            return tuple(read_result(cls, item) for item in found)
         case _:
             raise AnswerMalformed(f"an answer without {field}")
 

@@ -20,14 +20,14 @@ __all__ = [
     "Account",
     "Amount",
     "Answer",
-    "At",
+    "BalanceChange",
     "Bill",
     "BillLine",
     "Block",
+    "BlockPosition",
+    "BlockRef",
     "ChainInfo",
-    "Change",
     "Contract",
-    "Difference",
     "EscrowTotals",
     "Event",
     "Execution",
@@ -38,20 +38,20 @@ __all__ = [
     "KindQuote",
     "LoggedEvent",
     "Machine",
-    "News",
     "Nonce",
+    "Notification",
     "Objection",
-    "Place",
     "Proof",
     "Quote",
     "Receipt",
     "ResultObject",
+    "SignedAmount",
     "Task",
     "TaskChange",
     "TaskQuote",
     "Transaction",
     "Window",
-    "read_shape",
+    "read_result",
 ]
 
 DIGITS_MAX: Final = 80
@@ -59,8 +59,8 @@ _HEX: Final = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
 _AMOUNT: Final = "a natural number in a string"
 Amount = Annotated[int, _AMOUNT]
 """10^-18 DKB; a decimal string in the answer."""
-_DIFFERENCE: Final = "an integer in a string"
-Difference = Annotated[int, _DIFFERENCE]
+_SIGNED_AMOUNT: Final = "an integer in a string"
+SignedAmount = Annotated[int, _SIGNED_AMOUNT]
 """The same with a sign: negative where it left."""
 _T = TypeVar("_T", bound="ResultObject")
 _Reader = Callable[[Any], Any]
@@ -75,7 +75,7 @@ class ResultObject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class At(ResultObject):
+class BlockRef(ResultObject):
     """The finalised block that an answer holds for."""
 
     height: int
@@ -86,7 +86,7 @@ class At(ResultObject):
 class Answer(ResultObject):
     """What holds for the block ``at``."""
 
-    at: At
+    at: BlockRef
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class Head(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header(At):
+class Header(BlockRef):
     """A block's header."""
 
     parent_hash: bytes
@@ -142,7 +142,7 @@ class Block(Header):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place(At):
+class BlockPosition(BlockRef):
     """Where a transaction stands."""
 
     index: int
@@ -161,7 +161,7 @@ class Transaction(ResultObject):
     gas_limit: int
     max_fee_per_gas: Amount
     raw: bytes
-    block: Place | None
+    block: BlockPosition | None
 
     @property
     def sender(self) -> bytes:
@@ -185,18 +185,18 @@ class Receipt(Execution):
     """What the execution of a transaction in a block left."""
 
     transaction_hash: bytes
-    block: Place
+    block: BlockPosition
     kind: int
     kind_name: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change(ResultObject):
+class BalanceChange(ResultObject):
     """What moved money of an account: to or from ``other``, or an escrow. ``holding`` is "balance" or "bonded"."""
 
     kind: str
     holding: str
-    amount: Difference
+    amount: SignedAmount
     other: bytes | None
     escrow: bytes | None
 
@@ -208,10 +208,10 @@ class HistoryEntry(ResultObject):
     ``changes`` are those of the account, ``events`` those that name it.
     """
 
-    block: Place
+    block: BlockPosition
     transaction: Transaction | None
     succeeded: bool
-    changes: tuple[Change, ...]
+    changes: tuple[BalanceChange, ...]
     events: tuple[Event, ...]
 
     def change_of(self, holding: str) -> int:
@@ -264,7 +264,7 @@ class LoggedEvent(ResultObject):
 
 
 @dataclass(frozen=True, kw_only=True)
-class News(Answer):
+class Notification(Answer):
     """What a subscription tells of one block: its ``header`` or its ``items``."""
 
     header: Header | None = None
@@ -425,7 +425,7 @@ class Bill:
     totals: EscrowTotals
 
 
-def read_shape(cls: type[_T], answer: Any) -> _T:
+def read_result(cls: type[_T], answer: Any) -> _T:
     """Return ``answer`` as a ``cls``. Raises AnswerMalformed."""
     if type(answer) is not dict:
         raise AnswerMalformed(f"not an answer of a gateway: {cls.__name__} expected")
@@ -471,7 +471,7 @@ def _reader(kind: Any) -> _Reader:
     if kind is int:
         return _natural
     if isinstance(kind, type) and issubclass(kind, ResultObject):
-        return lambda value: read_shape(kind, value)
+        return lambda value: read_result(kind, value)
     return lambda value: _exactly(kind, value)
 
 

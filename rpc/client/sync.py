@@ -24,17 +24,17 @@ from rpc.client.core import (
     Effect,
     Fetch,
     Flow,
-    Found,
+    Item,
     OpenWebSocket,
     Pause,
     Post,
     ReadClock,
     ReceiveMessage,
     Reply,
+    RunBlocking,
     SendMessage,
     Steps,
     Stream,
-    Work,
 )
 from rpc.client.errors import GatewayUnreachable
 from rpc.client.network import NetworkApi
@@ -85,9 +85,9 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
         """Perform the effects of ``flow``; return what it returns."""
         self.core.check_open()
         steps = Steps(flow)
-        with closing(flow), _Socket() as heard:
+        with closing(flow), _Socket() as websocket:
             for effect in steps:
-                steps.give(*self._do(effect, heard))
+                steps.resume(*self._do(effect, websocket))
         result: _T = steps.result
         return result
 
@@ -95,14 +95,14 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
         """Perform the effects of ``stream``; yield what it finds."""
         self.core.check_open()
         steps = Steps(stream)
-        with closing(stream), _Socket() as heard:
+        with closing(stream), _Socket() as websocket:
             for effect in steps:
-                if isinstance(effect, Found):
+                if isinstance(effect, Item):
                     yield effect.item
                 else:
-                    steps.give(*self._do(effect, heard))
+                    steps.resume(*self._do(effect, websocket))
 
-    def _do(self, effect: Effect, heard: _Socket) -> tuple[Any, DekubeError | None]:
+    def _do(self, effect: Effect, websocket: _Socket) -> tuple[Any, DekubeError | None]:
         """Return what came of ``effect``, or the error that it failed with."""
         try:
             match effect:
@@ -114,14 +114,14 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
                     time.sleep(seconds)
                 case ReadClock():
                     return time.monotonic(), None
-                case Work(do):
+                case RunBlocking(do):
                     return do(), None
                 case OpenWebSocket(url, timeout_s):
-                    heard.dial(url, timeout_s)
+                    websocket.dial(url, timeout_s)
                 case SendMessage(text, timeout_s):
-                    heard.tell(text, timeout_s)
+                    websocket.send(text, timeout_s)
                 case ReceiveMessage(timeout_s):
-                    return heard.hear(timeout_s), None
+                    return websocket.receive(timeout_s), None
                 case _:
                     raise AssertionError(effect)
         except DekubeError as error:
@@ -288,15 +288,15 @@ class _Socket:
         except OSError as error:
             raise GatewayUnreachable(f"{parts.netloc}: {error}") from None
 
-    def tell(self, text: bytes, timeout_s: float) -> None:
+    def send(self, text: bytes, timeout_s: float) -> None:
         assert self._conversation is not None
-        self._conversation.tell(text)
+        self._conversation.send(text)
         try:
             self._flush(time.monotonic() + timeout_s)
         except OSError as error:
             raise GatewayUnreachable(f"the WebSocket broke: {error}") from None
 
-    def hear(self, timeout_s: float) -> bytes | None:
+    def receive(self, timeout_s: float) -> bytes | None:
         assert self._conversation is not None
         deadline = time.monotonic() + timeout_s
         try:

@@ -21,17 +21,17 @@ from rpc.client.arguments import (
     check_timeout,
 )
 from rpc.client.blobs import Progress, check_file, download, upload
-from rpc.client.block_stream import news
+from rpc.client.block_stream import notifications
 from rpc.client.control import ask_node
 from rpc.client.core import (
     Call,
     Core,
     DeadlineExceeded,
     Flow,
-    Found,
+    Item,
     Pages,
+    RunBlocking,
     Stream,
-    Work,
     gather,
     hexed,
     through,
@@ -52,13 +52,13 @@ from rpc.client.results import (
     BillLine,
     EscrowTotals,
     Machine,
-    News,
+    Notification,
     Receipt,
     Task,
     TaskChange,
     TaskQuote,
     Window,
-    read_shape,
+    read_result,
 )
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.keys import SecretKey
@@ -137,7 +137,7 @@ def _quote_task(core: Core, spec: bytes, *, task: bytes | None = None) -> Flow[T
     if task is not None:
         check_hash("task", task)
     named = {"spec": hexed(spec)} | ({} if task is None else {"task": hexed(task)})
-    return read_shape(TaskQuote, (yield from core.call("dekube_quoteTask", **named)))
+    return read_result(TaskQuote, (yield from core.call("dekube_quoteTask", **named)))
 
 
 def _check_job(core: Core, spec: bytes) -> Flow[TaskQuote]:
@@ -150,7 +150,7 @@ def _check_job(core: Core, spec: bytes) -> Flow[TaskQuote]:
 
     quote = yield from _quote_task(core, spec)
     known = [(item.code, item.text) for item in quote.objections]
-    here = yield Work(partial(check_start, decode_spec(spec)))
+    here = yield RunBlocking(partial(check_start, decode_spec(spec)))
     known += [(code, text) for code, text in here if code not in dict(known)]
     if known:
         raise JobRefused(known)
@@ -198,10 +198,10 @@ def _bill(core: Core, task: bytes) -> Flow[Bill]:
         answer = yield from core.call("dekube_getBill", task=hexed(task), cursor=cursor, limit=100)
         match answer:
             case {"totals": dict() as sums, "items": list() as items, "next": (str() | None) as cursor}:
-                totals = totals or read_shape(EscrowTotals, sums)
-                lines += [read_shape(BillLine, item) for item in items]
+                totals = totals or read_result(EscrowTotals, sums)
+                lines += [read_result(BillLine, item) for item in items]
                 if cursor is not None:
-                    pages.turn(cursor, items)
+                    pages.check_next(cursor, items)
             case _:
                 raise AnswerMalformed("dekube_getBill: not an answer")
     return Bill(tuple(lines), totals)
@@ -300,14 +300,14 @@ def _follow_to_end(core: Core, task: bytes) -> Stream[TaskUpdate]:
             case ClientError() as error:
                 raise error
             case {"task": dict() as record}:
-                shown = read_shape(Task, record)
+                shown = read_result(Task, record)
             case _:
                 raise AnswerMalformed("a task with a history that is not there")
-        changes = tuple(read_shape(TaskChange, item) for item in found[0])
-        windows = tuple(read_shape(Window, item) for item in found[1])
+        changes = tuple(read_result(TaskChange, item) for item in found[0])
+        windows = tuple(read_result(Window, item) for item in found[1])
         fresh = tuple(window for window in windows if phases.get(window.number) != window.phase)
         if changes or fresh:
-            yield Found(TaskUpdate(shown, changes, fresh))
+            yield Item(TaskUpdate(shown, changes, fresh))
         seen += len(changes)
         looked = min(heights)
         phases.update({window.number: window.phase for window in fresh})
@@ -325,13 +325,13 @@ def _follow_to_end(core: Core, task: bytes) -> Stream[TaskUpdate]:
     if ended:
         return
 
-    def handle(news: News) -> Generator[Any, Any, bool]:
+    def handle(news: Notification) -> Generator[Any, Any, bool]:
         nonlocal ended
         if news.at.height > looked:
             ended = yield from look()
         return ended
 
-    yield from through(news(core, "tasks", task=task, from_height=height + 1), handle)
+    yield from through(notifications(core, "tasks", task=task, from_height=height + 1), handle)
 
 
 def _whole(core: Core, method: str, task: str, answer: Any) -> Flow[tuple[list[Any], int]]:
@@ -348,7 +348,7 @@ def _whole(core: Core, method: str, task: str, answer: Any) -> Flow[tuple[list[A
                 raise AnswerMalformed(f"{method}: not a page")
         if cursor is None:
             return items, height
-        pages.turn(cursor, page)
+        pages.check_next(cursor, page)
         answer = yield from core.call(method, task=task, cursor=cursor, limit=PAGE)
 
 
@@ -369,7 +369,7 @@ def _put_file(
         if key is None:
             raise ConfigError("an upload needs a node of this machine, or a key that signs for it at a gateway")
         return (yield from upload(core, file, key, progress=progress))
-    answer = yield Work(partial(ask_node, control, "add_blob", path=str(file.absolute())))
+    answer = yield RunBlocking(partial(ask_node, control, "add_blob", path=str(file.absolute())))
     match answer:
         case {"blob": str(blob)}:
             return bytes.fromhex(blob)
@@ -392,7 +392,7 @@ def _fetch(
 ) -> Flow[bytes]:
     """Return the content of a blob. Raises NoResult where nobody has it."""
     if places.control is not None:
-        data: bytes = yield Work(partial(_fetch_blocking, places.control, blob, places.sources))
+        data: bytes = yield RunBlocking(partial(_fetch_blocking, places.control, blob, places.sources))
         return data
     file = places.folder / blob.hex()
     try:
@@ -401,7 +401,7 @@ def _fetch(
         )
     except ClientError as error:
         raise NoResult(f"blob {hexed(blob)}: {error}") from None
-    data = yield Work(partial(_take, file))
+    data = yield RunBlocking(partial(_take, file))
     return data
 
 
@@ -456,16 +456,16 @@ def _result(
     if control is not None:
         machines = yield from gather(each(core, Machine, "dekube_getNodes"))
         sources = [found.worker, *(m.address for m in machines if m.address != found.worker)]
-    spec = yield Work(partial(_spec_of, record))
+    spec = yield RunBlocking(partial(_spec_of, record))
     made = None
     if control is None and folder is None:
-        made = yield Work(partial(tempfile.TemporaryDirectory, prefix="dekube-"))
+        made = yield RunBlocking(partial(tempfile.TemporaryDirectory, prefix="dekube-"))
         folder = Path(made.name)
     try:
         places = _Places(task, control, sources, folder or Path(), progress)
         blob, limit_bytes = found.proof.output_blob, spec.plan().state_limit_bytes
         data = yield from _fetch(core, places, blob, limit_bytes, window=found.number)
-        state = yield Work(partial(_check_state, spec, found, data))
+        state = yield RunBlocking(partial(_check_state, spec, found, data))
         try:
             dataset: bytes | None = yield from _fetch(core, places, spec.dataset.blob, _dataset_limit())
         except (NoResult, GatewayUnreachable):

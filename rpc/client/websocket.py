@@ -36,7 +36,7 @@ class WebSocketConnection:
         """Return the bytes to send now."""
         return b"".join(self._protocol.data_to_send())
 
-    def tell(self, text: bytes) -> None:
+    def send(self, text: bytes) -> None:
         """Send a message. Raises GatewayUnreachable when the connection is over."""
         try:
             self._protocol.send_text(text)

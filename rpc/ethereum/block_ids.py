@@ -6,7 +6,7 @@ from typing import Final
 
 from rpc.ethereum import render
 from rpc.ethereum.params import BLOCK, QUANTITY, BlockParam
-from rpc.methods.heights import no_state
+from rpc.methods.heights import state_unavailable
 from rpc.methods.method import Json, NodeApi
 from rpc.methods.schema import EARLIEST, HASH, Param
 from rpc.protocol.blocks import LoadedBlock
@@ -44,7 +44,7 @@ async def height_of(node: NodeApi, block: BlockParam) -> int:
     else:
         height = 0 if block == EARLIEST else block  # the same block that it names elsewhere
     if not head.oldest_state <= height <= head.height:
-        raise no_state(head, height)
+        raise state_unavailable(head, height)
     return height
 
 

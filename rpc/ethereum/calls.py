@@ -22,7 +22,7 @@ from state.primitives.address import ADDRESS_BYTES
 from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.receipts import Receipt, decode_receipt
 from state.primitives.transactions import CALL_KIND, DYNAMIC_FORM
-from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX, in_words
+from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX, reason_text
 from state.transition.errors import (
     FeeCapTooLow,
     InsufficientFunds,
@@ -70,7 +70,7 @@ async def _read(node: NodeApi, request: CallParam, view: View, height: int) -> b
     except RpcError:
         raise
     except DecodeError as error:
-        raise Reverted(f"{view.function.name}: {in_words(error)}") from None
+        raise Reverted(f"{view.function.name}: {reason_text(error)}") from None
     except DekubeError as error:
         raise Reverted(error.code) from None
 

@@ -27,7 +27,7 @@ from p2p.base.listening import open_sockets
 from rpc.client.aio import AsyncClient
 from rpc.client.core import Call, ClientOptions, hexed
 from rpc.client.errors import ClientError, OtherChain
-from rpc.client.results import ChainInfo, Nonce, read_shape
+from rpc.client.results import ChainInfo, Nonce, read_result
 from rpc.gateway.app import allowed_headers
 from rpc.gateway.connections import ConnectionLimiter, ConnectionOptions
 from rpc.gateway.dispatch import Caller
@@ -47,7 +47,7 @@ from state.primitives.transactions import decode_transaction
 from state.transition.calls import SYSTEM_PREFIX
 from state.transition.transfer import TRANSFER_KIND
 
-__all__ = ["Faucet", "FaucetOptions", "FaucetRefused", "GrantBook", "caller_of", "read_address", "serve"]
+__all__ = ["Faucet", "FaucetOptions", "FaucetRefused", "GrantLog", "caller_of", "read_address", "serve"]
 
 _T = TypeVar("_T")
 _log = structlog.get_logger(__name__)
@@ -128,7 +128,7 @@ class FaucetRefused(DekubeError):
         return {"error": fields}
 
 
-class GrantBook:
+class GrantLog:
     """The grants of the last day in a small database. Older entries are deleted, so its size is bounded."""
 
     def __init__(self, path: Path, options: FaucetOptions) -> None:
@@ -155,7 +155,7 @@ class GrantBook:
         """Close the file."""
         self._database.close()
 
-    def enter(self, address: bytes, caller: str, now_ms: int) -> int:
+    def record(self, address: bytes, caller: str, now_ms: int) -> int:
         """Record a grant and return its number. Raises FaucetRefused where a limit is reached.
 
         A clock that was set back keeps entries longer, never shorter.
@@ -181,7 +181,7 @@ class GrantBook:
         )
         return int(made.lastrowid or 0)
 
-    def strike(self, number: int) -> None:
+    def revoke(self, number: int) -> None:
         """Delete a grant that was certainly not sent."""
         self._database.execute("DELETE FROM grants WHERE id = ?", (number,))
 
@@ -225,7 +225,7 @@ class Faucet:
     """Gives coins of ``key``."""
 
     def __init__(
-        self, key: SecretKey, chain: ChainInfo, client: AsyncClient, book: GrantBook, options: FaucetOptions,
+        self, key: SecretKey, chain: ChainInfo, client: AsyncClient, book: GrantLog, options: FaucetOptions,
         now_ms: Callable[[], int],
     ) -> None:  # fmt: skip
         """Raises ConfigError for a chain that is not for tests, OtherChain for one that is not signed for."""
@@ -238,7 +238,7 @@ class Faucet:
         self.address = key.address
         self._key = key
         self._client = client
-        self._book = book
+        self._grants = book
         self._now_ms = now_ms
         self._turn = asyncio.Lock()
         self._waiting = 0
@@ -267,7 +267,7 @@ class Faucet:
             "address": format_address(self.address),
             "amount": str(options.amount),
             "balance": str(self._owned),
-            "granted": self._book.count(),
+            "granted": self._grants.count(),
             "limits_per_day": {
                 "address": options.per_address,
                 "caller": options.per_caller,
@@ -279,7 +279,7 @@ class Faucet:
         """Count a request that was refused."""
         self._refused.labels(error.reason).inc()
 
-    async def give(self, address: bytes, caller: str) -> bytes:
+    async def grant(self, address: bytes, caller: str) -> bytes:
         """Send coins to ``address``; return the transaction's hash. Raises FaucetRefused."""
         if self._waiting >= WAITING_MAX:
             raise FaucetRefused("busy", "too many ask at once", status=503, retry_after_s=AGAIN_S)
@@ -287,11 +287,11 @@ class Faucet:
         try:
             async with self._turn:  # a nonce belongs to one transaction
                 # What waits for its answer when the process ends counts as given.
-                number = self._book.enter(address, caller, self._now_ms())
+                number = self._grants.record(address, caller, self._now_ms())
                 try:
                     nonce, raw = await self._sign(address)
                 except DekubeError as error:  # nothing is handed in
-                    self._book.strike(number)
+                    self._grants.revoke(number)
                     raise _told(error) from None
                 found = await self._hand_in(nonce, raw, number)
         finally:
@@ -320,7 +320,7 @@ class Faucet:
         except DekubeError as error:
             if isinstance(error, ClientError) and error.reason in NOT_TAKEN:
                 self._forget(nonce)
-                self._book.strike(number)
+                self._grants.revoke(number)
             raise _told(error) from None
         grant.url = self._client.core.url
         return found
@@ -330,7 +330,7 @@ class Faucet:
         if not self._under_way:
             return
         answer = await self._client.call("dekube_getNonce", address=hexed(self.address))
-        place, now_ms = read_shape(Nonce, answer), self._now_ms()
+        place, now_ms = read_result(Nonce, answer), self._now_ms()
         for nonce, grant in list(self._under_way.items()):
             if nonce < place.nonce or not 0 <= now_ms - grant.time_ms < UNDER_WAY_MS:
                 self._forget(nonce)
@@ -423,7 +423,7 @@ class Application:
             caller = caller_of(scope, proxied=self._faucet.options.proxied)
             if wait_s := self._rates.spend(caller, 1, time.monotonic()):
                 raise FaucetRefused("too_often", "too many requests", status=429, retry_after_s=int(wait_s) + 1)
-            hash_ = await self._faucet.give(read_address(await _read_body(receive)), caller)
+            hash_ = await self._faucet.grant(read_address(await _read_body(receive)), caller)
         except FaucetRefused as error:
             self._faucet.count_refused(error)
             extra = [(b"retry-after", b"%d" % error.retry_after_s)] if error.retry_after_s is not None else []
@@ -513,7 +513,7 @@ async def serve(key: SecretKey, options: FaucetOptions) -> None:
     for listener in listeners:
         bound_kernel(listener)
     async with AsyncClient(*options.gateways, options=ClientOptions(chain_id=options.chain_id)) as client:
-        book = GrantBook(options.book, options)
+        book = GrantLog(options.book, options)
         faucet = Faucet(key, await client.chain(), client, book, options, lambda: time.time_ns() // 1_000_000)
         limiter = ConnectionLimiter(ConnectionOptions(connections_max=1_024, connections_per_address_max=32))
         http, _ = make_protocols(limiter, _NoFastPath())

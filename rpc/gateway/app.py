@@ -118,7 +118,7 @@ class Application:
             else:
                 await self._rest(scope, receive, send)
         finally:
-            self._dispatcher.owe(caller, REST_UNITS)
+            self._dispatcher.add_debt(caller, REST_UNITS)
 
     # Plain requests (rpc.gateway.fast_path)
 
@@ -203,7 +203,7 @@ class Application:
                 body = await self._read_body(receive, held, length, began)
             answer = await self._dispatcher.answer(body, caller) or b""
             del body
-            if not held.keep(len(answer)):
+            if not held.resize(len(answer)):
                 began[:] = answer[:FIRST_CALL_BYTES]
                 raise _holds_too_much()
             await _respond(scope, send, answer, headers)
@@ -215,7 +215,7 @@ class Application:
         except ConnectionError:
             pass
         finally:
-            held.keep(0)
+            held.resize(0)
 
     def _too_large(self) -> RpcError:
         return RpcError("invalid_request", "request too large", limit=self._body_bytes_max)
@@ -233,7 +233,7 @@ class Application:
             began[:] = body[:FIRST_CALL_BYTES]
             if max(length, len(body)) > self._body_bytes_max:
                 raise self._too_large()
-            if not held.keep(len(body)):
+            if not held.resize(len(body)):
                 raise _holds_too_much()
             if not message.get("more_body", False):
                 return body

@@ -225,7 +225,7 @@ class BlobEndpoint:
     async def _manifest(self, scope: Scope, name: bytes) -> Manifest:
         """Return the manifest of a blob that the node has; raise the answer with the blob's status otherwise."""
         task, window = _query_of(scope)
-        found = await self._node.request(BlobRequests.blob_want, name, task, window)
+        found = await self._node.request(BlobRequests.blob_fetch, name, task, window)
         if found.state != "complete":
             document = {"state": found.state, "pieces_done": found.pieces_done, "pieces": found.pieces}
             raise _Answered(202, document, again_s=AGAIN_S)
@@ -260,7 +260,9 @@ class BlobEndpoint:
             return
         for number in numbers:
             if number != numbers[0]:
-                if scope["state"]["is_gone"]():  # the node need not read the rest, and the place is another's
+                if scope["state"][
+                    "is_disconnected"
+                ]():  # the node need not read the rest
                     raise ConnectionError
                 try:
                     piece = await self._piece(scope, name, number)
@@ -300,7 +302,7 @@ class BlobEndpoint:
             grant, genesis_hash=self._node.description.genesis_hash, blob=name, height=self._node.head.height
         )
         try:
-            upload = await self._node.request(BlobRequests.blob_begin, data, account, caller)
+            upload = await self._node.request(BlobRequests.upload_begin, data, account, caller)
         except RpcError as error:
             if error.reason == "uploads_off":
                 self._off_until = self._clock() + OFF_S  # no bodies are read for nothing meanwhile
@@ -308,11 +310,11 @@ class BlobEndpoint:
         raise _Answered(200, {"blob": "0x" + name.hex(), "pieces": upload.pieces, "missing": upload.missing})
 
     async def _put(self, scope: Scope, receive: Receive, name: bytes, number: int, caller: str) -> None:
-        if not await self._node.request(BlobRequests.blob_lacks, name, number):
+        if not await self._node.request(BlobRequests.upload_lacks, name, number):
             raise _Answered(200, {"complete": None}, closes=True)
         piece = await self._read_body(scope, receive, PIECE_BYTES, caller)
         async with self._at_node:
-            is_complete = await self._node.request(BlobRequests.blob_put, name, number, piece)
+            is_complete = await self._node.request(BlobRequests.upload_put, name, number, piece)
         raise _Answered(200, {"complete": is_complete})
 
     async def _read_body(self, scope: Scope, receive: Receive, limit_bytes: int, caller: str) -> bytes:

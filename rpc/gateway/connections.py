@@ -55,7 +55,7 @@ class ConnectionLimiter:
                     await asyncio.sleep(0)
                 one.check(loop.time())
 
-    def enter(self, caller: str, *, is_proxy: bool = False) -> bool:
+    def acquire(self, caller: str, *, is_proxy: bool = False) -> bool:
         """Count a new connection; return False if there are too many."""
         mine = self._by_caller.get(caller, 0)
         limit = 0 if is_proxy else self.options.connections_per_address_max
@@ -66,7 +66,7 @@ class ConnectionLimiter:
         self.open += 1
         return True
 
-    def leave(self, caller: str) -> None:
+    def release(self, caller: str) -> None:
         """Count a connection as ended."""
         self.open -= 1
         left = self._by_caller[caller] - 1
@@ -75,12 +75,12 @@ class ConnectionLimiter:
         else:
             del self._by_caller[caller]
 
-    def pass_on(self, proxy: str, client: str) -> bool:
+    def transfer_connection(self, proxy: str, client: str) -> bool:
         """Count a proxy's connection for the client behind it from now on; return False if that has too many."""
-        self.leave(proxy)
-        if self.enter(client):
+        self.release(proxy)
+        if self.acquire(client):
             return True
-        self.enter(proxy, is_proxy=True)
+        self.acquire(proxy, is_proxy=True)
         return False
 
 

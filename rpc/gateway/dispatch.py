@@ -191,7 +191,7 @@ class Dispatcher:
             return self.refuse(error, body)
         finally:
             if held is not None:
-                held.keep(0)
+                held.resize(0)
 
     def _admit_large(self, body: bytes | bytearray, caller: Caller) -> HeldBytes:
         """Charge for a large body before it is parsed. Raises RpcError if it is refused."""
@@ -203,21 +203,21 @@ class Dispatcher:
             raise RpcError("invalid_request", f"invalid request: more than {VALUES_MAX} values", limit=VALUES_MAX)
         held = HeldBytes(self._memory_quota, caller.key)
         is_plain = body.isascii() and b"\\" not in body
-        if not held.keep(len(body) * (1 if is_plain else WIDTH) + VALUE_BYTES * values):
+        if not held.resize(len(body) * (1 if is_plain else WIDTH) + VALUE_BYTES * values):
             raise RpcError("limit_exceeded", MEMORY_EXCEEDED, retry_after_s=1)
         return held
 
-    def weigh_answer(self, caller: Caller, size: int) -> None:
+    def charge_answer(self, caller: Caller, size: int) -> None:
         """Charge for an answer by its length, to which its cost is proportional."""
-        self._rates.owe(caller.key, max(size // ANSWER_BYTES_OF_UNIT - 1, 0), self._clock())
+        self._rates.add_debt(caller.key, max(size // ANSWER_BYTES_OF_UNIT - 1, 0), self._clock())
 
     def charge(self, caller: str, units: int) -> float:
         """Charge ``units`` to a caller and return 0, or the seconds until that is possible."""
         return self._rates.spend(caller, units, self._clock())
 
-    def owe(self, caller: str, units: int) -> None:
+    def add_debt(self, caller: str, units: int) -> None:
         """Charge ``units`` for work that is done; the caller's next requests wait for it."""
-        self._rates.owe(caller, units, self._clock())
+        self._rates.add_debt(caller, units, self._clock())
 
     def refuse(self, error: RpcError, body: bytes | bytearray = b"") -> bytes:
         """Return the error for a body that is refused as a whole; the beginning of ``body`` is enough.
@@ -262,7 +262,7 @@ class Dispatcher:
         finally:
             for one in late:
                 one.cancel()
-            sum_.held.keep(0)
+            sum_.held.resize(0)
 
     def _begin(self, request: Any, caller: Caller) -> bytes | PendingAnswer | None:
         """Answer as ``_one`` does. Transactions in the form in which clients send them need no coroutine."""
@@ -357,7 +357,7 @@ class Dispatcher:
         if len(answer) > self._answer_free:
             if len(answer) > self._options.answer_bytes_max:
                 raise RpcError("limit_exceeded", "limit exceeded: the answer is too large")
-            self.weigh_answer(caller, len(answer))
+            self.charge_answer(caller, len(answer))
         return answer
 
     def _fail(self, name: str, identifier: Any, error: Exception) -> bytes:
@@ -396,10 +396,10 @@ class Dispatcher:
                 if min_height is not None and self._node.head.height < min_height:
                     await self._node.wait_height(min_height)
             if method.weigh is not None:
-                self._rates.owe(caller.key, method.weigh(self._node, *values), self._clock())
+                self._rates.add_debt(caller.key, method.weigh(self._node, *values), self._clock())
             if method.queue is not None:
                 queue = self._queues[method.queue]
-                await queue.enter(caller.key)
+                await queue.acquire(caller.key)
                 entered = queue
             if method.needs_session:
                 return await method.handle(caller.session, *values)
@@ -408,8 +408,8 @@ class Dispatcher:
             return await method.handle(self._node, *values)
         finally:
             if entered is not None:
-                entered.leave(caller.key)
-            self.leave(caller.key)
+                entered.release(caller.key)
+            self.end_request(caller.key)
 
     def _has_room(self, caller: str) -> bool:
         most = self._options.requests_per_caller_max
@@ -419,7 +419,7 @@ class Dispatcher:
         self._running += 1
         self._running_of[caller] = self._running_of.get(caller, 0) + 1
 
-    def leave(self, caller: str) -> None:
+    def end_request(self, caller: str) -> None:
         """Count a request as finished."""
         self._running -= 1
         left = self._running_of[caller] - 1
@@ -503,7 +503,7 @@ class PendingAnswer:
         """Call ``function`` as soon as the answer is known; a cancelled one may never call it."""
         self._then = function
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Call the callback once and drop it: the two objects refer to each other, and would stay in memory."""
         then, self._then = self._then, _ignore
         then(self)
@@ -546,16 +546,16 @@ class PendingTransaction(PendingAnswer):
     def answered(self, outcome: bytes | Exception) -> None:
         """Take the node's answer."""
         self.is_waiting = False
-        self._dispatcher.leave(self.caller.key)
+        self._dispatcher.end_request(self.caller.key)
         self.answer = self._dispatcher.finish(self, outcome)
-        self.tell()
+        self.notify()
 
     def cancel(self) -> None:
         """Stop waiting; the node may still have accepted the transaction."""
         if self.is_waiting:
             self.is_waiting = False
             self.is_cancelled = True
-            self._dispatcher.leave(self.caller.key)
+            self._dispatcher.end_request(self.caller.key)
 
 
 class SuspendedCall(PendingAnswer):
@@ -606,7 +606,7 @@ class SuspendedCall(PendingAnswer):
             self._wait(waiting_for)
             return
         self.is_waiting = False
-        self.tell()
+        self.notify()
 
 
 def _ignore(_late: PendingAnswer) -> None:
@@ -629,7 +629,7 @@ class _BatchSize:
         """Return ``answer``, or an error in its place if the batch would become too large."""
         size = self._size + len(answer)
         if size > self._noted:
-            if size > self._limit or not self.held.keep(size):
+            if size > self._limit or not self.held.resize(size):
                 identifier, name = None, None
                 if type(request) is dict:
                     identifier, name = request.get("id"), request.get("method")
@@ -652,7 +652,7 @@ async def _all_done(late: Mapping[PendingAnswer, Any], sum_: _BatchSize) -> None
     left = 0
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def one_is(one: PendingAnswer) -> None:
+    def on_done(one: PendingAnswer) -> None:
         nonlocal left
         left -= 1
         if one.answer is not None:
@@ -667,7 +667,7 @@ async def _all_done(late: Mapping[PendingAnswer, Any], sum_: _BatchSize) -> None
     for one in late:
         if one.is_waiting:
             left += 1
-            one.then(one_is)
+            one.then(on_done)
         elif one.is_cancelled:
             raise asyncio.CancelledError
         elif one.answer is not None:

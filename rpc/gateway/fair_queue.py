@@ -17,15 +17,15 @@ __all__ = ["FairQueue"]
 class FairQueue:
     """The slots of one kind of calls. With ``of_caller_max`` 0 one caller may use all of them."""
 
-    def __init__(self, places_max: int, of_caller_max: int) -> None:
-        self._free = places_max
-        self._of_caller_max = of_caller_max or places_max
+    def __init__(self, slots_max: int, of_caller_max: int) -> None:
+        self._free = slots_max
+        self._of_caller_max = of_caller_max or slots_max
         self._taken: dict[str, int] = {}
         self._lines: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """Waiting calls by caller; the caller whose turn is next comes first."""
 
-    async def enter(self, caller: str) -> None:
-        """Wait until ``caller`` has a slot; ``leave`` returns it."""
+    async def acquire(self, caller: str) -> None:
+        """Wait until ``caller`` has a slot; ``release`` returns it."""
         mine = self._taken.get(caller, 0)
         if self._free and mine < self._of_caller_max and caller not in self._lines:
             self._take(caller)
@@ -36,12 +36,12 @@ class FairQueue:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # the slot was granted in the same moment
-                self.leave(caller)
+                self.release(caller)
             else:
                 self._drop(caller, turn)
             raise
 
-    def leave(self, caller: str) -> None:
+    def release(self, caller: str) -> None:
         """Return a slot, which goes to the next caller in turn."""
         self._free += 1
         left = self._taken[caller] - 1

@@ -167,15 +167,15 @@ class DirectRequest:
     def _hold(self, size: int) -> bool:
         if self._held is None:
             self._held = HeldBytes(self._port.memory_quota, self._caller.key)
-        return self._held.keep(size)
+        return self._held.resize(size)
 
     def let_go(self) -> None:
         """Release the body: it is answered, or the client is gone."""
         self.body = b""
         if self._held is not None:
-            self._held.keep(0)
+            self._held.resize(0)
 
-    def on_whole(self, body: bytes) -> None:
+    def on_complete_body(self, body: bytes) -> None:
         """Answer a body that arrived together with its head, and nothing else."""
         if len(body) > UNCOUNTED_BYTES_MAX:
             self.on_body(body)
@@ -272,7 +272,7 @@ class DirectRequest:
         self.response_complete = True
         self.body = b""
         if self._held is not None:
-            self._held.keep(0)
+            self._held.resize(0)
         if self._refusal is not None:
             self._connection.linger()
         elif not self.keep_alive:

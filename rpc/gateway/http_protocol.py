@@ -1,9 +1,9 @@
 """HTTP connections of the gateway: uvicorn's protocol with bounds and with a fast path for plain requests.
 
 Added to uvicorn: the limit of connections, a deadline for each request, a bound of what waits in memory, and
-``drop``, which ends a connection even if its client does not read. The application finds ``drop`` and ``is_gone``
-in the ``state`` of its scope. This module uses attributes of uvicorn and httptools that are not public, so
-pyproject.toml caps their versions (docs/decisions/0001-dependencies.md).
+``drop``, which ends a connection even if its client does not read. The application finds ``drop`` and
+``is_disconnected`` in the ``state`` of its scope. This module uses attributes of uvicorn and httptools that are not
+public, so pyproject.toml caps their versions (docs/decisions/0001-dependencies.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from rpc.gateway.connections import ConnectionLimiter, host_of
 from rpc.gateway.dispatch import Caller
 from rpc.gateway.fast_path import BODY_DEADLINE_S, PIECE_BYTES_MIN, PIECES_FREE, DirectRequest, RequestHandler
-from rpc.gateway.http_upgrade import head_without_offer, new_parser
+from rpc.gateway.http_upgrade import head_without_upgrade, new_parser
 from rpc.gateway.limits import caller_key
 from rpc.gateway.memory_quota import HeldBytes
 from rpc.gateway.unsent_bytes import UnsentBytes, reset
@@ -146,7 +146,7 @@ class HttpProtocol(HttpToolsProtocol):
         # Bound here, not read through ``shared``: these are used for every request.
         self._limiter, self._handler = shared.limiter, shared.handler
         self._known_heads, self._default_lines = shared.known_heads, shared.default_lines
-        state = {**app_state, "drop": self.drop, "is_gone": self.is_gone}
+        state = {**app_state, "drop": self.drop, "is_disconnected": self.is_disconnected}
         super().__init__(config, server_state, state, _loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -155,7 +155,7 @@ class HttpProtocol(HttpToolsProtocol):
         host = host_of(transport)
         caller = caller_key(host)
         self._is_proxy = self._limiter.proxies.include(host)
-        if not self._limiter.enter(caller, is_proxy=self._is_proxy):
+        if not self._limiter.acquire(caller, is_proxy=self._is_proxy):
             transport.abort()
             return
         self._caller = caller
@@ -250,7 +250,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._idle_since = idle_since  # empty lines are no request, so the idle time goes on
         if begins and self._begun == 1 and self._is_between and self._head is not None:
             self._keep_head(data, self._head)
-        if self.pipeline and not self._waiting.keep(len(data) + PIPELINED_BYTES * len(self.pipeline)):
+        if self.pipeline and not self._waiting.resize(len(data) + PIPELINED_BYTES * len(self.pipeline)):
             reset(self.transport)
         if not self._is_between:  # the request is incomplete, which is rare
             self._await_rest(len(data), is_of_one=self._begun + (not was_between) == 1)
@@ -284,7 +284,7 @@ class HttpProtocol(HttpToolsProtocol):
                         return
                     self._offers = False
                     version = self.parser.get_http_version()
-                    head = head_without_offer(self.parser.get_method(), self.url, version, self.headers)
+                    head = head_without_upgrade(self.parser.get_method(), self.url, version, self.headers)
                     self.parser = new_parser(self)
                     self.parser.feed_data(head)
                     data = data[upgrade.args[0] :]
@@ -310,7 +310,7 @@ class HttpProtocol(HttpToolsProtocol):
         head += self._default_lines.lines(self.server_state.default_headers)
         request = DirectRequest(self._handler, self, self._asker, head, keep_alive=True, is_first=True)
         self.cycle = request  # type: ignore[assignment]
-        request.on_whole(body)
+        request.on_complete_body(body)
 
     def _keep_head(self, data: bytes, answer: bytes) -> None:
         """Remember the head of a plain request that arrived alone and complete, and the head of its answer."""
@@ -367,8 +367,8 @@ class HttpProtocol(HttpToolsProtocol):
         host = self._limiter.proxies.client_of(said) or host_of(self.transport)
         self.client = (host, 0)
         self._asker = Caller(caller_key(host))
-        self._waiting.pass_to(self._asker.key)
-        self._unsent.pass_to(self._asker.key)
+        self._waiting.transfer_to(self._asker.key)
+        self._unsent.transfer_to(self._asker.key)
 
     def _begin_direct(self) -> DirectRequest | None:
         """Begin a request on the fast path; return None for one that has to go through ASGI."""
@@ -417,7 +417,7 @@ class HttpProtocol(HttpToolsProtocol):
                 reset(self.transport)
                 raise _Refused
             super().on_body(body)
-            if not self._waiting.keep(len(self.cycle.body)):
+            if not self._waiting.resize(len(self.cycle.body)):
                 reset(self.transport)
         else:
             self._direct.on_body(body)
@@ -453,7 +453,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_asgi_task(request, application)
             return
         if self._waiting.counted:
-            self._waiting.keep(0)
+            self._waiting.resize(0)
         if self.cycle.body and self.cycle.response_complete:
             self.cycle.body = bytearray()  # of a request without a body, like GET: nobody has read it
         self._idle_since = self.loop.time()
@@ -493,13 +493,13 @@ class HttpProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         if self._asker is not None:
-            self._waiting.keep(0)
-            self._unsent.keep(0)
+            self._waiting.resize(0)
+            self._unsent.resize(0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what still runs for the connection, and count it out."""
         if self._caller is not None:
-            self._limiter.leave(self._caller)
+            self._limiter.release(self._caller)
             self._caller = None
             self._limiter.unsent.discard(self._unread)
         for request in (self.cycle, self._answering, *(waiting for waiting, _ in self.pipeline)):
@@ -527,6 +527,6 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self.transport.abort()
 
-    def is_gone(self) -> bool:
+    def is_disconnected(self) -> bool:
         """Return whether the connection is closed. What is sent then is lost without an error."""
         return self.transport.is_closing()

@@ -12,12 +12,12 @@ from typing import Any
 
 import httptools
 
-__all__ = ["head_without_offer", "new_parser"]
+__all__ = ["head_without_upgrade", "new_parser"]
 
 _OFFER = frozenset((b"upgrade", b"http2-settings"))
 
 
-def head_without_offer(method: bytes, url: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def head_without_upgrade(method: bytes, url: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return the head of a request that the parser has read, its names in small letters, without what it offers.
 
     What the parser lets through has no line ends within.

@@ -39,7 +39,7 @@ class MemoryQuota:
         """Counted bytes of all callers."""
         self.refused = 0
 
-    def take(self, caller: str, size: int) -> bool:
+    def reserve(self, caller: str, size: int) -> bool:
         """Count ``size`` bytes in for ``caller``, or return False."""
         mine = self._of.get(caller, 0) + size
         if (self._bytes_max and self.bytes + size > self._bytes_max) or (
@@ -51,7 +51,7 @@ class MemoryQuota:
         self.bytes += size
         return True
 
-    def give(self, caller: str, size: int) -> None:
+    def release(self, caller: str, size: int) -> None:
         """Count ``size`` bytes out."""
         self.bytes -= size
         left = self._of[caller] - size
@@ -77,18 +77,18 @@ class HeldBytes:
         """The address that the bytes are counted for."""
         return self._caller
 
-    def keep(self, size: int) -> bool:
+    def resize(self, size: int) -> bool:
         """Count ``size`` bytes from now on; return False and change nothing if that exceeds a limit."""
         wanted = -(-size // STEP_BYTES) * STEP_BYTES if size > UNCOUNTED_BYTES_MAX else 0
         if wanted > self.counted:
-            if not self._memory_quota.take(self._caller, wanted - self.counted):
+            if not self._memory_quota.reserve(self._caller, wanted - self.counted):
                 return False
         elif wanted < self.counted:
-            self._memory_quota.give(self._caller, self.counted - wanted)
+            self._memory_quota.release(self._caller, self.counted - wanted)
         self.counted = wanted
         return True
 
-    def pass_to(self, caller: str) -> None:
+    def transfer_to(self, caller: str) -> None:
         """Count for another caller from now on, unless bytes are counted for the present one."""
         if not self.counted:
             self._caller = caller

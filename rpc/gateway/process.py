@@ -36,7 +36,7 @@ from rpc.gateway.surface import SURFACE, absent
 from rpc.gateway.unsent_bytes import bound_kernel
 from rpc.process.limits import raise_descriptor_limit, tune_collector
 from rpc.process.log_output import LOG_OUTPUT, configure_structlog, open_standard_descriptors
-from rpc.process.signals import outlive_signals
+from rpc.process.signals import ignore_log_signals
 from state.primitives.errors import ConfigError
 from state.primitives.listen import format_host_port, parse_listen
 
@@ -221,7 +221,7 @@ def _load(arguments: argparse.Namespace) -> GatewayOptions:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process; return its exit status."""
     open_standard_descriptors()
-    outlive_signals()
+    ignore_log_signals()
     parser = argparse.ArgumentParser(prog="dekube-rpc-gateway", description="JSON-RPC gateway of a DEKUBE node")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", help="JSON file with the gateway's options")

@@ -226,7 +226,7 @@ class _Calls:
             return _json({"error": known.to_json()}, status, headers)
         self._metrics.observe(method.name, "ok")
         response = _json(result, 404 if any(value is None for value in _subject(result)) else 200)
-        self._dispatcher.weigh_answer(caller, len(response.body))
+        self._dispatcher.charge_answer(caller, len(response.body))
         return response
 
 

@@ -210,7 +210,7 @@ class Session:
 
     def _note_held(self) -> None:
         """Count the memory used for the client; close the session if it exceeds the quota."""
-        if not self.is_closed and not self._held.keep(self._queued_bytes + self._other_bytes):
+        if not self.is_closed and not self._held.resize(self._queued_bytes + self._other_bytes):
             self.close(SLOW_READER, "too many unread bytes; subscribe again with from_height")
 
     async def wait_reader(self) -> None:
@@ -227,7 +227,7 @@ class Session:
             self._room.clear()
             await self._room.wait()
 
-    def tell(self, messages: list[bytes]) -> None:
+    def push(self, messages: list[bytes]) -> None:
         """Queue the notifications of one block; the queue must not be full."""
         for message in messages:  # of one block: bounded by the events that it may have
             self._put(message)
@@ -246,7 +246,7 @@ class Session:
         self.subscriptions.clear()
         self._queue.clear()
         self._queued_bytes = 0
-        self._held.keep(0)
+        self._held.resize(0)
         self._room.set()
         self._wake.set()
 
@@ -428,7 +428,7 @@ class SubscriptionHub:
             results = rendered[select] = [orjson.dumps(found) for found in select(loaded, self.node)]
         subscription.height = loaded.height + 1
         if results:
-            subscription.session.tell(
+            subscription.session.push(
                 [_notification(select.envelope, subscription.identifier, result) for result in results]
             )
 
@@ -446,7 +446,7 @@ class SubscriptionHub:
                 is_heard = subscription.answered.is_set() and not subscription.session.is_full
                 if subscription in self._of_pool and is_heard:
                     envelope, identifier = subscription.select.envelope, subscription.identifier
-                    subscription.session.tell([_notification(envelope, identifier, item) for item in results])
+                    subscription.session.push([_notification(envelope, identifier, item) for item in results])
             await asyncio.sleep(POOL_POLL_S)
 
     async def _catch_up(self, subscription: Subscription) -> None:

@@ -92,7 +92,7 @@ class UnsentBytes:
         """Count nothing: the client has read the write buffer."""
         self._until = None
         if self.held is not None:
-            self.held.keep(0)
+            self.held.resize(0)
 
     def check(self, now: float) -> None:
         """Reset the connection if its time is over. Progress extends the time, unless the connection is closed."""
@@ -113,7 +113,7 @@ class UnsentBytes:
         self._size, self._is_closing, self._acked = size, is_closing, acked
 
     def _count(self, size: int) -> bool:
-        if self.held is None or self.held.keep(size):
+        if self.held is None or self.held.resize(size):
             return True
         reset(self._transport)
         return False

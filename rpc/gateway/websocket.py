@@ -118,7 +118,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def _note_held(self) -> bool:
         unfinished = len(self.conn.reader.buffer) + self._fragment_bytes
-        is_noted = self._held.keep(len(self._rest) + unfinished + self._queued_bytes)
+        is_noted = self._held.resize(len(self._rest) + unfinished + self._queued_bytes)
         if unfinished and self._held.counted and not self.read_paused:
             if self._deadline is None:
                 self._deadline = self.loop.call_later(BODY_DEADLINE_S, reset, self.transport)
@@ -266,6 +266,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             if timer is not None:
                 timer.cancel()
         self._rest, self.frames = b"", []
-        self._held.keep(0)
-        self._unsent.keep(0)
+        self._held.resize(0)
+        self._unsent.resize(0)
         super().connection_lost(exc)

@@ -38,7 +38,7 @@ class WebSocketProtocol(BoundedWebSocket):
     ) -> None:
         self._limiter, self._handler = limiter, handler
         # What is of the HTTP protocol that hands over goes with it: it holds all that it has read.
-        state = {name: value for name, value in app_state.items() if name != "is_gone"}
+        state = {name: value for name, value in app_state.items() if name != "is_disconnected"}
         self._when_lost: list[Callable[[], None]] = []
         state |= {"drop": self.drop, "when_lost": self._when_lost.append}
         super().__init__(config, server_state, state, _loop)
@@ -80,7 +80,7 @@ class WebSocketProtocol(BoundedWebSocket):
             host = self._limiter.proxies.client_of(said[-1].encode("utf-8", "surrogateescape"))
             if host is not None:
                 client = caller_key(host)
-                if not self._limiter.pass_on(self._caller, client):
+                if not self._limiter.transfer_connection(self._caller, client):
                     reset(self.transport)
                     return
                 self._caller, self.client = client, (host, 0)
@@ -92,7 +92,7 @@ class WebSocketProtocol(BoundedWebSocket):
         """Count the connection out and tell the application."""
         self._opening.cancel()
         self._limiter.unsent.discard(self._unread)
-        self._limiter.leave(self._caller)
+        self._limiter.release(self._caller)
         for let_go in self._when_lost:
             let_go()
         self._when_lost.clear()

@@ -11,7 +11,15 @@ from rpc.methods.accounts import PARTY_PARAM
 from rpc.methods.heights import stamp
 from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.names import word, words_of
-from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, next_number, number_after, place_in
+from rpc.methods.pages import (
+    CURSOR_PARAM,
+    LIMIT_PARAM,
+    NEXT_OUT,
+    cursor_of,
+    next_number,
+    number_after,
+    start_of_page,
+)
 from rpc.methods.parameters import parameters_of
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
@@ -54,7 +62,7 @@ def _line(line: Line) -> Json:
 async def get_bill(node: NodeApi, task: bytes, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getBill``; the totals are of the whole bill, whatever page is shown."""
     subject = b"bill" + task
-    height, after = place_in(node, subject, cursor)
+    height, after = start_of_page(node, subject, cursor)
     start = number_after(after)
     totals, lines = await node.query(height, _bill, task, start, limit + 1)
     return {

@@ -7,7 +7,7 @@ from typing import Any, Final
 from rpc.methods import render
 from rpc.methods.heights import AT_HEIGHT, stamp, state_height
 from rpc.methods.method import Json, Method, NodeApi
-from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
+from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_mismatch
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, HASH_OUT, address, at, hexed
 from rpc.methods.schema import (
@@ -143,7 +143,9 @@ async def get_block(node: NodeApi, block: int | bytes | None, transactions: bool
         whole = await node.rendered(
             "transactions",
             loaded,
-            lambda index: render.transaction(loaded.transaction(index), node.kinds, render.place(loaded, index)),
+            lambda index: render.transaction(
+                loaded.transaction(index), node.kinds, render.block_position(loaded, index)
+            ),
         )
     return {
         "at": at(node.head),
@@ -160,7 +162,7 @@ async def get_blocks(node: NodeApi, cursor: list[Any] | None, limit: int) -> Jso
         case ["blocks", int(top)] if 0 <= top <= asked_at.height:
             pass
         case _:
-            raise foreign_cursor()
+            raise cursor_mismatch()
     lowest = max(asked_at.oldest_block, 1)
     items = []
     for height in range(top, max(top - limit, lowest - 1), -1):

@@ -7,7 +7,7 @@ from typing import Any, Final
 from consensus.wire import CERTIFICATE_LIMIT_BYTES, decode_certificate
 from rpc.methods.heights import stamp
 from rpc.methods.method import Json, Method, NodeApi
-from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
+from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_mismatch
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, at, hexed
 from rpc.methods.schema import (
@@ -62,7 +62,7 @@ async def get_slashes(node: NodeApi, cursor: list[Any] | None, limit: int) -> Js
         case ["slashes", int(of), bytes(last)] if 0 <= of <= height and len(last) == 20:
             height, after = of, last  # a height that is gone by now is answered as pruned
         case _:
-            raise foreign_cursor()
+            raise cursor_mismatch()
     found = await node.query(height, _page, after, limit + 1)
     page = found[:limit]
     return {

@@ -10,7 +10,7 @@ from rpc.methods.schema import HEIGHT, Param
 from rpc.protocol.errors import HeightUnknown, Pruned
 from rpc.protocol.records import Head
 
-__all__ = ["AT_HEIGHT", "found_at", "no_state", "stamp", "state_height"]
+__all__ = ["AT_HEIGHT", "found_at", "stamp", "state_height", "state_unavailable"]
 
 AT_HEIGHT: Final = Param("height", HEIGHT, "The state after this block; absent: the newest.", required=False)
 
@@ -21,11 +21,11 @@ def state_height(node: NodeApi, height: int | None) -> int:
     if height is None:
         return head.height
     if not head.oldest_state <= height <= head.height:
-        raise no_state(head, height)
+        raise state_unavailable(head, height)
     return height
 
 
-def no_state(head: Head, height: int) -> HeightUnknown | Pruned:
+def state_unavailable(head: Head, height: int) -> HeightUnknown | Pruned:
     """Return why there is no state after ``height`` to ask."""
     if height > head.height:
         return HeightUnknown(height=height, newest_height=head.height)

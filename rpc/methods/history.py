@@ -8,7 +8,7 @@ from rpc.methods import render
 from rpc.methods.accounts import ACCOUNT_PARAM
 from rpc.methods.light import kept_block
 from rpc.methods.method import Json, Method, NodeApi
-from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
+from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_mismatch
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AT, BOOLEAN_OUT, HASH_OUT, INTEGER_OUT, address, at, hexed
 from rpc.methods.schema import array, make_cursor, nullable, obj, ref
@@ -34,7 +34,7 @@ INDEX_LIMIT: Final = 2**32
 PAGE_MAX: Final = 100
 
 HISTORY_COMPONENTS: Final = {
-    "Change": obj(
+    "BalanceChange": obj(
         {
             "kind": {"type": "string", "enum": list(KINDS)},
             "holding": {"type": "string", "enum": [str(holding) for holding in Holding]},
@@ -47,10 +47,10 @@ HISTORY_COMPONENTS: Final = {
     ),
     "HistoryEntry": obj(
         {
-            "block": ref("Place"),
+            "block": ref("BlockPosition"),
             "transaction": nullable(ref("Transaction")),
             "succeeded": BOOLEAN_OUT,
-            "changes": array(ref("Change")),
+            "changes": array(ref("BalanceChange")),
             "events": array(ref("Event")),
         },
         description="A transaction, or what a block did by itself (`transaction` is null, the index is the number "
@@ -70,7 +70,7 @@ async def get_history(node: NodeApi, who: bytes, cursor: list[Any] | None, limit
         ):
             before = (height, index)
         case _:
-            raise foreign_cursor()
+            raise cursor_mismatch()
     places = await node.request(ChainRequests.history, who, before, limit + 1)
     items = []
     for height, index in places[:limit]:
@@ -91,7 +91,7 @@ async def get_history(node: NodeApi, who: bytes, cursor: list[Any] | None, limit
 
 async def _of_transaction(node: NodeApi, who: bytes, loaded: LoadedBlock, index: int) -> Json:
     transaction, receipt = loaded.transaction(index), loaded.receipts[index]
-    place = render.place(loaded, index)
+    place = render.block_position(loaded, index)
     return {
         "block": place,
         "transaction": render.transaction(transaction, node.kinds, place),
@@ -105,7 +105,7 @@ async def _of_block(node: NodeApi, who: bytes, loaded: LoadedBlock, index: int) 
     if operators := rewarding(events):
         reporters = await node.query(node.head.height, _reporters, operators)
     changes = block_changes(loaded.leader, loaded.tips_paid, events, reporters.__getitem__)
-    return {"block": render.place(loaded, index), "transaction": None, "succeeded": True} | _shown(
+    return {"block": render.block_position(loaded, index), "transaction": None, "succeeded": True} | _shown(
         node, who, changes, events
     )
 

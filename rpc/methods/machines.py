@@ -8,7 +8,7 @@ from rpc.methods.accounts import PARTY_PARAM
 from rpc.methods.heights import stamp
 from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.names import roles, word, words_of
-from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, place_in
+from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, start_of_page
 from rpc.methods.parameters import parameters_of
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, HASH_OUT, address, hexed
@@ -65,7 +65,7 @@ async def get_node(node: NodeApi, who: bytes) -> Json:
 
 async def get_nodes(node: NodeApi, cursor: list[Any] | None, limit: int) -> Json:
     """Answer ``dekube_getNodes``."""
-    height, after = place_in(node, b"nodes", cursor)
+    height, after = start_of_page(node, b"nodes", cursor)
     page = await node.query(height, list_nodes, after, limit)
     return {
         "at": await stamp(node, height),

@@ -7,7 +7,7 @@ from typing import Any, Final
 from rpc.methods import render
 from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.names import roles
-from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
+from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_mismatch
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, address, at
 from rpc.methods.schema import NUMBER, STRING, array, make_cursor, nullable, obj, ref
@@ -58,7 +58,7 @@ async def get_network(node: NodeApi, cursor: list[Any] | None, limit: int) -> Js
         case ["network", bytes(after)] if len(after) == ADDRESS_BYTES:
             pass
         case _:
-            raise foreign_cursor()
+            raise cursor_mismatch()
     head = node.head
     found = await node.request(LiveRequests.network, after, limit + 1)
     items = found.nodes[:limit]

@@ -16,12 +16,12 @@ __all__ = [
     "FIRST_PARAM",
     "LIMIT_PARAM",
     "NEXT_OUT",
+    "cursor_mismatch",
     "cursor_of",
-    "foreign_cursor",
     "next_number",
     "number_after",
     "numbered_page",
-    "place_in",
+    "start_of_page",
 ]
 
 _T = TypeVar("_T")
@@ -38,7 +38,7 @@ FIRST_PARAM: Final = Param(
 NEXT_OUT: Final[Schema] = nullable(STRING)
 
 
-def foreign_cursor() -> RpcError:
+def cursor_mismatch() -> RpcError:
     """Return the refusal of a cursor that this method did not give, or not with these parameters."""
     return RpcError("invalid_params", "invalid params: cursor: not one of this method", param="cursor")
 
@@ -46,7 +46,7 @@ def foreign_cursor() -> RpcError:
 # A cursor of the market names the height that its list is of, so a list never moves under its reader.
 
 
-def place_in(node: NodeApi, subject: bytes, cursor: list[Any] | None) -> tuple[int, bytes | None]:
+def start_of_page(node: NodeApi, subject: bytes, cursor: list[Any] | None) -> tuple[int, bytes | None]:
     """Return the height that the list of ``subject`` is of, and where the page before ended. Raises RpcError."""
     match cursor:
         case None:
@@ -54,7 +54,7 @@ def place_in(node: NodeApi, subject: bytes, cursor: list[Any] | None) -> tuple[i
         case ["market", bytes(of), int(height), bytes(after)] if of == subject and 0 <= height <= node.head.height:
             return height, after  # a height that is gone by now is answered as pruned
         case _:
-            raise foreign_cursor()
+            raise cursor_mismatch()
 
 
 def cursor_of(height: int, subject: bytes, after: bytes | None) -> str | None:
@@ -70,7 +70,7 @@ async def numbered_page(
     find: Callable[[Reader, bytes, int, int], list[_T]], task: bytes, show: Callable[[_T], Json],
 ) -> Json:  # fmt: skip
     """Return a page of what of a task has numbers, from ``first`` on or where the page before ended."""
-    height, after = place_in(node, subject, cursor)
+    height, after = start_of_page(node, subject, cursor)
     start = number_after(after, first)
     found = await node.query(height, find, task, start, limit + 1)
     return {

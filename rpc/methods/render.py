@@ -40,7 +40,7 @@ ADDRESS_OUT: Final[Schema] = {"type": "string", "pattern": "^0x[0-9a-fA-F]{40}$"
 AMOUNT_OUT: Final[Schema] = {"type": "string", "pattern": "^(0|[1-9][0-9]*)$"}
 INTEGER_OUT: Final[Schema] = {"type": "string", "pattern": "^(0|-?[1-9][0-9]*)$"}
 BOOLEAN_OUT: Final[Schema] = {"type": "boolean"}
-AT: Final[Schema] = ref("At")
+AT: Final[Schema] = ref("BlockRef")
 
 _HEADER: Final[dict[str, Schema]] = {
     "height": NUMBER,
@@ -64,7 +64,7 @@ _HEADER: Final[dict[str, Schema]] = {
 }
 
 COMPONENTS: Final[dict[str, Schema]] = {
-    "At": obj(
+    "BlockRef": obj(
         {"height": NUMBER, "hash": HASH_OUT},
         description="The finalised block that the answer holds for.",
     ),
@@ -102,10 +102,10 @@ COMPONENTS: Final[dict[str, Schema]] = {
             "max_priority_fee_per_gas": AMOUNT_OUT,
             "signature": BYTES_OUT,
             "raw": BYTES_OUT,
-            "block": nullable(ref("Place")),
+            "block": nullable(ref("BlockPosition")),
         },
     ),
-    "Place": obj({"height": NUMBER, "hash": HASH_OUT, "index": NUMBER, "time_ms": NUMBER}),
+    "BlockPosition": obj({"height": NUMBER, "hash": HASH_OUT, "index": NUMBER, "time_ms": NUMBER}),
     "Event": obj(
         {
             "address": ADDRESS_OUT,
@@ -119,7 +119,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
     "Receipt": obj(
         {
             "transaction_hash": HASH_OUT,
-            "block": ref("Place"),
+            "block": ref("BlockPosition"),
             "from": ADDRESS_OUT,
             "kind": NUMBER,
             "kind_name": nullable(STRING),
@@ -218,7 +218,7 @@ def _event_value(kind: str, value: int | bytes) -> str:
     return address(value) if kind == "address" else hexed(value)
 
 
-def place(loaded: LoadedBlock, index: int) -> Json:
+def block_position(loaded: LoadedBlock, index: int) -> Json:
     """Return where a transaction stands."""
     header = loaded.block.header
     return {"height": header.height, "hash": hexed(loaded.hash), "index": index, "time_ms": header.time_ms}
@@ -252,7 +252,7 @@ def receipt(
     outcome = loaded.receipts[index]
     return {
         "transaction_hash": hexed(item.hash),
-        "block": place(loaded, index),
+        "block": block_position(loaded, index),
         "from": address(item.sender),
         "kind": item.kind,
         "kind_name": kinds.get(item.kind),

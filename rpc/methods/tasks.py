@@ -8,7 +8,15 @@ from rpc.methods.heights import stamp
 from rpc.methods.jobs import spec_to_json
 from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.names import word, words_of
-from rpc.methods.pages import CURSOR_PARAM, FIRST_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_of, numbered_page, place_in
+from rpc.methods.pages import (
+    CURSOR_PARAM,
+    FIRST_PARAM,
+    LIMIT_PARAM,
+    NEXT_OUT,
+    cursor_of,
+    numbered_page,
+    start_of_page,
+)
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, hexed
 from rpc.methods.schema import ADDRESS, HASH, NUMBER, STRING, Param, Schema, array, choice, nullable, obj, ref
@@ -99,16 +107,16 @@ async def get_tasks(
         )
     if requester is not None:
         subject = b"requester" + requester
-        height, after = place_in(node, subject, cursor)
+        height, after = start_of_page(node, subject, cursor)
         page = await node.query(height, tasks_by_requester, requester, after, limit)
     elif worker is not None:
         subject = b"worker" + worker
-        height, after = place_in(node, subject, cursor)
+        height, after = start_of_page(node, subject, cursor)
         page = await node.query(height, tasks_by_worker, worker, after, limit)
     else:
         phases = tuple(Phase) if phase is None else (Phase[phase.upper()],)
         subject = b"phase" + bytes(phases)
-        height, after = place_in(node, subject, cursor)
+        height, after = start_of_page(node, subject, cursor)
         page = await node.query(height, _tasks_of_phases, phases, after, limit)
     return {
         "at": await stamp(node, height),

@@ -8,7 +8,7 @@ from rpc.methods import render
 from rpc.methods.heights import found_at
 from rpc.methods.light import TRANSACTION_HASH, final_transaction
 from rpc.methods.method import Json, Method, NodeApi, Submission
-from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, foreign_cursor
+from rpc.methods.pages import CURSOR_PARAM, LIMIT_PARAM, NEXT_OUT, cursor_mismatch
 from rpc.methods.queues import QueueKind
 from rpc.methods.render import AMOUNT_OUT, AT, BOOLEAN_OUT, HASH_OUT, at, hexed
 from rpc.methods.schema import (
@@ -57,7 +57,7 @@ async def _final_transaction(node: NodeApi, hash_: bytes) -> Json:
     if found is None:
         return None
     loaded, index = found
-    return render.transaction(loaded.transaction(index), node.kinds, render.place(loaded, index))
+    return render.transaction(loaded.transaction(index), node.kinds, render.block_position(loaded, index))
 
 
 async def _final_receipt(node: NodeApi, hash_: bytes) -> Json:
@@ -145,7 +145,7 @@ async def get_mempool(node: NodeApi, cursor: list[Any] | None, limit: int) -> Js
         case ["mempool", int(before)] if 0 <= before < ARRIVALS_LIMIT:
             pass
         case _:
-            raise foreign_cursor()
+            raise cursor_mismatch()
     pool, waiting = (
         await node.request(PoolRequests.pool_status),
         await node.request(PoolRequests.pool_page, before, limit + 1),

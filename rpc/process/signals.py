@@ -16,14 +16,14 @@ import structlog
 
 from rpc.process.log_output import LOG_OUTPUT
 
-__all__ = ["outlive_signals"]
+__all__ = ["ignore_log_signals"]
 
 _log = structlog.get_logger("signals")
 
 IGNORED: Final = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-def outlive_signals() -> None:
+def ignore_log_signals() -> None:
     """Ignore SIGUSR1 and SIGUSR2 with a line in the log, and SIGHUP unless a terminal sent it.
 
     A service that was started at a terminal ends in order when that is closed, as by SIGTERM, unless SIGHUP was

@@ -306,7 +306,7 @@ class BlobRequests(Protocol):
     """Requests about blobs: reading them, fetching what a task names, and uploads of requesters."""
 
     @_on_loop
-    def blob_want(self, blob: Hash, task: Hash | None, window: Index | None, /) -> BlobStatus:
+    def blob_fetch(self, blob: Hash, task: Hash | None, window: Index | None, /) -> BlobStatus:
         """Return the status of a blob, and fetch it if ``task`` (and its ``window``) names it.
 
         Raises BlobUnavailable.
@@ -319,19 +319,19 @@ class BlobRequests(Protocol):
         ...
 
     @_in_thread
-    def blob_begin(
+    def upload_begin(
         self, manifest: bytes, account: Annotated[bytes, Length(ADDRESS_BYTES, ADDRESS_BYTES)], caller: str, /
     ) -> UploadStatus:
         """Begin or continue an upload of ``account``. Raises UploadRefused or DecodeError."""
         ...
 
     @_in_thread
-    def blob_lacks(self, blob: Hash, index: int, /) -> bool:
+    def upload_lacks(self, blob: Hash, index: int, /) -> bool:
         """Return whether a piece of an upload is missing. Raises UploadRefused or DecodeError."""
         ...
 
     @_in_thread
-    def blob_put(self, blob: Hash, index: int, piece: bytes, /) -> bool:
+    def upload_put(self, blob: Hash, index: int, piece: bytes, /) -> bool:
         """Store a piece of an upload; return whether the blob is complete. Raises UploadRefused."""
         ...
 

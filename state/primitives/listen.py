@@ -6,7 +6,7 @@ from typing import Final
 
 from state.primitives.errors import ConfigError
 
-__all__ = ["LISTEN_MAX", "dialled", "format_host_port", "parse_host_port", "parse_listen", "reached_at"]
+__all__ = ["LISTEN_MAX", "dial_host", "dial_target", "format_host_port", "parse_host_port", "parse_listen"]
 
 LISTEN_MAX: Final = 16
 """Addresses of one option."""
@@ -39,15 +39,15 @@ def format_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def dialled(host: str) -> str:
+def dial_host(host: str) -> str:
     """Return where one is reached from its own machine that listens at ``host``."""
     return _DIALLED.get(host, host)
 
 
-def reached_at(text: str) -> str:
+def dial_target(text: str) -> str:
     """Return where one is reached from its own machine ("host:port") that listens at ``text``, which is not "".
 
     Raises ConfigError.
     """
     host, port = parse_listen(text)[0]
-    return format_host_port(dialled(host), port)
+    return format_host_port(dial_host(host), port)

@@ -31,7 +31,7 @@ class TokenBucket:
         self._level -= amount * 1000
         return True
 
-    def take_ahead(self, now_ms: int) -> float:
+    def reserve(self, now_ms: int) -> float:
         """Take a token even if there is none, and return the seconds until the rate has made up for it."""
         self._refill(now_ms)
         self._level -= 1000
@@ -49,7 +49,7 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """A token bucket for each key, in seconds. ``per_s`` 0 means no limit for ``spend`` and ``owe``.
+    """A token bucket for each key, in seconds. ``per_s`` 0 means no limit for ``spend`` and ``add_debt``.
 
     Memory is bounded: the key that was not seen for the longest time is forgotten, and starts with a full bucket.
     A refused attempt counts as seen, so a key that keeps trying is not forgotten.
@@ -91,7 +91,7 @@ class RateLimiter:
             self._buckets.popitem(last=False)
         return 0.0 if tokens > 0 else (1 - tokens) / self._per_s
 
-    def owe(self, key: Hashable, amount: float, now: float) -> None:
+    def add_debt(self, key: Hashable, amount: float, now: float) -> None:
         """Take ``amount`` tokens for what was done already, down to a debt of ``debt_max``."""
         if self._per_s and amount:
             tokens, since = self._buckets.pop(key, (self._burst, now))

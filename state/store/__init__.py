@@ -22,7 +22,7 @@ from state.store.records import (
     ViewCertificates,
 )
 from state.store.restore import Restore, install
-from state.store.snapshots import Piece, cut_state, place_of
+from state.store.snapshots import Piece, cut_state, piece_key
 from state.store.store import StateProof, Store
 
 __all__ = [
@@ -50,5 +50,5 @@ __all__ = [
     "check_free",
     "cut_state",
     "install",
-    "place_of",
+    "piece_key",
 ]

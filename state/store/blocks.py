@@ -18,9 +18,9 @@ from state.store.records import (
     TRANSACTION,
     FinalisedBlock,
     decode_index,
-    decode_place,
+    decode_position,
     encode_index,
-    encode_place,
+    encode_position,
     encode_receipts,
     height_key,
     named,
@@ -56,7 +56,7 @@ def delete_block(batch: Any, db: Any, height: int) -> int:
     for transaction_hash in hashes:
         batch.delete(TRANSACTION + transaction_hash)
     for position, addresses in enumerate(listed):
-        place = encode_place(height, position)
+        place = encode_position(height, position)
         for address in addresses:
             batch.delete(ADDRESS + address + place)
     for prefix in (BLOCK, RECEIPTS, CERTIFICATE, INDEX):
@@ -68,9 +68,9 @@ def stale_entries(db: Any, pruned: int) -> Iterator[bytes]:
     """Yield the index entries up to height ``pruned`` that no index record names: of times when all was kept."""
     with db.iterator(prefix=TRANSACTION, verify_checksums=True, fill_cache=False) as entries:
         for key, value in entries:
-            if decode_place(value).height <= pruned:
+            if decode_position(value).height <= pruned:
                 yield key
     with db.iterator(prefix=ADDRESS, include_value=False, fill_cache=False) as keys:
         for key in keys:
-            if decode_place(key[-_PLACE_BYTES:]).height <= pruned:
+            if decode_position(key[-_PLACE_BYTES:]).height <= pruned:
                 yield key

@@ -262,12 +262,12 @@ def decode_epoch(data: bytes) -> tuple[bytes, bytes, bytes]:
             raise StoreDamaged("the record of an epoch is not one")
 
 
-def encode_place(height: int, position: int) -> bytes:
+def encode_position(height: int, position: int) -> bytes:
     """Return the 12 bytes of a place, in the order of places."""
     return height.to_bytes(8, "big") + position.to_bytes(4, "big")
 
 
-def decode_place(data: bytes) -> TransactionPosition:
+def decode_position(data: bytes) -> TransactionPosition:
     """Return the place of 12 bytes. Raises StoreDamaged."""
     if len(data) != 12:
         raise StoreDamaged("an index entry is not a place")

@@ -21,7 +21,7 @@ from state.store.readers import StateView
 from state.trie import RANGE_LIMIT_BYTES, RangeOfMap, encode_range, prove_range
 from state.trie.trie import key_hash
 
-__all__ = ["PIECE_BYTES", "START_BYTES", "Piece", "cut_state", "place_of"]
+__all__ = ["PIECE_BYTES", "START_BYTES", "Piece", "cut_state", "piece_key"]
 
 PIECE_BYTES: Final = 1000 * 1024
 """Keys and values of a piece; with its proof it stays below 1 MiB, unless a single value is larger."""
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     data: bytes
 
 
-def place_of(start: bytes) -> bytes:
+def piece_key(start: bytes) -> bytes:
     """Return the place that the short form of a piece's start stands for."""
     return start.ljust(HASH_BYTES, b"\0")
 
@@ -96,7 +96,7 @@ def _pieces(view: StateView, paths: list[Path], piece_bytes: int, pause: Callabl
             # Two keys whose places begin alike stay together: a piece cannot start between them.
             item_bytes = len(key) + len(value) + _ITEM_OVERHEAD_BYTES
             if size + item_bytes > piece_bytes and held and place[:START_BYTES] > previous:
-                stop = place_of(place[:START_BYTES])
+                stop = piece_key(place[:START_BYTES])
                 yield _piece(view, start, stop, held)
                 start, size, held = stop, 0, []
             held.append((key, value))

@@ -50,12 +50,12 @@ from state.store.records import (
     TransactionPosition,
     Undo,
     decode_bounds,
-    decode_place,
+    decode_position,
     decode_receipts,
     decode_tip,
     encode_bounds,
     encode_epoch,
-    encode_place,
+    encode_position,
     encode_tip,
     height_key,
     named,
@@ -533,10 +533,10 @@ class Store:
         """
         return self._read(height_key(CERTIFICATE, height)) if height > 0 else None
 
-    def transaction_place(self, transaction_hash: bytes) -> TransactionPosition | None:
+    def transaction_position(self, transaction_hash: bytes) -> TransactionPosition | None:
         """Return where a finalised transaction stands, or None."""
         data = self._read(TRANSACTION + transaction_hash)
-        return None if data is None else decode_place(data)
+        return None if data is None else decode_position(data)
 
     def history(
         self, address: bytes, *, before: TransactionPosition | None = None, limit: int
@@ -547,13 +547,13 @@ class Store:
         does not index addresses.
         """
         prefix = ADDRESS + address
-        stop = prefix + (encode_place(*before) if before else b"\xff" * 12)
+        stop = prefix + (encode_position(*before) if before else b"\xff" * 12)
         found: list[TransactionPosition] = []
         with reported(), self._db.iterator(start=prefix, stop=stop, reverse=True, include_value=False) as keys:
             for key in keys:
                 if len(found) >= min(limit, _HISTORY_PAGE_MAX):
                     break
-                found.append(decode_place(key[len(prefix) :]))
+                found.append(decode_position(key[len(prefix) :]))
         return found
 
     def _read(self, key: bytes) -> bytes | None:

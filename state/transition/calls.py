@@ -19,7 +19,7 @@ from state.primitives.codec import Value, decode, encode
 from state.primitives.envelope import TRANSACTION_LIMIT_BYTES
 from state.primitives.errors import DecodeError, NotCanonical
 
-__all__ = ["NOTE_LIMIT_BYTES", "SYSTEM_PREFIX", "CallForm", "in_words", "split_call"]
+__all__ = ["NOTE_LIMIT_BYTES", "SYSTEM_PREFIX", "CallForm", "reason_text", "split_call"]
 
 SYSTEM_PREFIX: Final = bytes(18) + b"\x07"
 """Addresses 0x..0700 to 0x..07ff are the chain's own; nobody holds their keys: value sent there would be lost."""
@@ -79,7 +79,7 @@ class CallForm:
         return moves, self.function.encode(*arguments)
 
 
-def in_words(error: DecodeError) -> str:
+def reason_text(error: DecodeError) -> str:
     """Return why a call is refused; of bytes that are no CBOR the codec's own text would say nothing."""
     return "an argument is not canonical CBOR" if isinstance(error, NotCanonical) else str(error)
 

@@ -21,7 +21,7 @@ from state.primitives.hashing import digest
 from state.primitives.merkle import merkle_root
 from state.primitives.receipts import EVENTS_MAX, Event, Receipt, decode_receipt, encode_receipt
 from state.primitives.transactions import CALL_KIND, NATIVE_FORM, Transaction
-from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX, in_words, split_call
+from state.transition.calls import NOTE_LIMIT_BYTES, SYSTEM_PREFIX, reason_text, split_call
 from state.transition.epochs import (
     NOTICE_EPOCHS,
     EpochInfo,
@@ -57,7 +57,7 @@ from state.transition.evidence import (
 )
 from state.transition.fees import demand_of, effective_price, next_base_fee
 from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
-from state.transition.slashing import forget_offences
+from state.transition.slashing import delete_old_offences
 from state.transition.staking import HOLDINGS, StakeRecord, release_unbonded, save_stake
 from state.transition.staking import RULES as STAKING_RULES
 from state.transition.transfer import TRANSFER
@@ -82,7 +82,7 @@ __all__ = ["BASE_HOOKS", "BASE_RULES", "BlockInput", "Checked", "Execution", "Ru
 
 BASE_RULES: Final[tuple[Rule[Any], ...]] = (TRANSFER, *STAKING_RULES)
 """The kinds that ``state`` itself knows; other packages add theirs."""
-BASE_HOOKS: Final[tuple[BlockHook, ...]] = (release_unbonded, forget_offences)
+BASE_HOOKS: Final[tuple[BlockHook, ...]] = (release_unbonded, delete_old_offences)
 LAST_HOOKS: Final[tuple[BlockHook, ...]] = (end_epoch,)
 """After those of other packages: the stakes are frozen as the block leaves them."""
 
@@ -313,7 +313,7 @@ class Runtime:
         try:
             payload = rule.decode(form.payload_of(value, data))
         except DecodeError as error:
-            raise CallRefused(f"{form.function.name}: {in_words(error)}") from None
+            raise CallRefused(f"{form.function.name}: {reason_text(error)}") from None
         moves = rule.moves(payload)
         if moves != value:
             raise CallRefused(f"{form.function.name} takes a value of {moves}, not {value}")
@@ -499,7 +499,7 @@ class Runtime:
         if moved:
             raise AssertionError(f"a block made {moved} out of nothing")
 
-    def check_whole_supply(self, state: Reader) -> None:
+    def check_total_supply(self, state: Reader) -> None:
         """Raise AssertionError unless all that is held and burned is what the genesis issued; reads everything."""
         total = burned(state)
         for table, amount_of in self.holdings.items():

@@ -38,7 +38,7 @@ __all__ = [
     "Offence",
     "SlashRecord",
     "bonded",
-    "forget_offences",
+    "delete_old_offences",
     "is_tombstoned",
     "is_worse",
     "list_slashes",
@@ -265,7 +265,7 @@ def _raise_penalty(
         emit(SLASHED(operator, amount, taken, reward))
 
 
-def forget_offences(state: Overlay, block: BlockContext, _emit: Callable[[Event], None]) -> None:
+def delete_old_offences(state: Overlay, block: BlockContext, _emit: Callable[[Event], None]) -> None:
     """At the end of an epoch, drop the faults from the window that are too old to correlate with a new one."""
     epoch, is_inside = divmod(block.height, block.chain.epoch_blocks)
     oldest = epoch - block.chain.evidence_epochs

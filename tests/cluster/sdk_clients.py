@@ -128,7 +128,7 @@ class Follower:
         """Listen for some seconds, from the block after the last one."""
         following = self._told[-1][0] + 1 if self._told else 1
         with _note_faults(self.history, f"follower from {following}"):
-            for told in self._client.news("heads", from_height=following, timeout_s=NEWS_S):
+            for told in self._client.subscribe("heads", from_height=following, timeout_s=NEWS_S):
                 self._told.append((told.at.height, told.at.hash))
 
     def finish(self) -> None:

@@ -126,7 +126,7 @@ class World:
     @property
     def left(self) -> float:
         """Seconds until a caller who asks for very much more may ask again: what is left of its budget."""
-        self.dispatcher.owe(ASKER.key, 10**6)
+        self.dispatcher.add_debt(ASKER.key, 10**6)
         return self.dispatcher.charge(ASKER.key, 1)
 
 

@@ -58,7 +58,7 @@ def _account_news(client: Client, who: bytes, timeout_s: float | None) -> Iterat
         "height": before.at.height, "balance": str(before.balance), "nonce": before.nonce, "transactions": [],
         "changes": [],
     }  # fmt: skip
-    for news in client.news("heads", from_height=before.at.height + 1, timeout_s=timeout_s):
+    for news in client.subscribe("heads", from_height=before.at.height + 1, timeout_s=timeout_s):
         now = client.account(who)
         if now.at.height <= before.at.height:
             continue  # told already with a block before
@@ -105,7 +105,7 @@ def wait_for_receipt(client: Client, hash_: bytes, timeout_s: float) -> Receipt:
     receipt = client.receipt(hash_)
     if receipt is not None:
         return receipt
-    for _ in client.news("heads", from_height=start + 1, timeout_s=timeout_s):
+    for _ in client.subscribe("heads", from_height=start + 1, timeout_s=timeout_s):
         receipt = client.receipt(hash_)
         if receipt is not None:
             return receipt
@@ -127,7 +127,7 @@ def _watch_transaction(client: Client, hash_: bytes, timeout_s: float | None, as
 
     receipt = look()
     if receipt is None:
-        for _ in client.news("heads", from_height=start + 1, timeout_s=timeout_s):
+        for _ in client.subscribe("heads", from_height=start + 1, timeout_s=timeout_s):
             receipt = look()
             if receipt is not None:
                 break

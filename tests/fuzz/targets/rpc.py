@@ -13,13 +13,13 @@ from websockets.utils import accept_key
 
 from relay.protocol.errors import RelayProtocolError
 from rpc.client.api import read_grant
-from rpc.client.block_stream import news_of
+from rpc.client.block_stream import notification_of
 from rpc.client.contracts import functions_of, parse_argument, read_revert
 from rpc.client.control import ControlRefused, ControlUnavailable
 from rpc.client.control import read_answer as read_control_answer
 from rpc.client.core import read_answers
 from rpc.client.errors import AnswerMalformed, ClientError, GatewayUnreachable
-from rpc.client.results import Account, Contract, News, Task, Window, read_shape
+from rpc.client.results import Account, Contract, Notification, Task, Window, read_result
 from rpc.client.results import Receipt as ShownReceipt
 from rpc.client.websocket import WebSocketConnection
 from rpc.faucet.service import FaucetRefused, read_address
@@ -112,15 +112,15 @@ def read_gateway_answer(data: bytes) -> None:
             assert isinstance(result.reason, str)
             read_revert(result.data)
             continue
-        for cls in (Account, Contract, News, ShownReceipt, Task, Window):
+        for cls in (Account, Contract, Notification, ShownReceipt, Task, Window):
             try:
-                found = read_shape(cls, result)
+                found = read_result(cls, result)
             except AnswerMalformed:
                 continue
             assert found.document == result
         for kind in ("heads", "events"):
             try:
-                news_of(result, None if kind == "heads" else result, kind, {})
+                notification_of(result, None if kind == "heads" else result, kind, {})
             except AnswerMalformed:
                 continue
 
@@ -131,7 +131,7 @@ def read_contract(data: bytes) -> None:
     if isinstance(answer, ClientError):
         return
     start = str(answer)[:100]
-    for function in functions_of(read_shape(Contract, answer)):
+    for function in functions_of(read_result(Contract, answer)):
         for parameter in function.inputs:
             for text in (start, "1", "0x12", "true"):
                 try:
@@ -273,7 +273,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "client answers", Target(
         read_gateway_answer, GATEWAY_ANSWERS,
-        ("rpc.client.core:read_answers", "rpc.client.core:read_json", "rpc.client.results:read_shape",
+        ("rpc.client.core:read_answers", "rpc.client.core:read_json", "rpc.client.results:read_result",
          "rpc.client.contracts:read_revert"), (), cost=2, memory=400,
     )  # fmt: skip
     yield "client contracts", Target(

@@ -47,14 +47,14 @@ from state.store.records import (
     decode_bounds,
     decode_epoch,
     decode_index,
-    decode_place,
+    decode_position,
     decode_receipts,
     decode_span,
     decode_tip,
     encode_bounds,
     encode_epoch,
     encode_index,
-    encode_place,
+    encode_position,
     encode_receipts,
     encode_span,
     encode_tip,
@@ -323,8 +323,8 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("state.store.records:decode_tip", "state.store.records:_decode"), damaged,
     )  # fmt: skip
     yield "place", Target(
-        canonical(decode_place, lambda found: encode_place(*found)), (encode_place(7, 3),),
-        ("state.store.records:decode_place",), damaged,
+        canonical(decode_position, lambda found: encode_position(*found)), (encode_position(7, 3),),
+        ("state.store.records:decode_position",), damaged,
     )  # fmt: skip
     yield "receipts of a block", Target(
         canonical(decode_receipts, lambda found: encode_receipts(*found)),

@@ -145,7 +145,7 @@ def test_commit_writes_the_branch_and_drops_its_rivals(node: Node) -> None:
     a4 = node.grow(a3.block_hash, transfer(ALICE, 2, BOB.address, 1))
     node.chain.commit(a4.block_hash, b"final")
     assert node.store.verify() > 0
-    place = node.store.transaction_place(a4.transactions[0].transaction.hash)
+    place = node.store.transaction_position(a4.transactions[0].transaction.hash)
     assert place == (4, 0)
     assert [tuple(p) for p in node.store.history(BOB.address, limit=9)] == [(4, 0), (1, 0)]
     assert [tuple(p) for p in node.store.history(ALICE.address, limit=9)] == [(4, 0), (2, 0), (1, 0)]
@@ -338,7 +338,7 @@ def test_replaying_the_final_chain_on_a_fresh_store_gives_the_same_roots(
             fresh.chain.commit(executed.block_hash, b"final")
         assert fresh.chain.tip == node.chain.tip
         assert balance_of(fresh.store, ALICE.address) == balance_of(node.store, ALICE.address)
-        node.runtime.check_whole_supply(fresh.store)
+        node.runtime.check_total_supply(fresh.store)
     finally:
         node.store.close()
         fresh.store.close()

@@ -192,12 +192,12 @@ def test_what_came_in_is_told_also_when_a_block_has_it_already() -> None:
     world = World()
     first, second = wish(ANN, 0), wish(ANN, 1)
     world.pool.add(first)
-    place, _ = world.pool.news(0, 0)
+    place, _ = world.pool.arrivals(0, 0)
     world.pool.add(second)
     world.include(first, second)
     assert len(world.pool) == 0
-    assert world.pool.news(place, 9) == (2, [second.transaction.hash])
-    assert world.pool.news(0, 9) == (2, [first.transaction.hash, second.transaction.hash])
+    assert world.pool.arrivals(place, 9) == (2, [second.transaction.hash])
+    assert world.pool.arrivals(0, 9) == (2, [first.transaction.hash, second.transaction.hash])
 
 
 def test_hashes_of_what_came_in_are_bounded_in_number() -> None:
@@ -205,7 +205,7 @@ def test_hashes_of_what_came_in_are_bounded_in_number() -> None:
     for nonce in range(NEWS_KEPT + 5):
         world.pool.add(wish(ANN, nonce))
         world.include(wish(ANN, nonce))
-    arrivals, hashes = world.pool.news(0, 2 * NEWS_KEPT)
+    arrivals, hashes = world.pool.arrivals(0, 2 * NEWS_KEPT)
     assert (arrivals, len(hashes)) == (NEWS_KEPT + 5, NEWS_KEPT)
 
 
@@ -368,11 +368,11 @@ def test_an_emptied_pool_is_as_a_new_one_but_for_its_count() -> None:
         world.pool.add(checked)
     assert world.pool.clear() == 4
     assert (len(world.pool), world.pool.size_bytes, world.pool.queued_count, world.pool.take(9)) == (0, 0, 0, [])
-    assert world.pool.news(0, 9) == (4, [])
-    assert world.pool.news(99, 9) == (4, []), "a place of another pool is none"
+    assert world.pool.arrivals(0, 9) == (4, [])
+    assert world.pool.arrivals(99, 9) == (4, []), "a place of another pool is none"
     again = wish(ANN, 0)
     world.pool.add(again)
-    assert world.pool.news(4, 9) == (5, [again.transaction.hash])
+    assert world.pool.arrivals(4, 9) == (5, [again.transaction.hash])
     assert world.pool.take(9) == [again]
 
 
@@ -499,8 +499,8 @@ class Model(RuleBasedStateMachine):
         middle = len(self.arrived) // 2
         assert pool.page(middle, 2) == [item for item in there[::-1] if item[0] < middle][:2]
         hashes = [checked.transaction.hash for checked in self.arrived[middle:]]
-        assert pool.news(middle, 100) == (len(self.arrived), hashes)
-        assert pool.news(middle, 1) == (len(self.arrived), hashes[-1:])
+        assert pool.arrivals(middle, 100) == (len(self.arrived), hashes)
+        assert pool.arrivals(middle, 1) == (len(self.arrived), hashes[-1:])
         taken = pool.take(100)
         assert sorted(map(id, taken)) == sorted(map(id, pending))
         for position, checked in enumerate(taken):  # whatever was possible then paid no more

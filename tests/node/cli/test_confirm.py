@@ -177,7 +177,7 @@ class Granting:
         assert hash_ == b"h" * 32
         return SimpleNamespace(block=SimpleNamespace(height=7)) if self.height >= 7 else None
 
-    def news(self, _kind: str, *, from_height: int, timeout_s: float) -> Any:
+    def subscribe(self, _kind: str, *, from_height: int, timeout_s: float) -> Any:
         assert (from_height, timeout_s) == (6, 60)
         for self.height in range(from_height, 9):
             yield self.height

@@ -54,7 +54,7 @@ def perform(
             after_s, answer = answers.pop(0)
             clock.now += after_s
             said.append(notice.due())
-            steps.give(answer, None)
+            steps.resume(answer, None)
     return said
 
 
@@ -103,10 +103,10 @@ def test_what_fails_fails_as_before_and_what_was_found_comes_back(clock: Clock) 
     steps = Steps(with_notices(core.call("dekube_head"), ProgressNotice(clock)))
     with pytest.raises(GatewayUnreachable, match="gone"):
         for _ in steps:
-            steps.give(None, GatewayUnreachable("gone"))
+            steps.resume(None, GatewayUnreachable("gone"))
     steps = Steps(with_notices(core.call("dekube_head"), ProgressNotice(clock)))
     for _ in steps:
-        steps.give(b'{"id":0,"result":7}', None)
+        steps.resume(b'{"id":0,"result":7}', None)
     assert steps.result == 7
 
 

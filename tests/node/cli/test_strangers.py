@@ -19,7 +19,7 @@ from node.cli.responses import checked_responses, mark_gateway_used
 from node.cli.terminal import printable, printable_heading
 from rpc.client import Client, TaskUpdate
 from rpc.client.core import Post, hexed
-from rpc.client.results import News, Task, TaskChange, Window, read_shape
+from rpc.client.results import Notification, Task, TaskChange, Window, read_result
 from state.primitives.errors import ConfigError, DekubeError
 from state.transition.calls import SYSTEM_PREFIX
 from testnet.cluster import TestnetError
@@ -190,19 +190,19 @@ def check_plain(text: str) -> None:
 def test_no_text_of_a_gateway_reaches_the_terminal_as_it_is(
     command: str, form: tuple[str, ...], dekube: Dekube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def news(*_: object, **__: object) -> Any:
+    def subscribe(*_: object, **__: object) -> Any:
         changed = soiled(ACCOUNT | {"at": at(2), "balance": "4"})
         monkeypatch.setitem(ANSWERS, "dekube_getAccount", ACCOUNT)
         monkeypatch.setattr(Client, "account", lambda *_: SimpleNamespace(
             at=SimpleNamespace(height=2), balance=4, nonce=1, document=changed,
         ))  # fmt: skip
         monkeypatch.setattr("node.cli.wallet.watching._since", lambda client, who, _: list(client.history(who)))
-        yield read_shape(News, {"at": at(2)})
+        yield read_result(Notification, {"at": at(2)})
 
     def follow(*_: object, **__: object) -> Any:
         yield TaskUpdate(
-            read_shape(Task, soiled(TASK)), (read_shape(TaskChange, soiled(TASK_CHANGE)),),
-            tuple(read_shape(Window, soiled(WINDOW | {"phase": phase})) for phase in (HOSTILE, "proved")),
+            read_result(Task, soiled(TASK)), (read_result(TaskChange, soiled(TASK_CHANGE)),),
+            tuple(read_result(Window, soiled(WINDOW | {"phase": phase})) for phase in (HOSTILE, "proved")),
         )  # fmt: skip
 
     sums = SimpleNamespace(
@@ -213,7 +213,7 @@ def test_no_text_of_a_gateway_reaches_the_terminal_as_it_is(
         movement="paid", party=b"", window=None,
     )  # fmt: skip
     bill = SimpleNamespace(totals=sums, lines=(line,))
-    monkeypatch.setattr(Client, "news", news)
+    monkeypatch.setattr(Client, "subscribe", subscribe)
     monkeypatch.setattr(Client, "follow", follow)
     monkeypatch.setattr(Client, "bill", lambda *_: bill)
     status, out, err = dekube(*command.split(), *form)

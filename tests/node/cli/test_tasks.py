@@ -18,7 +18,7 @@ from node.cli.tasks.views import merged_lines, sums_by_party
 from node.market.posting import DIGITS_BLOB
 from rpc.client import Client, JobRefused, TransactionRefused
 from rpc.client.blobs import blob_of_file
-from rpc.client.results import BillLine, Task, read_shape
+from rpc.client.results import BillLine, Task, read_result
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction, sign_transaction
@@ -313,7 +313,7 @@ def bill_line(number: int, movement: str, purpose: str, pool: str, party: str | 
         "number": number, "height": number, "movement": movement, "purpose": purpose, "pool": pool, "party": party,
         "amount": str(10**18), "window": window,
     }  # fmt: skip
-    return read_shape(BillLine, document)
+    return read_result(BillLine, document)
 
 
 def test_a_bill_is_short_names_pools_and_sums_up_each_party(

@@ -31,7 +31,7 @@ async def come(blobs: GatewayBlobs, *params: Any) -> Any:
     """Ask for a blob until it is here; return its manifest."""
     with trio.fail_after(120):
         while True:
-            found = blobs.blob_want(*params)
+            found = blobs.blob_fetch(*params)
             if found.state == "complete":
                 return Manifest.decode(found.manifest)
             await trio.sleep(0.02)
@@ -39,7 +39,7 @@ async def come(blobs: GatewayBlobs, *params: Any) -> Any:
 
 def refused(blobs: GatewayBlobs, *params: Any) -> str:
     with pytest.raises(DekubeError) as failed:
-        blobs.blob_want(*params)
+        blobs.blob_fetch(*params)
     return failed.value.code
 
 
@@ -121,7 +121,7 @@ async def test_an_upload_stays_as_long_as_a_task_of_its_account_names_it(tmp_pat
         assert manifest is not None
         store.unpin(named)
         for number in (REQUESTER, 5):
-            blobs.blob_begin(manifest.encode(), account(number).address, "1")
+            blobs.upload_begin(manifest.encode(), account(number).address, "1")
         for _ in range(5):
             now_ms[0] += 10_000
             await trio.to_thread.run_sync(blobs.sweep)

@@ -10,7 +10,7 @@ import pytest
 
 from p2p.base.listening import open_sockets
 from state.primitives.errors import ConfigError
-from state.primitives.listen import parse_listen, reached_at
+from state.primitives.listen import dial_target, parse_listen
 
 
 def answers(family: int, host: str, port: int) -> bool:
@@ -79,4 +79,4 @@ def test_what_is_written_as_addresses() -> None:
             parse_listen(text)
     reached = {":1": "127.0.0.1:1", "0.0.0.0:1": "127.0.0.1:1", "[::]:1,h:2": "[::1]:1", "h:2": "h:2"}
     for text, where in reached.items():
-        assert reached_at(text) == where
+        assert dial_target(text) == where

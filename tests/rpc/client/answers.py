@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rpc.client.results import Task, TaskChange, Window, read_shape
+from rpc.client.results import Task, TaskChange, Window, read_result
 
 HASH = "0x" + "ab" * 32
 ADDRESS = "0x" + "11" * 20
@@ -23,7 +23,7 @@ def task_json(phase: str, history: int = 0, final: int = 0) -> dict[str, Any]:
 
 
 def task(phase: str) -> Task:
-    return read_shape(Task, task_json(phase))
+    return read_result(Task, task_json(phase))
 
 
 def change_json(height: int, after: str, actor: str | None = None) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def change_json(height: int, after: str, actor: str | None = None) -> dict[str, 
 
 
 def change(height: int, after: str, actor: bytes) -> TaskChange:
-    return read_shape(TaskChange, change_json(height, after, "0x" + actor.hex()))
+    return read_result(TaskChange, change_json(height, after, "0x" + actor.hex()))
 
 
 def window_json(number: int, phase: str) -> dict[str, Any]:
@@ -49,4 +49,4 @@ def window_json(number: int, phase: str) -> dict[str, Any]:
 
 
 def window(number: int, phase: str) -> Window:
-    return read_shape(Window, window_json(number, phase))
+    return read_result(Window, window_json(number, phase))

@@ -40,7 +40,7 @@ WRONG: list[tuple[str, Use]] = [
     ("file: a pathlib.Path expected, not str", lambda c: c.download(TASK, "x")),
     ("calls: a list of Call expected", lambda c: c.batch("x")),
     ("calls: a list of Call expected", lambda c: c.batch([("dekube_head", None)])),
-    ("kind: one of heads, events, tasks expected, not 'nonsense'", lambda c: c.news("nonsense")),
+    ("kind: one of heads, events, tasks expected, not 'nonsense'", lambda c: c.subscribe("nonsense")),
     ("function: what `function` returns is expected", lambda c: c.view(None, [])),
     ("function: what `function` returns is expected", lambda c: c.write(KEY, "stake", [])),
     ("to: an address is 20 bytes, not str", lambda c: c.transfer(KEY, TEXT, 1)),
@@ -63,13 +63,13 @@ WRONG: list[tuple[str, Use]] = [
     ("hash_: a hash is 32 bytes, not str", lambda c: c.receipt("0x")),
     ("block: a hash", lambda c: c.block(b"")),
     ("timeout_s: seconds from 0", lambda c: c.wait(b"", timeout_s=math.nan)),
-    ("timeout_s: seconds from 0 to 1000000000 expected, not nan", lambda c: c.news(timeout_s=math.nan)),
-    ("timeout_s: seconds from 0", lambda c: c.news(timeout_s=-1.0)),
-    ("timeout_s: seconds from 0", lambda c: c.news(timeout_s=math.inf)),
-    ("timeout_s: seconds from 0", lambda c: c.news(timeout_s="5")),
-    ("address: an address", lambda c: c.news("events", address=TEXT)),
-    ("topic: a hash", lambda c: c.news("events", topic=TO)),
-    ("task: a hash", lambda c: c.news("tasks", task=TO)),
+    ("timeout_s: seconds from 0 to 1000000000 expected, not nan", lambda c: c.subscribe(timeout_s=math.nan)),
+    ("timeout_s: seconds from 0", lambda c: c.subscribe(timeout_s=-1.0)),
+    ("timeout_s: seconds from 0", lambda c: c.subscribe(timeout_s=math.inf)),
+    ("timeout_s: seconds from 0", lambda c: c.subscribe(timeout_s="5")),
+    ("address: an address", lambda c: c.subscribe("events", address=TEXT)),
+    ("topic: a hash", lambda c: c.subscribe("events", topic=TO)),
+    ("task: a hash", lambda c: c.subscribe("tasks", task=TO)),
     ("task: a hash", lambda c: c.task("0x")),
     ("task: a hash", lambda c: c.task_changes(TO)),
     ("task: a hash", lambda c: c.task_windows(TO)),
@@ -128,7 +128,7 @@ def test_the_asynchronous_client_refuses_the_same() -> None:
             with pytest.raises(ArgumentInvalid):
                 await client.balance(TEXT)  # type: ignore[arg-type]
             with pytest.raises(ArgumentInvalid):
-                await anext(client.news(timeout_s=math.nan))
+                await anext(client.subscribe(timeout_s=math.nan))
 
     asyncio.run(main())
 
@@ -195,7 +195,7 @@ def test_a_closed_client_says_that_it_is_closed() -> None:
     for leave in leaves:
         client = Client("http://127.0.0.1:1")
         leave(client)
-        uses: list[Use] = [lambda c: c.head(), lambda c: c.batch([]), lambda c: next(c.news(timeout_s=0.1))]
+        uses: list[Use] = [lambda c: c.head(), lambda c: c.batch([]), lambda c: next(c.subscribe(timeout_s=0.1))]
         for use in uses:
             with pytest.raises(ClientClosed, match="closed"):
                 use(client)
@@ -208,7 +208,7 @@ def test_a_closed_client_says_that_it_is_closed() -> None:
         with pytest.raises(ClientClosed):
             await client.head()
         with pytest.raises(ClientClosed):
-            await anext(aiter(client.news()))
+            await anext(aiter(client.subscribe()))
         await client.aclose()
 
     trio.run(main)

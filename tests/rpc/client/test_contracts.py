@@ -6,7 +6,7 @@ import pytest
 
 from rpc.client.contracts import find_function
 from rpc.client.errors import AnswerMalformed
-from rpc.client.results import Contract, read_shape
+from rpc.client.results import Contract, read_result
 from state.primitives.address import format_address
 from state.transition.staking import STAKING_ADDRESS
 
@@ -17,7 +17,7 @@ STAKE = {
 
 
 def contract(address: bytes) -> Contract:
-    return read_shape(Contract, {"name": "staking", "address": format_address(address), "abi": [STAKE]})
+    return read_result(Contract, {"name": "staking", "address": format_address(address), "abi": [STAKE]})
 
 
 def test_a_gateway_cannot_name_an_address_of_its_own() -> None:

@@ -22,7 +22,7 @@ from rpc.client import (
     TransactionRefused,
 )
 from rpc.client.api import GRACE_S, _sign, _submit, _wait, send
-from rpc.client.block_stream import REPLAY_BATCH, REPLAY_MAX, news
+from rpc.client.block_stream import REPLAY_BATCH, REPLAY_MAX, notifications
 from rpc.client.core import BATCH_MAX, Core, Flow, Post, http_url
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.protocol.errors import RpcError
@@ -191,9 +191,9 @@ def test_a_batch_of_any_size_is_asked_in_parts_that_a_gateway_takes(count: int, 
 def test_two_flows_that_fail_at_one_gateway_turn_from_it_once() -> None:
     world = World(head(5), head(6), head(7))
     first = world.core.url
-    world.core.turn(first)
+    world.core.leave_gateway(first)
     second = world.core.url
-    world.core.turn(first)
+    world.core.leave_gateway(first)
     assert world.core.url == second != first
 
 
@@ -497,7 +497,7 @@ def test_each_block_is_told_once_and_in_order_however_often_the_connection_break
 
     chain.world.all[0].answer = cut
     expected = [h for h in range(start, 61) if kind == "heads" or h in loud]
-    told = chain.world.take(news(chain.world.core, kind, from_height=start), len(expected))
+    told = chain.world.take(notifications(chain.world.core, kind, from_height=start), len(expected))
     assert [news.at.height for news in told] == expected
     assert all((news.header is not None) == (kind == "heads") for news in told)
 
@@ -507,7 +507,7 @@ def test_what_is_too_long_ago_for_a_subscription_is_read_block_by_block(kind: st
     loud = {3, 700, 1999, 2000}
     chain = Chain(2000, loud)
     expected = [h for h in range(2, 2001) if kind == "heads" or h in loud]
-    told = chain.world.take(news(chain.world.core, kind, from_height=2), len(expected))
+    told = chain.world.take(notifications(chain.world.core, kind, from_height=2), len(expected))
     assert [news.at.height for news in told] == expected
     subscribed = [params for method, params in chain.world.all[0].asked if method == "dekube_subscribe"]
     assert [params["from_height"] > 2000 - REPLAY_MAX for params in subscribed] == [True]
@@ -535,7 +535,7 @@ def test_what_is_read_block_by_block_is_told_once_whatever_fails(kind: str, fail
 
     chain.world.all[0].answer = failing
     expected = [h for h in range(2, 2001) if kind == "heads" or h in loud]
-    told = chain.world.take(news(chain.world.core, kind, from_height=2), len(expected))
+    told = chain.world.take(notifications(chain.world.core, kind, from_height=2), len(expected))
     assert [one.at.height for one in told] == expected
 
 
@@ -553,7 +553,7 @@ def test_a_block_that_never_was_is_an_error_at_once(newest: int) -> None:
 
     chain.world.all[0].answer = genesis
     with pytest.raises(ClientError) as caught:
-        chain.world.take(news(chain.world.core, "heads", from_height=0), 1)
+        chain.world.take(notifications(chain.world.core, "heads", from_height=0), 1)
     assert caught.value.reason == "pruned"
     assert chain.world.now_s == 0
 
@@ -562,7 +562,9 @@ def test_no_gateway_keeps_who_listens_beyond_the_time_it_has() -> None:
     for from_height in (None, 2):
         chain = Chain(2000, set())
         chain.world.all[0].is_silent = True
-        assert chain.world.take(news(chain.world.core, "heads", from_height=from_height, timeout_s=2)) == []
+        assert (
+            chain.world.take(notifications(chain.world.core, "heads", from_height=from_height, timeout_s=2)) == []
+        )
         assert chain.world.now_s == pytest.approx(2)
     chain = Chain(100_000, set())
     plain = chain.answer
@@ -572,13 +574,16 @@ def test_no_gateway_keeps_who_listens_beyond_the_time_it_has() -> None:
         return plain(method, params)
 
     chain.world.all[0].answer = slow
-    assert len(chain.world.take(news(chain.world.core, "heads", from_height=2, timeout_s=5))) <= 5 * REPLAY_BATCH
+    assert (
+        len(chain.world.take(notifications(chain.world.core, "heads", from_height=2, timeout_s=5)))
+        <= 5 * REPLAY_BATCH
+    )
     assert chain.world.now_s == pytest.approx(5, abs=1)
 
 
 def test_a_silent_connection_is_asked_for_a_sign_of_life_and_left_when_it_gives_none() -> None:
     chain = Chain(5, {5})
-    stream = news(chain.world.core, "events", from_height=5)
+    stream = notifications(chain.world.core, "events", from_height=5)
     assert [news.at.height for news in chain.world.take(stream, 1)] == [5]
     world = chain.world
     world.all[0].said = [None, None, None]  # the sign of life is put before these
@@ -603,7 +608,7 @@ def test_a_subscription_ends_when_its_time_is_over() -> None:
         return {"from_height": 6}
 
     chain.world.all[0].answer = silent
-    assert chain.world.take(news(chain.world.core, "heads", timeout_s=50)) == []
+    assert chain.world.take(notifications(chain.world.core, "heads", timeout_s=50)) == []
     assert 50 <= chain.world.now_s < 60
 
 
@@ -617,11 +622,11 @@ def test_what_can_never_be_told_is_an_error_and_so_are_gateways_that_stay_away()
 
     world = World(pruned)
     with pytest.raises(ClientError) as caught:
-        world.take(news(world.core, "heads", from_height=1), 1)
+        world.take(notifications(world.core, "heads", from_height=1), 1)
     assert caught.value.reason == "pruned"
     world = World(dead, dead)
     with pytest.raises(GatewayUnreachable):
-        world.take(news(world.core, "heads"), 1)
+        world.take(notifications(world.core, "heads"), 1)
     assert max(world.pauses) <= 5
 
 

@@ -98,8 +98,8 @@ def test_what_is_not_taken_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(time, "monotonic", lambda: deaf.now_s)
     monkeypatch.setattr(socket, "create_connection", lambda *_: deaf)
     attempts: list[Callable[[sync._Socket], object]] = [
-        lambda heard: heard.tell(b"question", 4),
-        lambda heard: heard.hear(4),  # an answer to the ping
+        lambda heard: heard.send(b"question", 4),
+        lambda heard: heard.receive(4),  # an answer to the ping
         lambda heard: heard.dial("ws://gateway:8545/", 4),
     ]
     for do in attempts:
@@ -120,8 +120,8 @@ def test_what_is_not_taken_is_given_up_in_time_by_the_other_client(monkeypatch: 
     async def main() -> None:
         conversation, says = pinging()
         attempts: list[Callable[[aio._Socket], Awaitable[object]]] = [
-            lambda heard: heard.tell(b"question", 4),
-            lambda heard: heard.hear(4),  # cut off within the answer to the ping: not to be told more
+            lambda heard: heard.send(b"question", 4),
+            lambda heard: heard.receive(4),  # cut off within the answer to the ping: not to be told more
             lambda heard: heard.dial("ws://gateway:8545/", 4),
         ]
         for do in attempts:
@@ -139,7 +139,7 @@ def test_silence_is_no_failure() -> None:
     async def main() -> None:
         heard = aio._Socket()
         heard._stream, heard._conversation = DeafStream(), connected()[0]  # type: ignore[assignment]
-        assert await heard.hear(2) is None
+        assert await heard.receive(2) is None
 
     in_virtual_time(main)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rpc.client.api import TIP_QUOTED_MAX, _fees
-from rpc.client.results import Quote, read_shape
+from rpc.client.results import Quote, read_result
 from tests.rpc.client.answers import at
 
 
 def quote(fee: int, tip: int) -> Quote:
     named = {"base_fee_next": "7", "max_fee_per_gas": str(fee), "max_priority_fee_per_gas": str(tip)}
-    return read_shape(Quote, named | {"at": at(1), "kinds": []})
+    return read_result(Quote, named | {"at": at(1), "kinds": []})
 
 
 def test_a_gateway_names_no_tip_that_hurts() -> None:

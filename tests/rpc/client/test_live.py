@@ -60,7 +60,7 @@ def use_blocking(url: str) -> None:
             client.transfer(DAVE, CAROL.address, 10**9 * COIN)
         assert caught.value.reason == "insufficient_funds"
 
-        told = client.news("heads", from_height=1)
+        told = client.subscribe("heads", from_height=1)
         assert [next(told).at.height for _ in range(5)] == [1, 2, 3, 4, 5]
 
         stake_of = client.function("staking", "stakeOf")
@@ -95,7 +95,7 @@ async def use(url: str, key_number: int) -> None:
             await client.call("dekube_getBalance", address="0x")
         assert caught.value.reason == "invalid_params"
         heights = []
-        async with aclosing(client.news("heads", from_height=1)) as told:  # type: ignore[type-var]
+        async with aclosing(client.subscribe("heads", from_height=1)) as told:  # type: ignore[type-var]
             async for news in told:
                 heights.append(news.at.height)
                 if len(heights) == 5:
@@ -125,7 +125,7 @@ async def test_a_gateway_may_end_between_send_and_wait_and_under_a_subscription(
         raw = await client.sign(ALICE, 1, [DAVE.address, COIN])
         await client.submit(raw)
         seen = []
-        async with aclosing(client.news("heads", from_height=1)) as told:  # type: ignore[type-var]
+        async with aclosing(client.subscribe("heads", from_height=1)) as told:  # type: ignore[type-var]
             async for news in told:
                 seen.append(news.at.height)
                 if len(seen) == 3:

@@ -50,7 +50,7 @@ def test_messages_are_whole_however_they_come(messages: list[list[str]], size: i
     assert taken(client) == ["".join(parts).encode() for parts in messages]
     answered = client.outgoing()
     assert bool(answered) == (pings and any(len(parts) > 1 for parts in messages))
-    client.tell(b"question")
+    client.send(b"question")
     server.receive_data(answered + client.outgoing())
     assert [frame.data for frame in server.events_received()][-1] == b"question"  # type: ignore[union-attr]
 
@@ -64,7 +64,7 @@ def test_what_came_before_the_end_is_heard_and_the_end_is_told() -> None:
     with pytest.raises(GatewayUnreachable, match="4008 too slow"):
         client.receive(b"")
     with pytest.raises(GatewayUnreachable):
-        client.tell(b"more")
+        client.send(b"more")
 
 
 def test_what_ends_with_its_handshake_was_never_open() -> None:
@@ -92,7 +92,7 @@ def test_an_end_without_a_word_is_told_each_time_that_nothing_is_left() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+    [b"", b"HTTP/1.1 404 Not Item\r\ncontent-length: 0\r\n\r\n",
      b"HTTP/1.1 200 OK\r\n\r\n", b"\xff" * 100 + b"\r\n",
      b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"],
 )  # fmt: skip

@@ -12,16 +12,16 @@ from rpc.client.core import (
     Core,
     Fetch,
     Flow,
-    Found,
+    Item,
     OpenWebSocket,
     Pause,
     Post,
     ReadClock,
     ReceiveMessage,
     Reply,
+    RunBlocking,
     SendMessage,
     Stream,
-    Work,
 )
 from rpc.client.errors import GatewayUnreachable
 from rpc.protocol.errors import RpcError
@@ -94,7 +94,7 @@ class World:
             except StopIteration:
                 return found
             answer = error = None
-            if isinstance(effect, Found):
+            if isinstance(effect, Item):
                 found.append(effect.item)
             else:
                 answer, error = self._perform(effect)
@@ -120,7 +120,7 @@ class World:
                     self.now_s += seconds
                 case ReadClock():
                     return self.now_s, None
-                case Work(do):
+                case RunBlocking(do):
                     return do(), None
                 case OpenWebSocket(url, _):
                     self._dialled = self._gateway(url)

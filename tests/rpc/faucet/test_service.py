@@ -25,7 +25,7 @@ from node.home.keys import save_key
 from rpc.client import AnswerMalformed, AsyncClient, ClientError, ClientOptions, GatewayUnreachable, OtherChain
 from rpc.client.api import Api, read_grant
 from rpc.client.core import Flow
-from rpc.client.results import ChainInfo, read_shape
+from rpc.client.results import ChainInfo, read_result
 from rpc.faucet.service import (
     DAY_MS,
     NOT_TAKEN,
@@ -34,7 +34,7 @@ from rpc.faucet.service import (
     Application,
     FaucetOptions,
     FaucetRefused,
-    GrantBook,
+    GrantLog,
     caller_of,
     read_address,
 )
@@ -70,14 +70,14 @@ def people(number: int) -> bytes:
 def test_the_limits_hold_in_every_day_over_restarts(
     tmp_path_factory: pytest.TempPathFactory, requests: list[tuple[int, str, int, bool]]
 ) -> None:
-    path = tmp_path_factory.mktemp("faucet") / "book.db"
-    book, now_ms = GrantBook(path, OPTIONS), 10**12
+    path = tmp_path_factory.mktemp("faucet") / "grants.db"
+    grants, now_ms = GrantLog(path, OPTIONS), 10**12
     given_: list[tuple[int, bytes, str]] = []
     for who, caller, passed_ms, restarts in requests:
         now_ms += passed_ms
         if restarts:
-            book.close()
-            book = GrantBook(path, OPTIONS)
+            grants.close()
+            grants = GrantLog(path, OPTIONS)
         recent = [entry for entry in given_ if entry[0] > now_ms - DAY_MS]
         is_free = (
             sum(entry[1] == people(who) for entry in recent) < 2
@@ -85,7 +85,7 @@ def test_the_limits_hold_in_every_day_over_restarts(
             and len(recent) < 5
         )
         try:
-            book.enter(people(who), caller, now_ms)
+            grants.record(people(who), caller, now_ms)
         except FaucetRefused as error:
             assert not is_free
             assert error.status == 429
@@ -93,18 +93,18 @@ def test_the_limits_hold_in_every_day_over_restarts(
         else:
             assert is_free
             given_.append((now_ms, people(who), caller))
-        assert book.count() <= OPTIONS.per_day
-    book.close()
+        assert grants.count() <= OPTIONS.per_day
+    grants.close()
 
 
 def test_what_was_not_given_is_struck_and_the_file_is_private(tmp_path: Path) -> None:
-    path = tmp_path / "sub" / "book.db"
-    book = GrantBook(path, OPTIONS)
+    path = tmp_path / "sub" / "grants.db"
+    grants = GrantLog(path, OPTIONS)
     assert path.stat().st_mode & 0o777 == 0o600
     for _ in range(10):
-        book.strike(book.enter(people(1), "a", 1))
-    assert book.count() == 0
-    book.close()
+        grants.revoke(grants.record(people(1), "a", 1))
+    assert grants.count() == 0
+    grants.close()
 
 
 @pytest.mark.parametrize(
@@ -112,36 +112,36 @@ def test_what_was_not_given_is_struck_and_the_file_is_private(tmp_path: Path) ->
     [(0, "24 hours"), (22 * HOUR_MS, "120 minutes"), (DAY_MS - 90_500, "91 s"), (DAY_MS - 1, "1 s")],
 )
 def test_who_asks_too_often_is_told_when_to_come_again(tmp_path: Path, passed_ms: int, words: str) -> None:
-    book = GrantBook(tmp_path / "book.db", OPTIONS)
+    grants = GrantLog(tmp_path / "grants.db", OPTIONS)
     for _ in range(OPTIONS.per_address):
-        book.enter(people(1), "a", 10**12)
+        grants.record(people(1), "a", 10**12)
     with pytest.raises(FaucetRefused, match=f"2 a day: address limit; come again in {words}$"):
-        book.enter(people(1), "a", 10**12 + passed_ms)
-    book.close()
+        grants.record(people(1), "a", 10**12 + passed_ms)
+    grants.close()
 
 
 def test_a_limit_that_was_lowered_says_when_it_is_kept_again(tmp_path: Path) -> None:
-    path = tmp_path / "book.db"
-    book = GrantBook(path, replace(OPTIONS, per_address=3))
+    path = tmp_path / "grants.db"
+    grants = GrantLog(path, replace(OPTIONS, per_address=3))
     for hour in (0, 5, 10):
-        book.enter(people(1), "a", 10**12 + hour * HOUR_MS)
-    book.close()
-    book = GrantBook(path, OPTIONS)
+        grants.record(people(1), "a", 10**12 + hour * HOUR_MS)
+    grants.close()
+    grants = GrantLog(path, OPTIONS)
     with pytest.raises(FaucetRefused) as caught:
-        book.enter(people(1), "b", 10**12 + 11 * HOUR_MS)
+        grants.record(people(1), "b", 10**12 + 11 * HOUR_MS)
     assert caught.value.retry_after_s == 18 * 3600, "two have to go"
-    book.enter(people(1), "b", 10**12 + 29 * HOUR_MS)
-    book.close()
+    grants.record(people(1), "b", 10**12 + 29 * HOUR_MS)
+    grants.close()
 
 
 @pytest.mark.parametrize("content", [b"x" * 5000, b"SQLite format 3\0" + b"\xff" * 5000])
 def test_a_file_that_is_no_book_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "book.db"
+    path = tmp_path / "grants.db"
     path.write_bytes(content)
     with pytest.raises(ConfigError):
-        GrantBook(path, OPTIONS)
+        GrantLog(path, OPTIONS)
     with pytest.raises(ConfigError):
-        GrantBook(tmp_path / "other.db", FaucetOptions((), path, per_day=0))
+        GrantLog(tmp_path / "other.db", FaucetOptions((), path, per_day=0))
 
 
 @pytest.mark.parametrize(
@@ -225,19 +225,19 @@ class Giving:
     """A faucet of chain 5 that asks gateways which are functions."""
 
     def __init__(self, path: Path, *answers: Answer, chain_id: int | None = None) -> None:
-        options = FaucetOptions((), path / "book.db", per_caller=1_000)
+        options = FaucetOptions((), path / "grants.db", per_caller=1_000)
         self.now_ms = 10**12
         self.world = World(*answers, options=ClientOptions(chain_id=chain_id))
-        self.book = GrantBook(options.book, options)
-        chain: ChainInfo = read_shape(ChainInfo, {"at": at(5), **chain_info(5)})
+        self.grants = GrantLog(options.book, options)
+        chain: ChainInfo = read_result(ChainInfo, {"at": at(5), **chain_info(5)})
         client: Any = WorldClient(self.world)
-        self.faucet = Giver(ALICE, chain, client, self.book, options, lambda: self.now_ms)
+        self.faucet = Giver(ALICE, chain, client, self.grants, options, lambda: self.now_ms)
         self.application = Application(self.faucet)
 
     def give(self, who: int) -> str:
         """Return what came of a grant: the reason why there is none, or nothing."""
         try:
-            asyncio.run(self.faucet.give(people(who), "a"))
+            asyncio.run(self.faucet.grant(people(who), "a"))
         except FaucetRefused as error:
             return error.reason
         return ""
@@ -312,7 +312,7 @@ def test_a_grant_that_a_mempool_refused_is_struck_and_leaves_its_nonce(tmp_path:
     it = Giving(tmp_path, refusing(pool, reason))
     told = {"insufficient_funds": "faucet_empty", "wrong_chain_id": "wrong_chain"}
     assert it.give(1) == told.get(reason, "node_unavailable")
-    assert it.book.count() == 0
+    assert it.grants.count() == 0
     assert it.give(1) == ""
     assert pool.nonces == [3]
 
@@ -332,7 +332,7 @@ def test_nothing_is_signed_for_another_chain_than_the_one_checked(tmp_path: Path
     it = Giving(tmp_path, gone_after_the_chain(first), second.answer, chain_id=chain_id)
     status, body = it.post(orjson.dumps({"address": hexed(people(1))}))
     assert (status, body["error"]["reason"]) == (503, "wrong_chain")
-    assert (first.raws, second.raws, it.book.count()) == ([], [], 0)
+    assert (first.raws, second.raws, it.grants.count()) == ([], [], 0)
     assert it.refused("wrong_chain") == 1
 
 
@@ -343,7 +343,7 @@ def test_a_chain_without_transfers_is_another_one(tmp_path: Path) -> None:
         return pool.answer(method, params) | ({"kinds": []} if method == "dekube_quote" else {})
 
     it = Giving(tmp_path, answer)
-    assert (it.give(1), it.book.count()) == ("wrong_chain", 0)
+    assert (it.give(1), it.grants.count()) == ("wrong_chain", 0)
 
 
 def test_fees_that_no_transaction_can_name_cost_no_grant(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_fees_that_no_transaction_can_name_cost_no_grant(tmp_path: Path) -> None
         return pool.answer(method, params) | ({"max_fee_per_gas": str(2**128)} if method == "dekube_quote" else {})
 
     it = Giving(tmp_path, answer)
-    assert (it.give(1), it.book.count()) == ("node_unavailable", 0)
+    assert (it.give(1), it.grants.count()) == ("node_unavailable", 0)
 
 
 def test_a_faucet_is_of_the_chain_that_is_named(tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_nonces_under_way_are_bounded_and_free_when_they_are_final_or_lost(tmp_p
     for who in range(UNDER_WAY_MAX):
         assert it.give(who + 1) == ""
     assert it.give(200) == "busy"
-    assert it.book.count() == len(it.world.core._nonces) == UNDER_WAY_MAX
+    assert it.grants.count() == len(it.world.core._nonces) == UNDER_WAY_MAX
     pool.final += UNDER_WAY_MAX - 1
     assert it.give(200) == ""
     assert len(it.world.core._nonces) == 2

@@ -279,12 +279,12 @@ async def test_a_gateway_that_was_not_told_to_takes_nothing(tmp_path: Path) -> N
 
 async def test_uploads_outlive_a_restart_and_are_let_go_of(tmp_path: Path) -> None:
     world = World(tmp_path, UPLOADS)
-    assert world.blobs.blob_begin(MANIFEST.encode(), ALICE.address, "1") == (4, [(0, 4)])
-    world.blobs.blob_put(BLOB, 2, PIECES[2])
+    assert world.blobs.upload_begin(MANIFEST.encode(), ALICE.address, "1") == (4, [(0, 4)])
+    world.blobs.upload_put(BLOB, 2, PIECES[2])
     world.start()
-    assert world.blobs.blob_begin(MANIFEST.encode(), ALICE.address, "1") == (4, [(0, 2), (3, 1)])
+    assert world.blobs.upload_begin(MANIFEST.encode(), ALICE.address, "1") == (4, [(0, 2), (3, 1)])
     for number in (0, 1, 3):
-        world.blobs.blob_put(BLOB, number, PIECES[number])
+        world.blobs.upload_put(BLOB, number, PIECES[number])
     # It stays while others give way, and for its time.
     for number in range(40):
         world.store.add(number.to_bytes(4, "big") + bytes(PIECE_BYTES - 4))
@@ -292,7 +292,7 @@ async def test_uploads_outlive_a_restart_and_are_let_go_of(tmp_path: Path) -> No
     world.blobs.sweep()
     assert world.store.is_complete(BLOB)
     # Another account's upload of the same keeps it from going with the first one's.
-    assert world.blobs.blob_begin(MANIFEST.encode(), BOB.address, "2") == (4, [])
+    assert world.blobs.upload_begin(MANIFEST.encode(), BOB.address, "2") == (4, [])
     world.now_ms += 1
     world.blobs.sweep()
     assert world.store.is_complete(BLOB)
@@ -300,7 +300,7 @@ async def test_uploads_outlive_a_restart_and_are_let_go_of(tmp_path: Path) -> No
     world.blobs.sweep()
     assert world.store.manifest(BLOB) is None
     # One that the node itself wants to keep is no longer an upload, but there.
-    world.blobs.blob_begin(MANIFEST.encode(), ALICE.address, "1")
+    world.blobs.upload_begin(MANIFEST.encode(), ALICE.address, "1")
     world.store.pin(BLOB)
     world.now_ms += PARTIAL_MS
     world.blobs.sweep()
@@ -310,24 +310,24 @@ async def test_uploads_outlive_a_restart_and_are_let_go_of(tmp_path: Path) -> No
 
 async def test_a_damaged_book_is_begun_anew_and_names_that_are_gone_are_forgotten(tmp_path: Path) -> None:
     world = World(tmp_path, UPLOADS)
-    world.blobs.blob_begin(MANIFEST.encode(), ALICE.address, "1")
+    world.blobs.upload_begin(MANIFEST.encode(), ALICE.address, "1")
     world.store.remove(BLOB)
     world.start()
     with pytest.raises(Exception, match="nobody has begun"):
-        world.blobs.blob_put(BLOB, 0, PIECES[0])
+        world.blobs.upload_put(BLOB, 0, PIECES[0])
     (tmp_path / "uploads").write_bytes(b"?")
     world.start()
-    assert world.blobs.blob_begin(MANIFEST.encode(), ALICE.address, "1") == (4, [(0, 4)])
+    assert world.blobs.upload_begin(MANIFEST.encode(), ALICE.address, "1") == (4, [(0, 4)])
     world.node.store.close()
 
 
 @pytest.mark.parametrize(
     "request_",
     [
-        ("blob_want", []), ("blob_want", [b"", None, None]), ("blob_want", [BLOB, b"t", None]),
-        ("blob_want", [BLOB, None, -1]), ("blob_piece", [BLOB, -1]), ("blob_piece", [b"", 0]),
-        ("blob_begin", [b"", b"a" * 20, "x"]), ("blob_begin", [MANIFEST.encode(), b"a", "x"]),
-        ("blob_lacks", [BLOB]), ("blob_put", [BLOB, 0, "x"]), ("blob_put", [BLOB]),
+        ("blob_fetch", []), ("blob_fetch", [b"", None, None]), ("blob_fetch", [BLOB, b"t", None]),
+        ("blob_fetch", [BLOB, None, -1]), ("blob_piece", [BLOB, -1]), ("blob_piece", [b"", 0]),
+        ("upload_begin", [b"", b"a" * 20, "x"]), ("upload_begin", [MANIFEST.encode(), b"a", "x"]),
+        ("upload_lacks", [BLOB]), ("upload_put", [BLOB, 0, "x"]), ("upload_put", [BLOB]),
     ],
 )  # fmt: skip
 async def test_the_node_answers_nonsense_with_a_code(tmp_path: Path, request_: tuple[str, list[Any]]) -> None:
@@ -354,7 +354,7 @@ class Asked:
         self._reads, self._writes = reads, writes or []
         self.scope: dict[str, Any] = {
             "type": "http", "method": method, "path": path, "headers": [], "query_string": b"",
-            "state": {"drop": self._drop, "is_gone": lambda: len(self.said) >= leaves_after},
+            "state": {"drop": self._drop, "is_disconnected": lambda: len(self.said) >= leaves_after},
         }  # fmt: skip
 
     def _drop(self) -> None:
@@ -382,12 +382,12 @@ class Link:
         self.pieces_out = 0
 
     async def request(self, function: Any, *params: Any) -> Any:
-        if function == BlobRequests.blob_want:
+        if function == BlobRequests.blob_fetch:
             return BlobStatus("complete", MANIFEST.encode(), 0, 0)
         if function == BlobRequests.blob_piece:
             self.pieces_out += 1
             return PIECES[params[1]]
-        assert function == BlobRequests.blob_lacks
+        assert function == BlobRequests.upload_lacks
         return True
 
 
@@ -435,8 +435,8 @@ def test_a_client_that_goes_away_is_seen_to_have_gone(is_kind: bool) -> None:
         async def application(scope: Any, _receive: Any, send: Any) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
             await send({"type": "http.response.body", "body": b"x", "more_body": True})
-            assert not scope["state"]["is_gone"]()
-            while not scope["state"]["is_gone"]():  # noqa: ASYNC110  the state has no event
+            assert not scope["state"]["is_disconnected"]()
+            while not scope["state"]["is_disconnected"]():  # noqa: ASYNC110  the state has no event
                 await asyncio.sleep(0)
             seen.set()
 

@@ -56,7 +56,7 @@ class Connection:
         protocol: Any = make_protocols(self.doors, self.port)[is_socket]
         config = Config(application, log_config=None, lifespan="off")
         if is_socket:
-            assert self.doors.enter(caller_key("127.0.0.1")), "as the protocol does that hands over"
+            assert self.doors.acquire(caller_key("127.0.0.1")), "as the protocol does that hands over"
         self.protocol = protocol(config, ServerState(), {}, self.loop)
         self.protocol.connection_made(self.pipe)
 

@@ -247,12 +247,12 @@ def test_a_place_that_is_granted_to_one_who_gives_up_in_that_moment_is_given_bac
         inside: list[str] = []
 
         async def visit(caller: str) -> bytes:
-            await turns.enter(caller)
+            await turns.acquire(caller)
             try:
                 inside.append(caller)
                 await asyncio.get_running_loop().create_future()
             finally:
-                turns.leave(caller)
+                turns.release(caller)
             raise AssertionError
 
         first, second, third = (start(visit(caller)) for caller in ("first", "second", "third"))
@@ -270,6 +270,6 @@ def test_a_place_that_is_granted_to_one_who_gives_up_in_that_moment_is_given_bac
         assert second.is_cancelled and third.is_waiting
         third.cancel()
         await asyncio.sleep(0)
-        await asyncio.wait_for(turns.enter("anybody"), 1)
+        await asyncio.wait_for(turns.acquire("anybody"), 1)
 
     run(main())

@@ -31,13 +31,13 @@ def test_no_place_is_taken_twice_and_none_is_lost(steps: list[tuple[str, int, in
         held: list[tuple[asyncio.Task[None], asyncio.Event]] = []
 
         async def visit(caller: str, end: asyncio.Event) -> None:
-            await turns.enter(caller)
+            await turns.acquire(caller)
             inside[caller] += 1
             try:
                 await end.wait()
             finally:
                 inside[caller] -= 1
-                turns.leave(caller)
+                turns.release(caller)
 
         async def settle() -> None:
             for _ in range(4):
@@ -63,7 +63,7 @@ def test_no_place_is_taken_twice_and_none_is_lost(steps: list[tuple[str, int, in
             wanting["all"] += not task.done()
         await asyncio.gather(*(task for task, _ in held))  # nobody is forgotten
         assert not inside.total()
-        again = [asyncio.ensure_future(turns.enter(str(number))) for number in range(PLACES)]
+        again = [asyncio.ensure_future(turns.acquire(str(number))) for number in range(PLACES)]
         await settle()
         assert all(task.done() for task in again), "a place was lost"
 
@@ -76,10 +76,10 @@ def test_who_comes_late_and_alone_is_next() -> None:
         order: list[str] = []
 
         async def visit(caller: str) -> None:
-            await turns.enter(caller)
+            await turns.acquire(caller)
             order.append(caller)
             await asyncio.sleep(0)
-            turns.leave(caller)
+            turns.release(caller)
 
         flood = [asyncio.ensure_future(visit("flood")) for _ in range(100)]
         await asyncio.sleep(0)
@@ -93,18 +93,18 @@ def test_who_comes_late_and_alone_is_next() -> None:
 def test_one_caller_leaves_places_for_others() -> None:
     async def main() -> None:
         turns = FairQueue(3, 2)
-        mine = [asyncio.ensure_future(turns.enter("mine")) for _ in range(5)]
+        mine = [asyncio.ensure_future(turns.acquire("mine")) for _ in range(5)]
         await asyncio.sleep(0)
         assert [task.done() for task in mine] == [True, True, False, False, False]
-        await asyncio.wait_for(turns.enter("other"), 1)
+        await asyncio.wait_for(turns.acquire("other"), 1)
         for task in mine[2:]:
             task.cancel()
         await asyncio.gather(*mine[2:], return_exceptions=True)
-        turns.leave("other")
-        turns.leave("mine")
-        await asyncio.wait_for(turns.enter("mine"), 1)
+        turns.release("other")
+        turns.release("mine")
+        await asyncio.wait_for(turns.acquire("mine"), 1)
         unbounded = FairQueue(3, 0)
         for _ in range(3):
-            await asyncio.wait_for(unbounded.enter("mine"), 1)
+            await asyncio.wait_for(unbounded.acquire("mine"), 1)
 
     run(main())

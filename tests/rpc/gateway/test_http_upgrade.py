@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpc.gateway.http_upgrade import head_without_offer
+from rpc.gateway.http_upgrade import head_without_upgrade
 from tests.rpc.gateway.test_heads import BODY, GET, cut, make, transcript
 from tests.rpc.raw import chunked, post
 
@@ -93,7 +93,7 @@ def test_of_a_connection_header_all_else_stays() -> None:
         (b"upgrade", b"h2c"),
         (b"x", b""),
     ]
-    assert head_without_offer(b"POST", b"/a?b", "1.1", headers) == (
+    assert head_without_upgrade(b"POST", b"/a?b", "1.1", headers) == (
         b"POST /a?b HTTP/1.1\r\nhost: a\r\nconnection: close\r\nx: \r\n\r\n"
     )
-    assert b"connection" not in head_without_offer(b"POST", b"/", "1.1", [(b"connection", b"upgrade")])
+    assert b"connection" not in head_without_upgrade(b"POST", b"/", "1.1", [(b"connection", b"upgrade")])

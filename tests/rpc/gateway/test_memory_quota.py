@@ -34,7 +34,7 @@ def test_the_ledger_is_the_sum_of_its_holders_and_below_its_limits(steps: list[t
     held = [HeldBytes(memory_quota, f"caller {number % 3}") for number in range(10)]
     for number, size in steps:
         before = held[number].counted
-        if held[number].keep(size):
+        if held[number].resize(size):
             assert size - UNCOUNTED_BYTES_MAX <= held[number].counted < size + STEP_BYTES
         else:
             assert held[number].counted == before < size
@@ -42,20 +42,20 @@ def test_the_ledger_is_the_sum_of_its_holders_and_below_its_limits(steps: list[t
         for caller in range(3):
             assert sum(item.counted for item in held[caller::3]) <= OF_ONE
     for item in held:
-        assert item.keep(0)
+        assert item.resize(0)
     assert memory_quota.bytes == 0
     assert not memory_quota._of, "nobody is remembered who holds nothing"
 
 
 def test_without_limits_nothing_is_refused() -> None:
-    assert HeldBytes(MemoryQuota(), "a").keep(2**50)
+    assert HeldBytes(MemoryQuota(), "a").resize(2**50)
 
 
 @given(st.lists(st.integers(0, 10**6)))
 def test_debts_are_bounded(costs: list[int]) -> None:
     rates = caller_limiter(5, 100)
     for cost in costs:
-        rates.owe("a", cost, 0.0)
+        rates.add_debt("a", cost, 0.0)
     assert rates.spend("a", 1, (DEBT_BURSTS * 100 + 1) / 5) == 0
 
 

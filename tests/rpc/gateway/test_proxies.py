@@ -70,16 +70,16 @@ def test_networks_of_proxies() -> None:
 
 def test_connections_are_counted_for_clients_not_for_their_proxy() -> None:
     doors = ConnectionLimiter(ConnectionOptions(4, 1, trusted_proxies=("10.0.0.1",)))
-    assert all(doors.enter("10.0.0.1", is_proxy=True) for _ in range(3))
-    assert doors.pass_on("10.0.0.1", MINE)
-    assert not doors.pass_on("10.0.0.1", MINE), "its one place is taken"
-    assert not doors.enter(MINE)
-    assert doors.enter(OTHER)
-    assert not doors.enter("10.0.0.1", is_proxy=True), "the bound of all holds for proxies too"
+    assert all(doors.acquire("10.0.0.1", is_proxy=True) for _ in range(3))
+    assert doors.transfer_connection("10.0.0.1", MINE)
+    assert not doors.transfer_connection("10.0.0.1", MINE), "its one place is taken"
+    assert not doors.acquire(MINE)
+    assert doors.acquire(OTHER)
+    assert not doors.acquire("10.0.0.1", is_proxy=True), "the bound of all holds for proxies too"
     for caller in (MINE, OTHER, "10.0.0.1", "10.0.0.1"):
-        doors.leave(caller)
+        doors.release(caller)
     assert doors.open == 0
-    assert doors.enter(MINE)
+    assert doors.acquire(MINE)
 
 
 def limited(proxies: tuple[str, ...]) -> GatewayOptions:

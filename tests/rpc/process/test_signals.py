@@ -35,9 +35,9 @@ START = """
 import signal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started with (nohup)
 from rpc.process.log_output import configure_structlog, open_standard_descriptors
-from rpc.process.signals import outlive_signals
+from rpc.process.signals import ignore_log_signals
 open_standard_descriptors()
-outlive_signals()
+ignore_log_signals()
 import sys
 sys.stdin.readline()  # told to go on: what was sent until here came before logs and loop were there
 configure_structlog("info", "json")

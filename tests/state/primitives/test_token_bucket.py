@@ -31,7 +31,7 @@ def test_a_bucket_gives_no_more_than_its_burst_and_its_rate(
 @given(RATES, BURSTS, st.integers(1, 60))
 def test_tokens_taken_ahead_are_waited_for(rate: int, burst: int, count: int) -> None:
     bucket = TokenBucket(rate, burst, 0)
-    waits = [bucket.take_ahead(0) for _ in range(count)]
+    waits = [bucket.reserve(0) for _ in range(count)]
     assert waits == [max(0, number + 1 - burst) / rate for number in range(count)]
     assert bucket.take(-(-1000 * (max(0, count - burst) + 1) // rate))
 
@@ -59,7 +59,7 @@ def test_no_key_gets_more_than_its_burst_and_its_rate_and_none_pays_for_another(
             assert granted[key] <= 3 + 2 * now + 1 + 1e-6, "the last may exceed what was left"
             assert 0 <= wait <= 5 / 2
         else:
-            limiter.owe(key, 100, now)
+            limiter.add_debt(key, 100, now)
             assert limiter.spend(key, 1, now) > 0
             assert limiter.spend(key, 1, now + 2.01) == 0, "no debt is larger than it may be"
             return
@@ -79,5 +79,5 @@ def test_memory_is_bounded_and_who_keeps_trying_is_remembered() -> None:
 
 def test_without_a_rate_there_is_no_limit() -> None:
     limiter = RateLimiter(per_s=0, burst=0)
-    limiter.owe("a", 100, 0)
+    limiter.add_debt("a", 100, 0)
     assert limiter.spend("a", 100, 0) == 0

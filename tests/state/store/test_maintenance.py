@@ -77,7 +77,7 @@ def test_pruning_at_once_sweeps_what_the_index_records_do_not_name(tmp_path: Pat
         assert store.prune(lambda done, total: steps.append((done, total))) == HISTORY_HEIGHTS + 17
         assert steps[-1] == (HISTORY_HEIGHTS + 17, HISTORY_HEIGHTS + 17)
         assert {place.height for place in store.history(SENDER, limit=1_000)} == {26, 27, 28}
-        assert store.transaction_place(hashes[0]) is None
+        assert store.transaction_position(hashes[0]) is None
         assert store.prune() == 0
         assert store.verify() > 0
     left = raw_entries(tmp_path)

@@ -131,11 +131,11 @@ def test_blocks_and_indexes(tmp_path: Path) -> None:
         assert (store.block(1), store.certificate(2)) == (b"block 1", b"certificate 2")
         assert store.receipts(1) == ((b"receipt 1 0", b"receipt 1 1", b"receipt 1 2"), b"hooks")
         assert store.receipts(2) == ((b"receipt 2 0", b"receipt 2 1", b"receipt 2 2"), None)
-        assert store.transaction_place(second.transaction_hashes[2]) == TransactionPosition(2, 2)
+        assert store.transaction_position(second.transaction_hashes[2]) == TransactionPosition(2, 2)
         for unknown in (store.block(3), store.receipts(3), store.certificate(3), store.height(3)):
             assert unknown is None
         assert store.height_of(bytes(32)) is None
-        assert store.transaction_place(bytes(32)) is None
+        assert store.transaction_position(bytes(32)) is None
 
 
 def test_history_of_an_address_in_pages_newest_first(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_bodies_are_pruned_by_choice_and_headers_stay(tmp_path: Path) -> None:
         assert store.certificate(3) is None
         assert store.certificate(4) == b"certificate 4"
         assert store.height(1) == blocks[0].tip
-        assert store.transaction_place(blocks[0].transaction_hashes[0]) is None
+        assert store.transaction_position(blocks[0].transaction_hashes[0]) is None
         sender = bytes(19) + b"\1"
         assert {place.height for place in store.history(sender, limit=100)} == {4, 5, 6}
 

@@ -18,7 +18,7 @@ from state.transition.slashing import (
     SHARE_ONE,
     SLASHED,
     bonded,
-    forget_offences,
+    delete_old_offences,
     is_tombstoned,
     is_worse,
     list_slashes,
@@ -123,12 +123,12 @@ def test_the_window_is_emptied_at_the_ends_of_epochs_and_the_records_stay() -> N
         return len(state.scan(bytes([Table.SLASH_WINDOW]), bytes([Table.SLASH_WINDOW + 1]), 100))
 
     for epoch in range(2, EVIDENCE_EPOCHS):
-        forget_offences(state, court.block(epoch, offset=EPOCH_BLOCKS), lambda _: None)
-    forget_offences(state, court.block(EVIDENCE_EPOCHS, offset=EPOCH_BLOCKS - 1), lambda _: None)
+        delete_old_offences(state, court.block(epoch, offset=EPOCH_BLOCKS), lambda _: None)
+    delete_old_offences(state, court.block(EVIDENCE_EPOCHS, offset=EPOCH_BLOCKS - 1), lambda _: None)
     assert in_window() == 2
-    forget_offences(state, court.block(EVIDENCE_EPOCHS, offset=EPOCH_BLOCKS), lambda _: None)
+    delete_old_offences(state, court.block(EVIDENCE_EPOCHS, offset=EPOCH_BLOCKS), lambda _: None)
     assert in_window() == 1  # epoch 7 begins: a fault of epoch 0 can no longer be proven
-    forget_offences(state, court.block(EVIDENCE_EPOCHS + 2, offset=EPOCH_BLOCKS), lambda _: None)
+    delete_old_offences(state, court.block(EVIDENCE_EPOCHS + 2, offset=EPOCH_BLOCKS), lambda _: None)
     assert in_window() == 0
     assert {address for address, _ in list_slashes(state, limit=10)} == {key.address for key in MEMBERS[:2]}
     first, second = sorted(key.address for key in MEMBERS[:2])
@@ -313,7 +313,7 @@ def test_no_sequence_makes_or_loses_money(stakes: list[int], steps: list[tuple[s
                 for hook in court.runtime.hooks:
                     hook(state, court.block(epoch)._replace(time_ms=max(0, epoch - 2)), lambda _: None)
             case _:
-                forget_offences(state, court.block(epoch, offset=EPOCH_BLOCKS), lambda _: None)
+                delete_old_offences(state, court.block(epoch, offset=EPOCH_BLOCKS), lambda _: None)
                 epoch += 1
         court.check_supply()
     for address, slashed in list_slashes(state, limit=100):
