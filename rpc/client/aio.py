@@ -46,18 +46,18 @@ __all__ = ["AsyncClient"]
 _T = TypeVar("_T")
 READ_BYTES: Final = 65536
 _REFUSED = (httpx.HTTPError, httpx.InvalidURL, UnicodeError)
-"""What a request fails with; the last is of ``idna``: no name of a machine, here or where an answer leads."""
+"""Errors of a request; the last is raised by ``idna`` for an invalid host name, also of a redirect."""
 _BROKEN = (OSError, UnicodeError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
 class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
-    """Speaks to the gateways at ``urls`` (http or https), the first that answers; many tasks may share it.
+    """Client of the gateways at ``urls`` (http or https); uses the first that answers. Tasks may share it.
 
-    Close iterators that are left early (``contextlib.aclosing``): each holds a connection.
+    Close iterators that you leave early (``contextlib.aclosing``): each holds a connection.
     """
 
     def __init__(self, *urls: str, options: ClientOptions | None = None) -> None:
-        """Raises ConfigError for an URL that cannot be used, ArgumentInvalid for options that cannot be."""
+        """Raises ConfigError for an invalid URL, ArgumentInvalid for invalid options."""
         options = options or ClientOptions()
         check_options(options)
         self.core = Core(urls, options)
@@ -70,12 +70,12 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the client and its connections; what it is asked afterwards raises ClientClosed."""
+        """Close the client and its connections; later calls raise ClientClosed."""
         self.core.close()
         await self._http.aclose()
 
     async def aperform(self, flow: Flow[_T]) -> _T:
-        """Perform the effects of ``flow``; return what it returns."""
+        """Perform the effects of ``flow``; return its result."""
         self.core.check_open()
         steps, websocket = Steps(flow), _Socket()
         try:
@@ -88,7 +88,7 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
         return result
 
     async def aiterate(self, stream: Stream[_T]) -> AsyncIterator[_T]:
-        """Perform the effects of ``stream``; yield what it finds."""
+        """Perform the effects of ``stream``; yield its items."""
         self.core.check_open()
         steps, websocket = Steps(stream), _Socket()
         try:
@@ -102,7 +102,7 @@ class AsyncClient(Api, NetworkApi, TaskApi, BlobApi):
             await websocket.close()
 
     async def _do(self, effect: Effect, websocket: _Socket) -> tuple[Any, DekubeError | None]:
-        """Return what came of ``effect``, or the error that it failed with."""
+        """Perform ``effect``; return its result, or its error."""
         try:
             match effect:
                 case _ if self._http.is_closed:  # while a flow of another task was under way
@@ -216,7 +216,7 @@ class _Socket:
         return text
 
     async def _receive(self, deadline: float) -> bool:
-        """Take in what comes; return False when the time is over."""
+        """Receive data; return False on timeout."""
         assert self._stream is not None
         assert self._conversation is not None
         data = b""
@@ -232,9 +232,9 @@ class _Socket:
         return True
 
     async def _flush(self, deadline: float) -> None:
-        """Send what is to be sent. Raises TimeoutError where the other side has not taken it by ``deadline``.
+        """Send the pending output. Raises TimeoutError if it is not sent by ``deadline``.
 
-        Part of a message may be sent by then: the connection is of no more use.
+        A part of a message may have been sent, so the connection cannot be used any more.
         """
         assert self._stream is not None
         assert self._conversation is not None

@@ -73,25 +73,25 @@ _T = TypeVar("_T")
 
 WAIT_MS: Final = 10_000
 PAUSE_S: Final = 1.0
-"""Between two questions for a receipt where a gateway does not wait with its answer, or does not answer."""
+"""Seconds between two requests for a receipt, if a gateway answers at once or not at all."""
 DOUBT_BYTES: Final = 4096
 TRANSIENT: Final = ELSEWHERE | {RATION}
 DOUBTFUL: Final = TRANSIENT | {"internal_error"}
-"""Reasons that refuse nothing: who gives them may have passed on what was handed in."""
+"""Reasons of errors after which the transaction may still have been accepted."""
 _QUANTITY: Final = re.compile("0x[0-9a-f]{1,64}")
 GRACE_S: Final = 5.0
-"""Beyond the time for a receipt, for the last answer to come."""
+"""Extra seconds after the time for a receipt, for the last answer to arrive."""
 FINAL_TIMEOUT_S: Final = 300.0
 """How long ``send`` waits for a transaction to become final."""
 TIP_QUOTED_MAX: Final = 10 * 10**9
-"""The highest tip for a unit of gas that is offered on a gateway's word alone."""
+"""Highest priority fee per gas that is taken from a gateway's quote without the caller's consent."""
 
 
 # Parts
 
 
 def one(core: Core, cls: type[_S], field: str, method: str, **named: Any) -> Flow[_S | None]:
-    """Return the record under ``field`` of a method's answer, None where there is none."""
+    """Return the record in ``field`` of a method's answer; None if it is null."""
     answer = yield from core.call(method, **named)
     if type(answer) is not dict or field not in answer:
         raise AnswerMalformed(f"{method}: an answer without {field}")
@@ -99,7 +99,7 @@ def one(core: Core, cls: type[_S], field: str, method: str, **named: Any) -> Flo
 
 
 def each(core: Core, cls: type[_S], method: str, **named: Any) -> Stream[_S]:
-    """Find all records of a paged method."""
+    """Yield all records of a paged method."""
 
     def read(item: Any) -> Generator[Any, Any, bool]:
         yield Item(read_result(cls, item))
@@ -112,9 +112,9 @@ def each(core: Core, cls: type[_S], method: str, **named: Any) -> Stream[_S]:
 
 
 def _call(core: Core, method: str, /, *params: Any, **named: Any) -> Flow[Any]:
-    """Return the result of any method as JSON, its parameters by place or by name.
+    """Return the result of any method as JSON. Parameters are positional or named.
 
-    Raises ClientError for an answer of failure, GatewayUnreachable where there is none.
+    Raises ClientError for an error answer, GatewayUnreachable if no gateway answers.
     """
     return core.call(method, *params, **named)
 
@@ -127,12 +127,12 @@ def _batch(core: Core, calls: Sequence[Call]) -> Flow[list[Any]]:
 
 
 def _items(core: Core, method: str, /, **named: Any) -> Stream[Any]:
-    """Find all items of any paged method as JSON; a list is of one height, whatever happens meanwhile."""
+    """Yield all items of any paged method as JSON. All pages show the state at one height."""
     return core.pages(method, **named)
 
 
 def _chain(core: Core) -> Flow[ChainInfo]:
-    """Return which chain it is. Raises OtherChain where that is not the one that is signed for."""
+    """Return the chain's identity. Raises OtherChain if it is not the chain to sign for."""
     info = read_result(ChainInfo, (yield from core.call("dekube_chainInfo")))
     core.check_chain(info.chain_id)
     return info
@@ -144,7 +144,7 @@ def _head(core: Core) -> Flow[Head]:
 
 
 def _block(core: Core, block: int | bytes | None = None) -> Flow[Block | None]:
-    """Return a block by height or hash, by default the newest; None where there is none."""
+    """Return a block by height or hash, by default the newest; None if it does not exist."""
     if isinstance(block, bytes):
         check_hash("block", block)
     named = hexed(block) if isinstance(block, bytes) else block
@@ -152,7 +152,7 @@ def _block(core: Core, block: int | bytes | None = None) -> Flow[Block | None]:
 
 
 def _account(core: Core, address: bytes, *, height: int | None = None) -> Flow[Account]:
-    """Return balance and nonces of an account, after the block ``height`` or the newest."""
+    """Return balance and nonces of an account after the block ``height``, by default the newest."""
     check_address("address", address)
     answer = yield from core.call("dekube_getAccount", address=hexed(address), height=height)
     return read_result(Account, answer)
@@ -164,7 +164,7 @@ def _balance(core: Core, address: bytes, *, height: int | None = None) -> Flow[i
 
 
 def _transaction(core: Core, hash_: bytes) -> Flow[Transaction | None]:
-    """Return a transaction of a final block or of the mempool."""
+    """Return a finalised or pending transaction."""
     check_hash("hash_", hash_)
     found = yield from one(core, Transaction, "transaction", "dekube_getTransaction", hash=hexed(hash_))
     if found is not None and found.hash != hash_:
@@ -180,13 +180,13 @@ def _receipt(core: Core, hash_: bytes) -> Flow[Receipt | None]:
 
 
 def _history(core: Core, address: bytes) -> Stream[HistoryEntry]:
-    """Find what touched an account, newest first: transactions, and what blocks did by themselves."""
+    """Yield the account's history, newest first: transactions, and changes made by blocks."""
     check_address("address", address)
     return each(core, HistoryEntry, "dekube_getAccountHistory", address=hexed(address))
 
 
 def _quote(core: Core) -> Flow[Quote]:
-    """Return the fees now."""
+    """Return the current fees."""
     return read_result(Quote, (yield from core.call("dekube_quote")))
 
 
@@ -197,7 +197,7 @@ def _machine(core: Core, address: bytes) -> Flow[Machine | None]:
 
 
 def _machines(core: Core) -> Stream[Machine]:
-    """Find all registered machines."""
+    """Yield all registered machines."""
     return each(core, Machine, "dekube_getNodes")
 
 
@@ -205,10 +205,10 @@ def _machines(core: Core) -> Stream[Machine]:
 
 
 def _submit(core: Core, raw: bytes) -> Flow[bytes]:
-    """Hand in a signed transaction of any form; return its hash. Doing so twice does no harm.
+    """Submit a signed transaction of any form; return its hash. Submitting it again is harmless.
 
-    Raises ClientError with the reason why it is refused, and surely was not taken before; GatewayUnreachable where
-    it may have been taken: an answer that is lost says nothing, nor does the refusal of another gateway after it.
+    Raises ClientError if it was certainly not accepted, with the reason. Raises GatewayUnreachable if it may have
+    been accepted: after a lost answer the refusal of another gateway proves nothing.
     """
     check_data("raw", raw)
     hash_ = keccak(raw)
@@ -228,7 +228,7 @@ def _submit(core: Core, raw: bytes) -> Flow[bytes]:
 
 
 def _noting(flow: Flow[_T], doubts: list[str]) -> Flow[_T]:
-    """Perform a flow; note where what it asked may have been done without a word."""
+    """Perform a flow; record whether a submission may have been accepted without an answer."""
     steps = Steps(flow)
     for effect in steps:
         try:
@@ -245,11 +245,11 @@ def _noting(flow: Flow[_T], doubts: list[str]) -> Flow[_T]:
 
 
 def _wait(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> Flow[Receipt]:
-    """Hand in a signed transaction and return its receipt when it is final.
+    """Submit a signed transaction and return its receipt when it is final.
 
-    When the gateway that took it goes away, another is given it too; doing this again does no harm. Raises
-    ClientError where the mempool refuses it, GatewayUnreachable where nobody takes it, TransactionRefused where
-    its rule does, or where it is not final in time.
+    If the gateway that accepted it becomes unreachable, it is submitted to another one; this is harmless. Raises
+    ClientError if the mempool refuses it, GatewayUnreachable if no gateway answers, TransactionRefused if its
+    rule refuses it or it is not final in time.
     """
     check_timeout("timeout_s", timeout_s)
     yield from _submit(core, raw)
@@ -257,9 +257,9 @@ def _wait(core: Core, raw: bytes, *, timeout_s: float = FINAL_TIMEOUT_S) -> Flow
 
 
 def _await_receipt(core: Core, raw: bytes, timeout_s: float) -> Flow[Receipt]:
-    """Return the receipt of what was handed in, or may have been.
+    """Return the receipt of a transaction that was submitted, or may have been.
 
-    It may become final whatever a gateway says now: all that is raised is TransactionRefused, with its hash.
+    It may still become final whatever a gateway answers. So only TransactionRefused is raised, with its hash.
     """
     hash_ = keccak(raw)
     try:
@@ -277,7 +277,7 @@ def _await_receipt(core: Core, raw: bytes, timeout_s: float) -> Flow[Receipt]:
 
 
 def _ask_receipt(core: Core, raw: bytes, hash_: bytes, timeout_s: float) -> Flow[Receipt | None]:
-    """Ask for a receipt until there is one or the time is over; None in that case."""
+    """Poll for a receipt; return None on timeout."""
     now = yield ReadClock()
     deadline, url = now + timeout_s, core.url
     wait_max_ms = min(WAIT_MS, int(core.options.timeout_s * 500))
@@ -311,9 +311,10 @@ def _ask_receipt(core: Core, raw: bytes, hash_: bytes, timeout_s: float) -> Flow
 
 
 def _hand_in_again(core: Core, raw: bytes, hash_: bytes) -> Flow[None]:
-    """Hand in what a gateway does not know or lost. That it refuses says nothing of the one that took it.
+    """Submit a transaction that a gateway does not know or has lost.
 
-    Raises TransactionRefused where another transaction has its nonce for good.
+    A refusal proves nothing about the gateway that accepted it. Raises TransactionRefused if a finalised
+    transaction has the same nonce.
     """
     try:
         yield from _submit(core, raw)
@@ -333,10 +334,10 @@ def _sign(
     core: Core, key: SecretKey, kind: int, payload: list[Value], *, nonce: int | None = None,
     max_fee_per_gas: int | None = None, max_priority_fee_per_gas: int | None = None,
 ) -> Flow[bytes]:  # fmt: skip
-    """Return a signed native transaction, with today's fees and the next nonce where no others are given.
+    """Return a signed native transaction. Defaults: current fees and the next nonce.
 
-    The nonce of one that waits, with fees a tenth above its own, takes its place. Raises ConfigError for a kind
-    that the chain does not know.
+    To replace a pending transaction, give its nonce and fees a tenth higher. Raises ConfigError for an unknown
+    kind.
     """
     check_key("key", key)
     check_fees(max_fee_per_gas, max_priority_fee_per_gas)
@@ -356,10 +357,10 @@ def _sign(
 
 
 def _fees(quote: Quote, fee: int | None, tip: int | None) -> dict[str, int]:
-    """Return what is offered for a unit of gas: what is given, else today's. Raises ConfigError.
+    """Return fee cap and tip per gas: the given ones, otherwise the current ones. Raises ConfigError.
 
-    However high a fee cap is, no more than the chain's base fee is taken of it; a tip is taken whole, so a gateway
-    may not name any.
+    A fee cap costs at most the chain's base fee, however high it is. A tip is paid in full, so the tip of a
+    gateway's quote is bounded.
     """
     fee = quote.max_fee_per_gas if fee is None else fee
     tip = min(quote.max_priority_fee_per_gas, TIP_QUOTED_MAX, fee) if tip is None else tip
@@ -386,25 +387,25 @@ def _terms(core: Core, address: bytes) -> Flow[tuple[ChainInfo, Quote, Nonce]]:
 
 
 def send(core: Core, key: SecretKey, kind: int, payload: list[Value]) -> Flow[Receipt]:
-    """Sign a native transaction, hand it in, and return its receipt when it is final.
+    """Sign and submit a native transaction; return its receipt when it is final.
 
-    Raises ClientError where it is refused, else TransactionRefused: once it may be on its way, that is all.
+    Raises ClientError if it was certainly not accepted; otherwise only TransactionRefused.
     """
     return (yield from send_signed(core, key, kind, payload))[0]
 
 
 def send_signed(core: Core, key: SecretKey, kind: int, payload: list[Value]) -> Flow[tuple[Receipt, bytes]]:
-    """Do as ``send``; return the signed bytes as well."""
+    """Like ``send``; also return the signed bytes."""
     check_key("key", key)
     return _deliver(core, key.address, lambda: _sign(core, key, kind, payload))
 
 
 def _deliver(core: Core, address: bytes, sign: Callable[[], Flow[bytes]]) -> Flow[tuple[Receipt, bytes]]:
-    """Sign and hand in when it is the turn of an account; return the receipt and what was signed.
+    """Sign and submit while no other flow signs for the account; return the receipt and the signed bytes.
 
-    So what is sent at the same time has nonces of its own, in the order in which it is handed in. Once it may have
-    arrived anywhere, it is waited for: whoever is told that it failed would send again, and pay twice. Raises
-    ClientError where it is surely refused, else as ``wait``.
+    So simultaneous transactions get consecutive nonces in the order of submission. A transaction that may have
+    been accepted is waited for: a caller that is told of a failure would send again and pay twice. Raises
+    ClientError if it was certainly refused, otherwise as ``wait``.
     """
     nonce: int | None = None
     yield from core.lock_account(address)
@@ -424,7 +425,7 @@ def _deliver(core: Core, address: bytes, sign: Callable[[], Flow[bytes]]) -> Flo
 
 
 def _transfer(core: Core, key: SecretKey, to: bytes, amount: int) -> Flow[Receipt]:
-    """Send ``amount`` of 10^-18 DKB; return the receipt when it is final. Raises as ``wait``."""
+    """Transfer ``amount`` of 10^-18 DKB; return the receipt of the final transaction. Raises as ``wait``."""
     from state.transition.transfer import TRANSFER_KIND  # its rule weighs more than this client
 
     check_address("to", to)
@@ -439,9 +440,9 @@ def _sign_call(
     core: Core, key: SecretKey, to: bytes, *, value: int = 0, data: bytes = b"", nonce: int | None = None,
     max_fee_per_gas: int | None = None, max_priority_fee_per_gas: int | None = None,
 ) -> Flow[bytes]:  # fmt: skip
-    """Return a signed EIP-1559 transaction with the gas that it takes, as any Ethereum wallet would make it.
+    """Return a signed EIP-1559 transaction with estimated gas, as an Ethereum wallet makes it.
 
-    Nonce and fees are as of ``sign``. Raises ClientError with the reason where it would fail.
+    Nonce and fees are as in ``sign``. Raises ClientError with the reason if the call would fail.
     """
     check_key("key", key)
     check_address("to", to)
@@ -489,14 +490,14 @@ def _contracts(core: Core) -> Flow[tuple[Contract, ...]]:
 
 
 def _function(core: Core, contract: str, function: str) -> Flow[ContractFunction]:
-    """Return a function of a system contract, both by name. Raises ConfigError for names that are not there."""
+    """Return a function of a system contract, both by name. Raises ConfigError for an unknown name."""
     return find_function((yield from _contracts(core)), contract, function)
 
 
 def _view(core: Core, function: ContractFunction, arguments: Sequence[AbiValue]) -> Flow[Mapping[str, AbiValue]]:
-    """Return what a view answers, by the names of its results.
+    """Return the results of a view by name.
 
-    Raises ClientError with the reason of a revert, ConfigError for arguments of other types.
+    Raises ClientError with the reason of a revert, ConfigError for arguments of the wrong type.
     """
     _check_function(function)
     request = {"to": hexed(function.address), "data": hexed(function.encode(arguments))}
@@ -512,9 +513,9 @@ def _check_function(function: object) -> None:
 def _write(
     core: Core, key: SecretKey, function: ContractFunction, arguments: Sequence[AbiValue], *, value: int = 0
 ) -> Flow[Receipt]:
-    """Call a function that writes, by an EIP-1559 transaction; return the receipt when it is final.
+    """Call a contract function by an EIP-1559 transaction; return the receipt when it is final.
 
-    Raises ClientError with the reason where it would fail, and as ``wait``.
+    Raises ClientError with the reason if the call would fail, and as ``wait``.
     """
     check_key("key", key)
     check_amount("value", value)
@@ -528,9 +529,9 @@ def _write(
 
 
 def _faucet(core: Core, url: str, address: bytes) -> Flow[bytes]:
-    """Ask the faucet at ``url`` of a test network for coins for ``address``; return the transaction's hash.
+    """Request coins for ``address`` from the faucet at ``url``; return the transaction's hash.
 
-    Raises ClientError with the reason why there are none, GatewayUnreachable.
+    Raises ClientError with the reason of a refusal, GatewayUnreachable.
     """
     check_address("address", address)
     body = orjson.dumps({"address": hexed(address)})
@@ -539,7 +540,7 @@ def _faucet(core: Core, url: str, address: bytes) -> Flow[bytes]:
 
 
 def read_grant(data: bytes) -> bytes:
-    """Return the hash in a faucet's answer. Raises ClientError for a refusal, AnswerMalformed."""
+    """Return the transaction hash in a faucet's answer. Raises ClientError for a refusal, AnswerMalformed."""
     try:
         answer = orjson.loads(data)
     except ValueError:
@@ -560,10 +561,10 @@ def _subscribe(
     core: Core, kind: str = "heads", *, from_height: int | None = None, address: bytes | None = None,
     topic: bytes | None = None, task: bytes | None = None, timeout_s: float | None = None,
 ) -> Stream[Notification]:  # fmt: skip
-    """Find the news of each block over a WebSocket: ``heads``, ``events`` or ``tasks``, from ``from_height`` on.
+    """Yield a notification for each block: ``heads``, ``events`` or ``tasks``, from ``from_height`` on.
 
-    In order, each once, without end or until ``timeout_s`` are over: a connection that breaks is taken up again,
-    at another gateway if need be.
+    Blocks come in order and once, until ``timeout_s`` if given. After a broken WebSocket the subscription resumes,
+    at another gateway if necessary.
     """
     check_kind("kind", kind, KINDS)
     if address is not None:
@@ -579,7 +580,7 @@ def _subscribe(
 
 
 class Api:
-    """The methods of both clients."""
+    """Methods of both clients: queries, transactions, contracts and subscriptions."""
 
     call = FlowMethod(_call)
     batch = FlowMethod(_batch)

@@ -1,7 +1,7 @@
-"""Bulk data over a gateway: uploads signed by the account that pays, downloads that are checked piece by piece.
+"""Blobs over a gateway: uploads authorised by the paying account, downloads verified piece by piece.
 
-The gateway is not believed: a manifest must have the name that was asked for, and each piece the hash that the
-manifest says. Both directions go on where they were cut off, at another gateway if need be.
+The gateway is not trusted: a manifest must match the requested blob ID, and each piece the hash in the manifest.
+Interrupted transfers resume, at another gateway if necessary.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest
 __all__ = ["BlobApi", "Progress", "blob_of_file", "check_file", "download", "is_held", "upload"]
 
 Progress = Callable[[int, int], None]
-"""Told the bytes that are done, and all."""
+"""Progress callback: bytes done and bytes in all."""
 
 PIECES_AT_ONCE_MAX: Final = 8
 FAST_S: Final = 2.0
-"""A download that took less asks for twice as much the next time."""
+"""Seconds. After a faster download the next request is twice as large."""
 WAIT_S_MAX: Final = 900.0
-"""How long a gateway may take to fetch a blob from the network without any news."""
+"""Seconds that a gateway may fetch a blob from the network without progress."""
 LOOK_S: Final = 1.0
 GRANT_BLOCKS: Final = 600
 ERROR_LIMIT_BYTES: Final = 65_536
@@ -61,10 +61,10 @@ def blob_of_file(file: Path) -> Manifest:
 
 
 def _ask(core: Core, method: str, path: str, **options: Any) -> Flow[Reply]:
-    """Return the answer of the first gateway that has one below 300.
+    """Return the first answer with a status below 300.
 
-    A refusal is another gateway's to overrule, once each; one that is busy or silent is asked again. Raises
-    ClientError, GatewayUnreachable.
+    After a refusal each other gateway is asked once; a busy or silent one is asked again. Raises ClientError,
+    GatewayUnreachable.
     """
     refusals = 0
     for attempt in range(1, core.options.rounds * core.gateways + 1):
@@ -124,10 +124,10 @@ def download(
     core: Core, blob: bytes, file: Path, *, task: bytes | None = None, window: int | None = None,
     progress: Progress | None = None, limit_bytes: int | None = None,
 ) -> Flow[int]:  # fmt: skip
-    """Fetch a blob into ``file`` and return its size; what ``file``.part holds of it already is not fetched again.
+    """Download a blob into ``file`` and return its size; pieces in ``file``.part are not downloaded again.
 
-    Where the gateway does not have it, ``task`` (and the ``window`` of its work) says where in the network it is.
-    Raises ClientError where nobody has it, AnswerMalformed where all send something else, StoreError.
+    If the gateway does not have the blob, its node finds it in the network by ``task`` and ``window``. Raises
+    ClientError if it is not available, AnswerMalformed if all gateways send wrong bytes, StoreError.
     """
     check_hash("blob", blob)
     check_file("file", file)
@@ -181,7 +181,7 @@ def _manifest(
     core: Core, blob: bytes, task: bytes | None, window: int | None, progress: Progress | None,
     limit_bytes: int | None,
 ) -> Flow[Manifest]:  # fmt: skip
-    """Return the manifest of a blob as soon as a gateway has all of it."""
+    """Wait until a gateway has a whole blob; return its manifest."""
     forged, before = 0, (-1, -1)
     most: dict[str, int] = {}
     since = yield ReadClock()
@@ -216,9 +216,9 @@ def _manifest(
 
 
 def is_held(core: Core, blob: bytes) -> Flow[bool | None]:
-    """Tell whether the node of a gateway holds all of a blob; None where none of them says.
+    """Return whether the gateway's node has the whole blob; None if no gateway tells.
 
-    Others may have it: nodes tell nobody what they hold, they answer those who have been given work on it.
+    Other nodes may have it: a node serves blobs of a task to the machines of that task only.
     """
     check_hash("blob", blob)
     try:
@@ -235,7 +235,7 @@ def _absent() -> ClientError:
 
 
 def _told(reply: Reply) -> tuple[int, int]:
-    """Return the pieces that the gateway's node has fetched, and all."""
+    """Return the numbers of fetched pieces and of all pieces."""
     try:
         document = orjson.loads(reply.body)
     except ValueError:
@@ -254,7 +254,7 @@ def _query(task: bytes | None, window: int | None) -> str:
 
 
 def _run(missing: Sequence[int], count: int) -> list[int]:
-    """Return the first pieces of ``missing`` that lie side by side."""
+    """Return the first run of consecutive pieces in ``missing``."""
     run = [missing[0]]
     for number in missing[1:count]:
         if number != run[-1] + 1:
@@ -264,7 +264,7 @@ def _run(missing: Sequence[int], count: int) -> list[int]:
 
 
 def _prepare(part: Path, manifest: Manifest) -> list[int]:
-    """Make room for a blob in ``part``; return the pieces that are not there yet."""
+    """Allocate ``part`` for a blob; return the missing pieces."""
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
         with _open(part, os.O_CREAT) as file:
@@ -290,7 +290,7 @@ def _write(part: Path, pieces: list[tuple[int, bytes]]) -> None:
 
 
 def _open(part: Path, flags: int = 0) -> BinaryIO:
-    """Open ``part`` to read and to write, never what a link in its place leads to. Raises OSError."""
+    """Open ``part`` for reading and writing, without following symbolic links. Raises OSError."""
     return os.fdopen(os.open(part, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600), "r+b")
 
 
@@ -310,9 +310,9 @@ def _finish(part: Path, file: Path) -> None:
 
 
 def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None = None) -> Flow[bytes]:
-    """Leave a file with a gateway's node, signed for by ``key``; return its name. Workers fetch it from there.
+    """Upload a file to a gateway's node, authorised by ``key``; return its blob ID. Workers fetch it there.
 
-    What the node has already is not sent again. Raises ClientError where no gateway takes it (``uploads_off``,
+    Pieces that the node has are not sent again. Raises ClientError if no gateway accepts it (``uploads_off``,
     ``account_quota``, ``balance_too_low``, ...), GatewayUnreachable, OtherChain, StoreError.
     """
     check_key("key", key)
@@ -361,7 +361,7 @@ def upload(core: Core, file: Path, key: SecretKey, *, progress: Progress | None 
 
 
 class _Sent:
-    """How far an upload is; never told to go back."""
+    """Progress of an upload; never decreases."""
 
     def __init__(self, manifest: Manifest, progress: Progress) -> None:
         self._size_bytes = manifest.size_bytes
@@ -375,7 +375,7 @@ class _Sent:
 
 
 def _missing(reply: Reply, pieces: int) -> list[int]:
-    """Return the pieces that a gateway lacks."""
+    """Return the pieces that a gateway does not have."""
     try:
         document = orjson.loads(reply.body)
     except ValueError:
@@ -408,7 +408,7 @@ def _read(file: Path, manifest: Manifest, number: int) -> bytes:
 
 
 class BlobApi:
-    """The methods about bulk data of both clients."""
+    """Methods of both clients about blobs."""
 
     download = FlowMethod(download)
     is_held = FlowMethod(is_held)

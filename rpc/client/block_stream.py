@@ -31,14 +31,14 @@ from rpc.client.results import Block, Header, Notification, Receipt, read_result
 __all__ = ["KINDS", "notification_of", "notifications"]
 
 KINDS: Final = ("heads", "events", "tasks")
-"""What there is news of."""
+"""Kinds of subscriptions."""
 IDLE_S: Final = 20.0
-"""A subscription that is silent for so long is asked for a sign of life."""
+"""Seconds without a notification after which a ping is sent."""
 RECONNECTS_MAX: Final = 12
-"""Tries in a row, for each gateway, to take up a subscription again."""
+"""Consecutive attempts, for each gateway, to resume a subscription."""
 RECONNECT_PAUSE_S_MAX: Final = 5.0
 REPLAY_MAX: Final = 900
-"""Blocks that a gateway is asked to replay: it does so for 1,000, and makes more meanwhile."""
+"""Blocks to request as a replay. A gateway replays 1,000; new blocks arrive meanwhile."""
 REPLAY_BATCH: Final = 25
 
 
@@ -46,9 +46,9 @@ def notifications(
     core: Core, kind: str, *, from_height: int | None = None, address: bytes | None = None,
     topic: bytes | None = None, task: bytes | None = None, timeout_s: float | None = None,
 ) -> Stream[Notification]:  # fmt: skip
-    """Find the news of each block, in order, each once. Without end, or until ``timeout_s`` are over.
+    """Yield a notification for each block, in order and once, until ``timeout_s`` if given.
 
-    Raises ClientError for what can never be told (pruned blocks), GatewayUnreachable when no gateway is left.
+    Raises ClientError for blocks that are pruned, GatewayUnreachable if no gateway answers.
     """
     named = {"address": address, "topic": topic, "task": task}
     wanted = {name: hexed(value) for name, value in named.items() if value is not None}
@@ -63,7 +63,7 @@ def notifications(
 
 
 def _follow(core: Core, kind: str, wanted: Mapping[str, str], following: int | None) -> Stream[Notification]:
-    """Find the news from the height ``following`` on, or from the next block."""
+    """Yield notifications from the height ``following`` on, or from the next block."""
     failures = 0
     while True:
         url = core.url
@@ -107,7 +107,7 @@ def _follow(core: Core, kind: str, wanted: Mapping[str, str], following: int | N
 
 
 def _hear_answer(core: Core) -> Flow[int]:
-    """Return the height from which the subscription tells."""
+    """Return the first height of the subscription."""
     text = yield ReceiveMessage(core.options.timeout_s)
     if text is None:
         raise GatewayUnreachable("no answer over the WebSocket")
@@ -122,7 +122,7 @@ def _hear_answer(core: Core) -> Flow[int]:
 
 
 def _hear_news() -> Flow[Notification]:
-    """Return the next news."""
+    """Return the next notification."""
     silent = False
     while True:
         text = yield ReceiveMessage(IDLE_S)
@@ -145,9 +145,9 @@ def _hear_news() -> Flow[Notification]:
 def _replay(
     core: Core, kind: str, wanted: Mapping[str, str], following: int
 ) -> Flow[tuple[list[Notification], int]]:
-    """Return what some blocks from ``following`` on tell, and the height after them.
+    """Return the notifications of some blocks from ``following`` on, and the height after them.
 
-    That is ``following`` again where no more are behind than a subscription replays.
+    That height is ``following`` if a subscription can replay all missing blocks.
     """
     answer = yield from core.call("dekube_head")
     match answer:
@@ -177,9 +177,9 @@ def _replay(
 
 
 def notification_of(block: Any, receipts: Any, kind: str, wanted: Mapping[str, str]) -> Notification | None:
-    """Return what a subscription would have told of a block, from the answers that have it whole.
+    """Return the notification that a subscription would have sent for a block.
 
-    Raises AnswerMalformed.
+    It is made from the block and its receipts. Raises AnswerMalformed.
     """
     match block, receipts:
         case {"block": dict() as found}, None:
@@ -207,7 +207,7 @@ def notification_of(block: Any, receipts: Any, kind: str, wanted: Mapping[str, s
 
 
 LEDGERS: Final = frozenset(f"0x{number:040x}" for number in (0x702, 0x703))
-"""The contracts of tasks and billing, whose events a subscription to tasks tells."""
+"""Contracts whose events a subscription to tasks reports."""
 
 
 def _is_wanted(event: Mapping[str, Any], kind: str, wanted: Mapping[str, str]) -> bool:

@@ -1,8 +1,8 @@
-"""The client without I/O: flows yield effects, a shell performs them and sends back what came of each.
+"""The client without I/O: flows yield effects; a shell performs them and returns their results.
 
-One flow serves every shell: blocking (``rpc.client.sync``) and asynchronous on trio and on asyncio
-(``rpc.client.aio``). Here stand the rules for several gateways: which is asked, when another is tried, how old its
-state may be, and how a subscription goes on where it was cut off.
+The same flows serve both shells: blocking (``rpc.client.sync``) and asynchronous on trio and asyncio
+(``rpc.client.aio``). This module selects among several gateways: which one is asked, when the next is tried, and
+how old its state may be.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ PAGES_MAX: Final = 1_000_000
 EMPTY_PAGES_MAX: Final = 1_000
 ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
 ANSWER_BYTES_PER_S_MIN: Final = 16 * 1024
-"""An answer has the time of its call, and for each so many bytes that came a second more."""
+"""The time for an answer grows by a second for each so many received bytes."""
 DEFAULT_PORT: Final = 8545
 _PATH: Final = re.compile("[!-~]+")
 ELSEWHERE: Final = frozenset(("node_unavailable", "height_not_reached"))
-"""Reasons that another gateway, or the same a moment later, need not give."""
+"""Reasons after which another gateway, or the same one later, may answer."""
 RATION: Final = "limit_exceeded"
 WITHOUT_MIN_HEIGHT: Final = frozenset(("dekube_sendTransaction", "dekube_subscribe", "dekube_unsubscribe"))
 RATION_PAUSE_S_MAX: Final = 10.0
 BATCH_MAX: Final = 1_000
-"""Calls of one request, as many as gateways take unless they are set up otherwise."""
+"""Calls of one request; the default limit of gateways."""
 
 
 class Call(NamedTuple):
@@ -186,17 +186,17 @@ Stream = Generator[Effect | Item[_T], Any, None]
 
 
 class Steps(Generic[_E]):
-    """The effects of a flow or a stream, one after the other; ``give`` says what came of each but Item."""
+    """Iterates over the effects of a flow or stream; ``resume`` passes the result of each effect except Item."""
 
     def __init__(self, run: Generator[_E, Any, Any]) -> None:
         self._run = run
         self._answer: Any = None
         self._error: DekubeError | None = None
         self.result: Any = None
-        """What it returned, at the end."""
+        """The return value, set at the end."""
 
     def resume(self, answer: Any, error: DekubeError | None) -> None:
-        """Let the effect return ``answer``, or raise ``error`` where there is one."""
+        """Make the effect return ``answer``, or raise ``error`` if it is not None."""
         self._answer, self._error = answer, error
 
     def __iter__(self) -> Iterator[_E]:
@@ -212,7 +212,7 @@ class Steps(Generic[_E]):
 
 
 def through(stream: Stream[_T], handle: Callable[[_T], Generator[Any, Any, bool]]) -> Generator[Any, Any, None]:
-    """Give all that ``stream`` finds to ``handle``, a stream of its own, until that returns True."""
+    """Pass each item of ``stream`` to ``handle`` until it returns True; ``handle`` is a stream as well."""
     steps = Steps(stream)
     for effect in steps:
         if isinstance(effect, Item):
@@ -227,13 +227,13 @@ def through(stream: Stream[_T], handle: Callable[[_T], Generator[Any, Any, bool]
 
 
 class DeadlineExceeded(Exception):
-    """What was to be done within a time is not done."""
+    """The operation did not complete in time."""
 
 
 def within(run: Generator[Any, Any, _T], timeout_s: float) -> Generator[Any, Any, _T]:
-    """Perform the effects of a flow or a stream for ``timeout_s`` at most, whatever each may take by itself.
+    """Perform the effects of a flow or stream for at most ``timeout_s`` in all.
 
-    Returns what ``run`` returns. Raises TimeOver.
+    Returns the result of ``run``. Raises DeadlineExceeded.
     """
     deadline = (yield ReadClock()) + timeout_s
     steps = Steps(run)
@@ -272,7 +272,7 @@ def _shortened(effect: Effect, left_s: float) -> Effect:
 
 
 def gather(stream: Stream[_T]) -> Flow[list[_T]]:
-    """Return all that ``stream`` finds."""
+    """Return all items of ``stream``."""
     found: list[_T] = []
 
     def keep(item: _T) -> Generator[Any, Any, bool]:
@@ -290,7 +290,7 @@ def hexed(data: bytes) -> str:
 
 
 class Pages:
-    """Holds a list to an end: none of its pages comes twice, and few in a row are empty."""
+    """Ensures that a paged list ends: no cursor repeats, and few consecutive pages are empty."""
 
     def __init__(self, method: str) -> None:
         self._method = method
@@ -298,7 +298,7 @@ class Pages:
         self._empty = 0
 
     def check_next(self, cursor: str, items: Sequence[Any]) -> None:
-        """Note the page that comes after ``items``. Raises AnswerMalformed."""
+        """Check the cursor that follows a page with ``items``. Raises AnswerMalformed."""
         name = hashlib.sha256(cursor.encode(errors="surrogatepass")).digest()
         self._empty = 0 if items else self._empty + 1
         if name in self._seen or self._empty > EMPTY_PAGES_MAX or len(self._seen) == PAGES_MAX:
@@ -307,14 +307,14 @@ class Pages:
 
 
 class Core:
-    """What a client remembers: its gateways, which is asked now, and the newest height that any has shown.
+    """The state of a client: its gateways, the current one, and the newest height of any answer.
 
-    Answers never go back in time: a gateway that has not shown that height yet is asked to wait for it
-    (``min_height``), or another is asked.
+    Answers never go back in time: a gateway that has not reached that height is asked to wait for it
+    (``min_height``), or another gateway is asked.
     """
 
     def __init__(self, urls: Sequence[str], options: ClientOptions) -> None:
-        """Raises ConfigError for an URL that cannot be used."""
+        """Raises ConfigError for an invalid URL."""
         if not urls:
             raise ConfigError("no gateway is named")
         self._is_closed = False
@@ -323,14 +323,14 @@ class Core:
         self._shown = [0] * len(urls)
         self._at = 0
         self.height = 0
-        """The newest height that any answer was of."""
+        """The newest height in any answer."""
         self._chain_id = options.chain_id
         self._signing: set[bytes] = set()
         self._nonces: set[tuple[bytes, int]] = set()
-        """Of what was handed in here and is not final yet, with the accounts."""
+        """Nonces of submitted transactions that are not final yet, by account."""
 
     def close(self) -> None:
-        """Note that the client is closed."""
+        """Mark the client as closed."""
         self._is_closed = True
 
     def check_open(self) -> None:
@@ -339,63 +339,63 @@ class Core:
             raise ClientClosed("this client was closed; make another one")
 
     def check_chain(self, chain_id: int) -> None:
-        """Check that a gateway names the chain that is signed for. Raises OtherChain."""
+        """Check that a gateway's chain is the one to sign for. Raises OtherChain."""
         if self._chain_id is None:
             self._chain_id = chain_id
         elif chain_id != self._chain_id:
             raise OtherChain(f"{self.url} is of chain {chain_id}, and chain {self._chain_id} is signed for")
 
     def lock_account(self, address: bytes) -> Flow[None]:
-        """Wait until nobody else signs for an account; ``unlock_account`` when what was signed is handed in.
+        """Wait until no other flow signs for an account; ``unlock_account`` after the submission.
 
-        Two that sign at once would get the same nonce of a gateway.
+        Two simultaneous flows would get the same nonce from a gateway.
         """
         while address in self._signing:
             yield Pause(TURN_PAUSE_S)
         self._signing.add(address)
 
     def unlock_account(self, address: bytes) -> None:
-        """Let others sign for an account."""
+        """Allow the next flow to sign for an account."""
         self._signing.discard(address)
 
     def next_nonce(self, address: bytes, pending: int) -> int:
-        """Return the nonce for what an account signs next, where ``pending`` is next for a gateway.
+        """Return the next nonce of an account; ``pending`` is the next one for the current gateway.
 
-        One that has taken over may not know yet what was handed in with another.
+        A gateway may not know yet what was submitted to another one.
         """
         while (address, pending) in self._nonces:
             pending += 1
         return pending
 
     def note_nonce(self, address: bytes, nonce: int) -> None:
-        """Note that a transaction is handed in; ``drop_nonce`` when nobody here waits for it any more."""
+        """Record the nonce of a submitted transaction; ``drop_nonce`` when no flow waits for it any more."""
         self._nonces.add((address, nonce))
 
     def drop_nonce(self, address: bytes, nonce: int) -> None:
-        """Forget a transaction."""
+        """Remove the nonce of a transaction."""
         self._nonces.discard((address, nonce))
 
     @property
     def gateways(self) -> int:
-        """How many there are."""
+        """Number of gateways."""
         return len(self._urls)
 
     @property
     def url(self) -> str:
-        """The gateway that is asked now."""
+        """URL of the current gateway."""
         return self._urls[self._at]
 
     def leave_gateway(self, url: str) -> None:
-        """Ask another gateway than ``url`` from now on, where another flow has not turned away from it already."""
+        """Switch from the gateway ``url`` to the next one, unless another flow has already switched."""
         if self.url == url:
             self._at = (self._at + 1) % len(self._urls)
 
     # Calls
 
     def call(self, method: str, /, *params: Any, **named: Any) -> Flow[Any]:
-        """Return the result of one call, its parameters by place or by name; those by name keep ``min_height``.
+        """Return the result of one call. Only named parameters can be extended by ``min_height``.
 
-        Raises ClientError for an answer of failure, GatewayUnreachable where there is none.
+        Raises ClientError for an error answer, GatewayUnreachable if no gateway answers.
         """
         given = {name: value for name, value in named.items() if value is not None}
         [found] = yield from self._ask([Call(method, given or list(params) or None)], is_batch=False)
@@ -406,8 +406,8 @@ class Core:
     def batch(self, calls: Sequence[Call]) -> Flow[list[Any]]:
         """Return the results in the order of ``calls``; a failed one is its ClientError.
 
-        What is more than a gateway takes at once is asked in parts, one after the other. Raises ClientError where
-        the gateway refuses a whole part, GatewayUnreachable.
+        A batch above the gateway's limit is sent in parts, one after the other. Raises ClientError if the gateway
+        refuses a whole part, GatewayUnreachable.
         """
         results: list[Any] = []
         for first in range(0, len(calls), BATCH_MAX):
@@ -483,7 +483,7 @@ class Core:
                 pass
 
     def pages(self, method: str, /, **named: Any) -> Stream[Any]:
-        """Find all items of a paged method; its pages are bound to one height."""
+        """Yield all items of a paged method; all pages are bound to one height."""
         cursor: str | None = None
         pages = Pages(method)
         while True:
@@ -502,7 +502,7 @@ class Core:
 def read_answers(data: bytes, count: int, *, is_batch: bool) -> list[Any]:
     """Return the ``count`` results in a gateway's answer, a failed one as its ClientError.
 
-    Where the whole was refused, that is the result of each. Raises AnswerMalformed.
+    If the whole batch was refused, each result is that error. Raises AnswerMalformed.
     """
     answer = read_json(data)
     if not is_batch or type(answer) is dict:
@@ -528,7 +528,7 @@ def read_answers(data: bytes, count: int, *, is_batch: bool) -> list[Any]:
 
 
 class _BatchRefused(ClientError):
-    """The gateway refused a batch, not one of its calls."""
+    """The gateway refused a batch as a whole."""
 
 
 def _result(answer: Any) -> Any:
@@ -542,7 +542,7 @@ def _result(answer: Any) -> Any:
 
 
 def read_json(data: bytes) -> Any:
-    """Return what a gateway said. Raises AnswerMalformed."""
+    """Return the parsed JSON of a gateway's answer. Raises AnswerMalformed."""
     try:
         return orjson.loads(data)
     except ValueError:
@@ -556,7 +556,7 @@ def _is_to_be_asked_again(result: Any) -> bool:
 
 
 def _ration_s(result: Any) -> float:
-    """Return how long a gateway that rations its callers wants to be left alone."""
+    """Return the seconds to wait that a gateway's ``limit_exceeded`` error names."""
     seconds = result.fields.get("retry_after_s") if isinstance(result, ClientError) else None
     try:
         return min(max(float(seconds or 0), 0.0), RATION_PAUSE_S_MAX)
@@ -565,10 +565,10 @@ def _ration_s(result: Any) -> float:
 
 
 def http_url(url: str) -> str:
-    """Return ``url`` as it is asked: with its scheme, port and path. Raises ConfigError.
+    """Return ``url`` with scheme, port and path. Raises ConfigError.
 
-    A name alone is a node's own gateway, with its usual port; a URL without a port has that of its scheme. Raises
-    ArgumentInvalid for what is no text.
+    A host name alone gets the default port of a gateway; a URL without a port gets that of its scheme. Raises
+    ArgumentInvalid for a value that is not a string.
     """
     if not isinstance(url, str):
         raise ArgumentInvalid(f"the URL of a gateway is a text, not {type(url).__name__}")

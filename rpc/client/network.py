@@ -42,7 +42,7 @@ _S = TypeVar("_S", bound=ResultObject)
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSize(ResultObject):
-    """The mempool in numbers."""
+    """Size of the mempool."""
 
     pending: int
     queued: int
@@ -51,7 +51,7 @@ class PoolSize(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeInfo(ResultObject):
-    """The node that answers."""
+    """Identity of the answering node."""
 
     address: bytes
     roles: tuple[str, ...]
@@ -60,7 +60,7 @@ class NodeInfo(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Status(Answer):
-    """How far the node is, and the oldest heights of which it keeps state and blocks."""
+    """Sync status of the node, and the oldest heights with state and blocks."""
 
     time_ms: int
     syncing: bool
@@ -76,7 +76,7 @@ class Status(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Supply(Answer):
-    """What was issued, and what is left of it."""
+    """Issued, burned and current supply."""
 
     issued: Amount
     burned: Amount
@@ -85,12 +85,12 @@ class Supply(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationResult(Answer, Execution):
-    """What a transaction would do on the newest state."""
+    """Result of a simulation on the newest state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jail(ResultObject):
-    """Until which epoch a validator may not sit (None: for ever), and how often it was down."""
+    """Jail of a validator: its last epoch (None: permanent) and the number of downtimes."""
 
     until_epoch: int | None
     times: int
@@ -98,7 +98,7 @@ class Jail(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class _Voter(ResultObject):
-    """Who may vote, and the keys that it votes and draws with."""
+    """A voter with its vote key and VRF key."""
 
     address: bytes
     vote_key: bytes
@@ -107,7 +107,7 @@ class _Voter(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Validator(_Voter):
-    """Somebody with stake."""
+    """An account with stake."""
 
     stake: Amount
     jail: Jail | None
@@ -115,7 +115,7 @@ class Validator(_Voter):
 
 @dataclass(frozen=True, kw_only=True)
 class Peer(ResultObject):
-    """A node that the asked one is connected to."""
+    """A peer of the answering node."""
 
     address: bytes
     endpoint: str
@@ -127,7 +127,7 @@ class Peer(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class KnownNode(ResultObject):
-    """A node that told of itself."""
+    """A known node of the network."""
 
     address: bytes
     connected: bool
@@ -139,7 +139,7 @@ class KnownNode(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Seat(_Voter):
-    """A place in a committee."""
+    """A seat of a committee."""
 
     seat: int
     weight: Amount
@@ -147,7 +147,7 @@ class Seat(_Voter):
 
 @dataclass(frozen=True, kw_only=True)
 class _CommitteeAnswer(Answer):
-    """An epoch, and the heights that are in it."""
+    """An epoch with its first and last height."""
 
     epoch: int
     first_height: int
@@ -166,7 +166,7 @@ class Committee(_CommitteeAnswer):
 
 @dataclass(frozen=True, kw_only=True)
 class SeatRecord(ResultObject):
-    """How a seat did in an epoch: blocks it helped to make final, and views that it led or missed."""
+    """Statistics of a seat in an epoch: blocks with its FINALIZE vote, views led and views missed."""
 
     seat: int
     address: bytes
@@ -177,7 +177,7 @@ class SeatRecord(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch(_CommitteeAnswer):
-    """How an epoch goes or went."""
+    """Statistics of an epoch."""
 
     version: int | None
     committee_hash: bytes
@@ -187,7 +187,7 @@ class Epoch(_CommitteeAnswer):
 
 @dataclass(frozen=True, kw_only=True)
 class Slash(ResultObject):
-    """What a proven fault cost an operator; shares are millionths."""
+    """Slashing of an operator for a proven fault; ``rate_ppm`` is in millionths."""
 
     operator: bytes
     fault: str
@@ -203,7 +203,7 @@ class Slash(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class _Duty(ResultObject):
-    """What is expected for a window of a task, and until when."""
+    """A duty for a window of a task, with its deadline."""
 
     task: bytes
     action: str
@@ -214,7 +214,7 @@ class _Duty(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerDuty(_Duty):
-    """What a task asks of its worker now."""
+    """A current duty of a task's worker."""
 
     bond: Amount
     blocked: bool
@@ -222,14 +222,14 @@ class WorkerDuty(_Duty):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierDuty(_Duty):
-    """What a window asks of a verifier or juror now."""
+    """A current duty of a verifier or juror."""
 
     jury: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duties(Answer):
-    """What a machine is expected to do."""
+    """Current duties of a machine."""
 
     work: tuple[WorkerDuty, ...]
     checks: tuple[VerifierDuty, ...]
@@ -237,14 +237,14 @@ class Duties(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Earnings(Answer):
-    """What an account was ever paid; by role in ``document``."""
+    """Total market earnings of an account; by role in ``document``."""
 
     total: Amount
 
 
 @dataclass(frozen=True, kw_only=True)
 class RelayDebt(ResultObject):
-    """What a payer has acknowledged to one relay, and what of it is still due."""
+    """Receipts that a payer signed for one relay; ``due`` is the unpaid amount."""
 
     relay: bytes
     channel: bytes
@@ -256,10 +256,10 @@ class RelayDebt(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Carriage(Answer):
-    """What an account has put down for relays, and what it owes them.
+    """An account's deposit for relays and its debts to them.
 
-    ``release_ms`` is when ``withdrawing`` is paid back. ``earning`` says whether dues can be taken from its pay,
-    ``room`` whether one more relay could settle a receipt of it.
+    ``release_ms`` is when ``withdrawing`` is paid back. ``earning`` tells whether debts can be taken from its
+    earnings, ``room`` whether one more relay can settle a receipt.
     """
 
     deposit: Amount
@@ -272,50 +272,50 @@ class Carriage(Answer):
 
 
 def _status(core: Core) -> Flow[Status]:
-    """Return how far the node is and what it keeps."""
+    """Return the node's sync status and the oldest kept heights."""
     return read_result(Status, (yield from core.call("dekube_status")))
 
 
 def _supply(core: Core, *, height: int | None = None) -> Flow[Supply]:
-    """Return what was issued and what was burned, up to the block ``height`` or the newest."""
+    """Return the supply after the block ``height``, by default the newest."""
     return read_result(Supply, (yield from core.call("dekube_getSupply", height=height)))
 
 
 def _headers(core: Core) -> Stream[Header]:
-    """Find the headers of all kept blocks, newest first."""
+    """Yield the headers of all kept blocks, newest first."""
     return each(core, Header, "dekube_getBlocks")
 
 
 def _simulate(core: Core, raw: bytes) -> Flow[SimulationResult]:
-    """Return what a signed transaction would do; nothing is changed."""
+    """Simulate a signed transaction."""
     check_data("raw", raw)
     return read_result(SimulationResult, (yield from core.call("dekube_simulateTransaction", raw=hexed(raw))))
 
 
 def _estimate(core: Core, sender: bytes, kind: int, payload: list[Value]) -> Flow[SimulationResult]:
-    """Return what a transaction of ``sender`` would do, before it is signed."""
+    """Simulate an unsigned transaction of ``sender``."""
     check_address("sender", sender)
     named: dict[str, Any] = {"from": hexed(sender), "kind": kind, "payload": hexed(encode(payload))}
     return read_result(SimulationResult, (yield from core.call("dekube_estimate", **named)))
 
 
 def _mempool(core: Core) -> Stream[Transaction]:
-    """Find what waits to be included, what came in last first."""
+    """Yield pending transactions, the latest arrival first."""
     return each(core, Transaction, "dekube_getMempool")
 
 
 def _validators(core: Core, *, height: int | None = None) -> Flow[tuple[Validator, ...]]:
-    """Return all that have stake."""
+    """Return all validators with stake."""
     return _listed(Validator, "validators", (yield from core.call("dekube_getValidators", height=height)))
 
 
 def _peers(core: Core) -> Flow[tuple[Peer, ...]]:
-    """Return the nodes that the asked one is connected to."""
+    """Return the peers of the answering node."""
     return _listed(Peer, "peers", (yield from core.call("dekube_getPeers")))
 
 
 def _network(core: Core) -> Stream[KnownNode]:
-    """Find all nodes that told of themselves."""
+    """Yield all known nodes."""
     return each(core, KnownNode, "dekube_getNetwork")
 
 
@@ -325,41 +325,41 @@ def _committee(core: Core, epoch: int | None = None) -> Flow[Committee]:
 
 
 def _epoch(core: Core, epoch: int | None = None) -> Flow[Epoch]:
-    """Return how an epoch goes or went, by default the current one."""
+    """Return the statistics of an epoch, by default the current one."""
     return read_result(Epoch, (yield from core.call("dekube_getEpoch", epoch=epoch)))
 
 
 def _slash(core: Core, operator: bytes) -> Flow[Slash | None]:
-    """Return what an operator was slashed for; None where it never was."""
+    """Return the slashing of an operator; None if it was never slashed."""
     check_address("operator", operator)
     return one(core, Slash, "slash", "dekube_getSlash", operator=hexed(operator))
 
 
 def _slashes(core: Core) -> Stream[Slash]:
-    """Find all that were ever slashed."""
+    """Yield all slashings."""
     return each(core, Slash, "dekube_getSlashes")
 
 
 def _duties(core: Core, address: bytes) -> Flow[Duties]:
-    """Return what tasks expect of a machine now."""
+    """Return the current duties of a machine."""
     check_address("address", address)
     return read_result(Duties, (yield from core.call("dekube_getDuties", address=hexed(address))))
 
 
 def _earnings(core: Core, address: bytes) -> Flow[Earnings]:
-    """Return what an account was ever paid."""
+    """Return the total market earnings of an account."""
     check_address("address", address)
     return read_result(Earnings, (yield from core.call("dekube_getEarnings", address=hexed(address))))
 
 
 def _carriage(core: Core, address: bytes) -> Flow[Carriage]:
-    """Return what an account has put down for relays, and what it owes to each."""
+    """Return an account's deposit for relays and its debt to each."""
     check_address("address", address)
     return read_result(Carriage, (yield from core.call("dekube_getCarriage", address=hexed(address))))
 
 
 def _listed(cls: type[_S], field: str, answer: Any) -> tuple[_S, ...]:
-    """Return the records under ``field`` of an answer. Raises AnswerMalformed."""
+    """Return the records in ``field`` of an answer. Raises AnswerMalformed."""
     match answer:
         case dict() if type(found := answer.get(field)) is list:
             return tuple(read_result(cls, item) for item in found)
@@ -368,7 +368,7 @@ def _listed(cls: type[_S], field: str, answer: Any) -> tuple[_S, ...]:
 
 
 class NetworkApi:
-    """The methods of both clients that are here."""
+    """Methods of both clients about the chain and the network."""
 
     status = FlowMethod(_status)
     supply = FlowMethod(_supply)

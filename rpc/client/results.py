@@ -61,7 +61,7 @@ Amount = Annotated[int, _AMOUNT]
 """10^-18 DKB; a decimal string in the answer."""
 _SIGNED_AMOUNT: Final = "an integer in a string"
 SignedAmount = Annotated[int, _SIGNED_AMOUNT]
-"""The same with a sign: negative where it left."""
+"""A signed amount; negative if the account paid it."""
 _T = TypeVar("_T", bound="ResultObject")
 _Reader = Callable[[Any], Any]
 
@@ -71,12 +71,12 @@ class ResultObject:
     """Base of typed results."""
 
     document: Mapping[str, Any] = field(repr=False, compare=False)
-    """The answer as it came."""
+    """The answer as received."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRef(ResultObject):
-    """The finalised block that an answer holds for."""
+    """Height and hash of the finalised block for which an answer holds."""
 
     height: int
     hash: bytes
@@ -84,14 +84,14 @@ class BlockRef(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(ResultObject):
-    """What holds for the block ``at``."""
+    """An answer that holds for the block ``at``."""
 
     at: BlockRef
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainInfo(Answer):
-    """Which chain it is; ``testnet`` as its genesis says."""
+    """Identity of the chain; ``testnet`` comes from the genesis."""
 
     chain_id: int
     name: str
@@ -123,7 +123,7 @@ class Header(BlockRef):
 
 @dataclass(frozen=True, kw_only=True)
 class Event(ResultObject):
-    """A log entry; ``name`` and ``values`` where the event is one that the gateway knows."""
+    """A log entry; ``name`` and ``values`` are None for an unknown event."""
 
     address: bytes
     topics: tuple[bytes, ...]
@@ -143,7 +143,7 @@ class Block(Header):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockPosition(BlockRef):
-    """Where a transaction stands."""
+    """Block and index of a transaction."""
 
     index: int
     time_ms: int
@@ -151,7 +151,7 @@ class BlockPosition(BlockRef):
 
 @dataclass(frozen=True, kw_only=True)
 class Transaction(ResultObject):
-    """A transaction; ``block`` is None while it waits to be included."""
+    """A transaction; ``block`` is None while it is pending."""
 
     hash: bytes
     form: int
@@ -171,7 +171,7 @@ class Transaction(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Execution(ResultObject):
-    """What execution leaves; ``reason`` is the stable code of a refusal."""
+    """Result of an execution; ``reason`` is the stable code of a failure."""
 
     succeeded: bool
     reason: str | None
@@ -182,7 +182,7 @@ class Execution(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt(Execution):
-    """What the execution of a transaction in a block left."""
+    """Receipt of a finalised transaction."""
 
     transaction_hash: bytes
     block: BlockPosition
@@ -192,7 +192,7 @@ class Receipt(Execution):
 
 @dataclass(frozen=True, kw_only=True)
 class BalanceChange(ResultObject):
-    """What moved money of an account: to or from ``other``, or an escrow. ``holding`` is "balance" or "bonded"."""
+    """A change of an account's money, to or from ``other`` or an escrow; ``holding`` is "balance" or "bonded"."""
 
     kind: str
     holding: str
@@ -215,13 +215,13 @@ class HistoryEntry(ResultObject):
     events: tuple[Event, ...]
 
     def change_of(self, holding: str) -> int:
-        """Return what the free "balance" gained or lost, or what is "bonded"."""
+        """Return the sum of changes of ``holding``: "balance" or "bonded"."""
         return sum(change.amount for change in self.changes if change.holding == holding)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nonce(Answer):
-    """The next nonce, as executed and with what waits in the mempool."""
+    """Next nonce from the state, and the next one after pending transactions."""
 
     nonce: int
     pending_nonce: int
@@ -237,7 +237,7 @@ class Account(Nonce):
 
 @dataclass(frozen=True, kw_only=True)
 class KindQuote(ResultObject):
-    """What a kind of transaction weighs."""
+    """Gas of a kind of transaction."""
 
     kind: int
     name: str
@@ -246,7 +246,7 @@ class KindQuote(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Quote(Answer):
-    """Fees now."""
+    """Current fees."""
 
     base_fee_next: Amount
     max_fee_per_gas: Amount
@@ -256,7 +256,7 @@ class Quote(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedEvent(ResultObject):
-    """An event of a block; ``transaction_hash`` is None for one of the block itself."""
+    """An event of a block; ``transaction_hash`` is None for a block event."""
 
     transaction_hash: bytes | None
     index: int | None
@@ -265,7 +265,7 @@ class LoggedEvent(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Notification(Answer):
-    """What a subscription tells of one block: its ``header`` or its ``items``."""
+    """A subscription's notification of one block: its ``header`` or its ``items``."""
 
     header: Header | None = None
     items: tuple[LoggedEvent, ...] = ()

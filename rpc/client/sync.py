@@ -1,4 +1,4 @@
-"""The blocking client: one kept connection, standard library alone."""
+"""The blocking client: one persistent connection, with the standard library only."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ __all__ = ["Client"]
 _T = TypeVar("_T")
 READ_BYTES: Final = 65536
 OVERHEAD_BYTES_MAX: Final = 1024 * 1024
-"""Of an answer beside its body, which may come in small chunks: heads, and what else delays its end."""
+"""Bytes of an answer beside its body: headers, and the framing of small chunks."""
 
 
 class Client(Api, NetworkApi, TaskApi, BlobApi):
-    """Speaks to the gateways at ``urls`` (http or https), the first that answers. One thread at a time."""
+    """Client of the gateways at ``urls`` (http or https); uses the first that answers. Not thread-safe."""
 
     def __init__(self, *urls: str, timeout_s: float | None = None, options: ClientOptions | None = None) -> None:
-        """Raises ConfigError for an URL that cannot be used, ArgumentInvalid for options that cannot be."""
+        """Raises ConfigError for an invalid URL, ArgumentInvalid for invalid options."""
         if options is None:
             options = ClientOptions() if timeout_s is None else ClientOptions(timeout_s=timeout_s)
         check_options(options)
@@ -71,7 +71,7 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
         self.close()
 
     def close(self) -> None:
-        """Close the client; what it is asked afterwards raises ClientClosed."""
+        """Close the client; later calls raise ClientClosed."""
         self.core.close()
         self._drop()
 
@@ -82,7 +82,7 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
             self._connection = None
 
     def perform(self, flow: Flow[_T]) -> _T:
-        """Perform the effects of ``flow``; return what it returns."""
+        """Perform the effects of ``flow``; return its result."""
         self.core.check_open()
         steps = Steps(flow)
         with closing(flow), _Socket() as websocket:
@@ -92,7 +92,7 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
         return result
 
     def iterate(self, stream: Stream[_T]) -> Iterator[_T]:
-        """Perform the effects of ``stream``; yield what it finds."""
+        """Perform the effects of ``stream``; yield its items."""
         self.core.check_open()
         steps = Steps(stream)
         with closing(stream), _Socket() as websocket:
@@ -103,7 +103,7 @@ class Client(Api, NetworkApi, TaskApi, BlobApi):
                     steps.resume(*self._do(effect, websocket))
 
     def _do(self, effect: Effect, websocket: _Socket) -> tuple[Any, DekubeError | None]:
-        """Return what came of ``effect``, or the error that it failed with."""
+        """Perform ``effect``; return its result, or its error."""
         try:
             match effect:
                 case Post():
@@ -190,7 +190,7 @@ def _place(url: str) -> str:
 
 
 def _left_s(deadline: float) -> float:
-    """Return the time until ``deadline``. Raises TimeoutError where that is over."""
+    """Return the seconds until ``deadline``. Raises TimeoutError after it."""
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("the time is over")
@@ -198,18 +198,18 @@ def _left_s(deadline: float) -> float:
 
 
 class _Response(http.client.HTTPResponse):
-    """An answer that has to come in time as a whole: a gateway must not keep a client with a byte now and then."""
+    """An answer with a deadline for the whole, so that a gateway cannot delay a client byte by byte."""
 
     def __init__(
         self, sock: socket.socket, *args: Any, limit_bytes: int, deadline: float = math.inf, **options: Any
     ) -> None:
-        """``limit_bytes``: of all that comes, heads and ends of chunks as well; by ``deadline``, however long."""
+        """``limit_bytes`` bounds the whole answer with headers and chunk framing; ``deadline`` bounds its time."""
         paced = _Paced(sock, limit_bytes, deadline)
         super().__init__(paced, *args, **options)  # type: ignore[arg-type]  # all that it takes is a file
 
 
 class _Paced:
-    """A socket, as far as an answer is read from it."""
+    """The part of a socket's interface that ``http.client`` reads from."""
 
     def __init__(self, sock: socket.socket, limit_bytes: int, deadline: float) -> None:
         self._sock = sock
@@ -308,7 +308,7 @@ class _Socket:
         return text
 
     def _receive(self, deadline: float) -> bool:
-        """Take in what comes; return False when the time is over."""
+        """Receive data; return False on timeout."""
         assert self._socket is not None
         assert self._conversation is not None
         left_s = deadline - time.monotonic()
@@ -324,9 +324,9 @@ class _Socket:
         return True
 
     def _flush(self, deadline: float) -> None:
-        """Send what is to be sent. Raises TimeoutError where the other side has not taken it by ``deadline``.
+        """Send the pending output. Raises TimeoutError if it is not sent by ``deadline``.
 
-        Part of a message may be sent by then: the connection is of no more use.
+        A part of a message may have been sent, so the connection cannot be used any more.
         """
         assert self._socket is not None
         assert self._conversation is not None

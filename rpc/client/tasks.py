@@ -72,12 +72,12 @@ __all__ = ["CreatedTask", "TaskApi", "TaskResult", "TaskUpdate"]
 
 FETCH_TIMEOUT_S: Final = 600.0
 PAGE: Final = 100
-"""Items of a page, the most that a gateway gives."""
+"""Items of a page; the maximum that a gateway allows."""
 
 
 @dataclass(frozen=True)
 class CreatedTask:
-    """A task that is on chain: its id, what was locked for it, and the receipt of its creation."""
+    """A created task: its ID, the locked amount and the receipt."""
 
     id: bytes
     locked: int
@@ -86,17 +86,17 @@ class CreatedTask:
 
 @dataclass(frozen=True)
 class TaskUpdate:
-    """What is new of a task: ``task.final_windows`` of ``task.windows`` is how far it is."""
+    """Changes of a task since the last update; its progress is ``task.final_windows`` of ``task.windows``."""
 
     task: Task
     changes: tuple[TaskChange, ...]
     windows: tuple[Window, ...]
-    """Those that are new, or in another phase."""
+    """Windows that are new or changed their phase."""
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The trained state after a final window, whose root is that of the proof on chain."""
+    """The trained state after a final window, checked against the root of the proof on chain."""
 
     task: bytes
     window: Window
@@ -105,12 +105,12 @@ class TaskResult:
     data: bytes
     """The state's bytes, as the worker stored them."""
     dataset: bytes | None
-    """The data set of the job, where it could be had too."""
+    """The data set of the job; None if it was not available."""
 
     def test(self) -> tuple[int, int]:
-        """Return how many of how many samples that it was not trained on the model gets right.
+        """Return the number of correctly classified test samples, and of all test samples.
 
-        Raises NoResult without the data set, ResultMismatch when it is not the one that the job names.
+        Raises NoResult without the data set, ResultMismatch if it is not the job's data set.
         """
         from tasks.engines.arrays import NumpyArrays
         from tasks.engines.datasets import Dataset
@@ -129,9 +129,9 @@ class TaskResult:
 
 
 def _quote_task(core: Core, spec: bytes, *, task: bytes | None = None) -> Flow[TaskQuote]:
-    """Return what creating a task of the job ``spec`` (canonical bytes) would lock, and what is known against it.
+    """Return the cost of a task with the job ``spec`` (canonical bytes), and objections to the job.
 
-    With a ``task`` of that job, machines that have left it are not counted as free.
+    With a ``task`` of that job, machines that left it are not counted as free.
     """
     check_data("spec", spec)
     if task is not None:
@@ -141,9 +141,10 @@ def _quote_task(core: Core, spec: bytes, *, task: bytes | None = None) -> Flow[T
 
 
 def _check_job(core: Core, spec: bytes) -> Flow[TaskQuote]:
-    """Return the quote of a job that nothing is known against. Raises JobRefused.
+    """Return the quote of a job without objections. Raises JobRefused.
 
-    The gateway looks at the data set, the machines and the start of a small model; a large one's is computed here.
+    The gateway checks the data set, the machines and the initial state of a small model. The initial state of a
+    large model is computed here.
     """
     from tasks.ledger.screening import check_start
     from tasks.spec import decode_spec
@@ -166,7 +167,7 @@ def _task(core: Core, task: bytes) -> Flow[Task | None]:
 def _tasks(
     core: Core, *, phase: str | None = None, requester: bytes | None = None, worker: bytes | None = None
 ) -> Stream[Task]:
-    """Find the tasks of a phase, a requester or a worker, or all, the oldest first."""
+    """Yield tasks, oldest first, optionally of one phase, requester or worker."""
     for name, value in (("requester", requester), ("worker", worker)):
         if value is not None:
             check_address(name, value)
@@ -176,19 +177,19 @@ def _tasks(
 
 
 def _task_changes(core: Core, task: bytes) -> Stream[TaskChange]:
-    """Find every change of a task's phase."""
+    """Yield all phase changes of a task."""
     check_hash("task", task)
     return each(core, TaskChange, "dekube_getTaskHistory", task=hexed(task))
 
 
 def _task_windows(core: Core, task: bytes) -> Stream[Window]:
-    """Find the windows of a task from their proofs on."""
+    """Yield the proved windows of a task."""
     check_hash("task", task)
     return each(core, Window, "dekube_getTaskWindows", task=hexed(task))
 
 
 def _bill(core: Core, task: bytes) -> Flow[Bill]:
-    """Return the bill of a task: its lines and sums, of one height."""
+    """Return the bill of a task, lines and totals at one height."""
     check_hash("task", task)
     totals: EscrowTotals | None = None
     lines: list[BillLine] = []
@@ -211,10 +212,10 @@ def _bill(core: Core, task: bytes) -> Flow[Bill]:
 
 
 def _create_task(core: Core, key: SecretKey, spec: bytes, *, anyway: bool = False) -> Flow[CreatedTask]:
-    """Post a task for the job ``spec`` (canonical bytes): lock its price, return when it is final.
+    """Create a task for the job ``spec`` (canonical bytes) and lock its price; return when it is final.
 
-    Raises JobRefused for a job that is known not to be done, unless ``anyway`` posts it; ClientError where the
-    mempool refuses it, TransactionRefused where its rule does.
+    Raises JobRefused for a job with objections, unless ``anyway`` is set; ClientError if the mempool refuses the
+    transaction, TransactionRefused if its rule does.
     """
     from tasks.ledger.transitions import CREATE_TASK, task_id_of  # their rules weigh more than this client
 
@@ -225,7 +226,7 @@ def _create_task(core: Core, key: SecretKey, spec: bytes, *, anyway: bool = Fals
 
 
 def _cancel_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
-    """End a task early; what is not earned comes back."""
+    """End a task early; the unspent escrow is returned."""
     from tasks.ledger.transitions import CANCEL_TASK
 
     check_hash("task", task)
@@ -233,7 +234,7 @@ def _cancel_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
 
 
 def _resume_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
-    """Look for another worker for a paused task."""
+    """Resume a paused task with another worker."""
     from tasks.ledger.transitions import RESUME_TASK
 
     check_hash("task", task)
@@ -241,7 +242,7 @@ def _resume_task(core: Core, key: SecretKey, task: bytes) -> Flow[Receipt]:
 
 
 def _top_up_task(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow[Receipt]:
-    """Add to what pays a task's verification; unused it comes back."""
+    """Add to a task's verification budget; the unused part is returned."""
     from tasks.ledger.transitions import TOP_UP_TASK
 
     check_hash("task", task)
@@ -250,9 +251,10 @@ def _top_up_task(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow[R
 
 
 def _demand_result(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow[Receipt]:
-    """Have drawn machines fetch the result of an ended task that cannot be had; ``amount`` pays them if they can.
+    """Demand the result of an ended task that is not available: drawn machines try to fetch it.
 
-    What of it is not needed comes back, and all of it where the worker does not serve the result.
+    ``amount`` pays them if they succeed. The unused part is returned, and all of it if the worker does not serve
+    the result.
     """
     from tasks.ledger.transitions import DEMAND_RESULT
 
@@ -262,9 +264,9 @@ def _demand_result(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow
 
 
 def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Stream[TaskUpdate]:
-    """Find each change of a task and of its windows as it becomes final, until the task has ended.
+    """Yield each final change of a task and of its windows until the task has ended.
 
-    Raises TaskEnded when it has not within ``timeout_s``, ClientError for a task that is not there.
+    Raises TaskEnded if it has not ended within ``timeout_s``, ClientError for an unknown task.
     """
     check_hash("task", task)
     if timeout_s is None:
@@ -278,10 +280,10 @@ def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Strea
 
 
 def _follow_to_end(core: Core, task: bytes) -> Stream[TaskUpdate]:
-    """Find each change of a task and of its windows, until it has ended."""
+    """Yield each change of a task and of its windows until the task has ended."""
     seen, phases = 0, dict[int, str]()
     looked = -1
-    """The height up to which all is known."""
+    """The height up to which all changes were reported."""
 
     def look() -> Generator[Any, Any, bool]:
         nonlocal seen, looked
@@ -335,7 +337,7 @@ def _follow_to_end(core: Core, task: bytes) -> Stream[TaskUpdate]:
 
 
 def _whole(core: Core, method: str, task: str, answer: Any) -> Flow[tuple[list[Any], int]]:
-    """Return all items of the list whose first page is ``answer``, and the height that it is of."""
+    """Return all items of the list that begins with the page ``answer``, and the list's height."""
     items: list[Any] = []
     pages = Pages(method)
     while True:
@@ -359,10 +361,10 @@ def _put_file(
     core: Core, file: Path, *, control: Path | None = None, key: SecretKey | None = None,
     progress: Progress | None = None,
 ) -> Flow[bytes]:  # fmt: skip
-    """Put a file where workers fetch it from; return its content address.
+    """Upload a file for workers; return its blob ID.
 
-    Into the blob store of the node at ``control``, or of a gateway that takes uploads, signed for by ``key``.
-    Raises ControlUnavailable when the node does not run; for a gateway as ``rpc.client.blobs.upload``.
+    The destination is the blob store of the node at ``control``, or of a gateway that accepts uploads, authorised
+    by ``key``. Raises ControlUnavailable if the node does not run; for a gateway as ``rpc.client.blobs.upload``.
     """
     check_file("file", file)
     if control is None:
@@ -378,7 +380,7 @@ def _put_file(
 
 
 class _Places(NamedTuple):
-    """Where bulk data of a task comes from."""
+    """Sources of a task's bulk data."""
 
     task: bytes
     control: Path | None
@@ -390,7 +392,7 @@ class _Places(NamedTuple):
 def _fetch(
     core: Core, places: _Places, blob: bytes, limit_bytes: int, *, window: int | None = None
 ) -> Flow[bytes]:
-    """Return the content of a blob. Raises NoResult where nobody has it."""
+    """Return the content of a blob. Raises NoResult if it is not available."""
     if places.control is not None:
         data: bytes = yield RunBlocking(partial(_fetch_blocking, places.control, blob, places.sources))
         return data
@@ -406,7 +408,7 @@ def _fetch(
 
 
 def _take(file: Path) -> bytes:
-    """Return what is in a file, and remove it."""
+    """Return the content of a file and delete the file."""
     try:
         data = file.read_bytes()
         file.unlink()
@@ -436,11 +438,11 @@ def _result(
     core: Core, task: bytes, *, control: Path | None = None, window: int | None = None,
     progress: Progress | None = None, folder: Path | None = None,
 ) -> Flow[TaskResult]:  # fmt: skip
-    """Return the trained state after the last final window of a task, or another, checked against its proof.
+    """Return the trained state after a final window, by default the last one, checked against its proof.
 
-    The node at ``control`` fetches it from the worker, through relays where it must; without one the gateway's
-    node does, and what has come is kept in ``folder`` until it is whole, to go on from after an interruption.
-    Raises NoResult, ResultMismatch, ControlUnavailable, GatewayUnreachable.
+    The node at ``control`` fetches it from the worker, through relays if necessary. Without ``control`` the
+    gateway's node does; a partial download in ``folder`` is resumed after an interruption. Raises NoResult,
+    ResultMismatch, ControlUnavailable, GatewayUnreachable.
     """
     record = yield from _task(core, task)
     if record is None:
@@ -505,7 +507,7 @@ def _check_state(spec: JobSpec, window: Window, data: bytes) -> TrainingState:
 
 
 class TaskApi:
-    """The methods about tasks of both clients."""
+    """Methods of both clients about tasks."""
 
     quote_task = FlowMethod(_quote_task)
     check_job = FlowMethod(_check_job)

@@ -28,7 +28,7 @@ __all__ = [
 AT_PARAM: Final = Param("block", BLOCK, "A number in hex, a tag, or {blockHash}; absent: latest.", required=False)
 BLOCK_PARAM: Final = Param("block", BLOCK, "A number in hex, or a tag.")
 HASH_PARAM: Final = Param("blockHash", HASH, "Hash of the block.")
-INDEX_PARAM: Final = Param("index", QUANTITY, "Place in the block.")
+INDEX_PARAM: Final = Param("index", QUANTITY, "Index in the block.")
 
 
 async def height_of(node: NodeApi, block: BlockParam) -> int:

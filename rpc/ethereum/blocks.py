@@ -70,7 +70,7 @@ async def get_uncle(_node: NodeApi, _block: BlockParam, _index: int) -> Json:
     return None
 
 
-_WHOLE: Final = Param("transactions", BOOLEAN, "Whole transactions.", required=False, default=False)
+_WHOLE: Final = Param("transactions", BOOLEAN, "Include full transactions.", required=False, default=False)
 _BLOCK_OUT: Final = nullable(ref("EthBlock"))
 _HEADER_OUT: Final = nullable(ref("EthHeader"))
 _COUNT_OUT: Final = nullable(QUANTITY_OUT)
@@ -104,7 +104,7 @@ BLOCK_METHODS: Final[tuple[Method, ...]] = (
     ),
     method(
         "eth_getBlockTransactionCountByNumber",
-        "How many transactions a block has",
+        "Number of transactions of a block",
         get_transaction_count_of,
         _COUNT_OUT,
         BLOCK_PARAM,
@@ -113,7 +113,7 @@ BLOCK_METHODS: Final[tuple[Method, ...]] = (
     ),
     method(
         "eth_getBlockTransactionCountByHash",
-        "How many transactions a block has",
+        "Number of transactions of a block",
         get_transaction_count_of,
         _COUNT_OUT,
         HASH_PARAM,
@@ -122,7 +122,7 @@ BLOCK_METHODS: Final[tuple[Method, ...]] = (
     ),
     method(
         "eth_getUncleCountByBlockNumber",
-        "None",
+        "Always zero: there are no uncles",
         get_uncle_count,
         _COUNT_OUT,
         BLOCK_PARAM,
@@ -131,13 +131,27 @@ BLOCK_METHODS: Final[tuple[Method, ...]] = (
     ),
     method(
         "eth_getUncleCountByBlockHash",
-        "None",
+        "Always zero: there are no uncles",
         get_uncle_count,
         _COUNT_OUT,
         HASH_PARAM,
         cost=2,
         queue=QueueKind.BLOCK,
     ),
-    method("eth_getUncleByBlockNumberAndIndex", "Null: there are none", get_uncle, NULL, BLOCK_PARAM, INDEX_PARAM),
-    method("eth_getUncleByBlockHashAndIndex", "Null: there are none", get_uncle, NULL, HASH_PARAM, INDEX_PARAM),
+    method(
+        "eth_getUncleByBlockNumberAndIndex",
+        "Always null: there are no uncles",
+        get_uncle,
+        NULL,
+        BLOCK_PARAM,
+        INDEX_PARAM,
+    ),
+    method(
+        "eth_getUncleByBlockHashAndIndex",
+        "Always null: there are no uncles",
+        get_uncle,
+        NULL,
+        HASH_PARAM,
+        INDEX_PARAM,
+    ),
 )

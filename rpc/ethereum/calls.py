@@ -161,7 +161,7 @@ _OVERRIDES: Final = tuple(
 CALL_METHODS: Final[tuple[Method, ...]] = (
     method(
         "eth_call",
-        "The answer of a view; a write is only tried",
+        "Result of a view; a write is simulated",
         call,
         BYTES_OUT,
         _CALL,
@@ -173,7 +173,7 @@ CALL_METHODS: Final[tuple[Method, ...]] = (
     ),
     method(
         "eth_estimateGas",
-        "The gas that a transaction uses",
+        "Gas that a transaction uses",
         estimate_gas,
         QUANTITY_OUT,
         _CALL,

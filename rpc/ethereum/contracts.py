@@ -226,7 +226,7 @@ _CONTRACT_OUT: Final = obj({"name": STRING, "address": ADDRESS_OUT, "abi": array
 CONTRACT_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_getContracts",
-        "The system contracts with their ABI: functions that write, views and events",
+        "System contracts with their ABI: transactions, views and events",
         contracts,
         obj({"at": AT, "contracts": array(_CONTRACT_OUT)}),
         cost=5,

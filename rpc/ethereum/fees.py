@@ -100,15 +100,15 @@ _FEES_OUT: Final = obj(
 )
 
 FEE_METHODS: Final[tuple[Method, ...]] = (
-    method("eth_gasPrice", "A price for a unit of gas that the next blocks take", gas_price, QUANTITY_OUT),
-    method("eth_maxPriorityFeePerGas", "The usual tip", max_priority_fee, QUANTITY_OUT),
+    method("eth_gasPrice", "Gas price that the next blocks accept", gas_price, QUANTITY_OUT),
+    method("eth_maxPriorityFeePerGas", "Suggested priority fee", max_priority_fee, QUANTITY_OUT),
     method(
         "eth_feeHistory",
-        f"Base fees, fullness and tips of up to {FEE_BLOCKS_MAX} blocks",
+        f"Base fees, gas used ratios and tips of up to {FEE_BLOCKS_MAX} blocks",
         fee_history,
         _FEES_OUT,
         Param("count", COUNT, "How many blocks."),
-        Param("newest", BLOCK, "The last of them."),
+        Param("newest", BLOCK, "The newest block."),
         Param("percentiles", PERCENTILES, "Percentiles of the tips, by gas.", required=False),
         cost=5,
         weigh=_weigh_fees,

@@ -149,7 +149,7 @@ async def uninstall_filter(node: NodeApi, identifier: int) -> Json:
 
 
 _FILTER: Final = Param("filter", FILTER, "fromBlock, toBlock or blockHash; address, topics.")
-_FILTER_ID: Final = Param("filter", QUANTITY, "What the method that made the filter returned.")
+_FILTER_ID: Final = Param("filter", QUANTITY, "Filter ID.")
 
 FILTER_METHODS: Final[tuple[Method, ...]] = (
     method(
@@ -162,19 +162,19 @@ FILTER_METHODS: Final[tuple[Method, ...]] = (
         weigh=_weigh_logs,
         queue=QueueKind.LISTING,
     ),
-    method("eth_newFilter", "A filter of logs to poll", new_filter, QUANTITY_OUT, _FILTER, caller=True),
-    method("eth_newBlockFilter", "A filter of new blocks to poll", new_block_filter, QUANTITY_OUT, caller=True),
+    method("eth_newFilter", "Creates a filter of logs", new_filter, QUANTITY_OUT, _FILTER, caller=True),
+    method("eth_newBlockFilter", "Creates a filter of new blocks", new_block_filter, QUANTITY_OUT, caller=True),
     method(
         "eth_newPendingTransactionFilter",
-        "A filter of what comes into the mempool, to poll",
+        "Creates a filter of new pending transactions",
         new_pending_filter,
         QUANTITY_OUT,
-        Param("whole", BOOLEAN, "False: whole transactions are not told.", required=False, default=False),
+        Param("whole", BOOLEAN, "Must be false; hashes only.", required=False, default=False),
         caller=True,
     ),
     method(
         "eth_getFilterChanges",
-        "What is new since the last poll",
+        "New items since the last poll",
         get_filter_changes,
         {"anyOf": [LOGS_OUT, array(HASH_OUT)]},
         _FILTER_ID,
@@ -184,7 +184,7 @@ FILTER_METHODS: Final[tuple[Method, ...]] = (
     ),
     method(
         "eth_getFilterLogs",
-        "All logs of a filter",
+        "All logs that a filter selects",
         get_filter_logs,
         LOGS_OUT,
         _FILTER_ID,
@@ -192,5 +192,5 @@ FILTER_METHODS: Final[tuple[Method, ...]] = (
         weigh=_weigh_filter,
         queue=QueueKind.LISTING,
     ),
-    method("eth_uninstallFilter", "End a filter", uninstall_filter, BOOLEAN_OUT, _FILTER_ID),
+    method("eth_uninstallFilter", "Removes a filter", uninstall_filter, BOOLEAN_OUT, _FILTER_ID),
 )

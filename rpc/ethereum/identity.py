@@ -120,17 +120,17 @@ _SYNC_OUT: Final[Schema] = {
 }
 
 IDENTITY_METHODS: Final[tuple[Method, ...]] = (
-    method("eth_chainId", "The chain's number", chain_id, QUANTITY_OUT),
-    method("net_version", "The chain's number in decimal", net_version, STRING),
-    method("net_listening", "Whether the node takes connections", net_listening, BOOLEAN_OUT),
-    method("net_peerCount", "How many nodes this one is connected to", peer_count, QUANTITY_OUT),
-    method("rpc_modules", "The namespaces of methods that there are", modules, _MODULES_OUT),
+    method("eth_chainId", "Chain ID", chain_id, QUANTITY_OUT),
+    method("net_version", "Chain ID in decimal", net_version, STRING),
+    method("net_listening", "Whether the node accepts connections", net_listening, BOOLEAN_OUT),
+    method("net_peerCount", "Number of connected peers", peer_count, QUANTITY_OUT),
+    method("rpc_modules", "Available method namespaces", modules, _MODULES_OUT),
     method("web3_clientVersion", "Name and version of the node", client_version, STRING),
     method(
         "web3_sha3", "Keccak-256 of bytes", sha3, HASH_OUT, Param("data", data(SHA3_LIMIT_BYTES), "The bytes.")
     ),
-    method("eth_accounts", "Accounts that the node signs for: none", accounts, array(STRING, maximum=0)),
-    method("eth_syncing", "Whether the node is behind, and how far", syncing, _SYNC_OUT),
-    method("eth_config", "The rules in force, with the system contracts (EIP-7910)", config, _CONFIG_OUT),
+    method("eth_accounts", "Accounts that the node signs for; always empty", accounts, array(STRING, maximum=0)),
+    method("eth_syncing", "Sync progress, or false if the node is in sync", syncing, _SYNC_OUT),
+    method("eth_config", "Active configuration with the system contracts (EIP-7910)", config, _CONFIG_OUT),
     method("eth_blockNumber", "The newest height", block_number, QUANTITY_OUT),
 )

@@ -90,10 +90,16 @@ _TRANSACTIONS: Final = _by_nonce(ref("EthTransaction"))
 
 
 POOL_METHODS: Final = (
-    method("txpool_status", "The mempool in numbers", status, obj(dict.fromkeys(_BOTH, QUANTITY_OUT)), cost=1),
+    method(
+        "txpool_status",
+        "Number of pending and queued transactions",
+        status,
+        obj(dict.fromkeys(_BOTH, QUANTITY_OUT)),
+        cost=1,
+    ),
     method(
         "txpool_content",
-        f"The mempool by sender and nonce: the {SHOWN_MAX} best, and {SHOWN_MAX} that wait for an earlier nonce",
+        f"Mempool by sender and nonce: the {SHOWN_MAX} best pending and {SHOWN_MAX} queued transactions",
         content,
         obj(dict.fromkeys(_BOTH, _by_nonce(_TRANSACTIONS))),
         cost=50,
@@ -101,7 +107,7 @@ POOL_METHODS: Final = (
     ),
     method(
         "txpool_contentFrom",
-        "What waits from one sender",
+        "Pending and queued transactions of one sender",
         content_from,
         obj(dict.fromkeys(_BOTH, _TRANSACTIONS)),
         Param("address", ACCOUNT, "The sender."),
@@ -110,7 +116,7 @@ POOL_METHODS: Final = (
     ),
     method(
         "txpool_inspect",
-        "As txpool_content, a line for each",
+        "As txpool_content, one text line per transaction",
         inspect,
         obj(dict.fromkeys(_BOTH, _by_nonce(_by_nonce(STRING)))),
         cost=50,

@@ -119,7 +119,7 @@ TRANSACTION_OUT: Final = nullable(ref("EthTransaction"))
 TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     method(
         "eth_sendRawTransaction",
-        "Hand in a signed transaction",
+        "Submits a signed transaction",
         send_raw_transaction,
         HASH_OUT,
         _RAW,
@@ -128,7 +128,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     ),
     method(
         "eth_sendRawTransactionSync",
-        "Hand in a signed transaction and wait for its receipt (EIP-7966)",
+        "Submits a signed transaction and waits for its receipt (EIP-7966)",
         send_raw_transaction_sync,
         ref("EthReceipt"),
         _RAW,
@@ -152,7 +152,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     ),
     method(
         "eth_getTransactionReceipt",
-        "What execution left; null until it is final",
+        "Receipt of a transaction; null until it is final",
         get_receipt,
         nullable(ref("EthReceipt")),
         TRANSACTION_HASH,
@@ -161,7 +161,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     ),
     method(
         "eth_getTransactionByBlockNumberAndIndex",
-        "A transaction by its place",
+        "A transaction by block and index",
         get_transaction_at,
         TRANSACTION_OUT,
         BLOCK_PARAM,
@@ -171,7 +171,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     ),
     method(
         "eth_getTransactionByBlockHashAndIndex",
-        "A transaction by its place",
+        "A transaction by block and index",
         get_transaction_at,
         TRANSACTION_OUT,
         HASH_PARAM,

@@ -260,9 +260,7 @@ class BlobEndpoint:
             return
         for number in numbers:
             if number != numbers[0]:
-                if scope["state"][
-                    "is_disconnected"
-                ]():  # the node need not read the rest
+                if scope["state"]["is_disconnected"]():  # the node need not read the rest
                     raise ConnectionError
                 try:
                     piece = await self._piece(scope, name, number)

@@ -80,11 +80,11 @@ async def _unsubscribe(session: Session, identifier: str) -> Json:
 SESSION_METHODS: Final = (
     Method(
         "eth_subscribe",
-        "News of each block, as `eth_subscription` notifications (WebSocket)",
+        "Subscribes to heads, logs or pending transactions; sends `eth_subscription` notifications (WebSocket)",
         _subscribe,
         STRING,
         (
-            Param("kind", choice("newHeads", "logs", "newPendingTransactions"), "What to be told."),
+            Param("kind", choice("newHeads", "logs", "newPendingTransactions"), "Kind of notifications."),
             Param("filter", TOPIC_FILTER, "logs: address and topics.", required=False),
         ),
         cost=10,
@@ -94,7 +94,7 @@ SESSION_METHODS: Final = (
     ),
     Method(
         "eth_unsubscribe",
-        "End a subscription (WebSocket)",
+        "Ends a subscription (WebSocket)",
         _unsubscribe,
         {"type": "boolean"},
         (Param("subscription", text(18), "What eth_subscribe returned."),),

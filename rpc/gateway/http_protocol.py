@@ -2,8 +2,8 @@
 
 Added to uvicorn: the limit of connections, a deadline for each request, a bound of what waits in memory, and
 ``drop``, which ends a connection even if its client does not read. The application finds ``drop`` and
-``is_disconnected`` in the ``state`` of its scope. This module uses attributes of uvicorn and httptools that are not
-public, so pyproject.toml caps their versions (docs/decisions/0001-dependencies.md).
+``is_disconnected`` in the ``state`` of its scope. This module uses private attributes of uvicorn and httptools, so
+pyproject.toml caps their versions (docs/decisions/0001-dependencies.md).
 """
 
 from __future__ import annotations

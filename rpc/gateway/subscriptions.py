@@ -571,11 +571,11 @@ NOTIFICATIONS: Final[dict[str, Any]] = {
 SESSION_METHODS: Final = (
     Method(
         "dekube_subscribe",
-        "News of each finalised block, as `dekube_subscription` notifications (WebSocket)",
+        "Subscribes to finalised blocks, events or tasks; sends `dekube_subscription` notifications (WebSocket)",
         _subscribe,
         obj({"at": AT, "subscription": STRING, "from_height": NUMBER}),
         (
-            Param("kind", choice("heads", "events", "tasks"), "What to be told."),
+            Param("kind", choice("heads", "events", "tasks"), "Kind of notifications."),
             Param("address", ADDRESS, "events: only from this system contract.", required=False),
             Param("topic", HASH, "events: only with this first topic.", required=False),
             Param("task", HASH, "tasks: only of this task.", required=False),
@@ -589,10 +589,10 @@ SESSION_METHODS: Final = (
     ),
     Method(
         "dekube_unsubscribe",
-        "End a subscription (WebSocket)",
+        "Ends a subscription (WebSocket)",
         _unsubscribe,
         obj({"found": {"type": "boolean"}}),
-        (Param("subscription", text(18), "What dekube_subscribe returned."),),
+        (Param("subscription", text(18), "Subscription ID."),),
         has_min_height=False,
         needs_session=True,
         group="subscriptions",

@@ -85,7 +85,7 @@ ACCOUNT_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_getNonce",
-        "The next nonce, as executed and with what waits in the mempool",
+        "Next nonce of an account: from the state, and including pending transactions",
         get_nonce,
         obj({"at": AT, "nonce": NUMBER, "pending_nonce": NUMBER}),
         (ACCOUNT_PARAM,),

@@ -171,8 +171,8 @@ BILL_COMPONENTS: Final[dict[str, Schema]] = {
 BILL_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_quoteTask",
-        "What creating a task would lock, and what is known against its job: objections, which keep it from being "
-        "done, notices, with which it may wait, and what workers reported",
+        "Cost of creating a task, with objections (the job cannot run), notices (it may have to wait) and "
+        "failures that workers reported",
         quote_task,
         obj(
             {
@@ -207,7 +207,9 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
         ),
         (
             Param("spec", data(SPEC_LIMIT_BYTES), "The job specification, canonical CBOR."),
-            Param("task", HASH, "A task of this job: machines that have left it are not counted.", required=False),
+            Param(
+                "task", HASH, "A task of this job; machines that left it are not counted as free.", required=False
+            ),
         ),
         cost=10,
         group="billing",
@@ -215,7 +217,7 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_getBill",
-        "The bill of a task line by line, and its sums",
+        "Itemised bill of a task with totals",
         get_bill,
         obj(
             {
@@ -240,7 +242,7 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_getEarnings",
-        "What an account was ever paid by the market, by role",
+        "Total market earnings of an account, by role",
         get_earnings,
         obj(
             {

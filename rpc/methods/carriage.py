@@ -51,7 +51,7 @@ async def get_carriage(node: NodeApi, who: bytes) -> Json:
 CARRIAGE_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_getCarriage",
-        "What an account has put down for relays, and what it owes to each",
+        "Relay deposit of an account and its debt to each relay",
         get_carriage,
         obj(
             {

@@ -194,7 +194,7 @@ _BLOCK: Final = Param("block", BLOCK, 'Height, hash, "latest" (default) or "earl
 CHAIN_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_chainInfo",
-        "Identity of the chain",
+        "Chain ID, name, genesis hash and software version",
         chain_info,
         obj(
             {
@@ -212,7 +212,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_genesis",
-        "Founding validators and every chain parameter",
+        "Genesis validators and all chain parameters",
         genesis,
         obj(
             {
@@ -229,7 +229,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_status",
-        "How far this node is and what it keeps",
+        "Sync status of this node and the oldest heights that it keeps",
         status,
         obj(
             {
@@ -263,7 +263,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_getSupply",
-        "What was issued and what was burned",
+        "Total coins issued and burned",
         supply,
         obj({"at": AT, "issued": AMOUNT_OUT, "burned": AMOUNT_OUT, "supply": AMOUNT_OUT}),
         (AT_HEIGHT,),
@@ -272,10 +272,10 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_getBlock",
-        "A block, with the hashes of its transactions or the whole of them",
+        "A block, with transaction hashes or full transactions",
         get_block,
         obj({"at": AT, "block": nullable(ref("Block"))}),
-        (_BLOCK, Param("transactions", BOOLEAN, "Whole transactions.", required=False, default=False)),
+        (_BLOCK, Param("transactions", BOOLEAN, "Include full transactions.", required=False, default=False)),
         cost=10,
         queue=QueueKind.BLOCK,
     ),

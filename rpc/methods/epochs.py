@@ -107,13 +107,13 @@ def _epoch_of(reader: Reader, epoch: int, chain: ChainParameters) -> _Epoch | No
 _SEAT: Final = {"seat": NUMBER, "address": ADDRESS_OUT, "vote_key": HASH_OUT, "vrf_key": HASH_OUT}
 _PLACE: Final = {"at": AT, "epoch": NUMBER, "first_height": NUMBER, "last_height": NUMBER}
 _EPOCH: Final = Param(
-    "epoch", natural(0, EPOCH_LIMIT - 1), "The epoch, from 0; absent: that of the next block.", required=False
+    "epoch", natural(0, EPOCH_LIMIT - 1), "The epoch, from 0; absent: the epoch of the next block.", required=False
 )
 
 EPOCH_METHODS: Final = (
     Method(
         "dekube_getCommittee",
-        "The voters of an epoch: the current, the next, or one whose faults can still be proven",
+        "Committee of an epoch: current, next, or past within the evidence period",
         get_committee,
         obj(
             _PLACE
@@ -132,7 +132,7 @@ EPOCH_METHODS: Final = (
     ),
     Method(
         "dekube_getEpoch",
-        "How an epoch goes or went: version, randomness, who voted, who led and who missed its views",
+        "Statistics of an epoch: version, randomness, and votes, led and missed views of each seat",
         get_epoch,
         obj(
             _PLACE

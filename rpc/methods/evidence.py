@@ -151,7 +151,7 @@ def _vote(vote: Vote) -> Json:
     }
 
 
-_OPERATOR: Final = Param("operator", ADDRESS, "The account whose keys voted.")
+_OPERATOR: Final = Param("operator", ADDRESS, "The operator's account.")
 _HEIGHT_OF_BLOCK: Final = Param("height", natural(1, SAFE_INTEGER_MAX), "The height of the block.")
 _SLASH: Final = obj(
     {
@@ -193,25 +193,25 @@ _SUBMITTED: Final[dict[str, Schema]] = {
 _RAW_EVIDENCE: Final = Param(
     "evidence",
     data(EVIDENCE_LIMIT_BYTES),
-    "The proof as it stands in a block: `[epoch, view, seat, vote, vote, reporter]`, canonical.",
+    "The evidence in canonical CBOR: `[epoch, view, seat, vote, vote, reporter]`.",
 )
 _CERTIFICATE: Final = Param(
-    "certificate", data(CERTIFICATE_LIMIT_BYTES), "A FINALIZE certificate of a block that is not of this chain."
+    "certificate", data(CERTIFICATE_LIMIT_BYTES), "A FINALIZE certificate of a block that is not on this chain."
 )
 _OTHER: Final = Param(
     "other",
     data(CERTIFICATE_LIMIT_BYTES),
-    "The one that made another block of that height final, where it is at hand.",
+    "The certificate of the other block of that height, if known.",
     required=False,
 )
 _REPORTER: Final = Param(
-    "reporter", ADDRESS, "Who is paid for it; the node's own account if absent.", required=False
+    "reporter", ADDRESS, "Account that gets the reward; absent: the node's own.", required=False
 )
 
 EVIDENCE_METHODS: Final = (
     Method(
         "dekube_submitEvidence",
-        "Hand in the proof that a validator voted twice; it is checked, told to others and put into a block",
+        "Submits evidence of equivocation; the node checks it, gossips it and includes it in a block",
         submit_evidence,
         obj({"at": AT, **_SUBMITTED}),
         (_RAW_EVIDENCE,),
@@ -221,7 +221,7 @@ EVIDENCE_METHODS: Final = (
     ),
     Method(
         "dekube_submitFork",
-        "Hand in the certificates of a fork: who signed both, or against what this chain rests on, is convicted",
+        "Submits conflicting FINALIZE certificates; operators that signed both are slashed",
         submit_fork,
         obj({"at": AT, "convicted": array(obj(_SUBMITTED), maximum=SEATS_MAX)}),
         (_CERTIFICATE, _OTHER, _REPORTER),
@@ -231,7 +231,7 @@ EVIDENCE_METHODS: Final = (
     ),
     Method(
         "dekube_getSlash",
-        "What an operator was slashed for, when and how much; null for one that never was",
+        "Slashing record of an operator: fault, height and amount; null if never slashed",
         get_slash,
         obj({"at": AT, "slash": nullable(_SLASH)}),
         (_OPERATOR,),
@@ -240,7 +240,7 @@ EVIDENCE_METHODS: Final = (
     ),
     Method(
         "dekube_getSlashes",
-        "All that were ever slashed, in the order of their addresses",
+        "All slashing records, by operator address",
         get_slashes,
         obj({"at": AT, "items": array(_SLASH, maximum=LIMIT_MAX), "next": NEXT_OUT}),
         (CURSOR_PARAM, LIMIT_PARAM),
@@ -250,7 +250,7 @@ EVIDENCE_METHODS: Final = (
     ),
     Method(
         "dekube_getEvidence",
-        "The proofs of faults in a block: two signed votes each, which anybody can check",
+        "Evidence in a block: pairs of signed votes",
         get_evidence,
         obj({"at": AT, "evidence": array(_EVIDENCE, maximum=_BLOCK_MAX)}),
         (_HEIGHT_OF_BLOCK,),

@@ -140,7 +140,7 @@ def _weigh(_node: NodeApi, _who: bytes, _cursor: Any, limit: int) -> int:
 HISTORY_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_getAccountHistory",
-        "What touched an account, newest first: transactions, and what blocks did by themselves",
+        "Transactions and block events of an account, newest first",
         get_history,
         obj(
             {

@@ -163,7 +163,7 @@ _PLACED: Final = {"height": NUMBER, "index": NUMBER, "raw": BYTES_OUT, "proof": 
 LIGHT_METHODS: Final = (
     Method(
         "dekube_getEpochRecord",
-        "The last header of an epoch, its certificate and the next committee; null while the epoch runs",
+        "Last header of an epoch, its certificate and the next committee; null for an open epoch",
         get_epoch_record,
         obj({"at": AT, "record": nullable(BYTES_OUT)}),
         (Param("epoch", natural(0, EPOCH_LIMIT - 1), "The epoch, from 0."),),
@@ -172,13 +172,13 @@ LIGHT_METHODS: Final = (
     ),
     Method(
         "dekube_getEpochRecords",
-        "Epoch records in their order, as far as there are any",
+        "Epoch records in ascending order, up to the newest completed epoch",
         get_epoch_records,
         obj({"at": AT, "records": array(BYTES_OUT, maximum=RECORDS_PAGE_MAX)}),
         (
             Param("from_epoch", natural(0, EPOCH_LIMIT - 1), "The first epoch."),
             Param(
-                "limit", natural(1, RECORDS_PAGE_MAX), "At most so many.", required=False, default=RECORDS_PAGE_MAX
+                "limit", natural(1, RECORDS_PAGE_MAX), "Maximum count.", required=False, default=RECORDS_PAGE_MAX
             ),
         ),
         cost=20,
@@ -186,31 +186,31 @@ LIGHT_METHODS: Final = (
     ),
     Method(
         "dekube_getHeader",
-        "A header, those above it up to the first that a kept certificate names, and that certificate",
+        "A header, its successors up to the first certified one, and that certificate",
         get_header,
         obj({"at": AT} | _PATH),
         (
             Param("height", natural(1, SAFE_INTEGER_MAX), "The height, from 1."),
-            Param("limit", natural(1, HEADERS_PAGE_MAX), "At most so many.", required=False, default=HEADERS_MAX),
+            Param("limit", natural(1, HEADERS_PAGE_MAX), "Maximum count.", required=False, default=HEADERS_MAX),
         ),
         cost=10,
         group="light clients",
     ),
     Method(
         "dekube_getHeaders",
-        "Headers upwards, which prove each other from any of them that is trusted",
+        "Consecutive headers, to verify a hash chain from a trusted header",
         get_headers,
         obj({"at": AT, "headers": array(BYTES_OUT, maximum=HEADERS_PAGE_MAX)}),
         (
             Param("from_height", natural(1, SAFE_INTEGER_MAX), "The lowest height, from 1."),
-            Param("limit", natural(1, HEADERS_PAGE_MAX), "At most so many.", required=False, default=HEADERS_MAX),
+            Param("limit", natural(1, HEADERS_PAGE_MAX), "Maximum count.", required=False, default=HEADERS_MAX),
         ),
         cost=10,
         group="light clients",
     ),
     Method(
         "dekube_getTransactionProof",
-        "The bytes of a final transaction with the proof that its block has it, and what makes the block final",
+        "A finalised transaction with its Merkle proof, headers and certificate",
         get_transaction_proof,
         obj({"at": AT, "transaction": nullable(obj(_PLACED | _PATH))}),
         (TRANSACTION_HASH,),
@@ -220,7 +220,7 @@ LIGHT_METHODS: Final = (
     ),
     Method(
         "dekube_getReceiptProof",
-        "As dekube_getTransactionProof, with the receipt and its proof under the next header",
+        "A finalised receipt with its Merkle proof under the next header, headers and certificate",
         get_receipt_proof,
         obj(
             {

@@ -170,7 +170,7 @@ MACHINE_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_getNodes",
-        "Registered machines in the order of their addresses",
+        "Registered machines, by address",
         get_nodes,
         obj({"at": AT, "items": array(ref("Node"), maximum=100), "next": NEXT_OUT}),
         (CURSOR_PARAM, LIMIT_PARAM),
@@ -180,7 +180,7 @@ MACHINE_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_getDuties",
-        "What is asked of a machine now, as a worker and as a verifier",
+        "Current duties of a machine as worker and verifier",
         get_duties,
         obj(
             {

@@ -179,7 +179,7 @@ class Method(NamedTuple):
 MIN_HEIGHT: Final = Param(
     "min_height",
     HEIGHT,
-    "Answer only from this height on: the gateway waits a little for it, then fails with height_not_reached.",
+    "Wait up to two seconds for this height; then fail with height_not_reached.",
     required=False,
 )
 

@@ -102,7 +102,7 @@ _KNOWN: Final = obj(
 NETWORK_METHODS: Final = (
     Method(
         "dekube_getPeers",
-        "Nodes that this node is connected to",
+        "Connected peers",
         get_peers,
         obj({"at": AT, "peers": array(ref("Peer"))}),
         cost=5,
@@ -110,7 +110,7 @@ NETWORK_METHODS: Final = (
     ),
     Method(
         "dekube_getNetwork",
-        "All nodes that told of themselves: where they are reached, by which relays, what the chain says of them",
+        "Known nodes with endpoints, relays, stake and registered roles",
         get_network,
         obj({"at": AT, "reachability": _REACHED, "known": NUMBER, "items": array(_KNOWN), "next": NEXT_OUT}),
         (CURSOR_PARAM, LIMIT_PARAM),

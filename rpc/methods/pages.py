@@ -33,7 +33,7 @@ _NUMBER_BYTES: Final = 8
 CURSOR_PARAM: Final = Param("cursor", CURSOR, "`next` of the page before.", required=False)
 LIMIT_PARAM: Final = Param("limit", LIMIT, "Items of a page.", required=False, default=LIMIT_DEFAULT)
 FIRST_PARAM: Final = Param(
-    "first", natural(0, NUMBER_MAX), "Number to begin with, where no cursor says.", required=False, default=0
+    "first", natural(0, NUMBER_MAX), "First number, if no cursor is given.", required=False, default=0
 )
 NEXT_OUT: Final[Schema] = nullable(STRING)
 

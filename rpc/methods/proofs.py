@@ -58,7 +58,7 @@ _KEY: Final = Param("key", data(KEY_BYTES_MAX, bytes_min=1), "The key: the table
 PROOF_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_getAccountProof",
-        "The account's record with its proof, the header that has the root, and the certificate over it",
+        "Account record with Merkle proof, headers and the certificate of the state root",
         get_account_proof,
         _PROOF,
         (ACCOUNT_PARAM, AT_HEIGHT),
@@ -68,7 +68,7 @@ PROOF_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_getProof",
-        "The value of any key of the state, or its absence, with the proof",
+        "Value of any state key, or proof of its absence",
         get_proof,
         _PROOF,
         (_KEY, AT_HEIGHT),

@@ -241,7 +241,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
 TASK_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_getTask",
-        "A task with its job",
+        "A task with its job specification",
         get_task,
         obj({"at": AT, "task": nullable(ref("TaskWithSpec"))}),
         (TASK_ID,),
@@ -251,13 +251,13 @@ TASK_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_getTasks",
-        "Tasks, the oldest first: all, or those of a phase, a requester or a worker",
+        "Tasks, oldest first, filtered by phase, requester or worker",
         get_tasks,
         obj({"at": AT, "items": array(ref("Task"), maximum=100), "next": NEXT_OUT}),
         (
             Param("phase", choice(*(word(phase) for phase in Phase)), "Only in this phase.", required=False),
-            Param("requester", ADDRESS, "Only created by this account.", required=False),
-            Param("worker", ADDRESS, "Only ever given to this machine.", required=False),
+            Param("requester", ADDRESS, "Only tasks of this requester.", required=False),
+            Param("worker", ADDRESS, "Only tasks that were assigned to this machine at any time.", required=False),
             CURSOR_PARAM,
             LIMIT_PARAM,
         ),
@@ -267,7 +267,7 @@ TASK_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_getTaskHistory",
-        "Every change of a task's phase: when, why, by whom",
+        "Phase changes of a task with time, reason and author",
         get_task_history,
         obj({"at": AT, "items": array(ref("TaskChange"), maximum=100), "next": NEXT_OUT}),
         (TASK_ID, CURSOR_PARAM, LIMIT_PARAM, FIRST_PARAM),

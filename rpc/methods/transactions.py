@@ -176,7 +176,7 @@ _OUTCOME: Final = obj(
 TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_getTransaction",
-        "A transaction of a finalised block or of the mempool",
+        "A finalised or pending transaction",
         get_transaction,
         obj({"at": AT, "transaction": nullable(ref("Transaction"))}),
         (TRANSACTION_HASH,),
@@ -196,7 +196,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_waitForReceipt",
-        "The receipt as soon as the transaction is final",
+        "Waits until a transaction is final and returns its receipt",
         wait_receipt,
         obj({"at": AT, "receipt": nullable(ref("Receipt")), "pending": BOOLEAN_OUT}),
         (
@@ -214,7 +214,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_sendTransaction",
-        "Hand in a signed transaction",
+        "Submits a signed transaction",
         send_transaction,
         obj({"at": AT, "hash": HASH_OUT}),
         (_RAW,),
@@ -225,7 +225,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_simulateTransaction",
-        "What a signed transaction would do on the newest state; nothing is changed",
+        "Simulates a signed transaction on the newest state, without changing it",
         simulate_transaction,
         _OUTCOME,
         (_RAW,),
@@ -235,7 +235,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_estimate",
-        "What a transaction would do on the newest state, before it is signed",
+        "Simulates an unsigned transaction on the newest state",
         estimate,
         _OUTCOME,
         (
@@ -249,7 +249,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_quote",
-        "Fees now: base fee, a safe fee cap, and the weight of each kind",
+        "Current fees: base fee, a safe fee cap, and the gas of each kind",
         quote,
         obj(
             {
@@ -264,7 +264,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
     ),
     Method(
         "dekube_getMempool",
-        "What waits to be included, what came in last first",
+        "Pending transactions, the latest arrival first",
         get_mempool,
         obj(
             {

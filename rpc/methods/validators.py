@@ -94,8 +94,8 @@ FOUNDER_OUT: Final = obj(_STAKER)
 VALIDATOR_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_getValidators",
-        "All that have stake, with their keys and what is held against them; who votes without a stake, and until "
-        "when; how much stake can still be withdrawn in this epoch",
+        "Validators with stake, keys, jail and slashing record; genesis validators that still vote without stake; "
+        "stake that can still be withdrawn in this epoch",
         get_validators,
         obj(
             {

@@ -134,7 +134,7 @@ WINDOW_COMPONENTS: Final[dict[str, Schema]] = {
 WINDOW_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_getTaskWindows",
-        "Proofs of work of a task, who checked them and what they found",
+        "Proved windows of a task with verifiers and verdicts",
         get_task_windows,
         obj({"at": AT, "items": array(ref("Window"), maximum=100), "next": NEXT_OUT}),
         (TASK_ID, CURSOR_PARAM, LIMIT_PARAM, FIRST_PARAM),
