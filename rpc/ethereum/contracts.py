@@ -231,5 +231,6 @@ CONTRACT_METHODS: Final[tuple[Method, ...]] = (
         obj({"at": AT, "contracts": array(_CONTRACT_OUT)}),
         cost=5,
         group="ethereum",
+        routes=(),
     ),
 )

@@ -30,7 +30,7 @@ from rpc.protocol.requests import LiveRequests
 from state.primitives.address import format_address
 from state.primitives.errors import DekubeError
 
-__all__ = ["ROUTES", "ReadinessOptions", "rest_api"]
+__all__ = ["ReadinessOptions", "rest_api"]
 
 STATUS_OF_REASON: Final = {
     "invalid_params": 400,
@@ -60,40 +60,6 @@ FRONT_LINKS: Final = (
     ("/readyz", "readiness: the node follows the chain"),
     ("/metrics", "metrics for Prometheus"),
 )
-ROUTES: Final[tuple[tuple[str, str], ...]] = (
-    ("/v1/chain", "dekube_chainInfo"),
-    ("/v1/genesis", "dekube_genesis"),
-    ("/v1/supply", "dekube_getSupply"),
-    ("/v1/blocks", "dekube_getBlocks"),
-    ("/v1/blocks/{block}", "dekube_getBlock"),
-    ("/v1/blocks/{block}/receipts", "dekube_getBlockReceipts"),
-    ("/v1/transactions/{hash}", "dekube_getTransaction"),
-    ("/v1/transactions/{hash}/receipt", "dekube_getReceipt"),
-    ("/v1/accounts/{address}", "dekube_getAccount"),
-    ("/v1/accounts/{address}/history", "dekube_getAccountHistory"),
-    ("/v1/accounts/{address}/proof", "dekube_getAccountProof"),
-    ("/v1/mempool", "dekube_getMempool"),
-    ("/v1/quote", "dekube_quote"),
-    ("/v1/validators", "dekube_getValidators"),
-    ("/v1/committee", "dekube_getCommittee"),
-    ("/v1/epochs/{epoch}", "dekube_getEpoch"),
-    ("/v1/epochs/{epoch}/committee", "dekube_getCommittee"),
-    ("/v1/slashes", "dekube_getSlashes"),
-    ("/v1/slashes/{operator}", "dekube_getSlash"),
-    ("/v1/peers", "dekube_getPeers"),
-    ("/v1/network", "dekube_getNetwork"),
-    ("/v1/nodes", "dekube_getNodes"),
-    ("/v1/nodes/{address}", "dekube_getNode"),
-    ("/v1/nodes/{address}/duties", "dekube_getDuties"),
-    ("/v1/tasks", "dekube_getTasks"),
-    ("/v1/tasks/{task}", "dekube_getTask"),
-    ("/v1/tasks/{task}/history", "dekube_getTaskHistory"),
-    ("/v1/tasks/{task}/windows", "dekube_getTaskWindows"),
-    ("/v1/tasks/{task}/bill", "dekube_getBill"),
-    ("/v1/accounts/{address}/earnings", "dekube_getEarnings"),
-    ("/v1/accounts/{address}/carriage", "dekube_getCarriage"),
-)
-"""GET paths and the methods that answer them; path and query parameters are those of the method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +83,9 @@ def rest_api(
     api = FastAPI(title="DEKUBE node", docs_url=None, redoc_url=None)
     api.add_middleware(_HeadAsGet)
     api.add_exception_handler(405, _refuse_method)
-    for path, name in ROUTES:
-        _add_route(api, calls, path, SURFACE[name])
+    for method in SURFACE.values():
+        for path in method.routes or ():
+            _add_route(api, calls, path, method)
 
     @api.get("/", response_class=HTMLResponse)
     async def front() -> HTMLResponse:

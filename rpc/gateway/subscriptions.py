@@ -586,6 +586,7 @@ SESSION_METHODS: Final = (
         needs_session=True,
         weigh=_weigh_replay,
         group="subscriptions",
+        routes=(),
     ),
     Method(
         "dekube_unsubscribe",
@@ -596,5 +597,6 @@ SESSION_METHODS: Final = (
         has_min_height=False,
         needs_session=True,
         group="subscriptions",
+        routes=(),
     ),
 )

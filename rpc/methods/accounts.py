@@ -82,6 +82,7 @@ ACCOUNT_METHODS: Final[tuple[Method, ...]] = (
         obj({"at": AT, "balance": AMOUNT_OUT}),
         (ACCOUNT_PARAM, AT_HEIGHT),
         group="accounts",
+        routes=(),
     ),
     Method(
         "dekube_getNonce",
@@ -90,6 +91,7 @@ ACCOUNT_METHODS: Final[tuple[Method, ...]] = (
         obj({"at": AT, "nonce": NUMBER, "pending_nonce": NUMBER}),
         (ACCOUNT_PARAM,),
         group="accounts",
+        routes=(),
     ),
     Method(
         "dekube_getAccount",
@@ -111,5 +113,6 @@ ACCOUNT_METHODS: Final[tuple[Method, ...]] = (
         cost=10,
         group="accounts",
         queue=QueueKind.VIEW,
+        routes=("/v1/accounts/{address}",),
     ),
 )

@@ -214,6 +214,7 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
         cost=10,
         group="billing",
         queue=QueueKind.VIEW,
+        routes=(),
     ),
     Method(
         "dekube_getBill",
@@ -239,6 +240,7 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
         cost=10,
         group="billing",
         queue=QueueKind.VIEW,
+        routes=("/v1/tasks/{task}/bill",),
     ),
     Method(
         "dekube_getEarnings",
@@ -255,5 +257,6 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
         cost=2,
         group="billing",
         queue=QueueKind.VIEW,
+        routes=("/v1/accounts/{address}/earnings",),
     ),
 )

@@ -80,5 +80,6 @@ CARRIAGE_METHODS: Final[tuple[Method, ...]] = (
         cost=5,
         group="billing",
         queue=QueueKind.VIEW,
+        routes=("/v1/accounts/{address}/carriage",),
     ),
 )

@@ -209,6 +209,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
                 "version": STRING,
             }
         ),
+        routes=("/v1/chain",),
     ),
     Method(
         "dekube_genesis",
@@ -226,6 +227,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
             }
         ),
         cost=5,
+        routes=("/v1/genesis",),
     ),
     Method(
         "dekube_status",
@@ -246,6 +248,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
                 "node": obj({"address": ADDRESS_OUT, "roles": array(STRING), "version": STRING}),
             }
         ),
+        routes=(),
     ),
     Method(
         "dekube_head",
@@ -260,6 +263,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
                 "base_fee_next": AMOUNT_OUT,
             }
         ),
+        routes=(),
     ),
     Method(
         "dekube_getSupply",
@@ -269,6 +273,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
         (AT_HEIGHT,),
         cost=2,
         queue=QueueKind.VIEW,
+        routes=("/v1/supply",),
     ),
     Method(
         "dekube_getBlock",
@@ -278,6 +283,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
         (_BLOCK, Param("transactions", BOOLEAN, "Include full transactions.", required=False, default=False)),
         cost=10,
         queue=QueueKind.BLOCK,
+        routes=("/v1/blocks/{block}",),
     ),
     Method(
         "dekube_getBlocks",
@@ -287,6 +293,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
         (CURSOR_PARAM, LIMIT_PARAM),
         cost=20,
         queue=QueueKind.BLOCK,
+        routes=("/v1/blocks",),
     ),
     Method(
         "dekube_getBlockReceipts",
@@ -296,5 +303,6 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
         (_BLOCK,),
         cost=20,
         queue=QueueKind.BLOCK,
+        routes=("/v1/blocks/{block}/receipts",),
     ),
 )

@@ -129,6 +129,7 @@ EPOCH_METHODS: Final = (
         cost=2,
         group="network",
         queue=QueueKind.VIEW,
+        routes=("/v1/committee", "/v1/epochs/{epoch}/committee"),
     ),
     Method(
         "dekube_getEpoch",
@@ -162,5 +163,6 @@ EPOCH_METHODS: Final = (
         cost=2,
         group="network",
         queue=QueueKind.VIEW,
+        routes=("/v1/epochs/{epoch}",),
     ),
 )

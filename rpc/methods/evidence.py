@@ -218,6 +218,7 @@ EVIDENCE_METHODS: Final = (
         cost=20,
         has_min_height=False,
         group="network",
+        routes=(),
     ),
     Method(
         "dekube_submitFork",
@@ -228,6 +229,7 @@ EVIDENCE_METHODS: Final = (
         cost=100,
         has_min_height=False,
         group="network",
+        routes=(),
     ),
     Method(
         "dekube_getSlash",
@@ -237,6 +239,7 @@ EVIDENCE_METHODS: Final = (
         (_OPERATOR,),
         group="network",
         queue=QueueKind.VIEW,
+        routes=("/v1/slashes/{operator}",),
     ),
     Method(
         "dekube_getSlashes",
@@ -247,6 +250,7 @@ EVIDENCE_METHODS: Final = (
         cost=10,
         group="network",
         queue=QueueKind.VIEW,
+        routes=("/v1/slashes",),
     ),
     Method(
         "dekube_getEvidence",
@@ -257,5 +261,6 @@ EVIDENCE_METHODS: Final = (
         cost=5,
         group="network",
         queue=QueueKind.BLOCK,
+        routes=(),
     ),
 )

@@ -154,5 +154,6 @@ HISTORY_METHODS: Final[tuple[Method, ...]] = (
         weigh=_weigh,
         group="accounts",
         queue=QueueKind.LISTING,
+        routes=("/v1/accounts/{address}/history",),
     ),
 )

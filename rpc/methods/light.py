@@ -169,6 +169,7 @@ LIGHT_METHODS: Final = (
         (Param("epoch", natural(0, EPOCH_LIMIT - 1), "The epoch, from 0."),),
         cost=2,
         group="light clients",
+        routes=(),
     ),
     Method(
         "dekube_getEpochRecords",
@@ -183,6 +184,7 @@ LIGHT_METHODS: Final = (
         ),
         cost=20,
         group="light clients",
+        routes=(),
     ),
     Method(
         "dekube_getHeader",
@@ -195,6 +197,7 @@ LIGHT_METHODS: Final = (
         ),
         cost=10,
         group="light clients",
+        routes=(),
     ),
     Method(
         "dekube_getHeaders",
@@ -207,6 +210,7 @@ LIGHT_METHODS: Final = (
         ),
         cost=10,
         group="light clients",
+        routes=(),
     ),
     Method(
         "dekube_getTransactionProof",
@@ -217,6 +221,7 @@ LIGHT_METHODS: Final = (
         cost=20,
         group="light clients",
         queue=QueueKind.BLOCK,
+        routes=(),
     ),
     Method(
         "dekube_getReceiptProof",
@@ -232,5 +237,6 @@ LIGHT_METHODS: Final = (
         cost=20,
         group="light clients",
         queue=QueueKind.BLOCK,
+        routes=(),
     ),
 )

@@ -167,6 +167,7 @@ MACHINE_METHODS: Final[tuple[Method, ...]] = (
         cost=2,
         group="nodes",
         queue=QueueKind.VIEW,
+        routes=("/v1/nodes/{address}",),
     ),
     Method(
         "dekube_getNodes",
@@ -177,6 +178,7 @@ MACHINE_METHODS: Final[tuple[Method, ...]] = (
         cost=10,
         group="nodes",
         queue=QueueKind.VIEW,
+        routes=("/v1/nodes",),
     ),
     Method(
         "dekube_getDuties",
@@ -193,5 +195,6 @@ MACHINE_METHODS: Final[tuple[Method, ...]] = (
         cost=10,
         group="nodes",
         queue=QueueKind.VIEW,
+        routes=("/v1/nodes/{address}/duties",),
     ),
 )

@@ -167,6 +167,9 @@ class Method(NamedTuple):
     may_revert: bool = False
     """Some failures are reverts, whose data is bytes. The data of all others is then a list of one object: clients
     (web3.py) take an object there for a revert, whatever code and text say."""
+    routes: tuple[str, ...] | None = None
+    """REST paths (GET) that the method answers; its parameters are those of path and query. A native method states
+    them, or that it has none: ``()``."""
     submission: Submission | None = None
     """How a call with nothing but a transaction is answered without a coroutine; no ``weigh``, no ``queue``."""
 

@@ -107,6 +107,7 @@ NETWORK_METHODS: Final = (
         obj({"at": AT, "peers": array(ref("Peer"))}),
         cost=5,
         group="network",
+        routes=("/v1/peers",),
     ),
     Method(
         "dekube_getNetwork",
@@ -117,5 +118,6 @@ NETWORK_METHODS: Final = (
         cost=10,
         group="network",
         queue=QueueKind.VIEW,
+        routes=("/v1/network",),
     ),
 )

@@ -65,6 +65,7 @@ PROOF_METHODS: Final[tuple[Method, ...]] = (
         cost=10,
         group="accounts",
         queue=QueueKind.VIEW,
+        routes=("/v1/accounts/{address}/proof",),
     ),
     Method(
         "dekube_getProof",
@@ -75,5 +76,6 @@ PROOF_METHODS: Final[tuple[Method, ...]] = (
         cost=10,
         group="accounts",
         queue=QueueKind.VIEW,
+        routes=(),
     ),
 )

@@ -248,6 +248,7 @@ TASK_METHODS: Final[tuple[Method, ...]] = (
         cost=2,
         group="tasks",
         queue=QueueKind.VIEW,
+        routes=("/v1/tasks/{task}",),
     ),
     Method(
         "dekube_getTasks",
@@ -264,6 +265,7 @@ TASK_METHODS: Final[tuple[Method, ...]] = (
         cost=20,
         group="tasks",
         queue=QueueKind.VIEW,
+        routes=("/v1/tasks",),
     ),
     Method(
         "dekube_getTaskHistory",
@@ -274,5 +276,6 @@ TASK_METHODS: Final[tuple[Method, ...]] = (
         cost=5,
         group="tasks",
         queue=QueueKind.VIEW,
+        routes=("/v1/tasks/{task}/history",),
     ),
 )

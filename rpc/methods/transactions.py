@@ -183,6 +183,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         cost=2,
         group="transactions",
         queue=QueueKind.LOOKUP,
+        routes=("/v1/transactions/{hash}",),
     ),
     Method(
         "dekube_getReceipt",
@@ -193,6 +194,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         cost=2,
         group="transactions",
         queue=QueueKind.LOOKUP,
+        routes=("/v1/transactions/{hash}/receipt",),
     ),
     Method(
         "dekube_waitForReceipt",
@@ -211,6 +213,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         ),
         cost=5,
         group="transactions",
+        routes=(),
     ),
     Method(
         "dekube_sendTransaction",
@@ -222,6 +225,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         has_min_height=False,
         group="transactions",
         submission=Submission(_prepare_transaction, _sent, lambda _stamp, error: error),
+        routes=(),
     ),
     Method(
         "dekube_simulateTransaction",
@@ -232,6 +236,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         cost=10,
         group="transactions",
         queue=QueueKind.VIEW,
+        routes=(),
     ),
     Method(
         "dekube_estimate",
@@ -246,6 +251,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         cost=10,
         group="transactions",
         queue=QueueKind.VIEW,
+        routes=(),
     ),
     Method(
         "dekube_quote",
@@ -261,6 +267,7 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
             }
         ),
         group="transactions",
+        routes=("/v1/quote",),
     ),
     Method(
         "dekube_getMempool",
@@ -280,5 +287,6 @@ TRANSACTION_METHODS: Final[tuple[Method, ...]] = (
         cost=10,
         group="transactions",
         queue=QueueKind.LISTING,
+        routes=("/v1/mempool",),
     ),
 )

@@ -112,5 +112,6 @@ VALIDATOR_METHODS: Final[tuple[Method, ...]] = (
         cost=5,
         group="network",
         queue=QueueKind.VIEW,
+        routes=("/v1/validators",),
     ),
 )

@@ -141,5 +141,6 @@ WINDOW_METHODS: Final[tuple[Method, ...]] = (
         cost=10,
         group="tasks",
         queue=QueueKind.VIEW,
+        routes=("/v1/tasks/{task}/windows",),
     ),
 )

@@ -44,6 +44,19 @@ def test_what_a_module_has_of_methods_is_dispatched() -> None:
     assert all(SURFACE[name] is method for name, method in found.items())
 
 
+def test_every_native_method_states_its_rest_paths() -> None:
+    paths = []
+    for method in SURFACE.values():
+        if method.name.startswith("dekube_"):
+            assert method.routes is not None, f"{method.name}: name its REST paths, or () for none"
+        for path in method.routes or ():
+            names = set(re.findall(r"\{(\w+)\}", path))
+            assert names <= {param.name for param in method.params}, path
+            assert not method.needs_session and not method.needs_caller and method.submission is None, path
+            paths.append(path)
+    assert len(set(paths)) == len(paths) > 30
+
+
 def test_every_number_of_an_error_is_described() -> None:
     modules = (rpc.protocol.errors, rpc.ethereum.errors)
     numbers = {v for m in modules for n, v in vars(m).items() if type(v) is int and n.isupper()}
