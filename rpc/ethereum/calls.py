@@ -37,7 +37,7 @@ from state.view.accounts import SUPPLY_LIMIT
 __all__ = ["CALL_METHODS"]
 
 PRICE_MAX: Final = 2**96 - 1
-"""A price of gas that nobody can pay: higher ones are the same."""
+"""A gas price above every balance; higher prices are treated alike."""
 _FORMS: Final = (0, DYNAMIC_FORM)
 """Types of transactions, as clients number them, that are taken."""
 _NO_CREATION: Final = "contract creation is not supported"

@@ -29,7 +29,7 @@ from tasks.spec import decode_spec
 __all__ = ["CODE", "CONTRACTS", "CONTRACT_METHODS", "VIEWS", "View", "abi_json", "rules_of", "view_of"]
 
 CODE: Final = b"\xfe"
-"""What a system contract answers for its code: not empty, and nothing that anybody would run (INVALID)."""
+"""Code of a system contract: not empty, the INVALID opcode."""
 CONTRACTS: Final[Mapping[bytes, str]] = {
     REGISTRY_ADDRESS: "registry",
     LEDGER_ADDRESS: "tasks",

@@ -33,7 +33,7 @@ class Reverted(RpcError):
 
 
 class _Taken(RpcError):
-    """A transaction was taken, but there is no receipt to answer with; ``hash_`` is what to ask for later."""
+    """A transaction was accepted without a receipt yet; ``hash_`` identifies it."""
 
     number_of_eip: int
 

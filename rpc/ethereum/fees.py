@@ -25,7 +25,7 @@ RECEIPTS_OF_TURN: Final = 128
 
 
 def _price(node: NodeApi) -> int:
-    """Return a price that holds for two full blocks more (12.5 % each); what is not burned is the leader's."""
+    """Return a gas price that stays valid for two more full blocks (12.5 % each)."""
     return node.head.base_fee_next * 9**2 // 8**2 + 1
 
 
@@ -35,7 +35,7 @@ async def gas_price(node: NodeApi) -> Json:
 
 
 async def max_priority_fee(_node: NodeApi) -> Json:
-    """Answer ``eth_maxPriorityFeePerGas``: blocks are not full, so nobody has to outbid others."""
+    """Answer ``eth_maxPriorityFeePerGas``: zero, because blocks are not full."""
     return "0x0"
 
 

@@ -20,7 +20,7 @@ from rpc.protocol.requests import POOL_ARRIVALS_MAX, PoolRequests
 __all__ = ["FILTER_METHODS"]
 
 BLOCKS_OF_UNIT: Final = 10
-"""Blocks looked through that cost as much as reading one record."""
+"""Blocks that a filter reads for one unit."""
 
 
 def _range(node: NodeApi, wanted: FilterParam) -> tuple[int, int]:
@@ -108,7 +108,7 @@ async def get_filter_changes(node: NodeApi, identifier: int) -> Json:
 
 
 async def _news(node: NodeApi, live: PollFilter) -> list[Json]:
-    """Return what is new; what was not looked at, or failed, is told at the next poll."""
+    """Return the new items; items that were not read, or failed, come with the next poll."""
     if live.of_pool:
         live.next, news = await node.request(PoolRequests.pool_arrivals, live.next, POOL_ARRIVALS_MAX)
         return [hexed(item) for item in news]
@@ -124,9 +124,9 @@ async def _news(node: NodeApi, live: PollFilter) -> list[Json]:
 
 
 def _due(node: NodeApi, live: PollFilter) -> tuple[int, int]:
-    """Return the first and the last block of the next poll: a client that is far behind comes up in several.
+    """Return the first and last block of the next poll. A client that is far behind needs several polls.
 
-    A refusal would be for ever, since what is new would only become more.
+    An error would be permanent, because the number of new items only grows.
     """
     return live.next, min(_end(node, live), live.next + BLOCKS_MAX - 1)
 

@@ -59,7 +59,7 @@ async def sha3(_node: NodeApi, content: bytes) -> Json:
 
 
 async def accounts(_node: NodeApi) -> Json:
-    """Answer ``eth_accounts``: the node keeps nobody's keys."""
+    """Answer ``eth_accounts``: the node keeps no account keys."""
     return []
 
 

@@ -39,10 +39,10 @@ _LOGS_OF_TURN: Final = 128
 
 
 class Log(NamedTuple):
-    """An event with its places: ``number`` in the block, ``transaction`` that of its transaction in the block.
+    """An event with its indexes: ``number`` in the block, ``transaction`` of its transaction in the block.
 
-    What the block itself did (deadlines, matching, payouts) belongs to no transaction: it comes last, under the
-    number that follows the last transaction's and the hash of the block.
+    Block events (deadlines, matching, payouts) come last, with the index after the last transaction and the hash
+    of the block.
     """
 
     event: Event
@@ -121,9 +121,9 @@ async def find_logs(node: NodeApi, wanted: LogFilter, first: int, last: int) -> 
 
 
 async def find_first_logs(node: NodeApi, wanted: LogFilter, first: int, last: int) -> tuple[list[Json], int]:
-    """Return the wanted logs of the blocks from ``first`` on, and the height of the last block that was looked at.
+    """Return the matching logs from ``first`` on, and the height of the last block that was read.
 
-    That is ``last``, or the block with which they are more than LOGS_MAX.
+    That is ``last``, or the block whose logs exceed LOGS_MAX.
     """
     masks = wanted.masks()
     found: list[Json] = []

@@ -39,12 +39,12 @@ BlockParam = int | bytes | None
 
 HEIGHT_MAX: Final = 2**63 - 1
 CHOICES_MAX: Final = 1_000
-"""Addresses, and topics of one place, that a filter may name."""
+"""Maximum number of addresses, and of topics at one position, in a filter."""
 TOPICS_MAX: Final = 4
 PERCENTILES_MAX: Final = 100
 COUNT_MAX: Final = 2**31
 SYNC_WAIT_MS: Final = 20_000
-"""How long ``eth_sendRawTransactionSync`` waits where nothing else is asked for, and at most."""
+"""Default and maximum time that ``eth_sendRawTransactionSync`` waits."""
 _NEWEST: Final = ("latest", "pending", "safe", "finalized")
 _QUANTITY: Final = re.compile(r"0x(?:0|[1-9a-fA-F][0-9a-fA-F]{0,63})")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{40}")
@@ -239,7 +239,7 @@ def _logs(fields: dict[str, Any]) -> LogFilter:
 
 
 def _topic(item: Any) -> frozenset[bytes] | None:
-    """Return the topics that may stand at a place; None for any, as null means, also among others."""
+    """Return the allowed topics at a position; None for any topic, which null means, also in a list."""
     if item is None or item == []:
         return None
     choices = _choices(item, lambda one: b"" if one is None else _hash(one))

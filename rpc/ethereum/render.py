@@ -47,11 +47,11 @@ EMPTY_LIST_ROOT: Final = "0x56e81f171bcc55a6ff8345e692c0f86e5b48e01b996cadc00162
 """Root of an empty Merkle-Patricia trie: clients read from it, and from nothing else, that a list is empty."""
 ZERO_HASH: Final = "0x" + "00" * 32
 NOBODY: Final = "0x" + "00" * 20
-"""Whoever made the genesis."""
+"""Miner of the genesis."""
 GAS_SHOWN_MAX: Final = 30_000_000
 """Most gas that a transaction of a wallet may ask for; the heaviest kind weighs a small part of it."""
 _UNKNOWN: Final = SYSTEM_PREFIX + b"\0"
-"""Whom a transaction of an unknown kind is for."""
+"""Recipient shown for a transaction of an unknown kind."""
 
 QUANTITY_OUT: Final[Schema] = {"type": "string", "pattern": "^0x(0|[1-9a-f][0-9a-f]*)$"}
 ETH_ADDRESS_OUT: Final[Schema] = {"type": "string", "pattern": "^0x[0-9a-f]{40}$"}
@@ -218,13 +218,13 @@ def block(loaded: LoadedBlock, what: Description, transactions: Json = None) -> 
 
 
 def genesis_header(block_hash: bytes, what: Description) -> Json:
-    """Return what stands for the header at height 0."""
+    """Return the header shown at height 0."""
     shown = genesis_block(block_hash, what)
     return {name: shown[name] for name in _HEADER}
 
 
 def genesis_block(block_hash: bytes, what: Description) -> Json:
-    """Return what stands for the block at height 0: it has no transactions and nobody made it."""
+    """Return the block shown at height 0, without transactions and leader."""
     return {
         "number": "0x0",
         "hash": hexed(block_hash),
@@ -250,7 +250,7 @@ def genesis_block(block_hash: bytes, what: Description) -> Json:
 
 
 class _Call(NamedTuple):
-    """A transaction as a call: whom it is for, what it moves beside the fee, and its input."""
+    """A transaction as a call: recipient, value and input."""
 
     to: bytes
     value: int
@@ -285,7 +285,7 @@ def _call_of(item: Transaction, what: Description) -> _Call:
 
 
 def _recipient(item: Transaction, what: Description) -> bytes:
-    """Return whom a transaction is for, without encoding its call."""
+    """Return the recipient of a transaction, without encoding its call."""
     if item.kind == CALL_KIND or item.kind == TRANSFER_KIND:
         recipient: bytes = item.payload[0]
         return recipient

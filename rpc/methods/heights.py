@@ -1,4 +1,4 @@
-"""Which height a request is about, and the stamp (height and hash) of its answer."""
+"""The height of a query, and the block reference (height and hash) of its answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def state_height(node: NodeApi, height: int | None) -> int:
 
 
 def state_unavailable(head: Head, height: int) -> HeightUnknown | Pruned:
-    """Return why there is no state after ``height`` to ask."""
+    """Return the error for a height without a readable state."""
     if height > head.height:
         return HeightUnknown(height=height, newest_height=head.height)
     return Pruned(height=height, oldest_height=head.oldest_state)
@@ -41,8 +41,8 @@ async def stamp(node: NodeApi, height: int) -> Json:
 
 
 def found_at(node: NodeApi, asked_at: Head, found: Json) -> Json:
-    """Return the stamp of a search that began at ``asked_at``.
+    """Return the block reference of a search that began at ``asked_at``.
 
-    What was not found then may be in a block that came while the node was asked.
+    A block that arrived during the search may contain what was not found.
     """
     return at(asked_at if found is None else node.head)

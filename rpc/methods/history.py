@@ -111,7 +111,7 @@ async def _of_block(node: NodeApi, who: bytes, loaded: LoadedBlock, index: int) 
 
 
 def _reporters(reader: Reader, operators: list[bytes]) -> dict[bytes, bytes]:
-    """Return who reported each operator; the record of a slash is kept for ever, and its reporter stays."""
+    """Return the reporter of each slashed operator; slashing records are permanent."""
     records = {operator: load_slash(reader, operator) for operator in operators}
     return {operator: b"" if record is None else record.reporter for operator, record in records.items()}
 

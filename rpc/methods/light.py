@@ -123,9 +123,9 @@ async def get_receipt_proof(node: NodeApi, hash_: bytes) -> Json:
 
 
 async def final_transaction(node: NodeApi, hash_: bytes) -> tuple[LoadedBlock, int] | None:
-    """Return block and index of a transaction, once the head is there: after it come questions of balances.
+    """Return block and index of a final transaction; wait until the head has reached that block.
 
-    None where it is not final, or so old that its block is gone.
+    None if it is not final or its block was pruned.
     """
     place = await node.locate(hash_)
     if place is None:
@@ -137,7 +137,7 @@ async def final_transaction(node: NodeApi, hash_: bytes) -> tuple[LoadedBlock, i
 
 
 async def kept_block(node: NodeApi, height: int) -> LoadedBlock | None:
-    """Return the block of a place that the node named; None where it has taken the block away since."""
+    """Return the block at ``height``; None if it was pruned meanwhile."""
     try:
         return await node.block(height)
     except RpcError as error:

@@ -39,7 +39,7 @@ NEXT_OUT: Final[Schema] = nullable(STRING)
 
 
 def cursor_mismatch() -> RpcError:
-    """Return the refusal of a cursor that this method did not give, or not with these parameters."""
+    """Return the error for a cursor of another method or of other parameters."""
     return RpcError("invalid_params", "invalid params: cursor: not one of this method", param="cursor")
 
 
@@ -47,7 +47,7 @@ def cursor_mismatch() -> RpcError:
 
 
 def start_of_page(node: NodeApi, subject: bytes, cursor: list[Any] | None) -> tuple[int, bytes | None]:
-    """Return the height that the list of ``subject`` is of, and where the page before ended. Raises RpcError."""
+    """Return the height of the list of ``subject`` and the key after which the page starts. Raises RpcError."""
     match cursor:
         case None:
             return node.head.height, None
@@ -58,7 +58,7 @@ def start_of_page(node: NodeApi, subject: bytes, cursor: list[Any] | None) -> tu
 
 
 def cursor_of(height: int, subject: bytes, after: bytes | None) -> str | None:
-    """Return what names the next page of the list of ``subject``, None where there is none."""
+    """Return the cursor of the next page of ``subject``; None after the last page."""
     return None if after is None else make_cursor(["market", subject, height, after])
 
 
@@ -69,7 +69,7 @@ async def numbered_page(
     node: NodeApi, subject: bytes, cursor: list[Any] | None, limit: int, first: int,
     find: Callable[[Reader, bytes, int, int], list[_T]], task: bytes, show: Callable[[_T], Json],
 ) -> Json:  # fmt: skip
-    """Return a page of what of a task has numbers, from ``first`` on or where the page before ended."""
+    """Return a page of a task's numbered records, from ``first`` on or after the page before."""
     height, after = start_of_page(node, subject, cursor)
     start = number_after(after, first)
     found = await node.query(height, find, task, start, limit + 1)

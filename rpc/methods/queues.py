@@ -8,7 +8,7 @@ __all__ = ["QueueKind"]
 
 
 class QueueKind(Enum):
-    """What makes a call costly, and thus in which queue it waits for a place."""
+    """Kinds of costly calls; each kind has its own queue."""
 
     VIEW = auto()
     """Runs in a thread over the state."""

@@ -219,7 +219,7 @@ def _event_value(kind: str, value: int | bytes) -> str:
 
 
 def block_position(loaded: LoadedBlock, index: int) -> Json:
-    """Return where a transaction stands."""
+    """Return block and index of a transaction."""
     header = loaded.block.header
     return {"height": header.height, "hash": hexed(loaded.hash), "index": index, "time_ms": header.time_ms}
 

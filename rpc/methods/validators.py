@@ -30,7 +30,7 @@ STAKES_MAX: Final = 1024
 
 
 def jail_json(record: JailRecord | None) -> Json:
-    """Return what is held against an operator; ``until_epoch`` is null where that is for ever."""
+    """Return the jail of an operator as JSON; ``until_epoch`` is null if it is permanent."""
     if record is None:
         return None
     return {"until_epoch": None if record.until_epoch == FOREVER else record.until_epoch, "times": record.times}
@@ -67,7 +67,7 @@ def _stakes(reader: Reader, height: int, chain: ChainParameters) -> Any:
 
 
 def _leaving(reader: Reader, epoch: int) -> list[tuple[bytes, int]]:
-    """Return who sits without a stake, in this epoch or the next, and the last epoch in which it may."""
+    """Return genesis validators that vote without stake in this or the next epoch, with their last epoch."""
     found: dict[bytes, int] = {}
     for known in (epoch, epoch + 1):
         committee = load_committee(reader, known)

@@ -1,4 +1,4 @@
-"""Ignores signals of log rotation, from the start of a service.
+"""Ignores the signals of log rotation from the start of a service.
 
 Log rotation sends SIGHUP, SIGUSR1 or SIGUSR2 to make a program reopen its log file; a service writes to standard
 error and has none. By default each of the three ends a process at once, without removing its files, and a service

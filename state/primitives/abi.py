@@ -47,7 +47,7 @@ class Parameter(NamedTuple):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether its word is an offset to where it lies."""
+        """Whether the head has an offset to the value in the tail."""
         return self.type in ("bytes", "string")
 
 
@@ -112,7 +112,7 @@ def encode_values(parameters: Sequence[Parameter], values: Sequence[AbiValue]) -
 
 
 def decode_values(parameters: Sequence[Parameter], data: bytes) -> list[AbiValue]:
-    """Return the values that ``data`` are the one encoding of. Raises DecodeError."""
+    """Decode ``data``, which must be the canonical ABI encoding. Raises DecodeError."""
     if len(data) > CALL_LIMIT_BYTES:
         raise DecodeError(f"call data of {len(data)} bytes, limit {CALL_LIMIT_BYTES}")
     if len(data) < _WORD * len(parameters):

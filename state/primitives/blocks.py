@@ -134,7 +134,7 @@ def transactions_root(transactions: Sequence[bytes]) -> bytes:
 
 
 def is_body_of(block: Block) -> bool:
-    """Tell whether transactions and evidence are those that the header commits to."""
+    """Return whether the header commits to these transactions and this evidence."""
     header, transactions = block.header, block.transactions
     return (
         (header.tx_count, header.tx_bytes) == (len(transactions), sum(map(len, transactions)))

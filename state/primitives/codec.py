@@ -1,4 +1,4 @@
-"""Canonical bytes: deterministic CBOR of int, bytes, str, None and arrays, one spelling for each value.
+"""Canonical encoding: deterministic CBOR of int, bytes, str, None and arrays, one encoding for each value.
 
 See chain.md R1.
 
@@ -46,7 +46,7 @@ def _refuse(_value: object, immutable: bool = False) -> NoReturn:
 
 
 def _magnitude(value: object) -> int:
-    """Return what the bytes of a bignum stand for; those of a number that has a shorter spelling are refused."""
+    """Return the value of a bignum's bytes. Raises an error if the number has a shorter encoding."""
     if type(value) is not bytes or len(value) <= _WORD_BYTES or not value[0]:
         raise NotCanonical("not the canonical spelling")
     return int.from_bytes(value, "big")
@@ -104,7 +104,7 @@ def decode(data: bytes, *, limit_bytes: int, limit_items: int | None = None) -> 
 
 
 def _check_items(data: bytes, limit: int) -> None:
-    """Refuse more than ``limit`` items, by their heads alone; what is malformed is left to the library."""
+    """Raise DecodeError for more than ``limit`` items; malformed input is left to the library."""
     at, end, left = 0, len(data), limit
     while at < end:
         if not left:
@@ -124,7 +124,7 @@ def _check_items(data: bytes, limit: int) -> None:
 
 
 def _size(value: object, depth: int) -> int:
-    """Return the length of the canonical spelling. Raises DecodeError for what is not of the subset."""
+    """Return the length of the canonical encoding. Raises DecodeError for a value outside the subset."""
     kind = type(value)
     if kind is list:
         if depth == 0:

@@ -18,14 +18,14 @@ __all__ = ["SEATS_MAX", "Committee", "Seat", "quorum"]
 
 SEATS_MAX: Final = 100
 LEADER_ROUNDS: Final = 64
-"""The order of leaders repeats after this many views a seat, so that any view is found without counting from 1."""
+"""The order of leaders repeats after this many views per seat, so the leader of any view is found directly."""
 ADDRESS_BYTES: Final = 20
 RECORD_LIMIT_BYTES: Final = 32 * 1024
 _SIZES: Final = (ADDRESS_BYTES, VOTE_KEY_BYTES, VRF_KEY_BYTES)
 
 
 class Seat(NamedTuple):
-    """A place in the committee: the validator's account, its x-only vote key, its VRF key and its weight."""
+    """A seat of the committee: the validator's account, its x-only vote key, its VRF key and its weight."""
 
     address: bytes
     vote_key: bytes

@@ -32,14 +32,14 @@ CHAIN_ID_MAX: Final = 2**31 - 1
 VALUE_MAX: Final = 2**256 - 1
 
 CALL_KIND: Final = 0x00
-"""What Ethereum's forms carry: [to, value, data], which the runtime turns into a kind of its own."""
+"""Kind of Ethereum's forms, with payload [to, value, data]; the runtime maps it to another kind."""
 NATIVE_FORM: Final = 0x44
 DYNAMIC_FORM: Final = 0x02
 LEGACY_FORM: Final = 0xC0
 
 
 Signed: TypeAlias = tuple[bytes, int, int, bytes]
-"""Of what a digest is: bytes before, a part of the received ones from here to there, and bytes after."""
+"""The signed bytes: a prefix, the start and end of a slice of the received bytes, and a suffix."""
 
 
 class Transaction:

@@ -33,13 +33,13 @@ class ProtocolError(DekubeError):
 
 
 class DecodeError(ProtocolError):
-    """Bytes that are not the one canonical spelling of a value of the expected type."""
+    """Bytes that are not the canonical encoding of a value of the expected type."""
 
     code = "decode_error"
 
 
 class NotCanonical(DecodeError):
-    """Bytes that are no canonical CBOR; the text is about bytes, not about what they were meant to be."""
+    """Bytes that are not canonical CBOR; the error text describes the bytes, not the expected type."""
 
 
 class NotSupported(DecodeError):

@@ -51,18 +51,18 @@ class ChainParameters:
     block_gas_target: int = 150_000_000
     base_fee_initial: int = 1_000_000_000
     base_fee_min: int = 100_000_000
-    """Of an idle chain: what a transaction leaves in the state stays for ever, so it is never free."""
+    """Lowest base fee. It is positive because the records of a transaction stay in the state."""
     base_fee_change_denominator: int = 8
     block_interval_ms_min: int = 1_000
     time_ahead_ms_max: int = 2_000
     time_behind_ms_max: int = 30_000
     epoch_blocks: int = 3_600
     evidence_epochs: int = 333
-    """A fault can be proven for so many epochs after its own; as long, faults of several seats correlate, and the
-    committees stay in the state. ``unbonding_ms`` is at least three epochs more, for which a seat may vote whose
-    stake was withdrawn."""
+    """Epochs in which a fault can be proven after its own epoch. For the same time faults of several seats
+    correlate and committees stay in the state. ``unbonding_ms`` is at least three epochs longer: a seat may still vote for
+    that time after its stake was withdrawn."""
     downtime_blocks_min: int = 16
-    """Of fewer blocks in an epoch nobody's downtime is concluded from missing votes."""
+    """Counted blocks of an epoch below which missing votes prove no downtime."""
     unbonding_ms: int = 14 * 24 * 3_600_000
     stake_min: int = 1_000 * 10**18
     validators_max: int = 100
@@ -86,7 +86,7 @@ class GenesisValidator(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Genesis:
-    """All that two nodes must agree on before the first block.
+    """The content of the genesis, on which all nodes agree before the first block.
 
     ``parameters`` maps dotted names (``chain.*``, ``consensus.*``, ``tasks.*``, ...) to integers; a name that
     is absent has the default of its package's dataclass, and an unknown one is refused.
@@ -105,10 +105,9 @@ _last_hashed: list[tuple[Genesis, bytes] | None] = [None]
 
 
 def genesis_hash(genesis: Genesis) -> bytes:
-    """Return the hash that stands in every header and under every vote of this chain.
+    """Return the genesis hash, which is part of every header and every vote of this chain.
 
-    That of the last one asked for is remembered: a start asks several times, and each takes as long as there are
-    allocations.
+    The last result is cached: a starting node needs it several times, and its cost grows with the allocations.
     """
     remembered = _last_hashed[0]
     if remembered is not None and remembered[0] is genesis:
@@ -274,7 +273,7 @@ def _check_fields(where: str, found: dict[str, Any], expected: tuple[str, ...]) 
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of JSON: of a name that is there twice, readers differ in which one counts."""
+    """Return a JSON object. Raises ConfigError for a duplicate member, which parsers resolve differently."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -312,7 +311,7 @@ def _hex(where: str, text: object, size: int) -> bytes:
 
 
 def _twice(items: Iterable[bytes]) -> bytes | None:
-    """Return the first of ``items`` that stands there again."""
+    """Return the first duplicate of ``items``."""
     seen: set[bytes] = set()
     for item in items:
         if item in seen:

@@ -32,7 +32,7 @@ VOTE_KEY_BYTES: Final = 32
 VOTE_SIGNATURE_BYTES: Final = 64
 
 GROUP_ORDER: Final = 0xFFFFFFFF_FFFFFFFF_FFFFFFFF_FFFFFFFE_BAAEDCE6_AF48A03B_BFD25E8C_D0364141
-"""Of the curve's points: secrets are the numbers below it, but zero."""
+"""Order of the curve's group; secrets are from 1 to below it."""
 _HALF_ORDER_BYTES: Final = (GROUP_ORDER // 2).to_bytes(32, "big")
 _NO_AUX_RAND: Final = bytes(32)
 _KEYS_REMEMBERED: Final = 512
@@ -45,7 +45,7 @@ _CONTEXT: Final = ffi.gc(
 
 
 class SecretKey:
-    """A secp256k1 secret; ``address`` is its account, node and place on the network at once."""
+    """A secp256k1 secret key with its account address."""
 
     __slots__ = ("_key", "address", "public_key", "vote_key")
 

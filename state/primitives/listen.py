@@ -22,7 +22,7 @@ def parse_host_port(text: str) -> tuple[str, int]:
 
 
 def parse_listen(text: str) -> tuple[tuple[str, int], ...]:
-    """Return the hosts and ports of one address or several with commas between; none of "". Raises ConfigError."""
+    """Return hosts and ports of comma-separated addresses; empty for "". Raises ConfigError."""
     if not text:
         return ()
     parts = text.split(",")
@@ -40,12 +40,12 @@ def format_host_port(host: str, port: int) -> str:
 
 
 def dial_host(host: str) -> str:
-    """Return where one is reached from its own machine that listens at ``host``."""
+    """Return the host to dial on this machine for a listener at ``host``."""
     return _DIALLED.get(host, host)
 
 
 def dial_target(text: str) -> str:
-    """Return where one is reached from its own machine ("host:port") that listens at ``text``, which is not "".
+    """Return the "host:port" to dial on this machine for a listener at ``text``, which is not empty.
 
     Raises ConfigError.
     """

@@ -29,14 +29,14 @@ MANIFEST_BYTES_MAX: Final = BLOB_PIECES_MAX * HASH_BYTES + 32
 
 
 class BlobTooLarge(DekubeError):
-    """Content that has more pieces than a manifest can name."""
+    """The content has more pieces than a manifest can list."""
 
     code = "blob_too_large"
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a blob consists of."""
+    """The size of a blob and the hashes of its pieces."""
 
     size_bytes: int
     hashes: tuple[bytes, ...]
@@ -52,7 +52,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Return the manifest of its canonical bytes. Raises DecodeError."""
+        """Decode a manifest from its canonical bytes. Raises DecodeError."""
         match decode(data, limit_bytes=MANIFEST_BYTES_MAX):
             case [int(size), int(piece_bytes), bytes(joined)] if (
                 piece_bytes == PIECE_BYTES

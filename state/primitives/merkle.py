@@ -100,7 +100,7 @@ def merkle_proofs(leaves: Sequence[bytes]) -> tuple[bytes, tuple[MerkleProof, ..
 
 
 def verify_merkle_proof(root: bytes, leaf: bytes, proof: MerkleProof) -> bool:
-    """Tell whether ``leaf`` stands at ``proof.position`` of the ``proof.leaves`` leaves under ``root``."""
+    """Return whether ``leaf`` is at ``proof.position`` of the ``proof.leaves`` leaves under ``root``."""
     if not 0 <= proof.position < proof.leaves <= LEAVES_MAX:
         return False
     node, at, width, used = _leaf(leaf), proof.position, proof.leaves, 0

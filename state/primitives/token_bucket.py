@@ -32,13 +32,13 @@ class TokenBucket:
         return True
 
     def reserve(self, now_ms: int) -> float:
-        """Take a token even if there is none, and return the seconds until the rate has made up for it."""
+        """Take a token, also from an empty bucket; return the seconds until the debt is repaid."""
         self._refill(now_ms)
         self._level -= 1000
         return max(0, -self._level) / (1000 * self._rate_per_s)
 
     def is_full(self, now_ms: int) -> bool:
-        """Return whether the bucket is as a new one would be."""
+        """Return whether the bucket is full, as a new one."""
         self._refill(now_ms)
         return self._level == self._burst
 
@@ -92,7 +92,7 @@ class RateLimiter:
         return 0.0 if tokens > 0 else (1 - tokens) / self._per_s
 
     def add_debt(self, key: Hashable, amount: float, now: float) -> None:
-        """Take ``amount`` tokens for what was done already, down to a debt of ``debt_max``."""
+        """Take ``amount`` tokens for work that is done, down to a debt of ``debt_max``."""
         if self._per_s and amount:
             tokens, since = self._buckets.pop(key, (self._burst, now))
             tokens = min(self._burst, tokens + (now - since) * self._per_s)

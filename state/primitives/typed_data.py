@@ -1,7 +1,7 @@
-"""Typed data as wallets sign it (EIP-712), read strictly: all that stands there is signed, and no more.
+"""Typed data as wallets sign it (EIP-712), read strictly: every member of the document is signed.
 
-Refused although some wallets take it: members that a type does not name or that are missing or twice there, null
-for a struct, numbers that do not fit their type, a message where the domain alone is signed.
+Refused, although some wallets accept it: unknown, missing or duplicate members, null for a struct, numbers that
+do not fit their type, and a message if only the domain is signed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def parse_typed_data(text: str) -> TypedData:
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of the document. Raises DecodeError for two members of one name: one would go unsigned."""
+    """Return an object of the document. Raises DecodeError for duplicate members."""
     members = dict(pairs)
     if len(members) != len(pairs):
         raise DecodeError("typed data: two members of one name")

@@ -1,4 +1,4 @@
-"""Votes: what a seat signs, and which two signed votes prove a fault (consensus.md 3.1, 8.1)."""
+"""Votes: the signed content, and pairs of votes that prove a fault (consensus.md 3.1, 8.1)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DOMAIN: Final = b"SDBFT/1"
 
 
 class Candidate(NamedTuple):
-    """What a NOTARIZE or FINALIZE is for: a block, in a view, on top of the block certified in ``parent_view``."""
+    """What a NOTARIZE or FINALIZE names: a block in a view, above the block certified in ``parent_view``."""
 
     epoch: int
     view: int
@@ -54,7 +54,7 @@ class Vote(NamedTuple):
 
     @property
     def candidate(self) -> Candidate:
-        """What the vote is for."""
+        """The candidate of the vote."""
         return Candidate(self.epoch, self.view, self.parent_view, self.block_hash)
 
 
@@ -91,7 +91,7 @@ def vrf_alpha(genesis_hash: bytes, randomness: bytes, epoch: int, view: int) -> 
 
 
 class VoteKey:
-    """What a validator votes with: a vote key and the VRF key that comes from the same secret."""
+    """A validator's vote key and the VRF key from the same secret."""
 
     __slots__ = ("_secret", "_vrf", "vote_key", "vrf_key")
 
@@ -123,7 +123,7 @@ class Equivocation(NamedTuple):
 
 
 def evidence_type(first: Vote, second: Vote) -> str | None:
-    """Name the fault that two votes prove, if any; their signatures are checked elsewhere."""
+    """Return the fault that two votes prove, or None; signatures are checked elsewhere."""
     if (first.seat, first.epoch, first.view) != (second.seat, second.epoch, second.view):
         return None
     kinds = {first.kind, second.kind}

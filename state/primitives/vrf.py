@@ -48,7 +48,7 @@ _D: Final = -121665 * pow(121666, -1, _PRIME) % _PRIME
 _CHALLENGE_BYTES: Final = 16
 _IDENTITY: Final = (1).to_bytes(32, "little")
 _REMEMBERED: Final = 128
-"""Answers that are kept: a block is proven, checked and executed with one proof, and may be checked again."""
+"""Cached results: a block's proof is checked several times."""
 
 
 class VrfKey:
@@ -84,12 +84,12 @@ class VrfKey:
 
 
 def is_vrf_key(public: bytes) -> bool:
-    """Tell whether proofs of this public key can be verified: a point of the main subgroup in its one spelling."""
+    """Return whether ``public`` is a valid VRF key: the canonical encoding of a point of the main subgroup."""
     return len(public) == VRF_KEY_BYTES and _is_point(public)
 
 
 def vrf_key_of(secret: SecretKey) -> VrfKey:
-    """Return the VRF key that belongs to a vote key: one secret to keep, one rotation for both."""
+    """Return the VRF key derived from the secret of a vote key; both are stored and rotated together."""
     return VrfKey(digest(b"vrf-seed", secret.secret))
 
 

@@ -49,7 +49,7 @@ def put_block(batch: Any, block: FinalisedBlock, *, index_addresses: bool) -> No
 
 
 def delete_block(batch: Any, db: Any, height: int) -> int:
-    """Take away what ``put_block`` has written of a height; return how many index entries. Raises StoreDamaged."""
+    """Delete the records of a block; return the number of deleted index entries. Raises StoreDamaged."""
     with reported():
         record = db.get(height_key(INDEX, height), verify_checksums=True)
     hashes, listed = ([], []) if record is None else named(height, decode_index, record)
@@ -65,7 +65,7 @@ def delete_block(batch: Any, db: Any, height: int) -> int:
 
 
 def stale_entries(db: Any, pruned: int) -> Iterator[bytes]:
-    """Yield the index entries up to height ``pruned`` that no index record names: of times when all was kept."""
+    """Yield index entries up to height ``pruned`` that no index record lists."""
     with db.iterator(prefix=TRANSACTION, verify_checksums=True, fill_cache=False) as entries:
         for key, value in entries:
             if decode_position(value).height <= pruned:

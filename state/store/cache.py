@@ -9,7 +9,7 @@ __all__ = ["Cache"]
 
 
 class Cache:
-    """Two generations of entries: when the young one is full it becomes the old one, and the old one goes.
+    """A cache of two generations: a full young generation becomes the old one, and the old one is dropped.
 
     A hit in the old generation moves the entry to the young one, so what is in use stays, at the cost of one
     dictionary look-up a hit. None is a cached absence. A reader that misses reads the database and offers what
@@ -37,7 +37,7 @@ class Cache:
                 self._turn()
 
     def replace(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Take in what a commit has written."""
+        """Apply the changes of a commit."""
         with self._lock:
             self.version += 1
             self.young.update(changes)

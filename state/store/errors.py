@@ -17,7 +17,7 @@ __all__ = [
 
 
 class StoreDamaged(StoreError):
-    """Something that must be in the database is absent or has other bytes than were written."""
+    """A record of the database is missing or damaged."""
 
     code = "store_damaged"
 
@@ -41,7 +41,7 @@ class StoreIncompatible(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The disk refused: full, read-only, no permission, or failing."""
+    """The disk is full, read-only, not permitted or failing."""
 
     code = "store_unavailable"
 
@@ -53,7 +53,7 @@ class StoreClosed(StoreError):
 
 
 class Pruned(StoreError):
-    """This node once held what was asked for and has dropped it since."""
+    """This node has pruned the requested data."""
 
     code = "pruned"
 

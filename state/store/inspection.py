@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 class Inspection(NamedTuple):
-    """What could be read; None is what could not. ``damage`` says why, a line for each finding."""
+    """What could be read; None for what could not. ``damage`` has one line for each finding."""
 
     format: int | None
     genesis_hash: bytes | None
@@ -54,9 +54,9 @@ class Inspection(NamedTuple):
 
 
 def inspect_database(path: Path, options: StoreOptions | None = None) -> Inspection:
-    """Return what the database in ``path`` says of itself.
+    """Inspect the database in ``path``.
 
-    Raises StoreLocked while a node runs on it, StoreUnavailable; what is damaged is told in the result.
+    Raises StoreLocked while a node uses it, StoreUnavailable; damage is part of the result.
     """
     damage: list[str] = []
     try:

@@ -91,8 +91,8 @@ def torn_at(data: bytes) -> int | None:
 def cut_tail(folder: Path) -> bool:
     """Cut a torn record, and the zeros behind it, off the newest log in a database's directory.
 
-    Tell whether there was one, and warn of how much goes. An older log is looked at where nothing was written to
-    the newer ones. Raises OSError.
+    Return whether there was one, and log its size. If the newest logs are empty, the log before them is checked.
+    Raises OSError.
     """
     has_cut = False
     for log in sorted(folder.glob("*.log"), key=lambda file: int(file.stem) if file.stem.isdigit() else -1)[::-1]:

@@ -31,7 +31,7 @@ _LIBRARY_ERRORS: Final = (plyvel.Error, RuntimeError)
 
 
 class Flush(NamedTuple):
-    """What one batch writes: node by path (None: delete), and the parts that are then as of its height."""
+    """A batch of trie nodes: nodes by path (None: delete), and the parts that it brings up to date."""
 
     writes: dict[bytes, bytes | None]
     parts: frozenset[bytes]
@@ -120,7 +120,7 @@ class StoredNodes:
         return Flush(writes, parts, spread)
 
     def plan_all(self, nodes: Mapping[bytes, bytes | None], *, spread: bool | None = None) -> Flush:
-        """Return a batch that leaves nothing late."""
+        """Return a batch that writes all late nodes."""
         writes: dict[bytes, bytes | None] = {}
         for late in self._late.values():
             writes.update(late)

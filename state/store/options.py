@@ -9,7 +9,7 @@ __all__ = ["StoreOptions"]
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Choices of one node for its own database; none of them changes a root."""
+    """Options of a node's own database; none changes a state root."""
 
     block_heights: int = 0
     """Bodies, receipts, certificates and indexes are kept for this many heights; 0 keeps all.

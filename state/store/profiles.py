@@ -12,7 +12,7 @@ __all__ = ["LIGHT_BLOCKS_MIN", "LIGHT_EPOCHS", "PROFILES", "profile_options"]
 
 PROFILES: Final = ("archive", "full", "light")
 LIGHT_EPOCHS: Final = 2
-"""Whoever sat in a committee serves its blocks for two epochs more (consensus.md 12)."""
+"""Former members of a committee serve its blocks for two more epochs (consensus.md 12)."""
 LIGHT_BLOCKS_MIN: Final = 1_024
 LIGHT_NOTARIZED_BYTES: Final = 64 * 1024 * 1024
 

@@ -66,7 +66,7 @@ TABLES: Final = {
     BLOCK_HASH: "block hashes",
     INDEX: "index records",
 }
-"""What an operator is told of the database, by table."""
+"""Names of the tables for operators."""
 
 RECORD_LIMIT_BYTES: Final = 64 * 1024
 ADDRESS_BYTES: Final = 20
@@ -99,7 +99,7 @@ class ViewCertificate(NamedTuple):
 
 
 class ViewCertificates(NamedTuple):
-    """What a fork would be proven with: certificates of the views up to a finalised one, each in their order.
+    """Certificates of the views up to a finalised one, in order; evidence in case of a fork.
 
     NULLIFY of those that the chain skipped, NOTARIZE of those that have a block.
     """
@@ -112,7 +112,7 @@ NO_VIEWS: Final = ViewCertificates()
 
 
 class FinalisedBlock(NamedTuple):
-    """All that one commit writes, each part already encoded; ``tip`` says what it leads to.
+    """The encoded parts that one commit writes, and the resulting ``tip``.
 
     ``block`` are the bytes as received. ``transaction_hashes``, ``addresses`` and ``receipts`` have one item a
     transaction, in order; ``addresses`` are those in whose history the transaction is listed, and may end with
@@ -136,7 +136,7 @@ class FinalisedBlock(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What the database does not hold: headers below ``base``, bodies up to ``pruned``, states below ``states``.
+    """The pruned ranges: headers below ``base``, bodies up to ``pruned``, states below ``states``.
 
     ``base`` is 0, or the height whose state a restored database began with.
     """
@@ -229,7 +229,7 @@ def decode_bounds(data: bytes | None) -> Bounds:
 
 
 def encode_index(transaction_hashes: Sequence[bytes], addresses: Sequence[Sequence[bytes]]) -> bytes:
-    """Return the record of what the indexes have of a block, so that it can be taken out of them again."""
+    """Return the record of a block's index entries, for their later removal."""
     return encode([b"".join(transaction_hashes), [b"".join(listed) for listed in addresses]])
 
 
@@ -263,12 +263,12 @@ def decode_epoch(data: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def encode_position(height: int, position: int) -> bytes:
-    """Return the 12 bytes of a place, in the order of places."""
+    """Return the 12 bytes of a position; byte order is the order of positions."""
     return height.to_bytes(8, "big") + position.to_bytes(4, "big")
 
 
 def decode_position(data: bytes) -> TransactionPosition:
-    """Return the place of 12 bytes. Raises StoreDamaged."""
+    """Return the position of 12 bytes. Raises StoreDamaged."""
     if len(data) != 12:
         raise StoreDamaged("an index entry is not a place")
     return TransactionPosition(int.from_bytes(data[:8], "big"), int.from_bytes(data[8:], "big"))

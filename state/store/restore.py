@@ -1,7 +1,7 @@
-"""A database made from pieces of a state: each is checked against the root, and durable when it is taken in.
+"""Restores a database from pieces of a state; each piece is checked against the root and written durably.
 
-It is made beside the place where the node looks for its database, has no tip until it is whole, and is then put
-into that place by one rename. Whatever moment the process ends at, the next one goes on with what is there.
+The database is built beside the node's own path. It has no tip until it is complete, and is then moved by one
+rename. After an interruption the next process continues.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _END: Final = b"\xff" * (HASH_BYTES + 1)
 
 
 class Restore:
-    """The database on its way. Raises nothing but StoreError, and RangeInvalid for a piece that is not one.
+    """A restore in progress. Raises only StoreError, and RangeInvalid for an invalid piece.
 
     ``target`` is the height whose state is being taken in, as the tip it will be; None before ``begin``.
     """
@@ -54,7 +54,7 @@ class Restore:
         self._db = db
         self.target = target
         self.is_whole = is_whole
-        """Nothing is missing any more but ``install``."""
+        """Whether the restore is complete except for ``install``."""
         self._done: dict[bytes, bytes] = {}
         self._spans: list[tuple[bytes, bytes]] | None = None
 
@@ -189,7 +189,7 @@ class Restore:
 
 
 def install(path: Path, place: Path) -> None:
-    """Put the whole, closed database in ``path`` into ``place``, where nothing may be. Raises StoreUnavailable."""
+    """Move the complete, closed database to ``place``, which must not exist. Raises StoreUnavailable."""
     try:
         if place.exists():
             place.rmdir()  # an empty directory alone

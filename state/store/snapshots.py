@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 def piece_key(start: bytes) -> bytes:
-    """Return the place that the short form of a piece's start stands for."""
+    """Return the key hash at which a piece starts, from its short form."""
     return start.ljust(HASH_BYTES, b"\0")
 
 

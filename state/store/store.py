@@ -70,14 +70,14 @@ __all__ = ["StateProof", "Store"]
 _LIBRARY_ERRORS: Final = (plyvel.Error, RuntimeError)
 _HISTORY_PAGE_MAX: Final = 1_000
 _PRUNE_HEIGHTS_MAX: Final = 8
-"""So many blocks one commit takes away at most: a profile that keeps less takes effect gradually."""
+"""Maximum number of blocks that one commit deletes; a smaller profile takes effect gradually."""
 _PRUNE_ENTRIES_MAX: Final = 20_000
 _VERIFY_ENTRIES_MAX: Final = 1 << 20
 """Keys that a verification has in memory at once, some 200 bytes each; more are checked in several passes."""
 
 
 class StateProof(NamedTuple):
-    """What ``key`` has at ``height`` with its proof against ``root``, the state root in header ``height + 1``."""
+    """The value of ``key`` at ``height``, proven against ``root``, the state root in header ``height + 1``."""
 
     height: int
     root: bytes
@@ -103,7 +103,7 @@ class Store:
             evidence_epochs=chain.evidence_epochs,
             notarized_bytes_max=options.notarized_bytes_max,
         )
-        """What a fork would be proven with."""
+        """Certificates of views, as evidence of forks."""
         self._bounds = decode_bounds(db.get(BOUNDS, verify_checksums=True))
         self._values = Cache(options.value_cache_entries)
         self._write_lock = Lock()
@@ -145,10 +145,10 @@ class Store:
         changes: Callable[[], Mapping[bytes, bytes | None]],
         options: StoreOptions | None = None,
     ) -> Store:
-        """Do what ``open`` does with a database that is open already, or what stands in for one.
+        """Like ``open`` with an open database, or a substitute for one.
 
-        Used of it: ``get``, ``put``, ``iterator``, ``snapshot``, ``write_batch``, ``close`` and ``closed``; for
-        people's commands also ``approximate_size`` and ``compact_range``.
+        Used methods: ``get``, ``put``, ``iterator``, ``snapshot``, ``write_batch``, ``close`` and ``closed``;
+        maintenance commands also use ``approximate_size`` and ``compact_range``.
         """
         options = options or StoreOptions()
         chain = read_parameters(ChainParameters, "chain", genesis)
@@ -196,7 +196,7 @@ class Store:
         self.nodes.catch_up(self.tip.height, changed_keys, key_hash, entry)
 
     def close(self) -> None:
-        """Write what is late and close the files; later reads raise StoreClosed."""
+        """Write all late nodes and close the files; later reads raise StoreClosed."""
         if self._db.closed:
             return
         flush = self.nodes.plan_all({})
@@ -308,7 +308,7 @@ class Store:
             self._proof_versions.pop(stale, None)
 
     def _prune_some(self, batch: Any, height: int) -> Bounds:
-        """Take the oldest blocks that the options do not keep at ``height`` away, a bounded number of them."""
+        """Delete a bounded number of the oldest blocks that the options do not keep at ``height``."""
         kept, bounds = self._options.block_heights, self._bounds
         stop = min(height - kept if kept else 0, bounds.pruned + _PRUNE_HEIGHTS_MAX)
         gone, entries = bounds.pruned, 0
@@ -322,7 +322,7 @@ class Store:
         return bounds
 
     def prune(self, progress: Callable[[int, int], None] | None = None) -> int:
-        """Take away at once all that the options do not keep, and give the room back; return how many blocks.
+        """Delete everything that the options do not keep and compact the files; return the number of blocks.
 
         ``progress`` is called with the number of blocks done and in all. For a node that is stopped.
         """
@@ -345,7 +345,7 @@ class Store:
         return max(0, stop - first)
 
     def rollback(self, height: int, progress: Callable[[int, int], None] | None = None) -> None:
-        """Take the blocks above ``height`` back, the newest first; each step leaves a whole height.
+        """Roll back the blocks above ``height``, the newest first; each step leaves a consistent database.
 
         For a node that is stopped; what its vote key has signed stays signed. Raises Pruned below
         ``oldest_state``, HeightUnknown above the tip, StoreDamaged when an undo record does not lead to the root
@@ -534,16 +534,16 @@ class Store:
         return self._read(height_key(CERTIFICATE, height)) if height > 0 else None
 
     def transaction_position(self, transaction_hash: bytes) -> TransactionPosition | None:
-        """Return where a finalised transaction stands, or None."""
+        """Return the position of a finalised transaction, or None."""
         data = self._read(TRANSACTION + transaction_hash)
         return None if data is None else decode_position(data)
 
     def history(
         self, address: bytes, *, before: TransactionPosition | None = None, limit: int
     ) -> list[TransactionPosition]:
-        """Return up to ``limit`` places of what touched ``address``, newest first, below the place ``before``.
+        """Return up to ``limit`` positions in the history of ``address``, newest first, below ``before``.
 
-        The place behind the transactions of a block is that of what the block did by itself. Empty when the node
+        The position after a block's transactions stands for the changes of the block itself. Empty if the node
         does not index addresses.
         """
         prefix = ADDRESS + address
@@ -587,7 +587,7 @@ class Store:
     def verify(self, progress: Callable[[int, int], None] | None = None) -> int:
         """Recompute the root from the flat state, check each trie node, and return the number of keys.
 
-        For an operator who doubts a disk: reads everything, in passes of a bounded number of keys. ``progress``
+        Reads the whole database, in passes of a bounded number of keys. ``progress``
         is called with the number of entries read and in all. Raises StoreDamaged.
         """
         view = self.view(self.tip.height)
@@ -604,7 +604,7 @@ class Store:
         return count
 
     def sizes(self) -> dict[str, int]:
-        """Return how many bytes each table takes on the disk, about."""
+        """Return the approximate size of each table in bytes."""
         with reported():
             return {
                 name: self._db.approximate_size(prefix, bytes([prefix[0] + 1])) for prefix, name in TABLES.items()

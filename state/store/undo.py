@@ -23,7 +23,7 @@ def read_undo(source: Any, height: int) -> Undo:
 
 
 class Undos:
-    """Undo records in memory, those that came last, within a bound of entries. Safe to use from any thread."""
+    """The newest undo records in memory, within a limit of entries. Thread-safe."""
 
     def __init__(self, entries_max: int) -> None:
         self._entries_max = entries_max
@@ -40,7 +40,7 @@ class Undos:
         return undo
 
     def keep(self, height: int, undo: Undo) -> None:
-        """Take in the record of a height, at the cost of those that came first; one at least is kept."""
+        """Add the record of a height and drop the oldest above the limit; at least one is kept."""
         with self._lock:
             if height in self._kept:
                 return
@@ -51,7 +51,7 @@ class Undos:
                 self._entries -= len(dropped.keys) + 1
 
     def forget(self, height: int) -> None:
-        """Let the record of a height go that was taken back."""
+        """Drop the record of a height that was rolled back."""
         with self._lock:
             undo = self._kept.pop(height, None)
             if undo is not None:

@@ -24,7 +24,7 @@ __all__ = ["StoredViews", "ViewCounts"]
 
 _NULLIFIED_MIN: Final = 256
 _NOTARIZED_DROPPED_MAX: Final = 64
-"""So many NOTARIZE certificates one commit takes away at most."""
+"""Maximum number of NOTARIZE certificates that one commit deletes."""
 _NULLIFIED_DROPPED_MAX: Final = 20_000
 
 
@@ -89,9 +89,9 @@ class StoredViews:
         return found
 
     def _put_notarized(self, batch: Any, found: Sequence[ViewCertificate], epoch_now: int) -> Span:
-        """Keep them within bytes and age, at the cost of the oldest; return what is kept then.
+        """Delete the oldest certificates above the limits of size and age; return what is kept.
 
-        What goes, goes little by little: neither an epoch that grew too old nor a smaller bound stops a validator.
+        The number of deletions per commit is limited, so that no commit takes long.
         """
         (size, epoch, view), limit = self._counts.span, self._notarized_bytes_max
         for one in found:

@@ -3,7 +3,7 @@
 Each block adds its leader's VRF output to the randomness and what it has seen to the tally of its epoch: one small
 record. The last block of epoch e, after everything else in it, judges the downtime of the seats, selects the
 committee of e + 2 from the stakes that were frozen at the end of e - 1, fixes the version of e + 2, and freezes
-the stakes anew. So whoever signs the last block of e has known the committee of e + 1 for a whole epoch.
+the present stakes. So the signers of the last block of e have known the committee of e + 1 for a whole epoch.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ SKIPPED_VIEWS_MAX: Final = 1_024
 LEADER_SLOTS_MIN: Final = 2
 """A seat that missed fewer views than this as their leader is not judged by them."""
 JAIL_TIMES_MAX: Final = 12
-"""The jail no longer doubles after so many downtimes in a row: 4,096 epochs are half a year of one-hour epochs."""
+"""Consecutive downtimes after which the jail time no longer doubles: 4,096 epochs, half a year of hours."""
 ABSENT_SHARE: Final = (2, 3)
-"""The part of an epoch's counted blocks that a seat has to be missing from, and more, to be down."""
+"""A seat is down if its votes are missing from more than this share of the counted blocks."""
 OUT_SHARE: Final = (1, 4)
-"""Downtime keeps no more than this part of the stake out of a committee; one operator always."""
+"""Maximum share of the stake that downtime may exclude; always at least one operator."""
 DOWNTIME_DIVISOR: Final = 10_000
 """The part of its bonded stake that downtime costs a seat: 0.01 %."""
 SIGNAL_SHARE: Final = (4, 5)
@@ -124,7 +124,7 @@ _FROZEN: Final = _CHAIN + b"frozen"
 
 
 class UpgradeRequired(InvalidBlock):
-    """The chain goes on in a version of the protocol that this software does not know: it has to be replaced."""
+    """The chain uses a protocol version that this software does not know; install a newer version."""
 
     code = "upgrade_required"
 

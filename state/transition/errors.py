@@ -36,7 +36,7 @@ class NonceTooLow(InvalidTransaction):
 
 
 class NonceTooHigh(InvalidTransaction):
-    """The sender's next nonce is a lower one, so an earlier transaction is missing."""
+    """The nonce is above the sender's next nonce: an earlier transaction is missing."""
 
     code = "nonce_too_high"
 
@@ -47,7 +47,7 @@ class NonceTooHigh(InvalidTransaction):
 
 
 class InsufficientFunds(InvalidTransaction):
-    """The free balance does not cover what this and the sender's earlier transactions may move and pay as fees."""
+    """The free balance does not cover amounts and fees of this and the sender's earlier transactions."""
 
     code = "insufficient_funds"
 
@@ -83,7 +83,7 @@ class GasLimitTooHigh(InvalidTransaction):
 
 
 class FeeCapTooLow(InvalidTransaction):
-    """The most the sender pays for a unit of gas is below the base fee."""
+    """The fee cap is below the base fee."""
 
     code = "fee_cap_too_low"
 
@@ -94,7 +94,7 @@ class FeeCapTooLow(InvalidTransaction):
 
 
 class TipAboveFeeCap(InvalidTransaction):
-    """The priority fee is above the whole fee."""
+    """The priority fee is above the fee cap."""
 
     code = "tip_above_fee_cap"
 
@@ -119,7 +119,7 @@ class WrongChain(InvalidTransaction):
 
 
 class UnknownKind(InvalidTransaction):
-    """No rule of this chain has the number of the kind."""
+    """Unknown kind of transaction."""
 
     code = "unknown_kind"
 
@@ -129,7 +129,7 @@ class UnknownKind(InvalidTransaction):
 
 
 class InvalidPayload(InvalidTransaction):
-    """The payload is not one that the rule of the kind reads."""
+    """The payload is not valid for the kind."""
 
     code = "invalid_payload"
 

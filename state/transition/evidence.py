@@ -54,7 +54,7 @@ FAULTS: Final = {"E1": 1, "E2": 2, "E3": 3}
 
 
 class EvidenceRefused(ProtocolError):
-    """Evidence that proves nothing here and now; subclasses say why."""
+    """Evidence that is not valid on the present state; subclasses give the reason."""
 
     code = "evidence_refused"
 
@@ -66,7 +66,7 @@ class EvidenceFromFuture(EvidenceRefused):
 
 
 class EvidenceTooOld(EvidenceRefused):
-    """The fault is older than what can be withdrawn meanwhile."""
+    """The fault is older than ``chain.evidence_epochs``."""
 
     code = "evidence_too_old"
 
@@ -84,13 +84,13 @@ class EvidenceSeatUnknown(EvidenceRefused):
 
 
 class EvidenceSignatureInvalid(EvidenceRefused):
-    """A vote that the seat's key has not signed: nobody can have seen it."""
+    """A signature does not verify for the seat's vote key."""
 
     code = "evidence_signature_invalid"
 
 
 class EvidenceKnown(EvidenceRefused):
-    """The operator is out for ever already, for this fault or for another that weighs as much."""
+    """The operator was already slashed for this or an equally severe fault."""
 
     code = "evidence_known"
 
@@ -118,7 +118,7 @@ class Evidence(NamedTuple):
 
     @classmethod
     def of(cls, equivocation: Equivocation, reporter: bytes) -> Evidence:
-        """Return the evidence of two votes in whatever order they were seen. Raises DecodeError for no fault."""
+        """Return the evidence of two votes in any order. Raises DecodeError if they prove no fault."""
         first, second = sorted(equivocation, key=_rank)
         if evidence_type(first, second) is None:
             raise DecodeError("two votes that are allowed beside each other")
@@ -173,7 +173,7 @@ def prove(
 ) -> Offence:
     """Return the offence that evidence proves in a block of ``epoch_now`` on top of ``state``.
 
-    Raises a subclass of EvidenceRefused, what is cheap to see first.
+    Raises a subclass of EvidenceRefused; cheap checks come first.
     """
     first, second, reporter = evidence
     if first.epoch > epoch_now:
@@ -237,7 +237,7 @@ def select_evidence(
 def apply_evidence(
     state: Overlay, raws: Sequence[bytes], block: BlockContext, emit: Callable[[Event], None]
 ) -> None:
-    """Punish what the evidence of a block proves, before any of its transactions.
+    """Slash the operators that the evidence of a block convicts, before its transactions.
 
     Raises BlockEvidenceInvalid for what ``check_block_evidence`` would have refused, and then changes nothing.
     """

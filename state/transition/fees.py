@@ -9,15 +9,14 @@ from state.primitives.genesis import ChainParameters
 __all__ = ["CROWDED_SHARE", "demand_of", "effective_price", "next_base_fee"]
 
 CROWDED_SHARE: Final = (9, 10)
-"""A block with more than this part of the bytes or transactions that it may have is as crowded as one above its
-gas target."""
+"""Share of the byte or transaction limit above which a block counts as above its gas target."""
 
 
 def demand_of(gas_used: int, size_bytes: int, count: int, chain: ChainParameters) -> int:
-    """Return the demand for a block, as gas: what it used, or as much of the target as its fullest limit says.
+    """Return the demand of a block in gas: the gas used, or the target scaled by its fullest limit.
 
-    Weights say nothing of bytes: a body of large transactions, or of as many as there may be, is full at a part of
-    the gas target. Measured by gas alone, keeping everybody else out would get cheaper from block to block.
+    Gas does not depend on bytes, so a block can be full of bytes or transactions below the gas target. Measured by
+    gas alone, it would become cheaper to keep such blocks full.
     """
     part, whole = CROWDED_SHARE
     target = chain.block_gas_target * whole

@@ -1,4 +1,4 @@
-"""Jail: operators that are excluded from committees for some epochs, or for ever (consensus.md R13, R14)."""
+"""Jail: operators that are excluded from committees for some epochs or permanently (consensus.md R13, R14)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from state.view.records import items_of, read_record
 __all__ = ["FOREVER", "JailRecord", "is_jailed", "list_jails", "load_jail", "save_jail"]
 
 FOREVER: Final = 2**32 - 1
-"""Of ``until_epoch``: an operator that was proven faulty never gets a seat again, with none of its keys."""
+"""Value of ``until_epoch`` for an operator with a proven fault: it never gets a seat again, with any key."""
 RECORD_LIMIT_BYTES: Final = 64
 
 _JAIL: Final = bytes([Table.JAIL])
@@ -26,7 +26,7 @@ class JailRecord(NamedTuple):
 
 
 def load_jail(state: Reader, operator: bytes) -> JailRecord | None:
-    """Return the record of an operator; None when nothing is held against it. Raises RecordDamaged."""
+    """Return the jail record of an operator, or None. Raises RecordDamaged."""
     data = state.get(_JAIL + operator)
     return None if data is None else _record(operator, data)
 
@@ -41,7 +41,7 @@ def _record(operator: bytes, data: bytes) -> JailRecord:
 
 
 def list_jails(state: Reader) -> list[tuple[bytes, JailRecord]]:
-    """Return every operator with something held against it, in the order of the addresses."""
+    """Return all operators with a jail record, by address."""
     found: list[tuple[bytes, JailRecord]] = []
     start, stop = _JAIL, bytes([Table.JAIL + 1])
     while page := state.scan(start, stop, _PAGE):
@@ -51,7 +51,7 @@ def list_jails(state: Reader) -> list[tuple[bytes, JailRecord]]:
 
 
 def save_jail(state: Overlay, operator: bytes, record: JailRecord | None) -> None:
-    """Write or forget what is held against an operator."""
+    """Write the jail record of an operator, or delete it if ``record`` is None."""
     if record is None:
         state.delete(_JAIL + operator)
     else:
@@ -59,6 +59,6 @@ def save_jail(state: Overlay, operator: bytes, record: JailRecord | None) -> Non
 
 
 def is_jailed(state: Reader, operator: bytes, epoch: int) -> bool:
-    """Tell whether an operator may not sit in ``epoch``."""
+    """Return whether an operator is excluded from the committee of ``epoch``."""
     record = load_jail(state, operator)
     return record is not None and epoch < record.until_epoch

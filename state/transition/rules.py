@@ -17,7 +17,7 @@ _Payload = TypeVar("_Payload")
 
 
 class BlockContext(NamedTuple):
-    """What rules may know of the block: nothing else, no clock and no randomness but ``beacon`` (32 bytes)."""
+    """The block context of a rule: no other clock, and no randomness but ``beacon`` (32 bytes)."""
 
     height: int
     time_ms: int
@@ -32,7 +32,7 @@ class BlockContext(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a rule may know of its transaction; ``emit`` appends an event to its receipt."""
+    """The transaction context of a rule; ``emit`` appends an event to its receipt."""
 
     block: BlockContext
     sender: bytes

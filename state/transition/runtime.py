@@ -90,7 +90,7 @@ _CHAIN: Final = bytes([Table.CHAIN])
 _BASE_FEE_KEY: Final = _CHAIN + b"base-fee"
 _NOBODY: Final = bytes(20)
 _ITEM_HEAD_BYTES: Final = 5
-"""What a transaction takes in the encoding of a block beside its own bytes, at most."""
+"""Maximum overhead of a transaction in the encoding of a block."""
 _BESIDE_BODY_BYTES: Final = HEADER_LIMIT_BYTES + 2 * BLOCK_EVIDENCE_BYTES_MAX
 
 
@@ -107,7 +107,7 @@ class Checked(NamedTuple):
 
 
 class BlockInput(NamedTuple):
-    """What execution takes from a block beside its transactions: the rest of the context stands in the state.
+    """The inputs of execution beside transactions and state.
 
     A dry run needs no ``vrf_proof``; execution does, and trusts that it was verified.
     """
@@ -125,7 +125,7 @@ class BlockInput(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """What a block did.
+    """The result of executing a block.
 
     ``receipts`` are the encoded receipts of the transactions in order. ``block_receipt`` is that of the events of
     the hooks, which belong to no transaction; None when there were none. Both are leaves under ``receipt_root``.
@@ -218,9 +218,9 @@ class Runtime:
         return self.chain.base_fee_initial if record is None else number_of(record, 16, what="the base fee")
 
     def epoch_at(self, state: Reader, height: int) -> EpochInfo:
-        """Return the epoch of the block at ``height``, which follows ``state``.
+        """Return the epoch of the block at ``height``, the child of ``state``.
 
-        Raises InvalidBlock for a height that does not, UpgradeRequired for a version that is not known here.
+        Raises InvalidBlock for another height, UpgradeRequired for an unknown protocol version.
         """
         epoch = load_epoch(state, epoch_of(height, self.chain), self.chain)
         if epoch is None:
@@ -234,7 +234,7 @@ class Runtime:
             raise UpgradeRequired(version=version, known=self.versions)
 
     def context(self, state: Reader, block: BlockInput) -> BlockContext:
-        """Return what the rules may know of ``block`` on top of ``state``. Raises InvalidBlock."""
+        """Return the block context for the rules. Raises InvalidBlock."""
         epoch = self.epoch_at(state, block.height)
         tally = load_tally(state, epoch.epoch)
         randomness = tally.randomness if tally else epoch.randomness
@@ -288,7 +288,7 @@ class Runtime:
         return rule
 
     def rule_of_call(self, to: bytes, value: int, data: bytes) -> Rule[Any]:
-        """Return the rule that a call of Ethereum's forms is for. Raises CallRefused."""
+        """Return the rule of a contract call. Raises CallRefused."""
         if not to.startswith(SYSTEM_PREFIX):
             if len(data) > NOTE_LIMIT_BYTES:
                 raise CallRefused(f"an account takes at most {NOTE_LIMIT_BYTES} bytes of data")
@@ -500,7 +500,7 @@ class Runtime:
             raise AssertionError(f"a block made {moved} out of nothing")
 
     def check_total_supply(self, state: Reader) -> None:
-        """Raise AssertionError unless all that is held and burned is what the genesis issued; reads everything."""
+        """Raise AssertionError unless holdings and burned sum equal the issued supply; reads all of it."""
         total = burned(state)
         for table, amount_of in self.holdings.items():
             start, stop = bytes([table]), bytes([table + 1])
@@ -565,7 +565,7 @@ _BOUNDS: Final = {
     "stake_min": (1, SUPPLY_LIMIT - 1),
     "history_heights": (1, 2**32 - 1),
 }
-"""What the other rules of the chain take for granted of its parameters."""
+"""Bounds of the parameters, on which the rules rely."""
 
 
 def _check_parameters(chain: ChainParameters) -> None:

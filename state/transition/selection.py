@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 CANDIDATES_MAX: Final = 1_024
-"""The largest stakes are candidates; smaller ones have no part in the lottery."""
+"""Maximum number of candidates: the largest stakes."""
 CAP_DIVISOR: Final = 10
 """No seat weighs more than this part of a committee in which each candidate has a seat ..."""
 CAP_EQUAL_SHARES: Final = (12, 10)
@@ -45,12 +45,12 @@ CAP_EQUAL_SHARES: Final = (12, 10)
 TAIL_DIVISOR: Final = 5
 """There are as few anchors as leave this part of the stake, or less, to the lottery."""
 GROWTH_DIVISOR: Final = 2
-"""What is new in a committee weighs no more than this part of what is not: a third of the whole."""
+"""New weight of a committee is at most this share of the kept weight: a third of the total."""
 _DRAW_BITS: Final = 256
 
 
 class Candidate(NamedTuple):
-    """A stake as it was frozen, with the keys it would sit with."""
+    """A frozen stake with its keys."""
 
     address: bytes
     vote_key: bytes
@@ -59,11 +59,10 @@ class Candidate(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """A committee and how it came about.
+    """A committee and how it was selected.
 
     ``lottery_weight`` is the part of its weight that lottery seats hold. With ``is_tail_large`` even the most
-    anchors leave more of the stake to the lottery than they should: the number of seats is too small for this
-    distribution of stakes, and somebody has to be told.
+    anchors leave too much stake to the lottery: there are too few seats for this distribution. An event reports it.
     """
 
     committee: Committee
@@ -73,9 +72,9 @@ class Selection(NamedTuple):
 
 
 class Draw:
-    """Random integers that everybody computes alike: BLAKE2b of a seed and a counter.
+    """Deterministic random integers: BLAKE2b of a seed and a counter.
 
-    Values that are not below the bound are thrown away, so that no residue is more likely than another.
+    Values outside the bound are rejected, so all results are equally likely.
     """
 
     __slots__ = ("_counter", "_seed")
@@ -133,7 +132,7 @@ def draw_seats(candidates: Iterable[Candidate], *, epoch: int, randomness: bytes
 
 
 def seated(drawn: Drawn, absent: Collection[bytes] = ()) -> Selection | None:
-    """Return the committee of those drawn but the ``absent``, whose seats stay empty; None when nobody is left.
+    """Return the drawn committee without ``absent`` operators, whose seats stay empty; None if none is left.
 
     Nothing is drawn again for them: whoever makes the last block of an epoch knows its randomness and could try
     which of its own accounts to have jailed in it until the draw is to its liking.
@@ -154,7 +153,7 @@ def seated(drawn: Drawn, absent: Collection[bytes] = ()) -> Selection | None:
 def limit_growth(
     selection: Selection, before: Committee, *, seats_max: int, out: Callable[[bytes], bool]
 ) -> Selection:
-    """Return ``selection`` with what is new since ``before`` cut to a third of the weight: half of what was kept.
+    """Return ``selection`` with its new weight since ``before`` cut to a third of the total.
 
     The weight can grow by half in each epoch, so a large new stake, or a large addition to an old one, has all of
     its weight after some epochs and takes no chain over at once. Lottery seats keep the weight that was drawn. If

@@ -491,7 +491,7 @@ def _apply_unstake(state: Overlay, unstake: Unstake, context: Context) -> None:
 
 
 def release_unbonded(state: Overlay, block: BlockContext, emit: Callable[[Event], None]) -> None:
-    """Pay out withdrawals whose time has come, the earliest first, at most RELEASES_MAX in one block.
+    """Pay out the withdrawals that have matured, the earliest first, at most RELEASES_MAX per block.
 
     What was withdrawn so few epochs ago that its seat was still taken until now is put off to the earliest moment
     at which enough can have passed. Else a third of the weight could withdraw, keep the chain from going on for
@@ -530,4 +530,4 @@ HOLDINGS: Final = (
     Holding(Table.STAKE, lambda value: _stake_record(value).amount),
     Holding(Table.UNBONDING, lambda value: int.from_bytes(value[:AMOUNT_BYTES], "big")),
 )
-"""Where free, staked and unbonding money lies."""
+"""Tables with free, staked and unbonding money."""

@@ -32,7 +32,7 @@ THREADS: Final = {
     "MKL_NUM_THREADS": "1",
     "CUBLAS_EMULATE_DOUBLE_PRECISION": "0",
 }
-"""The bits do not depend on these; fairness to the machine's other work does. The last keeps float64 real."""
+"""Results do not depend on these except the last, which enables float64; the others limit threads."""
 
 
 class _Orphaned(Exception):

@@ -1,7 +1,7 @@
 """A job as the executor runs it, and the frames between the supervisor and the job's process.
 
 A frame is a length of 4 bytes and canonical CBOR. Both sides decode strictly: the process is built-in code, but it
-works on a stranger's data.
+works on untrusted data.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """What is remembered of a done segment: all but its state, which may be hundreds of megabytes."""
+    """The record of a completed segment without its state, which may have hundreds of megabytes."""
 
     step_from: int
     step_to: int

@@ -56,7 +56,7 @@ class Journal:
         return tuple(found)
 
     def sweep(self) -> None:
-        """Remove records whose job is damaged or was never written: nobody would come back to them."""
+        """Remove records whose job is damaged or was never written."""
         for directory in sorted(self._root.iterdir()) if self._root.is_dir() else ():
             with suppress(ValueError, OSError):
                 task = bytes.fromhex(directory.name)

@@ -17,7 +17,7 @@ __all__ = ["TaskResult", "Verdict", "WindowResult", "make_leaves", "make_window_
 
 @dataclass(frozen=True)
 class WindowResult:
-    """A window that was done.
+    """A completed window.
 
     ``load_state(n)`` reads the encoded state before segment n, or after the last with their number; it blocks, and
     works until the window counts as handed on. ``accuracy`` is (right, samples) on the test split and stands with
@@ -54,7 +54,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What re-running a segment found; ``mismatches`` names what does not agree to the bit."""
+    """The result of re-running a segment; ``mismatches`` lists values that differ in any bit."""
 
     segment: int
     code: Code

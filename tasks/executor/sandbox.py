@@ -1,4 +1,4 @@
-"""Shutting a job's process in: no network, no files, no other processes, no privileges, bounded memory.
+"""The sandbox of a job's process: no network, files, other processes or privileges; bounded memory.
 
 See market.md 10.
 
@@ -37,7 +37,7 @@ FILES: Final = "files"
 USER: Final = "user"
 """Another user than the node's: nobody."""
 PRIVILEGES: Final = "privileges"
-"""No capabilities, and none to be had by running a program."""
+"""No capabilities, and none gained by executing a program."""
 LIMITS: Final = "limits"
 """Bounds on memory, CPU time, open files, new processes, and not a byte written to any file."""
 

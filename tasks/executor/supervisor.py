@@ -1,4 +1,4 @@
-"""The supervisor of job processes: starts them shut in, watches, and leaves nothing behind (market.md 10)."""
+"""The supervisor of job processes: starts them in a sandbox, watches them and cleans up (market.md 10)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _SCRATCH_PREFIX: Final = "dekube-job-"
 _STATES: Final = {"T": "stopped", "t": "traced", "D": "waiting for a device", "S": "asleep", "Z": "ended"}
 
 Listener: TypeAlias = Callable[[ChildFrame], Awaitable[None]]
-"""Hears every frame of a job in order; while it works the job's time does not run."""
+"""Receives every frame of a job in order; its own run time does not count as the job's."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ProcessOptions:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend offers here: a device, and the isolation that a job gets."""
+    """A backend's device and the isolation of its jobs."""
 
     device: str
     isolation: frozenset[str]
@@ -269,7 +269,7 @@ class _Watch:
                 raise JobFailed(reason="died", text=await self._last_words())
 
     async def _listen(self) -> None:
-        """Hear the job out: until it says that it ended or until its socket closes."""
+        """Receive frames until the job reports its end or its socket closes."""
         reader = FrameReader(child_frame_limit(self._order.job.plan))
         self._stall_at = trio.current_time() + self._options.no_progress_s
         while self._end is None:
