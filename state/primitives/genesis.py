@@ -59,8 +59,8 @@ class ChainParameters:
     epoch_blocks: int = 3_600
     evidence_epochs: int = 333
     """Epochs in which a fault can be proven after its own epoch. For the same time faults of several seats
-    correlate and committees stay in the state. ``unbonding_ms`` is at least three epochs longer: a seat may still vote for
-    that time after its stake was withdrawn."""
+    correlate and committees stay in the state. ``unbonding_ms`` is at least three epochs longer: a seat may still
+    vote for that time after its stake was withdrawn."""
     downtime_blocks_min: int = 16
     """Counted blocks of an epoch below which missing votes prove no downtime."""
     unbonding_ms: int = 14 * 24 * 3_600_000

@@ -62,7 +62,8 @@ class Selection(NamedTuple):
     """A committee and how it was selected.
 
     ``lottery_weight`` is the part of its weight that lottery seats hold. With ``is_tail_large`` even the most
-    anchors leave too much stake to the lottery: there are too few seats for this distribution. An event reports it.
+    anchors leave too much stake to the lottery: there are too few seats for this distribution of stakes. An event
+    reports it.
     """
 
     committee: Committee
