@@ -499,7 +499,7 @@ class Runtime:
         if moved:
             raise AssertionError(f"a block made {moved} out of nothing")
 
-    def check_total_supply(self, state: Reader) -> None:
+    def check_whole_supply(self, state: Reader) -> None:
         """Raise AssertionError unless holdings and burned sum equal the issued supply; reads all of it."""
         total = burned(state)
         for table, amount_of in self.holdings.items():

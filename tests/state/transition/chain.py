@@ -118,5 +118,5 @@ class Ledger:
         execution = self.runtime.execute(self.state, block, checked)
         self.state.write(execution.changes)
         self.height, self.time_ms = block.height, block.time_ms
-        self.runtime.check_total_supply(self.state)
+        self.runtime.check_whole_supply(self.state)
         return execution

@@ -62,7 +62,7 @@ class Court:
 
     def check_supply(self) -> None:
         """Raise AssertionError when money was made or lost."""
-        self.runtime.check_total_supply(self.state)
+        self.runtime.check_whole_supply(self.state)
 
 
 def vote(

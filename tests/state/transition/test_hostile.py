@@ -130,7 +130,7 @@ class Chaos:
         execution = runtime.execute(state, block, chosen)
         state.write(execution.changes)
         self.height += 1
-        runtime.check_total_supply(state)
+        runtime.check_whole_supply(state)
         following = load_epoch(state, epoch_of(self.height + 1, runtime.chain), runtime.chain)
         assert following is not None
         assert 0 < following.committee.quorum <= following.committee.weight

@@ -478,7 +478,7 @@ def test_whatever_passes_the_check_of_a_body_can_pay(blocks: list[list[Any]]) ->
         assert len(execution.receipts) == len(chosen)
         ledger.state.write(execution.changes)
         ledger.height, ledger.time_ms = block.height, block.time_ms
-        runtime.check_total_supply(ledger.state)
+        runtime.check_whole_supply(ledger.state)
         for user, account in before.items():
             mine = [checked for checked in chosen if checked.transaction.sender == user.address]
             assert nonce_of(ledger.state, user.address) == account.nonce + len(mine)

@@ -95,7 +95,7 @@ class Chain:
         block = BlockInput(self.height, 0, self.height, 0, self.time_ms, base_fee, proof)
         execution = self.runtime.execute(self.state, block, checked)
         self.state.changes.update(execution.changes)
-        self.runtime.check_total_supply(self.state)
+        self.runtime.check_whole_supply(self.state)
         return [decode_receipt(receipt) for receipt in execution.receipts]
 
 
