@@ -575,7 +575,7 @@ def http_url(url: str) -> str:
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname or "", parts.port
-        host.encode("idna")  # as whoever connects does
+        host.encode("idna")  # as the HTTP library does
     except ValueError:
         raise ConfigError(f"not the URL of a gateway: {url[:200]!r}; one is http://HOST:PORT") from None
     path = parts.path or "/"

@@ -348,7 +348,7 @@ def _headers(name: bytes, size_bytes: int) -> list[tuple[bytes, bytes]]:
         (b"etag", b'"%s"' % name.hex().encode()),
         (b"cache-control", b"public, max-age=31536000, immutable"),
         (b"x-content-type-options", b"nosniff"),
-        (b"content-security-policy", b"sandbox"),  # what strangers have uploaded must not act as a page of ours
+        (b"content-security-policy", b"sandbox"),  # uploaded content must not act as a page of this origin
         (b"content-disposition", b"attachment"),
     ]
 

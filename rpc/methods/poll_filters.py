@@ -89,7 +89,7 @@ class PollFilters:
         own = weight + (held.weight if held is not None else 0)
         if own > self._per_caller_max or not self._make_room(weight, own):
             raise RpcError("limit_exceeded", "limit exceeded: too many filters, uninstall some")
-        # Unpredictable, because whoever knows the identifier can poll and remove the filter.
+        # Unpredictable, because a client that knows the identifier can poll and remove the filter.
         identifier = self._random_bits(IDENTIFIER_BITS) | 1 << IDENTIFIER_BITS
         self._live[identifier] = PollFilter(caller, logs, first, last, start, self._clock(), of_pool)
         held = self._of_caller.setdefault(caller, _Held())

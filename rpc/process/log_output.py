@@ -280,7 +280,7 @@ def set_log_level(level: str) -> str:
 
 
 def _printable(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Show bytes as hex, and escape what a stranger's text could forge lines or steer a terminal with."""
+    """Show bytes as hex, and escape text that could forge lines or control a terminal."""
     for name, value in event.items():
         if isinstance(value, bytes):
             event[name] = "0x" + value.hex()

@@ -100,7 +100,7 @@ def decode_transaction(raw: bytes) -> Transaction:
 def recover_sender(raw: bytes) -> bytes:
     """Return who signed the transaction whose bytes are ``raw``; of the native form nothing is decoded for it.
 
-    Bytes that are no transaction may have a signer too, so whoever takes them still decodes them. Raises
+    Bytes that are no transaction may have a signer too, so the caller still decodes them. Raises
     DecodeError and SignatureInvalid, as decoding and recovering one after the other would.
     """
     if raw[:2] == b"\x44\x88" and raw[-_SIGNATURE_ITEM_BYTES:-SIGNATURE_BYTES] == b"\x58\x41":

@@ -97,7 +97,7 @@ def vrf_key_of(secret: SecretKey) -> VrfKey:
 def vrf_verify(public: bytes, alpha: bytes, proof: bytes) -> bytes | None:
     """Return the output (64 bytes) when ``proof`` is that of ``public`` for ``alpha``, else None (RFC 9381, 5.3).
 
-    Keys of small order are refused, so the output is unique whoever made the key.
+    Keys of small order are refused, so the output is unique for every key.
     """
     if len(public) != VRF_KEY_BYTES or len(proof) != VRF_PROOF_BYTES:
         return None

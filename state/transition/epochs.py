@@ -403,9 +403,9 @@ def _judge(
 ) -> None:  # fmt: skip
     """Jail the seats that were down; forgive those that were not.
 
-    Who is jailed already sits out its notice: it is judged when it has sat again. Of those that were down the most
-    absent sit out first, as long as no more than OUT_SHARE of the stake does; the rest pay and sit on. Leaders are
-    known an epoch ahead: whoever can silence one machine at a time would else be left alone in the committee.
+    A jailed operator is judged only after it had a seat again. Of the seats that were down the most absent are jailed
+    first, up to OUT_SHARE of the stake; the others pay and keep their seats. Leaders are known an epoch ahead, so an
+    attacker that silences one machine at a time could otherwise remain alone in the committee.
     """
     down: list[tuple[int, int, bytes, int]] = []
     for seat, (operator, *_) in enumerate(committee.seats):

@@ -135,8 +135,8 @@ def draw_seats(candidates: Iterable[Candidate], *, epoch: int, randomness: bytes
 def seated(drawn: Drawn, absent: Collection[bytes] = ()) -> Selection | None:
     """Return the drawn committee without ``absent`` operators, whose seats stay empty; None if none is left.
 
-    Nothing is drawn again for them: whoever makes the last block of an epoch knows its randomness and could try
-    which of its own accounts to have jailed in it until the draw is to its liking.
+    Nothing is drawn again for them. The leader of the last block of an epoch knows its randomness, and could try
+    which of its own accounts to have jailed until it likes the draw.
     """
     ranked, anchors, tickets, order, is_tail_large = drawn
     present = [number for number in sorted(order) if ranked[number].address not in absent]
@@ -231,8 +231,8 @@ def draw_tickets(stakes: Sequence[int], tickets: int, draw: Draw) -> list[int]:
     """Return how many of ``tickets`` each stake gets: its exact share, rounded up or down by the draw.
 
     Shares are kept in parts of the sum of the stakes. Of two candidates with a broken share one gets what the
-    other has, up to a whole ticket, with the chances that leave the expectation of both as it was; whoever is
-    left with a broken share meets the next.
+    other has, up to a whole ticket, with the chances that leave the expectation of both as it was; the candidate
+    that keeps a broken share meets the next one.
     """
     whole = sum(stakes)
     won = [0] * len(stakes)

@@ -213,12 +213,11 @@ def rate_of(shares: Iterable[int]) -> int:
 def punish(
     state: Overlay, offences: Iterable[Offence], block: BlockContext, emit: Callable[[Event], None]
 ) -> None:
-    """Jail the operators of new offences for ever and raise the penalty of all within the window to the new rate.
+    """Jail the operators of new offences permanently and raise all penalties within the window to the new rate.
 
-    The order of the offences, and whether they come in one block or in several, makes no difference to what is
-    taken, as long as the money is still bonded and no more than OFFENDERS_MAX are counted. Of the faults of one
-    operator that of the largest share counts, whenever it is proven: else whoever is about to lose everything
-    would first report a fault from when its seat was small.
+    The sum taken does not depend on the order of the offences or their blocks, while the stake is still bonded and
+    at most OFFENDERS_MAX are counted. Of the faults of one operator the one with the largest share counts, whenever
+    it is proven: otherwise an operator would first report a fault from a time when its seat was small.
     """
     added: dict[bytes, SlashRecord] = {}
     for offence in offences:

@@ -4,7 +4,7 @@ A validator's account stakes for a vote key and a VRF key and proves that it hol
 other keys, replaces them; stakes and keys count from the next freeze on (``state.transition.epochs``). A vote key
 belongs to one account for ever, also after it was replaced, so that evidence against an old key finds its owner.
 The last ``validators_min`` cannot withdraw all of their stake, and within an epoch no more than
-``unstake_percent_max`` of all stake is withdrawn: a chain without validators would belong to whoever stakes next
+``unstake_percent_max`` of all stake is withdrawn: a chain without validators would belong to the next staker
 (docs/decisions/0060-epochs.md).
 Withdrawn stake keeps its seat where one was selected already, and stays slashable in the table of unbonding until
 ``unbonding_ms`` of agreed time have passed and an epoch without that seat: a chain that stood still in between has

@@ -42,13 +42,13 @@ __all__ = [
 ]
 
 RANGE_LIMIT_BYTES: Final = 2 * 1024 * 1024
-"""Hard bound of the decoder; whoever cuts ranges stays far below it."""
+"""Hard bound of the decoder; encoded ranges stay far below it."""
 _END: Final = 1 << 8 * HASH_BYTES
 _HEX: Final = tuple(b"%x" % nibble for nibble in range(16))
 
 
 class RangeInvalid(ProtocolError):
-    """Entries and nodes that are not the whole of the range under the root: whoever sent them lies."""
+    """Entries and nodes that are not exactly the range under the root: their sender is faulty."""
 
     code = "range_invalid"
 

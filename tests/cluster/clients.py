@@ -219,7 +219,7 @@ class _Client:
 
 
 class Clients:
-    """Threads that go on until told to end; whoever starts them looks at what they saw when they have."""
+    """Threads that run until stopped; their results are checked afterwards."""
 
     def __init__(self, urls: Mapping[str, str], genesis: Genesis, *, seed: int, is_upgraded: bool) -> None:
         keys = client_keys()

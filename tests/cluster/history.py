@@ -203,7 +203,7 @@ def _check_told(who: str, told: Sequence[tuple[int, bytes]], chain: Sequence[Cha
 
 
 def _check_order(reads: Sequence[Read]) -> list[str]:
-    """No member shows an older newest block to whoever asks after somebody had the answer."""
+    """No member shows an older head to a client after another client had a newer answer."""
     faults = []
     for member in {read.member for read in reads}:
         own = [read for read in reads if read.member == member and read.is_newest]

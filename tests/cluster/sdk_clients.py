@@ -147,7 +147,7 @@ class Follower:
 
 
 class LightReader:
-    """Reads accounts with their proofs; whoever is honest may be away or behind, and is never banned."""
+    """Reads accounts with their proofs; an honest node may be away or behind, and is never banned."""
 
     def __init__(
         self, genesis: Genesis, accounts: Sequence[bytes], urls: Mapping[str, str], seed: int, *, is_upgraded: bool

@@ -1,4 +1,4 @@
-"""A small chain with short epochs and a new committee in each, built by hand for whoever verifies it."""
+"""A small chain with short epochs and a new committee in each, built by hand for tests of verifiers."""
 
 from __future__ import annotations
 

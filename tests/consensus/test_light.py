@@ -380,7 +380,7 @@ def test_headers_are_proven_by_a_boundary_block_without_any_certificate() -> Non
 
 
 def test_what_is_sent_beside_a_path_to_a_known_boundary_is_not_kept_as_its_proof() -> None:
-    """Or whoever sends junk there first hides who signed both sides of a later fork."""
+    """Otherwise an earlier invalid certificate would hide the seats that signed both sides of a fork."""
     light = client(5)
     real = CHAIN.certificates[20]
     junk = real._replace(signatures=bytes(len(real.signatures)))

@@ -242,7 +242,7 @@ def test_a_block_that_is_held_is_not_sent_without_end() -> None:
 
 
 def test_a_tip_whose_certificate_is_gone_is_no_trap() -> None:
-    """As after a rollback to a height whose certificate was pruned: whoever kept it may show it."""
+    """As after a rollback to a height whose certificate was pruned: a peer that kept it may send it."""
     block_hash, block = block_of(FIRST._replace(last_height=100), 7, 5, b"p" * 32, b"s" * 32)
     root, certificates = r.root_of(
         block_hash=block_hash, height=5, view=block.header.view, state_root=b"t" * 32, receipt_root=ZERO_HASH,

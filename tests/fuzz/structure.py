@@ -1,4 +1,4 @@
-"""Where the parts of an input lie: spans of its items, found once, so that a change is a cut and no encoding anew.
+"""Where the parts of an input lie: spans of its items, found once, so that a change needs no new encoding.
 
 CBOR (bare, behind a form byte, in frames, and inside of byte strings), RLP, JSON, lines of TOML, words of text,
 and the 32-byte words of contract calls. What is none of these has no structure and is changed blindly.

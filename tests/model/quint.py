@@ -77,7 +77,7 @@ def witnessed(output: str) -> dict[str, int]:
 
 
 def record() -> None:
-    """Write the kept traces anew: those that do the rarest things, cut down to what the replay reads."""
+    """Rewrite the stored traces: those with the rarest actions, reduced to what the replay reads."""
     shutil.rmtree(TRACES, ignore_errors=True)
     TRACES.mkdir()
     for seed, instance in enumerate(RECORDED, 1):

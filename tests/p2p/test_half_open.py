@@ -1,5 +1,4 @@
-"""OwnEndpoints for strangers: whoever takes many of them, from however many addresses, makes room for the
-others."""
+"""Slots for unauthenticated connections: a network that takes many makes room for the others."""
 
 from __future__ import annotations
 

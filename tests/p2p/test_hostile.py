@@ -359,7 +359,7 @@ async def test_a_peer_may_say_go_only_so_often(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_source_that_is_busy_is_asked_again(roads: Roads, tmp_path: Path, autojump_clock: object) -> None:
-    """Who serves as many as it can says so, and whoever came too late gets the blob a little later."""
+    """A node at its limit answers busy, and the late peer gets the blob a little later."""
     content = b"blob" * 700_000
 
     def network(number: int) -> Network:

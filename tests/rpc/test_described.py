@@ -100,7 +100,7 @@ def types() -> dict[str, ParamType[Any]]:
 
 TYPES = types()
 OPAQUE = {"rpc.methods.schema.CURSOR"}
-"""What only whoever made it can tell from others of its kind."""
+"""Bytes that only their author can interpret."""
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -1,4 +1,4 @@
-"""Votes for views that nobody has reached are legal and say nothing: whoever casts them may keep nobody back."""
+"""Votes for views that no replica has reached are legal, and their senders delay no replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gossip of transactions: what is forwarded as it came, what is left, what costs its sender, what goes anew."""
+"""Gossip of transactions: forwarding, dropping, penalties for senders, and repetition."""
 
 from __future__ import annotations
 

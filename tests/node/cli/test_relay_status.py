@@ -64,7 +64,7 @@ def status(home: Home, *options: str) -> Result:
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[int]:
-    """Something that gives the same answer to whoever comes; its port."""
+    """A server with one fixed answer; yields its port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

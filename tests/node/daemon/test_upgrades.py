@@ -1,4 +1,4 @@
-"""Before an upgrade: whoever does not know the next version is told so, by what the chain will do."""
+"""Warnings before an upgrade: a node that does not know the next version reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lives in a home: told from its options, and told to whoever takes it for something else."""
+"""The kind of a home: read from its options, and named in the error of a command for another kind."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ async def test_a_window_is_proved_when_its_blobs_are_there(world: World) -> None
 async def test_a_verdict_is_found_once_for_its_first_seal_may_be_on_its_way(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was found anew could not be revealed under the first seal, and its verifier would be fined."""
+    """A second result could not be revealed under the first seal, and the verifier would be fined."""
     worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
     market = Market(world, worker, verifier)
     send, seals = verifier.wallet.send, list[list[Value]]()

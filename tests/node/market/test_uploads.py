@@ -1,4 +1,4 @@
-"""Uploads are bounded for each account, each caller and in all, whoever asks in whatever order."""
+"""Uploads are bounded for each account, each caller and in all, in any order of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OwnEndpoints for peers that come in: whoever takes them all makes room for others, and useful ones are kept."""
+"""Slots for inbound peers: a network that fills them makes room for others, and useful peers are kept."""
 
 from __future__ import annotations
 

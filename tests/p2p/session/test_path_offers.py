@@ -1,4 +1,4 @@
-"""Bulk connections asked of the end that can dial: planned by whoever has the bulk, opened within the limits of
+"""Bulk connections requested from the end that can dial: planned by the sender of the bulk, within the limits of
 the other."""
 
 from __future__ import annotations

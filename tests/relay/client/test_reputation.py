@@ -41,7 +41,7 @@ class Line:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.floats(0.01, 0.5), st.sampled_from([0.0, 0.01, 0.03]), st.integers(1, 8))
 def test_an_honest_relay_on_bad_lines_is_not_condemned(seed: int, rtt_s: float, loss: float, peers: int) -> None:
-    """Ten minutes of votes with several peers; whoever is silent for too long is reached by another way."""
+    """Ten minutes of votes with several peers; a peer that is silent for too long is reached by another path."""
     reputation = RelayReputation()
     for peer in range(peers):
         random = Random(seed + peer)

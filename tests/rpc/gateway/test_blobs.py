@@ -1,4 +1,4 @@
-"""Blobs over a real gateway: out in parts, in by signature; strangers, liars and dawdlers harm nobody."""
+"""Blobs over a real gateway: downloads, uploads by signature; hostile and slow clients harm no other client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers may send: any body, batch, filter or transaction gets the right code and harms nobody else."""
+"""Untrusted requests: any body, batch, filter or transaction gets the right code and harms no other client."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ NOBODY = bytes(20)
 
 
 class Court:
-    """A chain's state over time, without blocks: whoever is punished here is punished by the rules themselves."""
+    """A chain's state over time, without blocks: operators are slashed by the real rules."""
 
     def __init__(self, stakes: list[int]) -> None:
         founders = [

@@ -1,4 +1,4 @@
-"""A record whose bytes the disk has changed is named as damage, whoever reads it first: never a wallet's fault."""
+"""A record that the disk has changed is reported as damage by every reader, never as a wallet's fault."""
 
 from __future__ import annotations
 

@@ -358,7 +358,7 @@ def test_the_base_fee_follows_demand() -> None:
 
 
 def test_a_body_that_is_full_of_whatever_makes_the_next_block_dearer() -> None:
-    """Kinds weigh the same whatever their size: by gas alone, whoever fills all blocks would pay less and less."""
+    """Kinds weigh the same whatever their size: by gas alone, filling all blocks would become cheaper."""
     transactions = [transfer(ALICE, nonce, BOB.address, 1) for nonce in range(20)]
     size = sum(len(transaction.raw) for transaction in transactions)
     for parameter, limit in (("transactions_max", 20), ("body_bytes_max", size)):

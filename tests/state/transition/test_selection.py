@@ -296,7 +296,7 @@ def test_anchors_make_a_captured_committee_rare(anchors: int, tail: Fraction, ex
 def test_who_is_absent_moves_nobody_else(
     stakes: list[int], seats_max: int, seed: bytes, data: st.DataObject
 ) -> None:
-    """The seats, tickets and order of the others are those of the whole draw, whoever is taken out of it."""
+    """The seats, tickets and order of the others are those of the whole draw, whichever operators are excluded."""
     candidates = candidates_of(stakes)
     absent = data.draw(st.sets(st.sampled_from([candidate.address for candidate in candidates])))
     drawn = draw_seats(candidates, epoch=5, randomness=seed, seats_max=seats_max)

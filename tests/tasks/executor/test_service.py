@@ -461,7 +461,7 @@ async def test_a_trial_shows_a_start_that_is_not_the_jobs(tmp_path: Path, done: 
 
 
 async def test_work_that_stands_on_a_void_state_is_dropped(tmp_path: Path, done: list[WindowResult]) -> None:
-    """The window before this worker's was voided, another worker did it again: this one is matched anew."""
+    """The window before this worker's was voided, another worker repeated it, and this worker is matched again."""
     start, state = done[0].load_state(4), TrainingState.decode(done[0].load_state(4), SPEC.plan())
     name = sorted(state.tensors)[-1]
     void = replace(state, tensors={**state.tensors, name: bytes(len(state.tensors[name]))}).encode()
