@@ -161,7 +161,7 @@ def shown(parameters: Sequence[Parameter], values: Mapping[str, AbiValue]) -> di
 
 
 def read_revert(data: str | None) -> str | None:
-    """Return the reason in the data of a revert, None where there is none that can be read."""
+    """Return the reason in the data of a revert, or None."""
     if data is None:
         return None
     try:

@@ -132,7 +132,7 @@ class GrantLog:
     """The grants of the last day in a small database. Older entries are deleted, so its size is bounded."""
 
     def __init__(self, path: Path, options: FaucetOptions) -> None:
-        """Raises ConfigError for a file that is none of a faucet."""
+        """Raises ConfigError for a file that is not a faucet's."""
         if not 0 < options.per_day <= GRANTS_PER_DAY_MAX:
             raise ConfigError(f"faucet: 1 to {GRANTS_PER_DAY_MAX} grants a day")
         self._options = options

@@ -363,7 +363,7 @@ class Store:
                 progress(first - self.tip.height, first - height)
 
     def _take_back(self, states: int) -> None:
-        """Take the newest block back; undo records below ``states`` are gone for ever."""
+        """Roll back the newest block. Undo records below ``states`` are deleted already."""
         gone = self.tip
         below = self.height(gone.height - 1)
         if below is None:

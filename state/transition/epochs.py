@@ -403,9 +403,9 @@ def _judge(
 ) -> None:  # fmt: skip
     """Jail the seats that were down; forgive those that were not.
 
-    A jailed operator is judged only after it had a seat again. Of the seats that were down the most absent are jailed
-    first, up to OUT_SHARE of the stake; the others pay and keep their seats. Leaders are known an epoch ahead, so an
-    attacker that silences one machine at a time could otherwise remain alone in the committee.
+    A jailed operator is judged only after it had a seat again. Of the seats that were down the most absent are
+    jailed first, up to OUT_SHARE of the stake; the others pay and keep their seats. Leaders are known an epoch
+    ahead, so an attacker that silences one machine at a time could otherwise remain alone in the committee.
     """
     down: list[tuple[int, int, bytes, int]] = []
     for seat, (operator, *_) in enumerate(committee.seats):
@@ -434,7 +434,7 @@ def _judge(
 
 
 def _stake_out(state: Reader, epoch: int) -> tuple[int, int]:
-    """Return the stake that is jailed for a while in ``epoch``, and all that is not out for ever."""
+    """Return the stake that is jailed temporarily in ``epoch``, and all stake that is not jailed permanently."""
     out = total = 0
     for address, record in largest_stakes(state, CANDIDATES_MAX):
         jail = load_jail(state, address)

@@ -205,7 +205,7 @@ def check_block_evidence(
     """Check the evidence of a block of ``epoch_now`` against the state after its parent.
 
     It is BLOCK_EVIDENCE_BYTES_MAX in sum at most, in ascending order of its bytes, and one for each operator: one
-    fault takes an operator out for ever, and one that weighs more can follow in a later block. Raises
+    fault jails an operator permanently, and a more severe one can follow in a later block. Raises
     BlockEvidenceInvalid.
     """
     _offences(state, raws, epoch_now=epoch_now, chain=chain, genesis_hash=genesis_hash)

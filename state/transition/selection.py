@@ -158,7 +158,7 @@ def limit_growth(
 
     The weight can grow by half in each epoch, so a large new stake, or a large addition to an old one, has all of
     its weight after some epochs and takes no chain over at once. Lottery seats keep the weight that was drawn. If
-    no member of ``before`` is selected, those who are not ``out`` for ever sit on beside the new ones; if there
+    no member of ``before`` is selected, members that are not ``out`` keep seats beside the new ones; if there
     are none, the new ones sit alone. There are never more than ``seats_max`` seats.
     """
     committee, firm = selection.committee, selection.anchors

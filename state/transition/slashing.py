@@ -1,4 +1,4 @@
-"""The penalty of a proven fault (consensus.md 8.4): stake, seat and keys, for ever.
+"""The penalty of a proven fault (consensus.md 8.4): loss of stake, and permanently of seat and keys.
 
 The penalty is a rate of what the operator had bonded when the fault was proven: 5 %, or three times the share of
 weight that faulted within the window where that is more. When another fault comes to light, the rate of all of
@@ -95,7 +95,7 @@ class Offence(NamedTuple):
 
 
 class SlashRecord(NamedTuple):
-    """Who was slashed, why and for how much; kept for ever.
+    """A slashing: operator, fault and amount; kept permanently.
 
     ``base`` is what was bonded when a fault was first proven, at ``height`` by ``reporter``; ``rate`` of it is the
     penalty so far, of which ``taken`` was still there, and ``rewarded`` of that went to ``reporter``. ``fault``,
@@ -215,9 +215,9 @@ def punish(
 ) -> None:
     """Jail the operators of new offences permanently and raise all penalties within the window to the new rate.
 
-    The sum taken does not depend on the order of the offences or their blocks, while the stake is still bonded and
-    at most OFFENDERS_MAX are counted. Of the faults of one operator the one with the largest share counts, whenever
-    it is proven: otherwise an operator would first report a fault from a time when its seat was small.
+    The sum taken does not depend on the order of the offences or their blocks, while the stake is still bonded
+    and at most OFFENDERS_MAX are counted. Of the faults of one operator the one with the largest share counts,
+    whenever it is proven: otherwise an operator would first report a fault from a time when its seat was small.
     """
     added: dict[bytes, SlashRecord] = {}
     for offence in offences:

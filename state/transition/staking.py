@@ -2,7 +2,7 @@
 
 A validator's account stakes for a vote key and a VRF key and proves that it holds both. Staking nothing more, with
 other keys, replaces them; stakes and keys count from the next freeze on (``state.transition.epochs``). A vote key
-belongs to one account for ever, also after it was replaced, so that evidence against an old key finds its owner.
+belongs to one account always, also after it was replaced, so that evidence against an old key finds its owner.
 The last ``validators_min`` cannot withdraw all of their stake, and within an epoch no more than
 ``unstake_percent_max`` of all stake is withdrawn: a chain without validators would belong to the next staker
 (docs/decisions/0060-epochs.md).
@@ -75,11 +75,11 @@ STAKE_GAS: Final = 500_000
 UNSTAKE_KIND: Final = 0x03
 UNSTAKE_GAS: Final = 60_000
 NOTICE_EPOCHS: Final = 3
-"""Whoever leaves in an epoch may still sit in it and in the two after it, with stake that is withdrawn already."""
+"""An operator that withdraws may still have a seat in this and the next two epochs, without stake."""
 RELEASES_MAX: Final = 256
 """Withdrawals that one block pays out or puts off; the rest wait for the next blocks."""
 OUT_FOR_EVER_MAX: Final = 256
-"""Operators out for ever that are passed over where validators are counted; more of them count as none at all."""
+"""Permanently jailed operators that a count of validators skips at most."""
 UNBONDINGS_MAX: Final = 32
 """Withdrawals of one account that wait: a penalty visits every one of them."""
 RECORD_LIMIT_BYTES: Final = 256
@@ -288,7 +288,7 @@ def _withdrawals(state: Reader) -> tuple[int, int]:
 
 
 def other_validators(state: Reader, address: bytes, limit: int) -> int:
-    """Return how many others have stake and are not out for ever; ``limit`` at most, of the largest stakes."""
+    """Return how many others have stake and are not jailed for good; ``limit`` at most, of the largest stakes."""
     found, start, stop = 0, _STAKE_RANK, bytes([Table.STAKE_RANK + 1])
     for key, _ in state.scan(start, stop, limit + 1 + OUT_FOR_EVER_MAX):
         other = key[-ADDRESS_BYTES:]

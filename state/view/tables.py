@@ -20,11 +20,11 @@ class Table(IntEnum):
     UNBONDING = 0x03
     """time_ms (8) || address || nonce (8) -> amount that returns then (16) || epoch of its withdrawal (4)."""
     VOTE_KEY = 0x04
-    """vote key -> address that registered it; kept for ever, so that evidence finds the owner of an old key."""
+    """vote key -> address that registered it; kept permanently, so that evidence finds the owner of an old key."""
     UNBONDING_OF = 0x05
     """address -> time_ms (8) || nonce (8) of each of its withdrawals: the index of UNBONDING by its owners."""
     SLASH = 0x06
-    """address -> what an equivocation cost its operator, and why; kept for ever."""
+    """address -> slashing of an operator: fault and penalty; kept permanently."""
     SLASH_WINDOW = 0x07
     """2^32 - 1 - epoch (4) || address -> nothing: the faults that still correlate, newest epoch first."""
     JAIL = 0x08

@@ -18,7 +18,7 @@ ENDS_MAX: Final = 8
 """Ends of one job within ENDS_WITHIN_S; with one more the job is given up."""
 ENDS_WITHIN_S: Final = 3600.0
 JOBS_MAX: Final = 1024
-"""Jobs that ends are remembered of; the one that ended first gives way."""
+"""Maximum number of jobs with recorded ends; the oldest is dropped first."""
 
 
 class JobEnd(NamedTuple):
