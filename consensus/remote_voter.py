@@ -24,9 +24,9 @@ from consensus.signer import (
     AskVote,
     AskVotes,
     FrameReader,
+    GuardState,
     Open,
     Opened,
-    Opening,
     Ping,
     Proved,
     RaiseFloor,
@@ -174,9 +174,9 @@ class _Link:
 class RemoteVoter:
     """The node's end: keeps a connection to the signer, and votes by it (consensus.signer.Voter).
 
-    ``connect`` opens a stream to the signer. ``check_opening`` sees what the signer knows when it is first reached
-    and may raise. ``on_change`` is told when the signer is reached and lost, with the reason. ``run`` must run for
-    the rest to work; while the signer is away the node follows the chain and does not vote.
+    ``connect`` opens a stream to the signer. ``check_guard_state`` gets the signer's state at the first connection
+    and may raise. ``on_change`` is called when the signer is reached or lost, with the reason. ``run`` must run
+    for the rest to work. While the signer is unreachable, the node follows the chain and does not vote.
     """
 
     def __init__(
@@ -185,20 +185,20 @@ class RemoteVoter:
         *,
         genesis_hash: bytes,
         vote_key: bytes,
-        check_opening: Callable[[Opening], None] | None = None,
+        check_guard_state: Callable[[GuardState], None] | None = None,
         on_change: Callable[[bool, str], None] | None = None,
         options: LinkOptions | None = None,
     ) -> None:
         self._connect = connect
         self._genesis_hash = genesis_hash
         self._vote_key = vote_key
-        self._check_opening = check_opening
+        self._check_guard_state = check_guard_state
         self._on_change = on_change
         self._options = options or LinkOptions()
         self._link: _Link | None = None
         self._changed = trio.Event()
         self._lost_s = -math.inf
-        self._opening: Opening | None = None
+        self._guard_state: GuardState | None = None
         self._voted = (0, 0)
         self._floor = (0, 0)
 
@@ -212,11 +212,11 @@ class RemoteVoter:
         """Whether the signer would answer now."""
         return self._link is not None
 
-    async def opening(self) -> Opening:
+    async def guard_state(self) -> GuardState:
         """Wait until the signer was reached, and return what it knew then."""
-        while self._opening is None:
+        while self._guard_state is None:
             await self._changed.wait()
-        return self._opening
+        return self._guard_state
 
     async def vote(self, kind: int, candidate: Candidate, seat: int) -> Vote:
         """Return the vote, durably recorded by the signer. Raises as consensus.signer.Voter says."""
@@ -232,10 +232,10 @@ class RemoteVoter:
     async def prove(self, epoch: int, view: int, randomness: bytes) -> bytes:
         """Return the VRF proof for a view's input. Raises as consensus.signer.Voter says."""
         answer = await self._ask(AskProof(epoch, view, randomness))
-        if not isinstance(answer, Proved) or self._opening is None:
+        if not isinstance(answer, Proved) or self._guard_state is None:
             self._faulty()
         alpha = vrf_alpha(self._genesis_hash, randomness, epoch, view)
-        if vrf_verify(self._opening.vrf_key, alpha, answer.proof) is None:
+        if vrf_verify(self._guard_state.vrf_key, alpha, answer.proof) is None:
             self._faulty()
         return answer.proof
 
@@ -254,7 +254,7 @@ class RemoteVoter:
         """Keep the connection until cancelled.
 
         Raises GuardOutdated for a signer whose record knows less than before, ConfigError for one of another key
-        or chain, and what ``check_opening`` raises.
+        or chain, and what ``check_guard_state`` raises.
         """
         self._lost_s = trio.current_time()
         task_status.started()
@@ -287,25 +287,25 @@ class RemoteVoter:
             backoff_s = min(2 * backoff_s, self._options.backoff_s_max)
 
     async def _use(self, link: _Link) -> None:
-        opening = await self._open(link)
-        if opening.watermark < self._voted:
+        guard_state = await self._open(link)
+        if guard_state.watermark < self._voted:
             raise GuardOutdated(
                 f"the signer forgot votes: it has voted in epoch {self._voted[0]}, view {self._voted[1]}, "
-                f"and knows up to epoch {opening.watermark[0]}, view {opening.watermark[1]}"
+                f"and knows up to epoch {guard_state.watermark[0]}, view {guard_state.watermark[1]}"
             )
-        if self._opening is None and self._check_opening is not None:
-            self._check_opening(opening)
-        self._voted = max([self._voted, *((vote.epoch, vote.view) for vote in opening.votes)])
-        if self._floor > opening.floor:
+        if self._guard_state is None and self._check_guard_state is not None:
+            self._check_guard_state(guard_state)
+        self._voted = max([self._voted, *((vote.epoch, vote.view) for vote in guard_state.votes)])
+        if self._floor > guard_state.floor:
             await link.ask(RaiseFloor(*self._floor))
-        self._opening = opening
+        self._guard_state = guard_state
         self._link, link.is_open = link, True
         self._tell(True, "")
         while True:
             await trio.sleep(self._options.ping_s)
             await link.ask(Ping())
 
-    async def _open(self, link: _Link) -> Opening:
+    async def _open(self, link: _Link) -> GuardState:
         opened = await link.ask(Open(self._genesis_hash, self._vote_key))
         if not isinstance(opened, Opened):
             raise SignerUnavailable("it answers nonsense")
@@ -326,7 +326,7 @@ class RemoteVoter:
                 at = (vote.epoch, vote.view, vote.kind)
             votes += page.votes
             if len(page.votes) < VOTES_PAGE:
-                return Opening(opened.vote_key, opened.vrf_key, (opened.epoch, opened.view), tuple(votes))
+                return GuardState(opened.vote_key, opened.vrf_key, (opened.epoch, opened.view), tuple(votes))
         raise SignerUnavailable("its votes have no end")
 
     def _is_own(self, vote: Vote) -> bool:

@@ -33,10 +33,10 @@ __all__ = [
     "AskVotes",
     "Done",
     "FrameReader",
+    "GuardState",
     "Keys",
     "Open",
     "Opened",
-    "Opening",
     "Ping",
     "Proved",
     "RaiseFloor",
@@ -90,7 +90,7 @@ class SignerUnavailable(DekubeError):
     code = "signer_unavailable"
 
 
-class Opening(NamedTuple):
+class GuardState(NamedTuple):
     """What a signer knows when the node first reaches it: its guard's floor and the votes above."""
 
     vote_key: bytes
@@ -128,7 +128,7 @@ class Voter(Protocol):
         """The x-only public key."""
         ...
 
-    async def opening(self) -> Opening:
+    async def guard_state(self) -> GuardState:
         """Wait until the voter was reached, and return what it knows now."""
         ...
 

@@ -85,8 +85,8 @@ class VoteRequests:
 
     async def _cast(self) -> None:
         """One vote after the other, in the order the core cast them."""
-        opening = await self.voter.opening()
-        self._put(lambda: self._replica.voter_ready(opening.votes, opening.floor, self._now_ms()))
+        guard_state = await self.voter.guard_state()
+        self._put(lambda: self._replica.voter_ready(guard_state.votes, guard_state.floor, self._now_ms()))
         while True:
             while self._requests:
                 await self._ask(self._requests.popleft())

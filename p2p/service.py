@@ -39,7 +39,7 @@ from p2p.peers.inbound import listen
 from p2p.peers.record_exchange import METHOD_PEERS, TOPIC_RECORD
 from p2p.peers.roster import PeerWatcher, Roster
 from p2p.records.records import RECORD_BYTES_MAX, PeerRecord
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.secure.identity import Identity
 from p2p.session.bulk_connections import MessageHandler
 from p2p.session.peer import RESERVED_KIND_MIN
@@ -141,7 +141,7 @@ class Network:
                 blame=parts.gossip.blame,
             )  # fmt: skip
             for method, handler in self._transfer.served().items():
-                self.on_request(method, handler, cls=Class.BULK)
+                self.on_request(method, handler, cls=TrafficClass.BULK)
 
     # -- what the node registers -----------------------------------------------------------------------------
 
@@ -154,7 +154,9 @@ class Network:
         assert 0 <= kind < RESERVED_KIND_MIN and kind not in self.parts.handlers
         self.parts.handlers[kind] = handler
 
-    def on_request(self, method: str, handler: RequestHandler, *, cls: Class = Class.REQUEST) -> None:
+    def on_request(
+        self, method: str, handler: RequestHandler, *, cls: TrafficClass = TrafficClass.REQUEST
+    ) -> None:
         """Answer requests with ``await handler(peer address, body)``; a DekubeError refuses with its code."""
         assert method not in self.parts.served
         self.parts.served[method] = Served(handler, cls)
@@ -181,7 +183,7 @@ class Network:
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    def send(self, address: bytes, cls: Class, kind: int, body: bytes) -> bool:
+    def send(self, address: bytes, cls: TrafficClass, kind: int, body: bytes) -> bool:
         """Queue a message; whether it was taken. Being taken is no promise of arrival.
 
         Where there is no connection one is dialled, and the message waits a few seconds for it.
@@ -190,12 +192,12 @@ class Network:
         peer = self._peers.get(address)
         if peer is not None:
             return peer.queue(cls, kind, body)
-        if self.parts.roster.is_shut_out(address):
+        if self.parts.roster.is_own_or_banned(address):
             return False
         self.parts.outbound.reach(address)
         return self._outbox.post(address, cls, kind, body, trio.current_time())
 
-    async def send_when_room(self, address: bytes, cls: Class, kind: int, body: bytes) -> None:
+    async def send_when_room(self, address: bytes, cls: TrafficClass, kind: int, body: bytes) -> None:
         """Queue a message for a connected peer as soon as its class has room, so that a sender of much is paced.
 
         Raises PeerUnreachable where there is no connection, or when it ends first.
@@ -205,13 +207,19 @@ class Network:
             raise PeerUnreachable(f"0x{address.hex()} is not connected")
         await peer.queue_when_room(cls, kind, body)
 
-    def broadcast(self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes) -> int:
+    def broadcast(self, addresses: Iterable[bytes], cls: TrafficClass, kind: int, body: bytes) -> int:
         """Queue a message for each of these addresses but our own; return how many took it."""
         own = self.identity.address
         return sum(self.send(address, cls, kind, body) for address in addresses if address != own)
 
     def multicast(
-        self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes, *, followers: Iterable[bytes] = ()
+        self,
+        addresses: Iterable[bytes],
+        cls: TrafficClass,
+        kind: int,
+        body: bytes,
+        *,
+        followers: Iterable[bytes] = (),
     ) -> None:
         """Send a message to each of these addresses but our own, through relays and other receivers where that
         pays.
@@ -348,7 +356,7 @@ class Network:
     def connect(self, address: bytes, endpoint: Endpoint) -> None:
         """Dial an address at an endpoint now, whatever its back-off says."""
         self.add_endpoint(address, endpoint)
-        self.parts.outbound.insist(address)
+        self.parts.outbound.retry_until_connected(address)
 
     def disconnect(self, address: bytes, reason: str) -> bool:
         """End the connection to a peer; tell whether there was one."""

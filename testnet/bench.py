@@ -29,8 +29,8 @@ from testnet.plan import CHAIN_ID, Member, Plan
 
 __all__ = ["run"]
 
-LANES_OF_GATEWAY: Final = 2
-SENDERS_OF_LANE: Final = 128
+CONNECTIONS_PER_GATEWAY: Final = 2
+SENDERS_PER_CONNECTION: Final = 128
 CATCH_UP_S: Final = 60.0
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
@@ -55,18 +55,18 @@ def run(
     """
     with tempfile.TemporaryDirectory(prefix="dekube-network-") as name:
         folder = Path(name)
-        lanes = LANES_OF_GATEWAY * validators
+        connections = CONNECTIONS_PER_GATEWAY * validators
         prepare(
-            folder, chain_id=CHAIN_ID, lanes=lanes, senders=SENDERS_OF_LANE, count=rate * seconds,
-            processes=len(os.sched_getaffinity(0)),
+            folder, chain_id=CHAIN_ID, connections=connections, senders=SENDERS_PER_CONNECTION,
+            count=rate * seconds, processes=len(os.sched_getaffinity(0)),
         )  # fmt: skip
-        senders = (secret_of(number).address for number in range(lanes * SENDERS_OF_LANE))
+        senders = (secret_of(number).address for number in range(connections * SENDERS_PER_CONNECTION))
         plan = lay_out(
             folder / "network", validators=validators, workers=0, seed=1, base_port=base_port,
             allocations=tuple((address, BALANCE) for address in senders),
         )  # fmt: skip
         gateways = [(at.host, at.rpc_port) for at in (member.placement for member in _validators(plan))]
-        (folder / "load.json").write_text(json.dumps(LoadPlan(gateways, lanes, seconds, rate, window)))
+        (folder / "load.json").write_text(json.dumps(LoadPlan(gateways, connections, seconds, rate, window)))
         return trio.run(_measure, folder, plan)
 
 

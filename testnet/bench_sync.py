@@ -130,7 +130,7 @@ def _make_plain(root: Path, plan: Plan) -> None:
     )  # fmt: skip
 
 
-class _Made:
+class _RecordedVotes:
     """What the validators of a chain have voted."""
 
     def __init__(self, committee: Committee) -> None:
@@ -160,7 +160,7 @@ class _Made:
         return b"".join(self._records[kept:])
 
 
-def _make_chain(path: Path, genesis: Genesis, blocks: int, keys: list[VoteKey]) -> _Made:
+def _make_chain(path: Path, genesis: Genesis, blocks: int, keys: list[VoteKey]) -> _RecordedVotes:
     """Write a database with a chain whose every block all of ``keys`` have voted for."""
     runtime = make_runtime(genesis)
     with Store.open(path, genesis, runtime.genesis_changes) as store:
@@ -171,7 +171,7 @@ def _make_chain(path: Path, genesis: Genesis, blocks: int, keys: list[VoteKey]) 
         by_seat = {key.vote_key: key for key in keys}
         ordered = [by_seat[seat.vote_key] for seat in committee.seats]
         everybody = ((1 << committee.size) - 1).to_bytes((committee.size + 7) // 8, "little")
-        made = _Made(committee)
+        made = _RecordedVotes(committee)
         for view in range(1, blocks + 1):
             parent_hash, leader = store.tip.block_hash, committee.leader(view)
             block, transactions = chain.build(

@@ -1,7 +1,7 @@
 """A network of processes of this machine: starts, watches, stops and restarts its members.
 
-The process that runs ``Cluster`` is the parent of all members and answers the ``dekube testnet`` verbs on a Unix
-socket in the network's folder, so that nothing outlives it: members end with it even when it is killed.
+The process that runs ``Cluster`` is the parent of all members. It answers the ``dekube testnet`` commands on a Unix
+socket in the network's folder. All members end with it, even when it is killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from node.home.files import read_bounded, write_whole
 from node.home.options import LogOptions
 from node.home.paths import Home
 from node.process.children import Child
-from node.process.control import ControlRefused, ControlServer, ControlUnavailable, Verb, ask_node, bound_path
+from node.process.control import (
+    ControlCommand,
+    ControlRefused,
+    ControlServer,
+    ControlUnavailable,
+    ask_node,
+    bound_path,
+)
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError, DekubeError
 from tasks.executor.supervisor import end_leftovers
@@ -53,7 +60,7 @@ CONTROL_SOCKET: Final = "control.sock"
 LOCK_FILE: Final = "lock"
 LOG_FILE: Final = "log"
 PLAN_LIMIT_BYTES: Final = 1 << 16
-GUESTS: Final = ("faucet",)
+EXTRA_FOLDERS: Final = ("faucet",)
 """Folders of programs beside the members."""
 LOST_AND_FOUND: Final = "lost+found"
 """What a file system has at its root."""
@@ -102,8 +109,8 @@ class _Running:
     started: int = 0
     last_exit: int | None = None
     wanted: bool = True
-    verbs: trio.Lock = field(default_factory=trio.Lock)
-    """One verb at a time for each member: two restarts at once would start it twice."""
+    command_lock: trio.Lock = field(default_factory=trio.Lock)
+    """One command at a time for each member: two restarts at once would start it twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +211,7 @@ def lay_out(
         known = _load_plan(file)
         other = {name: known.get(name) for name, value in given.items() if known.get(name) != value}
         if other and known.get("starting"):
-            is_new, left = True, [*_members_of(known), *GUESTS]
+            is_new, left = True, [*_members_of(known), *EXTRA_FOLDERS]
         elif "parameters" in other:
             raise TestnetError(
                 f"{root}: the test network in this folder has the chain parameters "
@@ -287,7 +294,7 @@ def write_home(root: Path, member: Member, plan: Plan) -> None:
         return
     shutil.rmtree(root / "keys", ignore_errors=True)  # they derive from the seed
     if member.options is None:
-        from node.relay.home import RelayHomeOptions  # a relay's daemon: no verb needs it
+        from node.relay.home import RelayHomeOptions  # a relay's daemon: no command needs it
         from relay.protocol.limits import RelayLimits
 
         at = member.placement
@@ -376,7 +383,7 @@ class Cluster:
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Start all members, answer the verbs, and end all members when cancelled or told ``down``.
+        """Start all members, answer the commands, and end all members when cancelled or told ``down``.
 
         Raises TestnetError when a port is taken, or when a member fails before it is ready.
         """
@@ -384,7 +391,7 @@ class Cluster:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await nursery.start(ControlServer(self.root / CONTROL_SOCKET, self._verbs()).run)
+                await nursery.start(ControlServer(self.root / CONTROL_SOCKET, self._commands()).run)
                 present = [name for name, running in self._running.items() if running.wanted]
                 for names in (
                     [name for name in present if name not in self._guests],
@@ -438,7 +445,7 @@ class Cluster:
 
     async def stop(self, name: str) -> None:
         """End a member in order (SIGTERM)."""
-        async with self._member(name).verbs:
+        async with self._member(name).command_lock:
             await self._stop(name)
 
     async def _stop(self, name: str) -> None:
@@ -449,7 +456,7 @@ class Cluster:
 
     async def restart(self, name: str) -> None:
         """Start a member that was ended, or end and start it; return when it is ready."""
-        async with self._member(name).verbs:
+        async with self._member(name).command_lock:
             await self._stop(name)
             self._start(name)
             await self.wait_ready([name])
@@ -548,8 +555,8 @@ class Cluster:
             home=str(self.root / program.name),
         )
 
-    def _verbs(self) -> dict[str, Verb]:
-        async def verb(action: Callable[[str], Awaitable[None]] | None, request: Mapping[str, Any]) -> Any:
+    def _commands(self) -> dict[str, ControlCommand]:
+        async def command(action: Callable[[str], Awaitable[None]] | None, request: Mapping[str, Any]) -> Any:
             if action is not None:
                 await action(str(request["name"]))
             return [vars_of(status) for status in self.status()]
@@ -558,7 +565,7 @@ class Cluster:
             self.down()
 
         actions = {"list": None, "kill": self.kill, "stop": self.stop, "restart": self.restart, "down": down}
-        return {name: partial(verb, action) for name, action in actions.items()}
+        return {name: partial(command, action) for name, action in actions.items()}
 
 
 def vars_of(status: MemberStatus) -> dict[str, Any]:
@@ -566,13 +573,13 @@ def vars_of(status: MemberStatus) -> dict[str, Any]:
     return {name: getattr(status, name) for name in MemberStatus.__slots__}
 
 
-def ask(root: Path, verb: str, name: str = "", *, timeout_s: float = 90.0) -> list[dict[str, Any]]:
-    """Send a verb to the network that runs in ``root``; return its members.
+def ask(root: Path, command: str, name: str = "", *, timeout_s: float = 90.0) -> list[dict[str, Any]]:
+    """Send a command to the network that runs in ``root``; return its members.
 
     Raises TestnetError when none runs there, ControlRefused when it refuses.
     """
     try:
-        members: list[dict[str, Any]] = ask_node(root / CONTROL_SOCKET, verb, name=name, timeout_s=timeout_s)
+        members: list[dict[str, Any]] = ask_node(root / CONTROL_SOCKET, command, name=name, timeout_s=timeout_s)
     except ControlUnavailable:
         raise TestnetError(f"{root}: no test network runs here; start one with `dekube testnet up`") from None
     except ControlRefused as error:

@@ -21,7 +21,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.listen import dial_target
 from tasks.spec import encode_spec
 
-__all__ = ["Document", "Posting", "Source", "run_demonstration", "tell"]
+__all__ = ["Document", "RunSource", "TaskSummary", "print_run", "run_demonstration"]
 
 MAX_PRICE_PER_GPU_S: Final = 2 * 10**14
 GPU_MS_PER_STEP_MAX: Final = 500
@@ -30,11 +30,11 @@ TASK_TIMEOUT_S: Final = 600.0
 COMPUTE_MIN: Final = 1
 VERIFY_MIN: Final = 3
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 Document = dict[str, Any]
 
 
-class Posting(NamedTuple):
+class TaskSummary(NamedTuple):
     """What is posted."""
 
     total_steps: int
@@ -42,14 +42,14 @@ class Posting(NamedTuple):
     dataset_blob: bytes
 
 
-class Source(Protocol):
+class RunSource(Protocol):
     """What the demonstration is told from, asked in this order: a network, or the record of a run."""
 
     def machines(self) -> list[Document]:
         """Return the registered machines, once there are enough."""
         ...
 
-    def prepare(self) -> Posting:
+    def prepare(self) -> TaskSummary:
         """Make a task, and say what it is."""
         ...
 
@@ -75,7 +75,11 @@ class Source(Protocol):
 
 
 async def run_demonstration(
-    home: Home, requester: SecretKey, say: Say, *, through: Callable[[Source], Source] = lambda source: source
+    home: Home,
+    requester: SecretKey,
+    say: PrintLine,
+    *,
+    through: Callable[[RunSource], RunSource] = lambda source: source,
 ) -> str:
     """Post a training task through the node of ``home``, follow it, and print proofs and bill; return its id.
 
@@ -84,12 +88,14 @@ async def run_demonstration(
     return await trio.to_thread.run_sync(_demonstrate, home, requester, say, through, abandon_on_cancel=True)
 
 
-def _demonstrate(home: Home, requester: SecretKey, say: Say, through: Callable[[Source], Source]) -> str:
+def _demonstrate(
+    home: Home, requester: SecretKey, say: PrintLine, through: Callable[[RunSource], RunSource]
+) -> str:
     with Client(f"http://{dial_target(load_node_options(home).rpc.listen)}") as client:
-        return tell(through(_Network(client, home, requester)), say)
+        return print_run(through(_Network(client, home, requester)), say)
 
 
-def tell(source: Source, say: Say) -> str:
+def print_run(source: RunSource, say: PrintLine) -> str:
     """Print a task's life, its proofs and its bill as ``source`` gives them; return its id. Raises TaskEnded."""
     say("\nWaiting until the machines have registered ...")
     _show_machines(source.machines())
@@ -128,7 +134,7 @@ class _Network:
     def machines(self) -> list[Document]:
         return _wait_machines(self._client)
 
-    def prepare(self) -> Posting:
+    def prepare(self) -> TaskSummary:
         height = self._client.head().at.height
         self._job = make_digits_job(
             self._client,
@@ -138,7 +144,7 @@ class _Network:
             max_price_per_gpu_s=MAX_PRICE_PER_GPU_S,
             gpu_ms_per_step_max=GPU_MS_PER_STEP_MAX,
         )
-        return Posting(self._job.spec.schedule.total_steps, self._job.spec.windows, self._job.dataset_blob)
+        return TaskSummary(self._job.spec.schedule.total_steps, self._job.spec.windows, self._job.dataset_blob)
 
     def post(self) -> str:
         assert self._job is not None

@@ -39,10 +39,10 @@ REQUEST_TIMEOUT_S: Final = 60.0
 
 
 class LoadPlan(NamedTuple):
-    """What the load process is told, in ``load.json``; beside it ``lane-N`` hold the transactions."""
+    """What the load process is told, in ``load.json``; beside it ``connection-N`` hold the transactions."""
 
     gateways: list[tuple[str, int]]
-    lanes: int
+    connections: int
     seconds: float
     rate: int
     """Submissions a second, at most."""
@@ -50,18 +50,18 @@ class LoadPlan(NamedTuple):
     """Submissions that are not final yet, at most."""
 
 
-def prepare(folder: Path, *, chain_id: int, lanes: int, senders: int, count: int, processes: int) -> None:
-    """Sign ``count`` transfers, split over ``lanes`` with ``senders`` accounts each, into files of ``folder``."""
-    each = -(-count // lanes)
+def prepare(folder: Path, *, chain_id: int, connections: int, senders: int, count: int, processes: int) -> None:
+    """Sign ``count`` transfers into ``folder``, one file for each connection, from ``senders`` accounts each."""
+    each = -(-count // connections)
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        jobs = [(chain_id, lane, senders, each) for lane in range(lanes)]
-        for lane, lines in enumerate(pool.map(_sign_lane, jobs)):
-            (folder / f"lane-{lane}").write_text("\n".join(lines))
+        jobs = [(chain_id, connection, senders, each) for connection in range(connections)]
+        for connection, lines in enumerate(pool.map(_sign_connection, jobs)):
+            (folder / f"connection-{connection}").write_text("\n".join(lines))
 
 
-def _sign_lane(job: tuple[int, int, int, int]) -> list[str]:
-    chain_id, lane, senders, count = job
-    secrets = [secret_of(lane * senders + n) for n in range(senders)]
+def _sign_connection(job: tuple[int, int, int, int]) -> list[str]:
+    chain_id, connection, senders, count = job
+    secrets = [secret_of(connection * senders + n) for n in range(senders)]
     lines = []
     for n in range(count):
         receiver = digest(b"bench-receiver", (n * 7919 % RECEIVERS).to_bytes(4, "big"))[:20]
@@ -93,9 +93,9 @@ class _Connection:
 class _Load:
     def __init__(self, folder: Path, plan: LoadPlan) -> None:
         self._plan = plan
-        self._lanes = [
-            deque(tuple(line.split()) for line in (folder / f"lane-{lane}").read_text().splitlines())
-            for lane in range(plan.lanes)
+        self._queues = [
+            deque(tuple(line.split()) for line in (folder / f"connection-{connection}").read_text().splitlines())
+            for connection in range(plan.connections)
         ]
         self._lock = threading.Lock()
         self._sent_at: dict[str, float] = {}
@@ -108,7 +108,7 @@ class _Load:
         """Of each transaction that became final: when, and how long after its submission."""
         self.blocks: list[tuple[float, int]] = []
         self.height = 0
-        self._sending = plan.lanes
+        self._sending = plan.connections
 
     def run(self) -> None:
         """Send for the planned time, then wait for what is on its way."""
@@ -116,7 +116,9 @@ class _Load:
         self.height = _ask(watcher, "dekube_head", [])["at"]["height"]
         self.begun = time.monotonic()
         self.end = self.begun + self._plan.seconds
-        threads = [threading.Thread(target=self._send, args=(lane,)) for lane in range(self._plan.lanes)]
+        threads = [
+            threading.Thread(target=self._send, args=(connection,)) for connection in range(self._plan.connections)
+        ]
         for thread in threads:
             thread.start()
         self._watch(watcher)
@@ -134,18 +136,18 @@ class _Load:
             return room
 
     def _send(self, number: int) -> None:
-        plan, lane = self._plan, self._lanes[number]
+        plan, queue = self._plan, self._queues[number]
         connection = _Connection(plan.gateways[number % len(plan.gateways)], number)
         try:
-            while lane and time.monotonic() < self.end:
-                room = self._room(min(BATCH, len(lane)))
+            while queue and time.monotonic() < self.end:
+                room = self._room(min(BATCH, len(queue)))
                 if not room:
                     time.sleep(PAUSE_S)
                     continue
-                batch = [lane.popleft() for _ in range(room)]
+                batch = [queue.popleft() for _ in range(room)]
                 back = self._post(connection, batch)
                 if back:
-                    lane.extendleft(reversed(back))
+                    queue.extendleft(reversed(back))
                     with self._lock:
                         self._sent -= len(back)
                     time.sleep(PAUSE_S)

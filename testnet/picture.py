@@ -28,12 +28,12 @@ from rpc.client import TaskUpdate
 from rpc.client.results import Bill, BillLine, EscrowTotals, Task, TaskChange, Window, read_result
 from testnet.cli import COLUMNS, member_rows, show_members, starting_line
 from testnet.cluster import Cluster, hold_folder, lay_out
-from testnet.demonstration import Document, Posting, Source, run_demonstration, tell
+from testnet.demonstration import Document, RunSource, TaskSummary, print_run, run_demonstration
 
-__all__ = ["KEPT", "PICTURE", "KeptRun", "Recorder", "draw", "printed", "shortened"]
+__all__ = ["PICTURE", "RECORDED_RUN", "RecordedRun", "Recorder", "draw", "printed", "shortened"]
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
-KEPT: Final = DOCS / "testnet-run.json"
+RECORDED_RUN: Final = DOCS / "testnet-run.json"
 PICTURE: Final = DOCS / "testnet.svg"
 VALIDATORS: Final = 4
 WORKERS: Final = 2
@@ -51,7 +51,7 @@ _FONTS: Final = re.compile(r"\s*@font-face \{\{.*?\}\}", re.DOTALL)
 class Recorder:
     """Hands on what a run is told from, and keeps it in ``document``."""
 
-    def __init__(self, source: Source, document: Document) -> None:
+    def __init__(self, source: RunSource, document: Document) -> None:
         self._source = source
         self.document = document
 
@@ -60,7 +60,7 @@ class Recorder:
         found = self.document["machines"] = self._source.machines()
         return found
 
-    def prepare(self) -> Posting:
+    def prepare(self) -> TaskSummary:
         """Keep what is posted."""
         posting = self._source.prepare()
         self.document["posting"] = [posting.total_steps, posting.windows, posting.dataset_blob.hex()]
@@ -105,7 +105,7 @@ class Recorder:
         return found
 
 
-class KeptRun:
+class RecordedRun:
     """A run of which a Recorder has kept the ``document``. Raises AnswerMalformed for another form."""
 
     def __init__(self, document: Document) -> None:
@@ -115,10 +115,10 @@ class KeptRun:
         """Return the machines that were there."""
         return list(self._document["machines"])
 
-    def prepare(self) -> Posting:
+    def prepare(self) -> TaskSummary:
         """Return what was posted."""
         steps, windows, blob = self._document["posting"]
-        return Posting(steps, windows, bytes.fromhex(blob))
+        return TaskSummary(steps, windows, bytes.fromhex(blob))
 
     def post(self) -> str:
         """Return the id that the task had."""
@@ -155,7 +155,7 @@ def printed(document: Document) -> list[str]:
     with redirect_stdout(out):
         click.echo(starting_line(VALIDATORS, WORKERS, Path(".testnet")))
         show_members(document["members"])
-        tell(KeptRun(document), click.echo)
+        print_run(RecordedRun(document), click.echo)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -240,8 +240,8 @@ def _main(arguments: Sequence[str]) -> None:
     if "draw" not in arguments:
         document: Any = _run()
         assert set(COLUMNS) <= set(document["members"][0])
-        KEPT.write_text(json.dumps(document, separators=(",", ":"), sort_keys=True) + "\n")
-    PICTURE.write_text(draw(json.loads(KEPT.read_text())))
+        RECORDED_RUN.write_text(json.dumps(document, separators=(",", ":"), sort_keys=True) + "\n")
+    PICTURE.write_text(draw(json.loads(RECORDED_RUN.read_text())))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The clients of ``dekube bench rpc``: as many as a figure needs, each with one request under way at a time.
 
-Their own cost is in no figure but the one of its name. ``Load.accept`` asks no gateway: it does what a gateway
-does with a transaction whose bytes it has, with the gateway's own code, and that cost counts.
+Only the figure ``generator_us`` contains the clients' own cost. ``LoadGenerator.accept`` uses no gateway. It runs
+the gateway's code on each transaction in this process, and this cost counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from state.primitives.signing import sign_dynamic
 from state.primitives.transactions import sign_transaction
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
 
-__all__ = ["CONNECTIONS", "Cost", "Load", "Pace"]
+__all__ = ["CONNECTIONS", "LatencyReport", "LoadGenerator", "RequestCost"]
 
 CONNECTIONS: Final = 16
 NATIVE: Final = b'{"jsonrpc":"2.0","id":1,"method":"dekube_getBalance","params":["0x%s"]}'
@@ -53,7 +53,7 @@ PING: Final = b"\x89"
 PONG: Final = b"\x8a"
 
 
-class _Asker(asyncio.Protocol):
+class _HttpConnection(asyncio.Protocol):
     """One kept connection that has one request under way at a time."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _Asker(asyncio.Protocol):
         await self.done
 
 
-class Cost(NamedTuple):
+class RequestCost(NamedTuple):
     """Processor time of a request, in all and of the node, and requests a second."""
 
     us: float
@@ -100,7 +100,7 @@ class Cost(NamedTuple):
     per_s: float
 
 
-class Pace(NamedTuple):
+class LatencyReport(NamedTuple):
     """Latencies from when a request was due, how late the generator itself was, and what it cost."""
 
     p50_ms: float
@@ -129,14 +129,16 @@ async def _flood(port: int, source: Callable[[], bytes], seconds: float, connect
 
     async def worker(number: int) -> None:
         nonlocal count
-        transport, asker = await loop.create_connection(_Asker, "127.0.0.1", port, local_addr=_source(number))
+        transport, connection = await loop.create_connection(
+            _HttpConnection, "127.0.0.1", port, local_addr=_source(number)
+        )
         try:
             while loop.time() < until:
                 try:
                     request = source()
                 except IndexError:  # all that was signed is sent
                     return
-                await asker.ask(request)
+                await connection.ask(request)
                 count += 1
         finally:
             transport.close()
@@ -146,8 +148,8 @@ async def _flood(port: int, source: Callable[[], bytes], seconds: float, connect
 
 
 async def _accept(
-    socket: Path, posting: Submission, take: Callable[[], bytes], seconds: float, spent_s: Spent
-) -> Cost:
+    socket: Path, posting: Submission, take: Callable[[], bytes], seconds: float, spent_s: CpuMeter
+) -> RequestCost:
     """Hand transactions to the node behind ``socket`` as a gateway that has their bytes."""
     link, heard = NodeClient(socket), asyncio.Event()
     link.on_head(lambda _head: heard.set())
@@ -155,18 +157,18 @@ async def _accept(
     try:
         async with asyncio.timeout(LINK_PATIENCE_S):
             await heard.wait()
-        hand = _Hand(link, posting, take, seconds)
+        submitter = _Submitter(link, posting, take, seconds)
         node_s, _ = spent_s()
         here_s, started = time.process_time(), time.perf_counter()
-        count = await hand.run()
+        count = await submitter.run()
         here_s, wall_s = time.process_time() - here_s, time.perf_counter() - started
         node_s = spent_s()[0] - node_s
     finally:
         running.cancel()
-    return Cost((here_s + node_s) / count * 1e6, node_s / count * 1e6, count / wall_s)
+    return RequestCost((here_s + node_s) / count * 1e6, node_s / count * 1e6, count / wall_s)
 
 
-class _Hand:
+class _Submitter:
     """Keeps ``ACCEPTED_AT_ONCE`` transactions under way at a node; it is the batcher's waiter of each of them."""
 
     def __init__(self, link: NodeClient, posting: Submission, take: Callable[[], bytes], seconds: float) -> None:
@@ -215,14 +217,14 @@ class _Hand:
             self._loop.call_soon(self._fill)
 
 
-Spent = Callable[[], tuple[float, float]]
+CpuMeter = Callable[[], tuple[float, float]]
 """Returns the processor time so far of what answers: of a node without its blocks, and of its gateway."""
 
 
-class Load:
+class LoadGenerator:
     """The clients of what answers at ``port``, and what that spends; there are so many ``accounts``."""
 
-    def __init__(self, port: int, accounts: int, spent_s: Spent = lambda: (0.0, 0.0)) -> None:
+    def __init__(self, port: int, accounts: int, spent_s: CpuMeter = lambda: (0.0, 0.0)) -> None:
         self._port, self._accounts, self._spent_s = port, accounts, spent_s
         self._random = random.Random(1)
         self._nonces = [0] * SENDERS
@@ -298,7 +300,7 @@ class Load:
 
     def accept(
         self, socket: Path, take: Callable[[], bytes], seconds: float, *, is_ethereum: bool = False
-    ) -> Cost:
+    ) -> RequestCost:
         """Have transactions accepted to the pool of the node behind ``socket``, without a gateway in between.
 
         What this process does for it is what a gateway does that has the bytes: it counts as the gateway's.
@@ -315,7 +317,7 @@ class Load:
         """Ask as fast as answers come; return how many came."""
         return uvloop.run(_flood(self._port, source, seconds, connections))
 
-    def flood(self, source: Callable[[], bytes], seconds: float, connections: int = CONNECTIONS) -> Cost:
+    def flood(self, source: Callable[[], bytes], seconds: float, connections: int = CONNECTIONS) -> RequestCost:
         """Ask as fast as answers come; return what an answer costs."""
         before = self._spent_s()
         started = time.perf_counter()
@@ -323,7 +325,7 @@ class Load:
         wall_s = time.perf_counter() - started
         after = self._spent_s()
         node_us, gateway_us = ((b - a) / count * 1e6 for a, b in zip(before, after, strict=True))
-        return Cost(node_us + gateway_us, node_us, count / wall_s)
+        return RequestCost(node_us + gateway_us, node_us, count / wall_s)
 
     def wait_empty_pool(self) -> None:
         """Wait until what was handed in is in blocks."""
@@ -331,7 +333,7 @@ class Load:
             while client.call("txpool_status") != {"pending": "0x0", "queued": "0x0"}:
                 time.sleep(POOL_LOOK_S)
 
-    def paced(self, rate_per_s: int, seconds: float) -> Pace:
+    def paced(self, rate_per_s: int, seconds: float) -> LatencyReport:
         """Ask at a fixed rate whether answers come or not; a part of it is transactions, so blocks have some."""
         self.wait_empty_pool()
         requests = [self.balance() for _ in range(int(rate_per_s * seconds))]
@@ -339,7 +341,7 @@ class Load:
         before_s = time.process_time()
         latencies, late = uvloop.run(self._paced(rate_per_s, requests))
         spent_s = time.process_time() - before_s
-        return Pace(
+        return LatencyReport(
             _part(latencies, 50) * 1e3, _part(latencies, 99) * 1e3, _part(late, 99) * 1e3,
             spent_s / len(requests) * 1e6,
         )  # fmt: skip
@@ -347,10 +349,10 @@ class Load:
     async def _paced(self, rate_per_s: int, requests: list[bytes]) -> tuple[list[float], list[float]]:
         loop = asyncio.get_running_loop()
         now = time.perf_counter  # the loop's own clock stands still within a turn
-        free: deque[_Asker] = deque()
+        free: deque[_HttpConnection] = deque()
         for _ in range(8 * CONNECTIONS):
-            _, asker = await loop.create_connection(_Asker, "127.0.0.1", self._port)
-            free.append(asker)
+            _, connection = await loop.create_connection(_HttpConnection, "127.0.0.1", self._port)
+            free.append(connection)
         latencies: list[float] = []
         late: list[float] = []
         waiting: deque[tuple[float, bytes]] = deque()
@@ -360,17 +362,17 @@ class Load:
             if not free:
                 waiting.append((due, request))
                 return
-            asker = free.popleft()
-            asker.done = loop.create_future()
-            asker.done.add_done_callback(partial(answered, asker, due))
-            asker.transport.write(request)  # type: ignore[attr-defined]
+            connection = free.popleft()
+            connection.done = loop.create_future()
+            connection.done.add_done_callback(partial(answered, connection, due))
+            connection.transport.write(request)  # type: ignore[attr-defined]
 
-        def answered(asker: _Asker, due: float, done: asyncio.Future[None]) -> None:
+        def answered(connection: _HttpConnection, due: float, done: asyncio.Future[None]) -> None:
             if (error := done.exception()) is not None:
                 finished.set_exception(error)
                 return
             latencies.append(now() - due)
-            free.append(asker)
+            free.append(connection)
             if waiting:
                 ask(*waiting.popleft())
             elif len(latencies) == len(requests):
@@ -402,8 +404,8 @@ class Load:
             opened = [listener for _, listener in await asyncio.gather(*opening)]
             await asyncio.gather(*(listener.accepted for listener in opened))
             listeners += opened
-        _, asker = await loop.create_connection(_Asker, "127.0.0.1", self._port)
-        await asker.ask(self.balance())  # others are served
+        _, connection = await loop.create_connection(_HttpConnection, "127.0.0.1", self._port)
+        await connection.ask(self.balance())  # others are served
         if any(listener.is_closed for listener in listeners):
             raise AssertionError("the gateway closed an idle WebSocket")
         return measure()

@@ -133,7 +133,7 @@ def _genesis(accounts: int) -> Genesis:
     )
 
 
-class _Live:
+class _SingleNode:
     """A node of one, without peers: it makes a block a second of whatever waits."""
 
     def __init__(self, path: Path, accounts: int) -> None:
@@ -212,7 +212,7 @@ async def _recover_none(_batch: bytes) -> bytes:
 
 async def _serve(path: Path, accounts: int) -> None:
     write_whole(_blocks_file(path), "0.0")
-    live = _Live(path, accounts)
+    live = _SingleNode(path, accounts)
     backend = Backend(live.view, live, _socket(path))
     kept = LocalTransactions(live.ledger, path / "mempool", recover=_recover_none, wait_peers=trio.sleep_forever)
     async with trio.open_nursery() as nursery:

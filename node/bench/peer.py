@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from node.bench.clients import CONNECTIONS, Load
+from node.bench.clients import CONNECTIONS, LoadGenerator
 from node.bench.lone_node import CHAIN_ID, SENDERS, cpu_s, key_of, lone_node, one_processor
 from rpc.client import Client
 from state.primitives.errors import DekubeError
@@ -35,21 +35,21 @@ WINDOW_MS_MAX: Final = 2_000
 """Ours keeps no more in its pool than come in so long."""
 
 
-class _Way(NamedTuple):
+class _Variant(NamedTuple):
     name: str
     size: int
     connections: int
 
 
-_WAYS: Final = (
-    _Way("one_a_request", 1, CONNECTIONS),
-    _Way("of_64_connections", 1, 64),
-    _Way("in_batches_of_100", 100, CONNECTIONS),
+_VARIANTS: Final = (
+    _Variant("one_a_request", 1, CONNECTIONS),
+    _Variant("of_64_connections", 1, 64),
+    _Variant("in_batches_of_100", 100, CONNECTIONS),
 )
 
 
 @contextmanager
-def _anvil(program: Path) -> Iterator[tuple[int, Load]]:
+def _anvil(program: Path) -> Iterator[tuple[int, LoadGenerator]]:
     command = [str(program), "--port", str(PORT), "--chain-id", str(CHAIN_ID), "--no-mining", "--silent"]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
@@ -65,7 +65,7 @@ def _anvil(program: Path) -> Iterator[tuple[int, Load]]:
                     time.sleep(0.1)
             for number in range(SENDERS):
                 client.call("anvil_setBalance", "0x" + key_of(number).address.hex(), hex(10**24))
-        yield process.pid, Load(PORT, ACCOUNTS, lambda: (cpu_s(process.pid), 0.0))
+        yield process.pid, LoadGenerator(PORT, ACCOUNTS, lambda: (cpu_s(process.pid), 0.0))
     finally:
         process.kill()
         process.wait()
@@ -80,16 +80,16 @@ def measure(program: Path, rounds: int, window_s: float) -> dict[str, float]:
         _anvil(program) as (anvil, peer),
         one_processor(lone.node.pid, lone.gateway.pid, anvil),
     ):
-        ours = Load(lone.port, ACCOUNTS, lone.spent_s)
+        ours = LoadGenerator(lone.port, ACCOUNTS, lone.spent_s)
         for number in range(rounds + 1):
-            for way in _WAYS:
+            for variant in _VARIANTS:
                 ours.wait_empty_pool()
                 for name, load in (("dekube", ours), ("anvil", peer)):
-                    source = load.submit(int(window_s * SUBMISSIONS_PER_S), way.size, is_ethereum=True)
-                    cost = load.flood(source, window_s, way.connections)
+                    source = load.submit(int(window_s * SUBMISSIONS_PER_S), variant.size, is_ethereum=True)
+                    cost = load.flood(source, window_s, variant.connections)
                     if number:  # the first round warms
-                        found.setdefault(f"{name}_cpu_us_{way.name}", []).append(cost.us / way.size)
-                        found.setdefault(f"{name}_per_s_{way.name}", []).append(cost.per_s * way.size)
+                        found.setdefault(f"{name}_cpu_us_{variant.name}", []).append(cost.us / variant.size)
+                        found.setdefault(f"{name}_per_s_{variant.name}", []).append(cost.per_s * variant.size)
     return {name: statistics.median(values) for name, values in found.items()}
 
 

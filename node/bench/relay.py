@@ -96,7 +96,7 @@ def _identity(name: str, roles: Role = Role.WORKER) -> Identity:
     )  # fmt: skip
 
 
-class _Seam:
+class _StreamQueue:
     """What a peer network gives a relay client."""
 
     def __init__(self) -> None:
@@ -112,9 +112,13 @@ class _Seam:
 async def _dial(relay: Endpoint) -> float:
     """Return the median time in ms to dial through the relay beside what it holds."""
     async with trio.open_nursery() as nursery:
-        target, dialler, seam = RelayClient(partial(_identity, "target"), (relay,)), RelayClient(_dialler), _Seam()
-        nursery.start_soon(target.run, seam)
-        nursery.start_soon(dialler.run, _Seam())
+        target, dialler, streams = (
+            RelayClient(partial(_identity, "target"), (relay,)),
+            RelayClient(_dialler),
+            _StreamQueue(),
+        )
+        nursery.start_soon(target.run, streams)
+        nursery.start_soon(dialler.run, _StreamQueue())
         await target.wait_reserved()
         took: list[float] = []
         for _ in range(DIALS):
@@ -122,7 +126,7 @@ async def _dial(relay: Endpoint) -> float:
             stream = await dialler.dial(relay, _account("target").address)
             took.append(trio.current_time() - started)
             await trio.aclose_forcefully(stream)
-            await trio.aclose_forcefully(await seam.arrived.receive())
+            await trio.aclose_forcefully(await streams.arrived.receive())
         nursery.cancel_scope.cancel()
     return sorted(took)[DIALS // 2] * 1e3
 
@@ -135,13 +139,13 @@ async def _circuit(relay: Endpoint, number: int) -> tuple[socket.socket, socket.
     """Return the two ends of a circuit as blocking sockets that outlive this loop."""
     ends: tuple[socket.socket, socket.socket] | None = None
     async with trio.open_nursery() as nursery:
-        seam = _Seam()
+        streams = _StreamQueue()
         target, dialler = RelayClient(partial(_identity, f"target {number}"), (relay,)), RelayClient(_dialler)
-        nursery.start_soon(target.run, seam)
-        nursery.start_soon(dialler.run, _Seam())
+        nursery.start_soon(target.run, streams)
+        nursery.start_soon(dialler.run, _StreamQueue())
         await target.wait_reserved()
         out = await dialler.dial(relay, _account(f"target {number}").address)
-        back = await seam.arrived.receive()
+        back = await streams.arrived.receive()
         ends = _blocking(out), _blocking(back)
         nursery.cancel_scope.cancel()
     assert ends is not None
@@ -227,13 +231,13 @@ def _relay(ready: Connection) -> None:
     )
 
 
-class _Bare(asyncio.Protocol):
+class _MinimalSplice(asyncio.Protocol):
     """The least that joins two connections: the first waits for the second."""
 
-    waiting: _Bare | None = None
+    waiting: _MinimalSplice | None = None
 
     def __init__(self) -> None:
-        self.other: _Bare | None = None
+        self.other: _MinimalSplice | None = None
         self.early = b""
         """What came before the other connection did."""
 
@@ -241,11 +245,11 @@ class _Bare(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         tune(self.transport.get_extra_info("socket"))
         self.transport.set_write_buffer_limits(high=BUFFER_BYTES)
-        first = _Bare.waiting
+        first = _MinimalSplice.waiting
         if first is None:
-            _Bare.waiting = self
+            _MinimalSplice.waiting = self
         else:
-            _Bare.waiting = None
+            _MinimalSplice.waiting = None
             self.other, first.other = first, self
             self.sink, first.sink = first.transport, self.transport
             self.transport.write(first.early)
@@ -265,7 +269,7 @@ class _Bare(asyncio.Protocol):
 
 def _bare(ready: Connection) -> None:
     async def main() -> None:
-        server = await asyncio.get_running_loop().create_server(_Bare, "127.0.0.1", 0)
+        server = await asyncio.get_running_loop().create_server(_MinimalSplice, "127.0.0.1", 0)
         ready.send(server.sockets[0].getsockname()[1])
         await asyncio.get_running_loop().create_future()
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Final
 
-from node.bench.transfers import make_load, secret_of
+from node.bench.transfers import make_transfer_chain, secret_of
 from node.chain.block_tree import Chain, decode_body
 from node.process.signature_pool import SignatureVerifier, VerifierOptions, default_workers
 from state.primitives.blocks import Block, decode_block, encode_block, header_hash
@@ -81,7 +81,7 @@ def _measure(blocks: int, accounts: int, transactions: int, workers: int, warm_u
 
 def _prepare(folder: Path, blocks: int, accounts: int, transactions: int, processes: int) -> None:
     """Leave in ``folder`` a genesis, a database of its state, and the encoded blocks of a leader."""
-    load = make_load(accounts=accounts, blocks=blocks, transactions=transactions, processes=processes)
+    load = make_transfer_chain(accounts=accounts, blocks=blocks, transactions=transactions, processes=processes)
     (folder / "genesis").write_bytes(pickle.dumps(load.genesis))
     runtime = Runtime(load.genesis)
     Store.open(folder / "follower", load.genesis, runtime.genesis_changes).close()

@@ -32,7 +32,7 @@ from typing import Final
 
 import structlog
 
-from node.bench.clients import CONNECTIONS, NATIVE, Cost, Load
+from node.bench.clients import CONNECTIONS, NATIVE, LoadGenerator, RequestCost
 from node.bench.lone_node import LoneNode, account_of, lone_node, one_processor
 from node.home.keys import load_key, read_passphrase
 from node.process.children import die_with_parent
@@ -78,7 +78,7 @@ def run(
         tempfile.TemporaryDirectory(prefix="dekube-bench-") as directory,
         lone_node(Path(directory), accounts) as lone,
     ):
-        load = Load(lone.port, accounts, lone.spent_s)
+        load = LoadGenerator(lone.port, accounts, lone.spent_s)
         load.flood(load.absent, min(seconds, 1.0))  # imports and connections warm
         if not only_submit:
             figures |= _reads(load, seconds)
@@ -103,7 +103,7 @@ def run(
     return figures
 
 
-def _reads(load: Load, seconds: float) -> dict[str, float]:
+def _reads(load: LoadGenerator, seconds: float) -> dict[str, float]:
     cold = load.flood(load.absent, seconds)
     load.flood(load.each_once(), WARM_S)  # wallets ask for the same accounts again
     single = load.flood(load.balance, seconds)
@@ -120,20 +120,20 @@ def _reads(load: Load, seconds: float) -> dict[str, float]:
     }
 
 
-def _submissions(lone: LoneNode, load: Load, seconds: float) -> dict[str, float]:
+def _submissions(lone: LoneNode, load: LoadGenerator, seconds: float) -> dict[str, float]:
     count = int(seconds * SUBMISSIONS_PER_S)
     recoveries: list[float] = []
 
-    def each(measure: Callable[[], Cost]) -> Cost:
+    def each(measure: Callable[[], RequestCost]) -> RequestCost:
         load.wait_empty_pool()  # the same for each, and all of them together are more than it holds
         recoveries.append(recovery_cpu_us())
         return measure()
 
-    def accept(*, is_ethereum: bool = False) -> Cost:
+    def accept(*, is_ethereum: bool = False) -> RequestCost:
         take = load.signed(count, is_ethereum=is_ethereum)
         return each(lambda: load.accept(lone.socket, take, seconds, is_ethereum=is_ethereum))
 
-    def flood(size: int = 1, connections: int = CONNECTIONS, *, is_ethereum: bool = False) -> Cost:
+    def flood(size: int = 1, connections: int = CONNECTIONS, *, is_ethereum: bool = False) -> RequestCost:
         source = load.submit(count, size, is_ethereum=is_ethereum)
         return each(lambda: load.flood(source, seconds, connections))
 
@@ -194,7 +194,7 @@ def _flooded_network(seconds: int, base_port: int, accounts: int) -> dict[str, f
         _network(directory, base_port),
         _payments(url, Path(directory, "net", PAYER)),
     ):
-        load = Load(flooded, accounts)
+        load = LoadGenerator(flooded, accounts)
         block_ms: dict[bool, list[float]] = {False: [], True: []}
         paid: dict[bool, list[float]] = {False: [], True: []}
         count = 0

@@ -20,7 +20,7 @@ from state.primitives.transactions import sign_transaction
 from state.primitives.vrf import vrf_key_of
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
 
-__all__ = ["Load", "make_load", "secret_of"]
+__all__ = ["TransferChain", "make_transfer_chain", "secret_of"]
 
 CHAIN_ID: Final = 2**31 - 2
 BALANCE: Final = 10**24
@@ -29,14 +29,14 @@ FEE_CAP: Final = 10**12
 _SIGN_CHUNK: Final = 2_000
 
 
-class Load(NamedTuple):
+class TransferChain(NamedTuple):
     """A genesis with its accounts, and the bodies of the blocks that follow it."""
 
     genesis: Genesis
     bodies: tuple[tuple[bytes, ...], ...]
 
 
-class _Order(NamedTuple):
+class _Transfer(NamedTuple):
     sender: int
     nonce: int
     to: bytes
@@ -48,7 +48,9 @@ def secret_of(number: int) -> SecretKey:
     return SecretKey(digest(b"bench-account", number.to_bytes(8, "big")))
 
 
-def make_load(*, accounts: int, blocks: int, transactions: int, processes: int, seed: int = 1) -> Load:
+def make_transfer_chain(
+    *, accounts: int, blocks: int, transactions: int, processes: int, seed: int = 1
+) -> TransferChain:
     """Draw senders and receivers evenly from ``accounts`` and sign the bodies of ``blocks`` blocks."""
     chance = random.Random(seed)
     drawn = [
@@ -67,24 +69,24 @@ def make_load(*, accounts: int, blocks: int, transactions: int, processes: int, 
         for sender, receiver, value in drawn:
             nonce = nonces.get(sender, 0)
             nonces[sender] = nonce + 1
-            orders.append(_Order(sender, nonce, addresses[receiver], value))
+            orders.append(_Transfer(sender, nonce, addresses[receiver], value))
         raw = pool.map(_sign, (orders[at : at + transactions] for at in range(0, len(orders), transactions)))
         bodies = tuple(raw)
     leader = secret_of(accounts)
     validator = GenesisValidator(leader.address, leader.vote_key, vrf_key_of(leader).public, STAKE)
     allocations = tuple((address, BALANCE) for address in addresses)
-    return Load(Genesis(CHAIN_ID, "bench", 0, True, allocations, (validator,)), bodies)
+    return TransferChain(Genesis(CHAIN_ID, "bench", 0, True, allocations, (validator,)), bodies)
 
 
 def _addresses(numbers: Sequence[int]) -> list[bytes]:
     return [secret_of(number).address for number in numbers]
 
 
-def _sign(orders: Sequence[_Order]) -> tuple[bytes, ...]:
+def _sign(orders: Sequence[_Transfer]) -> tuple[bytes, ...]:
     return tuple(_signed(orders))
 
 
-def _signed(orders: Sequence[_Order]) -> Iterator[bytes]:
+def _signed(orders: Sequence[_Transfer]) -> Iterator[bytes]:
     for order in orders:
         yield sign_transaction(
             secret_of(order.sender),

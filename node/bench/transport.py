@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.secure.identity import Identity
 from p2p.service import Network, NetworkConfig
 from state.primitives.keys import SecretKey
@@ -69,12 +69,12 @@ async def _serve(pipe: Connection) -> None:
         if body.startswith(_DONE):
             owed = int.from_bytes(body[len(_DONE) :], "big")
         elif len(body) < _SMALL_BYTES:
-            network.send(peer, Class.CONSENSUS, _KIND, body)
+            network.send(peer, TrafficClass.CONSENSUS, _KIND, body)
         else:
             seen += 1
         if owed and seen >= owed:  # bulk keeps no order, so the word that it is all may come before the rest
             owed = 0
-            network.send(peer, Class.CONSENSUS, _KIND, _DONE)
+            network.send(peer, TrafficClass.CONSENSUS, _KIND, _DONE)
 
     network.on_message(_KIND, answer)
     async with trio.open_nursery() as nursery:
@@ -91,7 +91,7 @@ async def _send(host: str, port: int, bulk_mib: int, small_messages: int) -> dic
     async def note(_peer: bytes, body: bytes) -> None:
         await answers.send(body)
 
-    async def push(cls: Class, body: bytes, count: int) -> float:
+    async def push(cls: TrafficClass, body: bytes, count: int) -> float:
         """Send and wait until the other side has handled the last; return the seconds it took."""
         nonlocal pushed
         pushed += count
@@ -110,11 +110,11 @@ async def _send(host: str, port: int, bulk_mib: int, small_messages: int) -> dic
         await nursery.start(network.run)
         with trio.fail_after(_PATIENCE_S):
             await network.wait_peers(1)
-        await push(Class.BULK, bytes(_BULK_BYTES), 256)
+        await push(TrafficClass.BULK, bytes(_BULK_BYTES), 256)
         bulk_messages = bulk_mib * 2**20 // _BULK_BYTES
-        seconds = await push(Class.BULK, bytes(_BULK_BYTES), bulk_messages)
+        seconds = await push(TrafficClass.BULK, bytes(_BULK_BYTES), bulk_messages)
         figures["bulk_mbit_per_s"] = round(bulk_messages * _BULK_BYTES * 8 / seconds / 1e6, 1)
-        seconds = await push(Class.BLOCK, bytes(_SMALL_BYTES), small_messages)
+        seconds = await push(TrafficClass.BLOCK, bytes(_SMALL_BYTES), small_messages)
         figures["small_messages_per_s"] = round(small_messages / seconds)
         trips = await _vote_under_bulk(network, peer, answered)
         figures["vote_under_bulk_ms_p50"] = round(trips[len(trips) // 2] * 1_000, 2)
@@ -131,14 +131,14 @@ async def _vote_under_bulk(
 
     async def flood() -> None:
         while True:
-            await network.send_when_room(peer, Class.BULK, _KIND, bytes(_BULK_BYTES))
+            await network.send_when_room(peer, TrafficClass.BULK, _KIND, bytes(_BULK_BYTES))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(flood)
         for _ in range(_VOTES):
             await trio.sleep(0.005)
             began = perf_counter()
-            network.send(peer, Class.CONSENSUS, _KIND, b"vote")
+            network.send(peer, TrafficClass.CONSENSUS, _KIND, b"vote")
             await answered.receive()
             trips.append(perf_counter() - began)
         nursery.cancel_scope.cancel()

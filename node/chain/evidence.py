@@ -44,7 +44,15 @@ from state.transition.slashing import EQUIVOCATED, Offence
 from state.transition.staking import load_committee
 from state.view import Reader
 
-__all__ = ["PENDING_MAX", "EvidencePool", "EvidenceService", "Ledger", "PoolFull", "decode_file", "encode_file"]
+__all__ = [
+    "PENDING_MAX",
+    "EvidenceChain",
+    "EvidencePool",
+    "EvidenceService",
+    "PoolFull",
+    "decode_file",
+    "encode_file",
+]
 
 _log = structlog.get_logger("evidence")
 
@@ -144,7 +152,7 @@ def decode_file(data: bytes) -> list[bytes]:
             raise DecodeError("not a file of evidence")
 
 
-class Ledger(Protocol):
+class EvidenceChain(Protocol):
     """What the evidence of a node is judged by: ``node.chain.ledger.NodeLedger`` is one."""
 
     @property
@@ -170,8 +178,8 @@ class EvidenceService:
     """
 
     def __init__(
-        self, ledger: Ledger, publish: Callable[[bytes], None], *, records: Store, reporter: bytes, path: Path,
-        metrics: Metrics,
+        self, ledger: EvidenceChain, publish: Callable[[bytes], None], *, records: Store, reporter: bytes,
+        path: Path, metrics: Metrics,
     ) -> None:  # fmt: skip
         self._ledger = ledger
         self._publish = publish

@@ -1,6 +1,6 @@
 """What the node knows of the chain, as its parts ask for it: finalised data, the mempool, and waiting for more.
 
-Implements the wallet's ``Ledger``. All methods run on the event loop, unless they say otherwise.
+Implements the wallet's ``WalletChain``. All methods run on the event loop, unless they say otherwise.
 """
 
 from __future__ import annotations

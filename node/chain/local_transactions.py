@@ -25,7 +25,14 @@ from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.transactions import Transaction, decode_transaction
 
-__all__ = ["LocalTransaction", "LocalTransactions", "decode_kept", "decode_log", "encode_kept", "encode_log_part"]
+__all__ = [
+    "LocalTransaction",
+    "LocalTransactions",
+    "decode_local_transactions",
+    "decode_log",
+    "encode_local_transactions",
+    "encode_log_part",
+]
 
 _log = structlog.get_logger("mempool")
 
@@ -59,13 +66,13 @@ Recover = Callable[[bytes], Awaitable[bytes]]
 """Returns the addresses of a batch of digests and signatures, 20 bytes for each."""
 
 
-def encode_kept(chain_hash: bytes, items: Iterable[tuple[int, bytes]]) -> bytes:
+def encode_local_transactions(chain_hash: bytes, items: Iterable[tuple[int, bytes]]) -> bytes:
     """Return the bytes of the file that keeps ``items`` of a chain: a checksum, and what it is of."""
     body = encode([chain_hash, [list(item) for item in items]])
     return digest(_KIND, body) + body
 
 
-def decode_kept(data: bytes, chain_hash: bytes) -> list[LocalTransaction]:
+def decode_local_transactions(data: bytes, chain_hash: bytes) -> list[LocalTransaction]:
     """Return what the file kept, unchecked. Raises DecodeError, for a file of another chain too."""
     if len(data) > FILE_LIMIT_BYTES:
         raise DecodeError(f"more than {FILE_LIMIT_BYTES} bytes")
@@ -83,7 +90,7 @@ def decode_kept(data: bytes, chain_hash: bytes) -> list[LocalTransaction]:
 
 def encode_log_part(chain_hash: bytes, items: Iterable[tuple[int, bytes]]) -> bytes:
     """Return the bytes that append ``items`` to the log."""
-    part = encode_kept(chain_hash, items)
+    part = encode_local_transactions(chain_hash, items)
     return _PART_HEAD.pack(len(part)) + part
 
 
@@ -97,7 +104,7 @@ def decode_log(data: bytes, chain_hash: bytes) -> tuple[list[LocalTransaction], 
         if end > len(data):
             break
         try:
-            found += decode_kept(data[begin:end], chain_hash)
+            found += decode_local_transactions(data[begin:end], chain_hash)
         except DecodeError:
             break
         at = end
@@ -239,7 +246,9 @@ class LocalTransactions:
     def _read(self) -> list[LocalTransaction]:
         try:
             with self._path.open("rb") as file:
-                kept = decode_kept(file.read(FILE_LIMIT_BYTES + 1), self._ledger.runtime.genesis_hash)
+                kept = decode_local_transactions(
+                    file.read(FILE_LIMIT_BYTES + 1), self._ledger.runtime.genesis_hash
+                )
         except FileNotFoundError:
             self._saved = []
             return []
@@ -299,7 +308,7 @@ class LocalTransactions:
     def _save(self, items: list[tuple[int, bytes]]) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(self._path, encode_kept(self._ledger.runtime.genesis_hash, items))
+            write_whole(self._path, encode_local_transactions(self._ledger.runtime.genesis_hash, items))
             self._log_path.unlink(missing_ok=True)
         except OSError as error:
             self._fail(error)

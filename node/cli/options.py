@@ -78,7 +78,7 @@ relay_home_option: Final = _home_option_of("relay")
 signer_home_option: Final = _home_option_of("signer")
 
 
-def ask_home(home: Home, verb: str, *, timeout_s: float = ASK_S, **fields: Any) -> Any:
+def ask_home(home: Home, command: str, *, timeout_s: float = ASK_S, **fields: Any) -> Any:
     """Ask the node that runs in ``home``; return its answer.
 
     Raises ControlUnavailable when none answers, ConfigError where something else than a node lives there.
@@ -86,7 +86,7 @@ def ask_home(home: Home, verb: str, *, timeout_s: float = ASK_S, **fields: Any) 
     from rpc.client.control import ControlUnavailable, ask_node
 
     try:
-        return ask_node(home.control, verb, timeout_s=timeout_s, **fields)
+        return ask_node(home.control, command, timeout_s=timeout_s, **fields)
     except ControlUnavailable:
         if home.config.exists():
             from node.home.kind import check_home_kind

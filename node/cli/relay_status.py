@@ -36,7 +36,7 @@ NUMBERS: Final = frozenset(
     {
         "bbr", "bytes_total", "circuits", "circuits_total", "connections", "control_connections",
         "fanout_connections", "hosts", "known_payers", "load_percent", "next_hop_links", "pending_circuits",
-        "receipts_total", "reservations", "settled_receipts_total", "strangers_bytes", "unpaid_bytes",
+        "receipts_total", "reservations", "settled_receipts_total", "unfunded_bytes", "unpaid_bytes",
     }
 )  # fmt: skip
 """What every relay tells; those without a label."""
@@ -157,7 +157,7 @@ def _in_words(found: dict[str, Any]) -> dict[str, Any]:
         "payers": f"{found['known_payers']:,} known, {decimal(found['unpaid_bytes'])} not paid yet, "
         f"{counted(found['receipts_total'], 'receipt')} accepted, "
         f"{found['settled_receipts_total']:,} settled",
-        "strangers": f"{decimal(found['strangers_bytes'])} today",
+        "unfunded": f"{decimal(found['unfunded_bytes'])} today",
         **log_field(found.get(LOG_DROPPED, 0), found.get(LOG_SINCE, 0) * 1_000),
         "refused": _by_reason(found.get("refusals_total")),
         "closed": _by_reason(found.get("drops_total")),

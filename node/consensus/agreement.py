@@ -36,7 +36,7 @@ from node.sync.database import checkpoint_of
 from node.sync.start_plan import CheckpointMismatch
 from node.telemetry.cpu_accounting import CpuAccounting
 from node.telemetry.metrics import NodeMetrics
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.secure.identity import Identity
 from p2p.service import Network
 from state.primitives.blocks import Block, decode_header, header_hash
@@ -490,8 +490,8 @@ class _NetworkPort:
             self._network.ban(address, reason)
 
 
-def _lane(is_bulk: bool) -> tuple[Class, int]:
-    return (Class.BLOCK, KIND_CONSENSUS_BULK) if is_bulk else (Class.CONSENSUS, KIND_CONSENSUS)
+def _lane(is_bulk: bool) -> tuple[TrafficClass, int]:
+    return (TrafficClass.BLOCK, KIND_CONSENSUS_BULK) if is_bulk else (TrafficClass.CONSENSUS, KIND_CONSENSUS)
 
 
 class _ChainPort:

@@ -36,7 +36,7 @@ from node.consensus.compact_exchange import (
     SendWhole,
 )
 from p2p.multicast.service import MulticastService
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.session.peerinfo import PeerInfo
 from state.primitives.errors import DecodeError
 
@@ -86,9 +86,15 @@ class _Peers(Protocol):
     multicasts: MulticastService
 
     def on_message(self, kind: int, handler: Callable[[bytes, bytes], Awaitable[None]]) -> None: ...
-    def send(self, address: bytes, cls: Class, kind: int, body: bytes) -> bool: ...
+    def send(self, address: bytes, cls: TrafficClass, kind: int, body: bytes) -> bool: ...
     def multicast(
-        self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes, *, followers: Iterable[bytes] = ()
+        self,
+        addresses: Iterable[bytes],
+        cls: TrafficClass,
+        kind: int,
+        body: bytes,
+        *,
+        followers: Iterable[bytes] = (),
     ) -> None: ...
     def is_connected(self, address: bytes) -> bool: ...
     def peers(self) -> list[PeerInfo]: ...
@@ -152,7 +158,7 @@ class CompactBlocks:
         rest = [address for address in dict.fromkeys(followers) if address not in {self._own, *others}]
         is_small = len(data) <= WHOLE_BYTES_MAX or len(data) * (len(others) + len(rest)) < UPLOAD_BYTES_MIN
         if is_small or is_repeated or self._nursery is None:
-            self._network.multicast(others, Class.BLOCK, self._kind, data, followers=rest)
+            self._network.multicast(others, TrafficClass.BLOCK, self._kind, data, followers=rest)
             return
         self._nursery.start_soon(self._send, data, others, rest, name="consensus")
 
@@ -171,18 +177,18 @@ class CompactBlocks:
             young = self._pool.young()
             made = await self._call(lambda: make_form(data, self._pool.hash_of, young))
         if made is None:
-            network.multicast(seats, Class.BLOCK, self._kind, data, followers=followers)
+            network.multicast(seats, TrafficClass.BLOCK, self._kind, data, followers=followers)
             return
         form, transactions = made
         rtt_s = self._round_trips()
         members = {address: rtt_s.get(address, RTT_UNKNOWN_S) for address in (*compact, *compact_rest)}
         self._sender.sent(form.root, data, transactions, members, trio.current_time())
         network.multicasts.send(
-            compact, Class.BLOCK, KIND_COMPACT, encode_bulk(form), followers=compact_rest,
+            compact, TrafficClass.BLOCK, KIND_COMPACT, encode_bulk(form), followers=compact_rest,
             upload_bytes_min=FORMS_BYTES_MIN,
         )  # fmt: skip
         if whole or whole_rest:
-            network.multicast(whole, Class.BLOCK, self._kind, data, followers=whole_rest)
+            network.multicast(whole, TrafficClass.BLOCK, self._kind, data, followers=whole_rest)
         self._counters["sent"] += 1
         self._wake.set()
 
@@ -270,13 +276,13 @@ class CompactBlocks:
         for effect in effects:
             match effect:
                 case Say(address, word):
-                    network.send(address, Class.CONSENSUS, KIND_COMPACT_WORD, encode_word(word))
+                    network.send(address, TrafficClass.CONSENSUS, KIND_COMPACT_WORD, encode_word(word))
                 case SendSome(address, answer):
-                    network.send(address, Class.BLOCK, KIND_COMPACT, encode_bulk(answer))
+                    network.send(address, TrafficClass.BLOCK, KIND_COMPACT, encode_bulk(answer))
                 case SendWhole(data, addresses):
                     seats = [address for address in addresses if address in self.seats]
                     rest = [address for address in addresses if address not in self.seats]
-                    network.multicast(seats, Class.BLOCK, self._kind, data, followers=rest)
+                    network.multicast(seats, TrafficClass.BLOCK, self._kind, data, followers=rest)
                 case Deliver(sender, data):
                     self._deliver(sender, data)
                 case _:

@@ -38,7 +38,7 @@ from consensus.wire import (
     decode_message,
 )
 from p2p.gossip.core import Verdict
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import GossipItem, Network
 from state.primitives.committee import Committee
 from state.primitives.token_bucket import RateLimiter
@@ -317,7 +317,7 @@ class VoteRelayService:
         if peer in self._waiting.get(candidate, ()) and not self._core.is_voter(peer, candidate):
             return False
         question = encode_wanted(candidate)
-        if not self._network.send(peer, Class.CONSENSUS, KIND_PROPOSAL_WANTED, question):
+        if not self._network.send(peer, TrafficClass.CONSENSUS, KIND_PROPOSAL_WANTED, question):
             return False
         self._asked.setdefault(candidate, asked)[peer] = now
         while len(self._asked) > ASKED_CANDIDATES_MAX:
@@ -353,7 +353,7 @@ class VoteRelayService:
         now_ms, is_seat = int(trio.current_time() * 1_000), self._core.is_seat(peer)
         if self._hears(peer) and self._allowance.may(peer, now_ms, is_seat=is_seat):
             self._allowance.charge(peer, len(data), now_ms, is_seat=is_seat)
-            self._network.send(peer, Class.BLOCK, KIND_PROPOSAL, data)
+            self._network.send(peer, TrafficClass.BLOCK, KIND_PROPOSAL, data)
             self._network.counters["vote_relay_proposals_served"] += 1
 
     async def _on_proposal(self, peer: bytes, body: bytes) -> None:

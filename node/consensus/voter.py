@@ -11,7 +11,7 @@ import trio
 from consensus.guard import Guard, GuardOutdated
 from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.remote_voter import RemoteVoter
-from consensus.signer import Opening
+from consensus.signer import GuardState
 from node.home.config import parse_signer, parse_vote_key
 from node.home.guards import open_guard, record_is_empty
 from node.home.options import NodeOptions
@@ -62,8 +62,8 @@ def make_voter(
             )
         vote_key = parse_vote_key(options.signer.vote_key_next if is_next else options.signer.vote_key)
 
-        def check(opening: Opening) -> None:
-            _check_signer(home, chain_hash, opening, may_have_voted() and not accepts_empty_guard)
+        def check(guard_state: GuardState) -> None:
+            _check_signer(home, chain_hash, guard_state, may_have_voted() and not accepts_empty_guard)
 
         def tell(is_reached: bool, reason: str) -> None:
             if is_reached:
@@ -77,7 +77,7 @@ def make_voter(
             _connector(home, options.signer.endpoint, make_identity),
             genesis_hash=chain_hash,
             vote_key=vote_key,
-            check_opening=check,
+            check_guard_state=check,
             on_change=tell,
         )
     if vote is None:
@@ -94,21 +94,21 @@ def make_voter(
     return LocalVoter(VoteKey(vote), directory)
 
 
-def _check_signer(home: Home, chain_hash: bytes, opening: Opening, refuses_fresh: bool) -> None:
+def _check_signer(home: Home, chain_hash: bytes, guard_state: GuardState, refuses_fresh: bool) -> None:
     """Refuse a signer that knows less than this home or the chain does. Raises GuardOutdated."""
-    if opening.is_fresh and refuses_fresh:
+    if guard_state.is_fresh and refuses_fresh:
         raise record_is_empty("the signer")
     try:
         left, _ = Guard.load(
-            (home.guard_of(opening.vote_key) / GUARD_FILE).read_bytes(), chain_hash, opening.vote_key
+            (home.guard_of(guard_state.vote_key) / GUARD_FILE).read_bytes(), chain_hash, guard_state.vote_key
         )
     except (OSError, DekubeError):
         return  # no record here, or another key's
     mark = left.watermark()
-    if opening.watermark < (mark.epoch, mark.view):
+    if guard_state.watermark < (mark.epoch, mark.view):
         raise GuardOutdated(
-            f"the signer's record ends at epoch {opening.watermark[0]}, view {opening.watermark[1]}, but this key "
-            f"has voted here up to epoch {mark.epoch}, view {mark.view}: move the watermark first "
+            f"the signer's record ends at epoch {guard_state.watermark[0]}, view {guard_state.watermark[1]}, but "
+            f"this key has voted here up to epoch {mark.epoch}, view {mark.view}: move the watermark first "
             "(dekube node guard export, dekube signer import)"
         )
 

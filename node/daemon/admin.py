@@ -170,11 +170,11 @@ async def _drain(node: RunningNode, on: bool, stop: bool) -> Json:
     if on != node.drain.is_on:
         _log.warning("draining begins" if on else "draining ends")
     node.drain.switch(on=on, stops_when_empty=stop)
-    return node.drain.describe(node.load())
+    return node.drain.describe(node.remaining_work())
 
 
 async def _get_drain(node: RunningNode) -> Json:
-    return node.drain.describe(node.load())
+    return node.drain.describe(node.remaining_work())
 
 
 async def _stop(node: RunningNode) -> Json:
@@ -313,7 +313,7 @@ class Admin:
             raise RpcError("method_not_found", message, method=asked)
         return await method.handle(self._node, *bind(method.params, params))
 
-    async def verb(self, request: Mapping[str, Any]) -> Json:
+    async def command(self, request: Mapping[str, Any]) -> Json:
         """Return the result of a request at the control socket. Raises DekubeError."""
         try:
             return await self.call(str(request["method"]), request.get("params"))

@@ -78,13 +78,13 @@ class HeadWatch:
         """Log that the validators signal a version of the protocol that this release does not know."""
         if not self._upgrades.note(height):
             return
-        coming = self._upgrades.coming
-        assert coming is not None
-        if coming.last_height is None:
+        pending = self._upgrades.pending
+        assert pending is not None
+        if pending.last_height is None:
             text = "most validators signal a version that this release does not know: install a newer release"
         else:
             text = "this node ends after last_height: install a release that knows the version that follows"
-        _log.warning(text, **coming._asdict())
+        _log.warning(text, **pending._asdict())
 
 
 def slash_fields(store: Store, address: bytes, slash: SlashRecord) -> dict[str, Any]:

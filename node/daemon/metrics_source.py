@@ -41,17 +41,17 @@ class NodeMetricsSource:
             (
                 "dekube_unknown_version_signalled_ratio",
                 "Part of the committee's weight that signals a version of the protocol that is not known here",
-                0.0 if (coming := node.upgrades.coming) is None else coming.percent / 100,
+                0.0 if (pending := node.upgrades.pending) is None else pending.percent / 100,
             ),
             (
                 "dekube_last_known_height",
                 "The last block before a version of the protocol holds that is not known here, 0 for none",
-                0 if coming is None else coming.last_height or 0,
+                0 if pending is None else pending.last_height or 0,
             ),
             (
                 "dekube_clock_ahead_seconds",
                 "How far this machine's clock is ahead of the validators', 0 while it is right or unknown",
-                node.clocks.judge().own_ahead_ms / 1000,
+                node.clocks.estimate().own_ahead_ms / 1000,
             ),
             ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
             ("dekube_job_ends", "Job processes that ended by themselves since the start", node.duties.job_ends),

@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 import trio
 
-from node.daemon.reachability import Reachability, RelayDown, judge
+from node.daemon.reachability import Reachability, RelayOutage, assess_reachability
 from node.home.config import parse_host_port, parse_listen, parse_peer
 from node.home.keys import node_secret
 from node.home.options import NodeOptions
@@ -75,8 +75,8 @@ class Peering:
         for relay in self.relays.down:
             since_s = began_s + relay.since_s
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(since_s))
-            down.append(RelayDown(str(relay.endpoint), since, round(since_s * 1000), relay.why))
-        return judge(
+            down.append(RelayOutage(str(relay.endpoint), since, round(since_s * 1000), relay.why))
+        return assess_reachability(
             listens=bool(self._options.p2p.listen),
             configured=self.network.direct,
             verdicts=self.reach.verdicts,

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from p2p.base.endpoint import Endpoint
 from p2p.path.endpoint_status import EndpointStatus
 
-__all__ = ["Reachability", "RelayDown", "judge"]
+__all__ = ["Reachability", "RelayOutage", "assess_reachability"]
 
 
-class RelayDown(NamedTuple):
+class RelayOutage(NamedTuple):
     """A relay at which the node wants a reservation and cannot get one."""
 
     relay: str
@@ -36,16 +36,16 @@ class Reachability(NamedTuple):
     """Own endpoints and what is known of each: public, closed or unknown."""
     relays: tuple[str, ...]
     """Where this node has reserved."""
-    relays_down: tuple[RelayDown, ...] = ()
+    relays_down: tuple[RelayOutage, ...] = ()
 
 
-def judge(
+def assess_reachability(
     *,
     listens: bool,
     configured: Sequence[Endpoint],
     verdicts: Mapping[Endpoint, EndpointStatus],
     relays: Sequence[Endpoint],
-    down: Sequence[RelayDown] = (),
+    down: Sequence[RelayOutage] = (),
 ) -> Reachability:
     """Return how a node is reached that ``listens`` or not, has such endpoints, and reservations at ``relays``.
 

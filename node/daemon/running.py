@@ -27,10 +27,10 @@ from node.home.options import NodeOptions
 from node.home.paths import Home
 from node.market.blob_search import BlobSearch
 from node.market.blobs import GatewayBlobs
-from node.market.duties import Duties
+from node.market.duties import DutyService
 from node.market.wallet import Wallet
-from node.process.drain import Drain, Load
-from node.process.gateway_process import Gateway
+from node.process.drain import Drain, RemainingWork
+from node.process.gateway_process import GatewayProcess
 from node.process.health_warnings import ClockWatch
 from node.process.signature_pool import SignatureVerifier
 from node.sync.database import make_server
@@ -69,7 +69,7 @@ class NodeSetup:
     metrics: NodeMetrics = field(default_factory=NodeMetrics)
     stages: CpuAccounting = field(default_factory=CpuAccounting)
     drain: Drain = field(default_factory=Drain)
-    gateway: Gateway = field(default_factory=Gateway)
+    gateway: GatewayProcess = field(default_factory=GatewayProcess)
     clock: ClockWatch = field(default_factory=ClockWatch)
     stopping: trio.Event = field(default_factory=trio.Event)
 
@@ -116,7 +116,7 @@ class RunningNode:
             verifier,
             lambda payload: self.network.publish(TOPIC_TRANSACTIONS, payload),
             self.stages,
-            is_outdated=lambda: self.upgrades.coming is not None,
+            is_outdated=lambda: self.upgrades.pending is not None,
         )
         self.ledger.on_admitted = self.gossip.enqueue
         self.network.on_gossip_batch(TOPIC_TRANSACTIONS, self.gossip.validate, payload_bytes_max=BATCH_LIMIT_BYTES)
@@ -151,7 +151,7 @@ class RunningNode:
         )
         self.clocks = ClockSkew(self.network, lambda: self.agreement.committee, address)
         self.network.on_request(CLOCK_METHOD, serve_clock)
-        self.duties = Duties(
+        self.duties = DutyService(
             self.ledger,
             Wallet(self.account, self.ledger),
             self.network,
@@ -185,11 +185,11 @@ class RunningNode:
             disk_free_mib=shutil.disk_usage(self.home.root).free // MIB,
         )
 
-    def load(self) -> Load:
+    def remaining_work(self) -> RemainingWork:
         """Return the work under way, which a drain waits for."""
         tasks, checks, running = self.duties.under_way()
         address = self.account.address
-        return Load(
+        return RemainingWork(
             is_offered=self.duties.is_offered,
             tasks=tasks,
             checks=checks,
@@ -200,7 +200,7 @@ class RunningNode:
 
     async def status(self) -> dict[str, Any]:
         """Return the state of the node, for its owner."""
-        clocks, slash = self.clocks.judge(), load_slash(self.store, self.account.address)
+        clocks, slash = self.clocks.estimate(), load_slash(self.store, self.account.address)
         head, sync, seat = self.ledger.head(), self.sync(), self.agreement.service.status()
         behind_ms = max(0, time.time_ns() // 1_000_000 - head.time_ms)
         reached = self.reachability()
@@ -220,7 +220,7 @@ class RunningNode:
             "clocks": [
                 {"validator": format_address(seat.address), "ahead_ms": seat.ahead_ms} for seat in clocks.seats
             ],
-            "upgrade": None if self.upgrades.coming is None else self.upgrades.coming._asdict(),
+            "upgrade": None if self.upgrades.pending is None else self.upgrades.pending._asdict(),
             "syncing": bool(sync.syncing),
             "highest": sync.highest,
             "sync": outlook(self.agreement.sync_progress())._asdict(),

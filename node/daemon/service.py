@@ -22,7 +22,7 @@ from node.chain.local_transactions import LocalTransactions
 from node.chain.runtime import make_runtime
 from node.consensus.voter import votes_elsewhere
 from node.daemon.admin import Admin, serve_admin
-from node.daemon.control_verbs import control_verbs
+from node.daemon.control_commands import control_commands
 from node.daemon.metrics_source import NodeMetricsSource
 from node.daemon.running import NodeSetup, RunningNode
 from node.daemon.view import LiveNode, make_view
@@ -34,9 +34,9 @@ from node.home.options import NodeOptions
 from node.home.paths import Home
 from node.process.control import ControlServer
 from node.process.gateway_process import keep_gateway
-from node.process.health_warnings import tell_beginning, warn_while_alone
+from node.process.health_warnings import log_genesis_countdown, warn_without_peers
 from node.process.ports import check_listen, format_host_port
-from node.process.signals import stop_when_told
+from node.process.signals import stop_on_signal
 from node.process.signature_pool import SignatureVerifier, VerifierOptions
 from node.sync.database import open_chain
 from node.sync.initial_sync import run_state_sync
@@ -50,7 +50,7 @@ from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.genesis import Genesis
 from state.primitives.keys import SecretKey
 
-__all__ = ["Node", "PartFailed", "run_node"]
+__all__ = ["ComponentFailed", "Node", "run_node"]
 
 _log = structlog.get_logger("node")
 
@@ -62,10 +62,10 @@ DESCRIPTORS_MAX: Final = 8_192
 """Open files: each peer has up to seventeen connections, the database keeps a thousand files open."""
 
 
-class PartFailed(DekubeError):
+class ComponentFailed(DekubeError):
     """A part of the node failed and took the node with it."""
 
-    code = "part_failed"
+    code = "component_failed"
 
     def __init__(self, part: str, error: BaseException) -> None:
         super().__init__(f"{part} failed: {type(error).__name__}: {error}")
@@ -151,7 +151,7 @@ class Node:
             node = RunningNode(setup, runtime, store, verifier)
             admin = Admin(node)
             backend = Backend(make_view(node), LiveNode(node), setup.home.socket, blobs=node.gateway_blobs)
-            control = ControlServer(setup.home.control, control_verbs(node, admin))
+            control = ControlServer(setup.home.control, control_commands(node, admin))
             setup.metrics.watch(NodeMetricsSource(node))
             stack.callback(setup.metrics.unwatch)
             async with trio.open_nursery() as nursery:
@@ -198,8 +198,8 @@ async def _start_parts(nursery: trio.Nursery, node: RunningNode, backend: Backen
     nursery.start_soon(_run_part, "certificate", node.peering.renew_certificates)
     nursery.start_soon(_run_part, "clocks", node.clocks.run)
     nursery.start_soon(_run_part, "drain", _stop_when_empty, node)
-    nursery.start_soon(tell_beginning, node.genesis.time_ms, lambda: node.ledger.head().height)
-    nursery.start_soon(warn_while_alone, node.network.wait_peers, node.setup.named_peers, node.setup.chain_hash)
+    nursery.start_soon(log_genesis_countdown, node.genesis.time_ms, lambda: node.ledger.head().height)
+    nursery.start_soon(warn_without_peers, node.network.wait_peers, node.setup.named_peers, node.setup.chain_hash)
     nursery.start_soon(_run_part, "blobs", node.gateway_blobs.run)
     if node.options.rpc.listen:
         nursery.start_soon(
@@ -232,7 +232,7 @@ async def _stop_when_empty(node: RunningNode) -> None:
     while True:
         await node.drain.wait(on=True)
         height = (await node.ledger.wait_head(height)).height
-        if node.drain.stops_when_empty and node.load().is_empty:
+        if node.drain.stops_when_empty and node.remaining_work().is_empty:
             _log.info("drained: nothing is under way")
             node.stop()
             return
@@ -265,7 +265,7 @@ def _raise_part(name: str, error: Exception) -> NoReturn:
     elif isinstance(error, DekubeError):
         raise error
     _log.critical("a part of the node failed", part=name, exc_info=error)
-    raise PartFailed(name, error) from None
+    raise ComponentFailed(name, error) from None
 
 
 def _is_divergence(error: BaseException) -> bool:
@@ -316,7 +316,7 @@ def _live(
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(stop_when_told, _log, node.stop)
+            await nursery.start(stop_on_signal, _log, node.stop)
             _log.info("starting", address=account.address, chain=genesis.name, roles=list(options.roles))
             await node.run()
             nursery.cancel_scope.cancel()

@@ -13,15 +13,15 @@ from state.transition.epochs import SIGNAL_SHARE, epoch_of, last_height, load_ta
 from state.transition.staking import load_committee
 from state.view import Reader
 
-__all__ = ["LOOK_BLOCKS", "Coming", "UpgradeWatch", "coming_version"]
+__all__ = ["LOOK_BLOCKS", "PendingUpgrade", "UpgradeWatch", "pending_upgrade"]
 
 LOOK_BLOCKS: Final = 16
 """How often the chain is asked, besides at the beginning of each epoch."""
-MEANT_SHARE: Final = (1, 3)
+WARNING_SHARE: Final = (1, 3)
 """The part of the weight that has to signal, and more: less may all be faulty."""
 
 
-class Coming(NamedTuple):
+class PendingUpgrade(NamedTuple):
     """A version that this software does not know."""
 
     version: int
@@ -39,7 +39,7 @@ class _Signalled(NamedTuple):
         return self.weight * part[1] >= self.of * part[0]
 
 
-def coming_version(state: Reader, height: int, chain: ChainParameters, known: int) -> Coming | None:
+def pending_upgrade(state: Reader, height: int, chain: ChainParameters, known: int) -> PendingUpgrade | None:
     """Return the version after ``known`` where more than a third of a committee's weight signals it at ``height``.
 
     The epoch before counts as well: at the beginning of one, few seats have led a block. Raises RecordDamaged.
@@ -50,9 +50,11 @@ def coming_version(state: Reader, height: int, chain: ChainParameters, known: in
     # What held for the whole epoch before was scheduled by its last block, for the epoch after this one.
     is_scheduled = before.of > 0 and before.is_part(SIGNAL_SHARE)
     most = max(now, before, key=lambda one: (one.weight / one.of) if one.of else 0.0)
-    if most.weight * MEANT_SHARE[1] <= most.of * MEANT_SHARE[0]:
+    if most.weight * WARNING_SHARE[1] <= most.of * WARNING_SHARE[0]:
         return None
-    return Coming(known + 1, most.weight * 100 // most.of, last_height(epoch, chain) if is_scheduled else None)
+    return PendingUpgrade(
+        known + 1, most.weight * 100 // most.of, last_height(epoch, chain) if is_scheduled else None
+    )
 
 
 def _signalled(state: Reader, epoch: int, version: int) -> _Signalled:
@@ -74,7 +76,7 @@ class UpgradeWatch:
         self._known = known
         self._looked_at: tuple[int, int] | None = None
         self._told: tuple[int, bool] | None = None
-        self.coming: Coming | None = None
+        self.pending: PendingUpgrade | None = None
 
     def note(self, height: int) -> bool:
         """Take note of a final block; tell whether the owner should hear: once an epoch, and when it is scheduled.
@@ -85,9 +87,9 @@ class UpgradeWatch:
         if before is not None and epoch == before[0] and height < before[1] + LOOK_BLOCKS:
             return False
         self._looked_at = epoch, height
-        self.coming = coming_version(self._state, height, self._chain, self._known)
-        if self.coming is None:
+        self.pending = pending_upgrade(self._state, height, self._chain, self._known)
+        if self.pending is None:
             return False
-        told = epoch, self.coming.last_height is not None
+        told = epoch, self.pending.last_height is not None
         is_news, self._told = told != self._told, told
         return is_news

@@ -20,7 +20,7 @@ import trio
 from p2p.base.errors import BlobUnavailable, PeerUnreachable, RequestFailed
 from p2p.blob.transfer import METHOD_MANIFEST
 from p2p.gossip.core import Verdict
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import decode, encode
@@ -287,7 +287,7 @@ class BlobSearch:
 
     async def _answer(self, question: Question) -> None:
         await trio.sleep(self._random.uniform(0, SPREAD_S))
-        if self._network.send(question.asker, Class.GOSSIP, KIND_BLOB_HELD, question.blob):
+        if self._network.send(question.asker, TrafficClass.GOSSIP, KIND_BLOB_HELD, question.blob):
             self._network.counters["blob_answers"] += 1
 
     async def _on_held(self, peer: bytes, body: bytes) -> None:

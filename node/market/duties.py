@@ -52,7 +52,7 @@ from tasks.ledger.transitions import (
     node_payload,
 )
 
-__all__ = ["Duties"]
+__all__ = ["DutyService"]
 
 _log = structlog.get_logger("duties")
 
@@ -75,7 +75,7 @@ MOVED_ON: Final = ("wrong_phase", "not_yours", "proof_mismatch", "already_sealed
 """Refusals that say that the chain needs nothing of us any more."""
 
 
-class Duties:
+class DutyService:
     """The node's work for the market."""
 
     worker_type: ClassVar[type[Worker]] = Worker

@@ -16,7 +16,7 @@ from state.primitives.receipts import Receipt
 from state.primitives.transactions import sign_transaction
 from state.transition.errors import FeeCapTooLow, NonceTooLow
 
-__all__ = ["Ledger", "TransactionFailed", "TransactionLost", "Wallet"]
+__all__ = ["TransactionFailed", "TransactionLost", "Wallet", "WalletChain"]
 
 _log = structlog.get_logger("wallet")
 
@@ -49,7 +49,7 @@ class TransactionLost(DekubeError):
     code = "transaction_lost"
 
 
-class Ledger(Protocol):
+class WalletChain(Protocol):
     """What a wallet needs of the node."""
 
     chain_id: int
@@ -105,7 +105,7 @@ def raised_fees(base_fee: int, before: Offer | None) -> tuple[int, int]:
 class Wallet:
     """Sends transactions of one account, one nonce after the other."""
 
-    def __init__(self, key: SecretKey, ledger: Ledger) -> None:
+    def __init__(self, key: SecretKey, ledger: WalletChain) -> None:
         self.address = key.address
         self._key = key
         self._ledger = ledger

@@ -23,12 +23,20 @@ from rpc.client.control import (
 )
 from state.primitives.errors import DekubeError, ProtocolError
 
-__all__ = ["ControlRefused", "ControlServer", "ControlUnavailable", "Verb", "ask_node", "bound_path", "short_path"]
+__all__ = [
+    "ControlCommand",
+    "ControlRefused",
+    "ControlServer",
+    "ControlUnavailable",
+    "ask_node",
+    "bound_path",
+    "short_path",
+]
 
 CONNECTIONS_MAX: Final = 16
 REQUEST_TIMEOUT_S: Final = 10.0
 
-Verb = Callable[[Mapping[str, Any]], Awaitable[Any]]
+ControlCommand = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
 
 class BadRequest(ProtocolError):
@@ -38,11 +46,11 @@ class BadRequest(ProtocolError):
 
 
 class ControlServer:
-    """Serves ``verbs`` at ``path`` (mode 0600, in a directory that only the owner enters)."""
+    """Serves ``commands`` at ``path`` (mode 0600, in a directory that only the owner enters)."""
 
-    def __init__(self, path: Path, verbs: Mapping[str, Verb]) -> None:
+    def __init__(self, path: Path, commands: Mapping[str, ControlCommand]) -> None:
         self._path = path
-        self._verbs = verbs
+        self._commands = commands
         self._connections = trio.CapacityLimiter(CONNECTIONS_MAX)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -65,9 +73,9 @@ class ControlServer:
             try:
                 with trio.fail_after(REQUEST_TIMEOUT_S):
                     request = orjson.loads(await _read_line(stream))
-                if not isinstance(request, dict) or request.get("verb") not in self._verbs:
-                    raise BadRequest(f"verbs: {', '.join(self._verbs)}")
-                answer = {"result": await self._verbs[request["verb"]](request)}
+                if not isinstance(request, dict) or request.get("command") not in self._commands:
+                    raise BadRequest(f"commands: {', '.join(self._commands)}")
+                answer = {"result": await self._commands[request["command"]](request)}
             except DekubeError as error:
                 answer = {"error": {"code": error.code, "message": str(error)}}
             except (ValueError, KeyError, TypeError, trio.TooSlowError) as error:

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import trio
 
-__all__ = ["Drain", "Load"]
+__all__ = ["Drain", "RemainingWork"]
 
 
-class Load(NamedTuple):
+class RemainingWork(NamedTuple):
     """What is still under way at a node."""
 
     is_offered: bool
@@ -50,16 +50,16 @@ class Drain:
         while self.is_on != on:
             await self._changed.wait()
 
-    def describe(self, load: Load) -> dict[str, Any]:
+    def describe(self, work: RemainingWork) -> dict[str, Any]:
         """Return how far it is, for the node's owner."""
         return {
             "draining": self.is_on,
             "stops_when_empty": self.stops_when_empty,
-            "empty": self.is_on and load.is_empty,
-            "offered": load.is_offered,
-            "tasks": load.tasks,
-            "checks": load.checks,
-            "running": load.running,
-            "transactions": load.transactions,
-            "serving": load.is_serving,
+            "empty": self.is_on and work.is_empty,
+            "offered": work.is_offered,
+            "tasks": work.tasks,
+            "checks": work.checks,
+            "running": work.running,
+            "transactions": work.transactions,
+            "serving": work.is_serving,
         }

@@ -18,7 +18,7 @@ from node.process.children import Child
 from node.process.drain import Drain
 from node.process.ports import format_host_port
 
-__all__ = ["Gateway", "gateway_document", "keep_gateway"]
+__all__ = ["GatewayProcess", "gateway_document", "keep_gateway"]
 
 _log = structlog.get_logger("gateway")
 
@@ -58,7 +58,7 @@ def gateway_document(options: RpcOptions, node_socket: Path, log: LogOptions) ->
     }
 
 
-class Gateway:
+class GatewayProcess:
     """The gateway as the node keeps it."""
 
     is_running = False
@@ -75,14 +75,14 @@ class Gateway:
 
 async def keep_gateway(
     options: RpcOptions, node_socket: Path, log: LogOptions, drain: Drain | None = None,
-    gateway: Gateway | None = None,
+    gateway: GatewayProcess | None = None,
 ) -> None:  # fmt: skip
     """Run the gateway until cancelled, but not while ``drain`` is on; ``gateway`` is told whether it runs.
 
     It holds no state, so its death loses connections and nothing else: the node goes on and starts another, less
     and less often, for a validator votes without it too.
     """
-    drain, gateway = drain or Drain(), gateway or Gateway()
+    drain, gateway = drain or Drain(), gateway or GatewayProcess()
     document = json.dumps(gateway_document(options, node_socket, log))
     while True:
         await drain.wait(on=False)

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 import trio
 
-__all__ = ["ClockWatch", "warn_while_alone"]
+__all__ = ["ClockWatch", "warn_without_peers"]
 
 _log = structlog.get_logger("node")
 
@@ -28,7 +28,7 @@ CLOCK_BLOCKS: Final = 8
 """So many blocks in a row must say the same."""
 
 
-async def warn_while_alone(
+async def warn_without_peers(
     wait_peers: Callable[[int], Awaitable[None]], peers: Sequence[str], genesis_hash: bytes
 ) -> None:
     """Say in the log that none of ``peers`` answers, once that took ALONE_S; say nothing where none are named."""
@@ -43,7 +43,7 @@ async def warn_while_alone(
     )  # fmt: skip
 
 
-async def tell_beginning(
+async def log_genesis_countdown(
     genesis_ms: int, height: Callable[[], int], now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
 ) -> None:
     """Count down in the log to a genesis time that lies ahead; say what one that is long past means.

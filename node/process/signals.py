@@ -8,10 +8,10 @@ from collections.abc import Callable
 import structlog
 import trio
 
-__all__ = ["stop_when_told"]
+__all__ = ["stop_on_signal"]
 
 
-async def stop_when_told(
+async def stop_on_signal(
     log: structlog.typing.FilteringBoundLogger, stop: Callable[[], None],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:  # fmt: skip

@@ -31,7 +31,7 @@ from node.home.options import SIGNER
 from node.home.paths import Home
 from node.process.control import short_path
 from node.process.ports import format_host_port, listen_at
-from node.process.signals import stop_when_told
+from node.process.signals import stop_on_signal
 from node.signer.home import SignerHomeOptions, load_signer_options, signer_socket, vote_keys_of
 from node.signer.tcp_server import SignerTcpServer
 from node.telemetry.logs import configure_logs
@@ -172,7 +172,7 @@ async def _run_until_told(
 ) -> None:  # fmt: skip
     vote_keys = ["0x" + vote_key.hex() for vote_key in server.vote_keys]
     async with trio.open_nursery() as nursery:
-        await nursery.start(stop_when_told, _log, nursery.cancel_scope.cancel)
+        await nursery.start(stop_on_signal, _log, nursery.cancel_scope.cancel)
         bound: str = await nursery.start(serve_signer, home, options, server, make_identity)
         address = make_identity().address
         ready = {

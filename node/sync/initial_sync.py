@@ -13,7 +13,7 @@ import trio
 from node.home.options import NodeOptions
 from node.home.paths import Home
 from node.process.control import ControlServer
-from node.process.health_warnings import warn_while_alone
+from node.process.health_warnings import warn_without_peers
 from node.sync.core import SyncProgress
 from node.sync.database import beginning_of, make_state_sync, sync_before_start
 from node.sync.progress_bar import show_state_sync
@@ -85,7 +85,7 @@ async def run_state_sync(
         nursery.start_soon(watch, nursery.cancel_scope)
         await nursery.start(network.run)
         await nursery.start(control.run)
-        nursery.start_soon(warn_while_alone, network.wait_peers, sought, genesis_hash(runtime.genesis))
+        nursery.start_soon(warn_without_peers, network.wait_peers, sought, genesis_hash(runtime.genesis))
         nursery.start_soon(show_state_sync, state_sync.progress)
         await sync_before_start(beginning, state_sync)
         nursery.cancel_scope.cancel()

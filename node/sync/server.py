@@ -21,7 +21,7 @@ from node.sync.messages import (
     encode_records,
 )
 from node.sync.snapshot_keeper import SnapshotKeeper
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from state.primitives.errors import DekubeError
 from state.primitives.token_bucket import RateLimiter
 from state.store import HeightUnknown, Pruned, Store, StoreUnavailable
@@ -61,7 +61,7 @@ class ServerBusy(DekubeError):
 class ServingNetwork(Protocol):
     """What is used of ``p2p.service.Network``."""
 
-    def on_request(self, method: str, handler: Handler, *, cls: Class = Class.REQUEST) -> None:
+    def on_request(self, method: str, handler: Handler, *, cls: TrafficClass = TrafficClass.REQUEST) -> None:
         """Answer requests of a method."""
         ...
 
@@ -81,7 +81,7 @@ class SyncServer:
         network.on_request(OFFERS, self._offers)
         network.on_request(RECORDS, self._records)
         network.on_request(MANIFEST, self._manifest)
-        network.on_request(CHUNK, self._piece, cls=Class.BULK)
+        network.on_request(CHUNK, self._piece, cls=TrafficClass.BULK)
 
     def on_commit(self) -> None:
         """Look whether a snapshot is due; call it after each commit."""

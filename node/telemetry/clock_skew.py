@@ -23,9 +23,9 @@ from state.primitives.errors import DecodeError, DekubeError
 __all__ = [
     "CLOCK_METHOD",
     "OFF_MS_MIN",
-    "ClockOff",
+    "ClockOffset",
     "ClockSkew",
-    "Judgement",
+    "SkewEstimate",
     "decode_clock",
     "serve_clock",
     "wall_ms",
@@ -49,18 +49,18 @@ _CLOCK_BYTES: Final = 8
 _WALL_MS_MAX: Final = 2**48
 
 
-class ClockOff(NamedTuple):
+class ClockOffset(NamedTuple):
     """A validator whose clock is wrong; ``ahead_ms`` is below 0 for one that is behind."""
 
     address: bytes
     ahead_ms: int
 
 
-class Judgement(NamedTuple):
+class SkewEstimate(NamedTuple):
     """How far this machine's clock is ahead (0 while it is right or unknown), and the validators that are off."""
 
     own_ahead_ms: int
-    seats: tuple[ClockOff, ...]
+    seats: tuple[ClockOffset, ...]
 
 
 class _Answer(NamedTuple):
@@ -69,7 +69,7 @@ class _Answer(NamedTuple):
     rtt_ms: int
 
 
-class Asked(Protocol):
+class ClockNetwork(Protocol):
     """What is used of the network."""
 
     def peer(self, address: bytes) -> object | None:
@@ -107,7 +107,7 @@ class ClockSkew:
 
     def __init__(
         self,
-        network: Asked,
+        network: ClockNetwork,
         committee: Callable[[], Committee],
         own: bytes,
         *,
@@ -161,7 +161,7 @@ class ClockSkew:
             answers = self._answers.setdefault(address, deque(maxlen=ANSWERS_KEPT))
             answers.append(_Answer(after_s, theirs_ms - before_ms - rtt_ms // 2, rtt_ms))
 
-    def judge(self) -> Judgement:
+    def estimate(self) -> SkewEstimate:
         """Return whose clock is wrong."""
         committee, now_s = self._committee(), trio.current_time()
         known = {self._own: _Answer(now_s, 0, 0)}
@@ -182,11 +182,11 @@ class ClockSkew:
             if block is not None and block[0] > now_s - BLOCK_VALID_S:
                 ahead_ms = max(ahead_ms, block[1] - right_ms) if block[1] - right_ms >= OFF_MS_MIN else ahead_ms
             if abs(ahead_ms) >= OFF_MS_MIN and seat.address != self._own:
-                off.append(ClockOff(seat.address, ahead_ms))
-        return Judgement(-right_ms if abs(right_ms) >= OFF_MS_MIN else 0, tuple(off))
+                off.append(ClockOffset(seat.address, ahead_ms))
+        return SkewEstimate(-right_ms if abs(right_ms) >= OFF_MS_MIN else 0, tuple(off))
 
     def _tell(self) -> None:
-        own_ahead_ms, seats = self.judge()
+        own_ahead_ms, seats = self.estimate()
         off = {seat.address: seat.ahead_ms for seat in seats}
         if own_ahead_ms:
             off[self._own] = own_ahead_ms

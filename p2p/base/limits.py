@@ -11,11 +11,11 @@ from p2p.base.errors import ReceiveMemoryExceeded
 from state.primitives.token_bucket import RateLimiter
 
 __all__ = [
-    "Charge",
+    "EventLoopLimiter",
     "HalfOpenSlot",
     "HalfOpenSlots",
-    "LoopShare",
     "MemoryAccount",
+    "MemoryCharge",
     "NetworkLimits",
     "ReceiveMemory",
     "SendBacklog",
@@ -126,15 +126,15 @@ class NetworkLimits:
     gossip_batch_max: int = 256
     gossip_batch_bytes_max: int = 256 * 1024
     """Payloads that a validator gets at once: it may work through them without giving others their turn."""
-    loop_share_percent: int = 75
+    event_loop_percent_max: int = 75
     """Most of the event loop's time that what one peer sends may take."""
-    loop_debt_s: float = 0.1
+    event_loop_burst_s: float = 0.1
     """How far a peer may be ahead of its share, in time, before its connection is read more slowly."""
     records_per_peer_per_s: float = 20.0
     records_per_peer_burst: float = 400.0
     """Peer records that one peer passes on, whose signatures are checked."""
-    strangers_per_peer_per_s: float = 2.0
-    strangers_per_peer_burst: float = 200.0
+    unknown_authors_per_peer_per_s: float = 2.0
+    unknown_authors_per_peer_burst: float = 200.0
     """Of those, the ones of nodes that we have never met: anybody can make any number of them."""
     records_per_author_per_s: float = 0.2
     records_per_author_burst: float = 20.0
@@ -184,7 +184,7 @@ class SharedRate:
         return self._sum.allows(None, now) or (is_rare and self._kept.allows(None, now))
 
 
-class LoopShare:
+class EventLoopLimiter:
     """One peer's share of the event loop, so that input that is cheap to send and costly to process starves
     nobody.
 
@@ -322,7 +322,7 @@ def excess_holders(holdings: Mapping[_Holder, SendBacklog], limit_bytes: int) ->
     return found
 
 
-class Charge:
+class MemoryCharge:
     """What one message being received is charged to its peer's account: the bytes that came, and a little more.
 
     Announced bytes are not charged, or a few announcements would keep all other peers from receiving.

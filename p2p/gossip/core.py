@@ -362,10 +362,10 @@ class Gossip:
             if self._is_seen(identifier):
                 continue
             admission = self._waiting.admit(identifier, PendingPayload(topic, payload, sender))
-            for gone_topic, gone in admission.gone:
+            for gone_topic, gone in admission.evicted:
                 self._unsee(gone)
                 effects.append(Withdraw(gone_topic, gone))
-            if not admission.is_in:
+            if not admission.is_queued:
                 peer.has_overflowed |= admission.is_own_fault
                 continue  # not marked as seen: it may come again when there is room
             self._remember(identifier)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-__all__ = ["Admission", "PendingPayload", "ValidationQueue"]
+__all__ = ["PendingPayload", "QueueResult", "ValidationQueue"]
 
 
 @dataclass(slots=True)
@@ -19,13 +19,13 @@ class PendingPayload:
 
 
 @dataclass(slots=True)
-class Admission:
+class QueueResult:
     """Whether a payload was queued."""
 
-    is_in: bool
+    is_queued: bool
     is_own_fault: bool = False
     """It is not in because its sender has as many waiting as any may."""
-    gone: list[tuple[str, bytes]] = field(default_factory=list)
+    evicted: list[tuple[str, bytes]] = field(default_factory=list)
     """Topic and id of those that gave way to it."""
 
 
@@ -58,20 +58,20 @@ class ValidationQueue:
         """Return what waits under this id."""
         return self._waiting.get(identifier)
 
-    def admit(self, identifier: bytes, new: PendingPayload) -> Admission:
+    def admit(self, identifier: bytes, new: PendingPayload) -> QueueResult:
         """Queue a payload that is not queued yet, if there is room for its sender."""
         held = self._held.get(new.first)
         if held is not None and len(held.ids) >= self._payloads_each_max:
-            return Admission(is_in=False, is_own_fault=True)
+            return QueueResult(is_queued=False, is_own_fault=True)
         size_bytes = len(new.payload)
         share_bytes = size_bytes + (held.size_bytes if held is not None else 0)
-        gone: list[tuple[str, bytes]] = []
+        evicted: list[tuple[str, bytes]] = []
         while self.size_bytes + size_bytes > self._limit_bytes:
             most = max(self._held.values(), key=lambda one: one.size_bytes, default=None)
             if most is None or most.size_bytes <= share_bytes:
-                return Admission(is_in=False, gone=gone)
+                return QueueResult(is_queued=False, evicted=evicted)
             last = next(reversed(most.ids))
-            gone.append((self._waiting[last].topic, last))
+            evicted.append((self._waiting[last].topic, last))
             self.pop(last)
         if held is None:
             held = self._held[new.first] = _Held()
@@ -79,7 +79,7 @@ class ValidationQueue:
         held.size_bytes += size_bytes
         self.size_bytes += size_bytes
         self._waiting[identifier] = new
-        return Admission(is_in=True, gone=gone)
+        return QueueResult(is_queued=True, evicted=evicted)
 
     def pop(self, identifier: bytes) -> PendingPayload | None:
         """Take out what waits under this id, if it does."""

@@ -32,15 +32,15 @@ __all__ = [
     "PIECE_FRAME_BYTES_MAX",
     "SEAL_BYTES",
     "Assembly",
-    "Cut",
     "Piece",
-    "Shape",
-    "cut_message",
-    "cut_parity",
+    "PieceLayout",
+    "PieceSet",
     "decode_piece",
     "encode_piece",
+    "make_parity_pieces",
     "open_message",
     "seal_message",
+    "split_message",
 ]
 
 KEY_BYTES: Final = 32
@@ -63,7 +63,7 @@ _NONCE: Final = bytes(12)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PieceLayout:
     """How a sealed message of ``size_bytes`` is cut. Raises DecodeError where nothing sensible is."""
 
     size_bytes: int
@@ -91,7 +91,7 @@ class Shape:
         )
 
     @classmethod
-    def fit(cls, size_bytes: int, receivers: int) -> Shape:
+    def fit(cls, size_bytes: int, receivers: int) -> PieceLayout:
         """Return the shape in which equal shares of the pieces are equal shares of the message too."""
         shares = max(1, min(receivers, DATA_PIECES_MAX))
         each = -(-size_bytes // (shares * PIECE_BYTES_MAX))
@@ -113,7 +113,7 @@ class Piece(NamedTuple):
     is_to_forward: bool = False
 
 
-class Cut(NamedTuple):
+class PieceSet(NamedTuple):
     """Pieces under one root."""
 
     root: bytes
@@ -152,20 +152,20 @@ def open_message(key: bytes, kind: int, sealed: bytes) -> bytes:
         raise PieceForged("the pieces do not form a message") from None
 
 
-def cut_message(sealed: bytes, shape: Shape) -> Cut:
+def split_message(sealed: bytes, layout: PieceLayout) -> PieceSet:
     """Return the pieces of a sealed message."""
-    step = shape.piece_bytes
+    step = layout.piece_bytes
     return _under_root(tuple(sealed[at : at + step] for at in range(0, len(sealed), step)))
 
 
-def cut_parity(pieces: Sequence[bytes], shape: Shape, count: int) -> Cut:
+def make_parity_pieces(pieces: Sequence[bytes], layout: PieceLayout, count: int) -> PieceSet:
     """Return ``count`` parity pieces of all data pieces, numbered from 0 under their own root."""
-    return _under_root(tuple(erasure.parity([*pieces[:-1], pieces[-1].ljust(shape.piece_bytes, b"\0")], count)))
+    return _under_root(tuple(erasure.parity([*pieces[:-1], pieces[-1].ljust(layout.piece_bytes, b"\0")], count)))
 
 
-def _under_root(pieces: tuple[bytes, ...]) -> Cut:
+def _under_root(pieces: tuple[bytes, ...]) -> PieceSet:
     root, proofs = merkle_proofs(pieces)
-    return Cut(root, pieces, proofs)
+    return PieceSet(root, pieces, proofs)
 
 
 @dataclass(slots=True)
@@ -173,21 +173,21 @@ class Assembly:
     """The pieces of one message that have come."""
 
     root: bytes
-    shape: Shape
+    layout: PieceLayout
     parity_root: bytes = b""
     parity_count: int = 0
     pieces: dict[int, Piece] = field(default_factory=dict)
 
     def add(self, piece: Piece) -> bool:
         """Take a piece; False: it was here already. Raises PieceForged, and keeps nothing then."""
-        count = self.shape.count
+        count = self.layout.count
         if piece.number < count:
             proof, root = MerkleProof(piece.number, count, piece.siblings), self.root
         else:
             proof, root = MerkleProof(piece.number - count, self.parity_count, piece.siblings), self.parity_root
         if piece.number in self.pieces:
             return False
-        if len(piece.data) != self.shape.piece_size(piece.number) or not verify_merkle_proof(
+        if len(piece.data) != self.layout.piece_size(piece.number) or not verify_merkle_proof(
             root, piece.data, proof
         ):
             raise PieceForged(f"piece {piece.number} is not under its root")
@@ -196,12 +196,12 @@ class Assembly:
 
     def knows(self, index: int) -> bool:
         """Whether a piece of that number can be verified yet: parity only once its root is known."""
-        return index < self.shape.count + self.parity_count
+        return index < self.layout.count + self.parity_count
 
     @property
     def is_enough(self) -> bool:
         """Whether the message can be put together."""
-        return len(self.pieces) >= self.shape.count
+        return len(self.pieces) >= self.layout.count
 
     @property
     def bitmap(self) -> int:
@@ -210,12 +210,12 @@ class Assembly:
 
     def sealed(self) -> bytes:
         """Return the sealed message. Raises PieceForged when the parity belongs to other data."""
-        count, shape = self.shape.count, self.shape
+        count, layout = self.layout.count, self.layout
         if all(index in self.pieces for index in range(count)):
             return b"".join(self.pieces[index].data for index in range(count))
-        padded = {index: piece.data.ljust(shape.piece_bytes, b"\0") for index, piece in self.pieces.items()}
+        padded = {index: piece.data.ljust(layout.piece_bytes, b"\0") for index, piece in self.pieces.items()}
         data = erasure.rebuild(padded, count)
-        sealed = b"".join(data)[: shape.size_bytes]
-        if cut_message(sealed, shape).root != self.root:
+        sealed = b"".join(data)[: layout.size_bytes]
+        if split_message(sealed, layout).root != self.root:
             raise PieceForged("the parity pieces do not belong to the data pieces")
         return sealed

@@ -22,15 +22,15 @@ from p2p.multicast.pieces import (
 from p2p.multicast.wire import (
     Announce,
     Ask,
-    Blame,
     Deliver,
     Done,
     Effect,
     Have,
     MulticastParameters,
-    Pass,
+    ReportFault,
+    SendControl,
+    SendPiece,
     Swap,
-    Tell,
     Want,
     encode_control,
     numbers_of,
@@ -105,29 +105,29 @@ class Receiving:
     @property
     def held_bytes(self) -> int:
         """Memory promised to messages of others, and held by pieces without an announcement."""
-        announced = sum(incoming.assembly.shape.size_bytes for incoming in self._incoming.values())
+        announced = sum(incoming.assembly.layout.size_bytes for incoming in self._incoming.values())
         return announced + self._early_bytes.total()
 
     def announce(self, sender: bytes, message: Announce, now: float) -> list[Effect]:
         """Take an announcement, and what has come of its message already."""
         root = message.root
         if (sender, root) in self._finished:
-            return [Tell(sender, encode_control(Done(root)))]
+            return [SendControl(sender, encode_control(Done(root)))]
         known = self._incoming.get((sender, root))
         if known is not None:
             answer = Have(root, known.assembly.bitmap) if known.done_at is None else Done(root)
-            return [Tell(sender, encode_control(answer))]
-        if not self._has_room(sender, message.shape.size_bytes, now):
+            return [SendControl(sender, encode_control(answer))]
+        if not self._has_room(sender, message.layout.size_bytes, now):
             self._counters["refused"] += 1
             return []
-        incoming = _Incoming(sender, message.key, message.kind, Assembly(root, message.shape), now, now)
-        others = [other for other in self._of_root(root) if other.assembly.shape == message.shape]
+        incoming = _Incoming(sender, message.key, message.kind, Assembly(root, message.layout), now, now)
+        others = [other for other in self._of_root(root) if other.assembly.layout == message.layout]
         self._incoming[sender, root] = incoming
         self._counters["announced"] += 1
-        effects: list[Effect] = [Tell(sender, encode_control(Have(root, 0))), *self._take_early(root, now)]
+        effects: list[Effect] = [SendControl(sender, encode_control(Have(root, 0))), *self._take_early(root, now)]
         for other in others:  # somebody announced the root of another first, and its pieces went there
             for piece in other.assembly.pieces.values():
-                if piece.number < message.shape.count and incoming.done_at is None:
+                if piece.number < message.layout.count and incoming.done_at is None:
                     effects += self._take(incoming, piece, b"", now)
         return effects
 
@@ -136,16 +136,16 @@ class Receiving:
         parameters = self._parameters
 
         def has_room() -> bool:
-            own = [i.assembly.shape.size_bytes for i in self._incoming.values() if i.sender == sender]
+            own = [i.assembly.layout.size_bytes for i in self._incoming.values() if i.sender == sender]
             everybody = [
-                i.assembly.shape.size_bytes
+                i.assembly.layout.size_bytes
                 for i in self._incoming.values()
                 if sender in self.trusted or i.sender not in self.trusted
             ]
             limit = (
                 parameters.incoming_bytes_max
                 if sender in self.trusted
-                else parameters.incoming_bytes_of_strangers_max
+                else parameters.incoming_bytes_of_untrusted_max
             )
             return (
                 len(own) < parameters.incoming_per_sender_max
@@ -167,7 +167,7 @@ class Receiving:
         if incoming is None or sender not in self.trusted:  # a stranger names nobody to whom we then speak
             return []
         assembly = incoming.assembly
-        if not assembly.parity_count and assembly.shape.size_bytes <= PARITY_MESSAGE_BYTES_MAX:
+        if not assembly.parity_count and assembly.layout.size_bytes <= PARITY_MESSAGE_BYTES_MAX:
             assembly.parity_root, assembly.parity_count = message.parity_root, message.parity_count
         incoming.swap = tuple(a for a in message.members if a not in (self._own, sender))
         effects = self._take_early(message.root, now)
@@ -182,8 +182,8 @@ class Receiving:
         if incoming is None or incoming.done_at is not None or sender not in self.trusted:
             return []
         assembly = incoming.assembly
-        wanted = ~assembly.bitmap & (1 << assembly.shape.count) - 1
-        limit = assembly.shape.count * self._parameters.serves_percent_max // 100
+        wanted = ~assembly.bitmap & (1 << assembly.layout.count) - 1
+        limit = assembly.layout.count * self._parameters.serves_percent_max // 100
         effects: list[Effect] = []
         for address, bitmap in message.sources:
             bits = bitmap & wanted
@@ -191,7 +191,7 @@ class Receiving:
                 continue
             wanted &= ~bits
             incoming.asked += bits.bit_count()
-            effects.append(Tell(address, encode_control(Want(message.root, bits))))
+            effects.append(SendControl(address, encode_control(Want(message.root, bits))))
         self._counters["asked"] += len(effects)
         return effects
 
@@ -208,12 +208,12 @@ class Receiving:
             if peer not in incoming.swap and peer not in self.trusted:
                 continue
             assembly = incoming.assembly
-            limit = assembly.shape.count * self._parameters.serves_percent_max // 100 - incoming.served[peer]
+            limit = assembly.layout.count * self._parameters.serves_percent_max // 100 - incoming.served[peer]
             numbers = [number for number in numbers_of(bitmap) if number in assembly.pieces][: max(limit, 0)]
             incoming.served[peer] += len(numbers)
             self._counters["served"] += len(numbers)
             effects += [
-                Pass(peer, encode_piece(assembly.pieces[number]._replace(is_to_forward=False)))
+                SendPiece(peer, encode_piece(assembly.pieces[number]._replace(is_to_forward=False)))
                 for number in numbers
             ]
         return effects
@@ -222,7 +222,7 @@ class Receiving:
         """Take a piece from a peer. Raises DecodeError: then drop the peer."""
         effects = self._place(decode_piece(data), peer, peer, now)
         if effects is None:
-            return [Blame(peer)]
+            return [ReportFault(peer)]
         self._counters["pieces_by_peer"] += 1
         return effects
 
@@ -302,7 +302,7 @@ class Receiving:
         targets = [address for address in incoming.swap if address not in incoming.done_by]
         self._random.shuffle(targets)  # else the first of the list get everything first
         self._counters["forwarded"] += len(targets)
-        return [Pass(address, frame) for address in targets]
+        return [SendPiece(address, frame) for address in targets]
 
     def _complete(self, incoming: _Incoming, now: float) -> list[Effect]:
         root = incoming.assembly.root
@@ -312,19 +312,21 @@ class Receiving:
         except PieceForged:  # every piece is under the root, so it is the sender who lied
             del self._incoming[incoming.sender, root]
             self._remember(incoming.sender, root, now)
-            return [Blame(incoming.sender)]
+            return [ReportFault(incoming.sender)]
         self._counters["delivered"] += 1
         done = encode_control(Done(root))
         return [
             Deliver(incoming.sender, incoming.kind, body),
-            *(Tell(address, done) for address in (incoming.sender, *incoming.swap)),
+            *(SendControl(address, done) for address in (incoming.sender, *incoming.swap)),
         ]
 
     def _report(self, incoming: _Incoming, now: float) -> list[Effect]:
         if not incoming.has_news or now - incoming.told_at < self._parameters.have_s:
             return []
         incoming.has_news, incoming.told_at = False, now
-        return [Tell(incoming.sender, encode_control(Have(incoming.assembly.root, incoming.assembly.bitmap)))]
+        return [
+            SendControl(incoming.sender, encode_control(Have(incoming.assembly.root, incoming.assembly.bitmap)))
+        ]
 
     def _remember(self, sender: bytes, root: bytes, now: float) -> None:
         self._finished[sender, root] = now + self._parameters.remember_s
@@ -404,8 +406,8 @@ class Receiving:
         others = sorted(incoming.done_by) or incoming.swap
         source = self._random.choice(others) if others and incoming.pulls % 2 else incoming.sender
         assembly = incoming.assembly
-        lacking = ~assembly.bitmap & (1 << assembly.shape.count) - 1
-        return [Tell(source, encode_control(Want(assembly.root, lacking)))]
+        lacking = ~assembly.bitmap & (1 << assembly.layout.count) - 1
+        return [SendControl(source, encode_control(Want(assembly.root, lacking)))]
 
 
 def _held(piece: Piece) -> int:

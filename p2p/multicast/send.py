@@ -14,13 +14,13 @@ from p2p.base.randomness import RandomSource
 from p2p.multicast.pieces import (
     PARITY_MAX,
     PARITY_MESSAGE_BYTES_MAX,
-    Cut,
     Piece,
-    Shape,
-    cut_message,
-    cut_parity,
+    PieceLayout,
+    PieceSet,
     encode_piece,
+    make_parity_pieces,
     seal_message,
+    split_message,
 )
 from p2p.multicast.wire import (
     ASK_SOURCES_MAX,
@@ -32,10 +32,10 @@ from p2p.multicast.wire import (
     Finished,
     Member,
     MulticastParameters,
-    Pass,
     Publish,
+    SendControl,
+    SendPiece,
     Swap,
-    Tell,
     encode_control,
     numbers_of,
 )
@@ -78,20 +78,20 @@ class _Receiver:
 class _Outgoing:
     content: bytes
     announce: bytes
-    cut: Cut
-    shape: Shape
+    cut: PieceSet
+    layout: PieceLayout
     receivers: dict[bytes, _Receiver]
     began: float
     began_at: dict[bytes, float] = field(default_factory=dict)
     """When each relay took its first piece."""
     pardoned_s: float = 0.0
-    parity: Cut | None = None
+    parity: PieceSet | None = None
     loads: Counter[bytes] = field(default_factory=Counter)
     """Pieces that each receiver was named for as one to ask."""
     is_finished: bool = False
 
     def frame(self, number: int, *, is_to_forward: bool) -> bytes:
-        count = self.shape.count
+        count = self.layout.count
         if number < count:
             cut, at = self.cut, number
         else:
@@ -101,12 +101,12 @@ class _Outgoing:
 
     @property
     def numbers(self) -> int:
-        return self.shape.count + (0 if self.parity is None else len(self.parity.pieces))
+        return self.layout.count + (0 if self.parity is None else len(self.parity.pieces))
 
     @property
     def everything(self) -> int:
         """The pieces of data, as bits."""
-        return (1 << self.shape.count) - 1
+        return (1 << self.layout.count) - 1
 
     @property
     def holders_min(self) -> int:
@@ -165,9 +165,9 @@ class Sending:
             if out.content == content:
                 return self._remind(out, members, now)
         sealed = seal_message(key, kind, body)
-        shape = Shape.fit(len(sealed), sum(not member.may_wait for member in members))
-        cut = cut_message(sealed, shape)
-        out = _Outgoing(content, encode_control(Announce(cut.root, key, kind, shape)), cut, shape, {}, now)
+        layout = PieceLayout.fit(len(sealed), sum(not member.may_wait for member in members))
+        cut = split_message(sealed, layout)
+        out = _Outgoing(content, encode_control(Announce(cut.root, key, kind, layout)), cut, layout, {}, now)
         while len(self._outgoing) >= self._parameters.outgoing_max:
             self._outgoing.popitem(last=False)
         self._outgoing[cut.root] = out
@@ -183,13 +183,13 @@ class Sending:
                 news_at = now + self._parameters.later_s if may_wait else now
                 out.receivers[address] = _Receiver(rtt_s, is_connected, may_wait, news_at)
                 if is_connected:
-                    effects.append(Tell(address, out.announce))
+                    effects.append(SendControl(address, out.announce))
         return effects
 
     def _remind(self, out: _Outgoing, members: Sequence[Member], now: float) -> list[Effect]:
         """Announce once more: who has it says so, who has lost it (it was started again) gets it again."""
         effects: list[Effect] = [
-            Tell(address, out.announce) for address, receiver in out.receivers.items() if receiver.is_told
+            SendControl(address, out.announce) for address, receiver in out.receivers.items() if receiver.is_told
         ]
         return effects + self._add(out, members, now) + self._help(out, now)
 
@@ -316,7 +316,7 @@ class Sending:
 
     def _shun(self, relay: bytes, address: bytes, now: float) -> None:
         times = self._shunned.pop((relay, address), (0, 0.0))[0]
-        pause_s = min(self._parameters.shun_s * 2 ** min(times, 16), self._parameters.shun_s_max)
+        pause_s = min(self._parameters.relay_backoff_s * 2 ** min(times, 16), self._parameters.relay_backoff_s_max)
         self._shunned[relay, address] = times + 1, now + pause_s
         if len(self._shunned) > self._parameters.remembered_max:
             self._shunned.popitem(last=False)
@@ -342,7 +342,7 @@ class Sending:
             receiver.rounds += 1
             receiver.news_at = now
             if not receiver.is_heard:  # the announcement may have been lost, or there was no room for it
-                effects.append(Tell(address, out.announce))
+                effects.append(SendControl(address, out.announce))
             if receiver.rounds == 1 and not receiver.may_wait:
                 asked[address], told = self._ask(out, address, out.lacks(receiver) & held)
                 effects += told
@@ -397,7 +397,7 @@ class Sending:
                 out.loads[source] += 1
                 asked |= 1 << number
         self._counters["asks"] += 1
-        return asked, [Tell(address, encode_control(Ask(out.cut.root, tuple(shares.items()))))]
+        return asked, [SendControl(address, encode_control(Ask(out.cut.root, tuple(shares.items()))))]
 
     def _under_way(self, receiver: _Receiver, now: float) -> int:
         """Return the pieces that its connection holds; after long silence they count as lost."""
@@ -456,15 +456,15 @@ class Sending:
             return []
         self._counters["swaps"] += 1
         spare = _spare(len(numbers), len(members))
-        if out.parity is None and spare and out.shape.size_bytes <= PARITY_MESSAGE_BYTES_MAX:
-            out.parity = cut_parity(out.cut.pieces, out.shape, spare)
+        if out.parity is None and spare and out.layout.size_bytes <= PARITY_MESSAGE_BYTES_MAX:
+            out.parity = make_parity_pieces(out.cut.pieces, out.layout, spare)
         parity_root, parity_count = (b"", 0) if out.parity is None else (out.parity.root, len(out.parity.pieces))
         swap = encode_control(Swap(out.cut.root, parity_root, parity_count, tuple(members)))
         order = members[:]
         self._random.shuffle(order)
-        parity = [out.shape.count + at for at in range(min(spare, parity_count))]
+        parity = [out.layout.count + at for at in range(min(spare, parity_count))]
         numbers += [number for number in parity if not under_way >> number & 1]
-        effects: list[Effect] = [Tell(address, swap) for address in members]
+        effects: list[Effect] = [SendControl(address, swap) for address in members]
         for at, number in enumerate(numbers):
             address = order[at % len(order)]
             out.receivers[address].marked |= 1 << number
@@ -477,11 +477,11 @@ class Sending:
         receiver = out.receivers[address]
         receiver.passed |= 1 << number
         receiver.moved_at = now
-        return Pass(address, out.frame(number, is_to_forward=is_to_forward))
+        return SendPiece(address, out.frame(number, is_to_forward=is_to_forward))
 
     def _serve(self, out: _Outgoing, address: bytes, bitmap: int, now: float) -> list[Effect]:
         receiver = out.receivers[address]
-        limit = out.shape.count * self._parameters.serves_percent_max // 100 - receiver.served
+        limit = out.layout.count * self._parameters.serves_percent_max // 100 - receiver.served
         wanted = bitmap & (1 << out.numbers) - 1 & ~self._under_way(receiver, now)
         numbers = numbers_of(wanted)[: max(limit, 0)]
         receiver.served += len(numbers)
@@ -506,7 +506,7 @@ class Sending:
                 receiver.is_told = True
                 receiver.passed = receiver.marked = 0
                 receiver.news_at = max(receiver.news_at, now)
-                effects.append(Tell(address, out.announce))
+                effects.append(SendControl(address, out.announce))
         return effects
 
     def peer_left(self, address: bytes) -> None:
@@ -568,7 +568,7 @@ class Sending:
             return []
         out.is_finished = True
         self._counters["sent_incomplete" if missing else "sent_complete"] += 1
-        return [Finished(out.shape.size_bytes, len(out.receivers), missing, now - out.began)]
+        return [Finished(out.layout.size_bytes, len(out.receivers), missing, now - out.began)]
 
     def tick(self, now: float) -> list[Effect]:
         """Help the receivers that are due, and forget what is over."""

@@ -17,18 +17,18 @@ from p2p.multicast.core import Multicast
 from p2p.multicast.pieces import MESSAGE_BYTES_MAX
 from p2p.multicast.wire import (
     TICK_S,
-    Blame,
     Deliver,
     Effect,
     Finished,
     Member,
     MulticastParameters,
-    Pass,
     Publish,
-    Tell,
+    ReportFault,
+    SendControl,
+    SendPiece,
 )
 from p2p.records.records import PeerRecord
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.secure.identity import Identity
 from p2p.session.peerinfo import PeerInfo
 from state.primitives.errors import DekubeError
@@ -64,8 +64,8 @@ class _Peers(Protocol):
     def persistent(self) -> frozenset[bytes]: ...
     def on_message(self, kind: int, handler: Callable[[bytes, bytes], Awaitable[None]]) -> None: ...
     def on_peer(self, watcher: Callable[[bytes, bool], None]) -> None: ...
-    def send(self, address: bytes, cls: Class, kind: int, body: bytes) -> bool: ...
-    def broadcast(self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes) -> int: ...
+    def send(self, address: bytes, cls: TrafficClass, kind: int, body: bytes) -> bool: ...
+    def broadcast(self, addresses: Iterable[bytes], cls: TrafficClass, kind: int, body: bytes) -> int: ...
     def is_connected(self, address: bytes) -> bool: ...
     def peers(self) -> list[PeerInfo]: ...
     def record(self, address: bytes) -> PeerRecord | None: ...
@@ -104,8 +104,8 @@ class MulticastService:
         network.on_peer(self._on_peer)
 
     def send(
-        self, addresses: Iterable[bytes], cls: Class, kind: int, body: bytes, *, followers: Iterable[bytes] = (),
-        upload_bytes_min: int = UPLOAD_BYTES_MIN,
+        self, addresses: Iterable[bytes], cls: TrafficClass, kind: int, body: bytes, *,
+        followers: Iterable[bytes] = (), upload_bytes_min: int = UPLOAD_BYTES_MIN,
     ) -> None:  # fmt: skip
         """Send a message to all ``addresses``, and to ``followers`` as far as it does not delay the others.
 
@@ -228,11 +228,11 @@ class MulticastService:
         network = self._network
         for effect in effects:
             match effect:
-                case Tell(address, data):
-                    network.send(address, Class.CONSENSUS, KIND_MULTICAST, data)
-                case Pass(address, frame):
+                case SendControl(address, data):
+                    network.send(address, TrafficClass.CONSENSUS, KIND_MULTICAST, data)
+                case SendPiece(address, frame):
                     if not network.is_connected(address) or not network.send(
-                        address, Class.BLOCK, KIND_PIECE, frame
+                        address, TrafficClass.BLOCK, KIND_PIECE, frame
                     ):
                         self.core.pass_failed(address, frame)
                 case Publish():
@@ -245,7 +245,7 @@ class MulticastService:
                         self._deliveries.append(effect)
                         self._delivery_bytes += size
                         self._arrived.set()
-                case Blame(address):
+                case ReportFault(address):
                     network.penalise(address, BLAME_POINTS)
                 case Finished(size_bytes, members, missing, took_s):
                     self.finished.append(effect)

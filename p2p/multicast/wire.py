@@ -8,16 +8,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from p2p.multicast.pieces import KEY_BYTES, PARITY_MAX, Shape
+from p2p.multicast.pieces import KEY_BYTES, PARITY_MAX, PieceLayout
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 
 __all__ = [
-    "ASK_SOURCES_MAX", "CONTROL_BYTES_MAX", "FORGET_S", "SWAP_MEMBERS_MAX", "TICK_S", "Announce", "Ask", "Blame",
-    "Control", "Deliver", "Done", "Effect", "Finished", "Have", "Member", "MulticastParameters", "Pass", "Publish",
-    "Swap", "Tell", "Want", "decode_control", "encode_control", "numbers_of",
+    "ASK_SOURCES_MAX",
+    "CONTROL_BYTES_MAX",
+    "FORGET_S",
+    "SWAP_MEMBERS_MAX",
+    "TICK_S",
+    "Announce",
+    "Ask",
+    "Control",
+    "Deliver",
+    "Done",
+    "Effect",
+    "Finished",
+    "Have",
+    "Member",
+    "MulticastParameters",
+    "Publish",
+    "ReportFault",
+    "SendControl",
+    "SendPiece",
+    "Swap",
+    "Want",
+    "decode_control",
+    "encode_control",
+    "numbers_of",
 ]  # fmt: skip
 
 TICK_S: Final = 0.02
@@ -61,9 +82,9 @@ class MulticastParameters:
     """A further relay takes the message once more: it has to reach so many others, in percent of those reached."""
     split_max: int = 2
     """Relays among which pieces are shared out where one would reach everybody."""
-    shun_s: float = 10.0
+    relay_backoff_s: float = 10.0
     """How long a relay that failed for a receiver is not used for it; doubled with every failure in a row."""
-    shun_s_max: float = 600.0
+    relay_backoff_s_max: float = 600.0
     swap_members_min: int = 3
     """Fewer receivers are served by the sender itself."""
     swap_rounds_max: int = 2
@@ -72,7 +93,7 @@ class MulticastParameters:
     incoming_per_sender_max: int = 8
     incoming_bytes_per_sender_max: int = 20 * MIB
     incoming_bytes_max: int = 128 * MIB
-    incoming_bytes_of_strangers_max: int = 32 * MIB
+    incoming_bytes_of_untrusted_max: int = 32 * MIB
     early_bytes_per_source_max: int = 2 * MIB
     early_bytes_max: int = 16 * MIB
     """Pieces that came before their announcement."""
@@ -90,7 +111,7 @@ class Announce(NamedTuple):
     root: bytes
     key: bytes
     kind: int
-    shape: Shape
+    layout: PieceLayout
 
 
 class Have(NamedTuple):
@@ -136,8 +157,8 @@ def encode_control(message: Control) -> bytes:
     """Return the canonical bytes of ``message``."""
     value: Value
     match message:
-        case Announce(root, key, kind, shape):
-            value = [1, root, key, kind, shape.size_bytes, shape.piece_bytes]
+        case Announce(root, key, kind, layout):
+            value = [1, root, key, kind, layout.size_bytes, layout.piece_bytes]
         case Have(root, bitmap):
             value = [2, root, bitmap]
         case Done(root):
@@ -160,7 +181,7 @@ def decode_control(data: bytes) -> Control:
             len(root),
             len(key),
         ) == (HASH_BYTES, KEY_BYTES) and 0 <= kind <= _KIND_MAX:
-            return Announce(root, key, kind, Shape(size_bytes, piece_bytes))
+            return Announce(root, key, kind, PieceLayout(size_bytes, piece_bytes))
         case [2, bytes(root), int(bitmap)] if len(root) == HASH_BYTES and 0 <= bitmap < 1 << _BITS_MAX:
             return Have(root, bitmap)
         case [3, bytes(root)] if len(root) == HASH_BYTES:
@@ -190,7 +211,7 @@ def _decode_source(value: Value) -> tuple[bytes, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendControl:
     """Send a control message to a peer, ahead of all but votes."""
 
     address: bytes
@@ -198,7 +219,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class SendPiece:
     """Send a piece to a peer, if it is connected."""
 
     address: bytes
@@ -224,7 +245,7 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class ReportFault:
     """A peer sent what only a faulty one sends."""
 
     address: bytes
@@ -240,7 +261,7 @@ class Finished:
     took_s: float
 
 
-Effect: TypeAlias = Tell | Pass | Publish | Deliver | Blame | Finished
+Effect: TypeAlias = SendControl | SendPiece | Publish | Deliver | ReportFault | Finished
 
 
 class Member(NamedTuple):

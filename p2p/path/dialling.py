@@ -13,7 +13,7 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
 from p2p.base.randomness import RandomSource
 from p2p.base.transport import AvoidingDialer, Dialer, EstimatingDialer
-from p2p.path.paths import PathBook, PathTable
+from p2p.path.paths import PathTable, PathTables
 from p2p.records.addrbook import AddressBook
 from p2p.secure.handshake import Session
 from p2p.secure.identity import Purpose
@@ -71,7 +71,7 @@ class Dialling:
         log: Callable[..., None],
     ) -> None:
         self.states: dict[object, DialState] = {}
-        self.paths = PathBook()
+        self.paths = PathTables()
         self._limits = limits
         self._dialers = dialers
         self._book = book

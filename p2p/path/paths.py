@@ -18,7 +18,7 @@ from typing import Final
 from p2p.base.endpoint import Endpoint
 from p2p.session.path_offers import OfferedPath
 
-__all__ = ["Path", "PathBook", "PathParameters", "PathTable", "hops_of", "shares_hop"]
+__all__ = ["Path", "PathParameters", "PathTable", "PathTables", "hops_of", "shares_hop"]
 
 Path = Endpoint | OfferedPath
 
@@ -430,7 +430,7 @@ class PathTable:
         return min((path for rate, path in known if rate >= floor), key=hops_of)
 
 
-class PathBook:
+class PathTables:
     """The tables of many peers; the least recently used one is forgotten, so memory is bounded."""
 
     def __init__(self, parameters: PathParameters | None = None, *, peers_max: int = 1_024) -> None:

@@ -20,13 +20,13 @@ from p2p.session.connection import Connection
 from p2p.session.peer import Peer
 from p2p.session.usefulness import Usefulness
 
-__all__ = ["Claim", "PeerAdmission", "replaces"]
+__all__ = ["ConnectionPriority", "PeerAdmission", "replaces"]
 
 _SIMULTANEOUS_S: Final = 5.0
 _WELCOME: Final = AdmissionDecision()
 
 
-class Claim(NamedTuple):
+class ConnectionPriority(NamedTuple):
     """One of two connections of one address."""
 
     sequence: int
@@ -36,13 +36,15 @@ class Claim(NamedTuple):
     since: float
 
     @classmethod
-    def of(cls, connected: Connection | Peer) -> Claim:
+    def of(cls, connected: Connection | Peer) -> ConnectionPriority:
         """Return the claim of a new connection, or of a peer that there is."""
         certificate = connected.session.certificate
         return cls(certificate.sequence, certificate.static_key, connected.is_outbound, connected.since)
 
 
-def replaces(new: Claim, old: Claim, *, is_old_attached: bool, own: bytes, other: bytes) -> bool:
+def replaces(
+    new: ConnectionPriority, old: ConnectionPriority, *, is_old_attached: bool, own: bytes, other: bytes
+) -> bool:
     """Whether, of two connections between ``own`` and ``other``, the new one is kept.
 
     If each end dialled the other at once, both ends must keep the same connection, in whichever order they see
@@ -62,7 +64,7 @@ class _Certificates(Protocol):
     """The certificates that are known, as far as admission needs them."""
 
     def is_revoked(self, address: bytes, certificate: NodeCertificate) -> bool: ...
-    def met(self, address: bytes, certificate: NodeCertificate) -> None: ...
+    def note_certificate(self, address: bytes, certificate: NodeCertificate) -> None: ...
 
 
 class PeerAdmission:
@@ -101,11 +103,15 @@ class PeerAdmission:
             return AdmissionDecision("refused_banned")
         if self._certificates.is_revoked(address, certificate):
             return AdmissionDecision("refused_revoked")
-        self._certificates.met(address, certificate)
+        self._certificates.note_certificate(address, certificate)
         old = roster.peers.get(address)
         if old is not None:
             is_kept = replaces(
-                Claim.of(connection), Claim.of(old), is_old_attached=old.is_attached, own=roster.own, other=address
+                ConnectionPriority.of(connection),
+                ConnectionPriority.of(old),
+                is_old_attached=old.is_attached,
+                own=roster.own,
+                other=address,
             )
             return _WELCOME if is_kept else AdmissionDecision("refused_duplicate")
         if connection.is_outbound or address in roster.persistent:

@@ -15,7 +15,7 @@ from p2p.base.limits import NetworkLimits
 from p2p.gossip.core import Deliver, Disconnect, Effect, Gossip, Send, Verdict, Withdraw
 from p2p.gossip.validation import BatchValidator, TopicValidation
 from p2p.peers.roster import Roster
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.session.peer import KIND_GOSSIP
 
 __all__ = ["GossipService"]
@@ -92,7 +92,7 @@ class GossipService:
                 case Send(address, body):
                     peer = peers.get(address)
                     if peer is not None:
-                        peer.queue(Class.GOSSIP, KIND_GOSSIP, body)
+                        peer.queue(TrafficClass.GOSSIP, KIND_GOSSIP, body)
                 case Deliver():
                     self._validations[effect.topic].put(effect)
                 case Withdraw(topic, message_id):

@@ -18,7 +18,7 @@ from p2p.peers.admission import PeerAdmission
 from p2p.peers.gossip_service import GossipService
 from p2p.peers.roster import Roster
 from p2p.secure.channel import Hello, HelloKind
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.session.connection import Connection, ConnectionLost
 from p2p.session.outbox import Outbox
 from p2p.session.peer import Peer, PeerCallbacks
@@ -122,7 +122,7 @@ class PeerLifecycle:
         self._gossip.joined(address, outbound=peer.is_outbound, network=public_netgroup_of(connection.remote_host))
         for _, cls, kind, body in self._outbox.take(address, now):
             peer.queue(cls, kind, body)
-        self._roster.tell(address, True)
+        self._roster.notify_watchers(address, True)
 
     def _leave(self, peer: Peer) -> None:
         if self._roster.peers.get(peer.address) is not peer:
@@ -134,10 +134,10 @@ class PeerLifecycle:
         elif peer.address not in self._roster.bans:
             self._admission.left(peer, trio.current_time())
         self._gossip.left(peer.address)
-        self._roster.tell(peer.address, False)
+        self._roster.notify_watchers(peer.address, False)
 
     def _keep_for_later(self, peer: Peer) -> None:
         """Keep the consensus messages that a lost peer has not received: it may soon reconnect."""
         for cls, kind, body in peer.undelivered():
-            if cls is Class.CONSENSUS:
+            if cls is TrafficClass.CONSENSUS:
                 self._outbox.post(peer.address, cls, kind, body, trio.current_time())

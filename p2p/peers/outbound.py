@@ -100,7 +100,7 @@ class OutboundPeers:
         """Dial an address now unless its back-off forbids it."""
         self._dial(self._dialling.state_of(address))
 
-    def insist(self, address: bytes) -> None:
+    def retry_until_connected(self, address: bytes) -> None:
         """Dial an address now, whatever its back-off."""
         state = self._dialling.state_of(address)
         state.next_at = 0.0
@@ -114,7 +114,7 @@ class OutboundPeers:
             peer = roster.peers.get(address)
             if peer is not None and peer.closed_for is None:
                 return peer
-            if roster.is_shut_out(address):
+            if roster.is_own_or_banned(address):
                 what = "banned" if address in roster.bans else "this node"
                 raise PeerUnreachable(f"0x{address.hex()} is {what}")
             self.reach(address)

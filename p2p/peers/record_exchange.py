@@ -81,7 +81,7 @@ class RecordExchange:
         self._endpoints: dict[str, tuple[Endpoint, ...]] = {}
         self._record_rate = RateLimiter(per_s=limits.records_per_peer_per_s, burst=limits.records_per_peer_burst)
         self._stranger_rate = RateLimiter(
-            per_s=limits.strangers_per_peer_per_s, burst=limits.strangers_per_peer_burst
+            per_s=limits.unknown_authors_per_peer_per_s, burst=limits.unknown_authors_per_peer_burst
         )
         self._author_rate = RateLimiter(
             per_s=limits.records_per_author_per_s, burst=limits.records_per_author_burst
@@ -162,7 +162,7 @@ class RecordExchange:
         """Whether a later certificate of an address, for other keys, is known."""
         return self._revocations.is_revoked(address, certificate)
 
-    def met(self, address: bytes, certificate: NodeCertificate) -> None:
+    def note_certificate(self, address: bytes, certificate: NodeCertificate) -> None:
         """Note the certificate of a node that has proved its keys."""
         self._revocations.note(address, certificate, is_met=True)
 

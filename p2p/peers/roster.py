@@ -56,7 +56,7 @@ class Roster:
         if peer is not None:
             peer.usefulness.note(trio.current_time())
 
-    def is_shut_out(self, address: bytes) -> bool:
+    def is_own_or_banned(self, address: bytes) -> bool:
         """Whether no connection to an address is possible: it is the own one, or banned."""
         return address == self.own or address in self.bans
 
@@ -79,7 +79,7 @@ class Roster:
         """Call ``watcher(address, True)`` when a peer comes and ``watcher(address, False)`` when it goes."""
         self._watchers.append(watcher)
 
-    def tell(self, address: bytes, is_there: bool) -> None:
+    def notify_watchers(self, address: bytes, is_there: bool) -> None:
         """Tell all watchers that a peer connected or left."""
         self.changed.set()
         self.changed = trio.Event()

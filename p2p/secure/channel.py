@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Final
 
 from p2p.base.errors import FrameInvalid
-from p2p.secure.frame import HEADER_BYTES, Class, frame, frames
+from p2p.secure.frame import HEADER_BYTES, TrafficClass, frame, frames
 from p2p.secure.handshake import Session
 from p2p.secure.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal, seal_into
 from state.primitives.hashing import digest
@@ -112,7 +112,7 @@ class Hello:
     def encode(self) -> bytes:
         """Return the whole plaintext of the record."""
         body = _HELLO.pack(self.opening, self.conversation, self.generation, self.received)
-        return frame(Class.CONSENSUS, ChannelFrame.HELLO, 0, body)
+        return frame(TrafficClass.CONSENSUS, ChannelFrame.HELLO, 0, body)
 
     @classmethod
     def decode(cls, plaintext: bytes) -> Hello:
@@ -121,7 +121,7 @@ class Hello:
             raise FrameInvalid("the first record is not a hello")
         for found in frames(plaintext):
             match found:
-                case [Class.CONSENSUS, ChannelFrame.HELLO, 0, bytes(body)] if len(body) == _HELLO.size:
+                case [TrafficClass.CONSENSUS, ChannelFrame.HELLO, 0, bytes(body)] if len(body) == _HELLO.size:
                     opening, conversation, generation, received = _HELLO.unpack(body)
                     if opening <= max(HelloKind) and generation < GENERATION_MAX:
                         return cls(HelloKind(opening), conversation, generation, received)
@@ -168,12 +168,14 @@ class Channel:
         if not self._pending and not self._wants_rekey and self._records_under_key + 1 < REKEY_RECORDS:
             self._records_under_key += 1
             return seal(self._send, payload)
-        parts = [frame(Class.CONSENSUS, channel_frame, 0, body) for channel_frame, body in self._pending.items()]
+        parts = [
+            frame(TrafficClass.CONSENSUS, channel_frame, 0, body) for channel_frame, body in self._pending.items()
+        ]
         self._pending.clear()
         parts.append(payload)
         rekey = self._wants_rekey or self._records_under_key + 1 >= REKEY_RECORDS
         if rekey:
-            parts.append(frame(Class.CONSENSUS, ChannelFrame.REKEY, 0, b""))
+            parts.append(frame(TrafficClass.CONSENSUS, ChannelFrame.REKEY, 0, b""))
         record = seal(self._send, b"".join(parts))
         self._records_under_key += 1
         if rekey:

@@ -9,14 +9,14 @@ from typing import Final, TypeVar
 
 from p2p.base.errors import FrameInvalid
 
-__all__ = ["HEADER_BYTES", "STREAM_MAX", "Class", "frame", "frames", "header"]
+__all__ = ["HEADER_BYTES", "STREAM_MAX", "TrafficClass", "frame", "frames", "header"]
 
 _HEADER: Final = Struct(">BBIBH")
 HEADER_BYTES: Final = _HEADER.size
 STREAM_MAX: Final = 2**32 - 1
 
 
-class Class(IntEnum):
+class TrafficClass(IntEnum):
     """What a message is to its receiver; lower leaves first (network.md 4.2)."""
 
     CONSENSUS = 0
@@ -26,7 +26,7 @@ class Class(IntEnum):
     BULK = 4
 
 
-_CLASSES: Final = tuple(Class)
+_CLASSES: Final = tuple(TrafficClass)
 Plaintext = TypeVar("Plaintext", bytes, memoryview)
 
 
@@ -41,7 +41,7 @@ def frame(cls: int, kind: int, stream: int, body: bytes) -> bytes:
     return _HEADER.pack(cls, kind, stream, size >> 16, size & 0xFFFF) + body
 
 
-def frames(plaintext: Plaintext) -> Iterator[tuple[Class, int, int, Plaintext]]:
+def frames(plaintext: Plaintext) -> Iterator[tuple[TrafficClass, int, int, Plaintext]]:
     """Yield (class, kind, stream, body) of each frame of a record; bodies are slices of what is given.
 
     Raises FrameInvalid: an unknown class, a body that leaves the record. Unknown kinds are the receiver's to skip.

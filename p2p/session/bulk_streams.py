@@ -16,9 +16,9 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from p2p.base.errors import FrameInvalid, QueueOverflow
-from p2p.base.limits import Charge, MemoryAccount
+from p2p.base.limits import MemoryAccount, MemoryCharge
 from p2p.secure.channel import CHANNEL_KIND_MIN, PAYLOAD_BYTES_MAX, Channel, ChannelFrame, conversation_of
-from p2p.secure.frame import HEADER_BYTES, STREAM_MAX, Class, frames, header
+from p2p.secure.frame import HEADER_BYTES, STREAM_MAX, TrafficClass, frames, header
 from p2p.secure.noise import MESSAGE_BYTES_MAX
 
 __all__ = [
@@ -57,7 +57,7 @@ _TELL_S: Final = 0.025
 class Message(NamedTuple):
     """A message that has arrived whole."""
 
-    cls: Class
+    cls: TrafficClass
     kind: int
     body: bytes
     number: int = 0
@@ -193,7 +193,8 @@ class BulkOut:
                 break
             left -= chunk
             parts.append(
-                header(Class.BULK, entry.kind, entry.number, chunk + _LEFT.size) + left.to_bytes(_LEFT.size, "big")
+                header(TrafficClass.BULK, entry.kind, entry.number, chunk + _LEFT.size)
+                + left.to_bytes(_LEFT.size, "big")
             )
             if chunk:
                 parts.append(body if chunk == len(body) else memoryview(body)[at : at + chunk])
@@ -265,7 +266,7 @@ class _Incoming:
     kind: int
     size: int
     left: int
-    charge: Charge
+    charge: MemoryCharge
     body: bytearray = field(default_factory=bytearray)
     """One buffer: a list of pieces would cost a multiple of its bytes where a peer cuts them tiny."""
 
@@ -301,7 +302,7 @@ class BulkIn:
         self._partials: dict[object, dict[int, _Incoming]] = {}
         self._held: dict[int, int] = {}
         """Sizes of messages begun and not released."""
-        self._charges: dict[int, Charge] = {}
+        self._charges: dict[int, MemoryCharge] = {}
         """Of those that have wholly come."""
         self.held_bytes = 0
         """Announced size of what has begun to arrive and is not released."""
@@ -333,11 +334,11 @@ class BulkIn:
         partial = partials.get(number)
         if partial is None:
             self._begin(number, size + left)
-            charge = Charge(self._account, size + left)
+            charge = MemoryCharge(self._account, size + left)
             if not left:
                 charge.cover(size)
                 self._finish(number, charge)
-                return Message(Class.BULK, kind, bytes(body[_LEFT.size :]), number)
+                return Message(TrafficClass.BULK, kind, bytes(body[_LEFT.size :]), number)
             if partials:
                 raise FrameInvalid("two unfinished bulk messages on one bulk connection")
             partial = partials[number] = _Incoming(kind, size + left, size + left, charge)
@@ -350,7 +351,7 @@ class BulkIn:
             return None
         del partials[number]
         self._finish(number, partial.charge)
-        return Message(Class.BULK, kind, bytes(partial.body), number)
+        return Message(TrafficClass.BULK, kind, bytes(partial.body), number)
 
     def _begin(self, number: int, total: int) -> None:
         if total > self._message_bytes_max:
@@ -369,7 +370,7 @@ class BulkIn:
         self._held[number] = total
         self.held_bytes += total
 
-    def _finish(self, number: int, charge: Charge) -> None:
+    def _finish(self, number: int, charge: MemoryCharge) -> None:
         self._charges[number] = charge
         self._finished.add(number)
         for partials in self._partials.values():
@@ -541,13 +542,13 @@ class BulkStream:
             for cls, kind, number, body in frames(memoryview(plaintext)):
                 if is_rekeyed:
                     raise FrameInvalid("a frame follows REKEY in its record")
-                if cls is Class.BULK:
+                if cls is TrafficClass.BULK:
                     has_bulk = True
                     self.received_bytes += len(body)
                     message = self._incoming.take(self, kind, number, body)
                     if message is not None:
                         messages.append(message)
-                elif cls is Class.CONSENSUS and not number and kind >= CHANNEL_KIND_MIN:
+                elif cls is TrafficClass.CONSENSUS and not number and kind >= CHANNEL_KIND_MIN:
                     is_rekeyed = kind == ChannelFrame.REKEY
                     if self.channel.take(kind, bytes(body)) is ChannelFrame.PONG:
                         pongs.append(bytes(body))

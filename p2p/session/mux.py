@@ -21,9 +21,9 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from p2p.base.errors import FrameInvalid, QueueOverflow, RecordDamaged
-from p2p.base.limits import Charge, MemoryAccount, ReceiveMemory, SendBacklog
+from p2p.base.limits import MemoryAccount, MemoryCharge, ReceiveMemory, SendBacklog
 from p2p.secure.channel import CHANNEL_KIND_MAX, CHANNEL_KIND_MIN, PAYLOAD_BYTES_MAX, Channel, ChannelFrame
-from p2p.secure.frame import HEADER_BYTES, STREAM_MAX, Class, frame, frames, header
+from p2p.secure.frame import HEADER_BYTES, STREAM_MAX, TrafficClass, frame, frames, header
 from p2p.session.bulk_streams import DONE_NUMBERS_MAX, STREAM_NAME_BYTES, BulkIn, BulkOut, Message, WindowLimits
 from p2p.session.path_offers import OfferedPath, decode_offer, decode_request, encode_offer, encode_request
 
@@ -61,8 +61,8 @@ _LEFT: Final = Struct(">I")
 _FRAGMENT_HEADER_BYTES: Final = HEADER_BYTES + _LEFT.size
 _SLIVER_BYTES: Final = 1024
 """A fragment that leaves more behind is not cut shorter than this."""
-_WEIGHTED: Final = (Class.GOSSIP, Class.REQUEST, Class.BULK)
-_COST: Final = {Class.GOSSIP: 1, Class.REQUEST: 2, Class.BULK: 6}
+_WEIGHTED: Final = (TrafficClass.GOSSIP, TrafficClass.REQUEST, TrafficClass.BULK)
+_COST: Final = {TrafficClass.GOSSIP: 1, TrafficClass.REQUEST: 2, TrafficClass.BULK: 6}
 """Virtual time a byte takes: the inverse of the shares 60, 30, 10."""
 _ACK_BYTES: Final = 256 * 1024
 """Received since the last acknowledgement, after which the next one is said unasked."""
@@ -106,7 +106,7 @@ class MuxLimits:
 class _Large:
     """A message being sent in fragments."""
 
-    cls: Class
+    cls: TrafficClass
     kind: int
     stream: int
     body: memoryview
@@ -124,7 +124,7 @@ class _Partial:
     kind: int
     size: int
     left: int
-    charge: Charge
+    charge: MemoryCharge
     body: bytearray = field(default_factory=bytearray)
     """One buffer: a list of pieces would cost a multiple of its bytes where a peer cuts them tiny."""
 
@@ -142,7 +142,7 @@ class Mux:
         self.limits = limits or MuxLimits()
         self.channel: Channel | None = channel
         """The connection that carries the conversation now; None between two."""
-        bulk = self.limits.classes[Class.BULK]
+        bulk = self.limits.classes[TrafficClass.BULK]
         if account is None:
             account = ReceiveMemory(2**62).open(2**62, lambda: None)
         self._account = account
@@ -164,13 +164,13 @@ class Mux:
         it."""
         self.streams_given_up: set[bytes] = set()
         """Bulk connections that the peer has given up; the caller that closes them empties it."""
-        self._queues: tuple[deque[bytes | _Large], ...] = tuple(deque() for _ in Class)
-        self._queued_bytes = [0] * len(Class)
+        self._queues: tuple[deque[bytes | _Large], ...] = tuple(deque() for _ in TrafficClass)
+        self._queued_bytes = [0] * len(TrafficClass)
         self._queue_bytes_max = tuple(limits.queue_bytes_max for limits in self.limits.classes)
-        self._virtual = [0] * len(Class)
+        self._virtual = [0] * len(TrafficClass)
         self._virtual_now = 0
         self._stream = 0
-        self._partials: dict[tuple[Class, int], _Partial] = {}
+        self._partials: dict[tuple[TrafficClass, int], _Partial] = {}
         self._reassembly_bytes = 0
         self._frames: dict[int, bytes] = {}
         self._moved: dict[bytes, int] = {}
@@ -192,7 +192,7 @@ class Mux:
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    def queue(self, cls: Class, kind: int, body: bytes) -> bool:
+    def queue(self, cls: TrafficClass, kind: int, body: bytes) -> bool:
         """Queue a message; False when its class is full and may refuse (block parts, requests, bulk).
 
         A full queue of gossip gives up its oldest message instead. Raises QueueOverflow where consensus does not
@@ -209,15 +209,15 @@ class Mux:
                 return True
         if not queue and self._virtual[cls] < self._virtual_now:
             self._virtual[cls] = self._virtual_now  # an idle class saves nothing up
-        if cls is Class.BULK:
+        if cls is TrafficClass.BULK:
             return self.bulk_out.queue(kind, body)
         queue_bytes_max, message_bytes_max = self.limits.classes[cls]
         assert size <= message_bytes_max, f"message of {size} bytes, class {cls.name} allows {message_bytes_max}"
         queued = self._queued_bytes
         if queued[cls] + size + HEADER_BYTES > queue_bytes_max:
-            if cls is Class.CONSENSUS:
+            if cls is TrafficClass.CONSENSUS:
                 raise QueueOverflow(f"{queued[cls]} bytes of consensus wait for a slow peer")
-            if cls is not Class.GOSSIP or not self._make_room(queue_bytes_max - size - HEADER_BYTES):
+            if cls is not TrafficClass.GOSSIP or not self._make_room(queue_bytes_max - size - HEADER_BYTES):
                 return False
         if size <= FRAGMENT_BYTES:
             queue.append(frame(cls, kind, 0, body))
@@ -227,34 +227,38 @@ class Mux:
         queued[cls] += size + HEADER_BYTES
         return True
 
-    def queued_bytes(self, cls: Class) -> int:
+    def queued_bytes(self, cls: TrafficClass) -> int:
         """Return how much of a class waits to leave."""
-        return self.bulk_out.waiting_bytes if cls is Class.BULK else self._queued_bytes[cls]
+        return self.bulk_out.waiting_bytes if cls is TrafficClass.BULK else self._queued_bytes[cls]
 
     def backlog(self) -> SendBacklog:
         """Return what is kept here of what the peer is to hear, until it has said that it has."""
         bulk = self.bulk_out
         size_bytes = sum(self._queued_bytes) + self._retained_bytes + bulk.waiting_bytes + bulk.outstanding_bytes
-        large = [entry.body for entry in self._queues[Class.BLOCK] if isinstance(entry, _Large) and not entry.sent]
+        large = [
+            entry.body
+            for entry in self._queues[TrafficClass.BLOCK]
+            if isinstance(entry, _Large) and not entry.sent
+        ]
         return SendBacklog(size_bytes, tuple([(id(body.obj), len(body)) for body in large]))
 
-    def undelivered(self) -> Iterator[tuple[Class, int, bytes]]:
+    def undelivered(self) -> Iterator[tuple[TrafficClass, int, bytes]]:
         """Yield the node's messages of consensus, block parts and bulk that may not have arrived.
 
         For the case that the conversation ends and another one begins: some of them may then arrive twice.
         """
         for payload in self._retained:
             for cls, kind, stream, body in frames(payload):
-                if cls <= Class.BLOCK and kind < APPLICATION_KIND_MAX and not stream:
+                if cls <= TrafficClass.BLOCK and kind < APPLICATION_KIND_MAX and not stream:
                     yield cls, kind, body
-        for cls in (Class.CONSENSUS, Class.BLOCK):
+        for cls in (TrafficClass.CONSENSUS, TrafficClass.BLOCK):
             for entry in self._queues[cls]:
                 if isinstance(entry, bytes):
                     yield cls, entry[1], entry[HEADER_BYTES:]
                 else:
                     yield cls, entry.kind, bytes(entry.body)
         for kind, body in self.bulk_out.undone():
-            yield Class.BULK, kind, body
+            yield TrafficClass.BULK, kind, body
 
     @property
     def has_output(self) -> bool:
@@ -313,7 +317,9 @@ class Mux:
         if self.bulk_in.wants_to_tell:
             numbers = self.bulk_in.take_done()
             parts.append(
-                frame(Class.CONSENSUS, _DONE, 0, b"".join(n.to_bytes(_NUMBER_BYTES, "big") for n in numbers))
+                frame(
+                    TrafficClass.CONSENSUS, _DONE, 0, b"".join(n.to_bytes(_NUMBER_BYTES, "big") for n in numbers)
+                )
             )
         if self._moved:
             self._frames[_STREAM_PROGRESS] = b"".join(
@@ -324,23 +330,23 @@ class Mux:
             self._frames[_STREAMS_GIVEN_UP] = b"".join(self._given_up)
             self._given_up.clear()
         for kind, body in self._frames.items():
-            parts.append(frame(Class.CONSENSUS, kind, 0, body))
+            parts.append(frame(TrafficClass.CONSENSUS, kind, 0, body))
         self._frames.clear()
         room -= sum(map(len, parts))
-        for cls in (Class.CONSENSUS, Class.BLOCK):
+        for cls in (TrafficClass.CONSENSUS, TrafficClass.BLOCK):
             if self._queues[cls]:
                 room -= self._take(cls, parts, room)
         # Below, a class that has a message which does not fit any more ends the record: order is kept.
         while room > _FRAGMENT_HEADER_BYTES + _SLIVER_BYTES:
             chosen = None
             for cls in _WEIGHTED:
-                is_there = self._queues[cls] if cls is not Class.BULK else self._is_bulk_ready
+                is_there = self._queues[cls] if cls is not TrafficClass.BULK else self._is_bulk_ready
                 if is_there and (chosen is None or self._virtual[cls] < self._virtual[chosen]):
                     chosen = cls
             if chosen is None:
                 break
             limit = min(room, FRAGMENT_BYTES + _FRAGMENT_HEADER_BYTES)
-            if chosen is Class.BULK:
+            if chosen is TrafficClass.BULK:
                 taken = self.bulk_out.take(_CONTROL, parts, limit, may_begin=self.may_begin_bulk)
             else:
                 taken = self._take(chosen, parts, limit)
@@ -429,7 +435,7 @@ class Mux:
         self._unacknowledged_bytes = 0
         self.channel.say(ChannelFrame.ACK, self._received.to_bytes(8, "big"))
 
-    def _take(self, cls: Class, parts: list[bytes | memoryview], room: int) -> int:
+    def _take(self, cls: TrafficClass, parts: list[bytes | memoryview], room: int) -> int:
         """Move what fits of a class into ``parts``; return the bytes taken."""
         queue = self._queues[cls]
         taken = overhead = 0
@@ -457,16 +463,16 @@ class Mux:
             if not entry.left:
                 queue.popleft()
                 overhead -= HEADER_BYTES
-            elif cls is Class.REQUEST:
+            elif cls is TrafficClass.REQUEST:
                 queue.rotate(-1)  # a short answer need not wait for a long one; elsewhere order is kept
         self._queued_bytes[cls] -= taken - overhead
         return taken
 
     def _make_room(self, limit_bytes: int) -> bool:
         """Drop gossip from the oldest on until ``limit_bytes`` remain; never one that has begun to leave."""
-        queue = self._queues[Class.GOSSIP]
+        queue = self._queues[TrafficClass.GOSSIP]
         at = 0
-        while self._queued_bytes[Class.GOSSIP] > limit_bytes and at < len(queue):
+        while self._queued_bytes[TrafficClass.GOSSIP] > limit_bytes and at < len(queue):
             entry = queue[at]
             if isinstance(entry, _Large):
                 if entry.sent:
@@ -476,9 +482,9 @@ class Mux:
             else:
                 size = len(entry)
             del queue[at]
-            self._queued_bytes[Class.GOSSIP] -= size
+            self._queued_bytes[TrafficClass.GOSSIP] -= size
             self.dropped_messages += 1
-        return self._queued_bytes[Class.GOSSIP] <= limit_bytes
+        return self._queued_bytes[TrafficClass.GOSSIP] <= limit_bytes
 
     # -- receiving -------------------------------------------------------------------------------------------
 
@@ -493,7 +499,7 @@ class Mux:
         if self._damage is not None:
             raise self._damage
         messages: list[Message] = []
-        append, new, bulk = messages.append, tuple.__new__, Class.BULK
+        append, new, bulk = messages.append, tuple.__new__, TrafficClass.BULK
         sizes = [limits.message_bytes_max for limits in self.limits.classes]
         channel.feed(data)
         while True:
@@ -559,7 +565,7 @@ class Mux:
     def _take_channel_frame(self, messages: list[Message], channel_frame: ChannelFrame, body: bytes) -> None:
         match channel_frame:
             case ChannelFrame.PONG | ChannelFrame.BYE:
-                messages.append(Message(Class.CONSENSUS, channel_frame, body))
+                messages.append(Message(TrafficClass.CONSENSUS, channel_frame, body))
             case ChannelFrame.ACK:
                 count = int.from_bytes(body, "big")
                 # Of what is still to be sent again, some may have come by the connection before.
@@ -599,10 +605,12 @@ class Mux:
             case _:
                 pass  # of a later version
 
-    def _take_fragment(self, messages: list[Message], cls: Class, kind: int, stream: int, body: bytes) -> None:
+    def _take_fragment(
+        self, messages: list[Message], cls: TrafficClass, kind: int, stream: int, body: bytes
+    ) -> None:
         if kind > APPLICATION_KIND_MAX:
             raise FrameInvalid("malformed fragment")
-        if cls is Class.BULK:
+        if cls is TrafficClass.BULK:
             message = self.bulk_in.take(_CONTROL, kind, stream, memoryview(body))
             if message is not None:
                 messages.append(message)
@@ -622,10 +630,10 @@ class Mux:
                 or self._reassembly_bytes + total > self.limits.reassembly_bytes_max
             ):
                 raise FrameInvalid("too many unfinished messages")
-            if cls is Class.CONSENSUS and any(begun is cls for begun, _ in self._partials):
+            if cls is TrafficClass.CONSENSUS and any(begun is cls for begun, _ in self._partials):
                 # It leaves in order; and what is never refused for want of memory must be little.
                 raise FrameInvalid("two unfinished messages of class CONSENSUS")
-            charge = Charge(self._account, total, is_exempt=cls is Class.CONSENSUS)
+            charge = MemoryCharge(self._account, total, is_exempt=cls is TrafficClass.CONSENSUS)
             partial = self._partials[key] = _Partial(kind, total, total, charge)
             self._reassembly_bytes += total
         if kind != partial.kind or partial.left - size != left:

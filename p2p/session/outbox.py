@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from typing import Final, NamedTuple
 
 from p2p.base.limits import NetworkLimits
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 
 __all__ = ["Outbox", "QueuedMessage"]
 
@@ -17,7 +17,7 @@ class QueuedMessage(NamedTuple):
     """A message, and the time until which it is worth sending."""
 
     until: float
-    cls: Class
+    cls: TrafficClass
     kind: int
     body: bytes
 
@@ -29,7 +29,7 @@ class Outbox:
         self._limits = limits
         self._boxes: OrderedDict[bytes, deque[QueuedMessage]] = OrderedDict()
 
-    def post(self, address: bytes, cls: Class, kind: int, body: bytes, now: float) -> bool:
+    def post(self, address: bytes, cls: TrafficClass, kind: int, body: bytes, now: float) -> bool:
         """Queue a message; return whether there was room."""
         box = self._boxes.get(address)
         if box is None:

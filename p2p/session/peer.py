@@ -17,10 +17,10 @@ from typing import Final
 import trio
 
 from p2p.base.errors import PeerUnreachable, RecordDamaged
-from p2p.base.limits import LoopShare, NetworkLimits, ReceiveMemory, SendBacklog
+from p2p.base.limits import EventLoopLimiter, NetworkLimits, ReceiveMemory, SendBacklog
 from p2p.base.transport import TransportFault
 from p2p.secure.channel import Hello
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.secure.handshake import Session
 from p2p.session.bulk_connections import BulkConnections, MessageHandler
 from p2p.session.connection import Connection, ConnectionLost
@@ -40,8 +40,8 @@ KIND_GOSSIP: Final = 0xE8
 RESERVED_KIND_MIN: Final = 0xE0
 """Kinds from here on are the network's own; the node's messages use those below."""
 
-_CONSENSUS: Final = Class.CONSENSUS
-_BULK: Final = Class.BULK
+_CONSENSUS: Final = TrafficClass.CONSENSUS
+_BULK: Final = TrafficClass.BULK
 """A member looked up on its enumeration costs a tenth of all that a small message does."""
 _LOOK_S_MIN: Final = 0.02
 """Between two looks at the liveness."""
@@ -220,7 +220,7 @@ class Peer:
 
     # -- sending ---------------------------------------------------------------------------------------------
 
-    def queue(self, cls: Class, kind: int, body: bytes) -> bool:
+    def queue(self, cls: TrafficClass, kind: int, body: bytes) -> bool:
         """Queue a message; False if it was refused, or if the peer was too slow and is being dropped."""
         if self.closed_for is not None:
             return False
@@ -241,7 +241,7 @@ class Peer:
         self._wake.set()
         return queued
 
-    async def queue_when_room(self, cls: Class, kind: int, body: bytes) -> None:
+    async def queue_when_room(self, cls: TrafficClass, kind: int, body: bytes) -> None:
         """Queue a message once its class has room. Raises PeerUnreachable if the peer ends first."""
         while not self.queue(cls, kind, body):
             if self.closed_for is not None:
@@ -249,7 +249,7 @@ class Peer:
             self._is_room_wanted = True
             await self._room.wait()
 
-    def undelivered(self) -> list[tuple[Class, int, bytes]]:
+    def undelivered(self) -> list[tuple[TrafficClass, int, bytes]]:
         """Return the messages of the node that may not have arrived, once the conversation has ended."""
         return [message for message in self.mux.undelivered() if message[1] < RESERVED_KIND_MIN]
 
@@ -469,7 +469,9 @@ class Peer:
     async def _read(self) -> None:
         data, connection, opened = b"", self.control, 0
         handlers, gossip, address = self._callbacks.handlers, self._callbacks.gossip, self.address
-        share = LoopShare(self.since, percent=self._limits.loop_share_percent, debt_s=self._limits.loop_debt_s)
+        share = EventLoopLimiter(
+            self.since, percent=self._limits.event_loop_percent_max, debt_s=self._limits.event_loop_burst_s
+        )
         while True:
             if connection is None:
                 if (connection := self.control) is None:

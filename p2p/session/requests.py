@@ -17,7 +17,7 @@ import trio
 
 from p2p.base.errors import FrameInvalid, PeerBusy, PeerUnreachable, RequestFailed, RequestRefused, RequestTimeout
 from p2p.base.limits import NetworkLimits
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.session.mux import ClassLimits, Message
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DekubeError
@@ -52,7 +52,7 @@ class Served:
     """A method that this node answers, and the class its answers travel in."""
 
     handler: RequestHandler
-    cls: Class
+    cls: TrafficClass
 
 
 @dataclass(slots=True)
@@ -76,8 +76,8 @@ class Requests:
         limits: NetworkLimits,
         classes: Sequence[ClassLimits],
         served: Callable[[str], Served | None],
-        say: Callable[[Class, int, bytes], bool],
-        say_when_room: Callable[[Class, int, bytes], Awaitable[None]],
+        say: Callable[[TrafficClass, int, bytes], bool],
+        say_when_room: Callable[[TrafficClass, int, bytes], Awaitable[None]],
     ) -> None:
         self._address = address
         self._limits = limits
@@ -102,7 +102,7 @@ class Requests:
         number, asked = self._next_id, _Asked(limit_bytes)
         self._asked[number] = asked
         try:
-            if not self._say(Class.REQUEST, KIND_REQUEST, encode([number, method, limit_bytes, body])):
+            if not self._say(TrafficClass.REQUEST, KIND_REQUEST, encode([number, method, limit_bytes, body])):
                 raise PeerUnreachable("the request queue is full or the connection has ended")
             with trio.move_on_after(timeout_s):
                 await asked.done.wait()
@@ -159,7 +159,7 @@ class Requests:
         try:
             with trio.fail_after(self._limits.serve_timeout_s):
                 answer = await served.handler(self._address, body)
-                cls = Class.BULK if len(answer) >= LARGE_ANSWER_BYTES else served.cls
+                cls = TrafficClass.BULK if len(answer) >= LARGE_ANSWER_BYTES else served.cls
                 if len(answer) > limit_bytes or len(answer) + _ID_BYTES > self._classes[cls].message_bytes_max:
                     self._refuse(number, "answer_too_large")
                 else:
@@ -177,7 +177,7 @@ class Requests:
             self._serving -= 1
 
     def _refuse(self, number: int, code: str) -> None:
-        self._say(Class.REQUEST, KIND_REFUSAL, number.to_bytes(_ID_BYTES, "big") + code.encode())
+        self._say(TrafficClass.REQUEST, KIND_REFUSAL, number.to_bytes(_ID_BYTES, "big") + code.encode())
 
     def _on_response(self, body: bytes) -> None:
         if len(body) < _ID_BYTES:

@@ -13,7 +13,7 @@ import trio
 
 from p2p.base.endpoint import Endpoint
 from p2p.base.errors import HandshakeFailed
-from p2p.base.limits import LoopShare
+from p2p.base.limits import EventLoopLimiter
 from p2p.base.sockets import CONNECT_ERRORS, Opener, tune
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
@@ -225,7 +225,9 @@ class ControlLink:
         assert self._stream is not None
         data = b""  # bytes received with the handshake are in the channel already
         options = self._options
-        share = LoopShare(trio.current_time(), percent=options.loop_share_percent, debt_s=options.loop_debt_s)
+        share = EventLoopLimiter(
+            trio.current_time(), percent=options.event_loop_percent_max, debt_s=options.event_loop_burst_s
+        )
         while True:
             started = time.thread_time()
             try:

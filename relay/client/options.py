@@ -37,9 +37,9 @@ class RelayClientOptions:
     """A relay counts as in use for this long after the last circuit through it began."""
     choose_s: float = 30
     """Interval at which the choice of relays is reviewed."""
-    loop_share_percent: int = 75
+    event_loop_percent_max: int = 75
     """Share of the event loop's time that the messages of one relay may take, ..."""
-    loop_debt_s: float = 0.1
-    """... and how far a relay may exceed it before it is read more slowly (``p2p.base.limits.LoopShare``)."""
+    event_loop_burst_s: float = 0.1
+    """Time above that share before the relay is read more slowly (``p2p.base.limits.EventLoopLimiter``)."""
     price_per_gib_max: int = 10**18
     """This node neither uses nor pays a relay with a higher price. The default is one token."""

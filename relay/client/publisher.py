@@ -17,7 +17,7 @@ import trio
 
 from p2p.base.endpoint import Endpoint
 from p2p.base.errors import HandshakeFailed
-from p2p.base.limits import LoopShare
+from p2p.base.limits import EventLoopLimiter
 from p2p.base.sockets import CONNECT_ERRORS, LowWater, Opener, tune
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
@@ -57,8 +57,8 @@ class FanoutOptions:
     """A connection without subscription is closed this long after its last piece."""
     backoff_s_min: float = 0.25
     backoff_s_max: float = 15
-    loop_share_percent: int = 75
-    loop_debt_s: float = 0.1
+    event_loop_percent_max: int = 75
+    event_loop_burst_s: float = 0.1
     """Limits of the event loop's time that the pieces of one relay may take, as for a peer."""
     relays_max: int = 16
     """Relays connected to at once."""
@@ -310,7 +310,9 @@ class _FanoutConnection:
         data = b""
         low_water = LowWater(self._stream.socket, limit=PIECE_BYTES_MAX)
         options = self._options
-        share = LoopShare(trio.current_time(), percent=options.loop_share_percent, debt_s=options.loop_debt_s)
+        share = EventLoopLimiter(
+            trio.current_time(), percent=options.event_loop_percent_max, debt_s=options.event_loop_burst_s
+        )
         while True:
             started = time.thread_time()
             try:

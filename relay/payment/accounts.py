@@ -78,10 +78,10 @@ class PayerAccounts:
 
     # What may be carried, and what was.
 
-    def met(self, payer: bytes, host: HostUse) -> None:
+    def payer_connected(self, payer: bytes, host: HostUse) -> None:
         """Note that a client connected from ``host`` and may dial soon."""
         self.meter.opened(payer)
-        self.credit.met(payer, host, self._now_ms())
+        self.credit.payer_connected(payer, host, self._now_ms())
 
     def is_served(self, payer: bytes, host: HostUse) -> bool:
         """Tell whether the relay still carries for ``payer``, connected from ``host``."""
@@ -150,14 +150,14 @@ class PayerAccounts:
         if gateway is None or now_ms < self._gateway_after_ms:
             return
         if self._asking is None or self._asking.done():
-            payers = self.credit.wanted(now_ms, ASK_AT_ONCE)
+            payers = self.credit.take_lookups(now_ms, ASK_AT_ONCE)
             if payers:
                 self._asking = self._loop.create_task(self._ask(gateway, payers))
         if (self._settling is None or self._settling.done()) and (
             now_ms - self._settle_looked_at_ms >= SETTLE_LOOK_S * 1000
         ):
             self._settle_looked_at_ms = now_ms
-            if self.credit.is_owed and self._store is not None:
+            if self.credit.has_unsettled and self._store is not None:
                 self._settling = self._loop.create_task(self._settle(gateway, self._store))
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T | None:
@@ -185,8 +185,8 @@ class PayerAccounts:
             self._fee = await self._in_thread(gateway.fee)
             self._fee_until_ms = self._now_ms() + FEE_S * 1000
         fee = self._fee
-        for payer in () if fee is None else self.credit.ripe(fee, self._now_ms(), SETTLE_AT_ONCE):
-            self.credit.tried(payer, self._now_ms())
+        for payer in () if fee is None else self.credit.due_for_settlement(fee, self._now_ms(), SETTLE_AT_ONCE):
+            self.credit.settlement_started(payer, self._now_ms())
             found = await self._in_thread(partial(settle_receipts, gateway, store, payer, fee or 0))
             if found is None or self._gateway is None:
                 return

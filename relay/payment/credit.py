@@ -19,7 +19,7 @@ from relay.protocol.limits import HostUse
 from state.primitives.address import parse_address
 from state.primitives.errors import ConfigError, DecodeError
 
-__all__ = ["UNKNOWN_FUNDS", "Credit", "CreditOptions", "PayerFunds", "SettlementGateway", "Strangers"]
+__all__ = ["UNKNOWN_FUNDS", "Credit", "CreditOptions", "PayerFunds", "SettlementGateway", "UnfundedUsage"]
 
 DAY_MS: Final = 24 * 3_600_000
 FRESH_MS: Final = 60_000
@@ -42,11 +42,11 @@ EVICTION_LOOK: Final = 16
 class CreditOptions:
     """Limits of credit at a relay with a price; ``Tariff.unpaid_bytes_max`` holds for all payers as well."""
 
-    stranger_bytes: int = 4 * 2**20
+    unfunded_bytes_per_payer: int = 4 * 2**20
     """Bytes carried for one stranger beyond the free tiers of its circuits, signed or not."""
-    stranger_network_bytes_per_day: int = 2**30
+    unfunded_bytes_per_network_day: int = 2**30
     """Bytes per day for all strangers of one network (an IPv4 /24, an IPv6 /48), free tiers included."""
-    strangers_bytes_per_day: int = 64 * 2**30
+    unfunded_bytes_per_day: int = 64 * 2**30
     """Bytes per day for all strangers together: there are many IPv6 networks."""
     promise_bytes_max: int = 4 * 2**30
     """Bytes that an earning bonded machine may have signed for and the chain has not paid."""
@@ -119,7 +119,7 @@ class SettlementGateway(Protocol):
         ...
 
 
-class Strangers:
+class UnfundedUsage:
     """Bytes carried for strangers today, by network. Networks beyond the limit of the table get nothing today."""
 
     def __init__(self, options: CreditOptions) -> None:
@@ -140,10 +140,10 @@ class Strangers:
         self._turn(now_ms)
         used = self._used.get(network)
         if used is None:
-            used = 0 if len(self._used) < NETWORKS_MAX else self._options.stranger_network_bytes_per_day
+            used = 0 if len(self._used) < NETWORKS_MAX else self._options.unfunded_bytes_per_network_day
         return (
-            used < self._options.stranger_network_bytes_per_day
-            and self.size_bytes < self._options.strangers_bytes_per_day
+            used < self._options.unfunded_bytes_per_network_day
+            and self.size_bytes < self._options.unfunded_bytes_per_day
         )
 
     def carried(self, network: str, size_bytes: int, now_ms: int) -> None:
@@ -183,7 +183,7 @@ class _Payer:
             self.since_ms = now_ms
 
     @property
-    def is_stranger(self) -> bool:
+    def is_unfunded(self) -> bool:
         return not self.funds.can_pay
 
 
@@ -195,14 +195,14 @@ class Credit:
 
     def __init__(self, options: CreditOptions, meter: RelayMeter) -> None:
         self.options = options
-        self.strangers = Strangers(options)
+        self.unfunded = UnfundedUsage(options)
         self._allowed = options.allowed_addresses
         if not 0 <= options.deposit_percent <= 100:
             raise ConfigError(f"credit.deposit_percent: {options.deposit_percent}: 0 to 100 expected")
         self._meter = meter
         self._price = meter.tariff.price_per_gib
         self._payers: OrderedDict[bytes, _Payer] = OrderedDict()
-        self._wanted: OrderedDict[str, OrderedDict[bytes, None]] = OrderedDict()
+        self._lookups: OrderedDict[str, OrderedDict[bytes, None]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._payers)
@@ -223,12 +223,12 @@ class Credit:
     def _forget_one(self) -> None:
         """Forget an old stranger, or else the payer unused for the longest time."""
         oldest = [address for address, _ in zip(self._payers, range(EVICTION_LOOK), strict=False)]
-        strangers = (address for address in oldest if self._payers[address].is_stranger)
-        del self._payers[next(strangers, oldest[0])]
+        unfunded = (address for address in oldest if self._payers[address].is_unfunded)
+        del self._payers[next(unfunded, oldest[0])]
 
     # Whether to carry
 
-    def met(self, payer: bytes, host: HostUse, now_ms: int) -> None:
+    def payer_connected(self, payer: bytes, host: HostUse, now_ms: int) -> None:
         """Note that ``payer`` connected and may dial soon."""
         if self._price and not self._is_trusted(payer, host):
             self._look_up(payer, host, now_ms)
@@ -236,9 +236,9 @@ class Credit:
     def _look_up(self, address: bytes, host: HostUse, now_ms: int) -> _Payer:
         payer = self._payer(address)
         if now_ms - payer.learned_ms >= FRESH_MS and now_ms - payer.asked_ms >= ASK_AGAIN_MS:
-            waiting = self._wanted.get(host.network)
-            if waiting is None and len(self._wanted) < WANTED_NETWORKS_MAX:
-                waiting = self._wanted[host.network] = OrderedDict()
+            waiting = self._lookups.get(host.network)
+            if waiting is None and len(self._lookups) < WANTED_NETWORKS_MAX:
+                waiting = self._lookups[host.network] = OrderedDict()
             if waiting is not None and len(waiting) < WANTED_PER_NETWORK_MAX:
                 waiting[address] = None
         return payer
@@ -261,11 +261,11 @@ class Credit:
             return False
         if self._is_trusted(payer, host) or self._covers(payer, self._look_up(payer, host, now_ms), now_ms):
             return True
-        return self._meter.charged(payer) < self.options.stranger_bytes and self.strangers.has_room(
+        return self._meter.charged(payer) < self.options.unfunded_bytes_per_payer and self.unfunded.has_room(
             host.network, now_ms
         )
 
-    def is_stranger(self, payer: bytes, host: HostUse, now_ms: int) -> bool:
+    def is_unfunded(self, payer: bytes, host: HostUse, now_ms: int) -> bool:
         """Tell whether ``payer`` has no funds for what is carried, so that the limits of strangers hold."""
         if not self._price or self._is_trusted(payer, host):
             return False
@@ -273,8 +273,8 @@ class Credit:
 
     def carried(self, payer: bytes, host: HostUse, size_bytes: int, now_ms: int) -> None:
         """Count bytes carried, free or not: strangers use up the limit of their network."""
-        if self.is_stranger(payer, host, now_ms):
-            self.strangers.carried(host.network, size_bytes, now_ms)
+        if self.is_unfunded(payer, host, now_ms):
+            self.unfunded.carried(host.network, size_bytes, now_ms)
 
     # Receipts
 
@@ -290,7 +290,7 @@ class Credit:
             payer.pending.move_to_end(channel, last=False)
         payer.reckon(now_ms)
 
-    def ripe(self, fee: int, now_ms: int, limit: int) -> list[bytes]:
+    def due_for_settlement(self, fee: int, now_ms: int, limit: int) -> list[bytes]:
         """Return up to ``limit`` payers whose receipts are to be settled now."""
         found: list[bytes] = []
         for address, payer in self._payers.items():
@@ -306,11 +306,11 @@ class Credit:
         return found
 
     @property
-    def is_owed(self) -> bool:
+    def has_unsettled(self) -> bool:
         """Whether any payer has unsettled receipts."""
         return any(payer.signed for payer in self._payers.values())
 
-    def tried(self, payer: bytes, now_ms: int) -> None:
+    def settlement_started(self, payer: bytes, now_ms: int) -> None:
         """Note that receipts of ``payer`` are being settled: those that fail wait."""
         self._payer(payer).not_before_ms = now_ms + RETRY_MS
 
@@ -321,14 +321,14 @@ class Credit:
 
     # Funds on the chain
 
-    def wanted(self, now_ms: int, limit: int) -> list[bytes]:
+    def take_lookups(self, now_ms: int, limit: int) -> list[bytes]:
         """Return up to ``limit`` payers to ask about; networks take turns, so a flood delays only itself."""
         found: list[bytes] = []
-        while self._wanted and len(found) < limit:
-            network, waiting = self._wanted.popitem(last=False)
+        while self._lookups and len(found) < limit:
+            network, waiting = self._lookups.popitem(last=False)
             address, _ = waiting.popitem(last=False)
             if waiting:
-                self._wanted[network] = waiting
+                self._lookups[network] = waiting
             payer = self._payer(address)
             payer.asked_ms = now_ms
             found.append(address)

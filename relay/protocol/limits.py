@@ -77,7 +77,7 @@ class RelayLimits:
     """Parked data connections of one client."""
     relays_max: int = 64
     """Other relays connected to at once."""
-    relays_per_asker_max: int = 8
+    relays_per_client_network_max: int = 8
     """Other relays connected to for routes from hosts of one network."""
     relays_per_network_max: int = 8
     """Other relays connected to in one network; configured ones are not counted."""

@@ -11,12 +11,12 @@ from p2p.base.netgroups import Netgroups
 from relay.protocol.limits import HostTable, HostUse, RelayLimits
 from state.primitives.token_bucket import RateLimiter
 
-__all__ = ["Admission"]
+__all__ = ["ConnectionAdmission"]
 
 _TRUSTED = "trusted"
 
 
-class Admission:
+class ConnectionAdmission:
     """All connections of one relay; ``drop(transport, reason, host)`` ends one that is evicted for another.
 
     A new connection is *half open* until its handshake is finished. Half-open connections are counted on top of

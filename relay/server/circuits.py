@@ -20,7 +20,7 @@ from relay.payment.accounts import PayerAccounts
 from relay.payment.metering import FreeTier, Tariff
 from relay.protocol.keep_alive import keep_alive
 from relay.protocol.limits import HostUse, RelayLimits, pacing_rates
-from relay.server.splice import CHECK_BYTES, STRANGER_CHECK_BYTES, Splice, set_pace
+from relay.server.splice import CHECK_BYTES, UNFUNDED_CHECK_BYTES, Splice, set_pace
 
 __all__ = ["CarriedCircuits"]
 
@@ -99,7 +99,7 @@ class CarriedCircuits:
             on_end_closed=self._end_closed,
             on_closed=self._on_closed,
             on_check=self._check,
-            check_bytes=STRANGER_CHECK_BYTES if self._tariff.price_per_gib else CHECK_BYTES,
+            check_bytes=UNFUNDED_CHECK_BYTES if self._tariff.price_per_gib else CHECK_BYTES,
         )
         carried = _CarriedCircuit(circuit, payer, host, FreeTier(self._tariff, now_ms), next_hop)
         self._carried[number] = carried
@@ -173,8 +173,8 @@ class CarriedCircuits:
     def _collect(self, carried: _CarriedCircuit, now_ms: int) -> str | None:
         """Hold a circuit whose payer owes too much; return why it must end, if that lasted too long."""
         circuit, credit = carried.circuit, self._accounts.credit
-        is_stranger = credit.is_stranger(carried.payer, carried.host, now_ms)
-        circuit.check_bytes = STRANGER_CHECK_BYTES if is_stranger else CHECK_BYTES
+        is_unfunded = credit.is_unfunded(carried.payer, carried.host, now_ms)
+        circuit.check_bytes = UNFUNDED_CHECK_BYTES if is_unfunded else CHECK_BYTES
         if credit.is_served(carried.payer, carried.host, now_ms):
             circuit.release()
             return None

@@ -85,7 +85,7 @@ class ExtendCircuit:
     circuit: int
     next_hop: Endpoint
     route: bytes
-    asker: HostUse | None = field(default=None, compare=False)
+    client_host: HostUse | None = field(default=None, compare=False)
     """The host that sent the request: a link to ``next_hop`` counts towards its limits."""
 
 

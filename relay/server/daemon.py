@@ -48,7 +48,7 @@ from relay.protocol.wire import (
     Terms,
     Voucher,
 )
-from relay.server.admission import Admission
+from relay.server.admission import ConnectionAdmission
 from relay.server.circuits import CarriedCircuits
 from relay.server.core import Drop, Effect, End, ExtendCircuit, Hold, Join, Refuse, RelayCore, Send
 from relay.server.fanout_daemon import FanoutServer
@@ -192,7 +192,7 @@ class RelayDaemon:
         self._drain_until_ms: int | None = None
         self._stopped: asyncio.Future[None] = self._loop.create_future()
         self._servers: list[asyncio.AbstractServer] = []
-        self._admission = Admission(options.limits, self.hosts, self.drop)
+        self._admission = ConnectionAdmission(options.limits, self.hosts, self.drop)
         self._number = 0
         self._controls: dict[int, ControlConnection] = {}
         self._waiting: dict[int, ClientHandshake | NextHopConnection] = {}
@@ -344,7 +344,7 @@ class RelayDaemon:
         handshake.transport.set_protocol(control)
         tariff = self.options.tariff
         control.send(Terms(tariff.price_per_gib, tariff.free_bytes, tariff.free_ms, tariff.unpaid_bytes_max))
-        self.accounts.met(channel.address, handshake.host)
+        self.accounts.payer_connected(channel.address, handshake.host)
         control.data_received(b"")  # bytes received with the handshake
 
     def control_message(self, control: ControlConnection, message: Message) -> None:
@@ -415,9 +415,9 @@ class RelayDaemon:
                     handshake = self._waiting[connection]
                     assert isinstance(handshake, ClientHandshake)
                     handshake.hold()
-                case ExtendCircuit(circuit, next_hop, route, asker):
-                    assert asker is not None
-                    self.links.extend(circuit, next_hop, route, asker)
+                case ExtendCircuit(circuit, next_hop, route, client_host):
+                    assert client_host is not None
+                    self.links.extend(circuit, next_hop, route, client_host)
                 case Join():
                     self._join(effect)
                 case End(circuit, reason):

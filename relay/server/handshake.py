@@ -48,7 +48,7 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Daemon(Protocol):
+class HandshakeOwner(Protocol):
     """What connections call on the daemon that owns them."""
 
     limits: RelayLimits
@@ -119,7 +119,7 @@ class ClientHandshake(asyncio.Protocol):
     host: HostUse
     _place: HalfOpenSlot
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: HandshakeOwner) -> None:
         self._daemon = daemon
         self._buffer = b""
         self._handshake: Handshake | None = None
@@ -260,7 +260,7 @@ class ControlConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        daemon: Daemon,
+        daemon: HandshakeOwner,
         number: int,
         transport: asyncio.Transport,
         channel: ControlChannel,

@@ -61,7 +61,7 @@ RATE_DECAY_PERCENT: Final = 98
 log = structlog.get_logger("relay")
 
 
-class Daemon(Protocol):
+class NextHopOwner(Protocol):
     """What the links call on the daemon that owns them."""
 
     limits: RelayLimits
@@ -99,7 +99,7 @@ class Daemon(Protocol):
 class NextHopLinks:
     """All links of one relay to other relays, by endpoint."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: NextHopOwner) -> None:
         self._daemon = daemon
         self._loop = asyncio.get_running_loop()
         self._links: dict[Endpoint, _NextHopLink] = {}
@@ -118,12 +118,12 @@ class NextHopLinks:
         """Keep links to these relays open, used or not."""
         self._kept = frozenset(endpoints)
 
-    def extend(self, circuit: int, next_hop: Endpoint, route: bytes, asker: HostUse) -> None:
+    def extend(self, circuit: int, next_hop: Endpoint, route: bytes, client_host: HostUse) -> None:
         """Extend a circuit to the relay ``next_hop``, and report the result to the daemon.
 
         A client in a trusted network may name hosts that are not public, and is not limited.
         """
-        self._spawn(self._try_extend(circuit, next_hop, route, asker))
+        self._spawn(self._try_extend(circuit, next_hop, route, client_host))
 
     def measured(self) -> dict[bytes, LinkMeasurement]:
         """Return the measurements of the links that are open now, by the relay's address."""
@@ -175,11 +175,11 @@ class NextHopLinks:
         except (RelayUnreachable, RelayRefused, TimeoutError):
             self._failed[endpoint] = self._loop.time() + FAILED_S
 
-    async def _try_extend(self, circuit: int, next_hop: Endpoint, route: bytes, asker: HostUse) -> None:
+    async def _try_extend(self, circuit: int, next_hop: Endpoint, route: bytes, client_host: HostUse) -> None:
         connection: NextHopConnection | None = None
         try:
             async with asyncio.timeout(self._daemon.limits.pending_ms_max / 1000):
-                link = await self._link(next_hop, None if asker.is_trusted else asker)
+                link = await self._link(next_hop, None if client_host.is_trusted else client_host)
                 if not link.extends.take(int(self._loop.time() * 1000)):
                     raise RelayRefused(Refusal.TOO_FAST)
                 connection = await self._extend(link, route)
@@ -242,18 +242,18 @@ class NextHopLinks:
         connection.transport.write(DATA_PREAMBLE + token)
         return connection
 
-    async def _link(self, endpoint: Endpoint, asker: HostUse | None) -> _NextHopLink:
+    async def _link(self, endpoint: Endpoint, client_host: HostUse | None) -> _NextHopLink:
         """Return the open link to a relay. Raises RelayUnreachable, RelayRefused.
 
-        ``asker`` is a stranger who named it; None: the operator, or somebody of a trusted network.
+        ``client_host`` is a stranger who named it; None: the operator, or somebody of a trusted network.
         """
         link = self._links.get(endpoint)
         if link is None:
             now = self._loop.time()
             if self._failed.get(endpoint, 0.0) > now:
                 raise RelayUnreachable("failed a moment ago")
-            self._make_room(asker, int(now * 1000))
-            link = self._links[endpoint] = _NextHopLink(self._daemon, endpoint, asker, self._forget)
+            self._make_room(client_host, int(now * 1000))
+            link = self._links[endpoint] = _NextHopLink(self._daemon, endpoint, client_host, self._forget)
             self._spawn(self._open(link))
         await asyncio.shield(link.opened)
         if link.is_leaving:
@@ -261,13 +261,13 @@ class NextHopLinks:
         link.used_at = self._loop.time()
         return link
 
-    def _make_room(self, asker: HostUse | None, now_ms: int) -> None:
-        """Evict a link for another one that ``asker`` requests. Raises RelayRefused if none may be evicted."""
+    def _make_room(self, client_host: HostUse | None, now_ms: int) -> None:
+        """Evict a link for a new one that ``client_host`` requests. Raises RelayRefused if none may be evicted."""
         uses = [
-            NextHopUse(endpoint, link.asker, int(link.used_at * 1000), endpoint in self._kept)
+            NextHopUse(endpoint, link.client_host, int(link.used_at * 1000), endpoint in self._kept)
             for endpoint, link in self._links.items()
         ]
-        room = choose_eviction(uses, asker, self._daemon.limits, now_ms)
+        room = choose_eviction(uses, client_host, self._daemon.limits, now_ms)
         if room.refusal is not None:
             raise RelayRefused(room.refusal)
         if room.evicted is not None:
@@ -290,13 +290,13 @@ class NextHopLinks:
 
     def _may_link(self, link: _NextHopLink, ip: str) -> bool:
         """Tell whether a link may lead to ``ip``: links named by clients are limited for each network."""
-        if not self._daemon.may_reach(ip, is_trusted=link.asker is None):
+        if not self._daemon.may_reach(ip, is_trusted=link.client_host is None):
             return False
         host = self._daemon.hosts.use(ip, int(self._loop.time() * 1000))
-        if link.asker is None or host is None or host.is_trusted:
+        if link.client_host is None or host is None or host.is_trusted:
             return True
         network = network_of(ip)
-        others = [other for other in self._links.values() if other.asker is not None and other.ip]
+        others = [other for other in self._links.values() if other.client_host is not None and other.ip]
         count = sum(network_of(other.ip) == network for other in others)
         return count < self._daemon.limits.relays_per_network_max
 
@@ -309,11 +309,15 @@ class _NextHopLink(asyncio.Protocol):
     """One control connection to another relay."""
 
     def __init__(
-        self, daemon: Daemon, endpoint: Endpoint, asker: HostUse | None, on_closed: Callable[[_NextHopLink], None]
+        self,
+        daemon: NextHopOwner,
+        endpoint: Endpoint,
+        client_host: HostUse | None,
+        on_closed: Callable[[_NextHopLink], None],
     ) -> None:
         assert endpoint.relay is not None
         self.endpoint = endpoint
-        self.asker = asker
+        self.client_host = client_host
         """The host of the client that named this relay; None: configured, or named by a trusted client."""
         self.relay: bytes = endpoint.relay
         self.ip = ""
@@ -478,7 +482,7 @@ class NextHopConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, daemon: Daemon, link: _NextHopLink, token: bytes) -> None:
+    def __init__(self, daemon: NextHopOwner, link: _NextHopLink, token: bytes) -> None:
         self._daemon = daemon
         self._link = link
         self.token = token

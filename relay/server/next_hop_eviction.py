@@ -23,7 +23,7 @@ class NextHopUse:
     """A link to another relay, and when it was last used."""
 
     endpoint: Endpoint
-    asker: HostUse | None
+    client_host: HostUse | None
     """The host that requested it; None: the operator, or a trusted client."""
     used_at_ms: int
     is_kept: bool = False
@@ -39,9 +39,9 @@ class Eviction:
 
 
 def choose_eviction(
-    links: Sequence[NextHopUse], asker: HostUse | None, limits: RelayLimits, now_ms: int
+    links: Sequence[NextHopUse], client_host: HostUse | None, limits: RelayLimits, now_ms: int
 ) -> Eviction:
-    """Decide whether ``asker`` (None: as in ``NextHopUse``) may have another link beside these."""
+    """Decide whether ``client_host`` (None: as in ``NextHopUse``) may have another link beside these."""
     loose = [link for link in links if not link.is_kept]
     spare = [link for link in loose if now_ms - link.used_at_ms >= limits.relay_spare_ms]
 
@@ -49,17 +49,21 @@ def choose_eviction(
         last = min(candidates, key=lambda link: (link.used_at_ms, str(link.endpoint)), default=None)
         return None if last is None else Eviction(evicted=last.endpoint)
 
-    if asker is not None:
-        its = [link for link in loose if link.asker is not None and link.asker.network == asker.network]
-        if len(its) >= limits.relays_per_asker_max:
+    if client_host is not None:
+        its = [
+            link
+            for link in loose
+            if link.client_host is not None and link.client_host.network == client_host.network
+        ]
+        if len(its) >= limits.relays_per_client_network_max:
             return oldest([link for link in its if link in spare]) or Eviction(Refusal.HOST_LIMIT)
     if len(links) < limits.relays_max:
         return Eviction()
-    blocks = Counter(link.asker.block for link in loose if link.asker is not None)
-    own = 0 if asker is None else blocks[asker.block]
+    blocks = Counter(link.client_host.block for link in loose if link.client_host is not None)
+    own = 0 if client_host is None else blocks[client_host.block]
     largest = max(blocks.values(), default=0)
     crowd = [
         link for link in loose
-        if link.asker is not None and blocks[link.asker.block] == largest and largest >= own + 2
+        if link.client_host is not None and blocks[link.client_host.block] == largest and largest >= own + 2
     ]  # fmt: skip
     return oldest(spare) or oldest(crowd) or Eviction(Refusal.RELAY_FULL)

@@ -27,7 +27,7 @@ HTTP_TIMEOUT_S: Final = 5
 HTTP_CONNECTIONS_MAX: Final = 64
 
 
-class Daemon(Protocol):
+class RelayMetricsSource(Protocol):
     """The parts of the daemon whose counts are exported."""
 
     core: RelayCore
@@ -50,7 +50,7 @@ class Daemon(Protocol):
         ...
 
 
-def registry_of(daemon: Daemon, collectors: Iterable[Any]) -> CollectorRegistry:
+def registry_of(daemon: RelayMetricsSource, collectors: Iterable[Any]) -> CollectorRegistry:
     """Return the registry of a daemon's counts and of the ``collectors`` of its process."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(cast(Any, _Collector(daemon)))
@@ -119,7 +119,7 @@ class HttpAnswerer(asyncio.Protocol):
 class _Collector:
     """Reads the daemon's counts at each request for metrics."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: RelayMetricsSource) -> None:
         self._daemon = daemon
 
     def collect(self) -> Iterable[Metric]:
@@ -137,9 +137,9 @@ class _Collector:
             ("unpaid_bytes", "Bytes that payers owe beyond the free tier", accounts.meter.unpaid_bytes),
             ("known_payers", "Payers remembered", len(accounts.credit)),
             (
-                "strangers_bytes",
+                "unfunded_bytes",
                 "Bytes carried today for payers without funds on the chain",
-                accounts.credit.strangers.size_bytes,
+                accounts.credit.unfunded.size_bytes,
             ),
             (
                 "load_percent",

@@ -52,7 +52,7 @@ def bound_path(path: Path) -> str:
     return short
 
 
-def ask_node(control: Path, verb: str, *, timeout_s: float = 600.0, **fields: Any) -> Any:
+def ask_node(control: Path, command: str, *, timeout_s: float = 600.0, **fields: Any) -> Any:
     """Ask the node whose control socket is ``control``; return its answer.
 
     Raises ControlUnavailable when no node answers, ControlRefused with the node's own code.
@@ -61,7 +61,7 @@ def ask_node(control: Path, verb: str, *, timeout_s: float = 600.0, **fields: An
         connection.settimeout(timeout_s)
         try:
             connection.connect(short_path(control))
-            connection.sendall(json.dumps({"verb": verb, **fields}).encode() + b"\n")
+            connection.sendall(json.dumps({"command": command, **fields}).encode() + b"\n")
             line = connection.makefile("rb").readline(LINE_LIMIT_BYTES)
         except OSError as error:
             raise ControlUnavailable(

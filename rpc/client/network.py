@@ -16,12 +16,12 @@ from state.primitives.codec import Value, encode
 __all__ = [
     "Carriage",
     "Committee",
-    "Duties",
     "Earnings",
     "Epoch",
     "Jail",
     "KnownNode",
     "NetworkApi",
+    "NodeDuties",
     "NodeInfo",
     "Peer",
     "PoolSize",
@@ -228,7 +228,7 @@ class VerifierDuty(_Duty):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Duties(Answer):
+class NodeDuties(Answer):
     """Current duties of a machine."""
 
     work: tuple[WorkerDuty, ...]
@@ -340,10 +340,10 @@ def _slashes(core: Core) -> Stream[Slash]:
     return each(core, Slash, "dekube_getSlashes")
 
 
-def _duties(core: Core, address: bytes) -> Flow[Duties]:
+def _duties(core: Core, address: bytes) -> Flow[NodeDuties]:
     """Return the current duties of a machine."""
     check_address("address", address)
-    return read_result(Duties, (yield from core.call("dekube_getDuties", address=hexed(address))))
+    return read_result(NodeDuties, (yield from core.call("dekube_getDuties", address=hexed(address))))
 
 
 def _earnings(core: Core, address: bytes) -> Flow[Earnings]:

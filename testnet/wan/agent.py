@@ -29,7 +29,7 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
 from p2p.path.dial_back import DialBack
 from p2p.path.hole_punch import HolePuncher
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.secure.identity import Identity, Role
 from p2p.service import Network, NetworkConfig
 from relay.client.client import RelayClient
@@ -39,7 +39,7 @@ from relay.server.daemon import RelayDaemon, RelayOptions, run_relay
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
-from testnet.wan.proposals import MadePool, make_proposal, make_transfers
+from testnet.wan.proposals import FixedPool, make_proposal, make_transfers
 
 __all__ = ["AgentSpec", "account_of", "address_of", "main"]
 
@@ -229,7 +229,7 @@ class _Agent:
         self._changed = trio.Event()
         self._came = trio.Event()
         self._held: tuple[bytes, ...] = ()
-        self._pool = MadePool()
+        self._pool = FixedPool()
         self._compact: CompactBlocks | None = None
         network.on_peer(self._on_peer)
         network.on_message(VOTE, self._on_vote)
@@ -315,7 +315,7 @@ class _Agent:
             while True:
                 body = _HEAD.pack(time.monotonic_ns(), sent) + filling
                 try:
-                    await self._network.send_when_room(address, Class.BULK, BULK, body)
+                    await self._network.send_when_room(address, TrafficClass.BULK, BULK, body)
                     sent += 1
                 except DekubeError:
                     await trio.sleep(0.02)
@@ -334,7 +334,7 @@ class _Agent:
         filling = Random(1).randbytes(message_bytes - _HEAD.size)
         for number in range(count):
             body = _HEAD.pack(time.monotonic_ns(), number) + filling
-            await self._network.send_when_room(address, Class.BULK, BULK, body)
+            await self._network.send_when_room(address, TrafficClass.BULK, BULK, body)
         return {}
 
     async def do_votes(
@@ -345,7 +345,7 @@ class _Agent:
         next_at = trio.current_time()
         for number in range(count):
             body = _HEAD.pack(time.monotonic_ns(), number) + bytes(vote_bytes - _HEAD.size)
-            taken += self._network.send(address, Class.CONSENSUS, VOTE, body)
+            taken += self._network.send(address, TrafficClass.CONSENSUS, VOTE, body)
             next_at += interval_ms / 1_000
             await trio.sleep_until(next_at)
         return {"taken": taken}
@@ -356,15 +356,15 @@ class _Agent:
         body = _HEAD.pack(0, number) + Random(number).randbytes(size_bytes - _HEAD.size)
         began = time.monotonic_ns()
         if way == "multicast":
-            self._network.multicast(addresses, Class.BLOCK, BLOCK, body)
+            self._network.multicast(addresses, TrafficClass.BLOCK, BLOCK, body)
         else:
-            self._network.broadcast(addresses, Class.BLOCK, BLOCK, body)
+            self._network.broadcast(addresses, TrafficClass.BLOCK, BLOCK, body)
         return {"at": began}
 
     async def do_hold(self, *, count: int, lacking: int = 0, seed: int = 1) -> None:
         """Hold so many transfers in a pool, but for the first ``lacking``, and take part in compact proposals."""
         self._held = make_transfers(count, seed)
-        self._pool = MadePool(self._held[lacking:])
+        self._pool = FixedPool(self._held[lacking:])
         if self._compact is None:
             self._compact = CompactBlocks(
                 self._network, self, own=self._network.identity.address, kind=PROPOSAL,
@@ -400,7 +400,7 @@ class _Agent:
             assert self._compact is not None
             self._compact.send(data, addresses, ())
         else:
-            self._network.multicast(addresses, Class.BLOCK, PROPOSAL, data)
+            self._network.multicast(addresses, TrafficClass.BLOCK, PROPOSAL, data)
         return {"at": began, "bytes": len(data)}
 
     async def do_mesh(self, *, peers: dict[str, list[str]], timeout_s: float = 40) -> None:

@@ -17,7 +17,7 @@ from state.primitives.votes import NOTARIZE, Candidate
 from state.primitives.vrf import VRF_PROOF_BYTES
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payload
 
-__all__ = ["MadePool", "make_proposal", "make_transfers"]
+__all__ = ["FixedPool", "make_proposal", "make_transfers"]
 
 QUORUM: Final = 11
 _SOME_HASH: Final = bytes(range(HASH_BYTES))
@@ -62,7 +62,7 @@ def make_proposal(number: int, transactions: Sequence[bytes]) -> bytes:
     )
 
 
-class MadePool:
+class FixedPool:
     """A pool that holds these transactions and nothing young."""
 
     def __init__(self, transactions: Sequence[bytes] = ()) -> None:

@@ -13,7 +13,7 @@ from consensus.wire import Votes, encode_message
 from node.consensus.agreement import KIND_CONSENSUS
 from node.home.load import load_genesis
 from node.home.paths import Home
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.secure.identity import Identity
 from p2p.service import Network as Peers
 from p2p.service import NetworkConfig
@@ -182,6 +182,6 @@ async def tell_two_votes(running: Network, culprit: str, listener: str) -> None:
         await nursery.start(peers.run)
         with trio.fail_after(120):
             await met.wait()
-        assert peers.send(target, Class.CONSENSUS, KIND_CONSENSUS, encode_message(Votes(tuple(votes))))
+        assert peers.send(target, TrafficClass.CONSENSUS, KIND_CONSENSUS, encode_message(Votes(tuple(votes))))
         await trio.sleep(1.0)  # it is on its way: nothing answers a vote
         nursery.cancel_scope.cancel()

@@ -47,7 +47,7 @@ PAYER, TARGET = (SecretKey(digest(b"test", b"relay pay " + who)) for who in (b"p
 OPTIONS = RelayHomeOptions(
     listen="127.0.0.1:0", metrics="", tariff=Tariff(PRICE, free_bytes=MIB, unpaid_bytes_max=8 * MIB),
     # 32 MiB on the deposit, then no more before it has paid.
-    credit=CreditOptions(stranger_bytes=MIB, deposit_percent=50, settle_s=1),
+    credit=CreditOptions(unfunded_bytes_per_payer=MIB, deposit_percent=50, settle_s=1),
     limits=RelayLimits(trusted_networks=()),
 )  # fmt: skip
 

@@ -20,10 +20,10 @@ from consensus.signer import (
     AskVotes,
     Done,
     FrameReader,
+    GuardState,
     Keys,
     Open,
     Opened,
-    Opening,
     Ping,
     Proved,
     RaiseFloor,
@@ -134,10 +134,10 @@ def test_the_votes_above_the_floor_are_shown_page_by_page() -> None:
             break
         at = (found[-1].epoch, found[-1].view, found[-1].kind)
     assert found == made
-    opening = Opening(KEY.vote_key, KEY.vrf_key, (1, 0), tuple(found))
-    assert opening.watermark == (1, VOTES_PAGE + 1)
-    assert not opening.is_fresh
-    assert opening.guard(GENESIS).votes() == tuple(found)
+    guard_state = GuardState(KEY.vote_key, KEY.vrf_key, (1, 0), tuple(found))
+    assert guard_state.watermark == (1, VOTES_PAGE + 1)
+    assert not guard_state.is_fresh
+    assert guard_state.guard(GENESIS).votes() == tuple(found)
 
 
 def test_the_floor_of_a_fresh_record_is_kept_and_the_record_stays_small() -> None:

@@ -22,10 +22,10 @@ from consensus.signer import (
     AskVotes,
     Done,
     FrameReader,
+    GuardState,
     Keys,
     Open,
     Opened,
-    Opening,
     Ping,
     Proved,
     Refusal,
@@ -134,9 +134,9 @@ async def machine() -> AsyncIterator[tuple[Machine, trio.Nursery]]:
         nursery.cancel_scope.cancel()
 
 
-def voter(connect: Connect, *, options: LinkOptions = PATIENT, check: Callable[[Opening], None] | None = None,
+def voter(connect: Connect, *, options: LinkOptions = PATIENT, check: Callable[[GuardState], None] | None = None,
           key: bytes = KEY.vote_key, genesis: bytes = GENESIS) -> RemoteVoter:  # fmt: skip
-    return RemoteVoter(connect, genesis_hash=genesis, vote_key=key, check_opening=check, options=options)
+    return RemoteVoter(connect, genesis_hash=genesis, vote_key=key, check_guard_state=check, options=options)
 
 
 def candidate(view: int, name: bytes = b"a", epoch: int = 1) -> Candidate:
@@ -159,7 +159,7 @@ async def test_votes_come_signed_from_the_disk_and_refusals_with_their_rule() ->
     async with machine() as (signer, nursery):
         remote = voter(signer.connect)
         nursery.start_soon(remote.run)
-        assert (await remote.opening()).is_fresh
+        assert (await remote.guard_state()).is_fresh
         vote = await remote.vote(NOTARIZE, candidate(5), 2)
         assert vote[:6] == (NOTARIZE, 1, 5, 4, b"a" * 32, 2)
         assert Guard.load(signer.log.synced, GENESIS, KEY.vote_key)[0].votes() == (vote,)
@@ -186,7 +186,7 @@ async def test_one_node_votes_at_a_time() -> None:
                 await first.run()
 
         nursery.start_soon(run_first)
-        await first.opening()
+        await first.guard_state()
         reasons: list[str] = []
         second = RemoteVoter(
             signer.connect, genesis_hash=GENESIS, vote_key=KEY.vote_key, options=PATIENT,
@@ -202,8 +202,8 @@ async def test_one_node_votes_at_a_time() -> None:
         await first.vote(NOTARIZE, candidate(5), 2)
         assert not second.is_connected
         scope.cancel()
-        opening = await second.opening()
-        assert [vote.view for vote in opening.votes] == [5]
+        guard_state = await second.guard_state()
+        assert [vote.view for vote in guard_state.votes] == [5]
         assert reasons[-1] == "here" and "another node votes" in reasons[0]
 
 
@@ -212,8 +212,8 @@ async def test_each_key_has_its_own_guard_and_its_own_voter() -> None:
         first, second = voter(signer.connect), voter(signer.connect, key=OTHER_KEY.vote_key)
         for remote in (first, second):
             nursery.start_soon(remote.run)
-        assert (await first.opening()).vote_key == KEY.vote_key
-        assert (await second.opening()).vrf_key == OTHER_KEY.vrf_key
+        assert (await first.guard_state()).vote_key == KEY.vote_key
+        assert (await second.guard_state()).vrf_key == OTHER_KEY.vrf_key
         one = await first.vote(NOTARIZE, candidate(5), 2)
         two = await second.vote(NOTARIZE, candidate(5, b"b"), 3)
         for log, key, vote in ((signer.log, KEY, one), (signer.other_log, OTHER_KEY, two)):
@@ -281,7 +281,7 @@ async def test_a_voter_that_falls_silent_loses_its_place(autojump_clock: trio.te
         assert isinstance((await ask(silent, Open(GENESIS)))[0], Opened)
         remote = voter(signer.connect)
         nursery.start_soon(remote.run)
-        await remote.opening()
+        await remote.guard_state()
         assert await silent.receive_some(1) == b""
         await trio.sleep(3600)
         assert remote.is_connected, "pings keep the place"
@@ -371,7 +371,7 @@ async def test_a_vote_outlives_the_signer_being_killed_and_started_again() -> No
     async with machine() as (signer, nursery):
         remote = voter(signer.connect)
         nursery.start_soon(remote.run)
-        await remote.opening()
+        await remote.guard_state()
         signer.log.gate.clear()
         votes: list[Vote] = []
 
@@ -407,8 +407,8 @@ async def test_a_signer_that_is_away_is_told_at_once_and_found_again(
             await remote.prove(1, 1, b"r" * 32)
         assert trio.current_time() == begun_s
         is_there = True
-        opening = await remote.opening()
-        assert opening.is_fresh
+        guard_state = await remote.guard_state()
+        assert guard_state.is_fresh
         assert len(await remote.prove(1, 1, b"r" * 32)) == 80
         assert trio.current_time() - begun_s <= LinkOptions().backoff_s_max + 1
 
@@ -448,7 +448,7 @@ async def test_a_signer_that_forgot_votes_of_this_session_ends_the_node() -> Non
 
         empty = signer.log.synced
         nursery.start_soon(run)
-        await remote.opening()
+        await remote.guard_state()
         await remote.vote(NOTARIZE, candidate(5), 2)
         signer.log.synced = empty  # an old copy, put back
         signer.start()
@@ -462,8 +462,8 @@ async def test_a_signer_of_another_key_or_chain_or_refused_by_the_check_ends_the
         assert isinstance(await run_to_its_end(voter(signer.connect, key=b"k" * 32)), ConfigError)
         assert isinstance(await run_to_its_end(voter(signer.connect, genesis=b"h" * 32)), ConfigError)
 
-        def refuse(opening: Opening) -> None:
-            assert opening.is_fresh
+        def refuse(guard_state: GuardState) -> None:
+            assert guard_state.is_fresh
             raise GuardOutdated("an empty record")
 
         assert isinstance(await run_to_its_end(voter(signer.connect, check=refuse)), GuardOutdated)
@@ -538,7 +538,7 @@ async def test_a_signer_that_lies_brings_no_vote(
     async with trio.open_nursery() as nursery:
         remote = voter(Liar(nursery, lie).connect, options=LinkOptions())
         nursery.start_soon(remote.run)
-        await remote.opening()
+        await remote.guard_state()
         with trio.fail_after(60), pytest.raises(SignerUnavailable):
             await remote.vote(NOTARIZE, candidate(5), 2)
         nursery.cancel_scope.cancel()
@@ -590,7 +590,7 @@ async def test_an_opening_of_votes_that_the_key_never_cast_is_not_one(
         remote = voter(Opener(nursery, lambda _: votes).connect, options=LinkOptions())
         nursery.start_soon(remote.run)
         with trio.move_on_after(30):
-            pytest.fail(str(await remote.opening()))
+            pytest.fail(str(await remote.guard_state()))
         assert not remote.is_connected
         nursery.cancel_scope.cancel()
 
@@ -618,8 +618,8 @@ async def test_an_opening_without_end_is_left_and_a_long_one_keeps_the_newest(
         whole = Opener(nursery, lambda request: tuple(signed[request.view : request.view + VOTES_PAGE]))
         remote = voter(whole.connect, options=LinkOptions())
         nursery.start_soon(remote.run)
-        opening = await remote.opening()
-        assert opening.votes == tuple(signed[-200:]) and opening.watermark == (1, 3 * VOTES_PAGE - 1)
+        guard_state = await remote.guard_state()
+        assert guard_state.votes == tuple(signed[-200:]) and guard_state.watermark == (1, 3 * VOTES_PAGE - 1)
         with pytest.raises(SignerUnavailable):
             await remote.prove(1, 5, b"r" * 32)
         nursery.cancel_scope.cancel()

@@ -15,7 +15,7 @@ from consensus.metrics import Metrics
 from consensus.ports import BuildRequest
 from consensus.replica import root_of
 from consensus.service import ConsensusService, VotingKey
-from consensus.signer import Opening, SignerUnavailable
+from consensus.signer import GuardState, SignerUnavailable
 from consensus.votes import Certificate
 from state.primitives.blocks import (
     VERSION,
@@ -252,9 +252,9 @@ class ElsewhereVoter:
     def vote_key(self) -> bytes:
         return self._key.vote_key
 
-    async def opening(self) -> Opening:
+    async def guard_state(self) -> GuardState:
         await trio.lowlevel.checkpoint()
-        return Opening(self._key.vote_key, self._key.vrf_key, self.guard.floor, self.guard.votes())
+        return GuardState(self._key.vote_key, self._key.vrf_key, self.guard.floor, self.guard.votes())
 
     async def vote(self, kind: int, candidate: Candidate, seat: int) -> Vote:
         await trio.sleep(0.001)

@@ -26,7 +26,7 @@ from p2p.multicast import wire as multicast
 from p2p.path import hole_punch
 from p2p.records import records, revocations
 from p2p.secure import channel, handshake, identity, record
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.session import bulk_streams, mux, requests
 from relay.payment import credit, metering
 from relay.protocol import fanout, link_state, route
@@ -329,7 +329,7 @@ def test_classes_of_messages_have_their_numbers_and_sizes() -> None:
     rows = re.findall(r"^\| (\w+) \| (\d+) \| ([\d,]+) \|$", section, re.MULTILINE)
     assert [(name.upper(), int(number), int(size.replace(",", ""))) for name, number, size in rows] == [
         (cls.name, int(cls), limits.message_bytes_max)
-        for cls, limits in zip(Class, mux.MuxLimits().classes, strict=True)
+        for cls, limits in zip(TrafficClass, mux.MuxLimits().classes, strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ from node.chain.mempool import MempoolOptions
 from node.chain.runtime import make_runtime
 from node.home.options import ExecutorOptions, NodeOptions, RegistryOptions
 from node.home.paths import Home
-from node.market.duties import Duties
+from node.market.duties import DutyService
 from node.market.machine import describe_machine
 from node.market.wallet import Wallet
 from p2p.base.limits import NetworkLimits
@@ -108,8 +108,8 @@ class Machine:
     """One node of the market: a network of memory streams, blobs, a home, and duties that can be restarted."""
 
     def __init__(
-        self, world: World, number: int, role: str, *, duties: type[Duties] = Duties, alone: bool = False,
-        limits: NetworkLimits = NetworkLimits(),  # noqa: B008
+        self, world: World, number: int, role: str, *, duties: type[DutyService] = DutyService,
+        alone: bool = False, limits: NetworkLimits = NetworkLimits(),  # noqa: B008
     ) -> None:  # fmt: skip
         self.world, self.number, self.role, self._duties = world, number, role, duties
         self.home = Home(world.path / f"node {number}")
@@ -131,7 +131,7 @@ class Machine:
         )  # fmt: skip
         if not alone:
             world.wires.networks[self.network.identity.address] = self.network
-        self.duties: Duties | None = None
+        self.duties: DutyService | None = None
         self._scope = trio.CancelScope()
 
     async def register(self) -> None:

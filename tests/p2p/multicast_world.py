@@ -11,15 +11,15 @@ from random import Random
 from p2p.multicast.core import Multicast
 from p2p.multicast.wire import (
     TICK_S,
-    Blame,
     Deliver,
     Effect,
     Finished,
     Member,
     MulticastParameters,
-    Pass,
     Publish,
-    Tell,
+    ReportFault,
+    SendControl,
+    SendPiece,
 )
 
 FRAME_BYTES = 60
@@ -164,17 +164,17 @@ class World:
     def _do(self, node: Node, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Tell(to, data):
+                case SendControl(to, data):
                     if not node.is_mute:
                         self._carry(node, to, data, is_piece=False)
-                case Pass(to, frame):
+                case SendPiece(to, frame):
                     if not node.is_mute:
                         self._carry(node, to, frame, is_piece=True)
                 case Publish():
                     self._publish(node, effect, 0)
                 case Deliver(sender, kind, body):
                     node.heard.append((self.now, sender, kind, body))
-                case Blame(blamed):
+                case ReportFault(blamed):
                     node.blamed.append(blamed)
                 case Finished():
                     node.finished.append(effect)

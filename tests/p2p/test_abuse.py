@@ -18,7 +18,7 @@ from p2p.base.sockets import TcpDialer
 from p2p.gossip.core import PAYLOADS_MAX, Gossip, Send, Verdict
 from p2p.records.records import sign_record
 from p2p.secure.channel import Channel
-from p2p.secure.frame import Class, frame, header
+from p2p.secure.frame import TrafficClass, frame, header
 from p2p.secure.record import seal
 from p2p.service import Network, NetworkConfig
 from p2p.session.mux import Mux
@@ -97,7 +97,7 @@ def test_many_tiny_payloads_of_our_own_are_sent_in_messages_that_others_take() -
 def test_a_record_ends_at_most_one_key() -> None:
     one, other = sessions()
     receiver = Mux(Channel(other))
-    rekey = frame(Class.CONSENSUS, 0xF3, 0, b"")
+    rekey = frame(TrafficClass.CONSENSUS, 0xF3, 0, b"")
     with pytest.raises(FrameInvalid, match="follows REKEY"):
         receiver.receive(seal(one.send, rekey * 7_000))
 
@@ -109,7 +109,7 @@ def test_a_message_in_tiny_fragments_takes_no_more_memory_than_its_bytes() -> No
     fragments = []
     while left:
         left -= 2
-        fragments.append(header(Class.REQUEST, 1, 1, 6) + left.to_bytes(4, "big") + b"ab")
+        fragments.append(header(TrafficClass.REQUEST, 1, 1, 6) + left.to_bytes(4, "big") + b"ab")
     messages = []
     for at in range(0, len(fragments), 4_000):
         messages += receiver.receive(seal(one.send, b"".join(fragments[at : at + 4_000])))
@@ -124,11 +124,13 @@ def test_what_is_never_refused_for_want_of_memory_is_one_message_of_each_peer() 
     memory = ReceiveMemory(1024)  # less than any of it
     near, far = sessions()
     sender, receiver = Channel(near), Mux(Channel(far), account=memory.open(1024, lambda: None))
-    size = receiver.limits.classes[Class.CONSENSUS].message_bytes_max
+    size = receiver.limits.classes[TrafficClass.CONSENSUS].message_bytes_max
 
     def piece(stream: int, at: int, body: bytes) -> bytes:
         left = size - at - len(body)
-        return sender.seal(header(Class.CONSENSUS, 1, stream, 4 + len(body)) + left.to_bytes(4, "big") + body)
+        return sender.seal(
+            header(TrafficClass.CONSENSUS, 1, stream, 4 + len(body)) + left.to_bytes(4, "big") + body
+        )
 
     body = bytes(16 * 1024)
     for at in range(0, size - len(body), len(body)):
@@ -145,7 +147,10 @@ async def test_a_peer_whose_messages_cost_much_is_read_no_faster_than_its_share(
     wires: Wires, autojump_clock: object
 ) -> None:
     """Time stands still under this clock but for pauses: what passes is what the peer was made to wait."""
-    alice, bob = in_memory(0, wires, bootstrap=(1,)), in_memory(1, wires, loop_share_percent=1, loop_debt_s=0.001)
+    alice, bob = (
+        in_memory(0, wires, bootstrap=(1,)),
+        in_memory(1, wires, event_loop_percent_max=1, event_loop_burst_s=0.001),
+    )
     inbox = Inbox(bob)
     async with running(alice, bob, wires=wires):
         await alice.wait_peers(1)
@@ -154,8 +159,8 @@ async def test_a_peer_whose_messages_cost_much_is_read_no_faster_than_its_share(
         [peer] = alice._peers.values()
         costly = encode([3, [bytes(20)] * 5_000])  # a long IWANT
         for _ in range(20):
-            peer.queue(Class.GOSSIP, KIND_GOSSIP, costly)
-        alice.send(bob.identity.address, Class.GOSSIP, VOTE, b"behind them")
+            peer.queue(TrafficClass.GOSSIP, KIND_GOSSIP, costly)
+        alice.send(bob.identity.address, TrafficClass.GOSSIP, VOTE, b"behind them")
         assert (await inbox.receive.receive())[1] == b"behind them"
         assert trio.current_time() - began > 0.05
         assert bob.is_connected(alice.identity.address)

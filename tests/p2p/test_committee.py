@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import trio
 
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network
 from tests.p2p.helpers import account
 from tests.p2p.test_service import Wires, in_memory, memory_endpoint
@@ -102,7 +102,7 @@ async def test_a_committee_finds_itself_and_bears_restarts(
         without, before = committee.sent_bytes() - before, committee.sent_bytes()
         for number in range(seats):
             vote = number.to_bytes(8, "big") + bytes(VOTE_BYTES - 8)
-            committee.networks[number].broadcast(committee.seats, Class.CONSENSUS, VOTE, vote)
+            committee.networks[number].broadcast(committee.seats, TrafficClass.CONSENSUS, VOTE, vote)
         await trio.sleep(2)
         assert all(len(committee.heard[n]) == seats - 1 for n in range(seats))
         votes = seats * (seats - 1)
@@ -115,7 +115,7 @@ async def test_a_committee_finds_itself_and_bears_restarts(
         before = sum(peer.bytes_out for peer in leader.peers())
         rest = [network.identity.address for n, network in committee.networks.items() if not committee.is_seat(n)]
         connected = [address for address in rest if leader.is_connected(address)]
-        leader.multicast(committee.seats, Class.BLOCK, BLOCK, body, followers=connected)
+        leader.multicast(committee.seats, TrafficClass.BLOCK, BLOCK, body, followers=connected)
         await until(lambda: all(committee.heard[n][b"a block."] == 1 for n in range(seats) if n != 3), 10)
         assert sum(peer.bytes_out for peer in leader.peers()) - before < (3 + len(connected)) * len(body)
 

@@ -17,7 +17,7 @@ from p2p.base.observed_address import ObservedAddress
 from p2p.gossip.core import BACKOFFS_MAX, Deliver, Gossip, GossipParameters, Verdict
 from p2p.path.hole_punch import PUNCHED, HolePuncher, HolePunchOptions, _Port
 from p2p.secure.channel import GENERATION_MAX, Channel, ChannelFrame, Hello, HelloKind, conversation_of
-from p2p.secure.frame import Class, frame, header
+from p2p.secure.frame import TrafficClass, frame, header
 from p2p.secure.record import RecordReader
 from p2p.service import Network, NetworkConfig
 from p2p.session.bulk_streams import OUTSTANDING_MAX, BulkIn, BulkOut, BulkStream, WindowLimits
@@ -38,7 +38,7 @@ def roads() -> Roads:
 
 def bulk(kind: int, number: int, body: bytes, left: int = 0) -> bytes:
     """Return a fragment of bulk."""
-    return header(Class.BULK, kind, number, 4 + len(body)) + left.to_bytes(4, "big") + body
+    return header(TrafficClass.BULK, kind, number, 4 + len(body)) + left.to_bytes(4, "big") + body
 
 
 # -- moves -------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ async def test_a_move_whose_answer_was_lost_can_be_tried_again(roads: Roads, aut
         stream, _ = await connect(bob, alice.identity, peer.migration.next_hello(peer.mux.received))
         await trio.sleep(0.01)
         await trio.aclose_forcefully(stream)
-        alice.send(B, Class.CONSENSUS, VOTE, b"vote")
+        alice.send(B, TrafficClass.CONSENSUS, VOTE, b"vote")
         with trio.fail_after(3):
             assert await inbox.receive.receive() == (A, b"vote")
         assert alice.peers()[0].age_s > 0.9 and alice.peers()[0].is_attached
@@ -92,7 +92,7 @@ def test_what_still_came_by_the_old_connection_may_be_acknowledged_on_the_new_on
     one, other = sessions()
     sender, receiver = Mux(Channel(one)), Mux(Channel(other))
     for number in range(8):
-        assert sender.queue(Class.BLOCK, 1, bytes((number,)) * 60_000)
+        assert sender.queue(TrafficClass.BLOCK, 1, bytes((number,)) * 60_000)
     records = []
     while (record := sender.next_record()) is not None:
         records.append(record)
@@ -106,7 +106,7 @@ def test_what_still_came_by_the_old_connection_may_be_acknowledged_on_the_new_on
     word = receiver.next_record()
     assert word is not None
     sender.receive(word)
-    assert sender.queue(Class.BLOCK, 1, b"the last")
+    assert sender.queue(TrafficClass.BLOCK, 1, b"the last")
     while (record := sender.next_record()) is not None:
         got += receiver.receive(record)
     assert [m.body[:1] for m in got if m.kind == 1] == [*(bytes((n,)) for n in range(8)), b"t"]
@@ -134,7 +134,7 @@ def test_a_receiver_cannot_make_its_sender_keep_more_than_a_window() -> None:
     sender.bulk_out.grant(2**32 - 1)
     connection, kept = object(), 0
     for _ in range(100):
-        if not sender.queue(Class.BULK, 1, bytes(4 * MIB)):
+        if not sender.queue(TrafficClass.BULK, 1, bytes(4 * MIB)):
             break
         kept += 1
         while sender.bulk_out.take(connection, [], 65_000):
@@ -429,7 +429,7 @@ async def hold(stream: trio.abc.Stream, channel: Channel, total: int, pieces: in
     """Send so many pieces, of 32 KiB each, of a block part that is never finished."""
     for number in range(1, pieces + 1):
         left = (total - number * 32 * 1024).to_bytes(4, "big")
-        piece = header(Class.BLOCK, BLOCK, 1, 4 + 32 * 1024) + left + bytes(32 * 1024)
+        piece = header(TrafficClass.BLOCK, BLOCK, 1, 4 + 32 * 1024) + left + bytes(32 * 1024)
         try:
             await stream.send_all(channel.seal(piece))
         except trio.BrokenResourceError:
@@ -468,11 +468,15 @@ async def test_who_asks_for_much_and_takes_nothing_is_let_go_before_it_fills_the
         _, _ = await connect(alice, identity(2), Hello(HelloKind.NEW))
         await until(lambda: alice.is_connected(B) and alice.is_connected(C))
         for number in range(4):
-            await stream.send_all(channel.seal(frame(Class.REQUEST, 0xE0, 0, encode([number, "much", MIB, b""]))))
+            await stream.send_all(
+                channel.seal(frame(TrafficClass.REQUEST, 0xE0, 0, encode([number, "much", MIB, b""])))
+            )
         await trio.sleep(2)
         assert alice.is_connected(B)  # that much may wait
         for number in range(4, 12):
-            await stream.send_all(channel.seal(frame(Class.REQUEST, 0xE0, 0, encode([number, "much", MIB, b""]))))
+            await stream.send_all(
+                channel.seal(frame(TrafficClass.REQUEST, 0xE0, 0, encode([number, "much", MIB, b""])))
+            )
         await until(lambda: not alice.is_connected(B))
         assert alice.counters["closed_send_memory"] == 1
         assert alice.is_connected(C) and not alice.counters["bans"]
@@ -500,13 +504,13 @@ async def test_bulk_for_a_peer_that_takes_no_bulk_connections_goes_the_one_way_t
     async with running(alice, bob):
         await alice.wait_peers(1)
         for _ in range(20):
-            await alice.send_when_room(B, Class.BULK, BLOCK, bytes(200_000))
+            await alice.send_when_room(B, TrafficClass.BULK, BLOCK, bytes(200_000))
         with trio.fail_after(20):
             for _ in range(20):
                 assert len((await inbox.receive.receive())[1]) == 200_000
         assert alice.counters["dials"] < 30
         for _ in range(5):
-            await alice.send_when_room(B, Class.BULK, BLOCK, bytes(200_000))
+            await alice.send_when_room(B, TrafficClass.BULK, BLOCK, bytes(200_000))
             with trio.fail_after(20):
                 assert len((await inbox.receive.receive())[1]) == 200_000
         assert alice.counters["dials"] < 60
@@ -522,7 +526,7 @@ async def test_a_conversation_goes_on_under_a_renewed_certificate(roads: Roads, 
         bob.renew(identity(1, sequence=NOW_MS + 1))
         assert await alice.move(B, FIRST)
         for _ in range(10):
-            await alice.send_when_room(B, Class.BULK, BLOCK, bytes(200_000))
+            await alice.send_when_room(B, TrafficClass.BULK, BLOCK, bytes(200_000))
         for _ in range(10):
             assert len((await inbox.receive.receive())[1]) == 200_000
         assert alice.peers()[0].bulk_connections == 1 and alice.peers()[0].age_s > 0.9

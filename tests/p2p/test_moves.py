@@ -15,7 +15,7 @@ from p2p.base.errors import PeerUnreachable
 from p2p.base.limits import NetworkLimits
 from p2p.base.sockets import kernel_notes
 from p2p.secure.channel import Hello, HelloKind
-from p2p.secure.frame import Class, header
+from p2p.secure.frame import TrafficClass, header
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Purpose
 from p2p.service import Network, NetworkConfig
@@ -96,7 +96,7 @@ async def test_what_was_under_way_on_a_lost_connection_arrives_by_another_once(
         async with trio.open_nursery() as nursery:
             for number in range(20):
                 nursery.start_soon(ask, number)
-                assert alice.send(B, Class.CONSENSUS, VOTE, b"%d" % number)
+                assert alice.send(B, TrafficClass.CONSENSUS, VOTE, b"%d" % number)
                 if number % 5 == 2:
                     await trio.sleep(0.01)
                 if number == 9:
@@ -122,7 +122,7 @@ async def test_a_connection_is_replaced_by_a_better_one_before_it_is_given_up(
         await trio.sleep(1)
         seen = 0
         for number in range(300):
-            assert alice.send(B, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
+            assert alice.send(B, TrafficClass.CONSENSUS, VOTE, number.to_bytes(2, "big"))
             if number in (50, 120, 121, 200):
                 endpoint = SECOND if number % 100 > 20 else FIRST
                 assert await alice.move(B, endpoint)
@@ -151,8 +151,8 @@ async def test_both_may_look_for_another_way_at_once(roads: Roads, autojump_cloc
         for _ in range(5):
             for host in ("first", "third"):
                 await roads.cut(host, for_good=False)
-            alice.send(B, Class.CONSENSUS, VOTE, b"to bob")
-            bob.send(A, Class.CONSENSUS, VOTE, b"to alice")
+            alice.send(B, TrafficClass.CONSENSUS, VOTE, b"to bob")
+            bob.send(A, TrafficClass.CONSENSUS, VOTE, b"to alice")
             with trio.fail_after(5):
                 assert await inboxes[1].receive.receive() == (A, b"to bob")
                 assert await inboxes[0].receive.receive() == (B, b"to alice")
@@ -201,7 +201,7 @@ async def test_a_peer_that_began_anew_does_not_know_the_old_conversation(
         again = member(1, roads)
         inbox = Inbox(again)
         async with running(again):
-            alice.send(B, Class.CONSENSUS, VOTE, b"vote")
+            alice.send(B, TrafficClass.CONSENSUS, VOTE, b"vote")
             with trio.fail_after(30):
                 assert await inbox.receive.receive() == (A, b"vote")
 
@@ -250,12 +250,12 @@ async def test_bulk_opens_a_bulk_connection_that_closes_when_it_is_idle(
     alice.add_endpoint(B, FIRST)
     async with running(alice, bob):
         await alice.wait_peers(1)
-        alice.send(B, Class.BULK, BLOCK, b"little")
+        alice.send(B, TrafficClass.BULK, BLOCK, b"little")
         assert await inbox.receive.receive() == (A, b"little")
         assert alice.peers()[0].bulk_connections == 0
         sent = [bytes((number,)) * 300_000 for number in range(30)]
         for body in sent:
-            await alice.send_when_room(B, Class.BULK, BLOCK, body)
+            await alice.send_when_room(B, TrafficClass.BULK, BLOCK, body)
         assert sorted([(await inbox.receive.receive())[1] for _ in sent]) == sent
         assert alice.peers()[0].bulk_connections >= 1 and bob.peers()[0].bulk_connections >= 1
         assert any(not stats.is_control and stats.bytes_out > 1_000_000 for stats in alice.connection_stats(B))
@@ -276,7 +276,7 @@ async def test_the_keys_of_a_bulk_connection_are_changed_from_time_to_time_in_bo
         keys: set[bytes] = set()
         for number in range(30):
             body = bytes((number,)) * 300_000
-            await alice.send_when_room(B, Class.BULK, BLOCK, body)
+            await alice.send_when_room(B, TrafficClass.BULK, BLOCK, body)
             assert (await inbox.receive.receive())[1] == body
             ours, theirs = (next(iter(network._peers.values())).bulk_connections for network in (alice, bob))
             for connection in (*ours, *theirs):
@@ -301,7 +301,7 @@ async def test_whoever_can_be_dialled_by_nobody_opens_bulk_connections_when_aske
     async with running(alice, bob):
         await bob.wait_peers(1)
         for _ in range(10):
-            await bob.send_when_room(A, Class.BULK, BLOCK, bytes(200_000))
+            await bob.send_when_room(A, TrafficClass.BULK, BLOCK, bytes(200_000))
         for _ in range(10):
             assert len((await inbox.receive.receive())[1]) == 200_000
         assert bob.peers()[0].bulk_connections == 1 and not bob.peers()[0].is_outbound
@@ -319,7 +319,7 @@ async def test_where_no_bulk_connection_can_be_had_bulk_takes_the_one_connection
         await alice.wait_peers(1)
         roads.closed.add("first")
         for _ in range(10):
-            await alice.send_when_room(B, Class.BULK, BLOCK, bytes(200_000))
+            await alice.send_when_room(B, TrafficClass.BULK, BLOCK, bytes(200_000))
         with trio.fail_after(5):
             for _ in range(10):
                 assert len((await inbox.receive.receive())[1]) == 200_000
@@ -352,7 +352,7 @@ async def test_bulk_connections_and_control_die_in_turn_and_bulk_is_whole(
 
         nursery.start_soon(cut)
         for body in sent:
-            await alice.send_when_room(B, Class.BULK, BLOCK, body)
+            await alice.send_when_room(B, TrafficClass.BULK, BLOCK, body)
         await until(lambda: len(got) >= len(sent))
         await trio.sleep(1)
         assert sorted(got) == sorted(sent)
@@ -396,7 +396,7 @@ async def test_who_fills_memory_is_dropped_and_the_others_live_on(roads: Roads, 
                 left = 5 * 1024 * 1024 + number
                 for _ in range(160):
                     left -= 32 * 1024
-                    begun = header(Class.REQUEST, 1, stream_number, 4 + 32 * 1024) + left.to_bytes(4, "big")
+                    begun = header(TrafficClass.REQUEST, 1, stream_number, 4 + 32 * 1024) + left.to_bytes(4, "big")
                     try:
                         await stream.send_all(channel.seal(begun + bytes(32 * 1024)))
                     except trio.BrokenResourceError:
@@ -404,7 +404,7 @@ async def test_who_fills_memory_is_dropped_and_the_others_live_on(roads: Roads, 
                 await trio.sleep(0.1)
         assert alice.memory.used_bytes <= alice.memory.limit_bytes
         assert alice.counters["closed_receive_memory"] >= 1
-        bob.send(A, Class.CONSENSUS, VOTE, bytes(200_000))
+        bob.send(A, TrafficClass.CONSENSUS, VOTE, bytes(200_000))
         with trio.fail_after(5):
             assert await inbox.receive.receive() == (B, bytes(200_000))
 
@@ -431,7 +431,7 @@ async def test_when_this_machine_changes_its_address_its_connections_come_along(
             await alice.request(B, "peers", b"")
             hosts = ("192.0.2.7",)
             while not alice.peers()[0].moves:
-                alice.send(B, Class.CONSENSUS, VOTE, b"on the road")
+                alice.send(B, TrafficClass.CONSENSUS, VOTE, b"on the road")
                 assert await inbox.receive.receive() == (A, b"on the road")
                 await trio.sleep(0.05)
         assert alice.counters["roamed"] == 1 and len(bob.peers()) == 1

@@ -8,7 +8,7 @@ import trio
 
 from p2p.base.endpoint import Endpoint
 from p2p.base.sockets import PACE_BYTES_MIN
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from p2p.session.connection import Connection
 from tests.p2p.helpers import NOW_MS, identity, sessions
@@ -51,7 +51,7 @@ async def test_the_bulk_connections_of_a_way_that_is_squeezed_are_slowed_and_let
 
     async def feed() -> None:
         while True:
-            await alice.send_when_room(to, Class.BULK, bulk, bytes(64 * 1024))
+            await alice.send_when_room(to, TrafficClass.BULK, bulk, bytes(64 * 1024))
 
     def held() -> set[int]:
         [peer] = alice._peers.values()

@@ -16,7 +16,7 @@ from p2p.base.errors import BlobUnavailable, PeerUnreachable, RequestRefused, Re
 from p2p.base.limits import NetworkLimits
 from p2p.gossip.core import Verdict
 from p2p.secure.channel import Channel, Hello, HelloKind
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose
 from p2p.secure.noise import StaticKey
@@ -102,7 +102,7 @@ async def test_messages_find_a_peer_known_by_its_address_only(wires: Wires, auto
         # Alice has never been told where Bob is: his record reaches her by gossip through Carol.
         await trio.sleep(5)
         assert alice.record(B) is not None
-        assert alice.send(B, Class.CONSENSUS, VOTE, b"vote")
+        assert alice.send(B, TrafficClass.CONSENSUS, VOTE, b"vote")
         with trio.fail_after(10):
             assert await inbox.receive.receive() == (A, b"vote")
 
@@ -113,7 +113,7 @@ async def test_a_message_sent_before_the_connection_waits_for_it(wires: Wires, a
     alice.add_endpoint(B, memory_endpoint(1))
     async with running(alice, bob, wires=wires):
         assert not alice.is_connected(B)
-        assert alice.broadcast([A, B], Class.CONSENSUS, VOTE, b"vote") == 1
+        assert alice.broadcast([A, B], TrafficClass.CONSENSUS, VOTE, b"vote") == 1
         with trio.fail_after(10):
             assert await inbox.receive.receive() == (A, b"vote")
 
@@ -123,7 +123,7 @@ async def test_an_impostor_at_a_known_endpoint_gets_nothing(wires: Wires, autoju
     inbox = Inbox(mallory)
     alice.add_endpoint(B, Endpoint("memory", 1, C))  # where Bob should be, Mallory answers
     async with running(alice, mallory, wires=wires):
-        alice.send(B, Class.CONSENSUS, VOTE, b"secret vote")
+        alice.send(B, TrafficClass.CONSENSUS, VOTE, b"secret vote")
         with pytest.raises(PeerUnreachable):
             await alice.request(B, "peers", b"", timeout_s=3)
         assert alice.counters["wrong_peer"] >= 1
@@ -138,8 +138,8 @@ async def test_simultaneous_dials_leave_one_connection_on_both_sides(wires: Wire
         (to_bob,), (to_alice,) = alice.peers(), bob.peers()
         assert to_bob.is_outbound != to_alice.is_outbound
         assert to_bob.age_s > 15  # and it is the first one still: nothing flaps
-        alice.send(B, Class.CONSENSUS, VOTE, b"1")
-        bob.send(A, Class.CONSENSUS, VOTE, b"2")
+        alice.send(B, TrafficClass.CONSENSUS, VOTE, b"1")
+        bob.send(A, TrafficClass.CONSENSUS, VOTE, b"2")
         assert await inboxes[1].receive.receive() == (A, b"1")
         assert await inboxes[0].receive.receive() == (B, b"2")
 
@@ -288,12 +288,12 @@ async def test_unknown_kinds_are_skipped_and_a_handler_may_refuse_a_peer(
     async with running(alice, wires=wires):
         stream, mux = await connect_raw(alice, identity(1))
         await alice.wait_peers(1)
-        mux.queue(Class.CONSENSUS, 77, b"of a later version")
-        mux.queue(Class.CONSENSUS, VOTE, b"good")
+        mux.queue(TrafficClass.CONSENSUS, 77, b"of a later version")
+        mux.queue(TrafficClass.CONSENSUS, VOTE, b"good")
         await stream.send_all(mux.next_record() or b"")
         await trio.sleep(1)
         assert alice.is_connected(B)
-        mux.queue(Class.CONSENSUS, VOTE, b"bad")
+        mux.queue(TrafficClass.CONSENSUS, VOTE, b"bad")
         await stream.send_all(mux.next_record() or b"")
         assert await drained(stream) and not alice.is_connected(B)
 
@@ -386,7 +386,7 @@ async def test_requests_are_answered_refused_bounded_and_timed(wires: Wires, aut
         raise BlobUnavailable("no")
 
     bob.on_request("echo", echo)
-    bob.on_request("bulk echo", echo, cls=Class.BULK)
+    bob.on_request("bulk echo", echo, cls=TrafficClass.BULK)
     bob.on_request("never", never)
     bob.on_request("angry", angry)
     async with running(alice, bob, wires=wires):
@@ -491,7 +491,7 @@ async def test_real_sockets_carry_blocks_gossip_and_blobs(tmp_path: Path) -> Non
             with trio.fail_after(120):
                 await alice.wait_peers(2)
                 await bob.wait_peers(2)  # Carol found through Alice
-                assert bob.send(A, Class.BLOCK, BLOCK, bytes(5_000_000))
+                assert bob.send(A, TrafficClass.BLOCK, BLOCK, bytes(5_000_000))
                 assert await inbox.receive.receive() == (B, bytes(5_000_000))
                 assert alice.blobs is not None and bob.blobs is not None
                 name = await trio.to_thread.run_sync(alice.blobs.add, content)
@@ -556,20 +556,20 @@ async def test_many_senders_are_paced_by_a_slow_receiver_and_votes_pass(
     bob.on_message(BLOCK, take)
     bob.on_request("slow", slow)
     with pytest.raises(PeerUnreachable):
-        await alice.send_when_room(B, Class.BULK, BLOCK, b"")
+        await alice.send_when_room(B, TrafficClass.BULK, BLOCK, b"")
     async with running(alice, bob, wires=wires):
-        alice.send(B, Class.BULK, BLOCK, b"")
+        alice.send(B, TrafficClass.BULK, BLOCK, b"")
         await alice.wait_peers(1)
         async with trio.open_nursery() as nursery:
 
             async def pour() -> None:
                 for _ in range(20):
-                    await alice.send_when_room(B, Class.BULK, BLOCK, bytes(1024 * 1024))
+                    await alice.send_when_room(B, TrafficClass.BULK, BLOCK, bytes(1024 * 1024))
 
             for _ in range(3):
                 nursery.start_soon(pour)
             nursery.start_soon(partial(alice.request, B, "slow", b"", timeout_s=100))
-            alice.send(B, Class.CONSENSUS, VOTE, b"vote")
+            alice.send(B, TrafficClass.CONSENSUS, VOTE, b"vote")
             assert await votes.receive.receive() == (A, b"vote")
             gate.set()
         with trio.fail_after(60):
@@ -589,11 +589,11 @@ async def test_waiting_for_room_ends_with_the_connection(wires: Wires, autojump_
 
     bob.on_message(BLOCK, hang)
     async with running(alice, bob, wires=wires):
-        alice.send(B, Class.BULK, BLOCK, b"")
+        alice.send(B, TrafficClass.BULK, BLOCK, b"")
         await stuck.wait()
         with pytest.raises(PeerUnreachable):  # Bob answers no ping while his handler hangs: he is given up
             while True:
-                await alice.send_when_room(B, Class.BULK, BLOCK, bytes(1024 * 1024))
+                await alice.send_when_room(B, TrafficClass.BULK, BLOCK, bytes(1024 * 1024))
 
 
 async def test_a_connection_that_only_takes_a_round_trip_is_no_failed_handshake() -> None:

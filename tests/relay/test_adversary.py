@@ -14,7 +14,7 @@ import trio
 
 from p2p.base.endpoint import Endpoint
 from p2p.base.limits import NetworkLimits
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from p2p.session.peerinfo import ConnectionStats
 from relay.client.client import RelayClient
@@ -124,7 +124,7 @@ def control(member: Member, to: Member) -> ConnectionStats:
 
 async def say(member: Member, to: Member, numbers: range) -> None:
     for number in numbers:
-        assert member.network.send(to.address, Class.CONSENSUS, KIND, b"vote %d" % number)
+        assert member.network.send(to.address, TrafficClass.CONSENSUS, KIND, b"vote %d" % number)
         await trio.sleep(0.01)
 
 
@@ -213,7 +213,7 @@ async def test_bulk_on_a_relay_that_swallows_all_goes_by_the_other_one(
         async def pour() -> None:
             for number in range(400):
                 body = b"%d " % number + bytes(100_000)
-                await bob.network.send_when_room(alice.address, Class.BULK, KIND, body)
+                await bob.network.send_when_room(alice.address, TrafficClass.BULK, KIND, body)
                 if number % 5 == 0:
                     await trio.sleep(0.05)
 

@@ -32,7 +32,7 @@ from relay.protocol.wire import (
     Reserved,
     Terms,
 )
-from relay.server.admission import Admission
+from relay.server.admission import ConnectionAdmission
 from relay.server.core import Drop, Effect, End, Join, Refuse, Send
 from tests.relay.daemon_process import DaemonProcess, identity_of
 from tests.relay.nodes import wait_until
@@ -267,7 +267,9 @@ class Gate:
     def __init__(self, places_max: int) -> None:
         limits = replace(LIMITS, connections_max=places_max, half_open_max=4)
         self.dropped: list[tuple[object, str]] = []
-        self.door = Admission(limits, HostTable(limits), lambda who, why, _ip: self.dropped.append((who, why)))
+        self.door = ConnectionAdmission(
+            limits, HostTable(limits), lambda who, why, _ip: self.dropped.append((who, why))
+        )
         for number in range(places_max):
             transport, host, place = self.knock(f"91.1.{number}.1")
             assert self.door.promote(transport, f"91.1.{number}.1", host, place)
@@ -296,7 +298,7 @@ def test_nobody_has_to_go_for_those_who_have_proved_nothing() -> None:
 
 def test_three_blocks_that_use_up_the_rate_leave_a_part_of_it_to_others() -> None:
     limits = replace(LIMITS, accepts_burst=300, half_open_max=1_000)
-    door = Admission(limits, HostTable(limits), lambda *_: None)
+    door = ConnectionAdmission(limits, HostTable(limits), lambda *_: None)
     answers = [
         door.admit(asyncio.Transport(), f"{50 + block}.7.{number % 250}.{number // 250}", 0)
         for number in range(300)

@@ -12,7 +12,7 @@ import trio
 
 from p2p.base.endpoint import Endpoint
 from p2p.multicast.wire import MulticastParameters
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from relay.client.client import RelayClient
 from relay.client.options import RelayClientOptions
@@ -106,7 +106,7 @@ async def assert_all_hear(all_homes: Sequence[Home], body: bytes) -> None:
 
 
 def send(all_homes: Sequence[Home], body: bytes) -> None:
-    all_homes[0].network.multicast([home.address for home in all_homes], Class.BLOCK, KIND, body)
+    all_homes[0].network.multicast([home.address for home in all_homes], TrafficClass.BLOCK, KIND, body)
 
 
 async def test_one_upload_through_a_relay_reaches_all(start_relay: Callable[..., DaemonProcess]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from p2p.base.endpoint import Endpoint
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from relay.client.control_link import is_no_route
 from tests.relay.daemon_process import DaemonProcess, identity_of
@@ -56,7 +56,7 @@ async def test_a_node_that_listens_everywhere_is_reached_over_both_families() ->
             for host, caller in callers.items():
                 await nursery.start(caller.run)
                 caller.add_endpoint(server.identity.address, Endpoint(host, port))
-                caller.send(server.identity.address, Class.CONSENSUS, KIND, host.encode())
+                caller.send(server.identity.address, TrafficClass.CONSENSUS, KIND, host.encode())
             await wait_until(lambda: len(heard) == 2)
             assert {(callers[body.decode()].identity.address, body) for _, body in heard} == set(heard)
             assert {peer.host for peer in server.peers()} == {"127.0.0.1", "::1"}
@@ -75,11 +75,11 @@ async def test_homes_of_one_family_each_meet_through_a_relay_of_both(
         assert [each.endpoint for each in bob.client.reservations] == [six]
         # Each dials the other at the place that the other knows, over the connection that it has to that relay.
         alice.network.add_endpoint(bob.identity.address, six)
-        assert alice.network.send(bob.identity.address, Class.CONSENSUS, KIND, b"from four to six")
+        assert alice.network.send(bob.identity.address, TrafficClass.CONSENSUS, KIND, b"from four to six")
         with trio.fail_after(30):
             assert await bob.heard.receive() == (alice.identity.address, b"from four to six")
         assert alice.client.links == (four,)
-        assert bob.network.send(alice.identity.address, Class.CONSENSUS, KIND, b"and back")
+        assert bob.network.send(alice.identity.address, TrafficClass.CONSENSUS, KIND, b"and back")
         with trio.fail_after(30):
             assert await alice.heard.receive() == (bob.identity.address, b"and back")
 

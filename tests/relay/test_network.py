@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from p2p.base.endpoint import Endpoint
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from relay.client.client import RelayClient
 from relay.client.options import RelayClientOptions
@@ -62,7 +62,7 @@ async def test_two_networks_without_listeners_meet_and_meet_again_after_the_rela
         await alice.network.wait_peers(1)
         await bob.network.wait_peers(1)
         assert alice.network.bound == bob.network.bound == ()
-        assert alice.network.send(bob.identity.address, Class.CONSENSUS, KIND, b"vote")
+        assert alice.network.send(bob.identity.address, TrafficClass.CONSENSUS, KIND, b"vote")
         assert await bob.heard.receive() == (alice.identity.address, b"vote")
         # Each tells the other where it can be reached: through the relay.
         await wait_until(lambda: alice.network.record(bob.identity.address) is not None)
@@ -73,7 +73,7 @@ async def test_two_networks_without_listeners_meet_and_meet_again_after_the_rela
         await wait_until(lambda: not alice.network.peers() and not bob.network.peers())
         start_relay(port=daemon.port)
         await bob.network.wait_peers(1)
-        assert bob.network.send(alice.identity.address, Class.BULK, KIND, bytes(300_000))
+        assert bob.network.send(alice.identity.address, TrafficClass.BULK, KIND, bytes(300_000))
         assert await alice.heard.receive() == (bob.identity.address, bytes(300_000))
 
 
@@ -94,7 +94,7 @@ async def test_of_two_relays_the_living_one_carries_on(start_relay: Callable[...
         used.kill()
         with trio.move_on_after(60):
             while True:  # what is sent before the loss is noticed is lost with its circuit
-                bob.network.send(alice.identity.address, Class.CONSENSUS, KIND, b"by the other")
+                bob.network.send(alice.identity.address, TrafficClass.CONSENSUS, KIND, b"by the other")
                 with trio.move_on_after(0.1):
                     assert await alice.heard.receive() == (bob.identity.address, b"by the other")
                     return

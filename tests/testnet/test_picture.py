@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from testnet.demonstration import tell
-from testnet.picture import KEPT, PICTURE, KeptRun, Recorder, draw, printed, shortened
+from testnet.demonstration import print_run
+from testnet.picture import PICTURE, RECORDED_RUN, RecordedRun, Recorder, draw, printed, shortened
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(KEPT.read_text())
+    found: dict[str, Any] = json.loads(RECORDED_RUN.read_text())
     return found
 
 
@@ -39,7 +39,7 @@ def test_another_run_gives_another_picture(document: dict[str, Any]) -> None:
 def test_a_run_is_kept_as_it_was_told(document: dict[str, Any]) -> None:
     kept: dict[str, Any] = {"members": document["members"]}
     told: list[str] = []
-    tell(Recorder(KeptRun(document), kept), told.append)
+    print_run(Recorder(RecordedRun(document), kept), told.append)
     assert kept == document and told
 
 

@@ -15,7 +15,12 @@ from consensus.light import (
 from node.chain.block_tree import BodyInvalid, decode_body
 from node.chain.evidence import decode_file, encode_file
 from node.chain.founding import check_founder, founder_from_json, founder_to_json
-from node.chain.local_transactions import decode_kept, decode_log, encode_kept, encode_log_part
+from node.chain.local_transactions import (
+    decode_local_transactions,
+    decode_log,
+    encode_local_transactions,
+    encode_log_part,
+)
 from node.chain.tx_gossip import decode_batch, encode_batch
 from node.cli.guard import read_watermark
 from node.cli.jobs import read_spec, spec_from_json, spec_to_json
@@ -107,7 +112,7 @@ def light_files() -> tuple[bytes, ...]:
 def read_kept(data: bytes) -> None:
     """Read a file of waiting transactions whose checksum is right, which hardly a change of one leaves so."""
     whole = digest(b"kept-mempool", data) + data
-    assert encode_kept(KEPT_CHAIN, decode_kept(whole, KEPT_CHAIN)) == whole
+    assert encode_local_transactions(KEPT_CHAIN, decode_local_transactions(whole, KEPT_CHAIN)) == whole
 
 
 def read_log(data: bytes) -> None:
@@ -173,11 +178,13 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("node.chain.evidence:decode_file",),
     )  # fmt: skip
     yield "waiting transactions", Target(
-        read_kept, (encode_kept(KEPT_CHAIN, [])[32:], encode_kept(KEPT_CHAIN, [(7, RAW)])[32:]),
-        ("node.chain.local_transactions:decode_kept",),
+        read_kept,
+        (encode_local_transactions(KEPT_CHAIN, [])[32:], encode_local_transactions(KEPT_CHAIN, [(7, RAW)])[32:]),
+        ("node.chain.local_transactions:decode_local_transactions",),
     )  # fmt: skip
     yield "log of waiting transactions", Target(
-        read_log, (encode_log_part(KEPT_CHAIN, [(7, RAW)]), encode_kept(KEPT_CHAIN, [(7, RAW)])[32:]),
+        read_log,
+        (encode_log_part(KEPT_CHAIN, [(7, RAW)]), encode_local_transactions(KEPT_CHAIN, [(7, RAW)])[32:]),
         ("node.chain.local_transactions:decode_log",),
     )  # fmt: skip
     sync = "node.sync.messages:"

@@ -19,10 +19,10 @@ from p2p.multicast.pieces import (
     MESSAGE_BYTES_MAX,
     SEAL_BYTES,
     Piece,
-    Shape,
-    cut_message,
+    PieceLayout,
     decode_piece,
     encode_piece,
+    split_message,
 )
 from p2p.multicast.wire import Announce, Ask, Done, Have, Swap, Want, encode_control
 from p2p.path.endpoint_status import DialBackAnswer
@@ -32,7 +32,7 @@ from p2p.records.records import sign_record, verify_record
 from p2p.records.revocations import Revocations
 from p2p.secure.channel import Channel, HelloKind
 from p2p.secure.channel import Hello as PeerHello
-from p2p.secure.frame import Class, frame, frames
+from p2p.secure.frame import TrafficClass, frame, frames
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import NodeCertificate, Purpose, prologue
 from p2p.secure.noise import HandshakeState, StaticKey
@@ -148,13 +148,13 @@ def read_gossip(data: bytes) -> None:
 
 def read_peer_request(data: bytes) -> None:
     """Read a request, its answer and a refusal as a connection does."""
-    said: list[tuple[Class, int, bytes]] = []
+    said: list[tuple[TrafficClass, int, bytes]] = []
 
-    def say(*message: Class | int | bytes) -> bool:
-        said.append(cast(tuple[Class, int, bytes], message))
+    def say(*message: TrafficClass | int | bytes) -> bool:
+        said.append(cast(tuple[TrafficClass, int, bytes], message))
         return True
 
-    async def say_when_room(*_message: Class | int | bytes) -> None:
+    async def say_when_room(*_message: TrafficClass | int | bytes) -> None:
         raise AssertionError("an answer to a method that nobody serves")
 
     requests = Requests(
@@ -163,10 +163,10 @@ def read_peer_request(data: bytes) -> None:
     )  # fmt: skip
     for kind in (KIND_RESPONSE, KIND_REFUSAL):
         try:
-            requests.take(Message(Class.REQUEST, kind, data), cast(trio.Nursery, None))
+            requests.take(Message(TrafficClass.REQUEST, kind, data), cast(trio.Nursery, None))
         except FrameInvalid:
             pass
-    requests.take(Message(Class.REQUEST, KIND_REQUEST, data), cast(trio.Nursery, None))
+    requests.take(Message(TrafficClass.REQUEST, KIND_REQUEST, data), cast(trio.Nursery, None))
     assert [kind for _, kind, _ in said] == [KIND_REFUSAL]
 
 
@@ -296,7 +296,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         Target(of_text(parse_bootstrap), (PEER, b"h:1"), ("p2p.base.endpoint:parse_bootstrap",), (ConfigError,)),
     )
     multicast = (
-        Announce(bytes(32), bytes(32), 2, Shape(100_000, 4_096)), Have(bytes(32), 5), Done(bytes(32)),
+        Announce(bytes(32), bytes(32), 2, PieceLayout(100_000, 4_096)), Have(bytes(32), 5), Done(bytes(32)),
         Swap(bytes(32), bytes(32), 3, (b"m" * 20, b"n" * 20)), Swap(bytes(32), b"", 0, ()), Want(bytes(32), 6),
         Ask(bytes(32), ((b"m" * 20, 5), (b"n" * 20, 2))),
     )  # fmt: skip
@@ -304,7 +304,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         read_multicast, tuple(encode_control(message) for message in multicast),
         ("p2p.multicast.wire:decode_control", "p2p.multicast.core:Multicast.control"), cost=2,
     )  # fmt: skip
-    cut = cut_message(bytes(5_000), Shape(5_000, 1_024))
+    cut = split_message(bytes(5_000), PieceLayout(5_000, 1_024))
     pieces = tuple(
         encode_piece(Piece(cut.root, number, cut.proofs[number].siblings, data, bool(number)))
         for number, data in enumerate(cut.pieces[:2])

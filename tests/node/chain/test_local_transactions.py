@@ -16,7 +16,13 @@ from structlog.testing import capture_logs
 
 from node.chain import local_transactions
 from node.chain.ledger import NodeLedger
-from node.chain.local_transactions import LocalTransactions, decode_kept, decode_log, encode_kept, encode_log_part
+from node.chain.local_transactions import (
+    LocalTransactions,
+    decode_local_transactions,
+    decode_log,
+    encode_local_transactions,
+    encode_log_part,
+)
 from node.chain.mempool import MempoolOptions
 from state.primitives.errors import DecodeError
 from state.primitives.keys import recover_addresses
@@ -52,19 +58,19 @@ def clock(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockCloc
 
 @given(ITEMS)
 def test_a_file_tells_what_it_was_given(items: list[tuple[int, bytes]]) -> None:
-    assert decode_kept(encode_kept(CHAIN, items), CHAIN) == items
+    assert decode_local_transactions(encode_local_transactions(CHAIN, items), CHAIN) == items
 
 
 @given(ITEMS, st.data())
 def test_no_byte_of_a_file_can_change_unseen(items: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    whole = encode_kept(CHAIN, items)
+    whole = encode_local_transactions(CHAIN, items)
     at, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
     with pytest.raises(DecodeError):
-        decode_kept(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :], CHAIN)
+        decode_local_transactions(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :], CHAIN)
     with pytest.raises(DecodeError):
-        decode_kept(whole[:at], CHAIN)
+        decode_local_transactions(whole[:at], CHAIN)
     with pytest.raises(DecodeError, match="another chain"):
-        decode_kept(whole, b"d" * 32)
+        decode_local_transactions(whole, b"d" * 32)
 
 
 @given(st.lists(ITEMS, max_size=5), st.data())
@@ -100,10 +106,10 @@ def test_a_log_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_is_bounded_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_transactions, "KEPT_MAX", 3)
     with pytest.raises(DecodeError):
-        decode_kept(encode_kept(CHAIN, [(0, b"")] * 4), CHAIN)
+        decode_local_transactions(encode_local_transactions(CHAIN, [(0, b"")] * 4), CHAIN)
     monkeypatch.setattr(local_transactions, "FILE_LIMIT_BYTES", 80)
     with pytest.raises(DecodeError, match="more than 80 bytes"):
-        decode_kept(encode_kept(CHAIN, [(0, bytes(40))]), CHAIN)
+        decode_local_transactions(encode_local_transactions(CHAIN, [(0, bytes(40))]), CHAIN)
 
 
 class Told:
@@ -190,7 +196,9 @@ async def test_what_is_kept_is_checked_as_if_it_came_now(world: World) -> None:
     wrong = forged[:-65] + bytes(32) + forged[-33:]
     world.path.joinpath("data").mkdir()
     file = world.path / "data" / "mempool"
-    file.write_bytes(encode_kept(world.runtime.genesis_hash, [(0, b"?"), (9, wrong), (0, final), (2**40, other)]))
+    file.write_bytes(
+        encode_local_transactions(world.runtime.genesis_hash, [(0, b"?"), (9, wrong), (0, final), (2**40, other)])
+    )
     world.ledger.admit(final, account(0).address)
     world.mint()
     await run_once(world)
@@ -201,14 +209,14 @@ async def test_what_is_kept_is_checked_as_if_it_came_now(world: World) -> None:
 async def test_a_damaged_file_is_set_aside_and_named(world: World, damage: str) -> None:
     world.path.joinpath("data").mkdir()
     file = world.path / "data" / "mempool"
-    whole = encode_kept(world.runtime.genesis_hash, [(0, transfer(account(0), 0, fee=FEE))])
+    whole = encode_local_transactions(world.runtime.genesis_hash, [(0, transfer(account(0), 0, fee=FEE))])
     match damage:
         case "cut":
             whole = whole[:-1]
         case "bit":
             whole = whole[:50] + bytes([whole[50] ^ 1]) + whole[51:]
         case "chain":
-            whole = encode_kept(b"d" * 32, [])
+            whole = encode_local_transactions(b"d" * 32, [])
         case _:
             whole = bytes(local_transactions.FILE_LIMIT_BYTES + 1)
     file.write_bytes(whole)
@@ -217,7 +225,7 @@ async def test_a_damaged_file_is_set_aside_and_named(world: World, damage: str) 
     aside = file.with_name("mempool.damaged")
     assert aside.read_bytes() == whole
     assert str(aside) in str(lines)
-    assert decode_kept(file.read_bytes(), world.runtime.genesis_hash) == []
+    assert decode_local_transactions(file.read_bytes(), world.runtime.genesis_hash) == []
 
 
 async def test_a_disk_that_refuses_ends_nothing(world: World) -> None:
@@ -246,7 +254,7 @@ async def test_it_is_written_now_and_then_and_only_when_it_changed(
         world.ledger.admit(raw, account(0).address)
         while not file.exists():  # noqa: ASYNC110  a file wakes nobody
             await trio.sleep(local_transactions.SAVE_S)
-        assert decode_kept(file.read_bytes(), world.runtime.genesis_hash) == [(0, raw)]
+        assert decode_local_transactions(file.read_bytes(), world.runtime.genesis_hash) == [(0, raw)]
         written = file.stat().st_mtime_ns, file.stat().st_ino
         await trio.sleep(5 * local_transactions.SAVE_S)
         assert (file.stat().st_mtime_ns, file.stat().st_ino) == written
@@ -288,7 +296,10 @@ async def test_a_kill_loses_what_came_within_the_last_second_at_most(
                 assert set(sent) == before
                 # The end in order has put one whole file in the place of both.
                 assert [
-                    item.raw for item in decode_kept((killed / "mempool").read_bytes(), world.runtime.genesis_hash)
+                    item.raw
+                    for item in decode_local_transactions(
+                        (killed / "mempool").read_bytes(), world.runtime.genesis_hash
+                    )
                 ]
                 assert not (killed / "mempool.log").exists()
                 world.ledger = ledger
@@ -303,7 +314,7 @@ async def test_a_log_that_ends_early_brings_back_its_beginning_and_is_replaced(
     genesis = world.runtime.genesis_hash
     data = world.path / "data"
     data.mkdir()
-    (data / "mempool").write_bytes(encode_kept(genesis, [(0, first)]))
+    (data / "mempool").write_bytes(encode_local_transactions(genesis, [(0, first)]))
     part = encode_log_part(genesis, [(0, third)])
     (data / "mempool.log").write_bytes(encode_log_part(genesis, [(0, first), (0, second)]) + part[:-1])
     with capture_logs() as lines:
@@ -353,14 +364,18 @@ async def test_a_full_log_gives_way_to_the_whole_file(
             for nonce in range(1, 4):
                 world.ledger.admit(transfer(account(number), nonce, fee=FEE), account(number).address)
         await trio.sleep(2 * local_transactions.SAVE_S_MIN)
-        assert decode_kept((world.path / "data" / "mempool").read_bytes(), world.runtime.genesis_hash)
+        assert decode_local_transactions(
+            (world.path / "data" / "mempool").read_bytes(), world.runtime.genesis_hash
+        )
         nursery.cancel_scope.cancel()
 
 
 async def brought_back_by(world: World, data: Path) -> int:
     """Return how many transactions the files of a killed node have."""
     genesis = world.runtime.genesis_hash
-    items = decode_kept((data / "mempool").read_bytes(), genesis) if (data / "mempool").exists() else []
+    items = (
+        decode_local_transactions((data / "mempool").read_bytes(), genesis) if (data / "mempool").exists() else []
+    )
     if (data / "mempool.log").exists():
         items += decode_log((data / "mempool.log").read_bytes(), genesis)[0]
     return len({item.raw for item in items})
@@ -380,14 +395,14 @@ async def test_a_disk_that_refuses_is_named_once_and_tried_again(
             (world.path / "data").unlink()
             await trio.sleep(2 * local_transactions.SAVE_S)
             file = world.path / "data" / "mempool"
-            assert decode_kept(file.read_bytes(), world.runtime.genesis_hash) == [(0, raw)]
+            assert decode_local_transactions(file.read_bytes(), world.runtime.genesis_hash) == [(0, raw)]
             nursery.cancel_scope.cancel()
 
 
 async def test_a_node_that_ends_while_it_brings_back_keeps_all(world: World) -> None:
     world.path.joinpath("data").mkdir()
     file = world.path / "data" / "mempool"
-    whole = encode_kept(
+    whole = encode_local_transactions(
         world.runtime.genesis_hash, [(0, transfer(account(0), nonce, fee=FEE)) for nonce in range(3)]
     )
     file.write_bytes(whole)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from node.cli import status as module
 from node.cli.status import _gateway, _seat, status
-from node.daemon.reachability import RelayDown, judge
+from node.daemon.reachability import RelayOutage, assess_reachability
 
 OUT: dict[str, Any] = {"seat": None, "seats": 4, "epoch": 7, "stake": "5", "jail": None}
 
@@ -36,8 +36,8 @@ def test_who_has_no_seat_is_told_why(known: dict[str, Any], said: str) -> None:
 
 def _status_of(*, down: bool, listens: bool = True) -> dict[str, Any]:
     relay = "relay:" + "ab" * 20 + ":198.51.100.7:7"
-    relays_down = [RelayDown(relay, "2027-01-15 08:00:00", 1_800_000_000_000, "refused")] * down
-    found = judge(listens=listens, configured=[], verdicts={}, relays=[], down=relays_down)
+    relays_down = [RelayOutage(relay, "2027-01-15 08:00:00", 1_800_000_000_000, "refused")] * down
+    found = assess_reachability(listens=listens, configured=[], verdicts={}, relays=[], down=relays_down)
     return {
         "syncing": False, "peers": 3, "behind_ms": 900, "height": 7, "block": "00", "state_root": "00", "epoch": 1,
         "view": 1, "relays": 0, "mempool": 0, "roles": [], "version": "1", "address": "0x", "chain": "c",

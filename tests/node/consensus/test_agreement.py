@@ -21,7 +21,7 @@ from node.home.config import Checkpoint
 from node.process.signature_pool import SignatureVerifier, VerifierOptions
 from node.sync.start_plan import CheckpointMismatch
 from node.telemetry.cpu_accounting import CpuAccounting
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from p2p.session.mux import MuxLimits
 from state.primitives.blocks import Block, encode_block
@@ -33,8 +33,8 @@ from tests.p2p.helpers import NOW_MS, identity
 
 def test_every_message_of_consensus_fits_into_its_lane() -> None:
     limits = MuxLimits().classes
-    assert limits[Class.CONSENSUS].message_bytes_max >= SMALL_MESSAGE_BYTES_MAX
-    assert limits[Class.BLOCK].message_bytes_max >= MESSAGE_LIMIT_BYTES
+    assert limits[TrafficClass.CONSENSUS].message_bytes_max >= SMALL_MESSAGE_BYTES_MAX
+    assert limits[TrafficClass.BLOCK].message_bytes_max >= MESSAGE_LIMIT_BYTES
 
 
 class NoEvidence:

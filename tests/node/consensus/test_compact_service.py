@@ -16,7 +16,7 @@ from node.consensus.agreement import KIND_CONSENSUS_BULK, YOUNG_S, _NetworkPort,
 from node.consensus.compact import WantWhole, encode_bulk, encode_word
 from node.consensus.compact_exchange import CompactParameters
 from node.consensus.compact_service import KIND_COMPACT, KIND_COMPACT_WORD, WHOLE_BYTES_MAX, CompactBlocks
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from state.primitives.address import format_address
 from state.primitives.transactions import sign_transaction
@@ -141,7 +141,9 @@ async def test_another_seat_answers_for_a_leader_that_does_not() -> None:
         leader = nodes[0].identity.address
         form, data = form_of(RAWS)
         for node in nodes[1:]:  # by hand: the leader knows nothing of this message and answers no question
-            assert nodes[0].network.send(node.identity.address, Class.BLOCK, KIND_COMPACT, encode_bulk(form))
+            assert nodes[0].network.send(
+                node.identity.address, TrafficClass.BLOCK, KIND_COMPACT, encode_bulk(form)
+            )
             assert await node.heard.receive() == ("rebuilt", leader, data)
         await until(lambda: nodes[1].count("helped") == 1)
 
@@ -159,7 +161,7 @@ async def test_hostile_messages_cost_their_sender_and_nothing_else() -> None:
             (stranger, KIND_COMPACT_WORD, encode_word(WantWhole(b"w" * 32))),
             (seat, KIND_COMPACT, encode_bulk(form_of(RAWS, view=2_000)[0])),  # a view that it does not lead
         ):
-            assert node.network.send(address, Class.BLOCK, kind, data)
+            assert node.network.send(address, TrafficClass.BLOCK, kind, data)
         await nodes[2].port.broadcast(DATA, True)
         for node in (target, seat):
             assert await node.heard.receive() == ("rebuilt", nodes[2].identity.address, DATA)

@@ -35,7 +35,7 @@ from node.consensus.vote_relay import (
     VoteRelayService,
 )
 from p2p.base.endpoint import Endpoint
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from state.primitives.blocks import encode_block
 from state.primitives.committee import Committee, Seat
@@ -257,7 +257,7 @@ async def test_who_is_asked_has_one_answer_and_keeps_no_others_back(tmp_path: Pa
     async with lacking_one(tmp_path, view_led_by_others(0)) as (nodes, _):
         for number in range(16):
             body = b"nonsense" + bytes((number,))
-            assert nodes[4].network.send(address(0), Class.BLOCK, KIND_PROPOSAL, body)
+            assert nodes[4].network.send(address(0), TrafficClass.BLOCK, KIND_PROPOSAL, body)
         await until(lambda: nodes[0].count("proposals_taken") == 1)
         assert nodes[0].count("proposals_false") <= 1
         assert nodes[0].count("proposals_asked") == 2
@@ -366,6 +366,6 @@ async def test_nobody_sends_a_proposal_that_was_not_asked_for(tmp_path: Path) ->
         gone: list[bytes] = []
         nodes[0].network.on_peer(lambda peer, is_there: None if is_there else gone.append(peer))
         for kind in (KIND_PROPOSAL, KIND_PROPOSAL_WANTED):
-            assert nodes[4].network.send(address(0), Class.CONSENSUS, kind, b"nonsense")
+            assert nodes[4].network.send(address(0), TrafficClass.CONSENSUS, kind, b"nonsense")
         # What is no question ends the connection of who asks it.
         await until(lambda: gone == [address(4)])

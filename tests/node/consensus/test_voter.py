@@ -13,7 +13,7 @@ import structlog
 from consensus.guard import SLOT_BYTES, Guard, GuardMissing, GuardOutdated
 from consensus.guard_log import GUARD_FILE, VoteDirectory
 from consensus.remote_voter import RemoteVoter
-from consensus.signer import Opening, SignerUnavailable
+from consensus.signer import GuardState, SignerUnavailable
 from node.cli import EXIT_FAILED, EXIT_NEEDS_OPERATOR, exit_status
 from node.consensus.voter import LocalVoter, make_voter
 from node.home.config import parse_signer
@@ -120,13 +120,13 @@ def check_of(home: Home, *, may_have_voted: bool, accepts: bool = False) -> Remo
 def test_a_signer_that_knows_less_than_the_chain_or_this_home_is_refused(tmp_path: Path) -> None:
     home = Home(tmp_path)
     key = VoteKey(VOTE)
-    fresh = Opening(key.vote_key, key.vrf_key, (0, 0), ())
+    fresh = GuardState(key.vote_key, key.vrf_key, (0, 0), ())
     later = replace_floor(fresh, (1, 4))
 
-    def check(opening: Opening, *, may_have_voted: bool, accepts: bool = False) -> None:
+    def check(guard_state: GuardState, *, may_have_voted: bool, accepts: bool = False) -> None:
         remote = check_of(home, may_have_voted=may_have_voted, accepts=accepts)
-        assert remote._check_opening is not None
-        remote._check_opening(opening)
+        assert remote._check_guard_state is not None
+        remote._check_guard_state(guard_state)
 
     check(fresh, may_have_voted=False)
     check(fresh, may_have_voted=True, accepts=True)
@@ -141,8 +141,8 @@ def test_a_signer_that_knows_less_than_the_chain_or_this_home_is_refused(tmp_pat
     check(replace_floor(fresh, (1, 5)), may_have_voted=True)
 
 
-def replace_floor(opening: Opening, floor: tuple[int, int]) -> Opening:
-    return opening._replace(floor=floor)
+def replace_floor(guard_state: GuardState, floor: tuple[int, int]) -> GuardState:
+    return guard_state._replace(floor=floor)
 
 
 def test_a_key_both_here_and_at_a_signer_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from node.chain.mempool import Mempool, MempoolOptions
 from node.daemon.admin import DOCUMENT, TABLE, Admin, serve_admin
 from node.home.config import load_options
 from node.home.options import LogOptions
-from node.process.drain import Drain, Load
+from node.process.drain import Drain, RemainingWork
 from node.telemetry.logs import configure_logs
 from rpc.gateway.surface import SURFACE
 from state.primitives.address import format_address
@@ -43,7 +43,9 @@ class Owned:
             mempool=Mempool(MempoolOptions(), lambda _address: Account(0, 10**30)), on_pool_changed=self._changed
         )
         self.drain = Drain()
-        self.under_way = Load(is_offered=True, tasks=1, checks=0, running=1, transactions=0, is_serving=True)
+        self.under_way = RemainingWork(
+            is_offered=True, tasks=1, checks=0, running=1, transactions=0, is_serving=True
+        )
         self.stopped = trio.Event()
         self.stop = self.stopped.set
         self.admin = Admin(cast(Any, self))
@@ -54,7 +56,7 @@ class Owned:
     async def status(self) -> Any:
         return {"height": 7}
 
-    def load(self) -> Load:
+    def remaining_work(self) -> RemainingWork:
         return self.under_way
 
     async def call(self, name: str, *params: Any) -> Any:
@@ -134,7 +136,9 @@ async def test_draining_is_begun_looked_at_and_ended() -> None:
             False,
         )
         assert node.drain.is_on
-        node.under_way = Load(is_offered=False, tasks=0, checks=0, running=0, transactions=0, is_serving=False)
+        node.under_way = RemainingWork(
+            is_offered=False, tasks=0, checks=0, running=0, transactions=0, is_serving=False
+        )
         assert (await node.call("admin_getDrain"))["empty"]
         assert (await node.call("admin_drain", True, True))["stops_when_empty"]
         ended = await node.call("admin_drain", False)

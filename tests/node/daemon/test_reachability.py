@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.daemon.reachability import RelayDown, judge
+from node.daemon.reachability import RelayOutage, assess_reachability
 from p2p.base.endpoint import Endpoint
 from p2p.path.endpoint_status import EndpointStatus
 
@@ -44,19 +44,19 @@ def test_an_owner_is_told_how_the_node_is_reached_and_why(
     listens: bool, configured: list[Endpoint], verdicts: dict[Endpoint, EndpointStatus], relays: list[Endpoint],
     how: str, says: str,
 ) -> None:  # fmt: skip
-    found = judge(listens=listens, configured=configured, verdicts=verdicts, relays=relays)
+    found = assess_reachability(listens=listens, configured=configured, verdicts=verdicts, relays=relays)
     assert found.how == how and says in found.why
     assert found.relays == tuple(map(str, relays))
 
 
 @pytest.mark.parametrize("listens", [False, True])
 def test_a_relay_that_is_down_is_named_instead_of_none_being_known(listens: bool) -> None:
-    down = RelayDown(str(RELAY), "2027-01-15 08:00:00", 1_800_000_000_000, "connection refused")
-    found = judge(listens=listens, configured=[], verdicts={}, relays=[], down=[down])
+    down = RelayOutage(str(RELAY), "2027-01-15 08:00:00", 1_800_000_000_000, "connection refused")
+    found = assess_reachability(listens=listens, configured=[], verdicts={}, relays=[], down=[down])
     assert found.how == "none" and found.relays_down == (down,)
     assert f"{RELAY} is down since 2027-01-15 08:00:00 UTC (connection refused)" in found.why
     assert "no relay is known" not in found.why
-    beside = judge(listens=listens, configured=[], verdicts={}, relays=[RELAY], down=[down])
+    beside = assess_reachability(listens=listens, configured=[], verdicts={}, relays=[RELAY], down=[down])
     assert beside.how == "relays" and beside.relays_down == (down,)
 
 
@@ -69,7 +69,7 @@ def test_a_relay_that_is_down_is_named_instead_of_none_being_known(listens: bool
 def test_nobody_is_told_of_a_way_that_is_not_there(
     listens: bool, configured: set[Endpoint], verdicts: dict[Endpoint, EndpointStatus], has_relay: bool
 ) -> None:
-    found = judge(
+    found = assess_reachability(
         listens=listens, configured=sorted(configured, key=str), verdicts=verdicts, relays=[RELAY] * has_relay
     )
     assert (found.how == "direct") == (EndpointStatus.PUBLIC in verdicts.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.daemon.upgrades import LOOK_BLOCKS, Coming, UpgradeWatch, coming_version
+from node.daemon.upgrades import LOOK_BLOCKS, PendingUpgrade, UpgradeWatch, pending_upgrade
 from state.transition.epochs import last_height, load_tally
 from tests.state.transition.test_epochs import BLOCKS, FOUNDERS, World
 
@@ -22,8 +22,8 @@ def test_it_is_said_to_be_scheduled_in_the_epoch_before_it_holds_and_in_no_other
             break
         world.signals = {FOUNDERS[one].address: 1 for one in old[number // BLOCKS]}
         world.mint()
-        coming = coming_version(world.state, world.height, world.runtime.chain, 1)
-        said[world.height] = None if coming is None else coming.last_height
+        pending = pending_upgrade(world.state, world.height, world.runtime.chain, 1)
+        said[world.height] = None if pending is None else pending.last_height
     holds = world.epoch.version == 2
     last = world.height
     for height, scheduled in said.items():
@@ -36,13 +36,13 @@ def test_a_third_of_the_weight_may_be_faulty_and_is_not_believed() -> None:
     world.signals = {key.address: 1 for key in FOUNDERS[1:]}  # one of four signals
     world.finish()
     assert load_tally(world.state, 0).signals.count(2) == 1  # type: ignore[union-attr]
-    assert coming_version(world.state, world.height, world.runtime.chain, 1) is None
+    assert pending_upgrade(world.state, world.height, world.runtime.chain, 1) is None
     world.signals = {key.address: 1 for key in FOUNDERS[2:]}
     world.finish()
     for _ in range(BLOCKS):
-        assert coming_version(world.state, world.height, world.runtime.chain, 1) == Coming(2, 50, None)
+        assert pending_upgrade(world.state, world.height, world.runtime.chain, 1) == PendingUpgrade(2, 50, None)
         world.mint()
-    assert coming_version(world.state, world.height, world.runtime.chain, 2) is None
+    assert pending_upgrade(world.state, world.height, world.runtime.chain, 2) is None
 
 
 def test_the_owner_hears_once_an_epoch_and_when_it_is_scheduled() -> None:
@@ -57,8 +57,8 @@ def test_the_owner_hears_once_an_epoch_and_when_it_is_scheduled() -> None:
         while world.height < last_height(epoch, world.runtime.chain):
             world.mint()
             if watch.note(world.height):
-                assert watch.coming is not None
-                heard.append((epoch, watch.coming.percent, watch.coming.last_height))
+                assert watch.pending is not None
+                heard.append((epoch, watch.pending.percent, watch.pending.last_height))
         if world.runtime.epoch_at(world.state, world.height + 1).version == 2:
             break
     assert heard == [(0, 75, None), (1, 75, None), (2, 100, last_height(2, world.runtime.chain))]

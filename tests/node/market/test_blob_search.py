@@ -26,13 +26,13 @@ from node.market.blob_search import (
     encode_question,
     is_due,
 )
-from node.market.duties import Duties
+from node.market.duties import DutyService
 from node.market.inputs import Supply
 from p2p.base.errors import BlobUnavailable
 from p2p.base.limits import NetworkLimits
 from p2p.blob.transfer import METHOD_MANIFEST, METHOD_PIECE
 from p2p.gossip.core import Verdict
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from state.primitives.address import format_address
 from state.primitives.codec import encode
@@ -124,7 +124,7 @@ async def test_a_worker_gets_a_data_set_that_no_peer_of_its_has(tmp_path: Path) 
         await until(lambda: holder.network.record(asker.address) is not None)
         home = Home(tmp_path / "worker")
         home.jobs.mkdir(parents=True)
-        duties = Duties(
+        duties = DutyService(
             world.ledger, world.wallet(ASKER), asker.network, NodeOptions(roles=("compute",)), home=home,
             secret=b"s" * 32, is_synced=lambda: True,
         )  # fmt: skip
@@ -153,7 +153,7 @@ async def test_what_the_chain_does_not_bear_out_goes_no_further(tmp_path: Path) 
 
 
 def held(holder: Node, asker: Node, blob: bytes) -> None:
-    assert holder.network.send(asker.address, Class.GOSSIP, KIND_BLOB_HELD, blob)
+    assert holder.network.send(asker.address, TrafficClass.GOSSIP, KIND_BLOB_HELD, blob)
 
 
 class Gate:

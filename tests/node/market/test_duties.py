@@ -18,7 +18,7 @@ import node.market.worker
 from billing.escrow import Movement, Purpose, escrow_totals
 from node.home.options import RegistryOptions
 from node.market.cancellation import work_while
-from node.market.duties import Duties
+from node.market.duties import DutyService
 from node.market.inputs import InputUnavailable, Supply
 from node.market.machine import Score
 from node.market.promises import Published
@@ -160,23 +160,23 @@ class Swindling(Worker):
         return super()._store_state(result, number % len(result.segments))
 
 
-class Liar(Duties):
+class Liar(DutyService):
     worker_type = Lying
 
 
-class Halted(Duties):
+class Halted(DutyService):
     worker_type = Halting
 
 
-class Withholder(Duties):
+class Withholder(DutyService):
     worker_type = Withholding
 
 
-class Evictor(Duties):
+class Evictor(DutyService):
     worker_type = Evicting
 
 
-class Swindler(Duties):
+class Swindler(DutyService):
     worker_type = Swindling
 
 
@@ -250,7 +250,9 @@ async def test_a_worker_that_alters_a_leaf_is_found_and_not_paid(world: World) -
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("duties", [Withholder, Swindler])
-async def test_a_worker_is_not_paid_for_a_result_that_nobody_can_have(world: World, duties: type[Duties]) -> None:
+async def test_a_worker_is_not_paid_for_a_result_that_nobody_can_have(
+    world: World, duties: type[DutyService]
+) -> None:
     worker = Machine(world, 1, "compute", duties=duties)
     verifiers = [Machine(world, number, "verify") for number in (2, 3)]
     market = Market(world, worker, *verifiers)
@@ -772,7 +774,7 @@ async def test_a_node_adds_to_its_bond_what_it_lacks_to_be_offered_work(
     monkeypatch.setattr(node.market.duties, "known_score", lambda _path: Score(1_000, is_steady=True))
     least = TaskParameters().node_bond_min
 
-    class Fined(Duties):
+    class Fined(DutyService):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             self._parameters = replace(self._parameters, node_bond_min=least + 1)
@@ -815,7 +817,7 @@ async def test_another_worker_goes_on_from_the_state_of_the_one_that_left(world:
             begun.append((self._wallet.address, start is not None))
             return dataset, start
 
-    class Noting(Duties):
+    class Noting(DutyService):
         worker_type = NotingWorker
 
     machines = [Machine(world, number, "compute", duties=Noting) for number in (1, 2)]

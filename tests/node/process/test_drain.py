@@ -18,8 +18,8 @@ import node.market.inputs
 import node.process.gateway_process
 from node.home.options import LogOptions, RegistryOptions, RpcOptions
 from node.process.children import Child
-from node.process.drain import Drain, Load
-from node.process.gateway_process import Gateway, keep_gateway
+from node.process.drain import Drain, RemainingWork
+from node.process.gateway_process import GatewayProcess, keep_gateway
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.registry import NodeStatus, load_node
 from tasks.ledger.transitions import RETIRE_NODE
@@ -28,9 +28,9 @@ from tests.node.world import Machine, World
 from tests.tasks.executor.helpers import make_spec
 
 
-@pytest.mark.parametrize("field", Load._fields)
+@pytest.mark.parametrize("field", RemainingWork._fields)
 def test_a_node_is_empty_when_nothing_at_all_is_under_way(field: str) -> None:
-    nothing = Load(is_offered=False, tasks=0, checks=0, running=0, transactions=0, is_serving=False)
+    nothing = RemainingWork(is_offered=False, tasks=0, checks=0, running=0, transactions=0, is_serving=False)
     assert nothing.is_empty
     values: Any = {field: 1}
     assert not nothing._replace(**values).is_empty
@@ -162,7 +162,7 @@ async def test_the_gateway_ends_in_order_and_starts_again(
 
     monkeypatch.setattr(node.process.gateway_process, "_start", start)
     monkeypatch.setattr(node.process.gateway_process, "DELAY_S_MIN", 0.01)
-    drain, gateway = Drain(), Gateway()
+    drain, gateway = Drain(), GatewayProcess()
     nursery.start_soon(keep_gateway, RpcOptions(), tmp_path / "s", LogOptions(), drain, gateway)
     with trio.fail_after(120):
         await wait(1, is_running=True)

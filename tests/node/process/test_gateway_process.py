@@ -15,7 +15,7 @@ import trio.testing
 import node.process.gateway_process
 from node.home.options import LogOptions, RpcOptions
 from node.process.children import Child
-from node.process.gateway_process import Gateway, gateway_document, keep_gateway
+from node.process.gateway_process import GatewayProcess, gateway_document, keep_gateway
 from rpc.backend.server import Backend
 from rpc.gateway.process import options_from_json
 from tests.rpc.harness import Node
@@ -59,7 +59,7 @@ async def test_a_gateway_that_ends_again_and_again_is_told_and_waits_longer_each
             return 78
 
     monkeypatch.setattr(node.process.gateway_process, "_start", lambda _document: Mayfly())
-    gateway = Gateway()
+    gateway = GatewayProcess()
     nursery.start_soon(keep_gateway, RpcOptions(), tmp_path / "s", LogOptions(), None, gateway)
     told = [gateway.describe()]
     while len(starts) < 15:

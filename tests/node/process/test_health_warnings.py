@@ -11,8 +11,8 @@ from node.process.health_warnings import (
     CLOCK_BLOCKS,
     CLOCK_OFF_MS_MIN,
     ClockWatch,
-    tell_beginning,
-    warn_while_alone,
+    log_genesis_countdown,
+    warn_without_peers,
 )
 
 
@@ -21,7 +21,7 @@ async def warnings_of(peers: list[str], connected_after_s: float) -> list[str]:
         await trio.sleep(connected_after_s)
 
     with structlog.testing.capture_logs() as logs:
-        await warn_while_alone(wait_peers, peers, b"g" * 32)
+        await warn_without_peers(wait_peers, peers, b"g" * 32)
     return [str(line["event"]) for line in logs]
 
 
@@ -37,13 +37,13 @@ async def test_the_log_counts_down_to_a_genesis_that_lies_ahead(autojump_clock: 
         return 10**12 + int(trio.current_time() * 1000)
 
     with structlog.testing.capture_logs() as logs:
-        await tell_beginning(now_ms() + 90_000, lambda: 0, now_ms)
+        await log_genesis_countdown(now_ms() + 90_000, lambda: 0, now_ms)
     left_s = [line["begins_in_s"] for line in logs]
     assert left_s[0] == 90 and left_s[-1] == 1 and left_s == sorted(left_s, reverse=True) and len(left_s) < 15
     with structlog.testing.capture_logs() as logs:
-        await tell_beginning(now_ms() - 2 * 86_400_000, lambda: 0, now_ms)
-        await tell_beginning(now_ms() - 2 * 86_400_000, lambda: 1, now_ms)
-        await tell_beginning(now_ms() - 1_000, lambda: 0, now_ms)
+        await log_genesis_countdown(now_ms() - 2 * 86_400_000, lambda: 0, now_ms)
+        await log_genesis_countdown(now_ms() - 2 * 86_400_000, lambda: 1, now_ms)
+        await log_genesis_countdown(now_ms() - 1_000, lambda: 0, now_ms)
     assert [line["past_s"] for line in logs] == [2 * 86_400]
 
 

@@ -141,7 +141,7 @@ async def test_a_running_signer_votes_for_one_node_and_ends_in_order(tmp_path: P
         assert isinstance(remote, RemoteVoter)
         async with trio.open_nursery() as nursery:
             await nursery.start(remote.run)
-            await remote.opening()
+            await remote.guard_state()
             vote = await remote.vote(FINALIZE, Candidate(1, 5, 4, b"a" * 32), 0)
             with pytest.raises(GuardRefused):
                 await remote.vote(FINALIZE, Candidate(1, 5, 4, b"b" * 32), 0)
@@ -210,8 +210,8 @@ async def test_a_running_signer_serves_the_next_key_beside_the_first_to_one_node
                 assert isinstance(voter, RemoteVoter)
                 await nursery.start(voter.run)
                 with trio.fail_after(120):
-                    opening = await voter.opening()
-                    assert opening.vote_key == voter.vote_key
+                    guard_state = await voter.guard_state()
+                    assert guard_state.vote_key == voter.vote_key
                     await voter.vote(FINALIZE, Candidate(1, 5, 4, name * 32), 0)
             nursery.cancel_scope.cancel()
     for key, name in ((VOTE, b"a"), (NEXT, b"b")):
@@ -225,7 +225,7 @@ async def test_a_node_on_the_list_votes_over_tcp_and_asks_nothing_of_an_operator
         reasons: list[str] = []
         remote = remote_voter(tmp_path / "node", endpoint, NODE, reasons)
         await nursery.start(remote.run)
-        await remote.opening()
+        await remote.guard_state()
         vote = await remote.vote(NOTARIZE, Candidate(1, 5, 4, b"a" * 32), 0)
         assert verify_vote(VOTE.vote_key, vote_digest(CHAIN, NOTARIZE, vote.candidate), vote.signature)
         assert len(await remote.prove(1, 5, b"r" * 32)) == 80
@@ -252,7 +252,7 @@ async def test_strangers_without_end_do_not_keep_a_node_out(
             async with trio.open_nursery() as inner:
                 first = remote_voter(tmp_path / "node", endpoint, NODE, [])
                 await inner.start(first.run)
-                await first.opening()
+                await first.guard_state()
                 inner.cancel_scope.cancel()
         stream = await trio.open_tcp_stream(host, port)
         await trio.testing.wait_all_tasks_blocked(0.05)
@@ -294,7 +294,7 @@ async def test_a_strangers_key_another_signer_and_plain_bytes_are_refused(tmp_pa
             await stream.send_all(frame(encode_request(1, Open(CHAIN))))  # in clear, as on the Unix socket
         good = remote_voter(tmp_path / "node", f"{signer}@tcp:{bound}", NODE, [])
         await nursery.start(good.run)
-        assert (await good.opening()).vote_key == VOTE.vote_key
+        assert (await good.guard_state()).vote_key == VOTE.vote_key
         for stream in held:
             await trio.aclose_forcefully(stream)
         assert (home.guard / GUARD_FILE).read_bytes() == before

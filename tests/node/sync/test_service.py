@@ -18,7 +18,7 @@ from node.sync.server import SyncServer
 from node.sync.service import StateSync, is_fresh, sync_first, sync_path, trust_root
 from node.sync.snapshot_keeper import SnapshotKeeper
 from p2p.base.errors import RequestRefused
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from state.primitives.blocks import encode_block
 from state.primitives.errors import ConfigError, DekubeError
@@ -297,7 +297,9 @@ async def test_many_identities_together_get_no_more_than_all_may(world: World, a
     handlers: dict[str, serving.Handler] = {}
 
     class Registry:
-        def on_request(self, method: str, handler: serving.Handler, *, cls: Class = Class.REQUEST) -> None:
+        def on_request(
+            self, method: str, handler: serving.Handler, *, cls: TrafficClass = TrafficClass.REQUEST
+        ) -> None:
             handlers[method] = handler
 
     SyncServer(world.store, keeper_of(world, 0), Registry())

@@ -13,7 +13,7 @@ from node.telemetry.clock_skew import (
     ASK_EVERY_S,
     ASK_FIRST_S,
     OFF_MS_MIN,
-    ClockOff,
+    ClockOffset,
     ClockSkew,
     decode_clock,
     serve_clock,
@@ -62,7 +62,7 @@ async def test_a_seat_with_a_wrong_clock_is_named_with_its_error(autojump_clock:
         for own, others in ((SEATS[0], SEATS[1:]), (STRANGER, SEATS)):
             clocks = clocks_of(own, Peers(dict.fromkeys(others, 0) | {SEATS[2]: ahead_ms}, rtt_s=0.1))
             await clocks.ask()
-            own_ms, [off] = clocks.judge()
+            own_ms, [off] = clocks.estimate()
             assert (own_ms, off.address) == (0, SEATS[2]) and abs(off.ahead_ms - ahead_ms) <= 2
 
 
@@ -70,7 +70,7 @@ async def test_the_one_that_is_wrong_is_told_by_its_own_node(autojump_clock: tri
     for ahead_ms in (600, 4_000, -4_000):
         clocks = clocks_of(SEATS[2], Peers(dict.fromkeys(SEATS, 0), rtt_s=0.1), own_ahead_ms=ahead_ms)
         await clocks.ask()
-        own_ms, others = clocks.judge()
+        own_ms, others = clocks.estimate()
         assert abs(own_ms - ahead_ms) <= 2 and not others, "the others are right"
 
 
@@ -79,16 +79,16 @@ async def test_what_is_less_than_half_a_second_or_than_the_line_allows_is_not_to
 ) -> None:
     clocks = clocks_of(SEATS[0], Peers(dict.fromkeys(SEATS, 0) | {SEATS[2]: OFF_MS_MIN - 1}))
     await clocks.ask()
-    assert clocks.judge() == (0, ())
+    assert clocks.estimate() == (0, ())
     clocks = clocks_of(SEATS[0], Peers(dict.fromkeys(SEATS, 0) | {SEATS[2]: 700}, rtt_s=1.6))
     await clocks.ask()
-    assert clocks.judge() == (0, ())
+    assert clocks.estimate() == (0, ())
 
 
 async def test_of_two_that_differ_the_own_clock_is_taken_for_right(autojump_clock: trio.testing.MockClock) -> None:
     clocks = clocks_of(SEATS[0], Peers({SEATS[1]: 4_000}))
     await clocks.ask()
-    assert clocks.judge() == (0, (ClockOff(SEATS[1], 4_000),))
+    assert clocks.estimate() == (0, (ClockOffset(SEATS[1], 4_000),))
 
 
 async def test_the_blocks_tell_of_a_seat_that_is_not_connected_or_lies(
@@ -99,12 +99,12 @@ async def test_the_blocks_tell_of_a_seat_that_is_not_connected_or_lies(
     clocks.note_block(SEATS[2], 3_900)
     clocks.note_block(SEATS[3], 2_000)
     clocks.note_block(SEATS[1], -5_000)
-    assert clocks.judge() == (0, (ClockOff(SEATS[2], 3_900), ClockOff(SEATS[3], 2_000))), (
+    assert clocks.estimate() == (0, (ClockOffset(SEATS[2], 3_900), ClockOffset(SEATS[3], 2_000))), (
         "a block that comes late is the line's or its leader's, not the clock's"
     )
     clocks.note_block(SEATS[2], -20)
     clocks.note_block(SEATS[3], -20)
-    assert clocks.judge() == (0, ()), "set right"
+    assert clocks.estimate() == (0, ()), "set right"
 
 
 async def test_it_is_logged_once_and_when_it_is_right_again(autojump_clock: trio.testing.MockClock) -> None:

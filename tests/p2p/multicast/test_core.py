@@ -12,11 +12,11 @@ from p2p.multicast.core import Multicast
 from p2p.multicast.pieces import (
     PARITY_MESSAGE_BYTES_MAX,
     Piece,
-    Shape,
-    cut_message,
-    cut_parity,
+    PieceLayout,
     encode_piece,
+    make_parity_pieces,
     seal_message,
+    split_message,
 )
 from p2p.multicast.wire import (
     ASK_SOURCES_MAX,
@@ -26,17 +26,17 @@ from p2p.multicast.wire import (
     TICK_S,
     Announce,
     Ask,
-    Blame,
     Control,
     Deliver,
     Done,
     Have,
     Member,
     MulticastParameters,
-    Pass,
     Publish,
+    ReportFault,
+    SendControl,
+    SendPiece,
     Swap,
-    Tell,
     Want,
     decode_control,
     encode_control,
@@ -324,9 +324,9 @@ def core_of(*trusted: bytes, parameters: MulticastParameters | None = None) -> M
 def announced(body: bytes, key: bytes = KEY) -> tuple[bytes, list[bytes], list[bytes]]:
     """Return the announcement of a body and its pieces, plain and marked to hand on."""
     sealed = seal_message(key, KIND, body)
-    cut = cut_message(sealed, Shape(len(sealed), 1024))
+    cut = split_message(sealed, PieceLayout(len(sealed), 1024))
     pieces = [Piece(cut.root, number, cut.proofs[number].siblings, data) for number, data in enumerate(cut.pieces)]
-    announce = encode_control(Announce(cut.root, key, KIND, Shape(len(sealed), 1024)))
+    announce = encode_control(Announce(cut.root, key, KIND, PieceLayout(len(sealed), 1024)))
     return (
         announce,
         [encode_piece(p) for p in pieces],
@@ -371,7 +371,7 @@ def test_who_announces_the_root_of_another_first_takes_nothing_from_it() -> None
     core.control(ALICE, announce, 0.2)
     effects = core.relay_piece(BOB, ALICE, pieces[2], 0.3)
     assert [(d.sender, d.body) for d in delivered([*effects])] == [(ALICE, bytes(3000))]
-    assert [e.address for e in effects if isinstance(e, Blame)] == [MALLORY]
+    assert [e.address for e in effects if isinstance(e, ReportFault)] == [MALLORY]
 
 
 def test_who_announces_the_root_of_another_later_is_blamed_once() -> None:
@@ -383,9 +383,9 @@ def test_who_announces_the_root_of_another_later_is_blamed_once() -> None:
     heard = [effect for piece in pieces for effect in core.relay_piece(BOB, ALICE, piece, 0.0)]
     assert len(delivered([*heard])) == 1
     effects = core.control(MALLORY, encode_control(stolen._replace(key=b"k" * 32)), 0.1)
-    assert [e for e in effects if isinstance(e, Blame)] == [Blame(MALLORY)]
+    assert [e for e in effects if isinstance(e, ReportFault)] == [ReportFault(MALLORY)]
     effects = core.control(MALLORY, encode_control(stolen._replace(key=b"l" * 32)), 0.2)
-    assert effects == [Tell(MALLORY, encode_control(Done(stolen.root)))]
+    assert effects == [SendControl(MALLORY, encode_control(Done(stolen.root)))]
     assert not delivered([*core.peer_piece(ALICE, pieces[0], 0.3)])
 
 
@@ -395,18 +395,18 @@ def test_who_announces_the_root_of_another_in_another_shape_harms_nobody() -> No
     announce, pieces, _ = announced(body)
     stolen = decode_control(announce)
     assert isinstance(stolen, Announce)
-    lie = encode_control(stolen._replace(shape=Shape(stolen.shape.size_bytes, 2048)))
+    lie = encode_control(stolen._replace(layout=PieceLayout(stolen.layout.size_bytes, 2048)))
     core = core_of(ALICE, CAROL)
     core.control(MALLORY, lie, 0.0)
     effects = [*core.relay_piece(BOB, ALICE, pieces[0], 0.1), *core.peer_piece(CAROL, pieces[1], 0.1)]
     core.control(address(67), lie, 0.1)
     assert not effects
     core.control(CAROL, lie, 0.2)  # one of the committee who does the same
-    assert not [e for e in core.peer_piece(ALICE, pieces[0], 0.2) if isinstance(e, Blame)]
+    assert not [e for e in core.peer_piece(ALICE, pieces[0], 0.2) if isinstance(e, ReportFault)]
     heard = [*core.control(ALICE, announce, 0.3), *core.peer_piece(ALICE, pieces[2], 0.3)]
     heard += core.peer_piece(ALICE, pieces[1], 0.4)
     assert [(d.sender, d.body) for d in delivered([*heard])] == [(ALICE, body)]
-    assert not [e for e in heard if isinstance(e, Blame)]
+    assert not [e for e in heard if isinstance(e, ReportFault)]
 
 
 def test_a_relay_is_heard_whatever_strangers_announce() -> None:
@@ -414,7 +414,7 @@ def test_a_relay_is_heard_whatever_strangers_announce() -> None:
     stolen = decode_control(announce)
     assert isinstance(stolen, Announce)
     core = core_of(ALICE)
-    core.control(MALLORY, encode_control(stolen._replace(shape=Shape(stolen.shape.size_bytes, 2048))), 0.0)
+    core.control(MALLORY, encode_control(stolen._replace(layout=PieceLayout(stolen.layout.size_bytes, 2048))), 0.0)
     for piece in pieces:
         core.relay_piece(BOB, ALICE, piece, 0.1)
     assert [d.body for d in delivered([*core.control(ALICE, announce, 0.2)])] == [bytes(3000)]
@@ -429,13 +429,13 @@ def test_a_stranger_names_nobody_to_whom_a_receiver_speaks() -> None:
     core.control(ALICE, encode_control(Swap(root, b"", 0, named)), 0.0)
     effects = [effect for piece in pieces for effect in core.peer_piece(ALICE, piece, 0.1)]
     assert len(delivered([*effects])) == 1
-    assert {e.address for e in effects if isinstance(e, Tell)} == {ALICE}
+    assert {e.address for e in effects if isinstance(e, SendControl)} == {ALICE}
 
 
 def test_parity_of_a_message_that_would_take_long_to_rebuild_is_not_taken() -> None:
     size = PARITY_MESSAGE_BYTES_MAX + 1
     core = core_of(ALICE)
-    core.control(ALICE, encode_control(Announce(bytes(32), KEY, KIND, Shape(size, 64 * 1024))), 0.0)
+    core.control(ALICE, encode_control(Announce(bytes(32), KEY, KIND, PieceLayout(size, 64 * 1024))), 0.0)
     core.control(ALICE, encode_control(Swap(bytes(32), b"p" * 32, 32, (BOB,))), 0.0)
     [incoming] = core._receiving._incoming.values()
     assert not incoming.assembly.parity_count and incoming.swap == (BOB,)
@@ -444,20 +444,20 @@ def test_parity_of_a_message_that_would_take_long_to_rebuild_is_not_taken() -> N
 def test_parity_that_belongs_to_other_data_is_its_senders_fault_however_often_pieces_come() -> None:
     body = bytes(30_000)
     sealed = seal_message(KEY, KIND, body)
-    shape = Shape(len(sealed), 1024)
-    cut = cut_message(sealed, shape)
-    lie = cut_parity(cut.pieces[::-1][1:] + cut.pieces[:1], shape, 3)
+    layout = PieceLayout(len(sealed), 1024)
+    cut = split_message(sealed, layout)
+    lie = make_parity_pieces(cut.pieces[::-1][1:] + cut.pieces[:1], layout, 3)
     core = core_of(ALICE)
-    core.control(ALICE, encode_control(Announce(cut.root, KEY, KIND, shape)), 0.0)
+    core.control(ALICE, encode_control(Announce(cut.root, KEY, KIND, layout)), 0.0)
     core.control(ALICE, encode_control(Swap(cut.root, lie.root, 3, (BOB,))), 0.0)
     blamed = []
     for number, (data, proof) in enumerate(
         zip(cut.pieces[:-1] + lie.pieces, cut.proofs[:-1] + lie.proofs, strict=True)
     ):
-        place = number if number < shape.count - 1 else number + 1
+        place = number if number < layout.count - 1 else number + 1
         frame = encode_piece(Piece(cut.root, place, proof.siblings, data))
-        blamed += [e for e in core.peer_piece(ALICE, frame, 0.1) if isinstance(e, Blame)]
-    assert blamed == [Blame(ALICE)]
+        blamed += [e for e in core.peer_piece(ALICE, frame, 0.1) if isinstance(e, ReportFault)]
+    assert blamed == [ReportFault(ALICE)]
 
 
 def test_only_what_a_trusted_sender_marked_itself_is_handed_on_and_once() -> None:
@@ -466,7 +466,9 @@ def test_only_what_a_trusted_sender_marked_itself_is_handed_on_and_once() -> Non
     swap = encode_control(Swap(root, b"", 0, (BOB, CAROL, address(0), ALICE)))
 
     def passed(core: Multicast, sender: bytes, frame: bytes) -> list[tuple[bytes, bytes]]:
-        return sorted((e.address, e.frame) for e in core.peer_piece(sender, frame, 1.0) if isinstance(e, Pass))
+        return sorted(
+            (e.address, e.frame) for e in core.peer_piece(sender, frame, 1.0) if isinstance(e, SendPiece)
+        )
 
     core = core_of(ALICE, BOB)
     core.control(ALICE, announce, 0.0)
@@ -491,7 +493,7 @@ def test_a_marked_piece_waits_for_the_list_of_those_who_get_it() -> None:
     core.control(ALICE, announce, 0.0)
     core.peer_piece(ALICE, marked[0], 0.0)
     effects = core.control(ALICE, encode_control(Swap(root, b"", 0, (BOB,))), 0.1)
-    assert [(e.address, e.frame) for e in effects if isinstance(e, Pass)] == [(BOB, plain[0])]
+    assert [(e.address, e.frame) for e in effects if isinstance(e, SendPiece)] == [(BOB, plain[0])]
 
 
 def test_a_forged_piece_speaks_against_a_peer_and_silences_relay_and_publisher_together() -> None:
@@ -499,7 +501,7 @@ def test_a_forged_piece_speaks_against_a_peer_and_silences_relay_and_publisher_t
     core = core_of(ALICE, CAROL)
     core.control(ALICE, announce, 0.0)
     forged = pieces[0][:-1] + b"\xff"
-    assert core.peer_piece(MALLORY, forged, 0.0) == [Blame(MALLORY)]
+    assert core.peer_piece(MALLORY, forged, 0.0) == [ReportFault(MALLORY)]
     assert core.relay_piece(BOB, ALICE, forged, 0.0) == []
     core.relay_piece(BOB, ALICE, pieces[0], 1.0)
     assert core.counters["pieces_by_relay"] == 0
@@ -517,19 +519,19 @@ def test_a_sender_whose_pieces_make_no_message_is_blamed_once_and_forgotten() ->
     core = core_of(ALICE)
     core.control(ALICE, encode_control(lie._replace(key=b"k" * 32)), 0.0)
     effects = [effect for piece in pieces for effect in core.peer_piece(ALICE, piece, 0.0)]
-    assert [e for e in effects if isinstance(e, Blame)] == [Blame(ALICE)]
+    assert [e for e in effects if isinstance(e, ReportFault)] == [ReportFault(ALICE)]
     assert not delivered([*effects]) and core.held_bytes == 0
 
 
 def test_announcements_fill_only_their_bounds() -> None:
     parameters = MulticastParameters(
-        incoming_bytes_per_sender_max=50_000, incoming_bytes_max=120_000, incoming_bytes_of_strangers_max=60_000
+        incoming_bytes_per_sender_max=50_000, incoming_bytes_max=120_000, incoming_bytes_of_untrusted_max=60_000
     )
     core = core_of(ALICE, BOB, CAROL, parameters=parameters)
 
     def announce(sender: bytes, number: int, size: int) -> int:
         root = number.to_bytes(32, "big")
-        return len(core.control(sender, encode_control(Announce(root, KEY, KIND, Shape(size, 1024))), 0.0))
+        return len(core.control(sender, encode_control(Announce(root, KEY, KIND, PieceLayout(size, 1024))), 0.0))
 
     assert announce(MALLORY, 1, 40_000) and not announce(MALLORY, 2, 40_000), "one sender"
     assert not announce(address(67), 3, 40_000), "all strangers"
@@ -546,11 +548,11 @@ def test_what_is_asked_for_is_served_to_receivers_in_bounds() -> None:
     core = core_of(ALICE, BOB)
     members = [Member(ALICE), Member(BOB)]
     sent = core.send(KIND, bytes(100_000), members, {}, key=KEY, now=0.0)
-    root = next(decode_control(e.data).root for e in sent if isinstance(e, Tell))
+    root = next(decode_control(e.data).root for e in sent if isinstance(e, SendControl))
     want = encode_control(Want(root, (1 << 200) - 1))
     assert core.control(MALLORY, want, 0.0) == []
     served = [len(core.control(ALICE, want, 5.0 + at)) for at in range(10)]
-    count = Shape.fit(100_016, 2).count
+    count = PieceLayout.fit(100_016, 2).count
     assert sum(served) <= 1.5 * count
     other = core_of(ALICE)
     announce, pieces, _ = announced(bytes(3000))
@@ -559,26 +561,26 @@ def test_what_is_asked_for_is_served_to_receivers_in_bounds() -> None:
     assert other.control(MALLORY, encode_control(Want(decode_control(announce).root, 7)), 0.0) == []
     other.trusted = frozenset({ALICE, BOB})
     effects = other.control(BOB, encode_control(Want(decode_control(announce).root, 7)), 0.0)
-    assert effects == [Pass(BOB, pieces[1])]
+    assert effects == [SendPiece(BOB, pieces[1])]
 
 
 def test_what_a_connection_was_given_is_not_given_again_before_long_silence() -> None:
     core = core_of(ALICE, BOB)
     sent = core.send(KIND, bytes(100_000), [Member(ALICE), Member(BOB)], {}, key=KEY, now=0.0)
-    root = next(decode_control(e.data).root for e in sent if isinstance(e, Tell))
-    passed = [e for e in sent if isinstance(e, Pass) and e.address == ALICE]
+    root = next(decode_control(e.data).root for e in sent if isinstance(e, SendControl))
+    passed = [e for e in sent if isinstance(e, SendPiece) and e.address == ALICE]
     assert passed
-    want = encode_control(Want(root, (1 << Shape.fit(100_016, 2).count) - 1))
+    want = encode_control(Want(root, (1 << PieceLayout.fit(100_016, 2).count) - 1))
     at = 0.0
     while at < 1.9:
-        assert not [e for e in core.tick(at) if isinstance(e, Pass)]
+        assert not [e for e in core.tick(at) if isinstance(e, SendPiece)]
         at += 0.02
     assert core.control(ALICE, want, at) == []
     core.pass_failed(ALICE, passed[0].frame)
-    assert [e for e in core.control(ALICE, want, at) if isinstance(e, Pass)] == passed[:1]
+    assert [e for e in core.control(ALICE, want, at) if isinstance(e, SendPiece)] == passed[:1]
     core.peer_left(BOB)
     core.peer_joined(BOB, at)
-    assert len([e for e in core.control(BOB, want, at) if isinstance(e, Pass)]) == len(passed) // 2
+    assert len([e for e in core.control(BOB, want, at) if isinstance(e, SendPiece)]) == len(passed) // 2
     assert not [e for e in core.control(ALICE, want, 2 * at) if e in passed[:1]]
 
 
@@ -592,8 +594,8 @@ def test_each_piece_is_asked_of_one_of_those_whom_a_trusted_sender_names() -> No
     core.peer_piece(ALICE, pieces[0], 0.1)
     assert core.control(BOB, word, 0.1) == [], "not of its sender"
     assert core.control(ALICE, word, 0.1) == [
-        Tell(BOB, encode_control(Want(root, 0b110))),
-        Tell(CAROL, encode_control(Want(root, 0b10000))),
+        SendControl(BOB, encode_control(Want(root, 0b110))),
+        SendControl(CAROL, encode_control(Want(root, 0b10000))),
     ]
     for _ in range(8):
         core.control(ALICE, word, 0.2)
@@ -612,10 +614,10 @@ def test_those_who_claim_to_have_it_at_once_are_not_believed_before_a_third_does
     waiting = frozenset(member.address for member in members[:7])
     core = core_of(*(member.address for member in members))
     sent = core.send(KIND, BODY, members, {address(1001): waiting}, key=KEY, now=0.0)
-    root = next(decode_control(e.data).root for e in sent if isinstance(e, Tell))
+    root = next(decode_control(e.data).root for e in sent if isinstance(e, SendControl))
 
-    def asking(effects: list[object]) -> list[Tell]:
-        return [e for e in effects if isinstance(e, Tell) and isinstance(decode_control(e.data), Ask)]
+    def asking(effects: list[object]) -> list[SendControl]:
+        return [e for e in effects if isinstance(e, SendControl) and isinstance(decode_control(e.data), Ask)]
 
     effects = [*core.tick(0.02)]
     for liar in members[:3]:
@@ -627,7 +629,7 @@ def test_those_who_claim_to_have_it_at_once_are_not_believed_before_a_third_does
         word = decode_control(tell.data)
         assert isinstance(word, Ask)
         assert {source for source, _ in word.sources} == {member.address for member in members[:4]}
-        assert sum(bits for _, bits in word.sources) == (1 << Shape.fit(len(BODY) + 16, 9).count) - 1
+        assert sum(bits for _, bits in word.sources) == (1 << PieceLayout.fit(len(BODY) + 16, 9).count) - 1
 
 
 def test_relays_are_chosen_to_reach_all_with_the_fewest_uploads() -> None:
@@ -641,7 +643,7 @@ def test_relays_are_chosen_to_reach_all_with_the_fewest_uploads() -> None:
         effects = core.send(KIND, BODY, members, routes, key=KEY, now=0.0)
         return {e.relay: [part for part, _ in e.parts] for e in effects if isinstance(e, Publish)}
 
-    count = Shape.fit(len(BODY) + 16, 8).count
+    count = PieceLayout.fit(len(BODY) + 16, 8).count
     assert plan({near: everybody}) == {near: [everybody] * count}
     split = plan({near: everybody, far: everybody, third: everybody})
     assert sorted(split) == [near, far] and sum(map(len, split.values())) == count
@@ -656,7 +658,7 @@ CONTROLS = st.one_of(
         st.binary(min_size=32, max_size=32),
         st.binary(min_size=32, max_size=32),
         st.integers(0, 0xDF),
-        st.builds(Shape.fit, st.integers(17, 10**6), st.integers(1, 30)),
+        st.builds(PieceLayout.fit, st.integers(17, 10**6), st.integers(1, 30)),
     ),
     st.builds(Have, st.binary(min_size=32, max_size=32), st.integers(0, 2**256 - 1)),
     st.builds(Done, st.binary(min_size=32, max_size=32)),
@@ -708,11 +710,13 @@ def test_who_asks_is_helped_however_long_its_round_trip_seemed() -> None:
     members = [Member(address(number), rtt_s=60.0) for number in range(1, 5)]
     waiting = frozenset(member.address for member in members)
     sent = core.send(KIND, bytes(50_000), members, {address(1001): waiting}, key=KEY, now=0.0)
-    root = next(decode_control(e.data).root for e in sent if isinstance(e, Tell))
+    root = next(decode_control(e.data).root for e in sent if isinstance(e, SendControl))
     for step in range(1, 40):
         assert core.tick(step * 0.02) == []
     assert core.control(ALICE, encode_control(Want(root, 1)), 0.8) == []
-    assert {e.address for e in core.tick(0.82) if isinstance(e, Pass)} == waiting, "all who waited as long with it"
+    assert {e.address for e in core.tick(0.82) if isinstance(e, SendPiece)} == waiting, (
+        "all who waited as long with it"
+    )
 
 
 def test_ticks_are_rare_once_everybody_has_a_message_and_frequent_again_for_the_next() -> None:
@@ -725,13 +729,16 @@ def test_ticks_are_rare_once_everybody_has_a_message_and_frequent_again_for_the_
         while to_receiver:
             back = []
             for effect in to_receiver:
-                if isinstance(effect, Tell):
+                if isinstance(effect, SendControl):
                     back += receiver.control(BOB, effect.data, now)
-                elif isinstance(effect, Pass):
+                elif isinstance(effect, SendPiece):
                     assert receiver.pause_s == TICK_S
                     back += receiver.peer_piece(BOB, effect.frame, now)
             to_receiver = [
-                other for told in back if isinstance(told, Tell) for other in sender.control(ALICE, told.data, now)
+                other
+                for told in back
+                if isinstance(told, SendControl)
+                for other in sender.control(ALICE, told.data, now)
             ]
             now += TICK_S
             to_receiver += sender.tick(now)

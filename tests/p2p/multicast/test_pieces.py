@@ -16,22 +16,22 @@ from p2p.multicast.pieces import (
     PIECE_FRAME_BYTES_MAX,
     SEAL_BYTES,
     Assembly,
-    Cut,
     Piece,
-    Shape,
-    cut_message,
-    cut_parity,
+    PieceLayout,
+    PieceSet,
     decode_piece,
     encode_piece,
+    make_parity_pieces,
     open_message,
     seal_message,
+    split_message,
 )
 from state.primitives.errors import DecodeError
 
 KEY = bytes(range(32))
 
 
-def pieces_of(cut: Cut, root: bytes, begin: int = 0) -> dict[int, Piece]:
+def pieces_of(cut: PieceSet, root: bytes, begin: int = 0) -> dict[int, Piece]:
     return {
         begin + at: Piece(root, begin + at, proof.siblings, data)
         for at, (data, proof) in enumerate(zip(cut.pieces, cut.proofs, strict=True))
@@ -42,13 +42,13 @@ def message(size: int, receivers: int, spare: int) -> tuple[bytes, Assembly, dic
     """Return a message, an empty assembly for it, and all its pieces, parity among them."""
     body = Random(size).randbytes(size)
     sealed = seal_message(KEY, 2, body)
-    shape = Shape.fit(len(sealed), receivers)
-    cut = cut_message(sealed, shape)
-    parity = cut_parity(cut.pieces, shape, spare) if spare else None
+    layout = PieceLayout.fit(len(sealed), receivers)
+    cut = split_message(sealed, layout)
+    parity = make_parity_pieces(cut.pieces, layout, spare) if spare else None
     pieces = pieces_of(cut, cut.root)
     if parity is not None:
-        pieces |= pieces_of(parity, cut.root, shape.count)
-    return body, Assembly(cut.root, shape, b"" if parity is None else parity.root, spare), pieces
+        pieces |= pieces_of(parity, cut.root, layout.count)
+    return body, Assembly(cut.root, layout, b"" if parity is None else parity.root, spare), pieces
 
 
 @given(st.integers(1, 200_000), st.integers(1, 20), st.integers(0, 12), st.randoms(use_true_random=False))
@@ -57,7 +57,7 @@ def test_any_of_the_pieces_rebuild_the_message(size: int, receivers: int, spare:
     body, assembly, pieces = message(size, receivers, spare)
     order = list(pieces)
     random.shuffle(order)
-    for at, number in enumerate(order[: assembly.shape.count]):
+    for at, number in enumerate(order[: assembly.layout.count]):
         assert not assembly.is_enough
         assert assembly.add(decode_piece(encode_piece(pieces[number])))
         assert not assembly.add(pieces[number]), "a second time it is nothing new"
@@ -110,8 +110,8 @@ def test_a_piece_of_another_place_or_length_is_refused() -> None:
         pieces[0]._replace(data=pieces[0].data[:-1]),
         pieces[0]._replace(siblings=pieces[0].siblings[:-1]),
         pieces[0]._replace(siblings=(*pieces[0].siblings, bytes(32))),
-        pieces[assembly.shape.count]._replace(number=0),
-        pieces[0]._replace(number=assembly.shape.count),
+        pieces[assembly.layout.count]._replace(number=0),
+        pieces[0]._replace(number=assembly.layout.count),
     ):
         with pytest.raises(PieceForged):
             assembly.add(piece)
@@ -120,12 +120,12 @@ def test_a_piece_of_another_place_or_length_is_refused() -> None:
 
 def test_parity_of_other_data_is_the_senders_lie() -> None:
     _, assembly, pieces = message(60_000, 7, 3)
-    shape = assembly.shape
-    other = cut_parity([bytes(len(pieces[n].data)) for n in range(shape.count)], shape, 3)
+    layout = assembly.layout
+    other = make_parity_pieces([bytes(len(pieces[n].data)) for n in range(layout.count)], layout, 3)
     assembly.parity_root = other.root
-    for number in range(shape.count - 1):
+    for number in range(layout.count - 1):
         assembly.add(pieces[number])
-    assembly.add(pieces_of(other, assembly.root, shape.count)[shape.count])
+    assembly.add(pieces_of(other, assembly.root, layout.count)[layout.count])
     with pytest.raises(PieceForged):
         assembly.sealed()
 
@@ -140,11 +140,13 @@ def test_another_key_or_kind_opens_nothing() -> None:
 
 @given(st.integers(SEAL_BYTES + 1, MESSAGE_BYTES_MAX + SEAL_BYTES), st.integers(0, 200))
 def test_every_message_has_a_shape_in_bounds_with_even_shares(size: int, receivers: int) -> None:
-    shape = Shape.fit(size, receivers)
-    assert PIECE_BYTES_MIN <= shape.piece_bytes <= PIECE_BYTES_MAX
-    assert sum(shape.piece_size(number) for number in range(shape.count)) == size
-    if 0 < receivers <= 100 and size > receivers * PIECE_BYTES_MIN and shape.piece_bytes < PIECE_BYTES_MAX:
-        assert -(-shape.count // receivers) * receivers * shape.piece_bytes <= size + receivers * shape.piece_bytes
+    layout = PieceLayout.fit(size, receivers)
+    assert PIECE_BYTES_MIN <= layout.piece_bytes <= PIECE_BYTES_MAX
+    assert sum(layout.piece_size(number) for number in range(layout.count)) == size
+    if 0 < receivers <= 100 and size > receivers * PIECE_BYTES_MIN and layout.piece_bytes < PIECE_BYTES_MAX:
+        assert (
+            -(-layout.count // receivers) * receivers * layout.piece_bytes <= size + receivers * layout.piece_bytes
+        )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_every_message_has_a_shape_in_bounds_with_even_shares(size: int, receive
 )
 def test_other_shapes_are_refused(size: int, step: int) -> None:
     with pytest.raises(DecodeError):
-        Shape(size, step)
+        PieceLayout(size, step)
 
 
 def test_bytes_that_are_no_piece_are_refused() -> None:
@@ -177,6 +179,6 @@ def test_bytes_that_are_no_piece_are_refused() -> None:
 def test_an_assembly_without_parity_knows_no_parity() -> None:
     _, assembly, pieces = message(60_000, 7, 3)
     bare = replace(assembly, parity_root=b"", parity_count=0, pieces={})
-    assert not bare.knows(bare.shape.count)
+    assert not bare.knows(bare.layout.count)
     with pytest.raises(PieceForged):
-        bare.add(pieces[bare.shape.count])
+        bare.add(pieces[bare.layout.count])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2p.base.endpoint import Endpoint
 from p2p.path.bulk_plan import BulkPlanner
-from p2p.path.paths import Path, PathBook, PathParameters, PathTable, hops_of
+from p2p.path.paths import Path, PathParameters, PathTable, PathTables, hops_of
 
 MBIT = 125_000
 DIRECT = Endpoint("192.0.2.1", 1)
@@ -502,7 +502,7 @@ def test_paths_withdrawn_are_left_and_the_book_is_bounded() -> None:
     planner.table.offer([RELAY])
     planner.tick({}, 2**20, 1.0)
     assert set(planner.plan) == {RELAY}
-    book = PathBook(peers_max=3)
+    book = PathTables(peers_max=3)
     first = book.table(b"a")
     for name in (b"b", b"c"):
         book.table(name)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p2p.base.endpoint import Endpoint
 from p2p.base.limits import HalfOpenSlot, NetworkLimits
-from p2p.peers.admission import Claim, replaces
+from p2p.peers.admission import ConnectionPriority, replaces
 from p2p.peers.handshake_limits import HandshakeLimits
 from p2p.peers.inbound import OwnEndpoints, own_endpoints
 from p2p.peers.outbound import PersistentPeerDraw
@@ -22,7 +22,7 @@ LIMITS = NetworkLimits()
 times = st.floats(0, 1_000)
 
 
-def kept(first: Claim, second: Claim, *, own: bytes, other: bytes) -> Claim:
+def kept(first: ConnectionPriority, second: ConnectionPriority, *, own: bytes, other: bytes) -> ConnectionPriority:
     """Return what is left of two connections that come in this order; both go on as long as they are kept."""
     return second if replaces(second, first, is_old_attached=True, own=own, other=other) else first
 
@@ -32,7 +32,7 @@ def test_of_two_dialled_at_once_both_ends_keep_the_same(at: list[float], at_low:
     """In whichever order each of the two ends has seen them."""
 
     def left_at(own: bytes, other: bytes, own_at: float, other_at: float, is_own_first: bool) -> bool:
-        dialled, came = Claim(1, KEY, True, own_at), Claim(1, KEY, False, other_at)
+        dialled, came = ConnectionPriority(1, KEY, True, own_at), ConnectionPriority(1, KEY, False, other_at)
         order = (dialled, came) if is_own_first else (came, dialled)
         return kept(*order, own=own, other=other) is dialled
 
@@ -47,8 +47,8 @@ def test_a_later_certificate_goes_before_all_else(
 ) -> None:
     for is_attached in (True, False):
         found = replaces(
-            Claim(new, OTHER_KEY, is_new_ours, new_at),
-            Claim(old, KEY, is_old_ours, old_at),
+            ConnectionPriority(new, OTHER_KEY, is_new_ours, new_at),
+            ConnectionPriority(old, KEY, is_old_ours, old_at),
             is_old_attached=is_attached,
             own=LOW,
             other=HIGH,
@@ -58,7 +58,7 @@ def test_a_later_certificate_goes_before_all_else(
 
 @given(times, st.floats(0, 100))
 def test_a_connection_that_has_died_stands_in_nobodys_way(at: float, later_s: float) -> None:
-    old, new = Claim(1, KEY, True, at), Claim(1, KEY, False, at + later_s)
+    old, new = ConnectionPriority(1, KEY, True, at), ConnectionPriority(1, KEY, False, at + later_s)
     assert replaces(new, old, is_old_attached=False, own=LOW, other=HIGH)
     assert replaces(new, old, is_old_attached=True, own=HIGH, other=LOW)
     assert replaces(new, old, is_old_attached=True, own=LOW, other=HIGH) == (new.since - old.since > 5)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p2p.base.errors import FrameInvalid, ReceiveMemoryExceeded, RecordDamaged
 from p2p.base.limits import MemoryAccount, ReceiveMemory
 from p2p.secure.channel import Channel, ChannelFrame, Hello, HelloKind
-from p2p.secure.frame import Class, frame
+from p2p.secure.frame import TrafficClass, frame
 from p2p.secure.record import RecordReader
 from p2p.session.bulk_streams import OUTSTANDING_MAX, BulkIn, BulkOut, BulkStream, Message, WindowLimits
 from p2p.session.mux import Mux
@@ -183,7 +183,7 @@ def test_who_holds_most_gives_way_and_votes_are_never_refused() -> None:
     assert memory.used_bytes == 0
 
 
-def fragments(stream: int, total: int, count: int, cls: Class = Class.REQUEST) -> list[bytes]:
+def fragments(stream: int, total: int, count: int, cls: TrafficClass = TrafficClass.REQUEST) -> list[bytes]:
     """Return the first fragments, of 32 KiB each, of a message that says that it has ``total`` bytes."""
     size = 32 * KIB
     return [
@@ -229,7 +229,7 @@ def test_one_message_begun_on_many_bulk_connections_is_counted_on_each() -> None
     bulk = Bulk(WindowLimits(MIB, MIB))
     streams = [bulk.stream() for _ in range(8)]
     for near, far in streams:
-        far.receive(near.channel.seal(fragments(1, MIB, 4, Class.BULK)[0]))
+        far.receive(near.channel.seal(fragments(1, MIB, 4, TrafficClass.BULK)[0]))
     assert bulk.into.held_bytes == MIB and bulk.taken.held_bytes == 8 * 36 * KIB
     for _, far in streams[:-1]:
         far.lost()
@@ -281,7 +281,7 @@ class Pair:
     st.lists(
         st.tuples(
             st.integers(0, 1),
-            st.sampled_from([Class.CONSENSUS, Class.BLOCK, Class.GOSSIP, Class.BULK]),
+            st.sampled_from([TrafficClass.CONSENSUS, TrafficClass.BLOCK, TrafficClass.GOSSIP, TrafficClass.BULK]),
             st.integers(0, 150_000),
         ),
         max_size=25,
@@ -289,7 +289,7 @@ class Pair:
     st.integers(0, 2**32),
 )
 def test_over_any_number_of_moves_every_message_arrives_once_in_the_order_of_its_class(
-    wanted: list[tuple[int, Class, int]], seed: int
+    wanted: list[tuple[int, TrafficClass, int]], seed: int
 ) -> None:
     rng = Random(seed)
     pair = Pair()
@@ -318,7 +318,7 @@ def test_over_any_number_of_moves_every_message_arrives_once_in_the_order_of_its
         if not queue and not any(end.has_output for end in pair.ends) and not any(pair.flying):
             break
     for side in (0, 1):
-        for cls in Class:
+        for cls in TrafficClass:
             ours = [m.body for m in sent[side] if m.cls is cls]
             assert [m.body for m in got[1 - side] if m.cls is cls] == ours
 
@@ -327,7 +327,7 @@ def test_what_is_not_acknowledged_is_bounded_and_the_rest_waits() -> None:
     one, other = sessions()
     sender, receiver = Mux(Channel(one)), Mux(Channel(other))
     for _ in range(3):
-        assert sender.queue(Class.BLOCK, 1, bytes(9 * MIB))
+        assert sender.queue(TrafficClass.BLOCK, 1, bytes(9 * MIB))
     records = []
     while (record := sender.next_record()) is not None:
         records.append(record)
@@ -342,7 +342,7 @@ def test_what_is_not_acknowledged_is_bounded_and_the_rest_waits() -> None:
 
 def test_a_connection_that_leaves_something_out_or_invents_something_is_refused() -> None:
     pair = Pair()
-    pair.ends[0].queue(Class.CONSENSUS, 1, b"vote")
+    pair.ends[0].queue(TrafficClass.CONSENSUS, 1, b"vote")
     assert pair.ends[0].next_record() is not None  # lost
     one, other = sessions()
     with pytest.raises(FrameInvalid):

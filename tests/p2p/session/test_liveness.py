@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.base.limits import LoopShare, NetworkLimits
+from p2p.base.limits import EventLoopLimiter, NetworkLimits
 from p2p.session.liveness import PINGS_MAX, AnswerDeadline, Liveness, LivenessAction, Pings
 from tests.p2p.silent_world import SilentWorld
 
@@ -145,7 +145,7 @@ def test_a_shorter_round_trip_counts_at_once_and_a_longer_one_by_and_by() -> Non
 def test_nobody_has_more_of_the_loop_than_its_share(percent: int, works: list[tuple[float, float]]) -> None:
     """Of the time that has passed, and of what it may owe, if it waits as it is told."""
     debt_s = 0.05
-    share, now, worked_s = LoopShare(0.0, percent=percent, debt_s=debt_s), 0.0, 0.0
+    share, now, worked_s = EventLoopLimiter(0.0, percent=percent, debt_s=debt_s), 0.0, 0.0
     for took_s, idle_s in works:
         now += took_s
         worked_s += took_s

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from p2p.base.errors import FrameInvalid, QueueOverflow
 from p2p.secure.channel import Channel, Hello, HelloKind
-from p2p.secure.frame import Class, frame
+from p2p.secure.frame import TrafficClass, frame
 from p2p.secure.record import RECORD_PLAINTEXT_BYTES_MAX, RecordReader, seal
 from p2p.session.bulk_streams import WindowLimits
 from p2p.session.mux import FRAGMENT_BYTES, ClassLimits, Message, Mux, MuxLimits
@@ -31,7 +31,7 @@ def drain(sender: Mux, receiver: Mux, *, release: bool = True) -> list[Message]:
             moved = True
             for message in receiver.receive(record):
                 got.append(message)
-                if release and message.cls is Class.BULK:
+                if release and message.cls is TrafficClass.BULK:
                     receiver.release_bulk(message.number, 0.0, 0.0)
         while (record := receiver.next_record()) is not None:
             moved = True
@@ -47,21 +47,21 @@ def send_raw(mux: Mux, plaintext: bytes) -> bytes:
 @settings(max_examples=60)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(list(Class)), st.integers(0, 0xEF), st.integers(0, 5 * FRAGMENT_BYTES)),
+        st.tuples(st.sampled_from(list(TrafficClass)), st.integers(0, 0xEF), st.integers(0, 5 * FRAGMENT_BYTES)),
         max_size=40,
     ),
     st.integers(1, 70_000),
     st.randoms(use_true_random=True),  # from a seed that is drawn: bodies are not for the engine to shrink
 )
 def test_every_message_arrives_once_whole_and_in_the_order_of_its_class(
-    wanted: list[tuple[Class, int, int]], chunk: int, rng: random.Random
+    wanted: list[tuple[TrafficClass, int, int]], chunk: int, rng: random.Random
 ) -> None:
     sender, receiver = pair()
     sent: list[Message] = []
     for cls, kind, size in wanted:
         # Nothing is told back here, so no more bulk is sent than the first window holds.
-        bulk = sum(len(message.body) for message in sent if message.cls is Class.BULK)
-        if cls is Class.BULK and bulk + size > WindowLimits().first_bytes:
+        bulk = sum(len(message.body) for message in sent if message.cls is TrafficClass.BULK)
+        if cls is TrafficClass.BULK and bulk + size > WindowLimits().first_bytes:
             continue
         message = Message(cls, kind, rng.randbytes(size))
         assert sender.queue(*message[:3])
@@ -71,32 +71,32 @@ def test_every_message_arrives_once_whole_and_in_the_order_of_its_class(
         assert len(record) <= 2 + 65535
         stream += record
     got = [m for at in range(0, len(stream), chunk) for m in receiver.receive(stream[at : at + chunk])]
-    for cls in Class:
+    for cls in TrafficClass:
         ours, theirs = [m[:3] for m in sent if m.cls is cls], [m[:3] for m in got if m.cls is cls]
-        if cls is Class.REQUEST:  # short answers overtake long ones
+        if cls is TrafficClass.REQUEST:  # short answers overtake long ones
             ours, theirs = sorted(ours), sorted(theirs)
         assert ours == theirs
         assert sender.queued_bytes(cls) == 0
     assert not sender.has_output and receiver.reassembly_bytes == 0
 
 
-@pytest.mark.parametrize("cls", [Class.BLOCK, Class.REQUEST])
-def test_a_vote_queued_behind_eight_mebibytes_leaves_in_the_next_record(cls: Class) -> None:
+@pytest.mark.parametrize("cls", [TrafficClass.BLOCK, TrafficClass.REQUEST])
+def test_a_vote_queued_behind_eight_mebibytes_leaves_in_the_next_record(cls: TrafficClass) -> None:
     sender, receiver = pair()
     assert sender.queue(cls, 7, bytes(8 * MIB))
     first = sender.next_record()
     assert first is not None and receiver.receive(first) == []
-    assert sender.queue(Class.CONSENSUS, 1, b"vote")
+    assert sender.queue(TrafficClass.CONSENSUS, 1, b"vote")
     second = sender.next_record()
     assert second is not None
-    assert receiver.receive(second) == [Message(Class.CONSENSUS, 1, b"vote")]
+    assert receiver.receive(second) == [Message(TrafficClass.CONSENSUS, 1, b"vote")]
     assert [(m.cls, len(m.body)) for m in drain(sender, receiver)] == [(cls, 8 * MIB)]
 
 
 def test_a_short_answer_overtakes_a_long_one() -> None:
     sender, receiver = pair()
-    sender.queue(Class.REQUEST, 1, bytes(8 * MIB))
-    sender.queue(Class.REQUEST, 2, b"short")
+    sender.queue(TrafficClass.REQUEST, 1, bytes(8 * MIB))
+    sender.queue(TrafficClass.REQUEST, 2, b"short")
     record = sender.next_record()
     assert record is not None
     assert [m.kind for m in receiver.receive(record)] == [2]
@@ -105,12 +105,14 @@ def test_a_short_answer_overtakes_a_long_one() -> None:
 def test_what_votes_and_blocks_leave_is_shared_sixty_thirty_ten() -> None:
     sender, _ = pair(MuxLimits(classes=(ClassLimits(64 * MIB, MIB),) * 5))
     for _ in range(2000):
-        for cls in (Class.GOSSIP, Class.REQUEST, Class.BULK):
+        for cls in (TrafficClass.GOSSIP, TrafficClass.REQUEST, TrafficClass.BULK):
             sender.queue(cls, 1, bytes(1000))
-    before = [sender.queued_bytes(cls) for cls in Class]
+    before = [sender.queued_bytes(cls) for cls in TrafficClass]
     for _ in range(30):
         sender.next_record()
-    gossip, request, bulk = (before[cls] - sender.queued_bytes(cls) for cls in Class if cls >= Class.GOSSIP)
+    gossip, request, bulk = (
+        before[cls] - sender.queued_bytes(cls) for cls in TrafficClass if cls >= TrafficClass.GOSSIP
+    )
     total = gossip + request + bulk
     assert abs(gossip / total - 0.6) < 0.05
     assert abs(request / total - 0.3) < 0.05
@@ -121,27 +123,27 @@ def test_each_class_overflows_by_its_own_rule() -> None:
     sender, receiver = pair()
     with pytest.raises(QueueOverflow):
         while True:
-            sender.queue(Class.CONSENSUS, 0, bytes(100_000))
-    for cls in (Class.BLOCK, Class.REQUEST, Class.BULK):
+            sender.queue(TrafficClass.CONSENSUS, 0, bytes(100_000))
+    for cls in (TrafficClass.BLOCK, TrafficClass.REQUEST, TrafficClass.BULK):
         while sender.queue(cls, 0, bytes(MIB)):
             assert sender.queued_bytes(cls) <= sender.limits.classes[cls].queue_bytes_max
     numbers = range(10_000)
     for number in numbers:
-        assert sender.queue(Class.GOSSIP, 0, number.to_bytes(4, "big") * 250)
-    assert sender.queued_bytes(Class.GOSSIP) <= sender.limits.classes[Class.GOSSIP].queue_bytes_max
-    got = [int.from_bytes(m.body[:4], "big") for m in drain(sender, receiver) if m.cls is Class.GOSSIP]
+        assert sender.queue(TrafficClass.GOSSIP, 0, number.to_bytes(4, "big") * 250)
+    assert sender.queued_bytes(TrafficClass.GOSSIP) <= sender.limits.classes[TrafficClass.GOSSIP].queue_bytes_max
+    got = [int.from_bytes(m.body[:4], "big") for m in drain(sender, receiver) if m.cls is TrafficClass.GOSSIP]
     assert got == list(numbers)[-len(got) :]  # the oldest were given up
     assert sender.dropped_messages == len(numbers) - len(got) > 0
 
 
 def test_gossip_that_has_begun_to_leave_is_never_dropped() -> None:
     sender, receiver = pair()
-    sender.queue(Class.GOSSIP, 9, bytes(MIB))
+    sender.queue(TrafficClass.GOSSIP, 9, bytes(MIB))
     record = sender.next_record()
     assert record is not None
     receiver.receive(record)
     for _ in range(10):
-        sender.queue(Class.GOSSIP, 1, bytes(MIB))
+        sender.queue(TrafficClass.GOSSIP, 1, bytes(MIB))
     assert [m.kind for m in drain(sender, receiver)].count(9) == 1
 
 
@@ -149,12 +151,12 @@ def test_bulk_stops_at_the_window_until_the_receiver_has_dealt_with_some() -> No
     sender, receiver = pair(MuxLimits(window=WindowLimits(8 * MIB, 8 * MIB)))
     sent = [bytes([n]) * MIB for n in range(14)]
     for body in sent:
-        assert sender.queue(Class.BULK, 1, body)
+        assert sender.queue(TrafficClass.BULK, 1, body)
     got = drain(sender, receiver, release=False)
     assert sum(len(m.body) for m in got) == 8 * MIB
     assert not sender.has_output
-    assert sender.queue(Class.CONSENSUS, 1, b"vote")  # the rest of the connection lives
-    assert drain(sender, receiver, release=False) == [Message(Class.CONSENSUS, 1, b"vote")]
+    assert sender.queue(TrafficClass.CONSENSUS, 1, b"vote")  # the rest of the connection lives
+    assert drain(sender, receiver, release=False) == [Message(TrafficClass.CONSENSUS, 1, b"vote")]
     for message in got:
         receiver.release_bulk(message.number, 0.0, 0.0)
     assert [m.body for m in got + drain(sender, receiver)] == sent
@@ -166,7 +168,7 @@ def test_bulk_of_any_sizes_never_locks_at_the_window(sizes: list[int], window: i
     classes = (*MuxLimits().classes[:4], ClassLimits(16 * MIB, 40_000))
     sender, receiver = pair(MuxLimits(classes=classes, window=WindowLimits(window, window)))
     for size in sizes:
-        sender.queue(Class.BULK, 3, bytes(size))
+        sender.queue(TrafficClass.BULK, 3, bytes(size))
     assert [len(m.body) for m in drain(sender, receiver)] == sizes
 
 
@@ -184,15 +186,15 @@ def test_keys_change_on_request_and_messages_flow_on() -> None:
     sender, receiver = pair()
     assert sender.channel is not None
     for number in range(6):
-        sender.queue(Class.GOSSIP, number, b"payload")
+        sender.queue(TrafficClass.GOSSIP, number, b"payload")
         if number % 2:
             sender.channel.rekey()
         (message,) = drain(sender, receiver)
         assert message.kind == number
     sender.channel.rekey()  # also with nothing else to send
     assert drain(sender, receiver) == []
-    sender.queue(Class.CONSENSUS, 1, b"after")
-    assert drain(sender, receiver) == [Message(Class.CONSENSUS, 1, b"after")]
+    sender.queue(TrafficClass.CONSENSUS, 1, b"after")
+    assert drain(sender, receiver) == [Message(TrafficClass.CONSENSUS, 1, b"after")]
 
 
 HOSTILE = {
@@ -235,7 +237,7 @@ def test_hostile_frames_end_the_connection_with_a_typed_error(name: str) -> None
 def test_control_kinds_of_a_later_version_are_skipped() -> None:
     sender, receiver = pair()
     assert receiver.receive(send_raw(sender, frame(0, 0xFE, 0, b"?") + frame(0, 1, 0, b"vote"))) == [
-        Message(Class.CONSENSUS, 1, b"vote")
+        Message(TrafficClass.CONSENSUS, 1, b"vote")
     ]
 
 
@@ -254,7 +256,7 @@ def test_any_authentic_plaintext_is_messages_or_a_typed_error(plaintext: bytes) 
 @given(st.data())
 def test_changed_replayed_or_garbled_records_are_refused(data: st.DataObject) -> None:
     sender, receiver = pair()
-    sender.queue(Class.CONSENSUS, 1, b"vote")
+    sender.queue(TrafficClass.CONSENSUS, 1, b"vote")
     record = sender.next_record()
     assert record is not None
     broken = bytearray(record)
@@ -264,7 +266,7 @@ def test_changed_replayed_or_garbled_records_are_refused(data: st.DataObject) ->
         receiver.receive(bytes(broken))
     _, fresh = pair()
     sender, receiver = pair()
-    sender.queue(Class.CONSENSUS, 1, b"vote")
+    sender.queue(TrafficClass.CONSENSUS, 1, b"vote")
     record = sender.next_record()
     assert record is not None
     assert len(receiver.receive(record)) == 1

@@ -16,7 +16,7 @@ from p2p.path.bulk_plan import BulkPlanner
 from p2p.path.paths import PathTable
 from p2p.records.records import sign_record
 from p2p.secure.channel import Channel
-from p2p.secure.frame import Class, frame
+from p2p.secure.frame import TrafficClass, frame
 from p2p.session.mux import Mux
 from p2p.session.path_offers import (
     ANY_PATH,
@@ -53,7 +53,7 @@ def test_malformed_ways_are_refused(body: bytes) -> None:
         decode_offer(body)
     one, other = sessions()
     with pytest.raises(FrameInvalid):
-        Mux(Channel(other)).receive(Channel(one).seal(frame(Class.CONSENSUS, 0xFB, 0, body)))
+        Mux(Channel(other)).receive(Channel(one).seal(frame(TrafficClass.CONSENSUS, 0xFB, 0, body)))
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,7 +8,7 @@ import trio.testing
 
 from p2p.base.errors import FrameInvalid, PeerBusy, PeerUnreachable, RequestRefused, RequestTimeout
 from p2p.base.limits import NetworkLimits
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.session.mux import Message, MuxLimits
 from p2p.session.requests import KIND_REFUSAL, KIND_RESPONSE, LARGE_ANSWER_BYTES, Requests, Served
 
@@ -29,7 +29,7 @@ class End:
             say=self.say, say_when_room=self.say_when_room,
         )  # fmt: skip
 
-    def say(self, cls: Class, kind: int, body: bytes) -> bool:
+    def say(self, cls: TrafficClass, kind: int, body: bytes) -> bool:
         message = Message(cls, kind, body)
         if self.has_room:
             self.said.append(message)
@@ -37,7 +37,7 @@ class End:
                 self.other.requests.take(message, self.other.nursery)
         return self.has_room
 
-    async def say_when_room(self, cls: Class, kind: int, body: bytes) -> None:
+    async def say_when_room(self, cls: TrafficClass, kind: int, body: bytes) -> None:
         self.say(cls, kind, body)
 
 
@@ -63,7 +63,7 @@ async def stand_still(_sender: bytes, _body: bytes) -> bytes:
 
 async def test_each_request_gets_its_own_answer_in_the_class_that_fits(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
-        one, other = pair(nursery, echo=Served(echo, Class.REQUEST))
+        one, other = pair(nursery, echo=Served(echo, TrafficClass.REQUEST))
         found: dict[int, bytes] = {}
 
         async def ask(number: int) -> None:
@@ -76,16 +76,16 @@ async def test_each_request_gets_its_own_answer_in_the_class_that_fits(autojump_
         assert {number: (set(body), len(body)) for number, body in found.items()} == {
             number: ({number}, LARGE_ANSWER_BYTES - 1 + number) for number in range(2)
         }
-        assert sorted(message.cls for message in other.said) == [Class.REQUEST, Class.BULK]
+        assert sorted(message.cls for message in other.said) == [TrafficClass.REQUEST, TrafficClass.BULK]
 
 
 async def test_what_cannot_be_answered_is_refused_by_a_code(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
         one, _ = pair(
             nursery,
-            echo=Served(echo, Class.REQUEST),
-            refuse=Served(refuse, Class.REQUEST),
-            slow=Served(stand_still, Class.REQUEST),
+            echo=Served(echo, TrafficClass.REQUEST),
+            refuse=Served(refuse, TrafficClass.REQUEST),
+            slow=Served(stand_still, TrafficClass.REQUEST),
         )
 
         async def code(method: str, body: bytes = b"", limit_bytes: int = 10) -> str:
@@ -103,7 +103,7 @@ async def test_what_cannot_be_answered_is_refused_by_a_code(autojump_clock: obje
 
 async def test_both_ends_bound_what_is_under_way(autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
-        one, _ = pair(nursery, slow=Served(stand_still, Class.REQUEST))
+        one, _ = pair(nursery, slow=Served(stand_still, TrafficClass.REQUEST))
         outcomes: list[str] = []
 
         async def ask() -> None:
@@ -151,6 +151,6 @@ async def test_an_answer_is_held_to_what_was_asked_for(autojump_clock: object) -
         number = (1).to_bytes(4, "big")
         for kind, body in ((KIND_RESPONSE, number + bytes(11)), (KIND_RESPONSE, b"abc"), (KIND_REFUSAL, b"abc")):
             with pytest.raises(FrameInvalid):
-                alone.requests.take(Message(Class.REQUEST, kind, body), nursery)
+                alone.requests.take(Message(TrafficClass.REQUEST, kind, body), nursery)
         for kind in (KIND_RESPONSE, KIND_REFUSAL):  # of a number that nobody asked under
-            alone.requests.take(Message(Class.REQUEST, kind, (2).to_bytes(4, "big") + b"x"), nursery)
+            alone.requests.take(Message(TrafficClass.REQUEST, kind, (2).to_bytes(4, "big") + b"x"), nursery)

@@ -17,7 +17,7 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.errors import FrameInvalid
 from p2p.base.limits import ReceiveMemory
 from p2p.secure.channel import Channel, ChannelFrame
-from p2p.secure.frame import Class
+from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from p2p.session.bulk_streams import BulkIn, BulkOut, BulkStream, WindowLimits
 from p2p.session.connection import Connection
@@ -216,7 +216,7 @@ async def holes() -> AsyncIterator[Holes]:
 
 async def feed(network: Network, to: bytes, count: int, *, gap_s: float = 0.05) -> None:
     for number in range(count):
-        await network.send_when_room(to, Class.BULK, BLOCK, number.to_bytes(4, "big") + bytes(100_000))
+        await network.send_when_room(to, TrafficClass.BULK, BLOCK, number.to_bytes(4, "big") + bytes(100_000))
         await trio.sleep(gap_s)
 
 
@@ -440,7 +440,7 @@ async def test_votes_go_by_another_way_a_second_after_theirs_fell_silent(
                 if number == 150:
                     used = roads.dials[-1]
                     roads.swallow(used)
-                assert voter.send(other, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
+                assert voter.send(other, TrafficClass.CONSENSUS, VOTE, number.to_bytes(2, "big"))
                 await trio.sleep(0.02)
             assert [number for _, number in came] == list(range(500))
             assert max(later - earlier for (earlier, _), (later, _) in pairwise(came)) <= 1.0
@@ -461,7 +461,7 @@ async def test_a_way_that_speaks_while_another_is_tried_is_kept(autojump_clock: 
             [other] = {"first", "second"} - {used}
             roads.swallow(used, other)  # a line that stood still for a while, whichever way
             for number in range(200):
-                assert alice.send(B, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
+                assert alice.send(B, TrafficClass.CONSENSUS, VOTE, number.to_bytes(2, "big"))
                 await trio.sleep(0.02)
                 if number == 60:  # tried by now, and not there yet
                     assert other in roads.dials
@@ -499,7 +499,7 @@ async def bulk_gap(dead: Callable[[list[str]], tuple[str, ...]]) -> tuple[float,
             cut_at = trio.current_time()
             roads.swallow(*dead(used))
             for number in range(150):
-                assert alice.send(B, Class.CONSENSUS, VOTE, number.to_bytes(2, "big"))
+                assert alice.send(B, TrafficClass.CONSENSUS, VOTE, number.to_bytes(2, "big"))
                 await trio.sleep(0.02)
             after = [at for at, _ in came if cut_at < at]
             gap_s = max(later - earlier for earlier, later in pairwise([cut_at, *after, trio.current_time()]))

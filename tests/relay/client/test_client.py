@@ -424,7 +424,7 @@ async def test_a_relay_that_talks_without_end_is_read_no_faster_than_its_share(
 
     # At one part in a hundred what took 10 ms of the loop costs the relay a second.
     answer_s = 60 if is_heard_in_time else 1
-    options = RelayClientOptions(answer_s_max=answer_s, loop_share_percent=percent, loop_debt_s=0)
+    options = RelayClientOptions(answer_s_max=answer_s, event_loop_percent_max=percent, event_loop_burst_s=0)
     alice = Node("alice", options=options)
     relay = FakeRelay(talk)
     async with serving(relay, alice):

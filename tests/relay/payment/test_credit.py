@@ -42,7 +42,7 @@ PRICE = 10**16
 ALICE, BOB = account_of("alice").address, account_of("bob").address
 TARIFF = Tariff(price_per_gib=PRICE, unpaid_bytes_max=64 * MIB)
 OPTIONS = CreditOptions(
-    stranger_bytes=MIB, stranger_network_bytes_per_day=10 * MIB, strangers_bytes_per_day=25 * MIB,
+    unfunded_bytes_per_payer=MIB, unfunded_bytes_per_network_day=10 * MIB, unfunded_bytes_per_day=25 * MIB,
     promise_bytes_max=GIB, deposit_percent=50, settle_s=60,
 )  # fmt: skip
 HOSTS = HostTable(RelayLimits())
@@ -107,11 +107,11 @@ def test_a_flood_of_fresh_identities_is_carried_what_its_network_may_and_no_more
     relay = Relay()
     for n in range(100):
         relay.carry(digest(b"test", b"%d" % n)[:20], GIB, ip=f"192.0.2.{n}", free=4 * MIB)
-    assert relay.credit.strangers.size_bytes == OPTIONS.stranger_network_bytes_per_day, "free tiers count"
+    assert relay.credit.unfunded.size_bytes == OPTIONS.unfunded_bytes_per_network_day, "free tiers count"
     assert relay.carry(ALICE, GIB, ip="198.51.100.1") == MIB, "another network is not to blame"
     for n in range(100):
         relay.carry(digest(b"test", b"six %d" % n)[:20], GIB, ip=f"2001:db8:{n:x}::1")
-    assert relay.credit.strangers.size_bytes == OPTIONS.strangers_bytes_per_day, "nor are IPv6 networks endless"
+    assert relay.credit.unfunded.size_bytes == OPTIONS.unfunded_bytes_per_day, "nor are IPv6 networks endless"
     relay.learn(BOB, DEPOSITOR)
     assert relay.carry(BOB, GIB) > 10 * MIB, "who can pay is not touched by it"
     relay.now_ms += DAY_MS
@@ -126,8 +126,8 @@ def test_strangers_never_pass_their_bounds(moves: list[tuple[int, int, int]]) ->
         done = relay.carry(digest(b"test", bytes((who,)))[:20], size, ip=f"198.18.{network}.{who + 1}")
         by_network[network] = by_network.get(network, 0) + done
     step = 64 * 1024
-    assert all(used < OPTIONS.stranger_network_bytes_per_day + step for used in by_network.values())
-    assert sum(by_network.values()) < OPTIONS.strangers_bytes_per_day + step
+    assert all(used < OPTIONS.unfunded_bytes_per_network_day + step for used in by_network.values())
+    assert sum(by_network.values()) < OPTIONS.unfunded_bytes_per_day + step
 
 
 def test_a_depositor_is_carried_on_a_part_of_its_deposit_that_is_not_spoken_for() -> None:
@@ -170,16 +170,16 @@ def test_one_whose_receipts_the_chain_would_not_take_is_a_stranger() -> None:
 
 def test_what_is_known_grows_old_and_who_is_carried_is_asked_about_again() -> None:
     relay = Relay()
-    relay.credit.met(ALICE, host(), relay.now_ms)
-    assert relay.credit.wanted(relay.now_ms, 9) == [ALICE]
-    relay.credit.met(ALICE, host(), relay.now_ms)
-    assert relay.credit.wanted(relay.now_ms, 9) == [], "asked just now"
+    relay.credit.payer_connected(ALICE, host(), relay.now_ms)
+    assert relay.credit.take_lookups(relay.now_ms, 9) == [ALICE]
+    relay.credit.payer_connected(ALICE, host(), relay.now_ms)
+    assert relay.credit.take_lookups(relay.now_ms, 9) == [], "asked just now"
     relay.learn(ALICE, DEPOSITOR)
     assert relay.carry(ALICE, 2 * MIB) == 2 * MIB
-    assert relay.credit.wanted(relay.now_ms, 9) == []
+    assert relay.credit.take_lookups(relay.now_ms, 9) == []
     relay.now_ms += max(FRESH_MS, ASK_AGAIN_MS)
     assert relay.carry(ALICE, 2 * MIB) == 2 * MIB
-    assert relay.credit.wanted(relay.now_ms, 9) == [ALICE]
+    assert relay.credit.take_lookups(relay.now_ms, 9) == [ALICE]
     relay.now_ms += VALID_MS
     assert relay.carry(ALICE, 2 * MIB) == 0, "nobody answered for too long"
 
@@ -187,11 +187,11 @@ def test_what_is_known_grows_old_and_who_is_carried_is_asked_about_again() -> No
 def test_a_flood_of_questions_waits_for_itself_and_is_bounded() -> None:
     relay = Relay()
     for n in range(300):
-        relay.credit.met(digest(b"test", b"%d" % n)[:20], host(f"192.0.2.{n % 200}"), relay.now_ms)
-    relay.credit.met(ALICE, host("198.51.100.1"), relay.now_ms)
-    asked = relay.credit.wanted(relay.now_ms, 2)
+        relay.credit.payer_connected(digest(b"test", b"%d" % n)[:20], host(f"192.0.2.{n % 200}"), relay.now_ms)
+    relay.credit.payer_connected(ALICE, host("198.51.100.1"), relay.now_ms)
+    asked = relay.credit.take_lookups(relay.now_ms, 2)
     assert ALICE in asked and len(asked) == 2
-    assert len(relay.credit.wanted(relay.now_ms, 1000)) == WANTED_PER_NETWORK_MAX - 1
+    assert len(relay.credit.take_lookups(relay.now_ms, 1000)) == WANTED_PER_NETWORK_MAX - 1
     assert WANTED_NETWORKS_MAX * WANTED_PER_NETWORK_MAX <= 2**18
 
 
@@ -201,7 +201,7 @@ def test_trusted_hosts_and_allowed_addresses_are_carried_on_their_signature() ->
         assert relay.carry(payer, GIB, ip=ip) == TARIFF.unpaid_bytes_max
         relay.sign(payer, TARIFF.unpaid_bytes_max)
         assert relay.carry(payer, MIB, ip=ip) == MIB
-    assert relay.credit.strangers.size_bytes == 0 and relay.credit.wanted(0, 9) == []
+    assert relay.credit.unfunded.size_bytes == 0 and relay.credit.take_lookups(0, 9) == []
     with pytest.raises(ConfigError, match=r"credit\.allowed"):
         Relay(replace(OPTIONS, allowed=("0x12",)))
     with pytest.raises(ConfigError, match=r"credit\.deposit_percent"):
@@ -210,9 +210,9 @@ def test_trusted_hosts_and_allowed_addresses_are_carried_on_their_signature() ->
 
 def test_a_relay_without_a_price_keeps_nothing() -> None:
     relay = Relay(tariff=Tariff())
-    relay.credit.met(ALICE, host(), 0)
+    relay.credit.payer_connected(ALICE, host(), 0)
     assert relay.carry(ALICE, 100 * MIB) == 100 * MIB
-    assert len(relay.credit) == 0 and relay.credit.strangers.size_bytes == 0
+    assert len(relay.credit) == 0 and relay.credit.unfunded.size_bytes == 0
 
 
 def test_the_bound_on_what_is_unsigned_holds_for_depositors_too() -> None:
@@ -237,7 +237,7 @@ def test_what_is_known_of_payers_is_bounded_and_strangers_go_first(monkeypatch: 
     relay = Relay()
     relay.learn(ALICE, DEPOSITOR)
     for n in range(accounts_max + 100):
-        relay.credit.met(digest(b"test", n.to_bytes(4, "big"))[:20], host(), relay.now_ms)
+        relay.credit.payer_connected(digest(b"test", n.to_bytes(4, "big"))[:20], host(), relay.now_ms)
     assert len(relay.credit) == accounts_max
     assert ALICE in relay.credit._payers
 
@@ -248,18 +248,18 @@ def test_receipts_are_brought_when_they_are_worth_it_and_soon_enough() -> None:
     relay.learn(BOB, DEPOSITOR)
     relay.sign(ALICE, GIB)
     fee = carriage_price(GIB, PRICE)
-    assert relay.credit.is_owed and relay.credit.ripe(fee, relay.now_ms, 9) == []
+    assert relay.credit.has_unsettled and relay.credit.due_for_settlement(fee, relay.now_ms, 9) == []
     relay.now_ms += OPTIONS.settle_s * 1000
-    assert relay.credit.ripe(fee + 1, relay.now_ms, 9) == [], "worth less than its fee"
-    assert relay.credit.ripe(fee, relay.now_ms, 9) == [ALICE]
+    assert relay.credit.due_for_settlement(fee + 1, relay.now_ms, 9) == [], "worth less than its fee"
+    assert relay.credit.due_for_settlement(fee, relay.now_ms, 9) == [ALICE]
     relay.sign(BOB, 2 * GIB)
-    assert relay.credit.ripe(fee, relay.now_ms, 9) == [ALICE, BOB], "half of the credit is used up"
-    relay.credit.tried(ALICE, relay.now_ms)
-    assert relay.credit.ripe(fee, relay.now_ms, 9) == [BOB]
+    assert relay.credit.due_for_settlement(fee, relay.now_ms, 9) == [ALICE, BOB], "half of the credit is used up"
+    relay.credit.settlement_started(ALICE, relay.now_ms)
+    assert relay.credit.due_for_settlement(fee, relay.now_ms, 9) == [BOB]
     relay.credit.collected(ALICE, relay.now_ms)
-    assert relay.credit.ripe(fee, relay.now_ms, 9) == [BOB], "it was looked at just now"
+    assert relay.credit.due_for_settlement(fee, relay.now_ms, 9) == [BOB], "it was looked at just now"
     relay.now_ms += RETRY_MS
-    assert sorted(relay.credit.ripe(fee, relay.now_ms, 9)) == sorted([ALICE, BOB])
+    assert sorted(relay.credit.due_for_settlement(fee, relay.now_ms, 9)) == sorted([ALICE, BOB])
 
 
 def test_who_takes_its_deposit_back_is_lent_nothing_and_what_it_signed_is_brought_at_once() -> None:
@@ -268,10 +268,10 @@ def test_who_takes_its_deposit_back_is_lent_nothing_and_what_it_signed_is_brough
     assert relay.carry(ALICE, 32 * MIB) == 32 * MIB
     relay.sign(ALICE, 32 * MIB)
     fee = carriage_price(MIB, PRICE)
-    assert relay.credit.ripe(fee, relay.now_ms, 9) == []
+    assert relay.credit.due_for_settlement(fee, relay.now_ms, 9) == []
     relay.learn(ALICE, UNKNOWN_FUNDS._replace(withdrawing=8 * PRICE))
     assert relay.carry(ALICE, MIB) == 0
-    assert relay.credit.ripe(fee, relay.now_ms, 9) == [ALICE]
+    assert relay.credit.due_for_settlement(fee, relay.now_ms, 9) == [ALICE]
 
 
 class MarketLedger:

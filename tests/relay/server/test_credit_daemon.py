@@ -11,7 +11,7 @@ import trio
 
 from relay.client.publisher import FanoutClient
 from relay.protocol.errors import RelayRefused, RelayUnreachable
-from relay.server.splice import STRANGER_CHECK_BYTES
+from relay.server.splice import UNFUNDED_CHECK_BYTES
 from state.primitives.address import format_address
 from tests.relay.daemon_process import DaemonProcess, account_of
 from tests.relay.nodes import Node, wait_until
@@ -22,7 +22,7 @@ StartRelay = Callable[..., DaemonProcess]
 MIB = 2**20
 PRICED = {"price_per_gib": 10**16, "free_bytes": MIB, "unpaid_bytes_max": 8 * MIB, "unpaid_ms_max": 500}
 CREDIT: dict[str, Any] = {
-    "stranger_bytes": MIB, "stranger_network_bytes_per_day": 6 * MIB, "strangers_bytes_per_day": 64 * MIB,
+    "unfunded_bytes_per_payer": MIB, "unfunded_bytes_per_network_day": 6 * MIB, "unfunded_bytes_per_day": 64 * MIB,
 }  # fmt: skip
 FLOOD = 6
 
@@ -60,16 +60,16 @@ async def test_a_flood_of_fresh_identities_gets_what_its_network_may_have_and_no
                     out = await fresh.client.dial(daemon.endpoint, bob.address)
                     got.append(await pour_what_goes(out, await bob.arrived.receive()))
     metrics = daemon.metrics()
-    limit = CREDIT["stranger_network_bytes_per_day"]
+    limit = CREDIT["unfunded_bytes_per_network_day"]
     # Looked at after so much, and one read may come on top: one circuit passes the bound by it, the others wait.
-    assert metrics["dekube_relay_bytes_total"] <= limit + 2 * STRANGER_CHECK_BYTES
+    assert metrics["dekube_relay_bytes_total"] <= limit + 2 * UNFUNDED_CHECK_BYTES
     assert sum(got) <= metrics["dekube_relay_bytes_total"] and metrics["dekube_relay_receipts_total"] >= 0
-    assert metrics["dekube_relay_strangers_bytes"] >= limit, "or it would say little"
+    assert metrics["dekube_relay_unfunded_bytes"] >= limit, "or it would say little"
     assert len(got) < FLOOD, "the last were refused at once"
 
 
 async def test_whom_the_operator_allows_is_carried_beside_the_flood(start_relay: StartRelay) -> None:
-    allowed = {**CREDIT, "allowed": [format_address(account_of("alice").address)], "strangers_bytes_per_day": 0}
+    allowed = {**CREDIT, "allowed": [format_address(account_of("alice").address)], "unfunded_bytes_per_day": 0}
     daemon = start_relay(tariff=PRICED, trusted_networks=[], options={"credit": allowed})
     alice, bob, carol = Node("alice"), Node("bob", daemon.endpoint), Node("carol")
     async with running(alice, bob, carol):

@@ -22,7 +22,7 @@ from relay.server.next_hop import NextHopConnection, NextHopLinks
 from relay.server.next_hop_eviction import Eviction, NextHopUse, choose_eviction
 from tests.relay.daemon_process import identity_of
 
-LIMITS = replace(RelayLimits(), trusted_networks=(), relays_max=12, relays_per_asker_max=3)
+LIMITS = replace(RelayLimits(), trusted_networks=(), relays_max=12, relays_per_client_network_max=3)
 HOSTS = HostTable(LIMITS)
 
 
@@ -42,14 +42,14 @@ class Links:
         self.links: dict[Endpoint, NextHopUse] = {}
         self.now_ms = self.count = 0
 
-    def ask(self, asker: HostUse | None, *, is_kept: bool = False) -> Eviction:
-        room = choose_eviction([*self.links.values()], asker, self.limits, self.now_ms)
+    def ask(self, client_host: HostUse | None, *, is_kept: bool = False) -> Eviction:
+        room = choose_eviction([*self.links.values()], client_host, self.limits, self.now_ms)
         if room.evicted is not None:
             del self.links[room.evicted]
         if room.refusal is None:
             self.count += 1
             endpoint = relay_at(self.count)
-            self.links[endpoint] = NextHopUse(endpoint, asker, self.now_ms, is_kept)
+            self.links[endpoint] = NextHopUse(endpoint, client_host, self.now_ms, is_kept)
         return room
 
 
@@ -83,8 +83,8 @@ def test_whoever_fills_them_from_few_blocks_cannot_keep_others_out(attack: list[
         links.now_ms += pause_ms
         links.ask(host(block, network))
         assert len(links.links) <= LIMITS.relays_max
-        askers = [link.asker.network for link in links.links.values() if link.asker is not None]
-        assert all(askers.count(name) <= LIMITS.relays_per_asker_max for name in askers)
+        askers = [link.client_host.network for link in links.links.values() if link.client_host is not None]
+        assert all(askers.count(name) <= LIMITS.relays_per_client_network_max for name in askers)
     assert links.ask(host(9)).refusal is None
 
 
@@ -122,7 +122,9 @@ def test_routes_that_name_own_relays_leave_the_links_to_others() -> None:
     """Real sockets: relays that take a connection and say nothing, all on a few hosts."""
 
     async def play() -> None:
-        limits = replace(LIMITS, relays_per_asker_max=6, relays_per_network_max=4, handshake_ms_max=60_000)
+        limits = replace(
+            LIMITS, relays_per_client_network_max=6, relays_per_network_max=4, handshake_ms_max=60_000
+        )
         daemon = Daemon(limits)
         links = NextHopLinks(daemon)
         server = await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(60), "0.0.0.0", 0)

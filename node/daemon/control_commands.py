@@ -1,4 +1,4 @@
-"""The owner's verbs at the control socket of a running node (``node.process.control``)."""
+"""The owner's commands at the control socket of a running node (``node.process.control``)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import trio
 from node.daemon.admin import Admin
 from node.daemon.running import RunningNode
 
-__all__ = ["control_verbs"]
+__all__ = ["control_commands"]
 
 
-def control_verbs(node: RunningNode, admin: Admin) -> dict[str, Callable[[Mapping[str, Any]], Awaitable[Any]]]:
-    """Return the verbs by their names."""
+def control_commands(node: RunningNode, admin: Admin) -> dict[str, Callable[[Mapping[str, Any]], Awaitable[Any]]]:
+    """Return the commands by their names."""
     blobs = node.network.blobs
     assert blobs is not None, "every node has a blob store"
 
@@ -43,7 +43,7 @@ def control_verbs(node: RunningNode, admin: Admin) -> dict[str, Callable[[Mappin
     return {
         "add_blob": add_blob,
         "fetch_blob": fetch_blob,
-        "admin": admin.verb,
+        "admin": admin.command,
         "status": lambda _request: node.status(),
         "stop": stop,
     }
