@@ -1,7 +1,7 @@
 """A network of processes of this machine: starts, watches, stops and restarts its members.
 
-The process that runs ``Cluster`` is the parent of all members. It answers the ``dekube testnet`` commands on a Unix
-socket in the network's folder. All members end with it, even when it is killed.
+The process that runs ``Cluster`` is the parent of all members. It answers the ``dekube testnet`` commands on a
+Unix socket in the network's folder. All members end with it, even when it is killed.
 """
 
 from __future__ import annotations

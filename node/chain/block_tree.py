@@ -1,9 +1,11 @@
-"""The tree of unfinalised blocks over the store: build, check, execute, and commit the branch that became final.
+"""Unfinalised blocks as a tree over the store: build, check and execute blocks, and commit the branch that became
+final.
 
-A block is executed over its parent's state, kept as changes in memory, so the store only ever holds what is final.
-The header of a block carries the roots of its parent's execution (consensus.md 9.1). Nothing here knows an
-event loop: callers decide the thread, and one lock makes the calls take turns, so that no execution reads a state
-that a commit is replacing.
+A block is executed over its parent's state. The result is kept as changes in memory, so the store holds only final
+data. A block's header carries the roots of its parent's execution (consensus.md 9.1).
+
+This module does not use an event loop. Any thread may call it. A lock serialises the calls, so that no execution
+reads a state while a commit replaces it.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ __all__ = [
 
 
 class BlockUnknown(InvalidBlock):
-    """The block, or the parent of a block, is neither the tip nor executed above it."""
+    """The block, or its parent, is neither the tip nor an executed block above it."""
 
     code = "block_unknown"
 
@@ -63,7 +65,9 @@ class BlockTimeWrong(InvalidBlock):
 
 
 class BodyInvalid(InvalidBlock):
-    """A transaction of the body is inadmissible; ``reason`` is the code of the error, ``index`` its place."""
+    """A transaction of the body is inadmissible; ``reason`` is the error's code, ``index`` the transaction's
+    position.
+    """
 
     code = "block_body_invalid"
 
@@ -74,13 +78,16 @@ class BodyInvalid(InvalidBlock):
 
 
 class StateDiverged(InvalidBlock):
-    """The header's roots are not what executing the parent gave here; on a certified block that is an alarm."""
+    """The header's roots differ from this node's execution of the parent.
+
+    On a certified block this is an alarm.
+    """
 
     code = "state_diverged"
 
 
 class Body:
-    """The decoded transactions of a block, of which some senders may still have to be recovered."""
+    """The decoded transactions of a block. Some senders may still have to be recovered."""
 
     __slots__ = ("_known", "_runtime", "_transactions", "batch")
 
@@ -91,10 +98,13 @@ class Body:
         self.batch: bytes = b"".join(
             [transaction.digest + transaction.signature for transaction in transactions if not transaction.sender]
         )
-        """What a SignatureVerifier recovers: digest and signature of each transaction not known here."""
+        """Input of a SignatureVerifier: digest and signature of each transaction that is not known here."""
 
     def resolve(self, addresses: bytes) -> list[Checked]:
-        """Return the checked transactions, given the answer to ``batch``. Raises BodyInvalid."""
+        """Return the checked transactions; ``batch`` has been answered with these addresses.
+
+        Raises BodyInvalid.
+        """
         at = 0
         known, check = self._known, self._runtime.check
         checked: list[Checked] = []
@@ -135,7 +145,7 @@ def decode_body(
 
 
 class Executed:
-    """A block that was executed here and is not final yet; ``state`` and ``trie`` are those after it."""
+    """A block that was executed here and is not final yet. ``state`` and ``trie`` are those after the block."""
 
     __slots__ = (
         "block_hash",
@@ -179,7 +189,7 @@ class Executed:
 
     @property
     def senders(self) -> set[bytes]:
-        """Who sent the block's transactions."""
+        """The senders of the block's transactions."""
         return set(self.next_nonces)
 
     def finalised(
@@ -214,7 +224,9 @@ class Executed:
         )
 
     def _own_accounts(self) -> tuple[bytes, ...]:
-        """Return in whose history the block itself is listed: who leads it, and whom its own events name."""
+        """Return the accounts whose history lists the block itself: its leader, and the accounts that its own
+        events name.
+        """
         execution = self.execution
         events = execution.events[-1]
         rewarded = [load_slash(self.state, operator) for operator in rewarding(events)]
@@ -230,14 +242,14 @@ class Executed:
 
 
 def _accounts_of(checked: Checked, events: tuple[Event, ...]) -> tuple[bytes, ...]:
-    """Return in whose history a transaction is listed."""
+    """Return the accounts whose history lists a transaction."""
     transaction, rule, payload, _ = checked
     touched = (transaction.sender, *rule.touches(payload))
     return tuple(dict.fromkeys((*touched, *named_in(events)))) if events else touched
 
 
 class _Parent(NamedTuple):
-    """What a child needs of its parent, be that final or not."""
+    """The data of a parent, final or not, that its child needs."""
 
     height: int
     time_ms: int
@@ -267,13 +279,13 @@ class Chain:
         return self._blocks.get(block_hash)
 
     def is_executed(self, block_hash: bytes) -> bool:
-        """Tell whether a child of that block could be built, checked or executed now."""
+        """Tell whether a child of that block can be built, checked or executed now."""
         return block_hash == self.store.tip.block_hash or block_hash in self._blocks
 
     def state_after(self, block_hash: bytes) -> Reader:
-        """Return the state after the tip or an executed block. Raises BlockUnknown.
+        """Return the state after the tip or an executed block.
 
-        Reads are true until the next commit; ``store.at(height)`` is for longer ones.
+        The state is valid until the next commit. Use ``store.at(height)`` for longer reads. Raises BlockUnknown.
         """
         with self._lock:
             return self._parent(block_hash).state
@@ -284,17 +296,18 @@ class Chain:
             return self.runtime.base_fee(self._parent(block_hash).state)
 
     def epoch_info(self, epoch: int, block_hash: bytes | None = None) -> EpochInfo | None:
-        """Return what the state after ``block_hash`` (None: the final one) knows of ``epoch``, None for nothing.
+        """Return the record of ``epoch`` in the state after ``block_hash`` (None: the final state), or None if
+        there is none.
 
-        It is the current epoch, one before within the age of evidence, or the next once its boundary is executed.
-        Raises BlockUnknown.
+        The state has the current epoch, epochs within the age of evidence, and the next epoch once its boundary
+        block is executed. Raises BlockUnknown.
         """
         with self._lock:
             state = self.store if block_hash is None else self._parent(block_hash).state
             return load_epoch(state, epoch, self.runtime.chain)
 
     def vrf_input(self, parent_hash: bytes, view: int) -> bytes:
-        """Return what the leader of ``view`` proves with its VRF key for a child of that block.
+        """Return the input of the VRF proof that the leader of ``view`` makes for a child of that block.
 
         Raises BlockUnknown, UpgradeRequired.
         """
@@ -320,11 +333,13 @@ class Chain:
         self, parent_hash: bytes, *, epoch: int, view: int, seat: int, time_ms: int, voters_bitmap: bytes,
         vrf_proof: bytes, transactions: Iterable[Checked], evidence: Iterable[bytes] = (),
     ) -> tuple[Block, list[Checked]]:  # fmt: skip
-        """Return a block on an executed parent, and its transactions: those that fit, in the order given.
+        """Build a block on an executed parent; return it with its transactions.
 
-        ``vrf_proof`` is for ``vrf_input``. Of ``evidence`` that is taken which still proves something. ``time_ms``
-        is raised to the earliest that the parent's allows. Raises BlockUnknown, UpgradeRequired, and InvalidBlock
-        for an epoch that is not the parent's next.
+        Transactions are taken in the given order while they fit. ``vrf_proof`` is the proof for ``vrf_input``.
+        Evidence is included if it still proves something. ``time_ms`` is raised to the earliest time that the
+        parent allows.
+
+        Raises BlockUnknown, UpgradeRequired, and InvalidBlock for an epoch that does not follow the parent's.
         """
         with self._lock:
             parent = self._parent(parent_hash)
@@ -362,10 +377,10 @@ class Chain:
         return Block(header, raws, proofs), chosen
 
     def check(self, block: Block, transactions: Sequence[Checked], *, now_ms: int | None) -> None:
-        """Check a block against its executed parent, without executing it; raise InvalidBlock or a subclass.
+        """Check a block against its executed parent, without executing it. Raises InvalidBlock or a subclass.
 
-        Not checked is what consensus alone knows: whether the view is the current one. ``now_ms`` is this node's
-        clock; None, for a block that is final already, leaves it out.
+        The view is not checked; only consensus knows the current view. ``now_ms`` is this node's clock. None skips
+        the check against the clock, for a block that is already final.
         """
         header, chain = block.header, self.runtime.chain
         if header.genesis_hash != self.runtime.genesis_hash:
@@ -390,7 +405,7 @@ class Chain:
                 raise BodyInvalid(error.code, str(error)) from None
 
     def _check_epoch(self, header: Header, state: Reader) -> None:
-        """Check what a header says of its epoch against the state after its parent."""
+        """Check a header's epoch fields against the state after its parent."""
         info = self.runtime.epoch_at(state, header.height)
         committee, tally = info.committee, load_tally(state, info.epoch)
         assert tally is not None, "an epoch begins with its tally"
@@ -415,10 +430,11 @@ class Chain:
         self, block: Block, transactions: Sequence[Checked], *, block_hash: bytes | None = None,
         raw: bytes | None = None,
     ) -> Executed:  # fmt: skip
-        """Execute a block over its executed parent and keep the result; a second time returns the first result.
+        """Execute a block over its executed parent and keep the result. A second call returns the first result.
 
-        ``transactions`` are those of the block's body, checked and resolved. ``raw`` are the block's bytes as
-        received. Raises InvalidBlock: BlockUnknown, StateDiverged, or a body that ``check`` would have refused.
+        ``transactions`` are the checked and resolved transactions of the block's body. ``raw`` are the block's
+        bytes as received. Raises InvalidBlock: BlockUnknown, StateDiverged, or for a body that ``check`` would
+        have refused.
         """
         header = block.header
         if block_hash is None:
@@ -462,12 +478,15 @@ class Chain:
             return executed
 
     def commit(self, block_hash: bytes, certificate: bytes, views: ViewCertificates = NO_VIEWS) -> list[Executed]:
-        """Write an executed block and its executed ancestors, lowest first; drop what can no longer be final.
+        """Write an executed block and its executed ancestors, lowest first, and drop blocks that can no longer be
+        final.
 
-        Each of them is stored with ``certificate``, which names the last: it proves the others by their hashes.
-        ``views`` are certificates of the views up to the last, durable with the first of them.
-        Returned are the blocks written. Raises BlockUnknown, and StoreError when the disk refuses; the blocks
-        before the one refused are then final and the rest is still here.
+        Each block is stored with ``certificate``, which names the last one; the hashes prove the others. ``views``
+        are certificates of the views up to the last block; they are written with the first block. Returns the
+        written blocks.
+
+        Raises BlockUnknown, and StoreError when a write fails. Blocks before the failed write are then final; the
+        rest stays in memory.
         """
         with self._lock:
             branch = self._branch(block_hash)
@@ -479,7 +498,7 @@ class Chain:
             return branch
 
     def drop(self, block_hashes: Iterable[bytes]) -> None:
-        """Forget executed blocks that can no longer become final, with all that follows from them."""
+        """Drop executed blocks that can no longer become final, with all their descendants."""
         with self._lock:
             for block_hash in block_hashes:
                 self._blocks.pop(block_hash, None)
@@ -518,7 +537,7 @@ class Chain:
         return branch
 
     def _rebase(self, parent_hash: bytes) -> None:
-        """Have the children of a block that is now in the store read from there; drop its rivals."""
+        """Let the children of a block that is now in the store read from the store. Drop competing blocks."""
         for executed in self._blocks.values():
             if executed.header.parent_hash == parent_hash:
                 executed.state.base = self.store
@@ -537,7 +556,9 @@ class Chain:
 
 
 def _next_committee_hash(state: Reader, info: EpochInfo, height: int) -> bytes:
-    """Return what the header at ``height`` says of the next committee: nothing but in the last of an epoch."""
+    """Return the next committee's hash for the header at ``height``; empty unless it is the last block of an
+    epoch.
+    """
     if height != info.last_height:
         return ZERO_HASH
     committee = load_committee(state, info.epoch + 1)

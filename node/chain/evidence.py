@@ -1,9 +1,12 @@
-"""Evidence on its way into a block: found here or gossiped, checked, kept over a restart, offered to the leader.
+"""Evidence that waits for a block: found here or received by gossip, checked, kept across restarts, offered to the
+leader.
 
-One proven fault takes an operator out for ever, so the pool keeps one for each operator: that of the largest
-share, which costs most, and among equals that of the newest epoch, which stays provable the longest. It needs no
-other bound than that, but has one. The file in the home matters only for what this node alone has seen: the votes
-themselves are in no journal, and a crash before any block has the evidence would lose them.
+One proven fault excludes an operator for ever, so the pool keeps one piece of evidence for each operator. It keeps
+the one with the largest share, because that share is slashed. Among equal shares it keeps the newest epoch,
+because that stays provable longest.
+
+The file in the home protects evidence that only this node has. No journal has those votes, so a crash before a
+block includes the evidence would lose it.
 """
 
 from __future__ import annotations
@@ -57,17 +60,17 @@ __all__ = [
 _log = structlog.get_logger("evidence")
 
 PENDING_MAX: Final = 1_024
-"""Operators with evidence that waits: more than sit in ten committees at once."""
+"""Operators with waiting evidence. More than ten committees have."""
 FILE_LIMIT_BYTES: Final = PENDING_MAX * (EVIDENCE_LIMIT_BYTES + 8)
 NO_EVIDENCE: Final = evidence_root(())
 REPEAT_S: Final = 150.0
-"""What waits is gossiped again after so long: longer than peers remember what they have seen."""
+"""Waiting evidence is gossiped again after this time. Peers forget messages sooner."""
 SENDER_FAULTS: Final = (DecodeError, EvidenceSeatUnknown, EvidenceSignatureInvalid)
-"""What a peer that checked would have seen in any state; the rest may look different from where it stands."""
+"""Faults that a peer must have seen in any state. Other results may depend on the peer's state."""
 
 
 class PoolFull(EvidenceRefused):
-    """As much waits as may; a valid proof of an operator that is known already is refused by another error."""
+    """The pool is full. Valid evidence against an operator that is already in the pool raises another error."""
 
     code = "evidence_pool_full"
 
@@ -90,13 +93,13 @@ class EvidencePool:
         return len(self._pending)
 
     def add(self, raw: bytes) -> bool:
-        """Take evidence in; tell whether it is worth passing on. Raises as ``admit``."""
+        """Add evidence; return whether it should be gossiped. Raises as ``admit``."""
         return self.admit(raw)[1]
 
     def admit(self, raw: bytes) -> tuple[Offence, bool]:
-        """Take evidence in; return what it proves, and whether it is worth passing on.
+        """Add evidence; return what it proves, and whether it should be gossiped.
 
-        Raises DecodeError or a subclass of EvidenceRefused and then keeps nothing of it.
+        Raises DecodeError or a subclass of EvidenceRefused; the evidence is then not kept.
         """
         evidence = decode_evidence(raw)
         offence = self._judge(evidence)
@@ -109,10 +112,11 @@ class EvidencePool:
         return offence, True
 
     def take(self, limit_bytes: int = BLOCK_EVIDENCE_BYTES_MAX) -> tuple[bytes, ...]:
-        """Return what a block may have, the oldest faults first because they expire first.
+        """Return evidence for a block, oldest faults first because they expire first. Nothing is removed from the
+        pool.
 
-        Nothing leaves the pool by it. The leader still selects what holds on its parent: some may stand in a block
-        that is not final yet.
+        The leader selects what is still valid on its parent, because an unfinalised block may already include some
+        of it.
         """
         taken: list[bytes] = []
         for _, raw, _ in sorted(self._pending.values()):
@@ -122,7 +126,10 @@ class EvidencePool:
         return tuple(taken)
 
     def refresh(self) -> bool:
-        """Drop what no longer holds on the newest state: punished, or too old; tell whether anything was."""
+        """Drop evidence that is no longer valid on the newest state: punished or too old.
+
+        Return whether any was dropped.
+        """
         dropped = []
         for operator, (_, raw, _) in self._pending.items():
             try:
@@ -134,26 +141,26 @@ class EvidencePool:
         return bool(dropped)
 
     def all(self) -> tuple[bytes, ...]:
-        """Return everything that waits."""
+        """Return all waiting evidence."""
         return tuple(raw for _, raw, _ in sorted(self._pending.values()))
 
 
 def encode_file(raws: Iterable[bytes]) -> bytes:
-    """Return the bytes of the file that keeps ``raws``."""
+    """Return the content of the file that keeps ``raws``."""
     return encode(list(raws))
 
 
 def decode_file(data: bytes) -> list[bytes]:
-    """Return what the file kept, unchecked. Raises DecodeError."""
+    """Return the file's evidence, unchecked. Raises DecodeError."""
     match decode(data, limit_bytes=FILE_LIMIT_BYTES):
         case list(raws) if len(raws) <= PENDING_MAX and all(type(raw) is bytes for raw in raws):
             return raws
         case _:
-            raise DecodeError("not a file of evidence")
+            raise DecodeError("not an evidence file")
 
 
 class EvidenceChain(Protocol):
-    """What the evidence of a node is judged by: ``node.chain.ledger.NodeLedger`` is one."""
+    """The chain data that evidence is checked against. ``node.chain.ledger.NodeLedger`` implements it."""
 
     @property
     def runtime(self) -> Runtime:
@@ -171,10 +178,11 @@ class EvidenceChain(Protocol):
 
 
 class EvidenceService:
-    """The pool with its file and its gossip; all methods run on the event loop.
+    """The evidence pool with its file and its gossip; all methods run on the event loop.
 
-    ``publish`` gossips one payload to the topic that ``validate`` is the validator of. ``reporter`` is the account
-    that is paid for what this node finds. ``records`` are the chain's certificates, for the other half of a fork.
+    ``publish`` gossips a payload on the topic whose validator is ``validate``. ``reporter`` is the account that is
+    paid for evidence found by this node. ``records`` are the chain's certificates, from which the other half of a
+    fork proof is read.
     """
 
     def __init__(
@@ -209,13 +217,18 @@ class EvidenceService:
     # What the node's other parts call.
 
     def found(self, equivocation: Equivocation) -> None:
-        """Take in what this node's own consensus has found, and tell the others."""
+        """Add evidence that this node's consensus found, and gossip it."""
         evidence = Evidence.of(equivocation, self._reporter)
         first = evidence.first
         try:
             is_new = self._pool.add(evidence.encode())
         except EvidenceRefused as refusal:  # punished already, or of an epoch that is too old to matter
-            _log.info("a fault that proves nothing now", seat=first.seat, epoch=first.epoch, reason=refusal.code)
+            _log.info(
+                "evidence found by this node proves nothing on the current state; it is dropped",
+                seat=first.seat,
+                epoch=first.epoch,
+                reason=refusal.code,
+            )
             return
         if is_new:
             _log.warning(
@@ -225,14 +238,16 @@ class EvidenceService:
             self._note()
 
     def found_fork(self, certificate: Certificate) -> None:
-        """Take in a verified certificate of another chain: whom it convicts with the records of this one."""
+        """Add evidence from a verified certificate of another chain, against the seats that it convicts with this
+        chain's records.
+        """
         for equivocation in convict(self._records, (certificate,)):
             self.found(equivocation)
 
     def submit(self, raw: bytes) -> Submitted:
-        """Take in evidence that a person brings, and tell the others.
+        """Add evidence that a user submitted, and gossip it.
 
-        Raises DecodeError or a subclass of EvidenceRefused, and then keeps nothing of it.
+        Raises DecodeError or a subclass of EvidenceRefused; the evidence is then not kept.
         """
         offence, is_new = self._pool.admit(raw)
         if is_new:
@@ -241,10 +256,10 @@ class EvidenceService:
         return Submitted(offence.operator, offence.fault, offence.epoch, offence.view, int(is_new))
 
     def examine(self, certificates: Sequence[Certificate]) -> tuple[Equivocation, ...]:
-        """Return whom certificates convict that a person brings as proof of a fork; in a worker thread.
+        """Return the faults that a user's certificates prove as a fork. Runs in a worker thread.
 
-        A FINALIZE certificate of another chain is enough where this node knows what its own chain rests on in that
-        view. Raises ForkUnproven where they are not genuine, or convict nobody.
+        One FINALIZE certificate of another chain is enough if this node has its own chain's certificate for that
+        view. Raises ForkUnproven for certificates that are not genuine or convict nobody.
         """
         for certificate in certificates:
             committee = load_committee(self._ledger.store, certificate.epoch)
@@ -255,9 +270,9 @@ class EvidenceService:
         return found
 
     def submit_fork(self, equivocations: Iterable[Equivocation], reporter: bytes | None) -> list[Submitted]:
-        """Take in what ``examine`` has found; ``reporter`` is paid for it, this node where it is None.
+        """Add the faults that ``examine`` found. ``reporter`` is paid for them; None: this node.
 
-        What proves nothing any more is left out: who is out for ever already, and faults that are too old.
+        Faults that prove nothing any more are left out: the operator is already excluded, or the fault is too old.
         """
         submitted = []
         for equivocation in equivocations:
@@ -267,11 +282,18 @@ class EvidenceService:
         return submitted
 
     async def validate(self, peer: bytes, payload: bytes) -> Verdict:
-        """Say of a gossiped payload whether to pass it on; what proves nothing costs its sender."""
+        """Decide whether a gossiped payload is forwarded.
+
+        Evidence that proves nothing counts against its sender.
+        """
         try:
             is_new = self._pool.add(payload)
         except SENDER_FAULTS as error:
-            _log.warning("a peer sent evidence that proves nothing", peer=peer, reason=error.code)
+            _log.warning(
+                "a peer sent evidence that proves nothing; it is dropped and the peer is penalised",
+                peer=peer,
+                reason=error.code,
+            )
             return Verdict.REJECT
         except EvidenceRefused:
             return Verdict.IGNORE
@@ -281,11 +303,11 @@ class EvidenceService:
         return Verdict.ACCEPT
 
     def take(self, limit_bytes: int = BLOCK_EVIDENCE_BYTES_MAX) -> tuple[bytes, ...]:
-        """Return what a leader may put into its block; ``Chain.build`` selects what holds on the parent."""
+        """Return evidence for a leader's block. ``Chain.build`` selects what is valid on the parent."""
         return self._pool.take(limit_bytes)
 
     def on_commit(self, blocks: Sequence[Executed]) -> None:
-        """Follow the chain: what became final, or too old, waits no longer."""
+        """Update the pool after a commit: evidence that became final or too old is dropped."""
         epoch = self._epoch_now()
         punishing = [executed for executed in blocks if executed.header.evidence_root != NO_EVIDENCE]
         for executed in punishing:
@@ -296,13 +318,14 @@ class EvidenceService:
 
     @property
     def pending(self) -> tuple[bytes, ...]:
-        """What waits for a block."""
+        """The evidence that waits for a block."""
         return self._pool.all()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the file as the pool is, and gossip again what waits for long. Raises nothing but a cancellation.
+        """Write the pool to its file, and gossip long-waiting evidence again. Raises only a cancellation.
 
-        A disk that refuses costs nothing but what this node alone has seen and a crash comes before a block.
+        If the disk fails, only evidence that this node alone has can be lost, and only if it crashes before a
+        block includes it.
         """
         self._metrics.set("evidence_pending", len(self._pool))
         try:
@@ -338,7 +361,9 @@ class EvidenceService:
             return
         except (OSError, DecodeError) as error:
             _log.warning(
-                "the file of evidence is unreadable; beginning without", path=str(self._path), error=str(error)
+                "the evidence file cannot be read; starts with an empty pool",
+                path=str(self._path),
+                error=str(error),
             )
             return
         for raw in raws:
@@ -349,15 +374,19 @@ class EvidenceService:
 
 
 def _tell(executed: Executed) -> None:
-    """Log who is out for ever by a block that is final now."""
+    """Log the operators that a newly final block excludes for ever."""
     receipt = executed.execution.block_receipt
     for event in decode_receipt(receipt).events if receipt is not None else ():
         if event.address == EQUIVOCATED.address and event.topics[0] == EQUIVOCATED.topic:
-            _log.warning("an operator is out for ever", height=executed.header.height, **EQUIVOCATED.decode(event))
+            _log.warning(
+                "an operator is excluded for ever: its fault is in a final block",
+                height=executed.header.height,
+                **EQUIVOCATED.decode(event),
+            )
 
 
 def _save(path: Path, data: bytes) -> None:
-    """Put ``data`` in the place of the file, durably and at once; a disk that refuses is only logged."""
+    """Replace the file durably with ``data``. A disk failure is only logged."""
     beside = path.with_suffix(".new")
     try:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -371,4 +400,4 @@ def _save(path: Path, data: bytes) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        _log.warning("the file of evidence cannot be written", path=str(path), error=str(error))
+        _log.warning("the evidence file cannot be written; check the disk", path=str(path), error=str(error))

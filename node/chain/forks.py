@@ -1,9 +1,9 @@
-"""What this node's records say of a fork: the other half of a proof, as long as evidence counts (consensus.md R6).
+"""Fork evidence from this node's records, within the age limit of evidence (consensus.md R6).
 
-A FINALIZE certificate of another chain convicts together with what this chain rests on in the same view: the
-NULLIFY certificate where it skipped the view, or its own FINALIZE certificate. Where its block became final by a
-later view's certificate it has neither, and what convicts are the NOTARIZE certificates of either side. The store
-keeps all three.
+A FINALIZE certificate of another chain convicts seats together with a certificate of this chain for the same view.
+That is the NULLIFY certificate if this chain skipped the view, else its own FINALIZE certificate. If the block of
+that view became final through a later view's certificate, this chain has neither. Then the NOTARIZE certificates
+of both chains convict. The store keeps all three kinds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ForkUnproven", "certificates_of", "check_certificate", "convict", "k
 
 
 class ForkUnproven(ProtocolError):
-    """Certificates that are not of their committee, or contradict neither each other nor this node's chain."""
+    """The certificates are not of their committee, or contradict neither each other nor this node's chain."""
 
     code = "fork_unproven"
 
@@ -44,17 +44,17 @@ def to_keep(certificates: Iterable[Certificate]) -> ViewCertificates:
 
 
 def kept(store: Store, epoch: int, view: int) -> tuple[Certificate, ...]:
-    """Return what the store has of the skipped views that a replica at ``view`` still looks at for faults.
+    """Return the stored certificates of skipped views that a replica at ``view`` still checks for faults.
 
-    Not of those with a block: what a fork in them proves is a person's to bring, and a chain that people have
-    agreed to go on with must not stop once more for a certificate that everybody knows of.
+    Views with a block are left out: a user must submit proof of a fork in them. Otherwise a chain that its
+    operators agreed to continue would stop again at a certificate that is already known.
     """
     found = store.views.nullified_from(epoch, max(0, view - EVIDENCE_VIEWS))
     return tuple(decode_certificate(known.certificate) for known in found)
 
 
 def check_certificate(certificate: Certificate, committee: Committee | None, genesis_hash: bytes) -> None:
-    """Check votes and weight of a certificate. Raises ForkUnproven."""
+    """Check the votes and the weight of a certificate. Raises ForkUnproven."""
     if committee is None:
         raise ForkUnproven(f"no committee of epoch {certificate.epoch} is known here")
     try:
@@ -66,7 +66,7 @@ def check_certificate(certificate: Certificate, committee: Committee | None, gen
 
 
 def convict(records: Store, certificates: Sequence[Certificate]) -> tuple[Equivocation, ...]:
-    """Return a fault of each seat that verified certificates convict, with each other or with ``records``."""
+    """Return one fault for each seat that verified certificates convict, with each other or with ``records``."""
     found: dict[tuple[int, int], Equivocation] = {}
     halves = [*certificates]
     for certificate in certificates:
@@ -81,9 +81,9 @@ def convict(records: Store, certificates: Sequence[Certificate]) -> tuple[Equivo
 
 
 def certificates_of(store: Store, from_height: int, *, epochs_max: int | None = None) -> Iterator[Certificate]:
-    """Yield every certificate on record of the views above the block below ``from_height``, epoch by epoch.
+    """Yield all stored certificates of the views above the block below ``from_height``, epoch by epoch.
 
-    That is what this chain rests on, and what another one's certificates are held against.
+    Certificates of another chain are compared with these.
     """
     first, view = store.epoch_of(from_height), 0
     epoch = first
@@ -114,9 +114,9 @@ def _of_this_chain(records: Store, epoch: int, view: int) -> Iterable[Certificat
 
 
 def _final_of(records: Store, epoch: int, view: int) -> Certificate | None:
-    """Return the FINALIZE certificate that this chain has of a view.
+    """Return this chain's FINALIZE certificate of a view.
 
-    Views rise with heights, so it is stored with the last block whose own view is not above.
+    Views rise with heights, so it is stored with the last block whose view is not higher.
     """
     low = max(epoch * records.epoch_blocks + 1, records.oldest_block)
     high = min((epoch + 1) * records.epoch_blocks, records.tip.height)

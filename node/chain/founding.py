@@ -1,7 +1,8 @@
-"""How several people found a chain: a draft of the genesis, what each founder adds to it, and the genesis of both.
+"""Several founders create one chain: a draft of the genesis, each founder's contribution, and the resulting
+genesis.
 
-A draft is a genesis without validators. Whoever has the draft and the founders' files makes the same genesis, byte
-for byte, so nobody has to trust the one who puts it together.
+A draft is a genesis without validators. The draft and the founders' files always give the same genesis, byte for
+byte. So no founder has to trust the one who seals it.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ _SIZES: Final = {
     "vrf_possession": VRF_PROOF_BYTES,
     "signature": SIGNATURE_BYTES,
 }
-"""Fields of a founder's file that are bytes in hex, and how many."""
+"""Byte fields of a founder's file (hex), with their sizes."""
 
 
 class Founder(NamedTuple):
-    """What one founder adds to the draft whose hash is ``draft``: a validator, and ``coins`` that its account has.
+    """A founder's contribution to the draft whose hash is ``draft``: a validator, and ``coins`` for its account.
 
-    ``possession`` and ``vrf_possession`` show, as in a transaction that stakes, that the account may use the keys;
-    ``signature`` is the account's, over all of it.
+    ``possession`` and ``vrf_possession`` prove, as in a stake transaction, that the account may use the keys.
+    ``signature`` is the account's signature over all fields.
     """
 
     draft: bytes
@@ -82,7 +83,10 @@ class Founder(NamedTuple):
 
 
 def make_founder(draft: Genesis, account: SecretKey, vote: SecretKey, *, stake: int, coins: int) -> Founder:
-    """Return what the owner of both keys adds to ``draft``; amounts in 10^-18 DKB. Raises ConfigError."""
+    """Return the contribution to ``draft`` of the owner of both keys; amounts in 10^-18 DKB.
+
+    Raises ConfigError.
+    """
     draft_hash = genesis_hash(draft)
     _, vote_key, possession, vrf_key, vrf_possession = stake_payload(
         stake, vote, genesis_hash=draft_hash, address=account.address
@@ -101,7 +105,10 @@ def _signed(founder: Founder) -> bytes:
 
 
 def check_founder(founder: Founder, draft: Genesis) -> None:
-    """Raise ConfigError, which names the founder, unless it adds to this draft what it may and has signed."""
+    """Check a founder's contribution to this draft and its signature.
+
+    Raises ConfigError, which names the founder.
+    """
     validator = founder.validator
     who = f"founder {format_address(validator.address)}"
     if founder.draft != genesis_hash(draft):
@@ -123,7 +130,7 @@ def check_founder(founder: Founder, draft: Genesis) -> None:
 
 
 def found(draft: Genesis, founders: Iterable[Founder]) -> Genesis:
-    """Return the genesis of a draft and its founders, the same in whatever order they come. Raises ConfigError."""
+    """Return the genesis of a draft and its founders; their order does not matter. Raises ConfigError."""
     ordered = sorted(founders, key=lambda founder: founder.validator.address)
     if len(ordered) > FOUNDERS_MAX:
         raise ConfigError(f"at most {FOUNDERS_MAX} founders")
@@ -149,7 +156,7 @@ def found(draft: Genesis, founders: Iterable[Founder]) -> Genesis:
 
 
 def check_genesis(genesis: Genesis, *, is_draft: bool = False) -> Genesis:
-    """Return ``genesis`` as everybody will read it in its file. Raises ConfigError where it founds no chain."""
+    """Return ``genesis`` as its file will be read. Raises ConfigError if no chain can start from it."""
     owned = sum(balance for _, balance in genesis.allocations) + sum(v.stake for v in genesis.validators)
     if owned >= SUPPLY_LIMIT:
         raise ConfigError(
@@ -160,7 +167,7 @@ def check_genesis(genesis: Genesis, *, is_draft: bool = False) -> Genesis:
 
 
 def founder_to_json(founder: Founder) -> str:
-    """Return the text of a founder's file; amounts are decimal strings."""
+    """Return the text of a founder's file. Amounts are decimal strings."""
     validator = founder.validator
     document = {
         "format": FORMAT,
@@ -178,7 +185,7 @@ def founder_to_json(founder: Founder) -> str:
 
 
 def founder_from_json(text: str) -> Founder:
-    """Return the founder of a file's text, not yet checked. Raises ConfigError."""
+    """Return the founder from a file's text, not yet checked. Raises ConfigError."""
     if len(text) > FOUNDER_LIMIT_BYTES:
         raise ConfigError("founder: too large")
     try:

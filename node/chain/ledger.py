@@ -1,6 +1,6 @@
-"""What the node knows of the chain, as its parts ask for it: finalised data, the mempool, and waiting for more.
+"""The node's view of its chain: final data, the mempool, and waiting for new blocks.
 
-Implements the wallet's ``WalletChain``. All methods run on the event loop, unless they say otherwise.
+Implements ``node.market.wallet.WalletChain``. All methods run on the event loop unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from state.view.accounts import Account, load_account
 __all__ = ["NodeLedger", "Room"]
 
 RECENT_MAX: Final = 20_000
-"""Transactions of the newest blocks that are remembered, so that no signature is checked a second time."""
+"""Transactions of the newest blocks that are remembered, so that no signature is checked twice."""
 GOSSIP_FEE_SHARE: Final = 2
-"""Transactions of peers are kept from this part of the base fee up: it may fall to where they can be included."""
+"""Peers' transactions are kept if their fee cap is at least this share of the base fee: the base fee may fall."""
 
 
 class Room(NamedTuple):
-    """What a block on a certain parent asks of transactions."""
+    """Conditions that a block on a certain parent sets for its transactions."""
 
     base_fee: int
     next_nonces: Mapping[bytes, int]
-    """Of the senders that have transactions in blocks that are not final yet."""
+    """For senders with transactions in blocks that are not final yet."""
 
 
 class NodeLedger:
@@ -49,7 +49,7 @@ class NodeLedger:
         self.mempool = Mempool(options, self._account_of, height=store.tip.height)
         self.chain_id: int = runtime.genesis.chain_id
         self.on_admitted: Callable[[bytes], None] = lambda _raw: None
-        """Called with the bytes of each transaction that entered the mempool here and should be passed on."""
+        """Called with the bytes of each transaction that entered the mempool here and should be gossiped."""
         self.on_pool_changed: Callable[[], None] = lambda: None
         self._recent: dict[bytes, Checked] = {}
         self._head = self._make_head()
@@ -63,7 +63,7 @@ class NodeLedger:
         self._committed.append(listener)
 
     def on_commit(self, blocks: Sequence[Executed]) -> None:
-        """Follow blocks that were written to the store."""
+        """Update after blocks were written to the store."""
         if not blocks:
             return
         self._head = self._make_head()
@@ -80,7 +80,7 @@ class NodeLedger:
         return self._head
 
     async def wait_head(self, height: int) -> Head:
-        """Return the head as soon as it is above ``height``."""
+        """Wait for a head above ``height`` and return it."""
         while self._head.height <= height:
             await self._moved.wait()
         return self._head
@@ -104,11 +104,11 @@ class NodeLedger:
     # The mempool
 
     def find(self, raw: bytes) -> Checked | None:
-        """Return the transaction with those bytes if it waits or was lately in a block; from any thread."""
+        """Return the transaction with those bytes if it waits or was in a recent block; from any thread."""
         return self.mempool.find(raw) or self._recent.get(raw)
 
     def remember(self, transactions: Iterable[Checked]) -> None:
-        """Keep the transactions of a block, which peers may still bring or another block may hold."""
+        """Remember the transactions of a block: peers may still send them, or another block may contain them."""
         recent = self._recent
         for checked in transactions:
             recent[checked.transaction.raw] = checked
@@ -121,12 +121,12 @@ class NodeLedger:
 
     @contextmanager
     def admission(self, *, is_local: bool = True) -> Iterator[Callable[[bytes, bytes], bytes]]:
-        """Begin to admit transactions of which the node knows the senders; tells whoever builds blocks at the end.
+        """Admit transactions with known senders to the mempool; block builders are notified at the end.
 
-        What the context gives takes bytes and sender, passes the transaction on and returns its hash, or raises
-        InvalidTransaction. The sender is the node itself, or whom its own gateway recovered: a child behind a
-        socket that only the node's user opens. He is not recovered again here; every other voter does.
-        ``is_local`` says that they are of the gateway's users, who expect to find them after a restart.
+        The context's function takes bytes and sender. It forwards the transaction and returns its hash, or raises
+        InvalidTransaction. The sender is this node, or was recovered by its own gateway, a child process behind a
+        socket that only the node's user can open. It is not recovered again here; all other voters do.
+        ``is_local``: the transaction is a gateway user's and is kept across restarts.
         """
         fee_floor = self._head.base_fee_next
         local_since = self._head.height if is_local else None
@@ -150,9 +150,10 @@ class NodeLedger:
             return admit(raw, sender)
 
     async def submit_own(self, raw: bytes, sender: bytes) -> bytes:
-        """Admit a transaction that this node signed, or find it waiting, and pass it on; return its hash.
+        """Admit a transaction that this node signed, or find it waiting, and forward it; return its hash.
 
-        It is not local: whoever signed it looks at the state when the node starts, and signs what is still to do.
+        It is not kept across restarts: the signing component reads the state at the start and signs what is still
+        needed.
         """
         try:
             return self.admit(raw, sender, is_local=False)
@@ -161,21 +162,21 @@ class NodeLedger:
             return decode_transaction(raw).hash
 
     def readmit(self, transaction: Transaction, since: int) -> None:
-        """Admit what one of this node's users handed in before it started, its sender recovered anew.
+        """Admit a gateway user's transaction from before the restart; its sender was recovered again.
 
-        It waits since that height, whatever the base fee is now. Raises InvalidTransaction.
+        It waits since the given height, regardless of the current base fee. Raises InvalidTransaction.
         """
         self.mempool.add(self.runtime.check(transaction), local_since=min(since, self._head.height))
 
     def admit_gossip(self, transaction: Transaction) -> bool:
-        """Admit a transaction of a peer, its sender recovered; tell whether it is new.
+        """Admit a peer's transaction with its recovered sender; return whether it is new.
 
         Raises InvalidTransaction.
         """
         return self.admit_checked(self.runtime.check(transaction))
 
     def admit_checked(self, checked: Checked) -> bool:
-        """Do what ``admit_gossip`` does with a transaction that was checked before."""
+        """Like ``admit_gossip``, for a transaction that was checked before."""
         try:
             self.mempool.add(checked, fee_floor=self._head.base_fee_next // GOSSIP_FEE_SHARE)
         except AlreadyKnown:
@@ -189,14 +190,14 @@ class NodeLedger:
         return self._head.base_fee_next
 
     def gas_of(self, kind: int) -> int:
-        """Return the weight of a kind. Raises UnknownKind."""
+        """Return the gas of a transaction kind. Raises UnknownKind."""
         rule = self.runtime.rules.get(kind)
         if rule is None:
             raise UnknownKind(kind)
         return rule.gas
 
     async def wait_receipt(self, transaction_hash: bytes) -> Receipt:
-        """Return the receipt as soon as the transaction is final."""
+        """Wait until the transaction is final and return its receipt."""
         while (place := self.store.transaction_position(transaction_hash)) is None:
             await self._moved.wait()
         receipts = self.store.receipts(place.height)
@@ -204,9 +205,9 @@ class NodeLedger:
         return decode_receipt(receipts[0][place.position])
 
     def room_after(self, parent_hash: bytes) -> Room:
-        """Return what transactions of a block on ``parent_hash`` must fit; from any thread, for it may wait long.
+        """Return the conditions for transactions of a block on ``parent_hash``.
 
-        Raises BlockUnknown.
+        May block for long; call it from any thread. Raises BlockUnknown.
         """
         return Room(self.chain.base_fee_after(parent_hash), self.chain.next_nonces(parent_hash))
 

@@ -1,10 +1,11 @@
-"""Transactions of this node's own users, kept over a restart: who handed one in here expects to find it again.
+"""Keeps this node's own users' transactions across a restart.
 
-What peers brought is not kept, since they have it; nor what the node itself signed, which it signs again. What
-came is appended to a log twice a second, so a node that is killed loses less than a second of it; a whole file
-takes the log's place once a minute and when the node ends. Neither is trusted: what they hold is checked as if it
-came just now. A file that is damaged is set aside; of a log that ends early, as after a loss of power, the
-beginning counts.
+Peers' transactions are not kept: the peers have them. The node's own transactions are not kept either: it signs
+them again. New transactions are appended to a log twice a second, so a killed node loses less than one second of
+them. Once a minute and at the end, a complete file replaces the log.
+
+Both are checked like new transactions when they are read. A damaged file is set aside. Of a log that ends early,
+for example after a power failure, the readable beginning is used.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ KEPT_MAX: Final = 10_000
 KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
 FILE_LIMIT_BYTES: Final = KEPT_BYTES_MAX + 32 * KEPT_MAX
 APPEND_S: Final = 0.5
-"""What came in since is lost when the node is killed."""
+"""Transactions of this interval are lost when the node is killed."""
 SAVE_S: Final = 60.0
-"""How often the whole file is written, and synced: what came in since may be lost with the machine's power."""
+"""Interval of writing and syncing the whole file. Transactions since then may be lost in a power failure."""
 SAVE_S_MIN: Final = 5.0
-"""No oftener, except for a log that is full: transactions that are removed by hand go with it."""
+"""Minimum interval, except when the log is full. Transactions removed by hand leave the file then."""
 LOG_ITEMS_MAX: Final = 50_000
 LOG_LIMIT_BYTES: Final = KEPT_BYTES_MAX + 64 * LOG_ITEMS_MAX
 RECOVERED_AT_ONCE: Final = 256
 HEARD_S: Final = 5.0
-"""A peer that came just now has said by then what it listens to."""
+"""A new peer has sent its subscriptions within this time."""
 HEIGHT_LIMIT: Final = 2**63
 _KIND: Final = b"kept-mempool"
 _PART_HEAD: Final = struct.Struct(">I")
 
 
 class LocalTransaction(NamedTuple):
-    """A transaction and the height since which it waits."""
+    """A transaction and the height at which it arrived."""
 
     since: int
     raw: bytes
@@ -67,22 +68,22 @@ Recover = Callable[[bytes], Awaitable[bytes]]
 
 
 def encode_local_transactions(chain_hash: bytes, items: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return the bytes of the file that keeps ``items`` of a chain: a checksum, and what it is of."""
+    """Return the file content for ``items`` of a chain: checksum, kind, chain and items."""
     body = encode([chain_hash, [list(item) for item in items]])
     return digest(_KIND, body) + body
 
 
 def decode_local_transactions(data: bytes, chain_hash: bytes) -> list[LocalTransaction]:
-    """Return what the file kept, unchecked. Raises DecodeError, for a file of another chain too."""
+    """Return the file's transactions, unchecked. Raises DecodeError, also for another chain's file."""
     if len(data) > FILE_LIMIT_BYTES:
         raise DecodeError(f"more than {FILE_LIMIT_BYTES} bytes")
     body = data[HASH_BYTES:]
     if digest(_KIND, body) != data[:HASH_BYTES]:
-        raise DecodeError("the checksum is another one")
+        raise DecodeError("the checksum does not match")
     match decode(body, limit_bytes=FILE_LIMIT_BYTES):
         case [bytes(chain), list(items)] if len(items) <= KEPT_MAX and all(map(_is_item, items)):
             if chain != chain_hash:
-                raise DecodeError("of another chain")
+                raise DecodeError("the file is of another chain")
             return [LocalTransaction(since, raw) for since, raw in items]
         case _:
             raise DecodeError("not a file of waiting transactions")
@@ -95,7 +96,7 @@ def encode_log_part(chain_hash: bytes, items: Iterable[tuple[int, bytes]]) -> by
 
 
 def decode_log(data: bytes, chain_hash: bytes) -> tuple[list[LocalTransaction], int]:
-    """Return what the log says as far as it can be read, unchecked, and the length of that part of it."""
+    """Return the readable beginning of the log, unchecked, and its length in bytes."""
     found: list[LocalTransaction] = []
     at = 0
     while len(found) <= LOG_ITEMS_MAX - KEPT_MAX and at + _PART_HEAD.size <= len(data) <= LOG_LIMIT_BYTES:
@@ -120,9 +121,9 @@ def _is_item(item: Any) -> bool:
 
 
 class LocalTransactions:
-    """The file at ``path``, and what it holds brought back into the pool of ``ledger``.
+    """Keeps the file at ``path`` and restores its transactions to the mempool of ``ledger``.
 
-    ``wait_peers`` returns when somebody is there who can be told of it.
+    ``wait_peers`` returns when a peer is connected that can receive them.
     """
 
     def __init__(
@@ -134,19 +135,19 @@ class LocalTransactions:
         self._wait_peers = wait_peers
         self._log_path = path.with_name(path.name + ".log")
         self._saved: list[tuple[int, bytes]] | None = None
-        """What the file holds; None before it was read, and where it does not hold what it should."""
+        """Content of the file. None before it was read, or if it is incomplete."""
         self._new: list[tuple[int, bytes]] = []
-        """What came in and is not in the log."""
+        """Transactions that are not in the log yet."""
         self._new_bytes = 0
         self._log_items = 0
         self._log_bytes = 0
         self._is_short = False
-        """The log lacks something that waits: only the whole file will have it."""
+        """The log lacks a waiting transaction. Only the whole file will contain it."""
         self._is_failing = False
         self._removed = 0
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Bring back what was kept, then keep what waits until cancelled. A disk that refuses ends nothing."""
+        """Restore the kept transactions, then keep new ones until cancelled. A disk failure does not end it."""
         returned = await self._restore()
         self._ledger.mempool.on_local = self._note
         self._removed = self._ledger.mempool.local_removed
@@ -172,7 +173,7 @@ class LocalTransactions:
                 self._save(items)
 
     def _note(self, since: int, raw: bytes) -> None:
-        """Take what was handed in."""
+        """Queue a new local transaction for the log."""
         self._new.append((since, raw))
         self._new_bytes += len(raw)
         if len(self._new) > KEPT_MAX or self._new_bytes > KEPT_BYTES_MAX:  # the disk is too slow
@@ -184,7 +185,7 @@ class LocalTransactions:
         return items
 
     def _is_due(self, since_s: float) -> bool:
-        """Tell whether the whole file is to be written, which was ``since_s`` ago."""
+        """Return whether to write the whole file; the last one was written ``since_s`` ago."""
         if since_s >= SAVE_S:
             return True
         if self._is_short:
@@ -196,7 +197,7 @@ class LocalTransactions:
         return since_s >= SAVE_S_MIN and self._removed != self._ledger.mempool.local_removed
 
     def _snapshot(self) -> list[tuple[int, bytes]]:
-        """Return what the whole file is to hold, which is then in no need of the log."""
+        """Return the content of the whole file. The log is not needed after it is written."""
         self._taken()
         self._is_short = False
         self._removed = self._ledger.mempool.local_removed
@@ -206,7 +207,7 @@ class LocalTransactions:
         return self._ledger.mempool.local(transactions_max=KEPT_MAX, bytes_max=KEPT_BYTES_MAX)
 
     async def _restore(self) -> list[bytes]:
-        """Return the bytes of what was brought back."""
+        """Restore the kept transactions; return their bytes."""
         kept = list({item.raw: item for item in (*self._read(), *self._read_log())}.values())
         transactions: list[tuple[int, Transaction]] = []
         for item in kept:
@@ -229,11 +230,13 @@ class LocalTransactions:
                 continue  # final since, or no longer payable
             returned.append(transaction.raw)
         if kept:
-            _log.info("transactions kept over the restart", waiting=len(returned), gone=len(kept) - len(returned))
+            _log.info(
+                "transactions kept across the restart", waiting=len(returned), gone=len(kept) - len(returned)
+            )
         return returned
 
     async def _pass_on(self, raws: list[bytes]) -> None:
-        """Tell peers of what was brought back: some may have had no restart, others never heard of it."""
+        """Send restored transactions to peers: some may have restarted, others never received them."""
         if raws:
             await self._wait_peers()
             await trio.sleep(HEARD_S)
@@ -253,7 +256,11 @@ class LocalTransactions:
             self._saved = []
             return []
         except OSError as error:
-            _log.warning("waiting transactions cannot be read", path=str(self._path), error=str(error))
+            _log.warning(
+                "the file of waiting transactions cannot be read; it is skipped",
+                path=str(self._path),
+                error=str(error),
+            )
             return []
         except DecodeError as error:
             self._set_aside(error)
@@ -266,9 +273,15 @@ class LocalTransactions:
         try:
             os.replace(self._path, aside)
         except OSError as refusal:
-            _log.warning("waiting transactions cannot be set aside", path=str(self._path), error=str(refusal))
+            _log.warning(
+                "the damaged file of waiting transactions cannot be renamed",
+                path=str(self._path),
+                error=str(refusal),
+            )
         _log.warning(
-            "the file of waiting transactions is damaged and set aside", path=str(aside), error=str(error)
+            "the file of waiting transactions is damaged; it was renamed and its transactions are lost",
+            path=str(aside),
+            error=str(error),
         )
 
     def _read_log(self) -> list[LocalTransaction]:
@@ -278,13 +291,21 @@ class LocalTransactions:
         except FileNotFoundError:
             return []
         except OSError as error:
-            _log.warning("waiting transactions cannot be read", path=str(self._log_path), error=str(error))
+            _log.warning(
+                "the log of waiting transactions cannot be read; it is skipped",
+                path=str(self._log_path),
+                error=str(error),
+            )
             self._is_short = True
             return []
         found, read_bytes = decode_log(data, self._ledger.runtime.genesis_hash)
         if read_bytes < len(data):
             cut = len(data) - read_bytes
-            _log.warning("the log of waiting transactions ends early", path=str(self._log_path), cut_bytes=cut)
+            _log.warning(
+                "the log of waiting transactions is incomplete; the readable part is used",
+                path=str(self._log_path),
+                cut_bytes=cut,
+            )
             self._is_short = True  # behind what cannot be read nothing may stand
         self._log_bytes, self._log_items = len(data), len(found)
         return found
@@ -318,8 +339,10 @@ class LocalTransactions:
             self._is_failing = False
 
     def _fail(self, error: OSError) -> None:
-        """Note that the disk refused; the whole file is tried again."""
+        """Note a disk failure; the next attempt writes the whole file."""
         self._saved, self._is_short = None, True
         if not self._is_failing:
             self._is_failing = True
-            _log.warning("waiting transactions cannot be kept", path=str(self._path), error=str(error))
+            _log.warning(
+                "waiting transactions cannot be saved; check the disk", path=str(self._path), error=str(error)
+            )

@@ -1,11 +1,14 @@
-"""The mempool: checked transactions that wait for a block, ordered by what they pay; pure, bounded in every way.
+"""The mempool: checked transactions that wait for a block, ordered by price. Pure, with bounded memory.
 
-Each sender has its own queue by nonce. The part without a gap from the account's next nonce is *pending* and may
-be taken; what lies beyond a gap is *queued*. Both are bounded for each sender and in sum, in count and in bytes.
-When the pool is full, the sender whose last transaction is worth least loses that one, if the newcomer is worth
-more: only the end of a queue is ever evicted, so no gap appears. A transaction is worth no more than the cheapest
-of those that must go before it, or high prices behind one that no block takes would hold the pool for nothing;
-behind a gap it is worth nothing. Adding costs O(log n); taking k of s senders O(s + k log s).
+Each sender has a queue by nonce. The part without a gap after the account's next nonce is *pending* and may be
+taken. The part behind a gap is *queued*. Both are bounded for each sender and in total, by count and by bytes.
+
+When the pool is full, a new transaction evicts the last transaction of the sender whose last one is worth least,
+if the new one is worth more. Only the end of a queue is evicted, so no gap appears. A transaction is worth at most
+the cheapest transaction before it in its queue; behind a gap it is worth nothing. Otherwise high prices behind a
+transaction that no block takes would fill the pool for free.
+
+Adding costs O(log n). Taking k transactions of s senders costs O(s + k log s).
 """
 
 from __future__ import annotations
@@ -33,17 +36,17 @@ __all__ = [
 ]
 
 NEWS_KEPT: Final = 4_096
-"""Hashes of arrivals that are kept for whoever asks what came in."""
+"""Hashes of the newest arrivals, kept for queries of new transactions."""
 _PERCENT: Final = 100
 _SLACK: Final = 1024
 _COMPACT_EVERY: Final = 64
-"""Arrivals between two looks at whether the heaps are mostly made of what has left."""
+"""Arrivals between two checks whether the heaps contain mostly removed entries."""
 _NO_NONCES: Final[Mapping[bytes, int]] = {}
 _WORTHLESS: Final = -1
 
 
 class AlreadyKnown(InvalidTransaction):
-    """These very bytes wait already."""
+    """The same bytes are already in the pool."""
 
     code = "already_known"
 
@@ -75,7 +78,7 @@ class MempoolFull(InvalidTransaction):
 
 
 class SenderLimit(InvalidTransaction):
-    """The sender has as many transactions in the pool as one may have."""
+    """The sender has reached its limit of transactions in the pool."""
 
     code = "sender_limit"
 
@@ -92,17 +95,17 @@ class MempoolOptions:
     bytes_max: int = 64 * 1024 * 1024
     sender_transactions_max: int = 512
     nonce_gap_max: int = 64
-    """How far beyond the last pending nonce of its sender a transaction may be queued."""
+    """How far beyond the sender's last pending nonce a transaction may be queued."""
     queued_max: int = 5_000
-    """Transactions behind a gap, of all senders; the first thing a flood fills."""
+    """Queued transactions of all senders; a flood fills this limit first."""
     replacement_percent: int = 10
-    """How much more a replacement must pay, in fee cap and in tip."""
+    """Minimum increase of a replacement, in fee cap and in tip."""
     expiry_heights: int = 1_800
     """Blocks after which a transaction that was not included leaves the pool."""
 
 
 class Added(NamedTuple):
-    """What an admission did: whether the transaction may be taken now, and which ones left for it."""
+    """Result of an admission: whether the transaction is pending, and which ones were replaced or evicted."""
 
     pending: bool
     replaced: Checked | None
@@ -127,7 +130,7 @@ class _Entry:
 
 
 class _Sender:
-    """The queue of one sender: ``entries`` by nonce; those from ``nonce`` up to ``pending_end`` have no gap."""
+    """One sender's queue: ``entries`` by nonce. Those from ``nonce`` to ``pending_end`` have no gap."""
 
     __slots__ = ("cost", "entries", "last", "lowest", "nonce", "pending_end", "weighed", "worth")
 
@@ -137,14 +140,15 @@ class _Sender:
         self.cost = 0
         self.last = -1
         self.lowest: int | None = None
-        """The lowest fee cap of ``entries``; None where it has left and was not looked for since."""
+        """The lowest fee cap of ``entries``; None if that entry was removed and the minimum was not computed
+        again."""
         self.worth = _WORTHLESS
-        """Of the last one."""
+        """Of the last entry."""
         self.weighed = -1
-        """The number of its arrival, if it was the last when that was noted."""
+        """Arrival number of the last entry when the worth was computed."""
 
     def advance(self) -> int:
-        """Move ``pending_end`` over what has become contiguous; return by how many."""
+        """Move ``pending_end`` over nonces that became contiguous; return by how many."""
         entries, before = self.entries, self.pending_end
         end = before
         while end in entries:
@@ -153,17 +157,17 @@ class _Sender:
         return end - before
 
     def weigh(self) -> int:
-        """Return what the last one is worth; there is one."""
+        """Return the worth of the last entry. The queue must not be empty."""
         return _WORTHLESS if self.last >= self.pending_end else self.low()
 
     def low(self) -> int:
-        """Return the lowest fee cap of the entries, of which there are some; it is seldom looked for."""
+        """Return the lowest fee cap of the entries. The queue must not be empty. Rarely computed."""
         if self.lowest is None:
             self.lowest = min(entry.fee for entry in self.entries.values())
         return self.lowest
 
     def pop(self, nonce: int) -> _Entry:
-        """Take an entry out."""
+        """Remove an entry and return it."""
         entry = self.entries.pop(nonce)
         self.cost -= entry.checked.cost_max
         if entry.fee == self.lowest:
@@ -172,7 +176,7 @@ class _Sender:
 
 
 class Mempool:
-    """The pool; ``account_of`` reads the state after the newest finalised block, which is that at ``height``."""
+    """The pool. ``account_of`` reads the state after the newest final block, which has ``height``."""
 
     def __init__(
         self, options: MempoolOptions, account_of: Callable[[bytes], Account], *, height: int = 0
@@ -186,16 +190,16 @@ class Mempool:
         self._queued = 0
         self._arrivals = 0
         self._news: deque[bytes] = deque(maxlen=NEWS_KEPT)
-        """The hashes of the newest arrivals: a block may have taken them before anybody asks what came in."""
+        """Hashes of the newest arrivals, including transactions that blocks have already taken."""
         self._height = height
         # The last transaction of each sender, of the least worth first and then the youngest. Entries that are no
         # longer a sender's last, or were worth something else, stay until they come up or until a rebuild.
         self._tails: list[tuple[int, int, bytes]] = []
         self._expiry: list[tuple[int, int, bytes]] = []  # height, arrival, hash; lazily cleaned in the same way
         self.on_local: Callable[[int, bytes], None] | None = None
-        """Told of what one of this node's own users brought: since which height it waits, and its bytes."""
+        """Called for each local user's transaction with its arrival height and its bytes."""
         self.local_removed = 0
-        """How many of these were taken out by ``remove``."""
+        """Local transactions removed by ``remove``."""
 
     # Queries
 
@@ -212,16 +216,16 @@ class Mempool:
 
     @property
     def pending_count(self) -> int:
-        """How many could be taken now."""
+        """Number of transactions that can be taken now."""
         return len(self._by_hash) - self._queued
 
     @property
     def queued_count(self) -> int:
-        """How many wait for an earlier nonce."""
+        """Number of transactions that wait for an earlier nonce."""
         return self._queued
 
     def get(self, transaction_hash: bytes) -> Checked | None:
-        """Return the transaction with that hash, its signature checked."""
+        """Return the transaction with that hash; its signature is checked."""
         entry = self._by_hash.get(transaction_hash)
         return None if entry is None else entry.checked
 
@@ -230,20 +234,20 @@ class Mempool:
         return self._by_raw.get(raw)
 
     def pending_nonce(self, address: bytes) -> int:
-        """Return the nonce after those executed and those of the pool that follow without a gap."""
+        """Return the next nonce after the executed and the pending transactions of the sender."""
         nonce = self._account_of(address).nonce
         sender = self._senders.get(address)
         return nonce if sender is None else max(nonce, sender.pending_end)
 
     def of_sender(self, address: bytes) -> list[Checked]:
-        """Return what waits from ``address``, in the order of the nonces."""
+        """Return the transactions of ``address`` in the order of their nonces."""
         sender = self._senders.get(address)
         if sender is None:
             return []
         return [sender.entries[nonce].checked for nonce in sorted(sender.entries)]
 
     def queued(self, limit: int) -> list[Checked]:
-        """Return up to ``limit`` transactions that wait for an earlier nonce, each sender's in their order."""
+        """Return up to ``limit`` queued transactions, each sender's in nonce order."""
         found: list[Checked] = []
         for sender in self._senders.values() if self._queued else ():
             if sender.last >= sender.pending_end:
@@ -254,9 +258,10 @@ class Mempool:
         return found[:limit]
 
     def arrivals(self, since: int, limit: int) -> tuple[int, list[bytes]]:
-        """Return the number of arrivals, and the hashes of those after the first ``since``, also of what has left.
+        """Return the number of arrivals, and the hashes of those after the first ``since``, including removed
+        ones.
 
-        The newest ``limit`` of them and ``NEWS_KEPT`` at most, the oldest first.
+        At most the newest ``limit`` and ``NEWS_KEPT`` hashes, oldest first.
         """
         if since > self._arrivals:  # counted by a node that ended since
             since = 0
@@ -265,9 +270,9 @@ class Mempool:
         return self._arrivals, list(newest)[::-1]
 
     def page(self, before: int | None, limit: int) -> list[tuple[int, Checked]]:
-        """Return up to ``limit`` transactions with the numbers of their arrival, the newest first.
+        """Return up to ``limit`` transactions with their arrival numbers, newest first.
 
-        With ``before`` only those that came earlier than that number: what comes in meanwhile moves no page.
+        ``before`` selects those that arrived before that number, so new arrivals do not shift pages.
         """
         found: list[tuple[int, Checked]] = []
         for entry in reversed(self._by_hash.values()):
@@ -278,9 +283,9 @@ class Mempool:
         return found
 
     def local(self, *, transactions_max: int, bytes_max: int) -> list[tuple[int, bytes]]:
-        """Return the bytes of what this node's own users brought, each with the height since which it waits.
+        """Return the bytes of local users' transactions, each with its arrival height.
 
-        In the order of their arrival, and of too many the first.
+        In order of arrival; if there are too many, the first ones.
         """
         found: list[tuple[int, bytes]] = []
         for entry in self._by_hash.values():
@@ -294,10 +299,10 @@ class Mempool:
     def take(
         self, limit: int, *, base_fee: int = 0, next_nonces: Mapping[bytes, int] = _NO_NONCES
     ) -> list[Checked]:
-        """Return up to ``limit`` pending transactions, the best tip first and then the earliest; none is removed.
+        """Return up to ``limit`` pending transactions: best tip first, then earliest. None is removed.
 
-        A sender's transactions keep the order of their nonces. ``next_nonces`` are those of senders with
-        transactions in blocks that are not final yet, on which the taker builds.
+        A sender's transactions keep their nonce order. ``next_nonces`` are those of senders with transactions in
+        the unfinalised blocks below the new block.
         """
         heads: list[tuple[int, int, int, _Sender]] = []
         for address, sender in self._senders.items():
@@ -323,11 +328,11 @@ class Mempool:
     # Changes
 
     def add(self, checked: Checked, *, fee_floor: int = 0, local_since: int | None = None) -> Added:
-        """Admit a transaction whose sender is known, or raise a subclass of InvalidTransaction.
+        """Admit a transaction with a known sender, or raise a subclass of InvalidTransaction.
 
-        After an error the pool is as it was. A fee cap below ``fee_floor`` is refused: the current base fee for
-        a node's own users, less for gossip. ``local_since`` is the height since which one of this node's own users
-        waits for it, None for those of others.
+        After an error the pool is unchanged. A fee cap below ``fee_floor`` is refused: the current base fee for
+        local users, less for gossip. ``local_since`` is the arrival height of a local user's transaction; None for
+        others.
         """
         transaction = checked.transaction
         if transaction.hash in self._by_hash:
@@ -394,10 +399,10 @@ class Mempool:
         return Added(nonce < sender.pending_end, old.checked if old else None, evicted)
 
     def on_block(self, height: int, senders: Iterable[bytes]) -> list[Checked]:
-        """Follow a block that became final and whose state ``account_of`` now reads.
+        """Update after a block became final; ``account_of`` must already read its state.
 
-        ``senders`` are those of its transactions. Included transactions leave; returned are those that left
-        without being included: replaced by others, no longer payable, or expired.
+        ``senders`` are those of its transactions. Included transactions are removed. Returns the transactions that
+        were removed without inclusion: replaced, no longer payable, or expired.
         """
         self._height = height
         dropped: list[Checked] = []
@@ -415,7 +420,7 @@ class Mempool:
         return dropped
 
     def remove(self, transaction_hash: bytes) -> Checked | None:
-        """Take a transaction out, say one that turned out to be inadmissible; None when it is not there."""
+        """Remove a transaction, for example an inadmissible one, and return it; None if it is not in the pool."""
         entry = self._by_hash.get(transaction_hash)
         if entry is None:
             return None
@@ -424,7 +429,7 @@ class Mempool:
         return self._remove(entry.checked.transaction.sender, entry.checked.transaction.nonce)
 
     def clear(self) -> int:
-        """Take everything out; return how many transactions that were."""
+        """Remove all transactions; return their number."""
         count = len(self._by_hash)
         for transaction_hash in list(self._by_hash):
             self.remove(transaction_hash)
@@ -443,7 +448,10 @@ class Mempool:
             raise MempoolFull
 
     def _check_room(self, address: bytes, sender: _Sender, new: _Entry) -> bytes | None:
-        """Return the sender whose last transaction ``new`` pushes out, None when there is room, or raise."""
+        """Return the sender whose last transaction ``new`` evicts, None if there is room.
+
+        Raises MempoolFull or SenderLimit.
+        """
         options, nonce = self._options, new.checked.transaction.nonce
         if nonce > sender.pending_end + options.nonce_gap_max:
             raise NonceTooHigh(expected=sender.pending_end, got=nonce)
@@ -470,7 +478,7 @@ class Mempool:
         raise MempoolFull
 
     def _settle(self, address: bytes, sender: _Sender, account: Account) -> list[Checked]:
-        """Bring a queue up to ``account``; return what had to leave although it was not included."""
+        """Update a queue to ``account``; return the transactions that were removed without inclusion."""
         dropped: list[Checked] = []
         if account.nonce > sender.nonce:
             for nonce in [nonce for nonce in sender.entries if nonce < account.nonce]:
@@ -491,14 +499,14 @@ class Mempool:
         return dropped
 
     def _weigh(self, address: bytes, sender: _Sender) -> None:
-        """Note which is the last transaction of a sender and what it is worth, after its queue has changed."""
+        """Update the last transaction of a sender and its worth, after the queue changed."""
         worth, arrival = sender.weigh(), sender.entries[sender.last].arrival
         if worth != sender.worth or arrival != sender.weighed:
             sender.worth, sender.weighed = worth, arrival
             heapq.heappush(self._tails, (worth, -arrival, address))
 
     def _remove(self, address: bytes, nonce: int) -> Checked:
-        """Take one transaction out of its queue; what follows it waits for the gap to be filled."""
+        """Remove one transaction from its queue; the following ones become queued."""
         sender = self._senders[address]
         entry = sender.pop(nonce)
         if nonce < sender.pending_end:
@@ -522,7 +530,7 @@ class Mempool:
         self._bytes -= entry.size
 
     def _compact(self) -> None:
-        """Rebuild a heap that is mostly made of what has left."""
+        """Rebuild a heap that contains mostly removed entries."""
         if len(self._tails) > 2 * len(self._senders) + _SLACK:
             self._tails = [(sender.worth, -sender.weighed, address) for address, sender in self._senders.items()]
             heapq.heapify(self._tails)

@@ -21,17 +21,17 @@ PARAMETER_TABLES: Final[dict[str, type[Any]]] = {
     "consensus": ConsensusParameters,
     "tasks": TaskParameters,
 }
-"""The prefixes of a genesis's parameters and the dataclass that each fills."""
+"""Prefixes of genesis parameters, and the dataclass that each fills."""
 
 
 def make_runtime(genesis: Genesis, *, check_invariants: bool = False, protocol_version: int = 0) -> Runtime:
-    """Return the runtime of the chain that ``genesis`` founds.
+    """Return the runtime of the chain with this ``genesis``.
 
     ``protocol_version`` is that of ``node.home.options.DeveloperOptions``. Raises ConfigError for unknown
-    parameters, and for a rehearsal on a chain that is not a test network.
+    parameters, and for an upgrade rehearsal on a chain that is not a test network.
     """
     if protocol_version and not genesis.testnet:
-        raise ConfigError("developer.protocol_version: upgrades are rehearsed on test networks alone")
+        raise ConfigError("developer.protocol_version: upgrades can be rehearsed only on test networks")
     for name, _ in genesis.parameters:
         if name.partition(".")[0] not in PARAMETER_TABLES:
             raise ConfigError(f"genesis: unknown parameter {name}")

@@ -1,4 +1,4 @@
-"""Transactions between nodes: gossiped in batches, checked before they are passed on (network.md R14)."""
+"""Gossip of transactions in batches; each is checked before it is forwarded (network.md R14)."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ __all__ = ["BATCH_BYTES_MAX", "BATCH_MAX", "TransactionGossip", "decode_batch", 
 
 BATCH_MAX: Final = 256
 BATCH_BYTES_MAX: Final = 64 * 1024
-"""A batch is closed when it would pass this; a single larger transaction travels alone."""
+"""A batch is closed before it exceeds this size. A single larger transaction is sent alone."""
 BATCH_LIMIT_BYTES: Final = BATCH_BYTES_MAX + TRANSACTION_LIMIT_BYTES
 TURN_BYTES_MAX: Final = 128 * 1024
-"""Of the batches that wait, what is checked before the rest of the node has its turn."""
+"""Bytes of waiting batches that are checked before other tasks of the node run."""
 OUTGOING_MAX: Final = 50_000
-"""Transactions that wait to be passed on; beyond it the oldest is left to its other holders."""
+"""Transactions that wait to be sent. Beyond this limit the oldest is dropped; other nodes have it."""
 FLUSH_S: Final = 0.02
-"""How long a transaction waits for company."""
+"""Time that a transaction waits for others to share its batch."""
 FAULTS_BY_VERSION: Final = (CallRefused, UnknownKind, InvalidPayload, IntrinsicGasTooLow)
 SENDER_FAULTS: Final = (WrongChain, SenderUnknown, *FAULTS_BY_VERSION)
-"""What a peer that checked could have seen without our state: these count against it, but those by version only
-where the version of the protocol is ours."""
+"""Faults that a peer can see without this node's state; they count against the peer. Those by version count only
+if both use the same protocol version."""
 
 
 def encode_batch(raws: Sequence[bytes]) -> bytes:
@@ -58,13 +58,15 @@ def decode_batch(payload: bytes) -> list[bytes]:
 
 
 class TransactionGossip:
-    """Passes on what the ledger admits and admits what peers bring."""
+    """Gossips transactions that the ledger admits, and admits transactions of peers."""
 
     def __init__(
         self, ledger: NodeLedger, verifier: SignatureVerifier, publish: Callable[[bytes], None],
         stages: CpuAccounting, *, is_outdated: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
-        """``is_outdated``: whether the network is about to go on in a version that this software does not know."""
+        """``is_outdated``: whether the network is about to activate a protocol version that this release does not
+        know.
+        """
         self._stages = stages
         self._is_outdated = is_outdated
         self._ledger = ledger
@@ -74,7 +76,7 @@ class TransactionGossip:
         self._wake = trio.Event()
 
     def enqueue(self, raw: bytes) -> None:
-        """Pass a transaction on with the next batch."""
+        """Send a transaction with the next batch."""
         self._outgoing.append(raw)
         self._wake.set()
 
@@ -97,10 +99,10 @@ class TransactionGossip:
         return batch
 
     async def validate(self, items: Sequence[GossipItem]) -> list[Verdict]:
-        """Check the batches of peers, the signatures of several at once.
+        """Check peers' batches, several signatures at once.
 
-        A batch goes on as it is when all of it is good and something is new. Of one that is partly of use the good
-        part goes on in a batch of our own.
+        A batch is forwarded unchanged if all of it is valid and something is new. Of a partly valid batch, the
+        valid part is forwarded in a new batch.
         """
         verdicts: list[Verdict] = []
         while len(verdicts) < len(items):
@@ -130,7 +132,7 @@ class TransactionGossip:
         return verdicts
 
     def _read(self, payload: bytes) -> list[Transaction] | Verdict:
-        """Return what of a batch is not in the mempool, or the verdict on what is no batch of transactions."""
+        """Return the transactions of a batch that are not in the mempool, or the verdict on an invalid batch."""
         try:
             raws = decode_batch(payload)
         except DecodeError:

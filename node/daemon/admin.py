@@ -1,7 +1,8 @@
-"""The owner's methods as JSON-RPC on a port of their own: loopback only, with a token, off unless it is asked for.
+"""The owner's methods as JSON-RPC on a separate port: loopback only, with a token, off by default.
 
-A table of its own, which ``rpc.discover`` there describes; nothing of it is reachable at the gateway. The control
-socket takes the same methods (``node.process.control``), so the command line needs neither port nor token.
+The methods have a table of their own, which ``rpc.discover`` describes there. The gateway offers none of them. The
+control socket offers the same methods (``node.process.control``), so the command line needs neither port nor
+token.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ async def _get_drain(node: RunningNode) -> Json:
 
 
 async def _stop(node: RunningNode) -> Json:
-    _log.warning("told to stop")
+    _log.warning("the owner's method admin_stop was called: the node ends")
     node.stop()
     return {}
 
@@ -289,7 +290,7 @@ TABLE: Final[Mapping[str, Method]] = {
         _method("rpc.discover", "This document", _discover, {"type": "object"}),
     )
 }  # fmt: skip
-"""Every method of the owner by its name: what is dispatched."""
+"""Every method of the owner by its name; used for dispatch."""
 DOCUMENT: Final = describe(
     TABLE,
     title="DEKUBE node, for its owner",
@@ -299,7 +300,7 @@ DOCUMENT: Final = describe(
 
 
 class Admin:
-    """Answers the owner's requests; used on the node's event loop."""
+    """Answers the owner's requests, on the node's event loop."""
 
     def __init__(self, node: RunningNode) -> None:
         self._node = node
@@ -321,7 +322,7 @@ class Admin:
             raise ControlRefused(error.reason, error.message) from None
 
     async def answer(self, body: bytes) -> Json:
-        """Return the answer to a request; every failure has its code, and none ends the node."""
+        """Return the answer to a request. Every failure has a code; none ends the node."""
         identifier: Any = None
         try:
             try:
@@ -366,7 +367,7 @@ class _Server(BoundedServer):
         super().__init__(listener, _Handler, connections_max=CONNECTIONS_MAX)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: a client that leaves is no event."""
+        """Log nothing: a disconnected client is not an event."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -414,11 +415,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: what a request does, its method logs."""
+        """Log nothing: the methods themselves log what they do."""
 
 
 def _write_token(path: Path) -> str:
-    """Write a fresh token that only the owner may read, in the place of the one before, and return it."""
+    """Write a new token with mode 0600, replacing the previous one, and return it."""
     token = secrets.token_hex(TOKEN_BYTES)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = path.with_suffix(".new")
@@ -432,10 +433,10 @@ def _write_token(path: Path) -> str:
 async def serve_admin(
     admin: Admin, listen: str, token_file: Path, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Answer at ``listen`` until cancelled; tells ``task_status`` the port. Raises ConfigError.
+    """Answer at ``listen`` until cancelled; reports the port through ``task_status``. Raises ConfigError.
 
-    The library's server lives in threads of its own; what a method does runs on the node's loop. The token is
-    written anew at each start and removed at the end.
+    The library's server runs in threads of its own; the methods run on the node's loop. A new token is written at
+    each start and removed at the end.
     """
     listeners = listen_at("admin.listen", listen)
     try:

@@ -1,4 +1,4 @@
-"""Look at each new final block for what concerns the node's owner: relays, the clock, slashing and upgrades."""
+"""Checks each new final block for events that concern the node's owner: relays, clock, slashing and upgrades."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["HeadWatch", "slash_fields"]
 _log = structlog.get_logger("node")
 
 RELAYS_LOOK_BLOCKS: Final = 600
-"""How often, in blocks, a node looks for relays in the chain's registry, ..."""
+"""Interval, in blocks, at which a node looks for relays in the chain's registry, ..."""
 RELAYS_SEEK_BLOCKS: Final = 30
-"""... and a node that no peer reaches."""
+"""... and the interval for a node that no peer can reach."""
 
 
 class HeadWatch:
-    """Listeners of new final blocks; each logs what the owner has to know."""
+    """Listeners of new final blocks. Each logs what the owner has to know."""
 
     def __init__(
         self, store: Store, address: bytes, peering: Peering, clock: ClockWatch, upgrades: UpgradeWatch,
@@ -45,7 +45,7 @@ class HeadWatch:
         self._relays_looked_at = -RELAYS_LOOK_BLOCKS
 
     def look_for_relays(self, blocks: Sequence[Executed]) -> None:
-        """Offer the relays of the registry to the relay client now and then; it reserves as many as it needs."""
+        """Offer the registry's relays to the relay client from time to time; it reserves as many as it needs."""
         peering = self._peering
         has_enough = peering.relays.reservations or peering.reach.is_confirmed
         every = RELAYS_LOOK_BLOCKS if has_enough else RELAYS_SEEK_BLOCKS
@@ -70,7 +70,7 @@ class HeadWatch:
         if slash is not None and (slash.epoch, slash.view, slash.taken) != self._slash_logged:
             self._slash_logged = slash.epoch, slash.view, slash.taken
             _log.error(
-                "this validator was slashed for two contradicting votes: it never votes again",
+                "this validator was slashed for two contradicting votes: it never votes again (`dekube slashes`)",
                 **slash_fields(self._store, self._address, slash),
             )
 
@@ -88,7 +88,7 @@ class HeadWatch:
 
 
 def slash_fields(store: Store, address: bytes, slash: SlashRecord) -> dict[str, Any]:
-    """Return the fault that an account was slashed for, and what is left of its stake."""
+    """Return the fault for which an account was slashed, and its remaining stake."""
     return {
         "fault": next(name for name, number in FAULTS.items() if number == slash.fault),
         "epoch": slash.epoch,

@@ -1,4 +1,4 @@
-"""Read the gauges of a running node for its metrics endpoint."""
+"""Reads the gauges of a running node for its metrics endpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NodeMetricsSource:
         return not self._node.sync().syncing
 
     def families(self) -> list[Metric]:
-        """Return the node's numbers."""
+        """Return the node's metrics."""
         node = self._node
         families: list[Metric] = []
         head = node.ledger.head()

@@ -1,4 +1,4 @@
-"""How a node meets its peers: its identity, the peer network, relays, and how others reach it."""
+"""A node's connection to its peers: identity, peer network, relays and reachability."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from state.primitives.keys import SecretKey
 __all__ = ["Peering"]
 
 BLOB_UPLINK_PERCENT: Final = 70
-"""Part of the line's upload that blobs may take; the rest is for the chain."""
+"""Share of the line's upload rate that blobs may use; the rest is for the chain."""
 CERTIFICATE_RENEWAL_S: Final = 24 * 3_600.0
 ROLES: Final = {"validator": Role.VALIDATOR, "compute": Role.WORKER, "relay": Role.RELAY, "storage": Role.ARCHIVE}
 
 
 class Peering:
-    """The peer network of a node's options and identity, with its relays; ``network.run`` runs it."""
+    """The peer network with its relays, built from a node's options and identity. ``network.run`` runs it."""
 
     def __init__(self, home: Home, options: NodeOptions, account: SecretKey, chain_hash: bytes) -> None:
         self._home = home
@@ -69,7 +69,7 @@ class Peering:
         self.network, self.relays, self.reach = network, client, reach
 
     def reachability(self) -> Reachability:
-        """Return how others reach this node."""
+        """Return how peers reach this node."""
         began_s = time.time() - trio.current_time()
         down = []
         for relay in self.relays.down:

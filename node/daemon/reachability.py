@@ -1,4 +1,4 @@
-"""How others reach this node, and why not otherwise, in words for its owner."""
+"""How peers reach this node, with the reason, for its owner."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ class RelayOutage(NamedTuple):
 
 
 class Reachability(NamedTuple):
-    """``how``: direct, relays, unconfirmed (advertised, and nobody said whether it answers), none or outbound.
+    """How peers reach the node.
 
-    ``outbound``: it is configured to dial only, so nobody is expected to reach it; ``none`` is a fault.
+    ``how`` is direct, relays, unconfirmed (advertised, but no peer reported whether the address answers), none or
+    outbound. ``outbound``: the node is configured to dial only. ``none`` is a fault.
     """
 
     how: str
     why: str
     endpoints: dict[str, str]
-    """Own endpoints and what is known of each: public, closed or unknown."""
+    """Own endpoints and the status of each: public, closed or unknown."""
     relays: tuple[str, ...]
-    """Where this node has reserved."""
+    """The relays at which this node has reservations."""
     relays_down: tuple[RelayOutage, ...] = ()
 
 
@@ -47,9 +48,10 @@ def assess_reachability(
     relays: Sequence[Endpoint],
     down: Sequence[RelayOutage] = (),
 ) -> Reachability:
-    """Return how a node is reached that ``listens`` or not, has such endpoints, and reservations at ``relays``.
+    """Return how a node with these endpoints and reservations is reached.
 
-    ``down``: relays at which it tried in vain to reserve.
+    ``listens``: it accepts connections. ``relays``: relays with a reservation. ``down``: relays that refused one
+    or did not answer.
     """
     public = [str(endpoint) for endpoint, verdict in verdicts.items() if verdict is EndpointStatus.PUBLIC]
     closed = [str(endpoint) for endpoint, verdict in verdicts.items() if verdict is EndpointStatus.CLOSED]

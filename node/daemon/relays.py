@@ -1,4 +1,4 @@
-"""What the chain says of other nodes: its relays, and who has locked a bond."""
+"""Data of the chain about other nodes: registered relays, and machines with a bond."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tasks.ledger.registry import NodeRole, NodeStatus, candidates, load_node
 __all__ = ["is_bonded", "registered_relays"]
 
 REGISTERED_MAX: Final = 64
-"""Relays of the chain's registry that a node looks at."""
+"""Maximum number of relays that a node reads from the chain's registry."""
 
 
 def registered_relays(state: Reader, seed: bytes) -> list[Endpoint]:
-    """Return the endpoints of relays that are registered on the chain, beginning where ``seed`` says.
+    """Return the endpoints of the relays registered on the chain, starting at a position chosen by ``seed``.
 
-    What a relay says of itself is a claim; one that names another relay's address is passed over.
+    The registry does not verify endpoints. An endpoint with another relay's address is skipped.
     """
     found: list[Endpoint] = []
     for node in candidates(state, NodeRole.RELAY, seed, REGISTERED_MAX):
@@ -33,6 +33,6 @@ def registered_relays(state: Reader, seed: bytes) -> list[Endpoint]:
 
 
 def is_bonded(state: Reader, address: bytes) -> bool:
-    """Tell whether an address has registered a machine and locked a bond, and does not want it back."""
+    """Tell whether an address has a registered machine with a locked bond that is not being withdrawn."""
     node = load_node(state, address)
     return node is not None and node.status is NodeStatus.ACTIVE

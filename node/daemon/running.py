@@ -1,4 +1,4 @@
-"""A node whose chain is open: all its parts, built and wired to each other, not yet running."""
+"""A node with an open chain: its components, built and connected, not running yet."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MIB: Final = 2**20
 
 @dataclass(frozen=True)
 class NodeSetup:
-    """What a node is started with, and the parts that exist before its chain is open."""
+    """What a node is started with, and the components that exist before its chain is open."""
 
     home: Home
     options: NodeOptions
@@ -80,16 +80,16 @@ class NodeSetup:
 
     @property
     def named_peers(self) -> list[str]:
-        """The peers and relays that the owner has named."""
+        """The peers and relays in the owner's configuration."""
         return [*self.options.p2p.bootstrap, *self.options.p2p.relays]
 
     def make_peering(self) -> Peering:
-        """Return a peer network of this node, not running yet."""
+        """Return this node's peer network, not running yet."""
         return Peering(self.home, self.options, self.account, self.chain_hash)
 
 
 class RunningNode:
-    """The parts of a node, and what its owner and its gateway ask of them together."""
+    """The components of a node, and the queries of its owner and its gateway that need several of them."""
 
     def __init__(self, setup: NodeSetup, runtime: Runtime, store: Store, verifier: SignatureVerifier) -> None:
         options, home, address = setup.options, setup.home, setup.account.address
@@ -166,15 +166,15 @@ class RunningNode:
         self.gateway_blobs = GatewayBlobs(self.network, store, options.uploads, home.uploads, address)
 
     def stop(self) -> None:
-        """Ask the node to end in order."""
+        """Ask the node to stop in order."""
         self.setup.stopping.set()
 
     def reachability(self) -> Reachability:
-        """Return how others reach this node."""
+        """Return how peers reach this node."""
         return self.peering.reachability()
 
     def sync(self) -> Sync:
-        """Return how far the node is."""
+        """Return the sync status of the node."""
         progress = self.agreement.progress()
         return Sync(
             syncing=int(progress.is_syncing),
@@ -186,7 +186,7 @@ class RunningNode:
         )
 
     def remaining_work(self) -> RemainingWork:
-        """Return the work under way, which a drain waits for."""
+        """Return the work that a drain waits for."""
         tasks, checks, running = self.duties.under_way()
         address = self.account.address
         return RemainingWork(
@@ -199,7 +199,7 @@ class RunningNode:
         )
 
     async def status(self) -> dict[str, Any]:
-        """Return the state of the node, for its owner."""
+        """Return the node's status for its owner."""
         clocks, slash = self.clocks.estimate(), load_slash(self.store, self.account.address)
         head, sync, seat = self.ledger.head(), self.sync(), self.agreement.service.status()
         behind_ms = max(0, time.time_ns() // 1_000_000 - head.time_ms)

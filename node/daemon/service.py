@@ -1,7 +1,7 @@
-"""The composition root: the parts of a node, wired, started in order, ended together.
+"""The composition root: builds a node's components, starts them in order and stops them together.
 
-A part that fails ends the node with one line that names it; what is restarted instead (the gateway, signature
-workers, jobs) restarts inside its own part by the rules in docs/operations.md.
+A failed component ends the node with one log line that names it. Components that are restarted instead (the
+gateway, signature workers, jobs) restart by the rules in docs/operations.md.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ __all__ = ["ComponentFailed", "Node", "run_node"]
 _log = structlog.get_logger("node")
 
 LAST_SCRAPE_S: Final = 60.0
-"""A node whose state diverges waits so long for somebody to fetch its metrics, before it ends; ..."""
+"""When its state diverges, the node waits this long for a scrape of its metrics before it ends, ..."""
 LAST_ANSWER_S: Final = 1.0
-"""... and so long for them to arrive."""
+"""... and this long for the answer to be sent."""
 DESCRIPTORS_MAX: Final = 8_192
-"""Open files: each peer has up to seventeen connections, the database keeps a thousand files open."""
+"""Open files: each peer has up to 17 connections, and the database keeps 1,000 files open."""
 
 
 class ComponentFailed(DekubeError):
-    """A part of the node failed and took the node with it."""
+    """A component of the node failed, and the node ended with it."""
 
     code = "component_failed"
 
@@ -73,7 +73,7 @@ class ComponentFailed(DekubeError):
 
 
 class Node:
-    """One node: ``run`` lives until it is cancelled, told to stop, or a part fails."""
+    """One node. ``run`` lasts until it is cancelled, told to stop, or a component fails."""
 
     def __init__(
         self, home: Home, options: NodeOptions, genesis: Genesis, account: SecretKey, votes: Sequence[SecretKey],
@@ -82,11 +82,14 @@ class Node:
         self.setup = NodeSetup(home, options, genesis, account, tuple(votes), accepts_empty_guard)
 
     def stop(self) -> None:
-        """Ask the node to end in order."""
+        """Ask the node to stop in order."""
         self.setup.stopping.set()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run all parts; tells ``task_status`` when the node answers. Raises PartFailed or a typed error."""
+        """Run all components; reports through ``task_status`` when the node answers.
+
+        Raises ComponentFailed or a typed error.
+        """
         ended: Exception | None = None
         options = self.setup.options
         async with trio.open_nursery() as nursery:
@@ -107,8 +110,11 @@ class Node:
             raise ended
 
     async def _show_last(self) -> None:
-        """Keep what pages somebody until it was fetched: the process that shows it is about to end."""
-        _log.critical("the state diverges: ends when its metrics were fetched", within_s=LAST_SCRAPE_S)
+        """Keep the metrics available until they were scraped: the process is about to end."""
+        _log.critical(
+            "the node's state differs from the certified one: it ends as soon as its metrics were scraped",
+            within_s=LAST_SCRAPE_S,
+        )
         with trio.move_on_after(LAST_SCRAPE_S):
             async with trio.open_nursery() as nursery:
 
@@ -129,7 +135,10 @@ class Node:
             protocol_version=setup.options.developer.protocol_version,
         )
         if runtime.signal != VERSION:
-            _log.warning("an upgrade is rehearsed: a version of the protocol without rules", signal=runtime.signal)
+            _log.warning(
+                "an upgrade is rehearsed: this release has no rules for that protocol version",
+                signal=runtime.signal,
+            )
         is_wanted = await run_state_sync(
             setup.home,
             setup.options,
@@ -181,7 +190,7 @@ class Node:
 
 
 async def _start_parts(nursery: trio.Nursery, node: RunningNode, backend: Backend, control: ControlServer) -> None:
-    """Start the parts that every node has, and its gateway: each part after the parts that it needs."""
+    """Start the components that every node has, and its gateway, each after the components that it needs."""
     await _start_part(nursery, "network", node.network.run)
     await _start_part(nursery, "evidence", node.evidence.run)
     await _start_part(nursery, "snapshots", node.snapshots.run)
@@ -233,13 +242,13 @@ async def _stop_when_empty(node: RunningNode) -> None:
         await node.drain.wait(on=True)
         height = (await node.ledger.wait_head(height)).height
         if node.drain.stops_when_empty and node.remaining_work().is_empty:
-            _log.info("drained: nothing is under way")
+            _log.info("drained: no work is under way")
             node.stop()
             return
 
 
 def _write_ready(node: RunningNode) -> None:
-    """Write the addresses of the running node for whoever waits for its start."""
+    """Write the addresses of the running node, for processes that wait for its start."""
     host, port = node.network.bound[0] if node.network.bound else ("", 0)
     document = {
         "pid": os.getpid(),
@@ -256,7 +265,10 @@ def _write_ready(node: RunningNode) -> None:
 
 
 def _raise_part(name: str, error: Exception) -> NoReturn:
-    """Raise what ends the node: a typed error as it is, a bug as one line, its traceback in the log."""
+    """Raise the error that ends the node.
+
+    A typed error is raised unchanged. A bug becomes one line; its traceback is logged.
+    """
     if isinstance(error, ExceptionGroup):
         _, unknown = error.split(DekubeError)
         if unknown is None:
@@ -264,12 +276,12 @@ def _raise_part(name: str, error: Exception) -> NoReturn:
         error = _first(unknown)
     elif isinstance(error, DekubeError):
         raise error
-    _log.critical("a part of the node failed", part=name, exc_info=error)
+    _log.critical("a component of the node failed; the node ends", part=name, exc_info=error)
     raise ComponentFailed(name, error) from None
 
 
 def _is_divergence(error: BaseException) -> bool:
-    """Tell whether what ended the node is a state that differs from what a quorum made final."""
+    """Tell whether the node ended because its state differs from the one that a quorum made final."""
     if isinstance(error, BaseExceptionGroup):
         return any(_is_divergence(inner) for inner in error.exceptions)
     return isinstance(error, ConsensusHalted) and error.reason == "state_divergence"
@@ -287,8 +299,8 @@ def run_node(
 ) -> None:
     """Run the node in ``home`` until SIGTERM or SIGINT.
 
-    ``accepts_empty_guard``: see Agreement. ``checkpoint`` takes the place of that in the options. Raises
-    ConfigError, KeystoreError, HomeInUse and PartFailed, and what parts raise.
+    ``accepts_empty_guard``: see Agreement. ``checkpoint`` replaces the one in the options. Raises ConfigError,
+    KeystoreError, HomeInUse and ComponentFailed, and errors of components.
     """
     options, genesis = load_node_options(home), load_genesis(home.genesis)
     with live_in(home):

@@ -1,7 +1,7 @@
-"""What a committee signals of the next version of the protocol, where this software does not know it.
+"""Detects that the committee signals a protocol version that this release does not know.
 
-A node that does not know the version of an epoch ends before its first block (docs/operations.md, "Upgrading").
-Its owner is told before: the seats' signals are on the chain (consensus.md 12.3).
+A node that does not know an epoch's version ends before its first block (docs/operations.md, "Upgrading"). Its
+owner is warned before: the seats' signals are on the chain (consensus.md 12.3).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from state.view import Reader
 __all__ = ["LOOK_BLOCKS", "PendingUpgrade", "UpgradeWatch", "pending_upgrade"]
 
 LOOK_BLOCKS: Final = 16
-"""How often the chain is asked, besides at the beginning of each epoch."""
+"""Interval of the check in blocks; it also runs at the beginning of each epoch."""
 WARNING_SHARE: Final = (1, 3)
-"""The part of the weight that has to signal, and more: less may all be faulty."""
+"""The share of the weight that must signal more than this; a smaller share may be faulty."""
 
 
 class PendingUpgrade(NamedTuple):
-    """A version that this software does not know."""
+    """A protocol version that this release does not know."""
 
     version: int
     percent: int
-    """Of the committee's weight that signals it, rounded down."""
+    """Share of the committee's weight that signals it, rounded down."""
     last_height: int | None
-    """The last block before it holds; None while it is not scheduled."""
+    """The last block before the version applies; None while it is not scheduled."""
 
 
 class _Signalled(NamedTuple):
@@ -40,9 +40,10 @@ class _Signalled(NamedTuple):
 
 
 def pending_upgrade(state: Reader, height: int, chain: ChainParameters, known: int) -> PendingUpgrade | None:
-    """Return the version after ``known`` where more than a third of a committee's weight signals it at ``height``.
+    """Return the version after ``known`` if more than a third of a committee's weight signals it at ``height``.
 
-    The epoch before counts as well: at the beginning of one, few seats have led a block. Raises RecordDamaged.
+    The epoch before counts too, because at the beginning of an epoch few seats have led a block. Raises
+    RecordDamaged.
     """
     epoch = epoch_of(max(height, 1), chain)
     now = _signalled(state, epoch, known + 1)
@@ -68,7 +69,7 @@ def _signalled(state: Reader, epoch: int, version: int) -> _Signalled:
 
 
 class UpgradeWatch:
-    """Looks, now and then, in ``state`` for a version after ``known``."""
+    """Checks ``state`` periodically for a version after ``known``."""
 
     def __init__(self, state: Reader, chain: ChainParameters, known: int) -> None:
         self._state = state
@@ -79,7 +80,8 @@ class UpgradeWatch:
         self.pending: PendingUpgrade | None = None
 
     def note(self, height: int) -> bool:
-        """Take note of a final block; tell whether the owner should hear: once an epoch, and when it is scheduled.
+        """Process a final block; return whether to inform the owner: once an epoch, and when the version is
+        scheduled.
 
         Raises RecordDamaged.
         """

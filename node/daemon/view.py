@@ -1,4 +1,4 @@
-"""What only the node can tell its RPC backend: submission, peers, consensus.
+"""The part of the RPC backend that needs the running node: submission, peers, consensus.
 
 ``rpc.backend.store_view`` answers the rest from the database.
 """
@@ -34,16 +34,16 @@ class LiveNode:
 
     @contextmanager
     def admission(self) -> Iterator[Callable[[bytes, bytes], object]]:
-        """Begin to admit transactions to the mempool and to pass them on."""
+        """Start admitting transactions to the mempool and gossiping them."""
         with self._node.stages.measure("admit"), self._node.ledger.admission() as admit:
             yield admit
 
     def submit_evidence(self, raw: bytes) -> Submitted:
-        """Take in evidence of a fault and gossip it."""
+        """Add evidence of a fault and gossip it."""
         return self._node.evidence.submit(raw)
 
     def submit_fork(self, certificates: list[bytes], reporter: bytes | None) -> list[Submitted]:
-        """Take in the proof of a fork: checked in this worker thread, kept on the event loop."""
+        """Add the proof of a fork. It is checked in this worker thread and kept on the event loop."""
         evidence = self._node.evidence
         found = evidence.examine([decode_certificate(certificate) for certificate in certificates])
         return trio.from_thread.run_sync(evidence.submit_fork, found, reporter)
@@ -64,7 +64,7 @@ class LiveNode:
         ]
 
     def network(self, after: bytes, limit: int) -> Network:
-        """Return how the node is reached, and those of the address book whose addresses follow ``after``."""
+        """Return how the node is reached, and the address book's entries whose addresses follow ``after``."""
         network, reached = self._node.network, self._node.reachability()
         records = network.records()
         following = nsmallest(limit, (record for record in records if record.address > after), key=_address_of)
@@ -88,7 +88,7 @@ class LiveNode:
         )
 
     def sync(self) -> Sync:
-        """Return how far the node is."""
+        """Return the sync status of the node."""
         return self._node.sync()
 
 
@@ -97,7 +97,7 @@ def _address_of(record: PeerRecord) -> bytes:
 
 
 def make_view(node: RunningNode) -> StoreView:
-    """Return what the backend serves; it hears of each new head."""
+    """Return the object that the backend serves. It is informed of each new head."""
     ledger = node.ledger
     description = describe(
         ledger.runtime,

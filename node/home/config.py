@@ -1,4 +1,4 @@
-"""Read, check and write the options of a home: one TOML file, read once at the start."""
+"""Reads, checks and writes the options of a home: one TOML file, read once at the start."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ __all__ = [
 _Options = TypeVar("_Options", bound="HomeOptions")
 DUMP_HEAD: Final = "# Missing options have their defaults: docs/operations.md. Changes need a restart."
 TOLD_MAX: Final = 200
-"""Characters that are told of what is wrong with a file."""
+"""Characters of an error text about a file that are shown."""
 DIGITS_MAX: Final = 78
-"""Of a number that is written as text: what an amount of 256 bits has at most."""
+"""Digits of a number written as text; an amount of 256 bits has at most this many."""
 PROTOCOL_VERSION_MAX: Final = 255
 _EVERYWHERE: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  compared, not listened at
 PROFILES: Final = ("archive", "full", "light")
-"""Those of ``state.store.profiles``, which comes with the database: a wallet's commands read options too."""
+"""The profiles of ``state.store.profiles``, repeated because that module imports the database. Wallet commands
+read options too."""
 SYNC_MODES: Final = ("auto", "state", "blocks")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 ROLES: Final = ("validator", "compute", "verify", "relay", "storage")
@@ -100,11 +101,11 @@ BOUNDS: Final = {
     "processes.signature_workers": (0, 256),
     "developer.protocol_version": (0, PROTOCOL_VERSION_MAX),
 }
-"""Least and most of each option that is a number: beyond, memory, a clock or a queue has no such size."""
+"""Minimum and maximum of each numeric option. Memory, clocks and queues allow no more."""
 
 
 class PeerAddress(typing.NamedTuple):
-    """Who is expected (20 bytes) and where."""
+    """A peer's address (20 bytes) and its endpoint."""
 
     address: bytes
     endpoint: str
@@ -125,7 +126,7 @@ def parse_peer(text: str) -> PeerAddress:
 
 
 def _check_peer(where: str, peer: PeerAddress) -> None:
-    """Raise ConfigError for a peer that cannot be dialled: one without a port, or with an impossible one."""
+    """Raise ConfigError for a peer that cannot be dialled: a missing or impossible port."""
     try:
         _check_endpoint(peer.endpoint)
     except DecodeError:
@@ -133,14 +134,14 @@ def _check_peer(where: str, peer: PeerAddress) -> None:
 
 
 def _check_endpoint(text: str) -> None:
-    """Raise DecodeError for text that is no endpoint, with or without its ``tcp:``."""
+    """Raise DecodeError for text that is not an endpoint, with or without ``tcp:``."""
     from p2p.base.endpoint import Endpoint
 
     Endpoint.named(text)
 
 
 class SignerEndpoint(typing.NamedTuple):
-    """Where a signer answers: at a Unix socket, or at host and port under an address that it proves."""
+    """A signer's endpoint: a Unix socket, or host and port with the address that the signer proves."""
 
     path: str = ""
     host: str = ""
@@ -173,14 +174,14 @@ def parse_vote_key(text: str) -> bytes:
 
 
 class Checkpoint(typing.NamedTuple):
-    """The last block of an epoch that the operator vouches for."""
+    """The last block of an epoch that the operator trusts."""
 
     height: int
     block_hash: bytes
 
 
 def parse_checkpoint(text: str, what: str = "HEIGHT:HASH of the last block of an epoch") -> Checkpoint:
-    """Return the checkpoint of "HEIGHT:HASH". Raises ConfigError, which says that ``what`` is expected."""
+    """Return the checkpoint of "HEIGHT:HASH". Raises ConfigError, which names ``what`` as expected."""
     height, colon, block_hash = text.strip().partition(":")
     digits = block_hash.removeprefix("0x")
     try:
@@ -194,7 +195,10 @@ def parse_checkpoint(text: str, what: str = "HEIGHT:HASH of the last block of an
 
 
 def parse_operator(registry: RegistryOptions) -> tuple[bytes, bytes] | None:
-    """Return the operator's address and its signature; None where the node is its own. Raises ConfigError."""
+    """Return the operator's address and its signature; None if the node is its own operator.
+
+    Raises ConfigError.
+    """
     if not registry.operator and not registry.operator_consent:
         return None
     try:
@@ -213,7 +217,7 @@ def parse_operator(registry: RegistryOptions) -> tuple[bytes, bytes] | None:
 def load_options(path: Path) -> NodeOptions:
     """Return the options of a TOML file over the defaults.
 
-    Raises ConfigError naming the file and the option: unknown, of the wrong type, out of range.
+    Raises ConfigError naming the file and the option: unknown, of the wrong type, or out of range.
     """
     options = load_table(path, NodeOptions)
     try:
@@ -224,7 +228,7 @@ def load_options(path: Path) -> NodeOptions:
 
 
 def load_table(path: Path, cls: type[_Options]) -> _Options:
-    """Return the options ``cls`` with the values of a TOML file over its defaults.
+    """Return options of type ``cls`` with a TOML file's values over the defaults.
 
     Raises ConfigError, also for the file of another kind of home.
     """
@@ -250,7 +254,7 @@ def load_table(path: Path, cls: type[_Options]) -> _Options:
 
 
 def read_table(text: str, cls: type[_Options]) -> _Options:
-    """Return the options ``cls`` with the values of TOML text over its defaults; the kind is not checked.
+    """Return options of type ``cls`` with the values of TOML text over the defaults. The kind is not checked.
 
     Raises ConfigError.
     """
@@ -285,7 +289,7 @@ def _build(cls: Any, document: dict[str, Any], where: str) -> Any:
 
 
 def _listen(value: list[Any], dotted: str) -> str:
-    """Return a list of addresses as the one text that options keep."""
+    """Join a list of addresses into the text form of the option."""
     if not all(isinstance(item, str) and item and "," not in item for item in value):
         raise ConfigError(f'{dotted}: "host:port" or a list of such expected')
     return ",".join(value)
@@ -333,7 +337,7 @@ def check_options(options: NodeOptions) -> None:
     if uploads.enabled and uploads.bytes_kept_max > options.p2p.blob_store_bytes_max:
         raise ConfigError("uploads.bytes_kept_max: more than p2p.blob_store_bytes_max")
     if not all(is_loopback(host) for host, _ in parse_listen(options.admin.listen)):
-        raise ConfigError(f"admin.listen: {options.admin.listen!r} is not of the loopback interface")
+        raise ConfigError(f"admin.listen: {options.admin.listen!r} is not on the loopback interface")
     for name, peers in (("bootstrap", options.p2p.bootstrap), ("relays", options.p2p.relays)):
         for text in peers:
             _check_peer(f"p2p.{name}", parse_peer(text))
@@ -348,11 +352,11 @@ def check_options(options: NodeOptions) -> None:
         if options.signer.vote_key_next and (
             parse_vote_key(options.signer.vote_key_next) == parse_vote_key(options.signer.vote_key)
         ):
-            raise ConfigError("signer: vote_key_next is vote_key")
+            raise ConfigError("signer: vote_key_next equals vote_key")
     elif options.signer.vote_key or options.signer.vote_key_next:
-        raise ConfigError("signer: a vote_key without an endpoint")
+        raise ConfigError("signer: vote_key is set without endpoint")
     if not options.p2p.listen and not options.p2p.relays and not options.p2p.bootstrap:
-        raise ConfigError("p2p: a node that does not listen needs relays or bootstrap peers")
+        raise ConfigError("p2p: a node without p2p.listen needs relays or bootstrap peers")
     parse_operator(options.registry)
     if options.store.profile not in PROFILES:
         raise ConfigError(f"store.profile: {options.store.profile!r} is none of {', '.join(PROFILES)}")
@@ -383,7 +387,7 @@ def _check_bounds(options: NodeOptions) -> None:
 
 
 def _check_ports(options: NodeOptions) -> None:
-    """Raise ConfigError where two parts of the node would listen at one port."""
+    """Raise ConfigError if two components of the node would listen on one port."""
     taken: dict[int, list[tuple[str, str]]] = {}
     for name, listen in (
         ("p2p.listen", options.p2p.listen), ("rpc.listen", options.rpc.listen),
@@ -392,7 +396,9 @@ def _check_ports(options: NodeOptions) -> None:
         for host, port in parse_listen(listen):
             for other, other_host in taken.get(port, ()) if port else ():
                 if other != name and (host == other_host or {host, other_host} & _EVERYWHERE):
-                    raise ConfigError(f"{other} and {name}: both have port {port}; two parts cannot listen at one")
+                    raise ConfigError(
+                        f"{other} and {name}: both use port {port}; choose another one for one of them"
+                    )
             taken.setdefault(port, []).append((name, host))
 
 
@@ -407,7 +413,7 @@ def flat_options(options: DataclassInstance, before: str = "") -> dict[str, Any]
 
 
 def dump_options(options: HomeOptions) -> str:
-    """Return the TOML text of ``options``: the kind of the home, and only what differs from the defaults."""
+    """Return ``options`` as TOML text: the kind of the home, and the values that differ from the defaults."""
     lines = [DUMP_HEAD, f"{KIND_OPTION} = {toml_value(options.KIND)}"]
     tables: list[str] = []
     for f in dataclasses.fields(options):

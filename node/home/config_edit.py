@@ -1,4 +1,4 @@
-"""Change options in the text of a config.toml: the comments, the order and the spelling of its owner stay."""
+"""Changes options in the text of a config.toml. Comments, order and spelling stay."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["edit_options"]
 
 INTEGER_LIMIT: Final = 2**63
-"""TOML readers take no larger integers; from there on an amount is a string."""
+"""TOML readers accept no larger integers. Larger amounts are written as strings."""
 
 
 def edit_options(text: str, options: HomeOptions) -> str:
-    """Return ``text`` with the values of ``options``, and all else of it as it was.
+    """Return ``text`` with the new values of ``options``; everything else is unchanged.
 
-    Raises ConfigError for a text that is not the options of this kind of home, or that cannot be changed.
+    Raises ConfigError if the text is not the options of this kind of home, or cannot be changed.
     """
     import tomlkit  # few commands change options
     from tomlkit.exceptions import TOMLKitError
@@ -38,7 +38,9 @@ def edit_options(text: str, options: HomeOptions) -> str:
     except TOMLKitError as error:
         raise ConfigError(f"the options cannot be changed: {error}") from None
     if read_table(edited, type(options)) != options:
-        raise ConfigError("the options cannot be changed without losing others: write each table once, plainly")
+        raise ConfigError(
+            "the options cannot be changed without losing others: write each table once, in [table] form"
+        )
     return edited
 
 

@@ -1,4 +1,4 @@
-"""Create a home: keys, genesis and config.toml on disk, for ``dekube init`` and its like."""
+"""Creates homes: keys, genesis and config.toml on disk, for ``dekube init`` and similar commands."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from node.home.config import HomeOptions
 
     class _KeyedOptions(HomeOptions, Protocol):
-        """The options of any home: each has keys."""
+        """Options of a home that has keys; every kind has."""
 
         @property
         def keys(self) -> KeyOptions:
-            """Where its keys are."""
+            """The files of its keys."""
             ...
 
 
@@ -42,24 +42,24 @@ __all__ = [
 ]
 
 NAMED_MAX: Final = 3
-"""Files that an error names of those in a folder."""
+"""Maximum number of files that an error names."""
 _OF_A_HOME: Final = frozenset(
     {
         *("keys", "data", "run", "wallet", "light", "faucet.db", GENESIS_FILE, GENESIS_FILE + ".new"),
         *(CONFIG_FILE + ".new", "lost+found"),
     }
 )
-"""What an interrupted ``init`` leaves, what other commands keep in the same folder, what a file system has."""
+"""Files of an interrupted ``init``, of other commands that use the same folder, and of the file system."""
 
 
 def create_home(
     root: Path, *, genesis: Genesis, options: _KeyedOptions, account: SecretKey, vote: SecretKey | None,
     passphrase: str, scrypt_n: int = SCRYPT_N, keep_passphrase: bool = True, is_new_vote_key: bool = True,
 ) -> Home:  # fmt: skip
-    """Write a new home, of a node, a signer or a relay.
+    """Write a new home of a node, a signer or a relay.
 
-    Only a new vote key gets an empty guard: any other may have voted.
-    Raises ConfigError when one is already there: keys are never overwritten.
+    Only a new vote key gets an empty guard; any other key may have voted. Raises ConfigError if the home exists:
+    keys are never overwritten.
     """
     home = Home(root)
     _make_keys(home, options.keys, account, vote, passphrase, scrypt_n, keep_passphrase=keep_passphrase)
@@ -71,11 +71,9 @@ def create_founder(
     root: Path, *, account: SecretKey, vote: SecretKey, founder: str, passphrase: str, scrypt_n: int = SCRYPT_N,
     keep_passphrase: bool = True,
 ) -> Home:  # fmt: skip
-    """Write the keys of a home whose chain is not founded yet, and its ``founder`` file.
+    """Write the keys of a founder's home and its ``founder`` file, before the genesis exists.
 
-    ``adopt_genesis`` goes on from there.
-
-    Raises ConfigError when keys are already there.
+    ``adopt_genesis`` completes the home. Raises ConfigError if keys exist.
     """
     home = Home(root)
     _make_keys(home, KeyOptions(), account, vote, passphrase, scrypt_n, keep_passphrase=keep_passphrase)
@@ -84,14 +82,14 @@ def create_founder(
 
 
 def adopt_genesis(home: Home, *, genesis: Genesis, options: NodeOptions, vote_key: bytes) -> None:
-    """Make the home of a founder whole: its guard, the genesis, its options. Raises ConfigError when it is."""
+    """Complete a founder's home with guard, genesis and options. Raises ConfigError if it is complete already."""
     if home.config.exists():
         raise ConfigError(f"{home.root}: this is already the home of a node; nothing was changed")
     _complete(home, genesis, options, vote_key)
 
 
 def check_no_keys(home: Home) -> None:
-    """Raise ConfigError where keys are already: before anybody is asked for a passphrase of new ones."""
+    """Raise ConfigError if keys exist, before the user is asked for a new passphrase."""
     root = home.root
     if home.config.exists():
         raise ConfigError(
@@ -107,9 +105,9 @@ def check_no_keys(home: Home) -> None:
 
 
 def check_new_home(home: Home) -> None:
-    """Raise ConfigError unless a new home may be made: where no keys are, in a folder with nothing of others.
+    """Raise ConfigError unless a new home can be created: no keys, and no foreign files in the folder.
 
-    What commands keep beside a home (accounts of the wallet, a light client) may be there already.
+    Files that other commands keep beside a home (wallet accounts, a light client) are allowed.
     """
     check_no_keys(home)
     try:
@@ -153,9 +151,9 @@ def _complete(home: Home, genesis: Genesis, options: _KeyedOptions, new_vote_key
 
 
 def rewrite_options(home: Home, options: NodeOptions) -> None:
-    """Change the options of the home to ``options``, durably; what a person wrote beside them stays.
+    """Change the options of the home to ``options``, durably; the user's comments stay.
 
-    Raises ConfigError, which names the file; then nothing was changed.
+    Raises ConfigError, which names the file; nothing is changed then.
     """
     text = home.config.read_text() if home.config.exists() else dump_options(options)
     try:

@@ -1,6 +1,6 @@
-"""Bounded reads and durable writes of the files in a home, and of files that a person names.
+"""Bounded reads and durable writes of files in a home, and of files that a user names.
 
-A read has a bound of its own: devices and pipes have no size, and a file may grow while it is read. Opening a pipe
+Reads are bounded explicitly: devices and pipes have no size, and a file may grow while it is read. Opening a pipe
 blocks until a writer opens it.
 """
 
@@ -21,17 +21,17 @@ from state.primitives.errors import ConfigError
 __all__ = ["read_bounded", "sync_folder", "write_private", "write_whole"]
 
 WRITER_S: Final = 2.0
-"""How long to wait for a pipe's writer: a shell may start the writer after the reader."""
+"""Time to wait for a pipe's writer. A shell may start it after the reader."""
 WRITER_LOOK_S: Final = 0.02
 CHUNK_BYTES: Final = 1 << 16
-"""A read allocates all of it, however small the file is."""
+"""A read allocates this much, even for a small file."""
 
 
 def read_bounded(path: Path, limit_bytes: int) -> bytes:
-    """Return the content of ``path``; of a longer one the first ``limit_bytes + 1`` bytes.
+    """Return the content of ``path``; of a longer file, the first ``limit_bytes + 1`` bytes.
 
-    A pipe is read until its writer closes it. Raises OSError, also for a pipe without a writer for WRITER_S: it
-    must not pass for an empty file, which as a configuration would mean the defaults.
+    A pipe is read until its writer closes it. Raises OSError, also for a pipe without a writer for WRITER_S. Such
+    a pipe must not count as an empty file, because an empty configuration means the defaults.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     try:
@@ -55,14 +55,14 @@ def _read(handle: int, size_bytes: int) -> bytes:
             if data or not may_have_writer:
                 break
             if time.monotonic() >= ends:
-                raise OSError(errno.EPIPE, "a pipe that nobody writes to")
+                raise OSError(errno.EPIPE, "this pipe has no writer")
             time.sleep(WRITER_LOOK_S)
         data += chunk
     return bytes(data)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write or replace a file durably: after a crash it holds the old content or the new, never a part."""
+    """Write or replace a file durably. After a crash it has the old or the new content, never a part."""
     temporary = path.with_name(path.name + ".new")
     with _removed_if_cut_off(temporary), temporary.open("wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -73,7 +73,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a new file that only its owner may read, durably and whole. Raises ConfigError when it exists."""
+    """Write a new file with mode 0600, durably and atomically. Raises ConfigError if it exists."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -86,7 +86,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Sync a folder, so that its entries are durable."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -96,7 +96,7 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def _removed_if_cut_off(path: Path) -> Iterator[None]:
-    """Remove a new file that cannot be written whole, and name it in the error: a full disk names none."""
+    """Remove a partly written new file when writing fails, and name it in the error: a full disk names none."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The record of a vote key's votes, where it lies: begun with the key, and never begun anew by accident."""
+"""The guard of a vote key in its home. It is created with the key, and never replaced by accident."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ __all__ = [
 _log = structlog.get_logger("signer")
 
 LISTENS_MS_MIN: Final = 30_000
-"""How long a node with a record that may be an older copy listens before it votes, also where others need not."""
+"""Minimum listening time before the first vote for a node whose record may be an older copy."""
 RETIRED_FILE: Final = "votes.retired"
-"""Beside a record whose watermark was exported: the key votes elsewhere now."""
+"""Marks a record whose watermark was exported: the key votes elsewhere now."""
 
 
 class GuardRetired(DekubeError):
-    """The watermark of this record was exported, so that the key votes elsewhere: two would cost the stake."""
+    """The watermark of this record was exported, so the key votes elsewhere. Two voters would cost the stake."""
 
     code = "guard_retired"
 
 
 def retire_guard(folder: Path, told: str) -> None:
-    """Let the key of a record vote here no more, over every restart; ``told`` is kept for people."""
+    """Stop the key of a record from voting here, permanently. ``told`` is kept for display."""
     write_whole(folder / RETIRED_FILE, told)
 
 
 def return_guard(folder: Path) -> None:
-    """Take a retirement back: a watermark has come that stands for every vote of the key."""
+    """Undo a retirement after the import of a watermark that covers every vote of the key."""
     (folder / RETIRED_FILE).unlink(missing_ok=True)
     sync_folder(folder)
 
@@ -55,7 +55,7 @@ def is_retired(folder: Path) -> bool:
 
 
 def begin_guard(folder: Path, chain_hash: bytes, vote_key: bytes) -> None:
-    """Begin the record of a key that was drawn just now; one whose record is gone may have voted."""
+    """Create the record of a new key. Do not use it for a lost record: that key may have voted."""
     directory = VoteDirectory(folder)
     try:
         if not directory.has_guard():
@@ -70,15 +70,16 @@ def open_guard(
 ) -> VoteDirectory:  # fmt: skip
     """Open the guard of a key in its folder. A key that may have voted never votes without its record.
 
-    See consensus.md 7.2.
+    The record is created with the key (``begin_guard``). If it is missing, or is empty although the key had a
+    seat, only the operator's explicit consent starts a new one (consensus.md 7.2). A retired record
+    (``retire_guard``) is opened only with ``may_be_retired``, for a caller that makes sure that the key does not
+    vote. Only an imported watermark reactivates it.
 
-    The record begins with the key (``begin_guard``); one that is gone, or knows of no vote although the
-    key has had a seat, is begun anew only on the operator's word. One that is retired (``retire_guard``) is opened
-    for who sees to it that the key does not vote (``may_be_retired``), and no word of the operator but an imported
-    watermark brings it back. What is unusual of a record that is accepted is logged, and why it is safe;
-    ``listens_ms`` is how long the node listens before it votes, None where that is not known; ``is_behind`` of
-    what is returned asks for ``LISTENS_MS_MIN`` at least. Raises GuardRetired, GuardMissing, GuardOutdated and
-    GuardCorrupt.
+    Anything unusual about an accepted record is logged, with the reason why it is safe. ``listens_ms`` is the
+    node's listening time before its first vote, None if unknown. If the returned ``is_behind`` is set, the node
+    must listen for at least ``LISTENS_MS_MIN``.
+
+    Raises GuardRetired, GuardMissing, GuardOutdated and GuardCorrupt.
     """
     directory = VoteDirectory(folder)
     try:
@@ -88,7 +89,9 @@ def open_guard(
             if not accepts_empty:
                 raise _record_is_missing(folder)
             directory.create_guard(Guard(chain_hash, vote_key, epoch=tip[0], view=tip[1]))
-            _log.warning("the guard begins with an empty record, on the operator's word", vote_key=vote_key)
+            _log.warning(
+                "the guard starts with an empty record, because the operator allowed it", vote_key=vote_key
+            )
         data = directory.guard.read()
         guard = directory.load_guard(chain_hash, vote_key)
         directory.is_behind = _tell_found(
@@ -99,7 +102,9 @@ def open_guard(
                 raise record_is_empty(str(folder))
             guard.raise_floor(*tip)
             directory.guard.replace(guard.image())
-            _log.warning("the guard goes on from an empty record, on the operator's word", vote_key=vote_key)
+            _log.warning(
+                "the guard continues with an empty record, because the operator allowed it", vote_key=vote_key
+            )
     except BaseException:
         directory.close()
         raise
@@ -107,16 +112,16 @@ def open_guard(
 
 
 def _tell_found(folder: Path, guard: Guard, data: bytes, *, tip: tuple[int, int], listens_ms: int | None) -> bool:
-    """Log that a record ends in a torn entry, or before the newest final block, and why voting with it is safe.
+    """Log that a record ends in a torn entry or before the newest final block, and why voting is still safe.
 
-    Return whether it ends before that block.
+    Returns whether it ends before that block.
     """
     mark = guard.watermark()
     ends = {"record": str(folder), "last_epoch": mark.epoch, "last_view": mark.view}
     torn = len(data[Guard.load(data, mark.genesis_hash, mark.vote_key)[1] :].rstrip(b"\0"))
     if torn:
         _log.warning(
-            "the record of votes ended in an incomplete entry, which was cut off",
+            "the vote record ended in an incomplete entry, which was removed",
             bytes=torn, **ends,
             safe_because="an entry is on the disk before its vote leaves, so a vote whose entry a crash has cut "
             "was never sent; a vote of this key that the record lacks ends the node that hears it (doppelganger)",
@@ -139,7 +144,7 @@ def _tell_found(folder: Path, guard: Guard, data: bytes, *, tip: tuple[int, int]
 
 
 def check_record(folder: Path, *, accepts_empty: bool) -> None:
-    """Raise GuardMissing or GuardRetired where ``open_guard`` would: before a node takes long to sync."""
+    """Raise GuardMissing or GuardRetired like ``open_guard``, before a node starts a long sync."""
     _check_not_retired(folder)
     if not accepts_empty and not (folder / GUARD_FILE).exists():
         raise _record_is_missing(folder)
@@ -164,7 +169,7 @@ def _record_is_missing(folder: Path) -> GuardMissing:
 
 
 def record_is_empty(where: str) -> GuardOutdated:
-    """Return the refusal of an empty record of a key that has had a seat."""
+    """Return the error for an empty record of a key that had a seat."""
     return GuardOutdated(
         f"{where}: the record of this key's votes is empty, but the key has had a seat: votes that it cast may be "
         "missing, and voting now could get it slashed. Import its watermark, or, if it has certainly never voted, "

@@ -1,4 +1,4 @@
-"""The accounts of a person: keystore v3 files in one folder, drawn, derived from a mnemonic or imported."""
+"""A user's accounts: keystore v3 files in one folder, generated, derived from a mnemonic or imported."""
 
 from __future__ import annotations
 
@@ -40,12 +40,15 @@ MNEMONIC_CHARACTERS_MAX: Final = 512
 PATH_LEVELS_MAX: Final = 10
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LISTED_BYTES_MAX: Final = 250
-"""With the suffix what a name of a file may have."""
+"""Maximum length of a listed file name, suffix included."""
 _PATH: Final = re.compile(rf"m(?:/(?:0|[1-9][0-9]{{0,9}})'?){{1,{PATH_LEVELS_MAX}}}")
 
 
 class ListedAccount(NamedTuple):
-    """An account of a folder. ``name`` finds it there: where no plain name does, it is the path of the file."""
+    """An account in a folder.
+
+    ``name`` identifies it there; if it has no plain name, it is the path of the file.
+    """
 
     name: str
     address: bytes
@@ -53,13 +56,16 @@ class ListedAccount(NamedTuple):
 
 
 class Keyring:
-    """The accounts in a folder; who names one may also name any keystore file, or an address in the folder."""
+    """The accounts in a folder.
+
+    A caller may also name a keystore file by its path, or an account by its address.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def accounts(self) -> list[ListedAccount]:
-        """Return the accounts, by name; files that are no keystores are passed over. Raises ConfigError."""
+        """Return the accounts by name. Files that are no keystores are skipped. Raises ConfigError."""
         try:
             files = sorted(self.root.iterdir())
         except FileNotFoundError:
@@ -79,10 +85,10 @@ class Keyring:
         return found
 
     def _named(self, name: str) -> Path | None:
-        """Return the file of this folder that ``name`` is of, None where there is none.
+        """Return the file with that ``name`` in this folder; None if there is none.
 
-        Other wallets call their files otherwise (UTC--2022-05-19T04-21-29.990117000Z--19e7e3...), so any name will
-        do that leads nowhere else and is no address.
+        Other wallets use other file names (UTC--2022-05-19T04-21-29.990117000Z--19e7e3...). So any name is allowed
+        that stays in this folder and is not an address.
         """
         if (
             _is_path(name) or _is_hex(name) or not name.isprintable() or "\\" in name or name[:1] in ("", ".")
@@ -93,20 +99,23 @@ class Keyring:
         return next((place for place in places if place.is_file()), None)
 
     def place(self, name: str) -> Path:
-        """Return the file of a new account in this folder; elsewhere nothing lists it. Raises ConfigError."""
+        """Return the path of a new account in this folder; accounts elsewhere are not listed.
+
+        Raises ConfigError.
+        """
         if _is_path(name):
             raise ConfigError(
                 f"{name[:64]!r}: a name expected, not the path of a file: accounts are kept in {self.root}; "
                 "`dekube wallet export NAME --out FILE` writes one elsewhere"
             )
         if _is_hex(name):
-            raise ConfigError(f"{name[:64]!r}: a name that begins with 0x would be taken for an address")
+            raise ConfigError(f"{name[:64]!r}: a name must not begin with 0x; that is an address")
         if _NAME.fullmatch(name) is None:
-            raise ConfigError(f"{name[:64]!r}: the name of an account has letters, digits, - and _, 64 at most")
+            raise ConfigError(f"{name[:64]!r}: the name of an account has 1 to 64 letters, digits, - and _")
         return self.root / (name + SUFFIX)
 
     def find(self, name: str) -> Path:
-        """Return the file of an account that is named, by its address, or by its file. Raises ConfigError."""
+        """Return the file of an account by its name, address or file. Raises ConfigError."""
         if _is_path(name):
             return Path(name).expanduser()
         try:
@@ -124,7 +133,7 @@ class Keyring:
         raise ConfigError(f"{self.root} has no key of {format_address(address)}")
 
     def only(self) -> Path:
-        """Return the file of the one account there is. Raises ConfigError."""
+        """Return the file of the only account. Raises ConfigError if there is none or more than one."""
         match self.accounts():
             case [one]:
                 return one.file
@@ -144,7 +153,7 @@ def _is_hex(name: str) -> bool:
 
 
 def address_in(path: Path) -> bytes | None:
-    """Return the address that a keystore file names, None where it names none. Raises KeystoreError."""
+    """Return the address in a keystore file; None if it has none. Raises KeystoreError."""
     try:
         return keystore_address(read_keystore(path))
     except KeystoreError as error:
@@ -153,7 +162,7 @@ def address_in(path: Path) -> bytes | None:
 
 
 def check_keystore(path: Path) -> None:
-    """Check that a keystore file has its fields, before it is opened. Raises KeystoreError, which names both."""
+    """Check a keystore file's fields before it is opened. Raises KeystoreError, which names file and field."""
     text = read_keystore(path)
     try:
         json.loads(text)
@@ -177,7 +186,7 @@ def _field(document: Any, name: str) -> Any:
 
 
 def random_key() -> SecretKey:
-    """Return a key drawn from the system's randomness."""
+    """Return a key from the system's random source."""
     while True:
         try:
             return SecretKey(secrets.token_bytes(32))
@@ -186,7 +195,7 @@ def random_key() -> SecretKey:
 
 
 def new_mnemonic(words: int, *, entropy: Callable[[int], bytes] = secrets.token_bytes) -> str:
-    """Return a fresh mnemonic of so many English words (BIP-39)."""
+    """Return a new mnemonic of this many English words (BIP-39)."""
     if words not in MNEMONIC_WORDS:
         raise ConfigError(f"a mnemonic has {', '.join(map(str, MNEMONIC_WORDS))} words")
     return str(_english().to_mnemonic(entropy(words * 4 // 3)))
@@ -194,7 +203,7 @@ def new_mnemonic(words: int, *, entropy: Callable[[int], bytes] = secrets.token_
 
 @cache
 def _english() -> Mnemonic:
-    """Return the reader of mnemonics; making one reads the list of words from its file."""
+    """Return the reader of mnemonics. Creating one reads the word list from its file."""
     from mnemonic import Mnemonic
 
     return Mnemonic("english")
@@ -208,7 +217,7 @@ def key_of_mnemonic(text: str, index: int, *, extra: str = "") -> SecretKey:
 def key_at_path(text: str, path: Sequence[int], *, extra: str = "") -> SecretKey:
     """Return the account at ``path`` of a mnemonic with its ``extra`` passphrase (BIP-39).
 
-    Raises KeystoreError for words that are no mnemonic; it does not repeat them.
+    Raises KeystoreError for an invalid mnemonic; the error does not contain it.
     """
     words = " ".join(text.lower().split())
     reader = _english()
@@ -217,7 +226,7 @@ def key_at_path(text: str, path: Sequence[int], *, extra: str = "") -> SecretKey
         or len(words.split(" ")) not in MNEMONIC_WORDS
         or not reader.check(words)
     ):
-        raise KeystoreError("not a mnemonic: 12 to 24 English words whose checksum is right are expected")
+        raise KeystoreError("not a mnemonic: 12 to 24 English words with a valid checksum are expected")
     return derive_key(reader.to_seed(words, extra), path)
 
 
@@ -236,7 +245,7 @@ def parse_path(text: str) -> tuple[int, ...]:
 
 
 def parse_secret(text: str) -> SecretKey:
-    """Return the key that 64 hex digits spell. Raises KeystoreError, which does not repeat them."""
+    """Return the key written as 64 hex digits. Raises KeystoreError, which does not contain them."""
     digits = text.strip().removeprefix("0x")
     try:
         if len(digits) != 64 or not digits.isascii() or not digits.isalnum():

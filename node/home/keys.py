@@ -1,4 +1,4 @@
-"""Keys and passphrases on disk: keystore files, the passphrase file, and the secret of the transport keys."""
+"""Keys and passphrases on disk: keystore files, the passphrase file, and the secret for the transport keys."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def read_keystore(path: Path) -> str:
 
 
 def node_secret(home: Home) -> bytes:
-    """Return the secret behind the node's transport keys, drawn at the first call and kept (mode 0600).
+    """Return the secret from which the transport keys derive. It is drawn at the first call and kept (mode 0600).
 
-    Peers know the keys from the certificate that the account signs over them, so nothing but this file and the
-    account's keystore ties them to the node. Raises ConfigError when the file is damaged.
+    Peers learn the transport keys from the certificate that the account signs. So only this file and the account's
+    keystore connect these keys with the node. Raises ConfigError if the file is damaged.
     """
     path = home.root / "keys" / "node-secret"
     if not path.exists():
@@ -75,10 +75,10 @@ def node_secret(home: Home) -> bytes:
 
 
 def read_passphrase(path: Path, what: str = "passphrase") -> str:
-    """Return the secret in a file of one line that only its owner can read; ``what`` names it in errors.
+    """Return the secret in a one-line file that only its owner can read. ``what`` names it in errors.
 
-    A byte order mark (editors of Windows write one) is no part of it. Raises KeystoreError, also for an empty line
-    and for a second one, of which nobody knows whether it was meant to count.
+    A byte order mark (some Windows editors write one) is ignored. Raises KeystoreError, also for an empty line and
+    for a second line, which may be a mistake.
     """
     try:
         mode = path.stat().st_mode

@@ -1,6 +1,6 @@
-"""The kind of a home: each config.toml says in its first option what its home belongs to.
+"""The kind of a home. The first option of each config.toml says what the home belongs to.
 
-A command that is given the home of something else says so, and names the right commands.
+A command that is given the home of another kind reports it and names the right commands.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 CONFIG_LIMIT_BYTES: Final = 1024 * 1024
 KIND_OPTION: Final = "kind"
 SHOWN_MAX: Final = 40
-"""Characters of a wrong kind that an error repeats."""
+"""Characters of a wrong kind that an error shows."""
 
 
 class _Commands(NamedTuple):
@@ -52,7 +52,7 @@ _COMMANDS: Final = {
 
 
 def made_by(kind: str) -> str:
-    """Return the command that makes a home of this kind."""
+    """Return the command that creates a home of this kind."""
     return _COMMANDS[kind].made_by
 
 
@@ -80,7 +80,7 @@ def check_home_kind(config: Path, kind: str) -> None:
 
 
 def kind_of(config: Path) -> str:
-    """Return "node", "relay" or "signer"; the empty string for a file that is missing, broken or names no kind."""
+    """Return "node", "relay" or "signer"; an empty string if the file is missing, broken or names no kind."""
     found = _read(config).get(KIND_OPTION)
     return found if isinstance(found, str) and found in _COMMANDS else ""
 

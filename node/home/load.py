@@ -1,4 +1,4 @@
-"""Read the options and the genesis of a node's home."""
+"""Reads the options and the genesis of a node's home."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_node_options(home: Home) -> NodeOptions:
 
 
 def load_genesis(path: Path, *, is_draft: bool = False) -> Genesis:
-    """Return the genesis in ``path``, or the draft of one. Raises ConfigError."""
+    """Return the genesis in ``path``. Raises ConfigError, also for a draft."""
     try:
         data = read_bounded(path, GENESIS_LIMIT_BYTES)
         if len(data) > GENESIS_LIMIT_BYTES:

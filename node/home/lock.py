@@ -1,4 +1,4 @@
-"""Living in a home: one process at a time, with the folders that a restored one lacks."""
+"""The lock of a home: one process at a time uses it. Missing folders are created."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ __all__ = ["HomeInUse", "live_in", "look_into"]
 LOCK_FILE: Final = "run/lock"
 PROCESS_LIMIT_BYTES: Final = 32
 LOOK_S: Final = 2.0
-"""How often it is looked whether the lock file is still there."""
+"""Interval of the check that the lock file still exists."""
 
 
 class HomeInUse(DekubeError):
-    """Another process lives in the home."""
+    """Another process uses the home."""
 
     code = "home_in_use"
 
 
 @contextmanager
 def live_in(home: Home) -> Iterator[None]:
-    """Be the one process that lives in ``home``; a back-up has neither ``data`` nor ``run``, which are made.
+    """Hold the lock of ``home``. Creates ``data`` and ``run``, which a backup does not contain.
 
-    A lock file that is removed meanwhile is created again. If another process was faster, this one ends.
-    Raises HomeInUse before anything of the other process is touched.
+    A lock file that is removed meanwhile is created again. If another process got it first, this process ends.
+    Raises HomeInUse before it touches any file of the other process.
     """
     for folder in ("data", "run"):
         (home.root / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -50,7 +50,7 @@ def live_in(home: Home) -> Iterator[None]:
 
 
 def _lock(home: Home) -> int:
-    """Take the lock of a home and write this process into it; return its descriptor. Raises HomeInUse."""
+    """Take the lock of a home and write this process id into it; return its descriptor. Raises HomeInUse."""
     lock = os.open(home.root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +67,7 @@ def _lock(home: Home) -> int:
 
 
 def _keep(home: Home, locks: list[int], ended: threading.Event) -> None:
-    """Look whether the lock file is still the one that was locked, until ``ended``; ``locks`` gets a new one."""
+    """Check until ``ended`` that the lock file is the locked one. A new descriptor is added to ``locks``."""
     was_refused = False
     while not ended.wait(LOOK_S):
         if _is_there(home, locks[-1]):
@@ -79,18 +79,23 @@ def _keep(home: Home, locks: list[int], ended: threading.Event) -> None:
             locks.append(_lock(home))
         except HomeInUse as error:
             log.critical(
-                "the lock file was removed and another process has taken this home: ends", error=str(error)
+                "the lock file was removed and another process has taken this home: this process ends",
+                error=str(error),
             )
             os.kill(os.getpid(), signal.SIGTERM)
             return
         except OSError as error:  # the folder is gone too, or the disk refuses
             if not was_refused:
-                log.error("the lock file was removed and cannot be created again", error=str(error))
+                log.error(
+                    "the lock file was removed and cannot be created again: check the disk",
+                    error=str(error),
+                )
             was_refused = True
             continue
         was_refused = False
         log.warning(
-            "the lock file was removed; it is created again. Do not remove it", path=str(home.root / LOCK_FILE)
+            "the lock file was removed and is created again. Do not remove it while the node runs",
+            path=str(home.root / LOCK_FILE),
         )
 
 
@@ -103,7 +108,7 @@ def _is_there(home: Home, lock: int) -> bool:
 
 @contextmanager
 def look_into(home: Home) -> Iterator[None]:
-    """Read in a home on a disk that may not be written, where nothing can be locked. Raises HomeInUse."""
+    """Read a home on a read-only disk, where no lock can be taken. Raises HomeInUse."""
     try:
         lock = os.open(home.root / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Where a node keeps its files: names alone, so that a command that asks a running node loads no more."""
+"""File names in a node's home. Imports nothing else, so commands that query a running node load quickly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GENESIS_FILE: Final = "genesis.json"
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where the parts of a node keep their files."""
+    """Paths of a node's files."""
 
     root: Path
 
@@ -34,7 +34,7 @@ class Home:
 
     @property
     def founder(self) -> Path:
-        """What this home adds to the draft of a genesis, until that genesis is there (JSON)."""
+        """This founder's contribution to the draft of a genesis, until the genesis exists (JSON)."""
         return self.root / "founder.json"
 
     @property
@@ -43,28 +43,28 @@ class Home:
         return self.root / "data" / "chain"
 
     def guard_of(self, vote_key: bytes) -> Path:
-        """The durable record of one vote key's votes: a key that came by rotation has its own folder."""
+        """The durable vote record of one vote key; a key from a rotation has its own folder."""
         own = self.own_guard_of(vote_key)
         return own if own.exists() else self.guard
 
     def own_guard_of(self, vote_key: bytes) -> Path:
-        """Where the record of a key begins beside that of the key which still votes."""
+        """Where a key's record begins while the previous key still votes."""
         return self.root / "data" / f"guard-{vote_key[:8].hex()}"
 
     def passphrase_file(self, keys: KeyOptions) -> Path | None:
-        """Where the passphrase is kept; None where a person has to be asked for it."""
+        """The passphrase file; None if the passphrase is prompted for."""
         file = self.path(keys.passphrase_file) if keys.passphrase_file else None
         # A link to a file that is gone is a mistake to name, not a home without a passphrase file.
         return file if file is not None and os.path.lexists(file) else None
 
     @property
     def evidence(self) -> Path:
-        """Proofs of faults that no block has carried yet."""
+        """Evidence that no block includes yet."""
         return self.root / "data" / "evidence"
 
     @property
     def waiting(self) -> Path:
-        """Transactions that were handed in at this node and that no block has carried yet."""
+        """Transactions submitted at this node that no block includes yet."""
         return self.root / "data" / "mempool"
 
     @property
@@ -79,17 +79,17 @@ class Home:
 
     @property
     def uploads(self) -> Path:
-        """What requesters without a node have left in the blobs, and were charged for it."""
+        """Uploads of requesters without a node, and their charges."""
         return self.root / "data" / "uploads"
 
     @property
     def peers(self) -> Path:
-        """What the address book keeps over a restart."""
+        """The address book across restarts."""
         return self.root / "data" / "peers"
 
     @property
     def score(self) -> Path:
-        """How fast this machine was, and when and with what that was measured (JSON)."""
+        """Measured speed of this machine, with time and method of the measurement (JSON)."""
         return self.root / "data" / "score"
 
     @property
@@ -99,17 +99,17 @@ class Home:
 
     @property
     def socket(self) -> Path:
-        """The Unix socket on which the node answers its gateway and the command line."""
+        """The Unix socket that the node serves to its gateway and the command line."""
         return self.root / "run" / "node.sock"
 
     @property
     def control(self) -> Path:
-        """The Unix socket on which the node takes its owner's requests."""
+        """The Unix socket for the owner's requests."""
         return self.root / "run" / "control.sock"
 
     @property
     def admin_token(self) -> Path:
-        """The token of the owner's methods, while the node serves them on a port."""
+        """The token for the owner's methods, while the node serves them on a port."""
         return self.root / "run" / "admin.token"
 
     @property

@@ -1,7 +1,7 @@
-"""The light client's I/O: gateways that are asked and not believed, and the file that keeps what is trusted.
+"""The light client's I/O: untrusted gateways, and the file with the trusted state.
 
-Whatever an endpoint answers is checked by ``consensus.light``; one that shows something false is banned for good,
-with the reason, and the next is asked. One that is silent, behind or has pruned what was asked for is passed over.
+``consensus.light`` checks every answer of an endpoint. An endpoint that sends a false proof is banned permanently,
+with the reason, and the next one is used. An endpoint that is silent, behind or has pruned the data is skipped.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ HEADERS_PAGE: Final = 512
 MERKLE_PROOF_LIMIT_BYTES: Final = 2048
 PAUSES_MAX: Final = 30
 PAUSE_S_MAX: Final = 10.0
-"""A gateway that rations its callers is asked again as often, after at most so long each time."""
+"""A gateway with a rate limit is asked again this often, with at most this pause."""
 _HEIGHT_LIMIT: Final = 2**48
 
 _T = TypeVar("_T")
@@ -88,7 +88,7 @@ Json = Any
 
 
 class NoEndpoint(DekubeError):
-    """No endpoint could be asked, or none gave an answer that holds; ``reasons`` says why, for each."""
+    """No endpoint could be reached, or none gave a valid answer. ``reasons`` has the reason for each."""
 
     code = "no_endpoint"
 
@@ -99,19 +99,19 @@ class NoEndpoint(DekubeError):
 
 
 class NotShown(DekubeError):
-    """No endpoint has a final transaction of that hash. That there is none cannot be proven."""
+    """No endpoint has a final transaction with that hash. Its absence cannot be proven."""
 
     code = "not_shown"
 
 
 class _Silent(DekubeError):
-    """An endpoint has no answer, and nobody can blame it."""
+    """An endpoint has no answer; this is not a fault."""
 
     code = "silent"
 
 
 class Source(Protocol):
-    """Whoever answers JSON-RPC calls; its answers are not believed."""
+    """Answers JSON-RPC calls; the answers are untrusted."""
 
     def call(self, method: str, /, *params: Any) -> Json:
         """Return the result. Raises GatewayUnreachable or RpcError."""
@@ -125,7 +125,7 @@ def gateway_source(url: str) -> Source:
 
 @dataclass(slots=True)
 class Endpoint:
-    """A gateway, and what it was banned for, if it was."""
+    """A gateway, and the reason of its ban if it was banned."""
 
     url: str
     banned: str = ""
@@ -134,14 +134,14 @@ class Endpoint:
     note: str = field(default="", compare=False)
     """Why it gave no answer the last time."""
     doubted: bool = field(default=False, compare=False)
-    """It contradicts what is trusted, and nobody is there to tell a lie from a fork: not asked in this run."""
+    """It contradicts the trusted state, and a lie cannot be told from a fork here. It is not used in this run."""
 
 
 class LightFile(NamedTuple):
-    """What a light client keeps between runs.
+    """The state that a light client keeps between runs.
 
-    With ``accepts_old_root`` the root of trust counts in spite of its age, until the chain is followed to within
-    the trusting period.
+    ``accepts_old_root``: use the root of trust although it is older than the trusting period, until the client is
+    within the trusting period.
     """
 
     trusted: TrustedState
@@ -153,7 +153,7 @@ class LightFile(NamedTuple):
     fork: Fork | None
 
     def client(self) -> LightClient:
-        """Return the client that goes on from here."""
+        """Return the client that continues from this state."""
         period = None if self.accepts_old_root else self.trusting_period_ms
         return LightClient(
             self.trusted, LightOptions(period), boundaries=self.boundaries, last=self.last, fork=self.fork
@@ -161,17 +161,17 @@ class LightFile(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a gateway made of a fork: whom it convicts, and how many it had no proof against before."""
+    """A gateway's answer to a submitted fork: the convicted seats, and how many of them are new to it."""
 
     url: str
     convicted: tuple[str, ...]
     new: int
     refused: str
-    """Why it did not take it in, if it did not."""
+    """Reason of its refusal, if it refused."""
 
 
 class ProvenTransaction(NamedTuple):
-    """A proven transaction: where it stands, in which block, its bytes; ``receipt`` where that was asked for."""
+    """A proven transaction: its position, block and bytes. ``receipt`` is set if it was requested."""
 
     hash: bytes
     position: int
@@ -182,7 +182,7 @@ class ProvenTransaction(NamedTuple):
 
 
 class AccountAt(NamedTuple):
-    """An account after the block ``height`` of ``block_hash``, proven by the header ``following`` it."""
+    """An account after the block ``height`` with ``block_hash``, proven by the header ``following`` it."""
 
     address: bytes
     account: Account
@@ -196,7 +196,7 @@ class AccountAt(NamedTuple):
 
 
 def save_light_file(path: Path, saved: LightFile) -> None:
-    """Write or replace the file; after a crash it holds the old text or the new one. Raises ConfigError."""
+    """Write or replace the file atomically. Raises ConfigError."""
     trusted, boundaries, fork = saved.trusted, saved.client().boundaries, saved.fork
     first = _first_of_run(boundaries)
     document = {
@@ -231,14 +231,14 @@ def save_light_file(path: Path, saved: LightFile) -> None:
 
 
 def load_light_file(path: Path) -> LightFile:
-    """Return what ``path`` keeps. Raises ConfigError naming what is wrong."""
+    """Read the file at ``path``. Raises ConfigError, which names what is wrong."""
     try:
         data = read_bounded(path, FILE_LIMIT_BYTES)
         if len(data) > FILE_LIMIT_BYTES:
             raise ConfigError(f"{path}: file too large")
         text = data.decode()
     except FileNotFoundError:
-        raise ConfigError(f"{path}: nothing is trusted yet; `dekube light init` makes a beginning") from None
+        raise ConfigError(f"{path}: not found; create it with `dekube light init`") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
     try:
@@ -272,12 +272,12 @@ def _from_document(document: Mapping[str, Any]) -> LightFile:
         raise ConfigError("the height is not that of a boundary block")
     first, hashes = numbers["first_boundary"], [_hash(text) for text in document["boundaries"]]
     if first + len(hashes) != trusted.epoch or (hashes and hashes[-1] != trusted.block_hash):
-        raise ConfigError("the boundary blocks do not lead to the trusted one")
+        raise ConfigError("the boundary blocks do not lead to the trusted block")
     last = decode_epoch_record(bytes.fromhex(document["last_record"])) if document["last_record"] else None
     endpoints = tuple(Endpoint(str(item["url"]), str(item["banned"])) for item in document["endpoints"])
     accepts = document["accepts_old_root"]
     if type(accepts) is not bool or len(endpoints) > ENDPOINTS_MAX:
-        raise ConfigError("accepts_old_root or endpoints is not what it should be")
+        raise ConfigError("accepts_old_root or endpoints has the wrong type")
     return LightFile(
         trusted,
         numbers["trusting_period_ms"],
@@ -294,14 +294,14 @@ def _read_fork(document: Any) -> Fork | None:
         return None
     height, hashes, texts = document["height"], document["hashes"], document["certificates"]
     if type(height) is not int or len(hashes) != 2 or len(texts) != 2:
-        raise ConfigError("fork is not what it should be")
+        raise ConfigError("fork has the wrong form")
     one, other = (decode_certificate(bytes.fromhex(text)) if text else None for text in texts)
     committee = Committee.decode(bytes.fromhex(document["committee"]))
     return Fork(height, committee, (_hash(hashes[0]), _hash(hashes[1])), (one, other))
 
 
 def _first_of_run(boundaries: Mapping[int, bytes]) -> int:
-    """Return the first epoch of those that are known without a gap up to the newest."""
+    """Return the first epoch of the gap-free run of known epochs up to the newest."""
     first = max(boundaries, default=-1) + 1
     while first - 1 in boundaries:
         first -= 1
@@ -316,7 +316,7 @@ def _hash(text: Any) -> bytes:
 
 
 def _printable(text: str) -> str:
-    """Return a stranger's text as it may stand on a terminal and in the file."""
+    """Return an endpoint's text as it may be shown on a terminal and written to the file."""
     return "".join(c if c.isprintable() else "?" for c in text[:REASON_CHARACTERS_MAX])
 
 
@@ -378,7 +378,7 @@ def _epoch_record(value: Json) -> EpochRecord:
 
 
 def trust_checkpoint(sources: Iterable[tuple[str, Source]], *, height: int, block_hash: bytes) -> TrustedState:
-    """Return the state that trusts a checkpoint, its epoch record fetched from the first source that has it.
+    """Return the state that trusts a checkpoint. Its epoch record comes from the first source that has it.
 
     Raises NoEndpoint.
     """
@@ -387,7 +387,7 @@ def trust_checkpoint(sources: Iterable[tuple[str, Source]], *, height: int, bloc
         try:
             headers = _headers(source.call("dekube_getHeaders", height, 1))
             if not headers or header_hash(headers[0]) != block_hash:
-                raise ProofInvalid(f"the block of height {height} is another one there")
+                raise ProofInvalid(f"its block of height {height} has another hash than the checkpoint")
             record = _field(source.call("dekube_getEpochRecord", headers[0].epoch), "record")
             if record is None:
                 raise _Silent(f"no record of epoch {headers[0].epoch}: is {height} the last block of an epoch?")
@@ -398,9 +398,10 @@ def trust_checkpoint(sources: Iterable[tuple[str, Source]], *, height: int, bloc
 
 
 def other_chain(answer: Json, genesis: bytes) -> str:
-    """Return what is wrong where the answer of dekube_chainInfo is of another chain than that of ``genesis``.
+    """Return the difference if the answer of dekube_chainInfo is of another chain than ``genesis``, else an empty
+    string.
 
-    Empty where it is of that chain. Raises DecodeError.
+    Raises DecodeError.
     """
     found = _bytes(_field(answer, "genesis_hash"), HASH_BYTES)
     if found == genesis:
@@ -412,9 +413,9 @@ def other_chain(answer: Json, genesis: bytes) -> str:
 
 
 def check_endpoints(sources: Iterable[tuple[str, Source]], genesis: bytes) -> dict[str, str]:
-    """Return why which of new endpoints gives no answer; each that gives one is of the chain of ``genesis``.
+    """Check new endpoints; return the reason for each that gives no answer.
 
-    Raises ConfigError for one of another chain, NoEndpoint where none answers.
+    Raises ConfigError for an endpoint of another chain, NoEndpoint if none answers.
     """
     silent: dict[str, str] = {}
     answered = 0
@@ -435,15 +436,14 @@ def check_endpoints(sources: Iterable[tuple[str, Source]], genesis: bytes) -> di
 def report_fork(
     fork: Fork, sources: Iterable[tuple[str, Source]], *, reporter: bytes | None = None
 ) -> list[Report]:
-    """Bring the certificates of a fork to gateways, whose nodes convict who signed them.
+    """Submit the certificates of a fork to gateways; their nodes convict the signers.
 
-    Each side of a fork holds the half of the proof that the other lacks, so nodes of both must be told.
-    ``reporter`` is paid for it, each gateway's node where it is None. Raises ConfigError when no certificate is
-    kept any more.
+    Each side of a fork lacks half of the proof, so nodes of both sides must get it. ``reporter`` is paid for it;
+    None: each gateway's node. Raises ConfigError if the certificates are no longer kept.
     """
     certificates = ["0x" + encode_certificate(found).hex() for found in fork.certificates if found is not None]
     if not certificates:
-        raise ConfigError("the certificates of the fork are not kept any more: there is nothing to submit")
+        raise ConfigError("the certificates of the fork are no longer kept: there is nothing to submit")
     one, other = certificates[0], certificates[1] if len(certificates) > 1 else None
     paid = None if reporter is None else "0x" + reporter.hex()
     reports = []
@@ -459,10 +459,10 @@ def report_fork(
 
 
 class LightNode:
-    """A light client with the endpoints that it asks. Blocking; one thread at a time.
+    """A light client with its endpoints. Blocking; one thread at a time.
 
-    ``now_ms`` is the clock; ``progress`` hears how many of how many epochs are followed (the number of all is the
-    endpoints' word, for a progress bar alone).
+    ``now_ms`` is the clock. ``progress`` is called with the number of followed epochs and of all epochs. The
+    latter is an endpoint's unproven claim, for a progress bar only.
     """
 
     def __init__(
@@ -484,7 +484,7 @@ class LightNode:
         self._newest: Proven | None = None
 
     def save(self, path: Path) -> None:
-        """Keep what is trusted now. Raises ConfigError."""
+        """Write the trusted state to the file. Raises ConfigError."""
         client = self.client
         accepts = self._saved.accepts_old_root and client.age_ms(self._now_ms()) > self._saved.trusting_period_ms
         saved = self._saved._replace(
@@ -499,13 +499,13 @@ class LightNode:
 
     @property
     def newest(self) -> Proven | None:
-        """The newest header that was proven in this run."""
+        """The newest header proven in this run."""
         return self._newest
 
     # Questions
 
     def sync(self) -> None:
-        """Follow the chain as far as any endpoint proves it, compare what the others say, prove their heads.
+        """Follow the chain as far as any endpoint proves it, compare the other endpoints, and prove their heads.
 
         Raises TrustExpired, ForkFound, VersionUnknown, NoEndpoint.
         """
@@ -517,7 +517,7 @@ class LightNode:
             raise NoEndpoint(self._reasons())
 
     def account(self, address: bytes, height: int | None = None) -> AccountAt:
-        """Return the account at the newest height that any endpoint proves, or after block ``height``.
+        """Return the account at the newest height that an endpoint proves, or after block ``height``.
 
         Raises NoEndpoint.
         """
@@ -529,7 +529,7 @@ class LightNode:
         return max(answers, key=lambda answer: answer.height)
 
     def header(self, height: int) -> tuple[Proven, str]:
-        """Return the header of ``height`` and who showed it. Raises NoEndpoint."""
+        """Return the header of ``height`` and the endpoint that showed it. Raises NoEndpoint."""
 
         def ask(endpoint: Endpoint) -> tuple[Proven, str]:
             headers, certificate = _path(self._call(endpoint, "dekube_getHeader", height))
@@ -540,7 +540,7 @@ class LightNode:
         return self._first(ask)
 
     def transaction(self, hash_: bytes) -> ProvenTransaction:
-        """Return where a transaction stands. Raises NotShown, NoEndpoint."""
+        """Return the position of a transaction. Raises NotShown, NoEndpoint."""
         return self._place("dekube_getTransactionProof", "transaction", hash_)
 
     def receipt(self, hash_: bytes) -> ProvenTransaction:
@@ -550,9 +550,9 @@ class LightNode:
     # One endpoint at a time
 
     def _check_chain(self, endpoint: Endpoint) -> None:
-        """Pass over an endpoint of another chain, without a ban: it may be honest, and the genesis a wrong one.
+        """Skip an endpoint of another chain without a ban: it may be honest, and the configured genesis wrong.
 
-        One that lies about its chain proves nothing either.
+        Nor does an endpoint that lies about its chain prove anything.
         """
         answer = self._call(endpoint, "dekube_chainInfo")
         if other := other_chain(answer, self.client.trusted.genesis_hash):
@@ -586,7 +586,7 @@ class LightNode:
             proof = decode_merkle_proof(_bytes(_field(found, "proof"), MERKLE_PROOF_LIMIT_BYTES))
             proven = self._prove(endpoint, headers, certificate)
             if verify_transaction(proven[0].header, raw, proof) != hash_:
-                raise ProofInvalid("another transaction than the one asked for")
+                raise ProofInvalid("a transaction with another hash")
             receipt = None
             if name == "receipt":
                 if len(proven) < 2:
@@ -622,7 +622,7 @@ class LightNode:
                 return
 
     def _compare(self, endpoint: Endpoint) -> None:
-        """Compare the newest boundary block that an endpoint has with ours: its hash covers all before it."""
+        """Compare an endpoint's newest boundary block with the own one: its hash covers all blocks before it."""
         client = self.client
         if not client.boundaries:
             return
@@ -645,7 +645,7 @@ class LightNode:
         self._halt(client.compare(record))
 
     def _recall_ours(self, epoch: int, doubted: Endpoint) -> None:
-        """Have our own records of an epoch and the one before it at hand, which tell a lie from a fork."""
+        """Load the own records of an epoch and the one before. They tell a lie from a fork."""
         for endpoint in self.endpoints:
             if endpoint is doubted or endpoint.doubted or endpoint.banned:
                 continue
@@ -657,7 +657,7 @@ class LightNode:
                 endpoint.note = _printable(str(error))
 
     def _recall(self, endpoint: Endpoint, epoch: int) -> None:
-        """Fetch the record of an epoch that was followed, for its committee."""
+        """Fetch the record of an epoch that was already followed, for its committee."""
         if epoch not in self.client.boundaries:
             return
         item = _field(self._call(endpoint, "dekube_getEpochRecord", epoch), "record")
@@ -675,7 +675,7 @@ class LightNode:
     def _prove(
         self, endpoint: Endpoint, headers: list[Header], certificate: Certificate | None
     ) -> tuple[Proven, ...]:
-        """Return what an endpoint's headers come to once they are proven, asking it for what is missing."""
+        """Return an endpoint's headers once they are proven; request what is missing."""
         client, now_ms = self.client, self._now_ms()
         if certificate is None and headers[-1].epoch >= client.trusted.epoch:
             headers, certificate = self._to_certificate(endpoint, headers)
@@ -700,7 +700,7 @@ class LightNode:
         return proven
 
     def _to_certificate(self, endpoint: Endpoint, headers: list[Header]) -> tuple[list[Header], Certificate]:
-        """Extend headers of the epoch that runs upwards until one has a certificate."""
+        """Extend headers of the current epoch upwards until one has a certificate."""
         path, limit = list(headers), 2 * self.client.trusted.epoch_blocks + HEADERS_PAGE
         while len(path) <= limit:
             more, certificate = _path(self._call(endpoint, "dekube_getHeader", path[-1].height + 1, HEADERS_PAGE))
@@ -712,7 +712,7 @@ class LightNode:
         raise HeaderUnproven(f"{limit} headers without a certificate")
 
     def _to_boundary(self, endpoint: Endpoint, headers: list[Header]) -> list[Header]:
-        """Extend headers up to the next boundary block that is known, which needs no certificate."""
+        """Extend headers up to the next known boundary block, which needs no certificate."""
         path, known = list(headers), self.client.boundaries
         epoch = max(headers[-1].epoch, min(known, default=0))
         top = (epoch + 1) * self.client.trusted.epoch_blocks
@@ -746,7 +746,7 @@ class LightNode:
             raise ForkFound(fork)
 
     def _each(self, ask: Callable[[Endpoint], _T], *, until_first: bool = False) -> list[_T]:
-        """Ask every endpoint that is not banned; return the answers that hold."""
+        """Query every endpoint that is not banned; return the valid answers."""
         answers: list[_T] = []
         for endpoint in self.endpoints:
             if endpoint.banned or endpoint.doubted:
@@ -779,12 +779,12 @@ class LightNode:
 
 
 def with_endpoints(saved: LightFile, urls: Sequence[str]) -> LightFile:
-    """Return ``saved`` with these endpoints and no others; those known keep what they were banned for.
+    """Return ``saved`` with exactly these endpoints; known ones keep their bans.
 
-    Raises ConfigError for more than can be.
+    Raises ConfigError for too many.
     """
     known = {endpoint.url: endpoint for endpoint in saved.endpoints}
     chosen = tuple(known.get(url) or Endpoint(url) for url in dict.fromkeys(urls))
     if len(chosen) > ENDPOINTS_MAX:
-        raise ConfigError(f"{len(chosen)} endpoints, at most {ENDPOINTS_MAX} are asked")
+        raise ConfigError(f"{len(chosen)} endpoints; at most {ENDPOINTS_MAX} are allowed")
     return saved._replace(endpoints=chosen)

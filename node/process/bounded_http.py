@@ -1,4 +1,4 @@
-"""An HTTP server of the standard library, in threads, with a bound on its connections and on their time."""
+"""The standard library's threaded HTTP server, with bounds on its connections and on their duration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["BoundedServer", "serving"]
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """A thread for each connection; a connection above the bound is closed at once."""
+    """One thread for each connection. A connection above the bound is closed at once."""
 
     daemon_threads = True
 
@@ -21,7 +21,7 @@ class BoundedServer(ThreadingHTTPServer):
         self, listener: socket.socket, handler: type[BaseHTTPRequestHandler], *, connections_max: int,
         connection_s_max: float | None = None,
     ) -> None:  # fmt: skip
-        """``connection_s_max``: a connection is closed after so long, however slowly its bytes come or go."""
+        """``connection_s_max``: a connection is closed after this time, even while bytes still arrive."""
         self._places = threading.BoundedSemaphore(connections_max)
         self._connection_s_max = connection_s_max
         super().__init__(listener.getsockname()[:2], handler, bind_and_activate=False)
@@ -29,7 +29,7 @@ class BoundedServer(ThreadingHTTPServer):
         self.socket = listener
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, or close it."""
+        """Serve a connection in its own thread, or close it."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -57,7 +57,7 @@ def _shut(connection: socket.socket) -> None:
 
 @contextlib.contextmanager
 def serving(servers: Sequence[BoundedServer]) -> Iterator[None]:
-    """Run servers in threads of their own, and close them at the end."""
+    """Run servers in threads, and close them at the end."""
     for server in servers:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, however that ends."""
+"""Child processes that end with their parent, even if it is killed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to end this process when the thread that forked it ends (Linux ``prctl(2)``).
+    """Let the kernel end this process when the thread that forked it ends (Linux ``prctl(2)``).
 
-    ``parent`` is the process that forked: if it ended before the kernel was asked, nothing would end this one.
+    ``parent`` is the process that forked. If it ended before this call, this process ends at once.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -32,8 +32,8 @@ def die_with_parent(parent: int) -> None:
 class Child:
     """A running child in a session of its own, so that a terminal's Ctrl-C reaches only the parent.
 
-    The fork happens in the calling thread on purpose: the death signal follows the forking *thread*, and a
-    worker thread of the event loop may end long before the process does.
+    The calling thread forks on purpose: the death signal follows the forking *thread*, and a worker thread of the
+    event loop may end long before the process.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """Exit status, minus the signal's number if one ended it, None while it runs."""
+        """Exit status; minus the signal number after a signal; None while it runs."""
         return self._process.poll()
 
     async def wait(self) -> int:
@@ -74,7 +74,7 @@ class Child:
             self._process.send_signal(number)
 
     async def stop(self, grace_s: float) -> int:
-        """Ask the child to end (SIGTERM), and end it (SIGKILL) when it has not within ``grace_s``."""
+        """Send SIGTERM; send SIGKILL if the child has not ended within ``grace_s``."""
         with trio.CancelScope(shield=True):
             self.signal(signal.SIGTERM)
             with trio.move_on_after(grace_s) as grace:

@@ -1,4 +1,4 @@
-"""The control socket of a running node: what its owner asks on the same machine, and no gateway may.
+"""The control socket of a running node, for its owner on the same machine. The gateway cannot use it.
 
 The other end is ``rpc.client.control``.
 """
@@ -40,13 +40,13 @@ ControlCommand = Callable[[Mapping[str, Any]], Awaitable[Any]]
 
 
 class BadRequest(ProtocolError):
-    """A request that is not one of the control socket's."""
+    """The control socket does not know this request."""
 
     code = "bad_request"
 
 
 class ControlServer:
-    """Serves ``commands`` at ``path`` (mode 0600, in a directory that only the owner enters)."""
+    """Serves ``commands`` at ``path`` (mode 0600, in a directory that only the owner can enter)."""
 
     def __init__(self, path: Path, commands: Mapping[str, ControlCommand]) -> None:
         self._path = path

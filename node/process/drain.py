@@ -1,4 +1,4 @@
-"""Draining a node before it is stopped: it takes nothing new, finishes what runs, and says when it is empty."""
+"""Draining before a stop: the node accepts no new work, finishes current work, and reports when it is empty."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ __all__ = ["Drain", "RemainingWork"]
 
 
 class RemainingWork(NamedTuple):
-    """What is still under way at a node."""
+    """The work that is still under way at a node."""
 
     is_offered: bool
-    """The registry still offers this machine to tasks."""
+    """The registry still offers this machine for tasks."""
     tasks: int
-    """Tasks of which something may still be asked of this worker."""
+    """Tasks that may still require work of this worker."""
     checks: int
-    """Verdicts that this verifier owes."""
+    """Verdicts that this verifier still has to give."""
     running: int
-    """Duties that are being done now."""
+    """Duties that run now."""
     transactions: int
     """Own transactions that are not final yet."""
     is_serving: bool
-    """The gateway still answers."""
+    """The gateway still runs."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing would be lost."""
+        """Whether a stop would lose no work."""
         return not any(self)
 
 
 class Drain:
-    """Whether the node drains, and what is to follow; a start of the node ends it."""
+    """Whether the node drains, and whether it then stops. The next start of the node ends the drain."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -40,18 +40,18 @@ class Drain:
         self._changed = trio.Event()
 
     def switch(self, *, on: bool, stops_when_empty: bool = False) -> None:
-        """Begin or end draining; doing so twice changes only whether the node ends afterwards."""
+        """Begin or end draining. A second call only changes whether the node then stops."""
         self.is_on, self.stops_when_empty = on, on and stops_when_empty
         self._changed.set()
         self._changed = trio.Event()
 
     async def wait(self, *, on: bool) -> None:
-        """Wait until the node drains, or no longer does."""
+        """Wait until the node drains, or no longer drains."""
         while self.is_on != on:
             await self._changed.wait()
 
     def describe(self, work: RemainingWork) -> dict[str, Any]:
-        """Return how far it is, for the node's owner."""
+        """Return the progress of the drain for the node's owner."""
         return {
             "draining": self.is_on,
             "stops_when_empty": self.stops_when_empty,

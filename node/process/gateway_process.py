@@ -1,4 +1,4 @@
-"""Keeps the RPC gateway process: starts it, and starts it again when it ends (docs/operations.md)."""
+"""Runs the RPC gateway process, and restarts it when it ends (docs/operations.md)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["GatewayProcess", "gateway_document", "keep_gateway"]
 _log = structlog.get_logger("gateway")
 
 STEADY_S: Final = 60.0
-"""A gateway that ran for so long is started again at once; one that ended sooner waits."""
+"""A gateway that ran for this long is restarted at once; after a shorter run the restart is delayed."""
 DELAY_S_MIN: Final = 0.5
 DELAY_S_MAX: Final = 30.0
 DOUBLINGS_MAX: Final = 10
@@ -31,9 +31,9 @@ STOP_GRACE_S: Final = 5.0
 
 
 def gateway_document(options: RpcOptions, node_socket: Path, log: LogOptions) -> dict[str, Any]:
-    """Return what the process is told: of ``rpc.gateway.process.GatewayOptions`` what a node has a say in.
+    """Return the options for the gateway process that come from the node (``rpc.gateway.process.GatewayOptions``).
 
-    Written out because those options stand among web servers, which this process would load for nothing.
+    They are repeated here because importing that module would load the web server into this process.
     """
     return {
         "socket": str(node_socket),
@@ -59,16 +59,16 @@ def gateway_document(options: RpcOptions, node_socket: Path, log: LogOptions) ->
 
 
 class GatewayProcess:
-    """The gateway as the node keeps it."""
+    """State of the gateway process as the node sees it."""
 
     is_running = False
     started_s = 0.0
-    """When it was started last, of trio's clock."""
+    """Time of the last start, of trio's clock."""
     failures = 0
-    """How often it had ended by itself, in a row, when it was started last."""
+    """Number of unexpected ends in a row before the last start."""
 
     def describe(self) -> dict[str, Any]:
-        """Return how it is, for the node's owner; what has run for a while is well again."""
+        """Return its state for the node's owner. A gateway that ran for a while counts as healthy."""
         is_steady = self.is_running and trio.current_time() - self.started_s > STEADY_S
         return {"running": self.is_running, "failures": 0 if is_steady else self.failures}
 
@@ -77,10 +77,10 @@ async def keep_gateway(
     options: RpcOptions, node_socket: Path, log: LogOptions, drain: Drain | None = None,
     gateway: GatewayProcess | None = None,
 ) -> None:  # fmt: skip
-    """Run the gateway until cancelled, but not while ``drain`` is on; ``gateway`` is told whether it runs.
+    """Run the gateway until cancelled, except while ``drain`` is on; ``gateway`` gets its state.
 
-    It holds no state, so its death loses connections and nothing else: the node goes on and starts another, less
-    and less often, for a validator votes without it too.
+    The gateway holds no state, so its end only loses connections. The node continues and restarts it with growing
+    delays. A validator votes without it too.
     """
     drain, gateway = drain or Drain(), gateway or GatewayProcess()
     document = json.dumps(gateway_document(options, node_socket, log))
@@ -100,20 +100,20 @@ async def keep_gateway(
                 await child.stop(STOP_GRACE_S)  # it takes no more connections and finishes its requests
                 gateway.is_running = False
             if drain.is_on:
-                _log.info("the rpc gateway has ended until draining does")
+                _log.info("the rpc gateway is stopped until the drain ends")
                 continue
         ran_s = trio.current_time() - gateway.started_s
         gateway.failures = 1 if ran_s > STEADY_S else gateway.failures + 1
         delay_s = min(DELAY_S_MIN * 2 ** min(gateway.failures - 1, DOUBLINGS_MAX), DELAY_S_MAX)
         _log.error(
-            "the rpc gateway ended and is started again",
+            "the rpc gateway ended unexpectedly and is restarted; see the log lines before",
             status=status, ran_s=round(ran_s), failures=gateway.failures, delay_s=delay_s,
         )  # fmt: skip
         await trio.sleep(delay_s)
 
 
 async def _wait_end(child: Child, drain: Drain) -> int | str:
-    """Wait until the gateway has ended, or is to end because the node drains; return its status."""
+    """Wait until the gateway ends or the node drains; return its exit status."""
     status: int | str = "told to"
 
     async def wait(scope: trio.CancelScope) -> None:

@@ -1,4 +1,4 @@
-"""Addresses to listen at: whether one can be had, what its owner is told where not, how one is written."""
+"""Listening addresses: checks whether they are available, and explains why not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["cannot_listen", "check_listen", "format_host_port", "is_taken", "lis
 
 
 def cannot_listen(option: str, listen: str, error: OSError) -> ConfigError:
-    """Return what a person is told whose option names an address that cannot be had."""
+    """Return the error for an option whose listening address is not available."""
     is_taken = error.errno == errno.EADDRINUSE
     why = os.strerror(errno.EADDRINUSE) if is_taken else error.strerror or str(error)
     advice = "; another program has that port (`ss -ltnp` names it): end it, or name another port" * is_taken
@@ -22,7 +22,7 @@ def cannot_listen(option: str, listen: str, error: OSError) -> ConfigError:
 
 
 def check_listen(option: str, listen: str) -> None:
-    """Raise ConfigError where nobody could listen now: an operator looks at a start, and not at logs after it."""
+    """Raise ConfigError if ``listen`` is not available now, so that the operator sees it at the start."""
     for listener in listen_at(option, listen):
         listener.close()
 
@@ -36,7 +36,7 @@ def listen_at(option: str, listen: str) -> list[socket.socket]:
 
 
 def is_taken(listen: str) -> bool:
-    """Tell whether another program listens at ``listen`` now, as far as that can be told by trying."""
+    """Tell whether another program listens at ``listen`` now, as far as a trial can tell."""
     try:
         for listener in open_sockets(parse_listen(listen)):
             listener.close()

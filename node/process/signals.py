@@ -1,4 +1,4 @@
-"""A service is told to stop by its owner or the service manager: once, and then it ends in order."""
+"""Stops a service in order at SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ async def stop_on_signal(
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for _ in signals:
-            log.info("told to stop")
+            log.info("a stop signal arrived: the service ends")
             stop()

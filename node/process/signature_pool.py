@@ -1,8 +1,8 @@
-"""Signature checks in other processes, off the node's interpreter lock.
+"""Signature checks in other processes, outside the node's interpreter lock.
 
-Batches are bytes: for each signature digest (32) and signature (65); answers are 20 bytes for each, zeros where
-no key can be recovered. A batch is cut into parts that run side by side. A worker that dies or hangs costs time
-but no answer: its part is computed here, and a new process takes its place.
+A batch has, for each signature, the digest (32 bytes) and the signature (65 bytes). The answer has 20 bytes for
+each, zeros if no key can be recovered. A batch is split into parts that run in parallel. If a worker dies or
+hangs, its part is computed in this process and the worker is replaced, so no answer is lost.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ _STOP_GRACE_S: Final = 5.0
 
 
 def default_workers() -> int:
-    """Return how many workers suit this machine: the cores beside the one that executes, 1 to 8.
+    """Return the number of workers for this machine: all cores but the one that executes, 1 to 8.
 
-    A worker on every core takes turns with the execution it is to relieve: on two cores a second one costs a
-    replay some 15 % (docs/benchmarks.md).
+    With a worker on every core, workers and execution would compete. On two cores a second worker slows a replay
+    by about 15 % (docs/benchmarks.md).
     """
     return max(1, min(8, len(os.sched_getaffinity(0)) - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class VerifierOptions:
-    """How signatures are checked; ``workers`` 0 checks them in the node's own process."""
+    """Options of the signature checks; with ``workers`` 0 they run in the node's own process."""
 
     workers: int = 0
     part_entries_min: int = 32
-    """A batch is cut no finer than this."""
+    """A batch is not split into smaller parts than this."""
     inline_entries_max: int = 2
-    """So few signatures are not worth a message to another process."""
+    """Smaller batches are checked in this process: a message would cost more."""
     in_flight_max: int = 64
-    """Parts that wait or run at once; who brings more waits."""
+    """Parts that wait or run at the same time. Further callers wait."""
     answer_timeout_s: float = 30.0
-    """A worker that is silent for so long is replaced (8,192 signatures take half a second)."""
+    """A worker without an answer for this long is replaced (8,192 signatures take 0.5 s)."""
 
 
 class _Worker:
@@ -72,7 +72,7 @@ class _Worker:
         self.pid: int = self._process.pid
 
     def ask(self, batch: bytes, timeout_s: float) -> bytes | None:
-        """Return the answer to one frame, None when this worker must be replaced."""
+        """Return the answer to one frame; None if this worker must be replaced."""
         if not self._send(memoryview(len(batch).to_bytes(4, "big") + batch), timeout_s):
             return None
         return self._receive(len(batch) // ENTRY_BYTES * 20, timeout_s)
@@ -112,7 +112,7 @@ class _Worker:
         return self._process.stdout
 
     def close(self, grace_s: float = _STOP_GRACE_S) -> None:
-        """End the process: by closing its pipe, or by force when it does not end."""
+        """End the process by closing its pipe, or by a signal if it does not end."""
         try:
             self._stdin.close()
         except OSError:
@@ -133,7 +133,7 @@ def _is_ready(descriptor: int, event: int, timeout_s: float) -> bool:
 
 
 class Recovery:
-    """A batch on its way."""
+    """A batch under way."""
 
     __slots__ = ("_parts",)
 
@@ -141,11 +141,11 @@ class Recovery:
         self._parts = parts
 
     def result(self) -> bytes:
-        """Wait for the addresses, in the order of the batch."""
+        """Block until the addresses are there; return them in the order of the batch."""
         return b"".join(part.result() for part in self._parts)
 
     async def wait(self) -> bytes:
-        """Do what ``result`` does without blocking the event loop."""
+        """Like ``result``, without blocking the event loop."""
         token = trio.lowlevel.current_trio_token()
         for part in self._parts:
             done = trio.Event()
@@ -162,7 +162,7 @@ def _wake(token: trio.lowlevel.TrioToken, done: trio.Event, _part: Future[bytes]
 
 
 class SignatureVerifier:
-    """Recovers the senders of transactions, in ``options.workers`` child processes; a context manager."""
+    """Recovers transaction senders in ``options.workers`` child processes. A context manager."""
 
     def __init__(self, options: VerifierOptions) -> None:
         self._options = options
@@ -173,7 +173,7 @@ class SignatureVerifier:
         self._room = BoundedSemaphore(options.in_flight_max)
         self._turn = trio.Semaphore(options.in_flight_max, max_value=options.in_flight_max)
         self.restarts = 0
-        """Workers that had to be replaced."""
+        """Number of replaced workers."""
         if options.workers:
             self._threads = ThreadPoolExecutor(options.workers, thread_name_prefix="signatures")
             for _ in range(options.workers):
@@ -187,21 +187,21 @@ class SignatureVerifier:
 
     @property
     def workers(self) -> int:
-        """How many processes check signatures; 0: this one."""
+        """Number of processes that check signatures; 0: this process does."""
         return self._options.workers
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The idle workers' process ids."""
+        """Process ids of the idle workers."""
         workers = [self._idle.get() for _ in range(self._idle.qsize())]
         for worker in workers:
             self._idle.put(worker)
         return tuple(worker.pid for worker in workers if worker is not None)
 
     def submit(self, batch: bytes) -> Recovery:
-        """Begin to recover a batch and return at once; waits only while ``in_flight_max`` parts are on their way.
+        """Start recovering a batch and return at once; blocks only while ``in_flight_max`` parts are under way.
 
-        Raises SignatureInvalid when ``batch`` is not a whole number of entries.
+        Raises SignatureInvalid if ``batch`` is not a whole number of entries.
         """
         if self._threads is None or len(batch) <= self._options.inline_entries_max * ENTRY_BYTES:
             return Recovery([_finished(recover_addresses(batch))])
@@ -229,7 +229,7 @@ class SignatureVerifier:
             return await (await trio.to_thread.run_sync(self.submit, batch)).wait()
 
     def close(self) -> None:
-        """Finish what is on its way and end the workers."""
+        """Finish the batches under way and end the workers."""
         with self._lock:
             if self._is_closed:
                 return
@@ -262,7 +262,7 @@ class SignatureVerifier:
             self._idle.put(worker)
 
     def _start(self) -> _Worker | None:
-        """Start a worker; None when the system refuses, then its parts are computed here."""
+        """Start a worker; None if the system refuses. Its parts are then computed here."""
         try:
             return _Worker()
         except OSError:

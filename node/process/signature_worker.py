@@ -1,7 +1,7 @@
-"""The child process that recovers addresses from signatures: frames in on stdin, addresses out on stdout.
+"""The child process that recovers addresses from signatures: frames on stdin, addresses on stdout.
 
-A frame is its length (4 bytes, big-endian) and then, for each signature, digest (32) and signature (65); the
-answer is 20 bytes for each. The process ends when stdin closes, so it never outlives the node.
+A frame is its length (4 bytes, big-endian), then digest (32) and signature (65) of each entry. The answer has 20
+bytes for each. The process ends when stdin closes, so it never outlives the node.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tasks.executor.sandbox import end_with_parent
 __all__ = ["FRAME_BYTES_MAX", "serve"]
 
 FRAME_BYTES_MAX: Final = 97 * 8192
-"""Longest batch of one frame; the parent cuts longer ones."""
+"""Longest batch of one frame. The parent splits longer ones."""
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> int:
-    """Answer frames until ``requests`` ends; return the exit status (2 for a frame that is not one)."""
+    """Answer frames until ``requests`` ends; return the exit status (2 for an invalid frame)."""
     while True:
         head = requests.read(4)
         if len(head) < 4:

@@ -1,4 +1,4 @@
-"""The keys and the gateways of a home of any kind, for commands that take each of them (``dekube wallet``)."""
+"""Keys and gateways of a home of any kind, for commands that accept every kind (``dekube wallet``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["gateways_of", "keys_of"]
 
 
 def keys_of(home: Home) -> KeyOptions:
-    """Return where the keys of ``home`` are. Raises ConfigError."""
+    """Return the key files of ``home``. Raises ConfigError."""
     match kind_of(home.config):
         case "relay":
             from node.relay.home import load_relay_options  # a relay's daemon comes with it
@@ -28,7 +28,10 @@ def keys_of(home: Home) -> KeyOptions:
 
 
 def gateways_of(home: Home) -> tuple[str, ...]:
-    """Return the gateway of the node in ``home``, or the gateways that a relay asks. Raises ConfigError."""
+    """Return the gateway of the node in ``home``, or the gateways that the relay in it uses.
+
+    Raises ConfigError.
+    """
     kind = kind_of(home.config)
     if kind in (RELAY, SIGNER):
         urls: tuple[str, ...] = ()
@@ -37,9 +40,7 @@ def gateways_of(home: Home) -> tuple[str, ...]:
 
             urls = load_relay_options(home).rpc
         if not urls:
-            raise ConfigError(
-                f"{home.root}: the home of a {kind} has no gateway of its own; name one with --rpc URL"
-            )
+            raise ConfigError(f"{home.root}: a {kind} has no gateway; name one with --rpc URL")
         return urls
     listen = load_node_options(home).rpc.listen
     if not listen:

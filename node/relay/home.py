@@ -1,4 +1,4 @@
-"""A relay's home: loads its keys and options from disk, and runs the daemon of the package ``relay``."""
+"""A relay's home: loads its keys and options from disk and runs the daemon of the package ``relay``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from state.primitives.genesis import genesis_hash
 __all__ = ["RECEIPTS", "RelayHomeOptions", "load_relay_options", "run_relay_home"]
 
 NUMBER_MAX: Final = 1 << 60
-"""Upper bound of every integer option but the price: no clock or queue needs more."""
+"""Upper bound of every integer option but the price; clocks and queues need no more."""
 PRICE: Final = "tariff.price_per_gib"
 RECEIPTS: Final = "data/receipts"
 """Directory of the payers' receipts, within the relay's home."""
@@ -41,12 +41,12 @@ RECEIPTS: Final = "data/receipts"
 
 @dataclass(frozen=True, slots=True)
 class RelayHomeOptions:
-    """Options of ``dekube relay run``, as they stand in config.toml."""
+    """Options of ``dekube relay run`` in config.toml."""
 
     KIND: ClassVar[str] = RELAY
 
     listen: str = listen_option(":26680")
-    """host:port for clients; without a host on all addresses of IPv4 and IPv6; several as a list."""
+    """host:port for clients; several as a list. Without host: all IPv4 and IPv6 addresses."""
     metrics: str = listen_option("127.0.0.1:9180")
     """host:port for /metrics and /healthz; empty: none."""
     keys: KeyOptions = field(default_factory=KeyOptions)
@@ -61,7 +61,7 @@ class RelayHomeOptions:
     credit: CreditOptions = field(default_factory=CreditOptions)
     """Limits of credit, if the relay has a price."""
     rpc: tuple[str, ...] = ()
-    """JSON-RPC gateways for payers' funds and the settlement of receipts; none: all payers are strangers."""
+    """JSON-RPC gateways for payers' funds and the settlement of receipts. Empty: all payers count as unfunded."""
     log: LogOptions = field(default_factory=LogOptions)
 
 
@@ -76,9 +76,9 @@ def load_relay_options(home: Home) -> RelayHomeOptions:
 
 
 def run_relay_home(home: Home, urls: tuple[str, ...], ask_passphrase: Callable[[], str]) -> None:
-    """Run the relay of this home until it is told to stop. Raises ConfigError or KeystoreError.
+    """Run the relay of this home until it is told to stop.
 
-    ``urls`` are JSON-RPC gateways to use instead of those of its options.
+    ``urls`` are JSON-RPC gateways that replace those of its options. Raises ConfigError or KeystoreError.
     """
     options = load_relay_options(home)
     urls = urls or options.rpc

@@ -19,7 +19,7 @@ __all__ = ["RpcSettlementGateway", "funds_from_document", "settlement_fee"]
 
 TIMEOUT_S: Final = 15.0
 SETTLE_TIMEOUT_S: Final = 70.0
-"""A JSON-RPC gateway answers when the transaction is final, after a minute at most."""
+"""A gateway answers when the transaction is final, after at most a minute."""
 RELAYS_MAX: Final = 16
 AMOUNT_LIMIT: Final = 1 << 128
 AMOUNT_DIGITS_MAX: Final = 39
@@ -77,11 +77,11 @@ def _amount(text: str) -> int:
 class RpcSettlementGateway:
     """A relay's settlement gateway over JSON-RPC at ``urls``; the relay's account ``key`` pays the fees.
 
-    Each call opens a connection of its own, so threads may share it.
+    Each call opens its own connection, so threads may share the object.
     """
 
     def __init__(self, urls: tuple[str, ...], key: SecretKey) -> None:
-        """Raises ConfigError for a URL that cannot be used."""
+        """Raises ConfigError for an invalid URL."""
         Client(*urls).close()
         self._urls = urls
         self._key = key
@@ -104,7 +104,7 @@ class RpcSettlementGateway:
             raise SettlementUnavailable(str(error)) from error
 
     def settle(self, receipt: Receipt, certificate: bytes) -> str | None:
-        """Settle a receipt on the chain; return why it was refused, or None. Raises SettlementUnavailable."""
+        """Settle a receipt on the chain; return the reason of a refusal, or None. Raises SettlementUnavailable."""
         try:
             with Client(*self._urls, timeout_s=SETTLE_TIMEOUT_S) as client:
                 client.send(self._key, SETTLE_CARRIAGE, [receipt.encode(), certificate])

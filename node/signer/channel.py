@@ -1,4 +1,4 @@
-"""The channel between a node and a signer on another machine: the peers' handshake, under a purpose of its own."""
+"""The channel between a node and a signer on another machine: the peers' handshake with its own purpose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECEIVE_BYTES: Final = 16 * 1024
 
 
 class SealedStream(trio.abc.Stream):
-    """A byte stream inside a finished handshake's session: what passes is encrypted and authenticated."""
+    """An encrypted and authenticated byte stream, after a finished handshake."""
 
     def __init__(self, stream: trio.abc.Stream, session: Session) -> None:
         self._stream = stream
@@ -31,7 +31,7 @@ class SealedStream(trio.abc.Stream):
         """The account that the other end proved."""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send; one task at a time."""
+        """Send bytes; one task at a time."""
         view = memoryview(data)
         for at in range(0, len(view), RECORD_PLAINTEXT_BYTES_MAX):
             await self._stream.send_all(seal(self._cipher, bytes(view[at : at + RECORD_PLAINTEXT_BYTES_MAX])))
@@ -41,7 +41,7 @@ class SealedStream(trio.abc.Stream):
         await self._stream.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return some bytes, none at the end. Raises trio.BrokenResourceError for what is not authentic."""
+        """Return some bytes; none at the end. Raises trio.BrokenResourceError for bytes that are not authentic."""
         while not self._plain:
             data = self._rest or await self._stream.receive_some(RECEIVE_BYTES)
             self._rest = b""
@@ -58,14 +58,17 @@ class SealedStream(trio.abc.Stream):
         return taken
 
     async def aclose(self) -> None:
-        """Close the stream below."""
+        """Close the underlying stream."""
         await self._stream.aclose()
 
 
 async def secured(
     stream: trio.abc.Stream, identity: Identity, *, is_initiator: bool, expected: bytes | None = None
 ) -> SealedStream:
-    """Shake hands over ``stream``. Raises HandshakeFailed; the stream is closed then, and when cancelled."""
+    """Perform the handshake over ``stream``.
+
+    Raises HandshakeFailed; the stream is then closed, as after a cancellation.
+    """
     handshake = Handshake(
         identity, Purpose.SIGNER, is_initiator=is_initiator, now_ms=time.time_ns() // 1_000_000, expected=expected
     )
@@ -74,5 +77,5 @@ async def secured(
     except BaseException as error:
         await trio.aclose_forcefully(stream)
         if isinstance(error, trio.BrokenResourceError | trio.ClosedResourceError):
-            raise HandshakeFailed("lost during the handshake") from None
+            raise HandshakeFailed("the connection was lost during the handshake") from None
         raise

@@ -1,4 +1,4 @@
-"""A signer's home: which vote keys it holds, who may ask it, and where it listens."""
+"""A signer's home: its vote keys, the nodes that may use it, and its listening address."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ SOCKET_FILE: Final = "run/signer.sock"
 
 @dataclass(frozen=True, slots=True)
 class SignerHomeOptions:
-    """Options of ``dekube signer run``, as they stand in config.toml."""
+    """Options of ``dekube signer run`` in config.toml."""
 
     KIND: ClassVar[str] = SIGNER
 
     listen: str = listen_option()
-    """host:port for nodes on other machines; empty: the Unix socket in the home alone."""
+    """host:port for nodes on other machines. Empty: only the Unix socket in the home."""
     clients: tuple[str, ...] = ()
     """Addresses (0x...) of the nodes that may use ``listen``."""
     votes: tuple[str, ...] = ()
-    """Files of further vote keys beside ``keys.vote``; each has its own guard (``dekube signer add-key``)."""
+    """Files of further vote keys beside ``keys.vote``. Each has its own guard (``dekube signer add-key``)."""
     keys: KeyOptions = field(default_factory=KeyOptions)
     log: LogOptions = field(default_factory=LogOptions)
 
     @property
     def vote_files(self) -> tuple[str, ...]:
-        """The files of all vote keys, that of the first key first."""
+        """The files of all vote keys, beginning with the first key."""
         return (self.keys.vote, *self.votes)
 
 
@@ -62,14 +62,14 @@ def load_signer_options(path: Path) -> SignerHomeOptions:
 
 
 def check_signer_options(options: SignerHomeOptions) -> SignerHomeOptions:
-    """Return the options if they make sense. Raises ConfigError."""
+    """Check the options and return them. Raises ConfigError."""
     files = options.vote_files
     if len(set(files)) != len(files) or len(files) > KEYS_MAX:
         raise ConfigError(f"votes: each key once, and at most {KEYS_MAX} in all")
     if options.listen:
         parse_listen(options.listen)
         if not options.clients:
-            raise ConfigError("clients: nobody may use listen; name the node's address")
+            raise ConfigError("clients: empty, so no node may use listen; add the node's address")
     try:
         for client in options.clients:
             parse_address(client)
@@ -84,9 +84,9 @@ def signer_socket(home: Home) -> Path:
 
 
 def add_signer_key(home: Home, vote: SecretKey, *, is_new_key: bool, passphrase: str) -> None:
-    """Put a further vote key into a signer's home; the next start serves it. Only a new key gets an empty guard.
+    """Add a vote key to a signer's home; the next start serves it.
 
-    Raises ConfigError for one that is there already.
+    Only a new key gets an empty guard. Raises ConfigError for a key that is there already.
     """
     options = load_signer_options(home.config)
     file = f"keys/vote-{vote.vote_key[:8].hex()}.json"
@@ -102,5 +102,5 @@ def add_signer_key(home: Home, vote: SecretKey, *, is_new_key: bool, passphrase:
 
 
 def vote_keys_of(home: Home, passphrase: str) -> list[SecretKey]:
-    """Return the vote keys of a signer's home, the first of them first. Raises ConfigError, KeystoreError."""
+    """Return the vote keys of a signer's home, in order. Raises ConfigError, KeystoreError."""
     return [load_key(home.path(file), passphrase) for file in load_signer_options(home.config).vote_files]

@@ -1,7 +1,8 @@
-"""The signer's process: vote keys behind their guards, served to the nodes that may use them (trio).
+"""The signer's process: vote keys behind their guards, served to the allowed nodes (trio).
 
-It listens on a Unix socket in its home, and where its owner says so on TCP, encrypted and authenticated: the node
-proves its address, which must be on the signer's list, and the signer the address that the node's options name.
+It listens on a Unix socket in its home. If configured, it also listens on TCP, encrypted and authenticated. There
+the node proves its address, which must be on the signer's list, and the signer proves the address in the node's
+options.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ CONNECTIONS_MAX: Final = 16
 
 
 async def ask_home(home: Home, request: Request) -> Answer:
-    """Ask the signer that runs in ``home``. Raises SignerUnavailable, or what a refusal stands for.
+    """Query the signer that runs in ``home``.
 
-    Raises ConfigError where something else lives.
+    Raises SignerUnavailable or the error of a refusal. Raises ConfigError for a home of another kind.
     """
     try:
         stream = await trio.open_unix_socket(short_path(signer_socket(home)))
@@ -68,7 +69,7 @@ async def serve_signer(
     home: Home, options: SignerHomeOptions, server: SignerServer, make_identity: Callable[[], Identity],
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:  # fmt: skip
-    """Listen until cancelled; tells ``task_status`` the host:port of the TCP listener, "" without one.
+    """Serve until cancelled; reports host:port of the TCP listener through ``task_status``, "" without one.
 
     Raises StoreError when the guard's disk fails.
     """
@@ -134,7 +135,7 @@ def run_signer(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_g
         return Identity.create(account, genesis_hash=chain_hash, now_ms=now_ms, node_secret=secret)
 
     def tell_refusal(error: DekubeError, request: Request) -> None:
-        _log.warning("refused", code=error.code, reason=str(error), request=type(request).__name__)
+        _log.warning("a request was refused", code=error.code, reason=str(error), request=type(request).__name__)
 
     with ExitStack() as stack:
         stack.enter_context(live_in(home))
@@ -155,7 +156,10 @@ def run_signer(home: Home, ask_passphrase: Callable[[], str], *, accepts_empty_g
             core = SignerCore(VoteKey(vote), directory.load_guard(chain_hash, vote.vote_key), chain_hash)
             if is_retired(folder):  # its other keys vote on
                 core.step(Retire(vote.vote_key))
-                _log.warning("the watermark of this key was exported: no vote with it", vote_key=vote.vote_key)
+                _log.warning(
+                    "this key does not vote: its watermark was exported. Import a watermark to allow it",
+                    vote_key=vote.vote_key,
+                )
             keys.append(SignerKey(core, directory.guard))
         server = SignerServer(*keys, on_refusal=tell_refusal, log_state=_log_state)
         trio.run(_run_until_told, home, options, server, make_identity)

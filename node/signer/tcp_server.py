@@ -1,4 +1,4 @@
-"""The signer's door on TCP: the nodes on its list come in, and what everyone else can cost is bounded."""
+"""The signer's TCP listener: accepts the nodes on its list and bounds the cost of all other connections."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _log = structlog.get_logger("signer")
 
 HANDSHAKE_S: Final = 5.0
 HALF_OPEN_MAX: Final = 256
-"""Connections in the middle of a handshake; one more ends another."""
+"""Connections in the middle of a handshake. One more replaces another."""
 HALF_OPEN_OF_KNOWN_MAX: Final = HALF_OPEN_MAX // 2
-"""Of these, those from where a node on the list came before, which no stranger can end."""
+"""Of these, slots for addresses from which a listed node connected before. Others cannot take them."""
 KNOWN_MAX: Final = 64
-"""Addresses that are remembered for that."""
+"""Addresses remembered for that."""
 
 
 class _Place(NamedTuple):
-    """Of a connection that has not yet proved who it is."""
+    """A connection that is not authenticated yet."""
 
     site: str
     block: str
@@ -38,12 +38,11 @@ class _Place(NamedTuple):
 
 
 class HalfOpenSlots:
-    """The places of connections in the middle of a handshake.
+    """Slots for connections in the middle of a handshake.
 
-    Where all are taken, one of the block of addresses that has most of them makes room, drawn by lot: whoever
-    floods the door fights with itself first, and a node of the same block still gets through now and then: it
-    never would if always the oldest had to go. From where a node on the list came before nobody makes room for
-    strangers.
+    When all are taken, a random connection of the address block with most of them is closed. So a flood mostly
+    replaces its own connections, and a node in the same block still gets through sometimes. It never would if the
+    oldest were always closed. Slots of addresses from which a listed node connected before are never taken.
     """
 
     def __init__(self, draw: Random | None = None) -> None:
@@ -56,14 +55,14 @@ class HalfOpenSlots:
         return len(self._places)
 
     def prove(self, host: str) -> None:
-        """Take notice that a node on the list is at an address."""
+        """Note that a listed node connected from an address."""
         self._known[site_of(host)] = None
         self._known.move_to_end(site_of(host))
         while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
     def enter(self, host: str, lose: Callable[[], None]) -> int:
-        """Return the number of a newcomer's place; ``lose`` is called when it has to make room."""
+        """Return the number of a new connection's slot. ``lose`` is called when it must be closed."""
         while len(self._places) >= HALF_OPEN_MAX:
             self._make_room()
         self._number += 1
@@ -71,7 +70,7 @@ class HalfOpenSlots:
         return self._number
 
     def leave(self, number: int) -> None:
-        """Give a place back; one that was lost already is not held any more."""
+        """Release a slot. A slot that was lost already is ignored."""
         self._places.pop(number, None)
 
     def _make_room(self) -> None:
@@ -90,7 +89,7 @@ class HalfOpenSlots:
 
 
 class SignerTcpServer:
-    """Lets the nodes on the list in, and bounds what everyone else can cost."""
+    """Accepts the nodes on the list and bounds the cost of all other connections."""
 
     def __init__(
         self,
@@ -108,7 +107,7 @@ class SignerTcpServer:
         self._inside: dict[bytes, int] = {}
 
     async def enter(self, stream: trio.SocketStream) -> None:
-        """Serve a connection until it ends, if it is of a node on the list that has a place left."""
+        """Serve a connection until it ends, if it comes from a listed node and a slot is free."""
         sealed = await self._shake_hands(stream)
         if sealed is None:
             return
@@ -122,7 +121,7 @@ class SignerTcpServer:
             await self._serve(sealed)
         finally:
             self._inside[address] -= 1
-            _log.info("a node is gone", address=address)
+            _log.info("a node disconnected", address=address)
 
     async def _shake_hands(self, stream: trio.SocketStream) -> SealedStream | None:
         try:
@@ -139,10 +138,10 @@ class SignerTcpServer:
                 if sealed.address in self._clients:
                     self._half_open.prove(host)
                     return sealed
-                _log.warning("a node that is not on the list was refused", address=sealed.address)
+                _log.warning("a node that is not in `clients` was refused", address=sealed.address)
                 await trio.aclose_forcefully(stream)
         except DekubeError as error:
-            _log.debug("a handshake failed", reason=str(error))
+            _log.debug("a handshake failed; the connection was closed", reason=str(error))
         finally:
             self._half_open.leave(place)
         return None

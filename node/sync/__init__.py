@@ -1,1 +1,1 @@
-"""A node's way into a chain that is old already: the state of the newest epoch from peers, each piece proven."""
+"""State sync: a new node fetches the state of a recent epoch from peers; each piece is proven."""

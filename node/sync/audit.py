@@ -1,4 +1,4 @@
-"""Checks all that a database says of the chain: hashes, roots, certificates, records of epochs."""
+"""Checks a database of the chain: hashes, roots, certificates and epoch records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMMITTEES_MAX: Final = 4
 
 
 class Audited(NamedTuple):
-    """How much was checked."""
+    """Numbers of what was checked."""
 
     headers: int
     bodies: int
@@ -36,7 +36,10 @@ class _Audit:
         self.bodies = self.certificates = 0
 
     def height(self, height: int, below: Tip | None) -> Tip:
-        """Check what is kept of a height; ``below`` is the height before, None where headers begin."""
+        """Check the stored data of one height.
+
+        ``below`` is the height before it; None at the first stored header.
+        """
         record = self.store.height(height)
         if record is None:
             raise StoreDamaged(f"height {height}: its record is absent")
@@ -128,9 +131,9 @@ class _Audit:
 
 
 def audit_chain(store: Store, founding: Committee, progress: Callable[[int, int], None] | None = None) -> Audited:
-    """Check every height of the database; ``founding`` is the committee of epoch 0.
+    """Check every height of the database. ``founding`` is the committee of epoch 0.
 
-    ``progress`` is called with the number of heights done and in all. What is pruned is not missed. Raises
+    ``progress`` is called with the number of heights done and in total. Pruned data is not an error. Raises
     StoreDamaged, which names the height.
     """
     audit = _Audit(store, founding)

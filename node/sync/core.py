@@ -1,12 +1,12 @@
-"""State sync without its I/O: what to ask of whom, what to believe, whom to ban. Pure (chain.md R9).
+"""State sync without I/O: chooses requests and peers, checks answers, bans liars. Pure (chain.md R9).
 
-The trust root is the genesis or a checkpoint. From there the records of epochs lead to the committee of the newest
-epoch (``consensus.light``); a manifest shows that a header of that epoch is final and has the root of the state
-after the last block of the epoch before; each piece of that state shows by itself that it is one. So whatever a
-peer says is checked when it comes, and a lie costs one request.
+The root of trust is the genesis or a checkpoint. From there, epoch records lead to the committee of the newest
+epoch (``consensus.light``). A manifest proves that a header of that epoch is final and carries the state root
+after the last block of the epoch before. Each piece of the state proves itself against that root. So every answer
+is checked on arrival, and a lie costs one request.
 
-The shell performs the effects in their order and answers with events; ``now_ms`` is the wall clock, on which the
-trust in old committees depends.
+The shell performs the effects in order and answers with events. ``now_ms`` is the wall clock; trust in old
+committees depends on it.
 """
 
 from __future__ import annotations
@@ -79,47 +79,47 @@ __all__ = [
 TIMEOUT_MS: Final = 20_000
 OFFERS_TIMEOUT_MS: Final = 5_000
 GATHER_MS: Final = 4_000
-"""Offers are weighed when every peer has answered, or so long after the first."""
+"""Offers are compared when every peer has answered, or this long after the first answer."""
 OFFERS_FRESH_MS: Final = 60_000
-"""Peers are asked again for what they offer, so that a sync that lasts finds what replaces a lost snapshot."""
+"""Interval of new offer requests, so that a long sync finds a replacement for a lost snapshot."""
 SETTLE_MS: Final = 8_000
-"""When no peer offers anything, so long is waited for others."""
+"""If no peer offers anything, time to wait for other peers."""
 NOTHING_MS: Final = 60_000
-"""Nothing that may be of use was offered for so long: there is nothing to sync from."""
+"""If no useful snapshot was offered for this long, the sync ends without one."""
 NOTHING_FOUNDER_MS: Final = SETTLE_MS
-"""The same for a founding validator: what it hears of is most likely the network that it is about to begin."""
+"""The same for a founding validator: its peers most likely belong to the network that it is about to start."""
 SUPPORT_SHARE: Final = 3
-"""A newer snapshot is preferred when this part of the peers that offer anything has it."""
+"""A newer snapshot is preferred if this share of the offering peers has it."""
 IN_FLIGHT_MAX: Final = 8
 IN_FLIGHT_OF_ONE_MAX: Final = 2
 TAKING_MAX: Final = 8
-"""Pieces that have come and are not on the disk yet; no more are asked for."""
+"""Pieces that arrived and are not on disk yet. At this number no more are requested."""
 REST_MS: Final = 2_000
 REST_MS_MAX: Final = 120_000
 BUSY_MS: Final = 1_000
 AWAY_MAX: Final = 256
 BANNED_MAX: Final = 4_096
-"""Liars that are not asked again, the last ones; the network keeps them away for longer or shorter by itself."""
+"""Banned peers that are remembered, newest first. The network has its own list of bans."""
 STALLED_MS: Final = 60_000
-"""A snapshot of which nothing has come for so long is left for another, if one is offered by better peers."""
+"""A snapshot without a new piece for this long is replaced by another one, if better peers offer one."""
 FAILURES_MAX: Final = 6
-"""What a peer offers that gave nothing of use so often in a row counts no more."""
+"""A peer's offers are ignored after this many failures in a row."""
 RECORDS_AHEAD_MAX: Final = 2**20
 _BUSY: Final = ("busy", "too_many_requests")
 
 
 class NoSnapshots(DekubeError):
-    """No peer has a snapshot to begin from; the blocks themselves are left."""
+    """No peer has a usable snapshot. The node can sync the blocks instead."""
 
     code = "no_snapshots"
 
 
 class _NotOurCheckpoint(ProtocolError):
-    """The record of the checkpoint's epoch is of another block: who is wrong cannot be told."""
+    """The epoch record has another block at the checkpoint. It is unknown which side is wrong."""
 
 
 class Stage:
-    """Where the sync stands; for people."""
+    """Stage of the sync, for display."""
 
     OFFERS = "looking for snapshots"
     CHECKPOINT = "fetching the checkpoint"
@@ -131,7 +131,7 @@ class Stage:
 
 
 class SyncProgress(NamedTuple):
-    """How far the sync is; ``target`` is 0 while no snapshot is chosen."""
+    """Progress of the sync. ``target`` is 0 until a snapshot is chosen."""
 
     stage: str
     target: int
@@ -146,46 +146,46 @@ class SyncProgress(NamedTuple):
 
 
 class PeersChanged(NamedTuple):
-    """These peers are connected now."""
+    """The peers that are connected now."""
 
     addresses: frozenset[bytes]
 
 
 class Answered(NamedTuple):
-    """A peer's answer to the request of that number."""
+    """A peer's answer to the request with that number."""
 
     number: int
     data: bytes
 
 
 class Unanswered(NamedTuple):
-    """No answer: refused with the peer's code, or None: out of time or out of reach."""
+    """No answer. ``code`` is the peer's refusal, or None for a timeout or a lost connection."""
 
     number: int
     code: str | None
 
 
 class Begun(NamedTuple):
-    """The database takes in the target's state; of its pieces these are not there yet."""
+    """The database is ready for the target's state. These pieces are missing."""
 
     missing: frozenset[int]
 
 
 class PieceTaken(NamedTuple):
-    """A piece is on the disk."""
+    """A piece is on disk."""
 
     piece: int
 
 
 class PieceFalse(NamedTuple):
-    """A piece is not what the target's state has in its range."""
+    """A piece does not match the target's state in its range."""
 
     piece: int
     peer: bytes
 
 
 class Tick(NamedTuple):
-    """Time has passed; at least every second."""
+    """Time has passed. Sent at least once a second."""
 
 
 Event: TypeAlias = PeersChanged | Answered | Unanswered | Begun | PieceTaken | PieceFalse | Tick
@@ -195,7 +195,7 @@ Event: TypeAlias = PeersChanged | Answered | Unanswered | Begun | PieceTaken | P
 
 
 class Ask(NamedTuple):
-    """Send a request; answer with Answered or Unanswered of the same number, once."""
+    """Send a request. Exactly one Answered or Unanswered with the same number must follow."""
 
     number: int
     peer: bytes
@@ -206,21 +206,21 @@ class Ask(NamedTuple):
 
 
 class KeepRecord(NamedTuple):
-    """Keep a record of an epoch that was verified."""
+    """Store a verified epoch record."""
 
     epoch: int
     record: bytes
 
 
 class Begin(NamedTuple):
-    """Take in the state of ``target``, cut into ``ranges``; answer with Begun."""
+    """Prepare the database for the state of ``target``, split into ``ranges``. Begun must follow."""
 
     target: Tip
     ranges: tuple[tuple[bytes, bytes | None], ...]
 
 
 class TakePiece(NamedTuple):
-    """Check a piece and write it durably; answer with PieceTaken or PieceFalse."""
+    """Check a piece and write it durably. PieceTaken or PieceFalse must follow."""
 
     piece: int
     peer: bytes
@@ -230,20 +230,20 @@ class TakePiece(NamedTuple):
 
 
 class Ban(NamedTuple):
-    """Ban a peer: it sent what only a liar sends."""
+    """Ban a peer: its message proves that it is faulty."""
 
     peer: bytes
     reason: str
 
 
 class Finish(NamedTuple):
-    """All is there: put the database into its place."""
+    """The state is complete: move the database to its place."""
 
     target: Tip
 
 
 class Failed(NamedTuple):
-    """The sync cannot go on, and no peer is to blame for it."""
+    """The sync cannot continue, through no fault of a peer."""
 
     error: DekubeError
 
@@ -255,12 +255,12 @@ Effect: TypeAlias = Ask | KeepRecord | Begin | TakePiece | Ban | Finish | Failed
 class _Peer:
     offers: dict[tuple[int, bytes], Offer] = field(default_factory=dict)
     asked_ms: int | None = None
-    """When it was last asked for offers."""
+    """Time of the last request for offers."""
     has_answered: bool = False
     rest_until_ms: int = 0
     failures: int = 0
     stalls: int = 0
-    """How often what it offered came to nothing, since it was last of use."""
+    """Number of useless offers since its last useful answer."""
     in_flight: int = 0
 
 
@@ -273,14 +273,15 @@ class _Asked(NamedTuple):
 
 
 class SyncCore:
-    """One sync, from its trust root to a whole state.
+    """One sync, from its root of trust to a complete state.
 
-    ``root`` is what is trusted without asking (``consensus.light.genesis_root``). With a ``checkpoint`` it only
-    says which chain it is; trust then begins at the checkpoint. Of use are snapshots higher than ``above``.
-    ``records`` are those that an earlier process has
-    kept, ``begun`` is the height whose state it was fetching: if anybody still has that, it is finished. It ends
-    without a state when nothing of use was on offer for ``nothing_ms``.
-    Raises ConfigError for a checkpoint that cannot be one of this chain.
+    ``root`` is trusted without proof (``consensus.light.genesis_root``). With a ``checkpoint``, ``root`` only
+    identifies the chain, and trust begins at the checkpoint. Only snapshots above the height ``above`` are useful.
+    ``records`` are those stored by an earlier process. ``begun`` is the height whose state that process was
+    fetching; it is continued if a peer still has that snapshot.
+
+    The sync fails if no useful snapshot was offered for ``nothing_ms``. Raises ConfigError for a checkpoint that
+    cannot be one of this chain.
     """
 
     def __init__(
@@ -308,24 +309,24 @@ class SyncCore:
         self._light = LightClient(root, options) if checkpoint is None else None
         self._peers: dict[bytes, _Peer] = {}
         self._away: dict[bytes, _Peer] = {}
-        """Who is not connected any more: a liar is no better for having been away."""
+        """Banned peers that are disconnected. They stay banned when they return."""
         self._banned: dict[bytes, None] = {}
         self._asked: dict[int, _Asked] = {}
         self._next_number = 0
         self._hope_ms = now_ms
-        """When a snapshot that may be of use was last on offer."""
+        """When a useful snapshot was last offered."""
         self._strangers = 0
         self._first_offer_ms: int | None = None
         self._plan: tuple[int, bytes] | None = None
         self._moved_ms = now_ms
-        """When something of the plan last came, or it was chosen."""
+        """When the snapshot was chosen or its last piece arrived."""
         self._manifest: Manifest | None = None
         self._target: Tip | None = None
         self._ranges: tuple[tuple[bytes, bytes | None], ...] = ()
         self._begun = self._is_beginning = False
         self._missing: deque[int] = deque()
         self._open: set[int] = set()
-        """Pieces that are not on the disk: missing, asked for, or being taken in."""
+        """Pieces that are not on disk: missing, requested, or being written."""
         self._taking = 0
         self._bytes_taken = 0
         self._is_over = False
@@ -340,7 +341,7 @@ class SyncCore:
         return self._target
 
     def progress(self) -> SyncProgress:
-        """Return how far the sync is."""
+        """Return the progress of the sync."""
         light = self._light
         return SyncProgress(
             stage=self._stage(),
@@ -368,7 +369,7 @@ class SyncCore:
     # Events.
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
-        """Take an event in; return what is to be done, in order."""
+        """Process an event; return the effects in order."""
         if self._is_over:
             return []
         match event:
@@ -480,7 +481,7 @@ class SyncCore:
         peer.failures += 1
 
     def _distrust(self, address: bytes, now_ms: int) -> None:
-        """Do without what a peer offers for a while."""
+        """Ignore a peer's offers for a while."""
         peer = self._peers.get(address)
         if peer is not None:
             peer.offers = {}
@@ -500,7 +501,7 @@ class SyncCore:
     # The records of epochs.
 
     def _resume(self, records: Mapping[int, bytes], now_ms: int) -> None:
-        """Follow what an earlier process has kept, as far as it leads; what is missing is asked for again."""
+        """Use what an earlier process stored, as far as it is consistent. The rest is requested again."""
         epoch = 0 if self._checkpoint is None else self._checkpoint.height // self._root.epoch_blocks - 1
         while (record := records.get(epoch)) is not None:
             try:
@@ -561,7 +562,7 @@ class SyncCore:
         assert light is not None and plan is not None
         boundary_hash = header_hash(manifest.boundary)
         if (manifest.height, manifest.plan_hash) != plan:
-            raise ProtocolError("a manifest of another snapshot than was offered")
+            raise ProtocolError("a manifest of another snapshot than offered")
         if light.boundaries.get(manifest.boundary.epoch) != boundary_hash:
             raise ProtocolError("a manifest whose block is not the last of its epoch")
         following = manifest.headers[0]
@@ -570,7 +571,7 @@ class SyncCore:
         try:
             proven = light.verify_headers(manifest.headers, manifest.certificate, now_ms)
         except CommitteeUnknown as error:
-            raise ProtocolError(f"a manifest proven by a later epoch: {error}") from None
+            raise ProtocolError(f"a manifest that a later epoch proves: {error}") from None
         if isinstance(proven, Fork):
             raise ForkFound(proven)
         boundary = manifest.boundary
@@ -627,11 +628,11 @@ class SyncCore:
                 self._ask(address, OFFERS, b"", OFFERS_LIMIT_BYTES)
 
     def _has_supporters(self) -> bool:
-        """Tell whether a connected peer still has the chosen snapshot, be it resting or not."""
+        """Tell whether a connected peer still offers the chosen snapshot, resting or not."""
         return any(self._plan in peer.offers for peer in self._peers.values())
 
     def _leave_stalled(self) -> None:
-        """Leave a snapshot that nobody serves, when others offer another or its peers have failed for good."""
+        """Drop a snapshot that no peer serves, if others offer another one or its peers failed permanently."""
         mine = [peer for peer in self._peers.values() if self._plan in peer.offers]
         others = [peer for peer in self._peers.values() if peer.offers and self._plan not in peer.offers]
         patience = min((peer.stalls for peer in mine), default=0)
@@ -642,7 +643,7 @@ class SyncCore:
             self._forget_plan()
 
     def _forget_plan(self) -> None:
-        """Nobody has the snapshot any more: choose anew; what was fetched of the same state stays."""
+        """No peer has the snapshot any more: choose another one. Pieces of the same state are kept."""
         self._plan = self._manifest = None
         self._ranges, self._begun = (), False
         self._open, self._missing = set(), deque()
@@ -652,7 +653,7 @@ class SyncCore:
     def _choose(self, now_ms: int) -> None:
         support: dict[tuple[int, bytes], int] = {}
         stalls: dict[tuple[int, bytes], int] = {}
-        """Of each snapshot's best supporter."""
+        """The best supporter of each snapshot."""
         offering = 0
         lowest = self._checkpoint.height if self._checkpoint is not None else 0
         if self._light is not None:
@@ -686,7 +687,7 @@ class SyncCore:
         self._moved_ms = now_ms
 
     def _give_up(self, now_ms: int) -> None:
-        """End the sync when there is nothing to sync from."""
+        """End the sync if there is nothing to sync from."""
         waited = now_ms - self._hope_ms
         none_has = all(peer.has_answered and not peer.offers for peer in self._peers.values())
         if waited >= self._nothing_ms or (self._peers and none_has and not self._asked and waited >= SETTLE_MS):
@@ -703,7 +704,7 @@ class SyncCore:
         )
 
     def _ask_one(self, method: str, now_ms: int) -> None:
-        """Have one request for records or for the manifest on its way, to a peer that has the snapshot."""
+        """Keep one request for records or for the manifest under way, to a peer that has the snapshot."""
         assert self._plan is not None
         if any(asked.method == method for asked in self._asked.values()):
             return

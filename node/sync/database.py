@@ -1,4 +1,4 @@
-"""Database and sync as a node's options say: for the composition root and the commands."""
+"""Opens the database and runs the sync as a node's options say; used by the composition root and the commands."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _log = structlog.get_logger("sync")
 
 
 def store_options(options: NodeOptions, genesis: Genesis) -> StoreOptions:
-    """Return what the profile in the options keeps."""
+    """Return what the history profile in the options keeps."""
     chain = read_parameters(ChainParameters, "chain", genesis)
     return profile_options(options.store.profile, epochs=options.store.epochs, epoch_blocks=chain.epoch_blocks)
 
 
 def open_chain(home: Home, options: NodeOptions, runtime: Runtime) -> Store:
-    """Open the node's database, or begin it with the genesis.
+    """Open the node's database, or create it from the genesis.
 
-    Raises as ``Store.open``, and CheckpointMismatch for one of another history than the checkpoint's; what is
-    damaged is named, with the command that helps.
+    Raises as ``Store.open``, and CheckpointMismatch for a database of another history than the checkpoint's. An
+    error about damage names the command that repairs it.
     """
     try:
         store = Store.open(
@@ -67,19 +67,19 @@ def open_chain(home: Home, options: NodeOptions, runtime: Runtime) -> Store:
 
 
 def snapshots_path(home: Home) -> Path:
-    """Return the directory of the snapshots for others."""
+    """Return the directory of the snapshots for peers."""
     return home.chain.with_name("snapshots")
 
 
 def make_server(home: Home, options: NodeOptions, store: Store, network: ServingNetwork) -> SyncServer:
-    """Return what serves those who begin; run it as a part of the node, and tell it of commits."""
+    """Return the snapshot server. Run it as a component of the node, and call it at each commit."""
     return SyncServer(store, SnapshotKeeper(store, snapshots_path(home), kept=options.sync.snapshots), network)
 
 
 def beginning_of(home: Home, options: NodeOptions, runtime: Runtime, *, address: bytes = b"") -> Beginning:
-    """Return how a node begins, before its database is opened; ``address`` is its account's.
+    """Decide how a node begins, before its database is opened. ``address`` is its account's.
 
-    Raises RootExpired where nothing that it has can be trusted any more, StoreLocked, StoreUnavailable.
+    Raises RootExpired if no available root can be trusted any more, StoreLocked, StoreUnavailable.
     """
     begun, found = sync_path(home.chain), _look(home.chain)
     if found is not None and (found.damage or found.genesis_hash not in (None, runtime.genesis_hash)):
@@ -103,17 +103,20 @@ def beginning_of(home: Home, options: NodeOptions, runtime: Runtime, *, address:
     )
     if kept is not None and beginning is Beginning.BLOCKS and is_expired(genesis, kept.time_ms, now_ms):
         _log.warning(
-            "the newest block here is older than trust lasts: its validators may sign another history today",
+            "the newest block of this database is older than the trusting period: compare the newest blocks that "
+            "this node shows with a source that you trust",
             height=kept.height,
         )
     if kept is not None and kept.height and beginning is Beginning.STATE_OR_BLOCKS:
         open_chain(home, options, runtime).close()  # it is whole, and of the checkpoint's history
-        _log.info("away for longer than peers keep blocks: the state is fetched", height=kept.height)
+        _log.info(
+            "this node was offline for longer than peers keep blocks; it fetches the state", height=kept.height
+        )
     return beginning
 
 
 def _look(path: Path) -> Inspection | None:
-    """Return what the database in ``path`` says of itself; None where none is."""
+    """Return what the database in ``path`` contains; None if there is none."""
     return None if is_fresh(path) else inspect_database(path)
 
 
@@ -125,10 +128,10 @@ def make_state_sync(
     home: Home, options: NodeOptions, runtime: Runtime, network: AskingNetwork,
     count: Callable[[str], None] = lambda _result: None, *, address: bytes = b"",
 ) -> StateSync:  # fmt: skip
-    """Return the state sync of a node, from the trust root in its options; ``address`` is its account's.
+    """Return the state sync of a node, from the root of trust in its options. ``address`` is its account's.
 
-    Where the node has a database that reaches further than the checkpoint, its newest boundary takes that one's
-    place, and only what is above its newest block is of use.
+    If the node's database reaches beyond the checkpoint, its newest boundary block replaces the checkpoint. Then
+    only snapshots above its newest block are useful.
     """
     is_founder = _is_founder(runtime.genesis, address)
     checkpoint, above = checkpoint_of(options), 0
@@ -153,7 +156,7 @@ def make_state_sync(
 
 
 async def sync_before_start(beginning: Beginning, sync: StateSync) -> Tip | None:
-    """Run a state sync; None when the blocks are the other way and no snapshot can be had.
+    """Run a state sync. Returns None if no snapshot is available and the node may sync the blocks instead.
 
     Raises what ``StateSync.run`` does.
     """
@@ -161,7 +164,7 @@ async def sync_before_start(beginning: Beginning, sync: StateSync) -> Tip | None
 
 
 def checkpoint_of(options: NodeOptions) -> Checkpoint | None:
-    """Return the block that the options vouch for."""
+    """Return the checkpoint in the options."""
     return parse_checkpoint(options.sync.checkpoint) if options.sync.checkpoint else None
 
 

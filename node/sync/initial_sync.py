@@ -1,4 +1,4 @@
-"""The beginning of a node that has no database yet: a state sync, before anything that needs one is made."""
+"""State sync of a node without a database, before the rest of the node is built."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SyncingNetwork(AskingNetwork, Protocol):
         ...
 
     async def wait_peers(self, count: int) -> None:
-        """Return when there are so many connections."""
+        """Wait until ``count`` connections exist."""
         ...
 
 
@@ -52,17 +52,19 @@ async def run_state_sync(
     stop: Callable[[], None],
     count: Callable[[str], None],
 ) -> bool:
-    """Fetch the state of a node that begins on an old chain; False when it was told to stop meanwhile.
+    """Fetch the state of a new node on an old chain; return False if it was told to stop meanwhile.
 
-    Does nothing where the blocks will do (node.sync.start_plan). Meanwhile the node has peers and answers
-    ``status`` and ``stop`` at its control socket, no more. ``sought`` are the peers that its owner has named.
-    Raises RootExpired, and what ``StateSync.run`` does.
+    Does nothing if block sync suffices (node.sync.start_plan). Meanwhile the node has peers, and answers
+    ``status`` and ``stop`` at its control socket. ``sought`` are the peers that the owner configured. Raises
+    RootExpired, and what ``StateSync.run`` does.
     """
     beginning = beginning_of(home, options, runtime, address=address)
     if beginning is Beginning.BLOCKS:
         return True
     age_s = time.time_ns() // 10**9 - runtime.genesis.time_ms // 1000
-    _log.info("the chain may be old: looks for a newer state at the peers before it asks for blocks", age_s=age_s)
+    _log.info(
+        "the chain may be old: looking for a recent snapshot at the peers before syncing blocks", age_s=age_s
+    )
     network = make_network()
     state_sync = make_state_sync(home, options, runtime, network, count, address=address)
     is_stopped = False
@@ -95,7 +97,7 @@ async def run_state_sync(
 def _status(
     runtime: Runtime, options: NodeOptions, address: bytes, peers: int, progress: SyncProgress | None
 ) -> dict[str, Any]:
-    """Return what ``dekube status`` shows, as a node with a chain answers it."""
+    """Return what ``dekube status`` shows, in the format of a node with a chain."""
     genesis = runtime.genesis
     return {
         "address": format_address(address),

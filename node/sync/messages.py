@@ -1,7 +1,4 @@
-"""What nodes say to each other about snapshots: strict decoders that raise nothing but DecodeError.
-
-See chain.md 10.2.
-"""
+"""Messages about snapshots: encoders and strict decoders that raise only DecodeError. See chain.md 10.2."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ OFFERS_LIMIT_BYTES: Final = OFFERS_MAX * 80 + 16
 PIECES_MAX: Final = 1 << 16
 """64 GiB of state; a larger one needs larger pieces."""
 HEADERS_MAX: Final = 256
-"""Headers from the one that has the state's root to the first that a certificate names."""
+"""Headers from the one with the state's root to the first that a certificate names."""
 MANIFEST_LIMIT_BYTES: Final = (
     PIECES_MAX * START_BYTES + (HEADERS_MAX + 1) * (HEADER_LIMIT_BYTES + 3) + CERTIFICATE_LIMIT_BYTES + 256
 )
@@ -63,7 +60,9 @@ _HEIGHTS: Final = 2**48
 
 
 class Offer(NamedTuple):
-    """A snapshot that a peer has: the height whose state it is, and how it is cut (``Manifest.plan_hash``)."""
+    """A peer's snapshot: the height of its state, and the hash of its division into pieces
+    (``Manifest.plan_hash``).
+    """
 
     height: int
     plan_hash: bytes
@@ -71,11 +70,11 @@ class Offer(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """How a state is cut, and why its root is the chain's.
+    """The division of a state into pieces, and the proof of its root.
 
-    ``boundary`` is the header of the last block of an epoch, whose state this is. ``headers`` begin with the next
-    one, which has the root of that state, and end with the first that ``certificate`` makes final. ``starts`` are
-    the places at which the pieces begin, in the short form of ``piece_key``.
+    ``boundary`` is the header of the last block of an epoch; the state is the one after it. ``headers`` begin with
+    the next header, which carries the root of that state. They end with the first that ``certificate`` makes
+    final. ``starts`` are the first places of the pieces, in the short form of ``piece_key``.
     """
 
     boundary: Header
@@ -85,17 +84,17 @@ class Manifest(NamedTuple):
 
     @property
     def height(self) -> int:
-        """The height whose state this is."""
+        """The height of the state."""
         return self.boundary.height
 
     @property
     def state_root(self) -> bytes:
-        """The root of the state, as the header after the boundary has it."""
+        """The root of the state, from the header after the boundary."""
         return self.headers[0].state_root
 
     @property
     def plan_hash(self) -> bytes:
-        """What two manifests have in common whose pieces are the same, whoever voted for the headers."""
+        """Equal for manifests with the same pieces, regardless of which votes prove them."""
         return digest(b"sync-plan", encode([self.height, self.state_root, b"".join(self.starts)]))
 
     def ranges(self) -> tuple[tuple[bytes, bytes | None], ...]:
@@ -105,12 +104,12 @@ class Manifest(NamedTuple):
 
 
 def encode_offers(offers: Sequence[Offer]) -> bytes:
-    """Return the canonical bytes of what a node offers."""
+    """Return the canonical bytes of a node's offers."""
     return encode([list(offer) for offer in offers])
 
 
 def decode_offers(data: bytes) -> tuple[Offer, ...]:
-    """Return what a peer offers. Raises DecodeError."""
+    """Return a peer's offers. Raises DecodeError."""
     found = []
     match decode(data, limit_bytes=OFFERS_LIMIT_BYTES):
         case [*offers] if len(offers) <= OFFERS_MAX:
@@ -128,7 +127,7 @@ def decode_offers(data: bytes) -> tuple[Offer, ...]:
 
 
 def encode_asked(*numbers: int) -> bytes:
-    """Return the canonical bytes of a request: epoch, or height, or height and number of a piece."""
+    """Return the canonical bytes of a request: epoch, or height, or height and piece number."""
     return encode(list(numbers))
 
 
@@ -144,7 +143,7 @@ def decode_asked(data: bytes, count: int) -> tuple[int, ...]:
 
 
 def encode_records(records: Sequence[bytes]) -> bytes:
-    """Return the canonical bytes of records of epochs that follow each other, each encoded already."""
+    """Return the canonical bytes of consecutive, already encoded epoch records."""
     return encode(list(records))
 
 
@@ -170,7 +169,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Return the manifest of ``data``; its headers are not verified. Raises DecodeError."""
+    """Return the manifest of ``data``. Its headers are not verified. Raises DecodeError."""
     match decode(data, limit_bytes=MANIFEST_LIMIT_BYTES):
         case [bytes(boundary), list(headers), bytes(certificate), bytes(joined)] if (
             0 < len(headers) <= HEADERS_MAX

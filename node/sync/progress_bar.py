@@ -1,4 +1,4 @@
-"""How far catching up is, for people: a bar on a terminal, a line of the log now and then elsewhere."""
+"""Shows the progress of a sync: a bar on a terminal, otherwise a log line from time to time."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _log = structlog.get_logger("sync")
 
 REFRESH_S: Final = 0.2
 LOGGED_S: Final = 10.0
-"""How often a line of the log tells how far it is."""
+"""Interval of progress lines in the log."""
 STRANDED_LOGGED_S: Final = 60.0
-"""How often it tells what to do when no peer keeps the blocks that the node needs."""
+"""Interval of the warning that no peer keeps the blocks that the node needs."""
 
 
 class Outlook(NamedTuple):
-    """How far the blocks are, and when they will be there; ``left_s`` is None while that cannot be said.
+    """Progress of block sync and its estimated end; ``left_s`` is None while it is unknown.
 
-    ``claimed_height`` is the word of the peers, ``proven_height`` what a certificate was seen for. Where none of
-    the peers ahead keeps the next block, ``oldest_height`` is where they say that theirs begin; else 0.
+    ``claimed_height`` is the peers' unproven claim, ``proven_height`` the highest with a verified certificate.
+    ``oldest_height`` is 0 unless no peer ahead keeps the next block. Then it is the first height that they claim
+    to keep.
     """
 
     height: int
@@ -40,7 +41,7 @@ class Outlook(NamedTuple):
 
 
 def outlook(progress: Progress) -> Outlook:
-    """Return what a person wants to know of block sync."""
+    """Return the progress of block sync."""
     missing, speed = progress.claimed_height - progress.height, progress.blocks_per_s
     left_s = round(missing / speed) if speed > 0 else None
     return Outlook(
@@ -85,7 +86,7 @@ async def _show_once(progress: Callable[[], Progress], is_syncing: Callable[[], 
             if now.oldest_height and trio.current_time() - warned_s >= STRANDED_LOGGED_S:
                 warned_s = trio.current_time()
                 _log.warning(
-                    "no peer that is ahead keeps the blocks this node needs",
+                    "no peer that is ahead keeps the blocks that this node needs",
                     needed=now.height + 1,
                     oldest=now.oldest_height,
                     cure="start with --checkpoint HEIGHT:HASH to sync the state first, or name a peer with "
@@ -98,7 +99,7 @@ async def _show_once(progress: Callable[[], Progress], is_syncing: Callable[[], 
 
 
 async def show_state_sync(progress: Callable[[], SyncProgress | None], *, console: Any = None) -> None:
-    """Show how far a state sync is on the terminal, until cancelled; what it logs is its own."""
+    """Show the progress of a state sync on the terminal, until cancelled. The sync itself writes the log lines."""
     with _bar(_console(console), "pieces") as bar:
         task = bar.add_task("looking for peers", total=None)
         while True:
@@ -116,7 +117,7 @@ def _console(given: Any) -> Any:
 
 
 def _bar(console: Any, unit: str, *more: str) -> Any:
-    """Return a bar that lines of the log pass above; none where nobody looks."""
+    """Return a bar that allows log lines above it; None without a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     return Progress(

@@ -1,4 +1,4 @@
-"""What a node gives to those who begin: its records of epochs, and snapshots that it makes as epochs end."""
+"""Serves epoch records and snapshots to new nodes. Snapshots are made at the ends of epochs."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ _log = structlog.get_logger("sync")
 PIECES_OF_ONE_PER_S: Final = 4.0
 PIECES_OF_ONE_BURST: Final = 16.0
 PIECES_PER_S: Final = 12.0
-"""Some 12 MB/s to all peers together."""
+"""About 12 MB/s to all peers together."""
 PIECES_BURST: Final = 32.0
 SMALL_OF_ONE_PER_S: Final = 4.0
 SMALL_OF_ONE_BURST: Final = 32.0
 SMALL_PER_S: Final = 24.0
-"""Offers, pages of records and manifests to all peers together: each may have half a megabyte."""
+"""Offers, pages of records and manifests to all peers together. Each may have half a megabyte."""
 SMALL_BURST: Final = 128.0
 READS_MAX: Final = 4
-"""Pieces that are read from the disk at once."""
+"""Pieces read from disk at the same time."""
 
 Handler = Callable[[bytes, bytes], Awaitable[bytes]]
 
 
 class SnapshotUnknown(DekubeError):
-    """A snapshot or piece that this node does not have, or has no more."""
+    """A snapshot or piece that this node does not have (any more)."""
 
     code = "snapshot_unknown"
 
 
 class ServerBusy(DekubeError):
-    """The peer, or all of them together, ask for more than this node gives."""
+    """The peer, or all peers together, exceed the rate limit."""
 
     code = "busy"
 
 
 class ServingNetwork(Protocol):
-    """What is used of ``p2p.service.Network``."""
+    """The part of ``p2p.service.Network`` that is used here."""
 
     def on_request(self, method: str, handler: Handler, *, cls: TrafficClass = TrafficClass.REQUEST) -> None:
         """Answer requests of a method."""
@@ -67,7 +67,7 @@ class ServingNetwork(Protocol):
 
 
 class SyncServer:
-    """Answers peers, and makes the snapshots; ``run`` lives as long as the node."""
+    """Answers peers' requests and makes snapshots. ``run`` lasts as long as the node."""
 
     def __init__(self, store: Store, keeper: SnapshotKeeper, network: ServingNetwork) -> None:
         self._store = store
@@ -84,18 +84,18 @@ class SyncServer:
         network.on_request(CHUNK, self._piece, cls=TrafficClass.BULK)
 
     def on_commit(self) -> None:
-        """Look whether a snapshot is due; call it after each commit."""
+        """Check whether a snapshot is due. Call it after each commit."""
         self._wake.set()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Make snapshots as they become due, until cancelled. Raises StoreDamaged."""
+        """Make snapshots when they are due, until cancelled. Raises StoreDamaged."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._end_with_the_node)
             task_status.started()
             await self._make_snapshots()
 
     async def _end_with_the_node(self, task_status: trio.TaskStatus[None]) -> None:
-        """Have a snapshot end at once when the node does: nothing may read a database that is being closed."""
+        """Stop making a snapshot when the node ends: nothing may read a database that is being closed."""
         try:
             task_status.started()
             await trio.sleep_forever()
@@ -113,7 +113,11 @@ class SyncServer:
                     offer = await trio.to_thread.run_sync(self._keeper.make, height)
                 except StoreUnavailable as error:  # the chain goes on without; the disk may have room later
                     refused = height
-                    _log.warning("no snapshot", height=height, error=str(error))
+                    _log.warning(
+                        "the snapshot could not be made; check the disk. The next epoch's is tried again",
+                        height=height,
+                        error=str(error),
+                    )
                 except (Pruned, HeightUnknown):
                     refused = height  # blocks came faster than the snapshot began
                 else:
@@ -125,7 +129,7 @@ class SyncServer:
             await self._wake.wait()
 
     async def make_now(self) -> Offer | None:
-        """Make the snapshot that is due; return it, or the newest one where none is. Raises StoreError."""
+        """Make the snapshot that is due and return it, or the newest one if none is due. Raises StoreError."""
         height = self._keeper.due()
         made = None if height is None else await trio.to_thread.run_sync(self._keeper.make, height)
         return made or next(iter(self._keeper.offers()), None)

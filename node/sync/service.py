@@ -1,4 +1,6 @@
-"""State sync on trio: asks peers, writes pieces to the disk, and puts the finished database into its place."""
+"""State sync on trio: sends requests to peers, writes pieces to disk, and moves the finished database to its
+place.
+"""
 
 from __future__ import annotations
 
@@ -70,16 +72,16 @@ ASIDE_MAX: Final = 1_000
 
 
 class PeerSeen(Protocol):
-    """What is used of ``p2p.session.peer.PeerInfo``."""
+    """The part of ``p2p.session.peer.PeerInfo`` that is used here."""
 
     @property
     def address(self) -> bytes:
-        """Who is connected."""
+        """The peer's address."""
         ...
 
 
 class AskingNetwork(Protocol):
-    """What is used of ``p2p.service.Network``."""
+    """The part of ``p2p.service.Network`` that is used here."""
 
     async def request(
         self, address: bytes, method: str, body: bytes, *, timeout_s: float, limit_bytes: int
@@ -92,23 +94,23 @@ class AskingNetwork(Protocol):
         ...
 
     def ban(self, address: bytes, reason: str) -> None:
-        """Drop a peer and keep it away."""
+        """Disconnect a peer and ban it."""
         ...
 
     def credit(self, address: bytes) -> None:
-        """Note that a peer has been useful."""
+        """Note that a peer was useful."""
         ...
 
 
 def is_fresh(place: Path) -> bool:
-    """Tell whether no database was ever begun in ``place``."""
+    """Tell whether ``place`` has no database."""
     return not (place.is_dir() and any(place.iterdir()))
 
 
 def move_aside(place: Path, reason: str) -> Path:
-    """Rename a database to make room for another, and return where it is now.
+    """Rename a database to make room for another; return its new path.
 
-    Raises StoreLocked while a process has it open, StoreUnavailable.
+    Raises StoreLocked while a process uses it, and StoreUnavailable.
     """
     check_free(place)
     for number in range(1, ASIDE_MAX):
@@ -123,16 +125,16 @@ def move_aside(place: Path, reason: str) -> Path:
 
 
 def sync_path(place: Path) -> Path:
-    """Return the directory in which a database for ``place`` is built."""
+    """Return the directory in which the database for ``place`` is built."""
     return place.with_name(place.name + ".sync")
 
 
 class StateSync:
-    """One state sync of a node whose database is to be in ``place``; one that is there makes room when it is done.
+    """One state sync of a node with its database in ``place``. An old database is renamed at the end.
 
-    ``root`` is what the genesis makes trusted (``consensus.light.genesis_root``), ``checkpoint`` and ``above`` are
-    as ``SyncCore`` takes them, ``count`` adds to the metric
-    ``statesync_chunks_total`` by result: taken, false, or lost (refused, or out of time).
+    ``root`` is the root of trust from the genesis (``consensus.light.genesis_root``). ``checkpoint`` and ``above``
+    are as in ``SyncCore``. ``count`` adds to the metric ``statesync_chunks_total`` by result: taken, false, or
+    lost (refused or timed out).
     """
 
     def __init__(
@@ -168,14 +170,14 @@ class StateSync:
         self._peers: frozenset[bytes] = frozenset()
 
     def progress(self) -> SyncProgress | None:
-        """Return how far the sync is; None before it has begun."""
+        """Return the progress of the sync; None before it begins."""
         return None if self._core is None else self._core.progress()
 
     async def run(self) -> Tip:
-        """Sync, and return the block whose state the database in ``place`` then has.
+        """Sync; return the block whose state the database in ``place`` then has.
 
-        Raises NoSnapshots where no peer has one, TrustExpired, VersionUnknown, ForkFound, ConfigError for a
-        checkpoint that cannot be one, StoreError. Whenever it ends before, the next run goes on from there.
+        Raises NoSnapshots if no peer has one, TrustExpired, VersionUnknown, ForkFound, ConfigError for a
+        checkpoint that cannot be one, StoreError. After an interruption the next run continues from there.
         """
         path = sync_path(self._place)
         restore = await trio.to_thread.run_sync(self._open, path)
@@ -192,14 +194,14 @@ class StateSync:
     def _install(self, path: Path) -> None:
         if not is_fresh(self._place):
             aside = move_aside(self._place, "old")
-            _log.warning("the database that was here is kept beside; remove it", path=str(aside))
+            _log.warning("the old database was renamed; remove it to free disk space", path=str(aside))
         install(path, self._place)
 
     def _open(self, path: Path) -> Restore:
         try:
             return Restore.open(path, self._genesis, self._options)
         except (StoreDamaged, StoreIncompatible, StoreOfAnotherChain) as error:
-            _log.warning("an unfinished sync is started again", error=str(error))
+            _log.warning("an unfinished sync cannot be continued; it starts again", error=str(error))
         try:
             shutil.rmtree(path)
         except OSError as error:
@@ -255,7 +257,7 @@ class StateSync:
                     case Begin(target, ranges):
                         await self._begin(restore, target, ranges)
                     case Ban(peer, reason):
-                        _log.warning("a peer lied", peer=peer, reason=reason)
+                        _log.warning("a peer sent false sync data; it is banned", peer=peer, reason=reason)
                         self._network.ban(peer, reason)
                     case Finish(target):
                         return target
@@ -320,7 +322,7 @@ class StateSync:
 
 
 def _only(group: BaseExceptionGroup[BaseException]) -> DekubeError | None:
-    """Return a known error when nothing else ended the sync."""
+    """Return a known error if nothing else ended the sync."""
     known, others = group.split(DekubeError)
     error: BaseException | None = known
     while isinstance(error, BaseExceptionGroup):
@@ -329,7 +331,7 @@ def _only(group: BaseExceptionGroup[BaseException]) -> DekubeError | None:
 
 
 def trust_root(genesis: Genesis, versions: Iterable[int]) -> tuple[TrustedState, LightOptions]:
-    """Return what the genesis makes trusted, and for how long a committee is."""
+    """Return the root of trust from the genesis, and how long a committee is trusted."""
     chain = read_parameters(ChainParameters, "chain", genesis)
     root = genesis_root(
         genesis_hash=genesis_hash(genesis),
@@ -341,16 +343,16 @@ def trust_root(genesis: Genesis, versions: Iterable[int]) -> tuple[TrustedState,
 
 
 async def sync_first(sync: StateSync, *, may_give_up: bool) -> Tip | None:
-    """Run a state sync to its end; None when there is nothing to sync from and the blocks will have to do.
+    """Run a state sync to its end. Returns None if there is no snapshot and the node may sync the blocks instead.
 
-    Without ``may_give_up`` it waits for peers that have a snapshot. Raises what ``StateSync.run`` does.
+    Without ``may_give_up`` it waits for peers with a snapshot. Raises what ``StateSync.run`` does.
     """
     while True:
         try:
             return await sync.run()
         except NoSnapshots as error:
             if may_give_up:
-                _log.info("no state sync: the blocks are synced", reason=str(error))
+                _log.info("no peer has a snapshot; the node syncs the blocks", reason=str(error))
                 return None
-            _log.warning("waiting for peers with a snapshot", reason=str(error))
+            _log.warning("no peer has a snapshot yet; waiting for peers that have one", reason=str(error))
         await trio.sleep(AGAIN_S)

@@ -1,4 +1,4 @@
-"""The snapshots of a node on its disk: made after each epoch beside the running node, the newest few kept."""
+"""A node's snapshots on disk: one is made after each epoch while the node runs. The newest few are kept."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _DIGESTS: Final = "digests"
 
 
 class SnapshotKeeper:
-    """Makes snapshots of ``store`` in ``directory`` and reads them; its methods may be called from any thread.
+    """Makes snapshots of ``store`` in ``directory`` and reads them; from any thread.
 
-    ``kept`` 0 makes none. A snapshot that lacks a file or has another byte than was written is removed when that
-    is found, and never served.
+    ``kept`` 0 makes none. A snapshot with a missing file or a wrong byte is removed when that is found, and never
+    served.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class SnapshotKeeper:
         self._load()
 
     def offers(self) -> list[Offer]:
-        """Return what is here, the newest first."""
+        """Return the available snapshots, newest first."""
         known = self._known.copy()  # other threads add and remove
         return [known[height][0] for height in sorted(known, reverse=True)]
 
     def stop(self) -> None:
-        """End a snapshot that is being made; for the end of the node."""
+        """Stop making a snapshot, because the node ends."""
         self._stop.set()
 
     def due(self) -> int | None:
-        """Return the height whose snapshot can and should be made now, if any.
+        """Return the height whose snapshot should be made now, or None.
 
-        That is the newest end of an epoch whose state can be read and whose next block is final.
+        That is the newest end of an epoch with a readable state and a final next block.
         """
         store, tip = self._store, self._store.tip.height
         height = (tip - 1) // store.epoch_blocks * store.epoch_blocks
@@ -74,9 +74,9 @@ class SnapshotKeeper:
         return height
 
     def make(self, height: int) -> Offer | None:
-        """Make the snapshot of the state after ``height``; None when it cannot be proven or was stopped.
+        """Make the snapshot of the state after ``height``. Returns None if it cannot be proven or was stopped.
 
-        Works in the thread that calls, pausing often; raises StoreError.
+        Works in the calling thread, with many pauses. Raises StoreError.
         """
         with self._making:
             if height in self._known:
@@ -116,14 +116,14 @@ class SnapshotKeeper:
             return offer
 
     def manifest(self, height: int) -> bytes | None:
-        """Return the manifest of a snapshot, None when it is not here."""
+        """Return the manifest of a snapshot; None if it is not here."""
         if height not in self._known:
             return None
         data = self._read(height, _MANIFEST)
         return data if data is not None and len(data) <= MANIFEST_LIMIT_BYTES else None
 
     def piece(self, height: int, number: int) -> bytes | None:
-        """Return a piece of a snapshot, None when it is not here."""
+        """Return a piece of a snapshot; None if it is not here."""
         known = self._known.get(height)
         if known is None or number >= len(known[1]):
             return None
@@ -150,7 +150,7 @@ class SnapshotKeeper:
         time.sleep(_PAUSE_S)  # the event loop and the execution of blocks come first
 
     def _proof(self, height: int) -> Manifest | None:
-        """Return headers and certificate that prove the state after ``height``, pieces not filled in."""
+        """Return headers and certificate that prove the state after ``height``, without the pieces."""
         boundary, following = self._store.height(height), self._store.certificate(height + 1)
         if boundary is None or not boundary.header or following is None:
             return None
@@ -169,7 +169,7 @@ class SnapshotKeeper:
         return None
 
     def _load(self) -> None:
-        """Take in what earlier processes have made; what is unfinished or of another chain goes."""
+        """Load the snapshots of earlier processes. Unfinished ones and those of another chain are removed."""
         try:
             names = sorted(path.name for path in self._directory.iterdir()) if self._directory.is_dir() else []
         except OSError as error:
@@ -203,7 +203,7 @@ class SnapshotKeeper:
             self._drop(old)
 
     def _record(self, height: int) -> bytes | None:
-        """Return the state root on record; a rollback may have taken the height away."""
+        """Return the stored state root. None if a rollback removed the height."""
         try:
             record = self._store.height(height)
         except Pruned:
@@ -212,4 +212,4 @@ class SnapshotKeeper:
 
 
 class _Stopped(Exception):
-    """The node ends while a snapshot is made."""
+    """The node ended while a snapshot was made."""

@@ -1,8 +1,8 @@
-"""How a node begins: with the state of a recent block, with the blocks after its newest one, or not at all. Pure.
+"""Decides how a node begins: state sync, block sync after its newest block, or an error. Pure.
 
-Whatever a node starts from is a root of trust, and grows old: who voted then may have taken the stake out since
-and have nothing to lose by signing a second history (consensus.md R18). That holds for the genesis and for the
-newest block of a database alike. An old root needs a checkpoint, or the operator's word.
+Every starting point is a root of trust and expires. Its voters may have withdrawn their stake since, and could
+sign a second history without loss (consensus.md R18). This holds for the genesis and for the newest block of a
+database. An expired root needs a checkpoint, or the operator's explicit consent.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from state.primitives.genesis import ChainParameters, Genesis, read_parameters
 __all__ = ["Beginning", "CheckpointMismatch", "NewestBlock", "RootExpired", "how_to_begin", "is_expired"]
 
 AUTO_EPOCHS_MIN: Final = 3
-"""A younger chain has no snapshots worth looking for."""
+"""A younger chain has no snapshots worth fetching."""
 PEERS_KEEP_EPOCHS: Final = HistoryOptions().epochs
-"""Of so many epochs peers have the blocks: after a longer absence most have pruned what comes next."""
+"""Peers keep the blocks of this many epochs. After a longer absence most have pruned the next block."""
 HOUR_MS: Final = 3_600_000
 
 
@@ -29,24 +29,24 @@ class Beginning(Enum):
     """What a node does before it follows the chain."""
 
     BLOCKS = "blocks"
-    """Nothing: peers send the blocks above what it has."""
+    """Nothing: peers send the blocks above its newest one."""
     STATE_OR_BLOCKS = "state or blocks"
-    """Fetch the state, where a peer has a snapshot."""
+    """Fetch the state if a peer has a snapshot."""
     STATE = "state"
-    """Fetch the state, and wait for peers that have a snapshot."""
+    """Fetch the state; wait for peers with a snapshot."""
 
 
 class NewestBlock(NamedTuple):
-    """The newest block of the database that is there."""
+    """The newest block of an existing database."""
 
     height: int
     time_ms: int
     boundary_ms: int | None = None
-    """The time of the newest last block of an epoch there, which a state sync can begin its trust with."""
+    """Time of the newest last block of an epoch in it; the root of trust of a state sync."""
 
 
 class RootExpired(TrustExpired):
-    """What this node would begin with is too old to be trusted; the message says what helps."""
+    """The available root of trust is too old. The message says how to proceed."""
 
     def __init__(self, what: str, *, age_ms: int, period_ms: int) -> None:
         super().__init__(age_ms=age_ms, period_ms=period_ms)
@@ -60,7 +60,7 @@ class RootExpired(TrustExpired):
 
 
 class CheckpointMismatch(DekubeError):
-    """The chain has another block where the checkpoint is: one of the two is not the chain's."""
+    """The chain has another block at the checkpoint's height. One of the two is wrong."""
 
     code = "checkpoint_mismatch"
 
@@ -82,14 +82,17 @@ def how_to_begin(
     genesis: Genesis, *, mode: str, checkpoint: Checkpoint | None, keeps_all: bool, kept: NewestBlock | None,
     is_begun: bool = False, is_founder: bool = False, now_ms: int,
 ) -> Beginning:  # fmt: skip
-    """Return how a node begins; ``mode``, ``checkpoint`` and ``keeps_all`` (all blocks) are its options.
+    """Decide how a node begins. ``mode``, ``checkpoint`` and ``keeps_all`` (all blocks) are its options.
 
-    A database with nothing but the genesis is none. One that ends more than an epoch below the checkpoint is
-    replaced; below that the blocks lead past the checkpoint, and so they do in mode ``blocks`` and, unless mode is
-    ``state``, for who keeps all. A node that was away for longer than peers keep blocks, and whose own newest
-    boundary is still to be trusted, fetches the state from there on, as it would from a checkpoint.
-    ``is_begun``: a state sync is unfinished. Test networks go on from an old database, and their founders from an
-    old genesis: they stand still for weeks, and nothing is to be gained.
+    A database with only the genesis counts as none. A database that ends more than an epoch below the checkpoint
+    is replaced. Block sync is used if it ends less far below, in mode ``blocks``, and with ``keeps_all`` unless
+    the mode is ``state``.
+
+    A node that was offline for longer than peers keep blocks fetches the state, with its own newest boundary block
+    as root if that is not too old. ``is_begun``: a state sync is unfinished. Test networks continue from old
+    databases, and their founders from an old genesis. They may stand still for weeks, and an attack would gain
+    nothing.
+
     Raises RootExpired.
     """
     chain = read_parameters(ChainParameters, "chain", genesis)

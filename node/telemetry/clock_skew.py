@@ -1,9 +1,9 @@
-"""Whose clock is wrong: this machine's, or that of a validator, and by how much.
+"""Finds wrong clocks: this machine's or a validator's, and the difference.
 
-A node asks the connected validators for their clocks, as NTP does: the answer stands for the middle of the round
-trip, so it is wrong by half of that at most. A validator that is not connected, or answers falsely, shows in the
-times of its blocks: when a block arrives its leader's clock is ahead by at least what the block's time is ahead.
-The clock of most of the committee's weight counts as right.
+A node requests the clocks of connected validators, as NTP does. An answer counts for the middle of the round trip,
+so its error is at most half of it. The clock of a validator that is not connected, or answers falsely, shows in
+its block times: a leader's clock is ahead by at least as much as the time of its block at arrival. The clock of
+most of the committee's weight counts as right.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _log = structlog.get_logger("node")
 
 CLOCK_METHOD: Final = "clock"
 OFF_MS_MIN: Final = 500
-"""A clock is named from here on."""
+"""Clocks that differ by at least this much are reported."""
 ASK_EVERY_S: Final = 10.0
 ASK_FIRST_S: Final = 2.0
-"""So soon after the start, when the first peers are there."""
+"""First request after the start, when the first peers are connected."""
 ASK_TIMEOUT_S: Final = 5.0
 ASKED_AT_ONCE_MAX: Final = 8
 ANSWERS_KEPT: Final = 3
-"""Of these the one with the shortest round trip counts."""
+"""Of these the answer with the shortest round trip counts."""
 ANSWER_VALID_S: Final = 60.0
 BLOCK_VALID_S: Final = 120.0
 _CLOCK_BYTES: Final = 8
@@ -50,14 +50,14 @@ _WALL_MS_MAX: Final = 2**48
 
 
 class ClockOffset(NamedTuple):
-    """A validator whose clock is wrong; ``ahead_ms`` is below 0 for one that is behind."""
+    """A validator with a wrong clock. ``ahead_ms`` is negative if it is behind."""
 
     address: bytes
     ahead_ms: int
 
 
 class SkewEstimate(NamedTuple):
-    """How far this machine's clock is ahead (0 while it is right or unknown), and the validators that are off."""
+    """How far this machine's clock is ahead (0: right or unknown), and the validators with wrong clocks."""
 
     own_ahead_ms: int
     seats: tuple[ClockOffset, ...]
@@ -70,7 +70,7 @@ class _Answer(NamedTuple):
 
 
 class ClockNetwork(Protocol):
-    """What is used of the network."""
+    """The part of the network that is used here."""
 
     def peer(self, address: bytes) -> object | None:
         """Return the connection to an address."""
@@ -89,7 +89,7 @@ def wall_ms() -> int:
 
 
 async def serve_clock(_peer: bytes, _body: bytes) -> bytes:
-    """Answer a peer that asks for this machine's clock."""
+    """Answer a peer's request for this machine's clock."""
     await trio.lowlevel.checkpoint()
     return wall_ms().to_bytes(_CLOCK_BYTES, "big")
 
@@ -103,7 +103,7 @@ def decode_clock(data: bytes) -> int:
 
 
 class ClockSkew:
-    """What is known of the clocks of the committee; ``run`` asks for them."""
+    """Measured clocks of the committee; ``run`` requests them."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class ClockSkew:
         self._told: set[bytes] = set()
 
     def note_block(self, leader: bytes, ahead_ms: int) -> None:
-        """Take notice of a new block: its time, which is its leader's clock, was so far ahead when it came."""
+        """Note that a new block's time, its leader's clock, was this far ahead when the block arrived."""
         self._blocks[leader] = trio.current_time(), ahead_ms
 
     async def run(self) -> None:
-        """Ask, now and then, and log whose clock is wrong: once, and again when it is right."""
+        """Request clocks periodically. Log each wrong clock once, and again when it is right."""
         await trio.sleep(ASK_FIRST_S)
         while True:
             await self.ask()
@@ -134,7 +134,7 @@ class ClockSkew:
             await trio.sleep(ASK_EVERY_S)
 
     async def ask(self) -> None:
-        """Ask the validators that are connected."""
+        """Request the clocks of the connected validators."""
         addresses = {seat.address for seat in self._committee().seats}
         tables: tuple[dict[bytes, Any], ...] = (self._answers, self._blocks)
         for table in tables:
@@ -162,7 +162,7 @@ class ClockSkew:
             answers.append(_Answer(after_s, theirs_ms - before_ms - rtt_ms // 2, rtt_ms))
 
     def estimate(self) -> SkewEstimate:
-        """Return whose clock is wrong."""
+        """Return which clocks are wrong."""
         committee, now_s = self._committee(), trio.current_time()
         known = {self._own: _Answer(now_s, 0, 0)}
         for address, answers in self._answers.items():
@@ -194,10 +194,10 @@ class ClockSkew:
             if address in self._told:
                 continue
             if address == self._own:
-                _log.warning("this machine's clock is not that of the validators: set it", ahead_ms=ahead_ms)
+                _log.warning("this machine's clock differs from that of the validators: set it", ahead_ms=ahead_ms)
             else:
                 _log.warning(
-                    "the clock of a validator is wrong: its blocks are late or refused",
+                    "a validator's clock is wrong: its blocks arrive late or are refused",
                     validator=format_address(address), ahead_ms=ahead_ms,
                 )  # fmt: skip
         for address in self._told - set(off):
@@ -206,7 +206,7 @@ class ClockSkew:
 
 
 def _median(weighed: list[tuple[int, int]]) -> int:
-    """Return what the middle of the weight says; where the halves differ, what lies nearest to this clock, 0."""
+    """Return the weighted median. If the two halves differ, the value nearest to 0, which is this clock."""
     weighed = sorted(weighed)
     half, below = sum(weight for _, weight in weighed), 0
     low = high = 0

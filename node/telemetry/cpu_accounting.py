@@ -1,7 +1,7 @@
-"""Where the node's processor time goes: for each stage of its work, the CPU seconds of the threads that did it.
+"""CPU seconds of the node by stage of work.
 
-The event loop's time is attributed to the part whose task ran, by what the task is called; work that a part does
-for another stage, and all work in worker threads, is measured where it is called.
+The event loop's time counts for the component whose task ran, by the task's name. Work that a component does for
+another stage, and all work in worker threads, is measured at the call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ __all__ = ["STAGES", "CpuAccounting"]
 _T = TypeVar("_T")
 
 STAGES: Final = ("network", "consensus", "rpc", "admit", "decode", "build", "check", "execute", "commit", "other")
-"""network: channels, gossip; rpc: answers to the gateway; admit: into the mempool; the others are of a block."""
+"""network: channels and gossip; rpc: answers to the gateway; admit: into the mempool. The others are stages of a
+block."""
 _OF_MODULE: Final = {"p2p": "network", "relay": "network", "consensus": "consensus", "rpc": "rpc"}
 _OF_PART: Final = {
     "network": "network", "transaction gossip": "network", "consensus": "consensus", "rpc backend": "rpc",
@@ -28,10 +29,10 @@ _OF_PART: Final = {
 
 
 class CpuAccounting(trio.abc.Instrument):
-    """Adds up CPU seconds by stage; give it to ``trio.run`` as an instrument.
+    """Sums CPU seconds by stage; pass it to ``trio.run`` as an instrument.
 
-    The clock is read once a step, since that costs as much as a short step: what the loop itself does between two
-    steps counts with the second.
+    The clock is read once per step, because reading costs as much as a short step. The loop's own work between two
+    steps counts for the second one.
     """
 
     def __init__(self) -> None:
@@ -42,13 +43,13 @@ class CpuAccounting(trio.abc.Instrument):
         self._last = 0.0
 
     def seconds(self) -> dict[str, float]:
-        """Return the sums until now."""
+        """Return the current sums."""
         with self._lock:
             return {stage: self._on_loop[stage] + self._beside[stage] for stage in STAGES}
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
-        """Count the CPU time of this thread in the block, which must not await, for ``stage``."""
+        """Count this thread's CPU time in the block for ``stage``. The block must not await."""
         begun = thread_time()
         try:
             yield
@@ -62,7 +63,7 @@ class CpuAccounting(trio.abc.Instrument):
                     self._beside[stage] += spent
 
     def call(self, stage: str, function: Callable[..., _T], *arguments: object) -> _T:
-        """Return what ``function`` returns, its CPU time counted for ``stage``."""
+        """Call ``function``, count its CPU time for ``stage``, and return its result."""
         with self.measure(stage):
             return function(*arguments)
 
@@ -74,7 +75,7 @@ class CpuAccounting(trio.abc.Instrument):
         self._last = thread_time()
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Count the step for the part whose task it was."""
+        """Count the step for the component that owns the task."""
         now = thread_time()
         self._on_loop[_stage_of(task.name)] += now - self._last
         self._last = now

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a node, as docs/operations.md names them; /healthz and /readyz beside."""
+"""Prometheus metrics of a node, named in docs/operations.md; also /healthz and /readyz."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FAST_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2
 ROUND_BUCKETS: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 REQUEST_TIMEOUT_S: Final = 5
 CONNECTIONS_MAX: Final = 32
-"""At metrics.listen at once; more are closed."""
+"""Concurrent connections at metrics.listen. Further ones are closed."""
 CONNECTION_S_MAX: Final = 15.0
 SEAT_HEARD: Final = "seat_last_vote_view"
-"""Set at each vote of a seat, cleared when another epoch begins."""
+"""Set at each vote of a seat; cleared when a new epoch begins."""
 
 
 class NodeMetrics:
@@ -75,7 +75,7 @@ class NodeMetrics:
         self._consensus[name].observe(value)
 
     def clear(self, name: str) -> None:
-        """Forget every value of a metric with labels."""
+        """Remove all values of a metric with labels."""
         self._consensus[name].clear()
         if name == SEAT_HEARD:
             self.vote_liveness.forget()
@@ -87,27 +87,27 @@ class NodeMetrics:
     # The node's own.
 
     async def wait_scrape(self) -> None:
-        """Wait until somebody reads the metrics, from now on."""
+        """Wait for the next scrape."""
         self._loop = trio.lowlevel.current_trio_token()
         self._scraped = trio.Event()
         await self._scraped.wait()
 
     def unwatch(self) -> None:
-        """Show the node's own numbers no more: what they are read from is about to be closed."""
+        """Stop reading the node's gauges: their source is about to be closed."""
         self._source = None
 
     def watch(self, source: MetricsSource) -> None:
-        """Read the node's own numbers at each scrape; call this on the event loop that runs the node."""
+        """Read the node's gauges at each scrape. Call this on the node's event loop."""
         self._source, self._loop = source, trio.lowlevel.current_trio_token()
 
     def collect(self) -> Iterable[Any]:
-        """Return the numbers that are read rather than counted."""
+        """Return the gauges."""
         if self._loop is None:
             return []  # asked once when registered
         return self._on_loop(self._read_now)
 
     def _on_loop(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call from a thread of the server: what is read belongs to the loop."""
+        """Called by a server thread: read the gauges on the event loop that owns them."""
         return trio.from_thread.run_sync(function, *arguments, trio_token=self._loop)
 
     def _read_now(self) -> Iterable[Metric]:
@@ -132,14 +132,14 @@ class _Server(BoundedServer):
         super().__init__(listener, _Handler, connections_max=CONNECTIONS_MAX, connection_s_max=CONNECTION_S_MAX)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log one line, but not for a client that leaves or a node that ends."""
+        """Log one line, except for a disconnected client or a stopping node."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError | trio.RunFinishedError | trio.Cancelled):
             _log.warning("a request at metrics.listen failed", error=repr(error))
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET, and HEAD with the same head."""
+    """Answers GET and HEAD."""
 
     timeout = REQUEST_TIMEOUT_S
     server: _Server
@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Let the kernel reset the connection of a client that does not read, also after it was closed here."""
+        """Reset a client's connection if it does not read, also after it was closed here."""
         super().setup()
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * REQUEST_TIMEOUT_S)
 
@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _expose(self, query: str) -> tuple[int, list[tuple[str, str]], bytes]:
-        """Return what the library answers: in the format, compressed and filtered as the request asks."""
+        """Return the library's answer in the requested format, compression and filter."""
         told: list[Any] = []
         environ = {
             "REQUEST_METHOD": "GET",
@@ -191,15 +191,15 @@ class _Handler(BaseHTTPRequestHandler):
         return int(told[0].split()[0]), told[1], body
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: a scrape every few seconds is no event."""
+        """Log nothing: scrapes are frequent."""
 
 
 async def serve_metrics(
     metrics: NodeMetrics, listen: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Answer /metrics, /healthz and /readyz at ``listen`` until cancelled. Raises ConfigError for a port in use.
+    """Answer /metrics, /healthz and /readyz at ``listen`` until cancelled.
 
-    The library's server lives in threads of its own; it only reads.
+    Raises ConfigError for a port in use. The library's server runs in threads of its own and only reads.
     """
     with serving([_Server(listener, metrics) for listener in listen_at("metrics.listen", listen)]):
         task_status.started()

@@ -14,9 +14,9 @@ class MetricsSource(Protocol):
     """A running node; its methods are called on the node's event loop."""
 
     def families(self) -> Iterable[Metric]:
-        """Return the numbers that are read at a scrape rather than counted."""
+        """Return the gauges that are read at a scrape."""
         ...
 
     def is_following(self) -> bool:
-        """Tell whether the node follows the chain; /readyz answers so."""
+        """Tell whether the node follows the chain, for /readyz."""
         ...

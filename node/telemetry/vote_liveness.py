@@ -1,4 +1,4 @@
-"""Whose votes come: what an owner asks first when no block does."""
+"""Tracks which seats' votes arrive, for the operator's status when no block is made."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from state.primitives.committee import Committee
 __all__ = ["STILL_S", "VoteLiveness"]
 
 STILL_S: Final = 60.0
-"""A chain without a new block for so long stands still; a quiet one makes a block every few seconds."""
+"""A chain without a new block for this long has stalled. An idle chain makes a block every few seconds."""
 SETTLED_S: Final = 10.0
-"""Votes of the last block still come so long after it, also of seats that are gone since."""
+"""Votes for the last block arrive for this long, also from seats that have failed since."""
 HEARD_S_MAX: Final = 120.0
-"""A vote of an earlier view says for so long that its seat is there."""
+"""A vote of an earlier view proves for this long that its seat is alive."""
 HEARD_S_MIN: Final = 40.0
-"""After less nothing can be said: this node has only just been started."""
+"""Time after the start during which nothing can be reported."""
 
 
 class VoteLiveness:
-    """When a new vote of each seat came last, and of which view, by the seat's address; of the seats of one epoch.
+    """Time and view of each seat's last new vote, by the seat's address, for the seats of one epoch.
 
-    In a view that does not end a living seat votes once; when it repeats that, nothing new has come.
+    In a view that does not end, a live seat votes once; a repeated vote is not new.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -38,13 +38,14 @@ class VoteLiveness:
         self._heard[seat] = self._now_s(), view
 
     def forget(self) -> None:
-        """Begin anew: another epoch has other seats."""
+        """Clear all seats: a new epoch has other seats."""
         self._heard.clear()
 
     def tell(self, committee: Committee, *, own: int | None, view: int, still_s: float) -> dict[str, Any] | None:
-        """Return who votes in ``view``, the present one, or did since the newest block; None while blocks come.
+        """Return the seats that vote in the current ``view`` or have voted since the newest block; None while
+        blocks arrive.
 
-        ``own`` is the seat that this node votes with, ``still_s`` the age of the newest block.
+        ``own`` is this node's seat, ``still_s`` the age of the newest block.
         """
         now_s = self._now_s()
         window_s = min(HEARD_S_MAX, still_s - SETTLED_S, now_s - self._since_s)

@@ -350,7 +350,9 @@ async def test_from_what_one_node_saw_to_the_same_punishment_on_all(
             assert is_tombstoned(node.store, key.address)
             assert balance_of(node.store, OWN) > 0
         assert nodes[0].store.tip.state_root == nodes[1].store.tip.state_root
-        assert [call.args[0] for call in told.calls].count("an operator is out for ever") == 2
+        assert [call.args[0] for call in told.calls].count(
+            "an operator is excluded for ever: its fault is in a final block"
+        ) == 2
     finally:
         for node in nodes:
             node.store.close()
