@@ -1,4 +1,4 @@
-"""The clients of ``dekube bench rpc``: as many as a figure needs, each with one request under way at a time.
+"""The clients of ``dekube bench rpc``. Each has one request under way at a time.
 
 Only the figure ``generator_us`` contains the clients' own cost. ``LoadGenerator.accept`` uses no gateway. It runs
 the gateway's code on each transaction in this process, and this cost counts.
@@ -38,11 +38,11 @@ SUBMIT_RAW: Final = "eth_sendRawTransaction"
 SUBMIT_CALL: Final = b'{"jsonrpc":"2.0","id":1,"method":"dekube_sendTransaction","params":["0x%s"]}'
 SUBMIT_RAW_CALL: Final = b'{"jsonrpc":"2.0","id":1,"method":"eth_sendRawTransaction","params":["0x%s"]}'
 ACCEPTED_AT_ONCE: Final = 256
-"""Transactions under way at the node: some frames of them, as a busy gateway has."""
+"""Concurrent transactions at the node: several frames, as with a busy gateway."""
 LINK_PATIENCE_S: Final = 10.0
 POOL_LOOK_S: Final = 0.5
 SUBMIT_EVERY: Final = 20
-"""One of so many requests at a fixed rate is a transaction."""
+"""At a fixed request rate, one of this many requests is a transaction."""
 OPENED_AT_ONCE: Final = 100
 FILES_SPARE: Final = 500
 UPGRADE: Final = (
@@ -54,7 +54,7 @@ PONG: Final = b"\x8a"
 
 
 class _HttpConnection(asyncio.Protocol):
-    """One kept connection that has one request under way at a time."""
+    """A persistent HTTP connection with one request at a time."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -93,7 +93,7 @@ class _HttpConnection(asyncio.Protocol):
 
 
 class RequestCost(NamedTuple):
-    """Processor time of a request, in all and of the node, and requests a second."""
+    """Processor time of a request in total and of the node, and requests per second."""
 
     us: float
     node_us: float
@@ -101,7 +101,7 @@ class RequestCost(NamedTuple):
 
 
 class LatencyReport(NamedTuple):
-    """Latencies from when a request was due, how late the generator itself was, and what it cost."""
+    """Latencies from the due time of a request, the generator's own delay, and its cost."""
 
     p50_ms: float
     p99_ms: float
@@ -117,12 +117,12 @@ def _http(body: bytes) -> bytes:
 
 
 def _source(number: int) -> tuple[str, int]:
-    """Return an address of loopback for a connection: gateways ration what one address may ask."""
+    """Return a loopback address for a connection: gateways limit each address."""
     return f"127.0.{1 + number // 250}.{1 + number % 250}", 0
 
 
 async def _flood(port: int, source: Callable[[], bytes], seconds: float, connections: int = CONNECTIONS) -> int:
-    """Ask on all connections as fast as answers come; return how many came."""
+    """Send requests on all connections, the next one after each answer; return their number."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     count = 0
@@ -150,7 +150,7 @@ async def _flood(port: int, source: Callable[[], bytes], seconds: float, connect
 async def _accept(
     socket: Path, posting: Submission, take: Callable[[], bytes], seconds: float, spent_s: CpuMeter
 ) -> RequestCost:
-    """Hand transactions to the node behind ``socket`` as a gateway that has their bytes."""
+    """Submit transactions to the node behind ``socket``, like a gateway that has already received their bytes."""
     link, heard = NodeClient(socket), asyncio.Event()
     link.on_head(lambda _head: heard.set())
     running = asyncio.ensure_future(link.run())
@@ -169,7 +169,7 @@ async def _accept(
 
 
 class _Submitter:
-    """Keeps ``ACCEPTED_AT_ONCE`` transactions under way at a node; it is the batcher's waiter of each of them."""
+    """Keeps ``ACCEPTED_AT_ONCE`` transactions under way at a node. It is the batcher's waiter of each of them."""
 
     def __init__(self, link: NodeClient, posting: Submission, take: Callable[[], bytes], seconds: float) -> None:
         self._link, self._prepare, self._take = link, posting.prepare, take
@@ -181,7 +181,7 @@ class _Submitter:
         self._finished: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self) -> int:
-        """Return how many were accepted when the time is over, or nothing is left to hand in."""
+        """Return the number of accepted transactions when the time is over or all are sent."""
         self._fill()
         await self._finished
         return self._accepted
@@ -201,11 +201,11 @@ class _Submitter:
             self._finished.set_result(None)
 
     def done(self) -> bool:
-        """Tell that each is waited for."""
+        """Return False: every answer is awaited."""
         return False
 
     def answered(self, outcome: bytes | Exception) -> None:
-        """Take the node's word, which must be a hash."""
+        """Take the node's answer, which must be a hash."""
         self._under_way -= 1
         if isinstance(outcome, Exception):
             if not self._finished.done():
@@ -218,11 +218,13 @@ class _Submitter:
 
 
 CpuMeter = Callable[[], tuple[float, float]]
-"""Returns the processor time so far of what answers: of a node without its blocks, and of its gateway."""
+"""Returns the current processor time of the node (without block production) and of its gateway."""
 
 
 class LoadGenerator:
-    """The clients of what answers at ``port``, and what that spends; there are so many ``accounts``."""
+    """Clients of the server at ``port``, with ``accounts`` accounts; ``spent_s`` reads the server's processor
+    time.
+    """
 
     def __init__(self, port: int, accounts: int, spent_s: CpuMeter = lambda: (0.0, 0.0)) -> None:
         self._port, self._accounts, self._spent_s = port, accounts, spent_s
@@ -231,7 +233,7 @@ class LoadGenerator:
         self._keys = [key_of(number) for number in range(SENDERS)]
 
     def absent(self) -> bytes:
-        """Ask for an account that nobody asked for before."""
+        """Return a request for an account that no earlier request named."""
         return _http(self._call(self._random.randbytes(20)))
 
     def _call(self, address: bytes | None = None, text: bytes = ETHEREUM) -> bytes:
@@ -239,25 +241,25 @@ class LoadGenerator:
         return text % who.encode()
 
     def balance(self, text: bytes = ETHEREUM) -> bytes:
-        """Ask for an account that others ask for too."""
+        """Return a request for one of the existing accounts."""
         return _http(self._call(text=text))
 
     def batch(self, size: int, text: bytes = ETHEREUM) -> bytes:
-        """Ask for so many of them in one request."""
+        """Return one batch request for several accounts."""
         return _http(b"[" + b",".join(self._call(text=text) for _ in range(size)) + b"]")
 
     def each_once(self) -> Callable[[], bytes]:
-        """Return a source of requests for every account, in batches."""
+        """Return a source of batch requests that cover every account once."""
         calls = [self._call(account_of(number)) for number in range(self._accounts)]
         parts = [calls[at : at + 100] for at in range(0, len(calls), 100)]
         return [_http(b"[" + b",".join(part) + b"]") for part in parts].pop
 
     def mixed(self) -> bytes:
-        """Ask as readers do: half of it is new to the gateway."""
+        """Return a typical read request: half of the accounts are new to the gateway."""
         return self.absent() if self._random.random() < 0.5 else self.balance()
 
     def submit(self, count: int, size: int = 1, *, is_ethereum: bool = False) -> Callable[[], bytes]:
-        """Return a source of requests with ``count`` signed transactions in all, ``size`` in each."""
+        """Return a source of requests with ``count`` signed transactions in total, ``size`` in each."""
         text = SUBMIT_RAW_CALL if is_ethereum else SUBMIT_CALL
         take_call = self._signed(count, lambda raw: text % raw.hex().encode(), is_ethereum=is_ethereum)
 
@@ -268,7 +270,7 @@ class LoadGenerator:
         return take
 
     def signed(self, count: int, *, is_ethereum: bool = False) -> Callable[[], bytes]:
-        """Return a source of ``count`` signed transactions, of all senders in turns."""
+        """Return a source of ``count`` signed transactions, with the senders in turn."""
         return self._signed(count, lambda raw: raw, is_ethereum=is_ethereum)
 
     def _signed(self, count: int, form: Callable[[bytes], bytes], *, is_ethereum: bool) -> Callable[[], bytes]:
@@ -301,9 +303,9 @@ class LoadGenerator:
     def accept(
         self, socket: Path, take: Callable[[], bytes], seconds: float, *, is_ethereum: bool = False
     ) -> RequestCost:
-        """Have transactions accepted to the pool of the node behind ``socket``, without a gateway in between.
+        """Submit transactions to the node behind ``socket`` without a gateway.
 
-        What this process does for it is what a gateway does that has the bytes: it counts as the gateway's.
+        This process does the gateway's work on the bytes, and its cost counts as the gateway's.
         """
         posting = SURFACE[SUBMIT_RAW if is_ethereum else SUBMIT_NATIVE].submission
         assert posting is not None
@@ -314,11 +316,11 @@ class LoadGenerator:
             gc.unfreeze()
 
     def ask_all(self, source: Callable[[], bytes], seconds: float, connections: int = CONNECTIONS) -> int:
-        """Ask as fast as answers come; return how many came."""
+        """Send requests, the next one after each answer; return their number."""
         return uvloop.run(_flood(self._port, source, seconds, connections))
 
     def flood(self, source: Callable[[], bytes], seconds: float, connections: int = CONNECTIONS) -> RequestCost:
-        """Ask as fast as answers come; return what an answer costs."""
+        """Send requests, the next one after each answer; return the cost of one."""
         before = self._spent_s()
         started = time.perf_counter()
         count = self.ask_all(source, seconds, connections)
@@ -328,13 +330,16 @@ class LoadGenerator:
         return RequestCost(node_us + gateway_us, node_us, count / wall_s)
 
     def wait_empty_pool(self) -> None:
-        """Wait until what was handed in is in blocks."""
+        """Wait until the submitted transactions are in blocks."""
         with Client(f"http://127.0.0.1:{self._port}") as client:
             while client.call("txpool_status") != {"pending": "0x0", "queued": "0x0"}:
                 time.sleep(POOL_LOOK_S)
 
     def paced(self, rate_per_s: int, seconds: float) -> LatencyReport:
-        """Ask at a fixed rate whether answers come or not; a part of it is transactions, so blocks have some."""
+        """Send requests at a fixed rate, independent of the answers.
+
+        Some are transactions, so that blocks are not empty.
+        """
         self.wait_empty_pool()
         requests = [self.balance() for _ in range(int(rate_per_s * seconds))]
         requests[::SUBMIT_EVERY] = _drain(self.submit(len(requests[::SUBMIT_EVERY])))
@@ -389,7 +394,7 @@ class LoadGenerator:
         return latencies, late
 
     def idle_websockets(self, count: int, measure: Callable[[], float]) -> float:
-        """Return ``measure()`` with ``count`` WebSockets that say nothing; all must live on."""
+        """Return ``measure()`` while ``count`` idle WebSockets are open. All must stay open."""
         raise_descriptor_limit(count + FILES_SPARE)
         return uvloop.run(self._idle_websockets(count, measure))
 
@@ -412,7 +417,7 @@ class LoadGenerator:
 
 
 class _Listener(asyncio.Protocol):
-    """A WebSocket that is opened and says nothing but that it is there."""
+    """An idle WebSocket that only answers pings."""
 
     def __init__(self) -> None:
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""`dekube bench light`: what a light client's checks cost, for committees of 4, 21 and 100 seats."""
+"""`dekube bench light`: the cost of a light client's checks, for committees of 4, 21 and 100 seats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STAKE: Final = 25_000 * 10**18
 
 
 def run(*, records: int = 20, accounts: int = 20_000) -> dict[str, float]:
-    """Follow ``records`` epochs for each committee, check a proof among ``accounts``; times are of one core."""
+    """Follow ``records`` epochs for each committee, check a proof among ``accounts``. Times are of one core."""
     figures: dict[str, float] = {}
     for seats in SEATS:
         figures |= _follow(seats, records)
@@ -73,7 +73,7 @@ def _follow(size: int, records: int) -> dict[str, float]:
 
 
 def _header(epoch: int, committee_hash: bytes) -> Header:
-    """Return the last header of an epoch, of the size that such headers have."""
+    """Return the last header of an epoch, with the usual size."""
     return Header(
         version=1, genesis_hash=GENESIS, height=(epoch + 1) * EPOCH_BLOCKS, epoch=epoch, view=EPOCH_BLOCKS,
         proposer_seat=0, parent_hash=b"p" * 32, time_ms=START_MS + (epoch + 1) * EPOCH_MS, tx_root=b"t" * 32,
@@ -84,7 +84,7 @@ def _header(epoch: int, committee_hash: bytes) -> Header:
 
 
 def _record(epoch: int, committee: Committee, keys: Sequence[SecretKey]) -> EpochRecord:
-    """Return a record that as many seats signed as are needed."""
+    """Return a record with the minimum number of signatures."""
     header = _header(epoch, committee.hash)
     candidate = Candidate(epoch, header.view, header.view - 1, header_hash(header))
     signed = vote_digest(GENESIS, FINALIZE, candidate)

@@ -1,7 +1,7 @@
-"""A node of one, without peers, and its gateway, as processes: what ``dekube bench rpc`` asks.
+"""A single node without peers, and its gateway, as processes for ``dekube bench rpc``.
 
-The node holds a store, makes a block a second of whatever waits, serves its socket, and notes what processor time
-the blocks took, so that what is asked of it can be told apart from them.
+The node has a store, makes one block per second of the waiting transactions, and serves its socket. It measures
+the processor time of block production, so that the cost of requests can be separated from it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _VALIDATOR: Final = SecretKey(b"\x77" * 32)
 
 
 class LoneNode(NamedTuple):
-    """The processes, the port of the gateway, and the folder of the node with its socket."""
+    """The processes, the port of the gateway, and the node's folder with its socket."""
 
     node: subprocess.Popen[bytes]
     gateway: subprocess.Popen[bytes]
@@ -63,14 +63,14 @@ class LoneNode(NamedTuple):
 
     @property
     def socket(self) -> Path:
-        """Where the node answers gateways."""
+        """The socket at which the node answers gateways."""
         return _socket(self.path)
 
     def spent_s(self) -> tuple[float, float]:
-        """Return the processor time so far of the node without that of blocks, and of the gateway.
+        """Return the current processor time of the node without block production, and of the gateway.
 
-        Blocks are made in a thread of their own and written by those of the database; what they cost the loop's
-        thread is noted by itself.
+        Blocks are made in a separate thread and written by the database's threads. The event loop measures its own
+        share of block production.
         """
         return _thread_cpu_s(self.node.pid) - float(_blocks_file(self.path).read_text()), cpu_s(self.gateway.pid)
 
@@ -81,26 +81,26 @@ def key_of(sender: int) -> SecretKey:
 
 
 def account_of(number: int) -> bytes:
-    """Return the address of an account that has coins and never spends."""
+    """Return the address of an account that has coins and never spends them."""
     return digest(b"bench-account", number.to_bytes(4, "big"))[:20]
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time that a process has had."""
+    """Return the processor time of a process."""
     return time.clock_gettime(~pid << 3 | 2)  # the clock that Linux has for each process
 
 
 def _thread_cpu_s(pid: int) -> float:
-    """Return the processor time that the first thread of a process has had, which is that of its loop."""
+    """Return the processor time of a process's first thread, which runs its event loop."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 @contextmanager
 def one_processor(*pids: int) -> Iterator[None]:
-    """Keep all threads of processes, and this one, on one processor of the machine.
+    """Pin all threads of the processes, and this one, to one processor.
 
-    Two processors may be the threads of one core: then what one does makes the other's work take longer, and what
-    is measured depends on who happens to run beside it.
+    Two logical processors may share a core. Then work on one slows the other, and the result depends on other
+    programs.
     """
     before = {
         int(thread): os.sched_getaffinity(int(thread)) for pid in (os.getpid(), *pids) for thread in _threads(pid)
@@ -134,7 +134,7 @@ def _genesis(accounts: int) -> Genesis:
 
 
 class _SingleNode:
-    """A node of one, without peers: it makes a block a second of whatever waits."""
+    """A single node without peers that makes one block per second of the waiting transactions."""
 
     def __init__(self, path: Path, accounts: int) -> None:
         genesis = _genesis(accounts)
@@ -169,7 +169,7 @@ class _SingleNode:
         return Sync(0, self.store.tip.height, 0, 0, 0)
 
     async def make_blocks(self, path: Path) -> None:
-        """Make a block a second in a thread beside the loop, and note what it costs the loop."""
+        """Make a block per second in a separate thread, and measure the event loop's share of the cost."""
         loop_s = 0.0
         while True:
             write_whole(_blocks_file(path), repr(loop_s))
@@ -206,7 +206,7 @@ def _socket(path: Path) -> Path:
 
 
 async def _recover_none(_batch: bytes) -> bytes:
-    """Stands for the signature workers: a node of one begins with nothing that waits."""
+    """Replaces the signature workers: this node has no waiting transactions at its start."""
     raise AssertionError
 
 
@@ -227,7 +227,7 @@ async def _serve(path: Path, accounts: int) -> None:
 
 @contextmanager
 def lone_node(path: Path, accounts: int) -> Iterator[LoneNode]:
-    """Run a node of one in the empty folder ``path``, and its gateway, which rations nobody."""
+    """Run a single node in the empty folder ``path``, and its gateway without rate limits."""
     options = GatewayOptions(
         socket=str(_socket(path)),
         port=0,

@@ -1,9 +1,10 @@
-"""What foundry's anvil, a node written in Rust, takes for a transaction over HTTP, in turns with ours.
+"""Processor time of a transaction over HTTP in foundry's anvil, a node written in Rust, and in this node, in
+turns.
 
 ``python -m node.bench.peer ANVIL`` with the path of its program (npm: @foundry-rs/anvil-linux-amd64, the version
-in docs/benchmarks.md). Both get the same EIP-1559 transfers of the same clients, one process against two. Neither
-figure has blocks in it: anvil makes none meanwhile, and what ours cost is taken out. anvil keeps no state on disk
-and agrees with nobody, so this compares what an acceptance costs, and nothing else.
+in docs/benchmarks.md). Both get the same EIP-1559 transfers from the same clients; anvil is one process, this node
+two. Neither figure contains blocks: anvil makes none meanwhile, and the cost of this node's is subtracted. anvil
+keeps no state on disk and has no consensus, so this compares only the cost of acceptance.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PORT: Final = 28_699
 SUBMISSIONS_PER_S: Final = 12_000
 PATIENCE_S: Final = 30.0
 WINDOW_MS_MAX: Final = 2_000
-"""Ours keeps no more in its pool than come in so long."""
+"""This node keeps no more transactions in its pool than arrive in this time."""
 
 
 class _Variant(NamedTuple):
@@ -72,7 +73,9 @@ def _anvil(program: Path) -> Iterator[tuple[int, LoadGenerator]]:
 
 
 def measure(program: Path, rounds: int, window_s: float) -> dict[str, float]:
-    """Return medians of the processor time of a transaction, ours and anvil's, of windows in turns."""
+    """Return medians of the processor time of a transaction, of this node and of anvil, measured in alternating
+    windows.
+    """
     found: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="dekube-bench-") as directory,

@@ -1,7 +1,8 @@
-"""``dekube bench relay``: what the relay daemon costs on loopback, beside a bare uvloop splice in the same run.
+"""``dekube bench relay``: the cost of the relay daemon on loopback, and of a minimal uvloop splice in the same
+run.
 
-Processor time is the relay process's own (user and system), so the sender and the receiver do not count. Both
-splices have the same socket options. Loopback flatters everyone: on a paced path the cost is per wake-up.
+Processor time is that of the relay process (user and system), without sender and receiver. Both splices use the
+same socket options. Loopback figures are optimistic: on a paced path each wake-up has a cost.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ GENESIS_HASH: Final = digest(b"bench", b"relay")
 LIMITS: Final = RelayLimits(
     accepts_per_s=100_000, accepts_burst=100_000, half_open_max=4_096, trusted_networks=("127.0.0.1/32",)
 )
-"""Who reserves by the thousand comes from 127.1.0.1 and further, where the bounds of a host and a network hold."""
+"""Clients with thousands of reservations come from 127.1.0.1 and above, where the limits per host and network
+apply."""
 CHUNK_BYTES: Final = 256 * 1024
 BUFFER_BYTES: Final = RelayLimits().circuit_buffer_bytes_max
 DIALS: Final = 50
@@ -97,7 +99,7 @@ def _identity(name: str, roles: Role = Role.WORKER) -> Identity:
 
 
 class _StreamQueue:
-    """What a peer network gives a relay client."""
+    """Receives the streams that a relay client accepts, in place of a peer network."""
 
     def __init__(self) -> None:
         self.send, self.arrived = trio.open_memory_channel[trio.abc.Stream](math.inf)
@@ -110,7 +112,7 @@ class _StreamQueue:
 
 
 async def _dial(relay: Endpoint) -> float:
-    """Return the median time in ms to dial through the relay beside what it holds."""
+    """Return the median time in ms to dial through the relay while it holds its other reservations."""
     async with trio.open_nursery() as nursery:
         target, dialler, streams = (
             RelayClient(partial(_identity, "target"), (relay,)),
@@ -136,7 +138,7 @@ def _dialler() -> Identity:
 
 
 async def _circuit(relay: Endpoint, number: int) -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a circuit as blocking sockets that outlive this loop."""
+    """Return the two ends of a circuit as blocking sockets that outlive this event loop."""
     ends: tuple[socket.socket, socket.socket] | None = None
     async with trio.open_nursery() as nursery:
         streams = _StreamQueue()
@@ -166,7 +168,9 @@ def _connect(port: int) -> socket.socket:
 
 
 def _transfer(pairs: list[tuple[socket.socket, socket.socket]], megabytes: int, pid: int) -> tuple[float, float]:
-    """Send ``megabytes`` in all over the circuits at once; return Mbit/s and the relay's CPU s a gigabyte."""
+    """Send ``megabytes`` in total over the circuits at once; return Mbit/s and the relay's CPU seconds per
+    gigabyte.
+    """
     size = megabytes * 1_000_000 // len(pairs)
     threads = [threading.Thread(target=_send, args=(out, size)) for out, _ in pairs]
     threads += [threading.Thread(target=_receive, args=(back, size)) for _, back in pairs]
@@ -207,7 +211,7 @@ def _rss_kib(pid: int) -> int:
 
 @contextmanager
 def _process(main: Callable[[Connection], None]) -> Iterator[tuple[int, int]]:
-    """Run ``main`` in a process of its own; yield its id and the port that it reports."""
+    """Run ``main`` in a separate process; yield its process id and the port that it reports."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     child = context.Process(target=main, args=(there,), daemon=True)
@@ -232,14 +236,14 @@ def _relay(ready: Connection) -> None:
 
 
 class _MinimalSplice(asyncio.Protocol):
-    """The least that joins two connections: the first waits for the second."""
+    """The simplest splice of two connections: the first waits for the second."""
 
     waiting: _MinimalSplice | None = None
 
     def __init__(self) -> None:
         self.other: _MinimalSplice | None = None
         self.early = b""
-        """What came before the other connection did."""
+        """Bytes that arrived before the other connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)

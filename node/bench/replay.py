@@ -1,9 +1,10 @@
-"""``dekube bench replay``: how fast a validator takes blocks of signed transfers from bytes to a synced commit.
+"""``dekube bench replay``: how fast a validator processes blocks of signed transfers, from bytes to a synced
+commit.
 
-A leader's chain is made first, outside of what is measured. Then a fresh process, which has the genesis state on
-disk and the blocks as bytes, does with each block what a validator does: decode it, recover every sender in worker
-processes, check the body, execute it, update the trie, and write one synced batch. The signatures of the next
-blocks are checked while a block is executed. TMPDIR chooses the disk.
+First a leader's chain is made, which is not measured. Then a fresh process, with the genesis state on disk and the
+blocks as bytes, processes each block as a validator does. It decodes the block, recovers every sender in worker
+processes, checks and executes the body, updates the trie, and writes one synced batch. The signatures of the next
+blocks are checked while a block is executed. TMPDIR selects the disk.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from state.transition.runtime import Checked, Execution, Runtime
 __all__ = ["run"]
 
 AHEAD_BLOCKS: Final = 2
-"""How many blocks are decoded, and their signatures being checked, before the one that is executed."""
+"""Blocks that are decoded, with their signatures being checked, ahead of the executed block."""
 _CERTIFICATE: Final = bytes(400)  # of the size of a committee's; the store does not read it
 _GROWTH_ACCOUNTS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the measured process finds beside the files."""
+    """Parameters of the measured process beside the files."""
 
     warm_up: int
     workers: int
@@ -53,11 +54,11 @@ class _Plan:
 def run(
     *, blocks: int = 50, accounts: int = 1_000_000, transactions: int = 2_000, workers: int = -1, warm_up: int = 10
 ) -> dict[str, float]:
-    """Measure and return the figures; ``workers`` -1 takes one for each core.
+    """Measure and return the figures; ``workers`` -1 means one for each core.
 
-    ``transactions_per_s`` counts the ``blocks`` after ``warm_up`` more that fill the caches, by the wall clock.
-    The stages are wall time of the node's main thread for one transaction, so with ``verify_wait_us`` they sum to
-    the whole; ``verify_us`` is the processor time of one signature in a worker. ``peak_rss_mib`` is that of the
+    ``transactions_per_s`` counts the ``blocks`` after ``warm_up`` blocks, which fill the caches, by wall clock.
+    The stages are wall time of the node's main thread per transaction; with ``verify_wait_us`` they sum to the
+    whole. ``verify_us`` is the processor time of one signature in a worker. ``peak_rss_mib`` is that of the
     measured process without its workers.
     """
     workers = default_workers() if workers < 0 else workers
@@ -80,7 +81,7 @@ def _measure(blocks: int, accounts: int, transactions: int, workers: int, warm_u
 
 
 def _prepare(folder: Path, blocks: int, accounts: int, transactions: int, processes: int) -> None:
-    """Leave in ``folder`` a genesis, a database of its state, and the encoded blocks of a leader."""
+    """Write a genesis, a database of its state, and a leader's encoded blocks to ``folder``."""
     load = make_transfer_chain(accounts=accounts, blocks=blocks, transactions=transactions, processes=processes)
     (folder / "genesis").write_bytes(pickle.dumps(load.genesis))
     runtime = Runtime(load.genesis)
@@ -113,12 +114,12 @@ def _prepare(folder: Path, blocks: int, accounts: int, transactions: int, proces
 
 
 class _TimedRuntime(Runtime):
-    """The runtime, which adds up the time of its executions."""
+    """The runtime, with the summed time of its executions."""
 
     execute_s = 0.0
 
     def execute(self, *arguments: Any) -> Execution:
-        """Execute as a Runtime does."""
+        """Execute as Runtime does."""
         start = perf_counter()
         execution = super().execute(*arguments)
         self.execute_s += perf_counter() - start
@@ -136,7 +137,7 @@ class _Replay:
         self.seconds = dict.fromkeys(("decode", "verify_wait", "check", "apply", "commit"), 0.0)
 
     def replay(self, raws: Sequence[bytes]) -> None:
-        """Take ``raws`` from bytes to the disk."""
+        """Process ``raws`` from bytes to disk."""
         waiting: deque[tuple[Block, bytes, Any, Any]] = deque()
         coming = iter(raws)
         while True:

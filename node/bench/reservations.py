@@ -1,8 +1,8 @@
-"""Many real reservations at one relay: processes of light clients that shake hands, reserve and stay.
+"""Thousands of real reservations at one relay, made by processes of minimal clients.
 
-A ``RelayClient`` of the product costs its process far more than a reservation costs the relay. These say the same
-on a blocking socket each, from addresses 127.a.b.c, a few of each, so that the bounds for one host and one network
-hold. What they are promised is checked as the product checks it.
+A ``RelayClient`` costs its process far more than a reservation costs the relay. These clients send the same
+messages on one blocking socket each. They use addresses 127.a.b.c with a few clients each, so that the limits per
+host and network apply. The relay's vouchers are checked as in the product.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ SPARE_DESCRIPTORS: Final = 256
 _PER_HOST: Final = RelayLimits().reservations_per_host_max
 _HOSTS_PER_NETWORK: Final = RelayLimits().reservations_per_network_max // _PER_HOST
 _BLOCKS: Final = 254
-"""Of 127.0.0.0/8 without 127.0, which is this machine's, and 127.255."""
+"""Networks in 127.0.0.0/8 without 127.0, which is this machine's, and 127.255."""
 _READ_BYTES: Final = 4_096
 _ANSWER_S: Final = 60.0
 _PING_S: Final = 15.0
-"""A relay drops whom it does not hear for a minute."""
+"""A relay drops clients that are silent for a minute."""
 _LOOK_S: Final = 0.5
 _LIFE_S: Final = 3_600
 
 
 class BenchFailed(DekubeError):
-    """A benchmark that could not be done; what it measured says nothing."""
+    """The benchmark failed; its measurements are invalid."""
 
     code = "bench_failed"
 
 
 def source_of(number: int) -> str:
-    """Return the address from which a client comes: as many of one host, and of one network, as are allowed.
+    """Return the source address of a client, with the maximum number per host and per network.
 
-    Networks that follow one another lie in different blocks, because a relay lets in so many a second from each.
+    Consecutive networks are in different blocks, because a relay limits the rate of each block.
     """
     host = number // _PER_HOST
     network = host // _HOSTS_PER_NETWORK
@@ -60,9 +60,9 @@ def source_of(number: int) -> str:
 def reserving(
     relay: Endpoint, count: int, make_identity: Callable[[str], Identity], *, processes: int = 3
 ) -> Iterator[float]:
-    """Hold ``count`` reservations for the while; yield how many seconds they took to come. Raises BenchFailed.
+    """Hold ``count`` reservations; yield the seconds that it took to make them. Raises BenchFailed.
 
-    ``make_identity`` is sent to the processes: a function of a module.
+    ``make_identity`` is sent to the processes, so it must be a function of a module.
     """
     if count > CLIENTS_MAX:
         raise BenchFailed(f"{count} reservations: at most {CLIENTS_MAX}")
@@ -105,7 +105,7 @@ def _said(pipe: Connection) -> str | None:
 
 
 def _hold(pipe: Connection, relay: Endpoint, numbers: range, make_identity: Callable[[str], Identity]) -> None:
-    """Reserve, say None (or what went wrong), stay until told to end, and say whether all were kept."""
+    """Reserve, report None or an error, stay until told to end, and report whether all reservations were kept."""
     held: list[tuple[socket.socket, ControlChannel]] = []
     try:
         _raise_limit(len(numbers) + SPARE_DESCRIPTORS)
@@ -151,7 +151,7 @@ def _received(sock: socket.socket) -> bytes:
 
 
 def _ping(held: list[tuple[socket.socket, ControlChannel]], pinged_at: float) -> float:
-    """Let all be heard of, when it is time; return when they last were."""
+    """Send pings on all connections when they are due; return the time of the last ones."""
     now = time.monotonic()
     if now - pinged_at < _PING_S:
         return pinged_at
@@ -161,7 +161,7 @@ def _ping(held: list[tuple[socket.socket, ControlChannel]], pinged_at: float) ->
 
 
 def _lost(held: list[tuple[socket.socket, ControlChannel]]) -> str | None:
-    """Say how many connections the relay has closed; None: not one."""
+    """Return the number of connections that the relay has closed; None: none."""
     lost = 0
     for sock, _ in held:
         sock.setblocking(False)

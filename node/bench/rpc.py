@@ -1,15 +1,14 @@
-"""``dekube bench rpc``: what a question over HTTP costs the gateway and the node, while blocks are made.
+"""``dekube bench rpc``: the cost of HTTP requests for the gateway and the node while blocks are made.
 
-Three processes: a node, its gateway (``node.bench.lone_node``), and this one, which asks (``node.bench.clients``).
-CPU figures are processor time of node and gateway together (the node's share beside it), so they hold on a busy
-machine; latencies are wall time and do not. The block time under a flood is that of a whole test network, idle and
-flooded in turns.
+Three processes: a node, its gateway (``node.bench.lone_node``), and this one with the clients
+(``node.bench.clients``). CPU figures are processor time of node and gateway together, with the node's share in a
+second figure, so they hold on a busy machine. Latencies are wall time and do not. The block time under load is
+that of a whole test network, idle and loaded in turns.
 
-What a transaction costs is measured twice. ``accept_cpu_*`` is from its bytes to its place in the pool:
-the gateway's part (decoding, digest, recovery of the sender, address), the frame to the node, the node's
-decoding, checks and admission. ``submit_cpu_*`` is all that and HTTP, JSON and hex before it. How many
-recoveries of this run that is says more of a machine whose speed changes. All of these are measured on one
-processor.
+The cost of a transaction is measured twice. ``accept_cpu_*`` is from its bytes to its place in the pool: the
+gateway's decoding, digest, recovery of the sender and address, the frame to the node, and the node's decoding,
+checks and admission. ``submit_cpu_*`` adds HTTP, JSON and hex. The ratio to the cost of one recovery in the same
+run is better comparable on a machine with varying speed. All of these are measured on one processor.
 """
 
 from __future__ import annotations
@@ -47,17 +46,17 @@ __all__ = ["recovery_cpu_us", "run"]
 
 BUSY_CONNECTIONS: Final = 64
 SUBMISSIONS_PER_S: Final = 4_000
-"""More than a loaded machine takes."""
+"""More than a loaded machine needs."""
 RECOVERIES: Final = 500
 PAYER: Final = "faucet"
-"""Nobody else spends from its account meanwhile: a member registers itself when it gets to it."""
+"""Nothing else may spend from its account during the measurement; a member registers itself later."""
 PAYMENTS_PER_S: Final = 100
 PAYMENTS_OF_BATCH: Final = 10
 PHASES: Final = 3
-"""Times that the network is idle and flooded in turns."""
+"""How often the network is idle and loaded in turns."""
 WARM_HEIGHT: Final = 3
 WARM_S: Final = 60.0
-"""More than it takes to ask for every account once."""
+"""Enough time to request every account once."""
 NETWORK_PATIENCE_S: Final = 90.0
 
 
@@ -67,9 +66,9 @@ def run(
 ) -> dict[str, float]:  # fmt: skip
     """Measure and return the figures.
 
-    ``cpu_us_*`` are processor time of gateway and node together, without that of making blocks; ``batch`` is 100
-    calls of eth_getBalance in one request. ``websockets`` 0 and ``network_seconds`` 0 leave these parts out;
-    ``only_submit`` 1 leaves out all but the submissions.
+    ``cpu_us_*`` are processor time of gateway and node together, without block production. ``batch`` is 100 calls
+    of eth_getBalance in one request. ``websockets`` 0 and ``network_seconds`` 0 leave these parts out.
+    ``only_submit`` 1 measures only the submissions.
     """
     # Nothing of what the client's side of the socket tells.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
@@ -159,7 +158,7 @@ def _submissions(lone: LoneNode, load: LoadGenerator, seconds: float) -> dict[st
 
 
 def recovery_cpu_us() -> float:
-    """Return the processor time of one recovery of a sender, here and now: each submission has one."""
+    """Return the processor time of one sender recovery now; each submission has one."""
     key = SecretKey(digest(b"bench-sender", b"recovery"))
     digests = [digest(b"bench-recovered", number.to_bytes(4, "big")) for number in range(RECOVERIES)]
     signed = [(each, key.sign(each)) for each in digests]
@@ -174,7 +173,7 @@ def _rss_mib(pid: int) -> float:
 
 
 def _peak_mib(pid: int) -> float:
-    """Return the most memory that a process ever had."""
+    """Return the peak memory of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
 
@@ -183,9 +182,9 @@ def _peak_mib(pid: int) -> float:
 
 
 def _flooded_network(seconds: int, base_port: int, accounts: int) -> dict[str, float]:
-    """Return how much longer blocks take while readers saturate the gateway of a validator, in turns.
+    """Return how much longer blocks take while readers saturate a validator's gateway, in turns.
 
-    Payments come in all the time, at the gateway of another validator.
+    Payments arrive all the time at another validator's gateway.
     """
     flooded, beside = (base_port + 3 * member + 1 for member in (1, 2))
     url = f"http://127.0.0.1:{beside}"
@@ -223,7 +222,7 @@ def _flooded_network(seconds: int, base_port: int, accounts: int) -> dict[str, f
 
 @contextmanager
 def _payments(url: str, payer: Path) -> Iterator[None]:
-    """Hand in payments at an even pace, from the account of a member that is not flooded."""
+    """Submit payments at an even rate from the account of a member without load."""
     key = load_key(payer / "key.json", read_passphrase(payer / "passphrase"))
     enough = threading.Event()
 

@@ -1,4 +1,4 @@
-"""`dekube bench simulate`: schedules of whole replicas a second, and how many of them broke a promise."""
+"""`dekube bench simulate`: simulated consensus schedules per second, and how many violated a property."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["run"]
 def run(
     *, scenarios: int = 400, first_seed: int = 0, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, float]:
-    """Run ``scenarios`` seeds on one core and return the figures; ``progress`` hears how many of them are done.
+    """Run ``scenarios`` seeds on one core and return the figures; ``progress`` is called with the number done.
 
-    A violation is counted, and its seed with it in ``first_violating_seed``: it is never left out. In the runs
-    whose faulty hold more than the protocol bears a fork is none, if the proofs name enough of them. Campaigns on
-    all cores are ``python -m node.simulation``.
+    Violations are always counted; ``first_violating_seed`` has the first seed. In runs with more faulty weight
+    than the protocol tolerates, a fork is no violation if the evidence convicts enough seats. Campaigns on all
+    cores are ``python -m node.simulation``.
     """
     events = violations = forks = epochs = 0
     first_violating_seed = -1

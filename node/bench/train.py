@@ -1,7 +1,7 @@
-"""``dekube bench train``: what the exact profile costs, against the same training in plain float32 NumPy.
+"""``dekube bench train``: the cost of the exact profile, against the same training in plain float32 NumPy.
 
-Both train the same classifier of handwritten digits on the same batches with AdamW on one thread's worth of work;
-figures are processor time, so other work on the machine matters little. Needs the extra ``datasets``.
+Both train the same classifier of handwritten digits on the same batches with AdamW, on one thread. Figures are
+processor time, so other work on the machine matters little. Needs the extra ``datasets``.
 """
 
 from __future__ import annotations

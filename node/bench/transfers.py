@@ -1,7 +1,7 @@
-"""Made-up accounts and signed transfers for benchmarks, prepared outside of what is measured.
+"""Generated accounts and signed transfers for benchmarks, prepared outside the measurement.
 
-Every account has a secret key derived from its number; deriving one costs 40 us, so only the accounts that sign
-are derived and the others have an address drawn from the same number.
+Every account has a secret key derived from its number. Deriving one costs 40 us, so only signing accounts get
+keys. The others have an address derived from the same number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def secret_of(number: int) -> SecretKey:
 def make_transfer_chain(
     *, accounts: int, blocks: int, transactions: int, processes: int, seed: int = 1
 ) -> TransferChain:
-    """Draw senders and receivers evenly from ``accounts`` and sign the bodies of ``blocks`` blocks."""
+    """Draw senders and receivers evenly from ``accounts``, and sign the bodies of ``blocks`` blocks."""
     chance = random.Random(seed)
     drawn = [
         (chance.randrange(accounts), chance.randrange(accounts), chance.randrange(1, 10**18))

@@ -1,6 +1,6 @@
-"""``dekube bench transport``: what the encrypted channel between two nodes carries over loopback, each a process.
+"""``dekube bench transport``: throughput of the encrypted channel between two node processes over loopback.
 
-Everything is the node's own: handshake, records, frames, queues, the service's handlers on both sides.
+Handshake, records, frames, queues and handlers are the node's own, on both sides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VOTES: Final = 300
 def run(*, bulk_mib: int = 512, small_messages: int = 400_000) -> dict[str, float]:
     """Measure and return ``bulk_mbit_per_s`` (64 KiB messages), ``small_messages_per_s`` (250 bytes) and more.
 
-    ``vote_under_bulk_ms_p50`` and ``_p99`` are round trips of a consensus message beside a full bulk queue.
+    ``vote_under_bulk_ms_p50`` and ``_p99`` are round trips of a consensus message while a bulk queue is full.
     """
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
@@ -92,7 +92,7 @@ async def _send(host: str, port: int, bulk_mib: int, small_messages: int) -> dic
         await answers.send(body)
 
     async def push(cls: TrafficClass, body: bytes, count: int) -> float:
-        """Send and wait until the other side has handled the last; return the seconds it took."""
+        """Send, and wait until the receiver has processed the last message; return the seconds."""
         nonlocal pushed
         pushed += count
         began = perf_counter()
@@ -126,7 +126,7 @@ async def _send(host: str, port: int, bulk_mib: int, small_messages: int) -> dic
 async def _vote_under_bulk(
     network: Network, peer: bytes, answered: trio.MemoryReceiveChannel[bytes]
 ) -> list[float]:
-    """Return the sorted round trips of votes while bulk is queued without a pause."""
+    """Return the sorted round trips of votes while bulk is queued continuously."""
     trips = []
 
     async def flood() -> None:

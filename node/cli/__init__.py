@@ -1,4 +1,4 @@
-"""The command ``dekube``: a tree of verbs, each loaded when it is used."""
+"""The command ``dekube``: a tree of commands; each module is loaded when its command is used."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ __all__ = ["group", "main"]
 EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 1
 EXIT_NEEDS_OPERATOR: Final = 78
-"""EX_CONFIG: starting again helps nothing and may harm, until somebody looked; service managers are told so."""
+"""EX_CONFIG: a restart does not help and may harm until the operator has intervened. Service managers do not
+restart then."""
 NEEDS_OPERATOR: Final = frozenset(
     {
         *("guard_missing", "guard_corrupt", "guard_outdated", "guard_retired", "doppelganger"),
         *("upgrade_required", "safety", "state_divergence"),
     }
 )
-"""Codes of errors, and reasons of a halt of the consensus, that end with EXIT_NEEDS_OPERATOR."""
+"""Error codes, and reasons of a consensus halt, that end with EXIT_NEEDS_OPERATOR."""
 SERVICES: Final = frozenset({("node", "run"), ("signer", "run"), ("relay", "run")})
-"""What a service manager starts, and would start again."""
+"""Commands that a service manager starts and restarts."""
 SURVIVES_LOG_SIGNALS: Final = SERVICES | {("faucet", "run")}
-"""Commands that go on at signals of log rotation, from their start on."""
+"""Commands that ignore log rotation signals from their start on."""
 PERMANENT_ERRORS: Final = frozenset(
     {
         *("trust_expired", "checkpoint_mismatch", "fork_found", "config_error", "keystore_error"),
         *("store_damaged", "store_incompatible", "store_other_chain"),
     }
 )
-"""Codes of errors that end a service with EXIT_NEEDS_OPERATOR: the next start would find the same."""
+"""Error codes that end a service with EXIT_NEEDS_OPERATOR: a restart would find the same error."""
 REPAIR: Final = "dekube db repair"
 REMEDIES: Final = {
     "store_damaged": f"stop the node, then run `{REPAIR}`: it moves the database aside and syncs from peers. "
@@ -53,10 +54,10 @@ REMEDIES: Final = {
     "store_other_chain": "genesis.json is of another network than the database: restore the right file, "
     "or create another home for the other network (dekube init --home DIR)",
 }
-"""What to do about errors of layers that know no commands, by code."""
+"""What to do about errors of layers that know no commands, by error code."""
 TEXT_CHARACTERS_MAX: Final = 1_000
 MULTILINE_ERROR: Final = "testnet_error"
-"""The code of errors that quote the log of a process of this machine, line by line."""
+"""Error code of errors that quote several log lines of a local process."""
 _COINS: Final = re.compile(r"\b(balance|cost|overshot|needed) ([0-9]{1,40})\b")
 _DUE: Final = re.compile(r"\b([0-9]{1,40}) (is due|was offered)\b")
 _FEES: Final = re.compile(r"\b(maxFeePerGas|maxPriorityFeePerGas|baseFee|tip of|part of,) ([0-9]{1,40})\b")
@@ -67,7 +68,7 @@ ERRORS_WITH_AMOUNTS: Final = frozenset(
         *("replacement_underpriced", "config_error"),
     }
 )
-"""Codes of errors whose texts have amounts in the smallest unit, as wallets and programs read them."""
+"""Codes of errors whose texts contain amounts in the smallest unit."""
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "init": ("node.cli.init:init", "Create a node's home: keys, configuration and genesis."),
@@ -103,7 +104,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
 
 
 def _entry_points(name: str | None = None) -> EntryPoints:
-    """Return the commands that installed packages add, or the one of a name."""
+    """Return the commands that installed packages add; with a name, only that one."""
     from importlib.metadata import entry_points  # as much to load as all else of a plain command
 
     found = entry_points(group="dekube.commands")
@@ -111,7 +112,7 @@ def _entry_points(name: str | None = None) -> EntryPoints:
 
 
 class _LazyGroup(click.Group):
-    """Loads a command's module when it is asked for, and those that installed packages add (dekube.commands)."""
+    """Loads a command's module on use, also those that installed packages add (entry point dekube.commands)."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         added = {entry.name for entry in _entry_points()}
@@ -128,7 +129,9 @@ class _LazyGroup(click.Group):
         return None
 
     def _short_help(self, ctx: click.Context, name: str) -> str:
-        """Return what an added command does: its package's ``SHORT_HELP``, or what the loaded command says."""
+        """Return the short help of an added command: its package's ``SHORT_HELP``, or the loaded command's
+        help.
+        """
         for entry in _entry_points(name):
             text = getattr(importlib.import_module(entry.module.partition(".")[0]), "SHORT_HELP", None)
             if isinstance(text, str):
@@ -164,7 +167,10 @@ def group() -> None:
 
 
 def main() -> None:
-    """Run the command line; a known error is one line on standard error and a status, never a traceback."""
+    """Run the command line.
+
+    A known error prints one line to standard error and sets the exit status; no traceback.
+    """
     if tuple(sys.argv[1:3]) in SURVIVES_LOG_SIGNALS:
         from rpc.process.log_output import open_standard_descriptors
         from rpc.process.signals import ignore_log_signals
@@ -210,7 +216,7 @@ def main() -> None:
 
 
 def _drop_unwritten() -> None:
-    """Drop what standard output cannot take: at the end it would fail again, and replace the status by 120."""
+    """Drop unwritten standard output. The interpreter would fail on it again at exit, with status 120."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -219,9 +225,9 @@ def _drop_unwritten() -> None:
 
 
 def _hold_closed_output() -> None:
-    """Let writing to a standard output that is closed fail, as it does for other programs.
+    """Let writes to a closed standard output fail, as in other programs.
 
-    The interpreter drops what is printed, and the next file that is opened would get the number of the closed one.
+    The interpreter drops such output, and the next opened file would get the closed descriptor's number.
     """
     if sys.stdin is None:
         os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # the lowest free number: 0
@@ -232,7 +238,7 @@ def _hold_closed_output() -> None:
 
 
 class _NamedOutput(io.FileIO):
-    """Standard output whose errors name it: the system says what failed, not where."""
+    """Standard output whose errors name it; the system's errors do not."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -242,7 +248,7 @@ class _NamedOutput(io.FileIO):
 
 
 def _name_output() -> None:
-    """Let errors of standard output say that they are of it; leave one that a caller has replaced."""
+    """Replace standard output by one whose errors name it, unless a caller has replaced it."""
     output = sys.stdout
     try:
         if not isinstance(output, io.TextIOWrapper) or output.fileno() != 1:
@@ -260,7 +266,7 @@ def _name_output() -> None:
 
 
 class OperatingSystemError(DekubeError):
-    """What the system refused outside of all that knows better: a folder that may not be written, a full disk."""
+    """An error of the operating system that no other code handles, such as a full disk or a read-only folder."""
 
     code = "io_error"
 
@@ -283,7 +289,7 @@ def _print_error(error: DekubeError) -> None:
 
 
 def shortened(text: str) -> str:
-    """Return the text of an error without its middle where a long input is quoted in it."""
+    """Return the text of an error, with the middle of long quoted inputs left out."""
     if len(text) <= TEXT_CHARACTERS_MAX:
         return text
     part = TEXT_CHARACTERS_MAX // 2
@@ -291,7 +297,7 @@ def shortened(text: str) -> str:
 
 
 def _print_line(text: str) -> None:
-    """Write a line to standard error; where that cannot be written, only the exit status tells."""
+    """Write a line to standard error. If that fails, only the exit status reports the error."""
     try:
         click.echo(text, err=True)
     except OSError:
@@ -300,7 +306,7 @@ def _print_line(text: str) -> None:
 
 
 def _text(error: DekubeError) -> str:
-    """Return the text of an error; amounts, which gateways tell in the smallest unit, in DKB."""
+    """Return the text of an error, with amounts of gateways (smallest unit) shown in DKB."""
     if error.code == "gateway_unreachable" and str(error).endswith("refused"):
         return f"{error}; no gateway listens there: start the node (dekube node run), or give another with --rpc"
     if error.code == "gateway_unreachable" and str(error).endswith("HTTP status 404"):
@@ -311,7 +317,7 @@ def _text(error: DekubeError) -> str:
 
 
 def in_coins(text: str) -> str:
-    """Return the text of an error with its amounts in DKB, and its fees for a unit of gas in gwei."""
+    """Return the text of an error with its amounts in DKB and its gas prices in gwei."""
     text = _COINS.sub(lambda found: f"{found[1]} {show_amount(int(found[2]))}", text)
     text = _DUE.sub(lambda found: f"{show_amount(int(found[1]))} {found[2]}", text)
     return _FEES.sub(lambda found: f"{found[1]} {show_gwei(int(found[2]))}", text)
@@ -322,14 +328,14 @@ def _is_service() -> bool:
 
 
 def _shown_code(error: DekubeError) -> str:
-    """Return the code that a person looks up: of a halt of the consensus, why it halted."""
+    """Return the code to look up: for a consensus halt, the reason of the halt."""
     return str(getattr(error, "reason", error.code)) if error.code == "consensus_halted" else error.code
 
 
 def exit_status(error: DekubeError, *, ends_service: bool = False) -> int:
-    """Return the exit status that an error ends the program with.
+    """Return the program's exit status for an error.
 
-    What the system has refused (a port in use, a disk that is not there yet) may have passed at the next start.
+    Errors of the operating system (a port in use, a disk not mounted yet) may be gone at the next start.
     """
     is_for_a_person = error.code in NEEDS_OPERATOR or getattr(error, "reason", None) in NEEDS_OPERATOR
     if ends_service and error.code in PERMANENT_ERRORS and not isinstance(error.__context__, OSError):

@@ -1,4 +1,4 @@
-"""What people write on the command line, read strictly: amounts, fees, times, addresses, hashes, files."""
+"""Strict parsers of command line arguments: amounts, fees, times, addresses, hashes, files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ FEE: Final = _Fee()
 
 
 SECONDS_MAX: Final = 366 * 86_400
-"""A wait that ends later has no end for a person; clocks and sockets take no number of any size."""
+"""Upper bound of waiting times. Clocks and sockets do not accept larger numbers."""
 
 
 class _Seconds(click.ParamType[float]):
@@ -117,7 +117,7 @@ ADDRESS: Final = _Address()
 
 
 class PathName(click.Path):
-    """The path of a file or a folder: an empty text is none, though a Path of it is the current folder."""
+    """The path of a file or a folder. Refuses an empty text, which Path reads as the current folder."""
 
     def __init__(self, **named: Any) -> None:
         super().__init__(path_type=Path, **named)
@@ -132,7 +132,7 @@ class PathName(click.Path):
 
 
 class OutputFile(PathName):
-    """The path of a file to write: "-" would be taken for standard output, which gets the command's report."""
+    """The path of a file to write. Refuses "-": standard output gets the command's report."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -144,7 +144,7 @@ class OutputFile(PathName):
 
 
 class FolderName(PathName):
-    """The name of a folder that many lines show: one with a line break would make two of each."""
+    """The name of a folder, shown in many lines. Refuses line breaks."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -159,7 +159,9 @@ class FolderName(PathName):
 
 
 class WholeNumber(click.IntRange):
-    """A whole number within bounds, in decimal digits: int() also takes spaces, underscores and other scripts."""
+    """A whole number within bounds, in decimal digits. int() also accepts spaces, underscores and other
+    scripts.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number. Raises BadParameter."""
@@ -177,7 +179,7 @@ _HEX: Final = re.compile(r"0[xX](?:[0-9a-fA-F]{2})*")
 
 
 def parse_numbers(texts: tuple[str, ...], param: str) -> dict[str, int]:
-    """Return the numbers of NAME=NUMBER, each name once, given as ``param``. Raises BadParameter."""
+    """Return the numbers of NAME=NUMBER arguments of ``param``; each name once. Raises BadParameter."""
     found: dict[str, int] = {}
     for text in texts:
         name, equals, number = text.partition("=")
@@ -197,14 +199,14 @@ def parse_numbers(texts: tuple[str, ...], param: str) -> dict[str, int]:
 
 
 def parse_hex(text: str, name: str) -> bytes:
-    """Return the bytes that the argument ``name`` spells in 0x hex. Raises BadParameter."""
+    """Return the bytes of the argument ``name`` in 0x hex. Raises BadParameter."""
     if not _HEX.fullmatch(text):
         raise click.BadParameter("not 0x and hex digits", param_hint=name)
     return bytes.fromhex(text[2:])
 
 
 def parse_hash(text: str, name: str) -> bytes:
-    """Return the hash that the argument ``name`` spells in 0x hex. Raises BadParameter."""
+    """Return the hash in the argument ``name`` in 0x hex. Raises BadParameter."""
     found = parse_hex(text, name)
     if len(found) != HASH_BYTES:
         raise click.BadParameter("not 0x and 64 hex digits", param_hint=name)

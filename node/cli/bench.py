@@ -1,4 +1,4 @@
-"""``dekube bench``: figures with units as suffixes of their names; the last line of ``--json`` is one object."""
+"""``dekube bench``: figures whose names end in their units. The last line of ``--json`` is one object."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BENCHES: Final = {
 
 
 _ADDED: Final = {entry.name: entry for entry in importlib.metadata.entry_points(group="dekube.benches")}
-"""Of packages above this one."""
+"""Benchmarks of packages above this one."""
 _ADDED_TEXTS: Final = {
     "network": "Measure throughput and finality of four validator processes under transfer load.",
     "sync": "Sync a node without a database: with and without a seat, and after a repair.",
@@ -108,7 +108,7 @@ def _settings(run: Any, settings: tuple[str, ...]) -> dict[str, int]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what a reader needs to compare figures of two machines."""
+    """Return the machine's data that a reader needs to compare figures of two machines."""
     model = next(
         (line.partition(":")[2].strip() for line in _read("/proc/cpuinfo") if line.startswith("model name")),
         "unknown",

@@ -1,4 +1,4 @@
-"""``dekube blob``: bulk data in and out of the network, over a gateway or the node of this machine."""
+"""``dekube blob``: uploads and downloads bulk data over a gateway or this machine's node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CLEAR: Final = "\r\x1b[K"
 
 
 def show_progress(label: str) -> Progress | None:
-    """Return what shows how far something is on a terminal; None where standard error is none."""
+    """Return a function that shows progress on a terminal; None if standard error is not a terminal."""
     if not sys.stderr.isatty():
         return None
 
@@ -41,7 +41,7 @@ def show_progress(label: str) -> Progress | None:
 
 
 def download_folder() -> Path:
-    """Return where unfinished downloads of this user are kept."""
+    """Return the folder of this user's unfinished downloads."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "dekube" / "blobs"
 

@@ -1,4 +1,4 @@
-"""A group of commands whose list says the whole first sentence of each: click ends long ones in dots."""
+"""A command group that lists the first sentence of each command in full; click shortens it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SENTENCE_MAX = 500
 
 
 class CommandGroup(click.Group):
-    """Lists its commands with what each does, on as many lines as that takes."""
+    """Lists its commands, each with its whole first sentence, on several lines if needed."""
 
     group_class = type
 
@@ -31,14 +31,14 @@ class CommandGroup(click.Group):
 
 
 def as_command(*words: object) -> str:
-    """Return a command that a person can copy into a shell: paths with spaces are quoted."""
+    """Return a command that can be copied into a shell: paths with spaces are quoted."""
     return shlex.join(map(str, words))
 
 
 def next_command(*words: object) -> str:
-    """Return `dekube WORDS...` for whoever ran the command that runs, with the same --home and --rpc.
+    """Return `dekube WORDS...` with the same --home and --rpc as the current command.
 
-    Without these it would ask another node than the one that was just asked.
+    Without them the next command might use another node.
     """
     context = click.get_current_context(silent=True)
     same: list[object] = []

@@ -1,4 +1,4 @@
-"""``dekube completion``: the script that makes a shell complete the verbs."""
+"""``dekube completion``: the script with which a shell completes the commands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What moves money: shown first, asked for at a terminal, handed in, in one way for every command.
+"""Confirmation of commands that move money: show the transaction, ask at a terminal, send.
 
-What is shown is read back from the signed bytes, with what the command says of them. Scripts are not asked: a
-question that nobody answers is a command that hangs.
+The display is decoded from the signed bytes, with the command's own description. Without a terminal the command
+does not ask: it would hang.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ WHY: Final[Mapping[str, str]] = {
     "payment_missing": "the amount is above the deposit",
     "nothing_due": "no payment is due",
 }
-"""Reasons that rules refuse with, in words; the word of the chain stands beside them."""
+"""Explanations of the chain's reasons for refusal; they are shown beside the reason."""
 
 
 NONCE_TRIES: Final = 5
 NONCE_USED: Final = frozenset({"replacement_underpriced", "nonce_too_low"})
-"""Reasons of a gateway for a transaction whose nonce another one of the account has."""
+"""Reasons for which a gateway refuses a transaction whose nonce is already used."""
 
 
 def yes_option(function: _Function) -> _Function:
@@ -66,11 +66,11 @@ def send_signed(
     client: Client, key: SecretKey, kind: int, payload: Sequence[Value], what: Mapping[str, Any], *, yes: bool,
     prepare: Callable[[], None] | None = None,
 ) -> tuple[Receipt, bytes]:  # fmt: skip
-    """Send a transaction when it was shown and agreed to; return its receipt when it is final, and its bytes.
+    """Show a transaction, ask for confirmation and send it; return its receipt when it is final, and its bytes.
 
-    ``what`` says in words what it does; ``prepare`` is done between the answer and the hand-in. A transaction that
-    fails in a block costs its fee all the same, so the newest state is asked first. Raises TransactionRefused
-    before it is signed where that would refuse it, click.Abort where a person does.
+    ``what`` describes it in words. ``prepare`` runs between the confirmation and the submission. A transaction
+    that fails in a block still costs its fee, so it is checked against the newest state first. Raises
+    TransactionRefused, before signing, if it would fail, and click.Abort if the user declines.
     """
     outcome = client.estimate(key.address, kind, list(payload))
     if not outcome.succeeded:
@@ -91,7 +91,7 @@ def send_signed(
 
 
 def why_refused(reason: str) -> str:
-    """Return a reason of a rule in words, with the word that the chain has for it."""
+    """Return the explanation of a reason for refusal, with the reason itself."""
     return f"{WHY[reason]} ({reason})" if reason in WHY else reason
 
 
@@ -99,11 +99,11 @@ def confirm_and_send(
     client: Client, raw: bytes, what: Mapping[str, Any], *, yes: bool, prepare: Callable[[], None] | None = None,
     again: Callable[[], bytes] | None = None,
 ) -> tuple[Receipt, bytes]:  # fmt: skip
-    """Show what ``raw`` does and costs, ask where somebody is there to answer; return its receipt and its bytes.
+    """Show what ``raw`` does and costs, ask at a terminal, and send it; return its receipt and its bytes.
 
-    ``what`` and ``prepare`` are as of ``send_signed``. ``again`` signs the same with the next nonce, and with the
-    fees that were shown: while a person thinks, the node of the account may have signed something else. Raises as
-    ``wait``, and click.Abort.
+    ``what`` and ``prepare`` are as in ``send_signed``. ``again`` signs the same transaction with the next nonce
+    and the shown fees: the account's node may have used the nonce in the meantime. Raises as ``wait``, and
+    click.Abort.
     """
     signed, chain = decode_transaction(raw), client.chain()
     sender = signed.recover_sender()
@@ -135,7 +135,7 @@ def confirm_and_send(
 
 
 def _wait(client: Client, raw: bytes, sender: bytes) -> Receipt:
-    """Hand in and return the receipt. Raises as ``wait``; NotFinal says which nonces it waits for."""
+    """Submit and return the receipt. Raises as ``wait``; NotFinal names the missing nonces."""
     nonce = decode_transaction(raw).nonce
     behind = _behind(client, sender, nonce)
     try:
@@ -149,7 +149,7 @@ def _wait(client: Client, raw: bytes, sender: bytes) -> Receipt:
 
 
 def _behind(client: Client, sender: bytes, nonce: int) -> str:
-    """Return the nonces that ``sender`` has to use before ``nonce``, in words; empty where there are none."""
+    """Return the nonces that ``sender`` has to use before ``nonce``, in words; empty if there are none."""
     first = client.account(sender).pending_nonce
     if first >= nonce:
         return ""

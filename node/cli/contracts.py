@@ -1,4 +1,4 @@
-"""``dekube contracts``: the system contracts for Solidity, for client libraries and for the screens of wallets."""
+"""``dekube contracts``: the system contracts for Solidity, for client libraries and for hardware wallets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rpc.ethereum.interfaces import KINDS, contract_files
 __all__ = ["TESTNET_CHAIN_ID", "contracts"]
 
 TESTNET_CHAIN_ID: Final = 19_888
-"""Where the files of docs/contracts are for."""
+"""The chain of the files in docs/contracts."""
 
 
 @click.command()

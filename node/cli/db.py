@@ -1,4 +1,4 @@
-"""``dekube db``: look into the database of a stopped node, check it, keep less of it, mend it."""
+"""``dekube db``: inspects, verifies, prunes and repairs the database of a stopped node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["db"]
 
 
 class TooFarBack(StoreError):
-    """A rollback to a height whose state is not kept any more."""
+    """A rollback to a height whose state is no longer kept."""
 
     code = "pruned"
 
@@ -328,7 +328,10 @@ def _check_present(home: Home) -> None:
 
 @contextmanager
 def _exclusive_home(home: Home) -> Iterator[None]:
-    """Be the one process in a node's home. Raises ConfigError where none lives, HomeInUse beside another one."""
+    """Hold the lock of a node's home.
+
+    Raises ConfigError if it is not a node's home, HomeInUse if another process uses it.
+    """
     load_node_options(home)  # else the folders of a home would be made wherever --home points to
     with live_in(home):
         yield
@@ -336,10 +339,10 @@ def _exclusive_home(home: Home) -> Iterator[None]:
 
 @contextmanager
 def _database_to_read(home: Home) -> Iterator[Path]:
-    """Return the folder of a home's database to look into.
+    """Return the folder from which a home's database can be opened for reading.
 
-    To open one is to write: for a disk that may not be written that is a folder elsewhere, with links to the
-    tables and copies of the rest, which is small.
+    Opening a database writes to it. On a read-only disk this is a temporary folder with links to the tables and
+    copies of the small files.
     """
     if os.access(home.chain, os.W_OK) or not home.chain.is_dir():
         with _exclusive_home(home):
@@ -368,7 +371,7 @@ def _naming_lock_holder(home: Home) -> Iterator[None]:
 
 @contextmanager
 def _opened(home: Home, options: Any = None, place: Path | None = None) -> Iterator[Store]:
-    """Open the database that is there; never begin one."""
+    """Open an existing database; never create one."""
     from node.chain.runtime import make_runtime
     from node.sync.database import store_options
     from state.store import Store
@@ -420,7 +423,7 @@ def _find_damage(home: Home, *, quick: bool) -> str | None:
 
 
 def _sync_now(home: Home) -> Tip | None:
-    """Run a state sync with a network of this process alone; None when no peer has a snapshot."""
+    """Run a state sync with a network of this process; None if no peer has a snapshot."""
     import trio
 
     from node.chain.runtime import make_runtime
@@ -457,7 +460,7 @@ def _sync_now(home: Home) -> Tip | None:
 
 @contextmanager
 def _bar(title: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal; the function inside is called with what is done and how much it is."""
+    """Show a progress bar on a terminal. The yielded function takes the work done and the total."""
     with _rich_bar(unit) as shown:
         task = shown.add_task(title, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)

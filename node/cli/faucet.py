@@ -1,4 +1,4 @@
-"""``dekube faucet``: coins of a test network for whoever asks."""
+"""``dekube faucet``: gives coins of a test network to anyone who requests them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a person hands in: an error names the file, the place in it, and what was expected there."""
+"""Files given by the user. Errors name the file, the position in it, and the expected content."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ def read_json(file: Path, limit_bytes: int, expected: str) -> Any:
 
 
 def parse_json(data: bytes, name: str, expected: str) -> Any:
-    """Return the JSON document ``data``, which is of the file ``name`` and should be ``expected``.
-
-    Raises ConfigError.
-    """
+    """Return the JSON document ``data`` of the file ``name``; ``expected`` describes it. Raises ConfigError."""
     text = _decoded(data, name, expected)
     try:
         return json.loads(text)
@@ -64,9 +61,9 @@ def overwrite_option(function: Any) -> Any:
 
 
 def check_overwrite(file: Path | None, *, yes: bool, option: str = "--out") -> None:
-    """Go on if ``file`` does not exist or may be overwritten: with ``yes``, or asked at a terminal.
+    """Check that ``file`` does not exist or may be overwritten: with ``yes``, or confirmed at a terminal.
 
-    A command writes its file at the end, so this comes first. Raises ConfigError, also for a folder.
+    A command writes its file at the end, so it calls this first. Raises ConfigError, also for a folder.
     """
     if file is None:
         return
@@ -84,6 +81,6 @@ def check_overwrite(file: Path | None, *, yes: bool, option: str = "--out") -> N
 
 
 def check_regular(file: Path) -> None:
-    """Check that ``file`` has an end: a device or a pipe has none. Raises ConfigError."""
+    """Check that ``file`` has an end, unlike a device or a pipe. Raises ConfigError."""
     if not file.is_file():
         raise ConfigError(f"{file}: not a regular file; give a file whose size is known")

@@ -1,4 +1,7 @@
-"""``dekube db settle | accuse``: after a fork, the chain that people agree on, and proofs against who made it."""
+"""``dekube db settle
+
+accuse``: after a fork, switch to the agreed chain and convict the equivocators.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["accuse", "settle"]
 
 KEPT_JOURNALS: Final = "journals"
-"""In a database that was moved aside: the journals that went with it, by the folder of their vote key."""
+"""Folder in a set-aside database with its journals, by the folder of their vote key."""
 SUBMITTED_MAX: Final = 1_024
-"""Certificates that are brought at most: the conflict lies in the first views after the last block in common."""
+"""Certificates to submit at most. The conflict is in the first views after the last common block."""
 
 
 @click.command()
@@ -123,7 +126,7 @@ def _settle(home: Home, chosen: Checkpoint, *, again: bool, yes: bool) -> dict[s
 
 
 def _find_aside(home: Home, chosen: Checkpoint) -> Path | None:
-    """Return a database that was moved aside and has the chosen block."""
+    """Return a set-aside database that has the chosen block."""
     for place in sorted(home.chain.parent.glob(f"{home.chain.name}.left-*")):
         with suppress(StoreError, ConfigError), _opened(home, place) as store:
             record = store.height(chosen.height) if store.base <= chosen.height <= store.tip.height else None
@@ -204,7 +207,7 @@ def accuse(session: Session, height: int, database: Path | None, reporter: str |
 
 @contextmanager
 def _database(home: Home, place: Path | None) -> Iterator[Store]:
-    """Open a database that was moved aside, or that of the home, in which no other process may live then."""
+    """Open a set-aside database, or that of the home under the home's lock."""
     if place is not None:
         with _opened(home, place) as store:
             yield store
@@ -216,7 +219,7 @@ def _database(home: Home, place: Path | None) -> Iterator[Store]:
 
 @contextmanager
 def _opened(home: Home, place: Path) -> Iterator[Store]:
-    """Open a database of a stopped node, and never begin one."""
+    """Open a stopped node's database; never create one."""
     from node.chain.runtime import make_runtime
     from node.sync.database import store_options
     from state.store import Store
@@ -236,7 +239,7 @@ def _opened(home: Home, place: Path) -> Iterator[Store]:
 
 @contextmanager
 def _journals(home: Home) -> Iterator[dict[str, Any]]:
-    """Lock the directories of the vote keys, and give the journals that are there, by their folder."""
+    """Lock the directories of the vote keys; return the existing journals by their folder."""
     from contextlib import ExitStack
 
     from consensus.guard_log import JOURNAL_FILE, VoteDirectory

@@ -1,4 +1,4 @@
-"""``dekube genesis``: found a chain of one's own, alone or with others."""
+"""``dekube genesis``: creates the genesis of a new chain, alone or with other founders."""
 
 from __future__ import annotations
 
@@ -259,9 +259,9 @@ def _write_new(path: Path, text: str) -> None:
 
 @contextmanager
 def _removed_unless_shown(path: Path) -> Iterator[None]:
-    """Remove a new file where the command fails after all: its next try would find the file and refuse.
+    """Remove a new file if the command fails after writing it: a second try would find the file and refuse.
 
-    A reader of a pipe that went away (``| head``) has seen what it wanted.
+    A closed pipe (``| head``) is not a failure: its reader has seen what it wanted.
     """
     try:
         yield
@@ -289,7 +289,10 @@ def _allocations(texts: tuple[str, ...]) -> tuple[tuple[bytes, int], ...]:
 
 
 def _time_ms(text: str | None) -> int:
-    """Return when a chain starts. Raises BadParameter for a time that is none, or years away: mistyped."""
+    """Return the start time of a chain.
+
+    Raises BadParameter for an invalid time, or one years away (a typing error).
+    """
     now_ms = time.time_ns() // 1_000_000
     if text is None or text == "now":
         return now_ms

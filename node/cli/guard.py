@@ -1,4 +1,4 @@
-"""``dekube node guard``: the record of what a validator's key has signed, and its move to another machine."""
+"""``dekube node guard``: shows, exports and imports the vote record of a validator's key."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ EXPECTED: Final = "a watermark, as `dekube node guard export` writes it"
 
 
 class WatermarkLower(ConfigError):
-    """A watermark below the votes that are known here: importing it would help nothing and hide a mistake."""
+    """A watermark below the known votes. Importing it would have no effect and hide a mistake."""
 
     code = "watermark_lower"
 
@@ -172,9 +172,9 @@ def import_(home: Home, file: Path, as_json: bool) -> None:
 
 
 def export_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_json: bool) -> None:
-    """Write the watermark of the guard in ``home``, which nobody may be using, to a new file; retire the guard.
+    """Write the watermark of the unused guard in ``home`` to a new file, and retire the guard.
 
-    Raises GuardMissing, HomeInUse while a process votes with it, and ConfigError when the file exists.
+    Raises GuardMissing, HomeInUse while a process votes with it, and ConfigError if the file exists.
     """
     folder = home.guard_of(vote_key)
     if not (folder / GUARD_FILE).exists():
@@ -195,23 +195,23 @@ def export_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_js
 
 
 def export_retired(home: Home, mark: Watermark, file: Path, *, as_json: bool) -> None:
-    """Write the watermark of a signer in ``home`` that runs, and has been told to retire, to a new file."""
+    """Write the watermark of a running signer that was told to retire the key to a new file."""
     retire_guard(home.guard_of(mark.vote_key), _watermark_text(mark))
     _write_watermark(mark, file)
     _show_watermark(mark, file, as_json=as_json)
 
 
 def check_new(file: Path, mark: Watermark | None = None) -> None:
-    """Raise ConfigError where ``file`` exists: before anything is done that only it would tell of.
+    """Raise ConfigError if ``file`` exists, before the guard is retired.
 
-    It may be the watermark ``mark``, which an export has written that failed to report it.
+    An existing file with the watermark ``mark`` is accepted: an earlier export wrote it and failed afterwards.
     """
     if os.path.lexists(file) and (mark is None or not _is_watermark(mark, file)):
         raise ConfigError(f"{file}: the file exists; nothing was changed. Name another file, or remove this one")
 
 
 def _write_watermark(mark: Watermark, file: Path) -> None:
-    """Write a new file, unless it is there and says just this. Raises ConfigError for another one."""
+    """Write a new file, or accept one with the same content. Raises ConfigError for other content."""
     if not _is_watermark(mark, file):
         write_private(file, _watermark_text(mark))
 
@@ -239,7 +239,7 @@ def _show_watermark(mark: Watermark, file: Path, *, as_json: bool) -> None:
 
 
 def import_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_json: bool) -> None:
-    """Take the watermark in a file over into the guard in ``home``, which nobody may be using; it votes again.
+    """Import the watermark in a file into the unused guard in ``home``, so that it votes again.
 
     Raises ConfigError for a file of another key or chain, WatermarkLower, and HomeInUse while a process votes.
     """
@@ -268,7 +268,7 @@ def import_guard(home: Home, chain: bytes, vote_key: bytes, file: Path, *, as_js
 
 
 def read_watermark(file: Path) -> Watermark:
-    """Return the watermark in a file. Raises ConfigError with the line or the field that is wrong."""
+    """Return the watermark in a file. Raises ConfigError, which names the wrong line or field."""
     document = read_json(file, FILE_LIMIT_BYTES, EXPECTED)
     names = ("version", "genesis_hash", "vote_key", "epoch", "view")
     if type(document) is not dict or sorted(document) != sorted(names):
@@ -294,7 +294,7 @@ def _hex(text: str, size_bytes: int) -> bytes:
 
 
 def choose_key(keys: Sequence[bytes], vote_key: bytes) -> bytes:
-    """Return the key that is meant: the one named, or the only one. Raises ConfigError."""
+    """Return the named key, or the only one. Raises ConfigError."""
     if vote_key in keys:
         return vote_key
     if not vote_key and len(keys) == 1:
@@ -304,7 +304,7 @@ def choose_key(keys: Sequence[bytes], vote_key: bytes) -> bytes:
 
 
 def _chain_and_keys(home: Home) -> tuple[bytes, list[bytes]]:
-    """Return the chain and the vote keys of a validator's home, that which takes over last.
+    """Return the chain and the vote keys of a validator's home; the next key is last.
 
     Raises ConfigError, KeystoreError.
     """

@@ -1,4 +1,4 @@
-"""``dekube init``: a node's home on disk."""
+"""``dekube init``: creates a node's home."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def init(
 
 
 def _complete_founder_home(home: Home, genesis: Genesis, options: NodeOptions, *, as_json: bool) -> None:
-    """Make the home of a founder whole. Raises ConfigError unless the genesis has it as it signed."""
+    """Complete a founder's home. Raises ConfigError unless the genesis contains the founder as signed."""
     founder = founder_from_json(read_input(home.founder, FOUNDER_LIMIT_BYTES).decode())
     validator = founder.validator
     if "validator" not in options.roles:

@@ -1,4 +1,4 @@
-"""Job specifications and training states in files: the forms that people write, keep and load elsewhere."""
+"""Job specifications and training states in files: formats for editing, storage and exchange."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ FILE_LIMIT_BYTES: Final = 16 * SPEC_LIMIT_BYTES
 EXPECTED: Final = "a job specification, as `dekube task quote --save FILE` writes it"
 DIGITS_MAX: Final = 40
 CANONICAL_FIRST: Final = tuple(bytes([first]) for first in range(0x80, 0xA0))
-"""How canonical bytes begin (a list of CBOR); no text of UTF-8 does."""
+"""First byte of canonical bytes (a CBOR list). UTF-8 text never begins with it."""
 _RATES: Final = ("learning_rate_nano", "beta1_nano", "beta2_nano", "epsilon_nano", "weight_decay_nano")
 
 
 def spec_from_json(document: Any) -> JobSpec:
-    """Return the specification of its JSON form. Raises ConfigError naming what is wrong."""
+    """Return the specification from its JSON form. Raises ConfigError, which names what is wrong."""
     top = _fields(document, "the specification", {
         "kind", "level", "profile", "model", "dataset", "batch", "optimiser", "seed", "init_root", "schedule",
         "price", "requirements", "match_ms",
@@ -91,7 +91,7 @@ def spec_from_json(document: Any) -> JobSpec:
 
 
 def read_spec(path: Path) -> bytes:
-    """Return the canonical bytes of the job in a file: those bytes themselves, or their JSON form.
+    """Return the canonical bytes of the job in a file with those bytes or with their JSON form.
 
     Raises ConfigError.
     """
@@ -191,11 +191,11 @@ FORMATS: Final[Mapping[str, Callable[[TrainingState, TrainingPlan], bytes]]] = {
     ".safetensors": _safetensors,
     ".state": _canonical,
 }
-"""How a training state is written, by the suffix of the file: NumPy, safetensors, the chain's canonical bytes."""
+"""Encoders of a training state by file suffix: NumPy, safetensors, the chain's canonical bytes."""
 
 
 def encode_state(state: TrainingState, plan: TrainingPlan, suffix: str) -> bytes:
-    """Return ``state`` in the form of a file suffix. Raises ConfigError for an unknown one."""
+    """Return ``state`` in the format of a file suffix. Raises ConfigError for an unknown suffix."""
     encoder = FORMATS.get(suffix)
     if encoder is None:
         raise ConfigError(f"{suffix or 'no suffix'}: the file's name must end in {', '.join(FORMATS)}")
@@ -203,7 +203,7 @@ def encode_state(state: TrainingState, plan: TrainingPlan, suffix: str) -> bytes
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all. Raises ConfigError."""
+    """Write a file atomically. Raises ConfigError."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             beside = Path(file.name)

@@ -1,4 +1,6 @@
-"""``dekube light``: follow the chain by its epochs; check accounts and transactions; trust no gateway."""
+"""``dekube light``: follows the chain by its epochs and verifies accounts and transactions without trusting
+gateways.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ DEFAULT_HOME: Final = "~/.dekube/light"
 FILE: Final = "light.json"
 HOUR_MS: Final = 3_600_000
 STALE_MS: Final = 60_000
-"""What is shown is called old when it is so far behind this clock."""
+"""Results older than this by the local clock are marked as old."""
 
 
 class _Hash(click.ParamType[bytes]):
@@ -123,7 +125,7 @@ def light() -> None:
 
 
 def _address(home: Path, name: str) -> bytes:
-    """Return the address that is written, or that of an account of the wallet beside the light client's folder.
+    """Return the given address, or that of a wallet account beside the light client's folder.
 
     Raises DecodeError, ConfigError.
     """
@@ -193,9 +195,9 @@ def init(
 
 
 def begin(home: Path, genesis: Genesis, urls: Sequence[str]) -> None:
-    """Begin to trust ``genesis``, in the file ``home``.
+    """Start to trust ``genesis``, in the file ``home``.
 
-    Raises TrustExpired where it is too old for that, ConfigError where a gateway is of another chain.
+    Raises TrustExpired if the genesis is too old, ConfigError if a gateway is of another chain.
     """
     _check_new(urls, genesis_hash(genesis))
     chain = read_parameters(ChainParameters, "chain", genesis)
@@ -213,7 +215,7 @@ def check_genesis(home: Path, file: Path) -> None:
 
 
 def _check_new(urls: Sequence[str], genesis: bytes) -> None:
-    """Check that new endpoints are of a chain; say which of them do not answer. Raises ConfigError, NoEndpoint."""
+    """Check that new endpoints are of a chain; print those that do not answer. Raises ConfigError, NoEndpoint."""
     silent = check_endpoints([(url, gateway_source(url)) for url in urls], genesis)
     for url, reason in silent.items():
         click.echo(printable(f"Note: {url} does not answer now ({reason}); it stays an endpoint."), err=True)
@@ -228,7 +230,7 @@ def _keep(home: Path, trusted: TrustedState, period_ms: int, accept_old: bool, u
 
 @contextmanager
 def open_light(home: Path, urls: Sequence[str]) -> Iterator[LightNode]:
-    """Open the client, bring it up to date, and keep what it learned, also from a failure."""
+    """Open the client, sync it, and save what it learned, also after a failure."""
     saved = load_light_file(home)
     if urls:
         saved = with_endpoints(saved, urls)

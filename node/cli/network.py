@@ -1,4 +1,4 @@
-"""``dekube network``: the nodes that have told of themselves, and how this one is reached."""
+"""``dekube network``: the known nodes, and how this node is reached."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Options that have no effect in a combination: declared per command, refused as usage errors.
+"""Options without effect in a combination: declared per command and refused as usage errors.
 
-An option that is dropped without a word is worst where it was a limit (a highest price, another genesis). A
-command declares its rules with ``only_with`` and ``not_with``, above the decorator that makes it a command; what
-depends on more than the command line calls ``refuse_given``. A permission (``--force``, ``--yes``) needs no rule
-where there is nothing left to permit.
+An ignored option is most harmful if it was a limit (a maximum price, another genesis). A command declares its
+rules with ``only_with`` and ``not_with``, above the decorator that makes it a command. Checks that need more than
+the command line call ``refuse_given``. A permission (``--force``, ``--yes``) needs no rule if there is nothing to
+permit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RULES: Final = "__option_rules__"
 class Rule(NamedTuple):
     """``options`` have an effect only with one of ``others``, or only without all of them.
 
-    Both are written as on the command line: --option, --no-option for a switch that is off, NAME of an argument.
+    Both are written as on the command line: --option, --no-option for a switch that is off, NAME for an argument.
     """
 
     options: tuple[str, ...]
@@ -33,7 +33,7 @@ class Rule(NamedTuple):
     needs_others: bool
 
     def broken_by(self, context: click.Context) -> str:
-        """Return what is wrong with the command line; empty where nothing is."""
+        """Return what is wrong with the command line; empty if nothing is."""
         given = [name for name in self.options if _is_given(context, name)]
         present = [name for name in self.others if _is_given(context, name)]
         if not given or bool(present) == self.needs_others:
@@ -44,20 +44,17 @@ class Rule(NamedTuple):
 
 
 def only_with(options: Sequence[str], *others: str) -> Callable[[_Command], _Command]:
-    """Declare that ``options`` have no effect unless one of ``others`` is given."""
+    """Declare that ``options`` have no effect without one of ``others``."""
     return _declare(Rule(tuple(options), others, needs_others=True))
 
 
 def not_with(options: Sequence[str], *others: str) -> Callable[[_Command], _Command]:
-    """Declare that ``options`` have no effect where one of ``others`` is given."""
+    """Declare that ``options`` have no effect together with one of ``others``."""
     return _declare(Rule(tuple(options), others, needs_others=False))
 
 
 def refuse_given(options: Sequence[str], why: str) -> None:
-    """Refuse those of ``options`` that were given to the command that runs; ``why`` says why they do nothing.
-
-    Raises UsageError.
-    """
+    """Refuse those of ``options`` that were given; ``why`` is the reason. Raises UsageError."""
     given = [name for name in options if _is_given(click.get_current_context(), name)]
     if given:
         raise click.UsageError(f"{_joined(given)} {_has(given)} no effect here: {why}.")
@@ -89,7 +86,10 @@ def _declare(rule: Rule) -> Callable[[_Command], _Command]:
 
 
 def _parameter(command: click.Command, name: str) -> click.Parameter:
-    """Return the parameter of a command that ``name`` is written as. Raises AssertionError where there is none."""
+    """Return the parameter of a command with this name on the command line.
+
+    Raises AssertionError if there is none.
+    """
     for parameter in command.params:
         if name in (*parameter.opts, *parameter.secondary_opts) or name == parameter.human_readable_name:
             return parameter

@@ -1,4 +1,4 @@
-"""Options that many commands share: the node's home, keys and their passphrases, the node to ask."""
+"""Options that many commands share: the node's home, keys and passphrases, the node to query."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ _INSTEAD: Final = (
 )
 _NOT_UTF8: Final = "the input is not UTF-8; change the encoding of the terminal or file"
 ASK_S: Final = 10.0
-"""How long a node may take to answer its owner."""
+"""Timeout of a query at the control socket."""
 
 
 def _home_option_of(kind: str) -> Callable[[_Function], _Function]:
-    """Return what adds ``--home``; the function gets ``home`` as a Home."""
+    """Return the decorator that adds ``--home``; the function gets ``home`` as a Home."""
     return click.option(
         "--home",
         default=DEFAULT_HOME,
@@ -64,7 +64,7 @@ def _home_option_of(kind: str) -> Callable[[_Function], _Function]:
 
 
 def parse_home(text: str) -> Home:
-    """Return the home in the folder that ``text`` names. Raises BadParameter: an empty text is no folder."""
+    """Return the home in the folder ``text``. Raises BadParameter for an empty text."""
     path = os.path.expanduser(text)
     if not path.strip():
         raise click.BadParameter("the path is empty; name a folder", param_hint="--home")
@@ -79,9 +79,9 @@ signer_home_option: Final = _home_option_of("signer")
 
 
 def ask_home(home: Home, command: str, *, timeout_s: float = ASK_S, **fields: Any) -> Any:
-    """Ask the node that runs in ``home``; return its answer.
+    """Query the node that runs in ``home``; return its answer.
 
-    Raises ControlUnavailable when none answers, ConfigError where something else than a node lives there.
+    Raises ControlUnavailable if none answers, ConfigError for a home of another kind.
     """
     from rpc.client.control import ControlUnavailable, ask_node
 
@@ -97,14 +97,14 @@ def ask_home(home: Home, command: str, *, timeout_s: float = ASK_S, **fields: An
 
 
 def ask_passphrase(file: Path | None, prompt: str = "Passphrase") -> str:
-    """Return the passphrase in ``file``, or ask for it (``prompt_secret``); the command line never has it."""
+    """Return the passphrase in ``file``, or prompt for it (``prompt_secret``). It is never on the command line."""
     return read_secret(file, prompt)
 
 
 def read_secret(file: Path | None, prompt: str, *, instead: str = "") -> str:
-    """Return the secret in the first line of ``file`` (mode 0600; "-" is standard input), or ask for it unseen.
+    """Return the secret in the first line of ``file`` (mode 0600; "-" is standard input), or prompt without echo.
 
-    ``instead`` is as of ``prompt_secret``. Raises KeystoreError.
+    ``instead`` is as in ``prompt_secret``. Raises KeystoreError.
     """
     if file is None:
         return prompt_secret(prompt, instead=instead)
@@ -119,7 +119,7 @@ def read_secret(file: Path | None, prompt: str, *, instead: str = "") -> str:
 
 
 def _piped_line() -> str | None:
-    """Return the next line of standard input without its end; None where there is none. Raises KeystoreError."""
+    """Return the next line of standard input without its end; None at the end. Raises KeystoreError."""
     try:
         line = "" if sys.stdin is None else sys.stdin.buffer.readline(LINE_LIMIT_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -146,7 +146,10 @@ def read_input(file: Path, limit_bytes: int) -> bytes:
 
 
 def ask_new_passphrase(file: Path | None) -> str:
-    """Return the passphrase in ``file``, or ask for a new one twice. Raises KeystoreError, as for an empty one."""
+    """Return the passphrase in ``file``, or prompt twice for a new one.
+
+    Raises KeystoreError, also for an empty one.
+    """
     prompt = "New passphrase"
     passphrase = prompt_secret(prompt, twice=True) if file is None else read_secret(file, prompt)
     if not passphrase:
@@ -155,11 +158,11 @@ def ask_new_passphrase(file: Path | None) -> str:
 
 
 def prompt_secret(prompt: str = "Passphrase", *, twice: bool = False, instead: str = "") -> str:
-    """Ask at the terminal for what nobody may see; where standard input is no terminal, it is the next line there.
+    """Prompt for a secret without echo; if standard input is not a terminal, read its next line.
 
-    Standard input that is read for something else (``read_input``) is left to that: a terminal is asked all the
-    same. Raises KeystoreError where there is neither a terminal nor a line; ``instead`` says then how else it can
-    be given, where it is not a passphrase of keys.
+    If the command reads standard input for something else (``read_input``), the terminal is prompted in any case.
+    Raises KeystoreError if there is neither a terminal nor a line. ``instead`` then names other ways to give the
+    secret; default: those for a passphrase of keys.
     """
     context = click.get_current_context(silent=True)
     is_taken = context is not None and context.meta.get(_TAKEN, False)
@@ -177,18 +180,18 @@ def prompt_secret(prompt: str = "Passphrase", *, twice: bool = False, instead: s
 
 
 def is_at_terminal() -> bool:
-    """Tell whether somebody can be asked: standard input and standard error are a terminal."""
+    """Tell whether the user can be prompted: standard input and standard error are terminals."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None and sys.stderr.isatty()
 
 
 def confirm_at_terminal(question: str) -> None:
-    """Go on if somebody at a terminal says so; scripts are not asked."""
+    """Ask for confirmation at a terminal. Without a terminal the command continues."""
     if is_at_terminal():
         click.confirm(question, abort=True, err=True)
 
 
 def announce_key_generation(*, as_json: bool) -> None:
-    """Say what takes the next seconds: the work factor of a keystore file costs a second for each key."""
+    """Announce a delay of some seconds: the work factor of a keystore file takes a second for each key."""
     if not as_json:
         click.echo("Making keys; this takes some seconds ...", err=True)
 
@@ -199,7 +202,7 @@ def yes_option(function: _Function) -> _Function:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on with ``yes``, or if somebody at a terminal says so. Raises UsageError where nobody can be asked."""
+    """Continue with ``yes``, or after confirmation at a terminal. Raises UsageError without both."""
     if yes:
         return
     if not is_at_terminal():
@@ -210,7 +213,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def _asked(prompt: str) -> str:
-    """Return what ``prompt`` asks for, as it stands in a sentence."""
+    """Return what ``prompt`` asks for, as part of a sentence."""
     what = prompt.removeprefix("New ").partition(" (")[0]
     return what[:1].lower() + what[1:]
 
@@ -224,7 +227,7 @@ def _has_terminal() -> bool:
 
 
 def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:
-    """Return the key in a keystore file. Raises KeystoreError, before it asks where there is no such file."""
+    """Return the key in a keystore file. Raises KeystoreError; a missing file is reported before any prompt."""
     from node.home.keyring import check_keystore
     from node.home.keys import load_key
 
@@ -233,7 +236,7 @@ def open_key(path: Path, passphrase_file: Path | None) -> SecretKey:
 
 
 def account_of_home(home: Home, passphrase_file: Path | None = None) -> SecretKey:
-    """Return the account key of what lives in ``home``, opened by a file of the person's or the home's own.
+    """Return the account key of ``home``, opened with the user's passphrase file or the home's own.
 
     Raises ConfigError or KeystoreError.
     """

@@ -1,4 +1,4 @@
-"""Tables for people, JSON for machines: every command that shows something shows it in both."""
+"""Output of commands: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = [
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 AMOUNT_DIGITS_MAX = 30
-"""Of an amount before its point: more than there will ever be."""
+"""Maximum number of digits before the decimal point; no amount has more."""
 AMOUNT_SHOWN = 64
 GWEI_DECIMALS = 9
 TIME_MS_END = 253_402_300_800_000
-"""The year 10000: what is later is no time that a chain agreed upon, and some systems cannot write it."""
+"""The year 10000. Later times cannot occur in a chain, and some systems cannot format them."""
 
 
 def json_option(function: _Function) -> _Function:
@@ -54,21 +54,21 @@ def show(document: Any) -> None:
 
 
 def counted(count: int, what: str) -> str:
-    """Return a number of things as people write it: "1 block", "1,200 blocks"."""
+    """Return a number with its noun: "1 block", "1,200 blocks"."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def show_time(time_ms: int) -> str:
-    """Return an agreed time as people write it. Raises ValueError for one that no calendar has."""
+    """Return a block time in readable form. Raises ValueError for a time outside the calendar."""
     if not 0 <= time_ms < TIME_MS_END:
         raise ValueError(f"not a time: {time_ms}")
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time_ms // 1000))
 
 
 def log_field(dropped: int, since_ms: int, reason: str = "") -> dict[str, str]:
-    """Return the line of a status about a service's log; empty where every line was written.
+    """Return the status line about a service's log; empty if every line was written.
 
-    ``since_ms``: Unix time since when it cannot be written, 0 while it is written.
+    ``since_ms``: Unix time since which it cannot be written; 0 while it can.
     """
     if since_ms:
         why = f" ({reason})" if reason else ""
@@ -77,7 +77,7 @@ def log_field(dropped: int, since_ms: int, reason: str = "") -> dict[str, str]:
 
 
 def show_span(span_ms: int) -> str:
-    """Return how long something takes or is ago as people write it, in its two largest units."""
+    """Return a duration in its two largest units."""
     seconds = span_ms // 1000
     if seconds < 60:
         return f"{span_ms / 1000:.1f} s"
@@ -89,7 +89,9 @@ def show_span(span_ms: int) -> str:
 
 
 def in_words(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return ``fields`` with times and spans in milliseconds as people write them, named without the unit."""
+    """Return ``fields`` with times and durations (milliseconds) in readable form; the unit is removed from their
+    names.
+    """
     shown: dict[str, Any] = {}
     for name, value in fields.items():
         if name.endswith("_ms") and isinstance(value, int):
@@ -122,7 +124,7 @@ def show_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str], *, as_json
 
 
 def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "", err: bool = False) -> None:
-    """Print one record, a line a field, or as JSON; ``err``: on standard error."""
+    """Print one record, one line per field, or as JSON; with ``err`` on standard error."""
     if as_json:
         show(fields)
         return
@@ -141,12 +143,12 @@ def show_fields(fields: dict[str, Any], *, as_json: bool, title: str = "", err: 
 
 
 def show_amount(amount: int) -> str:
-    """Return an amount of 10^-18 DKB in DKB, exactly."""
+    """Return an amount of 10^-18 DKB in DKB, without rounding."""
     return format_amount(amount)
 
 
 def show_gwei(fee: int) -> str:
-    """Return a fee for a unit of gas in gwei (10^-9 DKB), exactly."""
+    """Return a gas price in gwei (10^-9 DKB), without rounding."""
     return format_units(fee, GWEI_DECIMALS) + " gwei"
 
 
@@ -164,7 +166,7 @@ def parse_amount(text: str) -> int:
 
 
 def _why_no_amount(cleaned: str, whole: str, fraction: str, unit: int) -> str:
-    """Return what is wrong with the parts of an amount of ``unit`` decimals; empty where nothing is."""
+    """Return what is wrong with the parts of an amount with ``unit`` decimals; empty if nothing is."""
     if not cleaned:
         return "it is empty"
     if cleaned.startswith("-"):
@@ -203,7 +205,7 @@ def _cell(value: Any) -> str:
 
 
 def _inner(value: Any) -> str:
-    """Return a cell inside of another: what has parts itself stands in brackets."""
+    """Return a nested cell; a cell with parts is put in brackets."""
     return f"({_cell(value)})" if isinstance(value, Mapping | list | tuple) else _cell(value)
 
 

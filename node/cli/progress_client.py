@@ -1,7 +1,7 @@
-"""A client for people: it says on standard error what it waits for as soon as that takes long.
+"""A client that prints to standard error what it waits for, when that takes long.
 
-A gateway may be silent for long and right: its node catches up, or the machine is busy. The client then asks again
-for up to a minute, and a person who sees nothing of that takes the command for broken.
+A gateway may be silent for long without a fault: its node catches up, or the machine is busy. The client then
+retries for up to a minute. Without a message the user would think that the command hangs.
 """
 
 from __future__ import annotations
@@ -32,43 +32,45 @@ __all__ = ["NOTICE_S", "GatewayNotUp", "NotFinal", "ProgressClient", "ProgressNo
 
 _T = TypeVar("_T")
 NOTICE_S: Final = 3.0
-"""What takes longer is told."""
+"""A longer wait is reported."""
 LOOK_S: Final = 0.25
 LOOK_BYTES: Final = 4096
-"""So much of a request or an answer is looked at: the method stands first, and a refusal is short."""
+"""Bytes of a request or an answer that are searched. The method comes first, and a refusal is short."""
 _METHOD: Final = re.compile(rb'"method":"([a-zA-Z_.]{1,64})"')
 RECEIPT: Final = "dekube_waitForReceipt"
 HAND_IN: Final = "dekube_sendTransaction"
 DOUBTFUL: Final = (b'"node_unavailable"', b'"internal_error"')
-"""Reasons of failure that refuse nothing: the node behind the gateway may have got what was handed in."""
+"""Failures that are no refusal: the node behind the gateway may have received the submission."""
 
 
 class GatewayNotUp(GatewayUnreachable):
-    """The node runs, and its gateway is not there yet, or not now."""
+    """The node runs, but its gateway does not (yet)."""
 
 
 class NotFinal(TransactionRefused):
-    """A transaction that was taken is not final in time; nothing has refused it."""
+    """An accepted transaction is not final in time; it was not refused."""
 
     code = "not_final"
 
 
 class ProgressClient(Client):
-    """Tells after NOTICE_S what it waits for, and the hash of what is handed in as soon as that is taken.
+    """A client that reports after NOTICE_S what it waits for, and prints a transaction's hash once it is accepted.
 
-    What fails or is interrupted when a transaction may be on its way tells how to look for it. In all else the
-    client that it is.
+    If it fails or is interrupted while a transaction may be pending, it prints how to look for it.
     """
 
     def __init__(self, *urls: str, control: Path | None = None, chain_id: int | None = None) -> None:
-        """``control``: the control socket of the node whose gateway is asked. Raises ConfigError for a bad URL."""
+        """``control``: the control socket of the node whose gateway is used.
+
+        Raises ConfigError for an invalid URL.
+        """
         super().__init__(*urls, options=ClientOptions(chain_id=chain_id))
         mark_gateway_used()
         self._control = control
         self._new_notice: Callable[[], ProgressNotice] = ProgressNotice
 
     def send_and_wait(self, raw: bytes, *, behind: str = "") -> Receipt:
-        """Do as ``wait``; ``behind``: the nonces of the sender that come before and are not sent yet."""
+        """Like ``wait``. ``behind``: earlier nonces of the sender that are not used yet."""
         self._new_notice = partial(ProgressNotice, behind=behind)
         try:
             return self.wait(raw)
@@ -104,7 +106,7 @@ class ProgressClient(Client):
 
 
 def _tell_of(notice: ProgressNotice) -> None:
-    """Say which transaction may be on its way, and how to look for it; nothing where there is none."""
+    """Print which transaction may be pending and how to look for it; nothing if there is none."""
     if hash_ := _hash_of(notice.handed_in):
         click.echo(
             f"The transaction {hash_} was sent and may still become final: "
@@ -114,7 +116,7 @@ def _tell_of(notice: ProgressNotice) -> None:
 
 
 def _listens(control: Path) -> bool:
-    """Tell whether somebody is at a Unix socket: one that was killed leaves its file."""
+    """Tell whether a process listens at a Unix socket. A killed process leaves its socket file."""
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(short_path(control))
@@ -124,10 +126,10 @@ def _listens(control: Path) -> bool:
 
 
 class ProgressNotice:
-    """Knows what is waited for and since when, and says each thing once when it has taken NOTICE_S."""
+    """Tracks what is waited for and since when; prints each wait once, after NOTICE_S."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, *, behind: str = "") -> None:
-        """``behind``: the nonces that a transaction which is handed in waits for."""
+        """``behind``: the nonces that must be used before a submitted transaction."""
         self._now = now
         self._taken = ""
         self.behind = behind
@@ -136,9 +138,9 @@ class ProgressNotice:
         self._what, self._since = "", 0.0
         self._told = ""
         self.handed_in = b""
-        """The request with a transaction of which no receipt has come, and no refusal."""
+        """The request with a transaction for which neither a receipt nor a refusal has arrived."""
         self.is_doubtful = False
-        """Whether some gateway may have the transaction, so that another's refusal ends nothing."""
+        """Whether some gateway may have the transaction, so that another gateway's refusal is not final."""
 
     def __enter__(self) -> ProgressNotice:
         threading.Thread(target=self._run, name="patience", daemon=True).start()
@@ -154,14 +156,16 @@ class ProgressNotice:
                 self._what, self._since = what, self._now()
 
     def taken(self, request: bytes) -> None:
-        """Say the hash of the transaction that ``request`` handed in, once: it is not to be lost with the rest."""
+        """Print the hash of the transaction submitted by ``request``, once, so that the user has it in any
+        case.
+        """
         hash_ = _hash_of(request)
         if hash_ and hash_ != self._taken:
             self._taken = hash_
             click.echo(f"Sent: {hash_}", err=True)
 
     def due(self) -> str:
-        """Return what is to be said now, empty where nothing is."""
+        """Return the text to print now; empty if there is none."""
         with self._lock:
             if not self._what or self._what == self._told or self._now() < self._since + NOTICE_S:
                 return ""
@@ -175,7 +179,7 @@ class ProgressNotice:
 
 
 def with_notices(flow: Flow[_T], notice: ProgressNotice) -> Flow[_T]:
-    """Pass the effects of ``flow`` on, and note what is under way."""
+    """Pass on the effects of ``flow`` and track what is under way."""
     answer: Any = None
     error: Exception | None = None
     told = ""
@@ -201,7 +205,7 @@ def with_notices(flow: Flow[_T], notice: ProgressNotice) -> Flow[_T]:
 
 
 def _note(notice: ProgressNotice, method: str, answer: Any, error: Exception | None) -> None:
-    """Note what came of a request: whether a gateway has the transaction, may have it, or surely has not."""
+    """Note the outcome of a request: whether a gateway has the transaction, may have it, or does not have it."""
     has_receipt = isinstance(answer, bytes) and b'"receipt":{' in answer[:LOOK_BYTES]
     if method == RECEIPT and has_receipt and _hash_of(notice.handed_in).encode() in answer:  # not that of another
         notice.handed_in = b""
@@ -216,7 +220,7 @@ def _note(notice: ProgressNotice, method: str, answer: Any, error: Exception | N
 
 
 def _is_refused(answer: Any, error: Exception | None) -> bool:
-    """Tell whether a gateway surely has not what was handed in: it refused it, or nobody listens there."""
+    """Tell whether a gateway certainly does not have the transaction: it refused it, or no process listens."""
     if not isinstance(answer, bytes):
         return str(error).endswith("refused")
     head = answer[:LOOK_BYTES]
@@ -224,13 +228,13 @@ def _is_refused(answer: Any, error: Exception | None) -> bool:
 
 
 def _is_taken(answer: Any) -> bool:
-    """Tell whether an answer says that a gateway has the transaction that was handed in."""
+    """Tell whether an answer says that a gateway has the submitted transaction."""
     head = answer[:LOOK_BYTES] if isinstance(answer, bytes) else b""
     return b'"already_known"' in head or (b'"result"' in head and b'"error"' not in head)
 
 
 def _hash_of(request: bytes) -> str:
-    """Return the hash of the transaction that a request hands in; empty where it hands in none."""
+    """Return the hash of the transaction in a request; empty if there is none."""
     try:
         raw = json.loads(request)["params"]["raw"]
         return "0x" + keccak(bytes.fromhex(raw.removeprefix("0x"))).hex()
@@ -239,14 +243,14 @@ def _hash_of(request: bytes) -> str:
 
 
 def _method(request: Post | Fetch) -> str:
-    """Return the method that a request calls; empty for one that calls none."""
+    """Return the method of a request; empty if there is none."""
     body = getattr(request, "body", None)
     found = _METHOD.search(body[:LOOK_BYTES]) if isinstance(body, bytes) else None
     return "" if found is None else found[1].decode()
 
 
 def _waiting_for(request: Post | Fetch, behind: str) -> str:
-    """Return what a request waits for, in words; ``behind``: what its transaction comes after."""
+    """Return what a request waits for, in words. ``behind``: the nonces before its transaction."""
     place = urlsplit(request.url).netloc
     method = _method(request)
     if not method:
@@ -259,7 +263,7 @@ def _waiting_for(request: Post | Fetch, behind: str) -> str:
 
 
 def _still(request: Post | Fetch, answer: Any, behind: str) -> str:
-    """Return what is waited for after ``answer`` as before, empty where that was an answer."""
+    """Return what is still waited for after ``answer``; empty if nothing is."""
     if not isinstance(answer, bytes) or len(answer) > LOOK_BYTES:
         return ""
     if b'"node_unavailable"' in answer:

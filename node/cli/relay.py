@@ -1,4 +1,4 @@
-"""``dekube relay``: carry circuits between nodes that accept no connection."""
+"""``dekube relay``: runs a relay, which carries circuits between nodes that accept no connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dekube relay status``: how the relay in a home is doing, by what it tells at its port for metrics."""
+"""``dekube relay status``: the state of the relay in a home, read from its metrics port."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["NUMBERS", "parse_counts", "status"]
 
 METRICS_LIMIT_BYTES: Final = 1 << 20
 ASK_S: Final = 5.0
-"""How long the relay may take for each part of its answer."""
+"""Timeout for each part of the relay's answer."""
 READY_LIMIT_BYTES: Final = 4_096
 FULL_PERCENT: Final = 100
 _PREFIX: Final = "dekube_relay_"
@@ -39,7 +39,7 @@ NUMBERS: Final = frozenset(
         "receipts_total", "reservations", "settled_receipts_total", "unfunded_bytes", "unpaid_bytes",
     }
 )  # fmt: skip
-"""What every relay tells; those without a label."""
+"""Metrics without a label that every relay has."""
 
 
 @click.command()
@@ -68,7 +68,7 @@ def status(home: Home, check: bool, as_json: bool) -> None:
 
 
 def parse_counts(body: bytes) -> dict[str, Any]:
-    """Return what a relay tells by name: a number, or numbers by label. Raises ConfigError for anything else."""
+    """Return the relay's metrics by name: a number, or numbers by label. Raises ConfigError for anything else."""
     from prometheus_client.parser import text_string_to_metric_families
 
     counts: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def parse_counts(body: bytes) -> dict[str, Any]:
 
 
 def _ready(home: Home) -> dict[str, Any]:
-    """Return what the relay wrote when it was up."""
+    """Return the content of the relay's ready file."""
     try:
         found = json.loads(read_bounded(home.ready, READY_LIMIT_BYTES))
     except FileNotFoundError:
@@ -134,7 +134,7 @@ def _ask(ready: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dialled(host: str) -> str:
-    """Return where one is reached from its own machine that listens at ``host``."""
+    """Return the local host name or address at which a server that listens at ``host`` is reached."""
     try:
         address = ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Answers of gateways that commands read as documents: what is not of its shape is an error with a code."""
+"""Checks gateways' answers that commands read as documents; an answer of another form is an error with a code."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["checked_responses", "mark_gateway_used"]
 _USES_GATEWAY: Final = "node.cli.asks_a_gateway"
 WHY_CHARACTERS_MAX: Final = 200
 _MISSHAPEN: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""What reading a document fails with that has not the fields, or not of the types, that its method promises."""
+"""Exceptions of reading a document without the fields or types that its method promises."""
 
 
 def mark_gateway_used() -> None:
-    """Note that the command that runs asks a gateway."""
+    """Mark that the current command uses a gateway."""
     if (context := click.get_current_context(silent=True)) is not None:
         context.meta[_USES_GATEWAY] = True
 
 
 @contextmanager
 def checked_responses() -> Iterator[None]:
-    """Raise AnswerMalformed where what a gateway answered is not of the shape that a command reads it in.
+    """Raise AnswerMalformed if a gateway's answer does not have the expected form.
 
-    What fails alike in a command that has asked none is a bug, and stays one.
+    The same exception in a command that uses no gateway is a bug, and is not converted.
     """
     try:
         yield

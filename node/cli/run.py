@@ -1,4 +1,4 @@
-"""``dekube node``: run a node, look into its home."""
+"""``dekube node``: runs, checks and drains a node."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = ["NodeStillRunning", "node"]
 
 DRAIN_LOOK_S: Final = 1.0
 END_WAIT_S: Final = 120.0
-"""From the moment that a node answers no more until its process must have ended: gateway, jobs, database."""
+"""Time from the node's last answer until its process must have ended: gateway, jobs, database."""
 
 
 class NodeStillRunning(DekubeError):
-    """A node that was told to end and has not."""
+    """A node was told to stop and has not ended."""
 
     code = "node_still_runs"
 
@@ -116,7 +116,7 @@ def config(home: Home, only_changed: bool, as_json: bool) -> None:
 
 
 def _check_files(home: Home, options: NodeOptions) -> None:
-    """Raise ConfigError or KeystoreError where a start with ``options`` would find a file missing or damaged."""
+    """Raise ConfigError or KeystoreError if a start with ``options`` would find a missing or damaged file."""
     from node.chain.runtime import make_runtime
     from node.home.keyring import check_keystore
     from node.home.keys import read_passphrase
@@ -164,7 +164,7 @@ def drain(home: Home, stop: bool, ends: bool, waits: bool, as_json: bool) -> Non
         state = _drain(home, {"on": not ends, "stop": stop}, waits=waits)
         if "ended" in state and process is not None and not select.select([process], [], [], END_WAIT_S)[0]:
             raise NodeStillRunning(
-                f"the node answers no more, but has not ended in {END_WAIT_S:.0f} s: see its log"
+                f"the node no longer answers, but has not ended after {END_WAIT_S:.0f} s: see its log"
             )
     if as_json:
         show(state)
@@ -173,7 +173,7 @@ def drain(home: Home, stop: bool, ends: bool, waits: bool, as_json: bool) -> Non
 
 
 def _drain(home: Home, params: dict[str, bool], *, waits: bool) -> dict[str, Any]:
-    """Ask until what is waited for has come; return the last answer."""
+    """Poll the node until the awaited state is reached; return its last answer."""
     asked = False
     while True:
         try:
@@ -190,7 +190,9 @@ def _drain(home: Home, params: dict[str, bool], *, waits: bool) -> dict[str, Any
 
 @contextmanager
 def _process_at(control: Path) -> Iterator[int | None]:
-    """Hold the process that listens at a socket: readable when it has ended; None where it cannot be held."""
+    """Return a handle of the process that listens at a socket, readable when it has ended; None if there is
+    none.
+    """
     handle = None
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.connect(short_path(control))

@@ -1,4 +1,4 @@
-"""What commands that talk to a chain share: the gateways to ask and the key to sign with."""
+"""Data that commands which use a chain share: the gateways and the signing key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The gateways to ask and, where a command signs, whose key."""
+    """The gateways to use and, for signing commands, the key."""
 
     home: Home
     urls: tuple[str, ...]
@@ -48,42 +48,43 @@ class Session:
 
     @property
     def keyring(self) -> Keyring:
-        """The accounts of the person, beside those of the node."""
+        """The user's accounts, beside those of the node."""
         return Keyring(self.home.root / "wallet")
 
     def gateways(self) -> tuple[str, ...]:
-        """Return the gateways to ask: those of --rpc, else those of who lives in the home. Raises ConfigError."""
+        """Return the gateways to use: those of --rpc, else those of the home. Raises ConfigError."""
         return self.urls or self._own_gateways()
 
     def client(self) -> Client:
-        """Return a client of the gateways, which says what it waits for when that takes long."""
+        """Return a client of the gateways that reports long waits."""
         control = None if self.urls else self.home.control
         return ProgressClient(*self.gateways(), control=control, chain_id=self.signed_for())
 
     def signed_for(self) -> int | None:
-        """Return the chain that is signed for: --chain-id, else the home's; None where only a gateway can tell."""
+        """Return the chain ID to sign for: --chain-id, else the home's; None if only a gateway knows it."""
         if self.chain_id is None and os.path.lexists(self.home.genesis):  # a broken link is told, not ignored
             return load_genesis(self.home.genesis).chain_id
         return self.chain_id
 
     def control(self) -> Path | None:
-        """Return the control socket of the node in the home; None where --rpc names other gateways, or none runs.
+        """Return the control socket of the node in the home; None if --rpc names other gateways or no node runs.
 
         Bulk data then goes over the gateway.
         """
         return self.home.control if not self.urls and self.home.control.exists() else None
 
     def key(self, name: str | None = None) -> SecretKey:
-        """Return the key that signs: ``name`` or --key, else that of who lives in the home, else the only one."""
+        """Return the signing key: ``name`` or --key, else that of the home, else the only account."""
         name = name or self.key_name
         if name is None and self.home.config.exists():
             return account_of_home(self.home, self.passphrase_file)
         return open_key(self._keystore_path(name), self.passphrase_file)
 
     def address(self, name: str | None = None, *, known: bool = True) -> bytes:
-        """Return the address of the account that ``key`` would return, without opening it where its file names it.
+        """Return the address of the account that ``key`` would return. It is not opened if its file names the
+        address.
 
-        Without ``known``, ``name`` may be anybody's address.
+        Without ``known``, ``name`` may be any address.
         """
         name = name or self.key_name
         if name is not None and not known:
@@ -144,7 +145,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def _shared_options(*names: str) -> Callable[[_Function], _Function]:
-    """Return what adds the shared options of these names; the function gets ``session``."""
+    """Return a decorator that adds the shared options of these names; the function gets ``session``."""
 
     def decorate(function: _Function) -> _Function:
         def wrapped(
@@ -166,14 +167,14 @@ def _shared_options(*names: str) -> Callable[[_Function], _Function]:
 
 
 session_options: Final = _shared_options("home", "rpc", "chain_id", "key", "passphrase_file")
-"""For a command that signs and sends."""
+"""For a command that signs and submits."""
 reading_options: Final = _shared_options("home", "rpc")
-"""For a command that asks a gateway and signs nothing."""
+"""For a command that queries a gateway and signs nothing."""
 endorsing_options: Final = _shared_options("home", "rpc", "key", "passphrase_file")
-"""For a command that signs for the chain of its gateway, and sends nothing."""
+"""For a command that signs for the chain of its gateway and submits nothing."""
 signing_options: Final = _shared_options("home", "key", "passphrase_file")
-"""For a command that signs and asks nobody."""
+"""For a command that signs offline."""
 new_key_options: Final = _shared_options("home", "passphrase_file")
-"""For a command that makes or opens the account that its argument names."""
+"""For a command that creates or opens the account named by its argument."""
 wallet_options: Final = _shared_options("home")
-"""For a command that only looks into the folder of the wallet."""
+"""For a command that only reads the wallet's folder."""

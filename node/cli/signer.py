@@ -1,4 +1,4 @@
-"""``dekube signer``: a validator's vote key and its guard in a process of their own."""
+"""``dekube signer``: a validator's vote key and its guard in a separate process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _vote_options(function: _Function) -> _Function:
-    """Let the command take an existing vote key."""
+    """Add the options for an existing vote key to a command."""
     function = click.option(
         "--passphrase-file",
         type=PathName(),
@@ -148,7 +148,7 @@ def init(
 
 
 def _reached_at(listen: str) -> str:
-    """Return where a node on another machine reaches what listens at ``listen``, as far as that is known here."""
+    """Return the address under which nodes on other machines reach ``listen``, as far as it is known."""
     host, port = parse_listen(listen)[0]
     return f"HOST:{port}" if host in ("", "0.0.0.0", "::") else format_host_port(host, port)  # noqa: S104  compared, not listened at
 
@@ -325,7 +325,7 @@ def _ask(home: Home, request: Request, expected: type[_Answer]) -> _Answer:
 
 
 def _key_of(home: Home, vote_key: bytes) -> SecretKey:
-    """Return the key of a signer's home that is meant. Raises ConfigError, KeystoreError."""
+    """Return the selected key of a signer's home. Raises ConfigError, KeystoreError."""
     from node.signer.home import vote_keys_of
 
     keys = {key.vote_key: key for key in vote_keys_of(home, _passphrase(home))}
@@ -333,7 +333,7 @@ def _key_of(home: Home, vote_key: bytes) -> SecretKey:
 
 
 def _passphrase(home: Home) -> str:
-    """Return the passphrase of a signer's home, asked for where it is not kept there."""
+    """Return the passphrase of a signer's home; prompt for it if the home does not keep it."""
     from node.signer.home import load_signer_options
 
     return ask_passphrase(home.passphrase_file(load_signer_options(home.config).keys))

@@ -1,4 +1,4 @@
-"""``dekube slashes``: who lost stake for voting twice, and who is out of the committee for being down."""
+"""``dekube slashes``: validators slashed for voting twice, and validators jailed for being offline."""
 
 from __future__ import annotations
 

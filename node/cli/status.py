@@ -1,4 +1,4 @@
-"""``dekube status``: how a running node and its chain are doing."""
+"""``dekube status``: the state of a running node and its chain."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAULTS = {
     "E3": "NULLIFY and FINALIZE in one view",
 }
 SILENT_MAX = 8
-"""Seats that are named; `--json` has all."""
+"""Maximum number of seats shown; `--json` shows all."""
 REACHED = {
     "direct": "directly",
     "relays": "through relays",
@@ -40,18 +40,18 @@ REACHED = {
 
 
 def is_following(state: dict[str, Any]) -> bool:
-    """Tell whether a node of this status follows the chain: synced, connected, its newest block a fresh one."""
+    """Tell whether a node with this status follows the chain: synced, connected, with a recent newest block."""
     return not state["syncing"] and state["peers"] > 0 and state["behind_ms"] <= BEHIND_MS_MAX
 
 
 def is_reachable(state: dict[str, Any]) -> bool:
-    """Tell whether others can reach the node, as far as it is configured to be reached."""
+    """Tell whether peers can reach the node, if it is configured to be reached."""
     reachability = state.get("reachability")
     return reachability is None or reachability["how"] != "none"
 
 
 def is_slashed(state: dict[str, Any]) -> bool:
-    """Tell whether the node is a validator that was slashed: it votes no more, whatever else it does."""
+    """Tell whether the node is a slashed validator. It does not vote any more."""
     return state.get("slashed") is not None and "validator" in state["roles"]
 
 
@@ -117,7 +117,7 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
 
 
 def _ends(job: dict[str, Any]) -> str:
-    """Return how often a job's process ended by itself within the last hour, where it did."""
+    """Return how often a job's process ended unexpectedly within the last hour; empty if never."""
     return f"{counted(job['ends'], 'time')}, last: {job['last_end']}" if job.get("ends") else ""
 
 
@@ -130,7 +130,7 @@ def _trouble(state: dict[str, Any], trouble: dict[str, Any]) -> dict[str, str]:
 
 
 def _seat(validator: dict[str, Any]) -> str:
-    """Return whether a validator sits: what its owner looks for first."""
+    """Return whether the validator has a seat."""
     if validator["seat"] is None:
         return f"none of {validator['seats']} in epoch {validator['epoch']}{_why(validator)} (dekube validators)"
     listens = ", does not vote yet" * validator["listens_before_voting"]
@@ -141,7 +141,7 @@ def _seat(validator: dict[str, Any]) -> str:
 
 
 def _why(validator: dict[str, Any]) -> str:
-    """Return what keeps a validator from a seat, where that is known: else it is new, or was not drawn."""
+    """Return why a validator has no seat, if known. Otherwise it is new, or was not selected."""
     if (jail := validator["jail"]) is not None:
         until = jail["until_epoch"]
         return ", for it is out for ever" if until is None else f", for it is jailed until epoch {until}"
@@ -149,7 +149,7 @@ def _why(validator: dict[str, Any]) -> str:
 
 
 def _gateway(state: dict[str, Any]) -> dict[str, str]:
-    """Return how the gateway is, where it is not as it should be."""
+    """Return the gateway's state if it is not healthy."""
     gateway = state.get("gateway")
     if gateway is None or state.get("draining") or not gateway["failures"]:
         return {}
@@ -167,7 +167,7 @@ def _log(log: dict[str, Any] | None) -> dict[str, str]:
 
 
 def _upgrade(state: dict[str, Any]) -> dict[str, str]:
-    """Return what the owner has to do before the network goes on in a version that this release does not know."""
+    """Return what the owner has to do before a protocol version that this release does not know becomes active."""
     coming = state.get("upgrade")
     if coming is None:
         return {}
@@ -178,7 +178,7 @@ def _upgrade(state: dict[str, Any]) -> dict[str, str]:
 
 
 def _relays(state: dict[str, Any]) -> list[str]:
-    """Return where the node has reserved, and which relays are down since when."""
+    """Return the relays with a reservation, and the relays that are down, with times."""
     lines = [f"reserved at {state['relays']}" if state["relays"] else "none"]
     down = (state.get("reachability") or {}).get("relays_down", ())
     return lines + [f"{relay['relay']} is down since {relay['since']} UTC ({relay['why']})" for relay in down]
@@ -191,7 +191,7 @@ def _reached(reachability: dict[str, Any] | None) -> str:
 
 
 def _pace(sync: dict[str, Any]) -> str:
-    """Return how fast it goes, and how long it will take."""
+    """Return the sync speed and the remaining time."""
     if not sync["blocks_per_s"]:
         return ""
     hours, rest = divmod(sync["left_s"], 3_600)
@@ -201,7 +201,7 @@ def _pace(sync: dict[str, Any]) -> str:
 
 
 def _votes(votes: dict[str, Any] | None) -> str:
-    """Return how much of the weight votes where no block comes."""
+    """Return the share of the weight that votes while no block is made."""
     if votes is None:
         return ""
     heard = f"{votes['heard_percent']} % of the weight votes in view {votes['view']:,}"
@@ -211,7 +211,7 @@ def _votes(votes: dict[str, Any] | None) -> str:
 
 
 def _silent(votes: dict[str, Any] | None) -> dict[str, list[str]]:
-    """Return whose votes are waited for."""
+    """Return the seats whose votes are missing."""
     if votes is None or votes["enough"]:
         return {}
     silent, more = votes["silent"][:SILENT_MAX], len(votes["silent"]) - SILENT_MAX
@@ -219,7 +219,7 @@ def _silent(votes: dict[str, Any] | None) -> dict[str, list[str]]:
 
 
 def _slashed(slashed: dict[str, Any] | None) -> dict[str, str]:
-    """Return what an account was slashed for and what is left."""
+    """Return why an account was slashed, and its remaining stake."""
     if slashed is None:
         return {}
     fault = FAULTS.get(slashed["fault"], "another fault")
@@ -240,7 +240,7 @@ def _height(state: dict[str, Any]) -> str:
 
 
 def _age(state: dict[str, Any]) -> str:
-    """Return why a node that begins looks for a state first."""
+    """Return why a starting node first looks for a snapshot."""
     since_ms = state.get("since_genesis_ms", 0)
     if since_ms <= 0:
         return ""
@@ -262,7 +262,7 @@ def _begins(state: dict[str, Any]) -> str:
 
 
 def _clocks(clocks: list[dict[str, Any]] | None) -> dict[str, list[str]]:
-    """Return whose clock is wrong: its blocks come late, and are refused from some seconds on."""
+    """Return the wrong clocks: blocks of such a validator arrive late or are refused."""
     named = [
         f"{off['validator']} is {_seconds(off['ahead_ms'])} {'ahead' if off['ahead_ms'] > 0 else 'behind'}"
         for off in clocks or ()

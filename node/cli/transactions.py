@@ -1,4 +1,4 @@
-"""``dekube tx``: a validator's transactions; payments are `dekube wallet`'s."""
+"""``dekube tx``: a validator's transactions. Payments are in `dekube wallet`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["read_possession", "tx"]
 POSSESSION_LIMIT_BYTES: Final = 64 * 1024
 EXPECTED: Final = "what `dekube signer possession --json` writes"
 SEATED_AFTER_EPOCHS: Final = 3
-"""Committees are chosen from stakes and keys as the end of an epoch froze them, and sit two epochs later."""
+"""Committees are selected from stakes and keys at the end of an epoch, and vote two epochs later."""
 
 
 @click.group(cls=CommandGroup)
@@ -102,7 +102,7 @@ def stake(session: Session, amount: int, possession: Path | None, yes: bool, as_
 
 
 def _seated_from(committee: dict[str, Any]) -> str:
-    """Return the epoch from which on what is registered now counts, and its first block."""
+    """Return the epoch from which a registration made now is effective, and its first block."""
     epoch, first, last = committee["epoch"], committee["first_height"], committee["last_height"]
     height = first + SEATED_AFTER_EPOCHS * (last - first + 1)
     return f"from epoch {epoch + SEATED_AFTER_EPOCHS} on (block {height:,})"
@@ -146,7 +146,7 @@ def rotate_keys(session: Session, yes: bool, as_json: bool) -> None:
         file = f"keys/vote-{chosen.vote_key[:8].hex()}.json"
 
         def keep() -> None:
-            """Write the key before the chain knows it: one that is registered and lost votes never."""
+            """Write the key before it is registered on chain: a registered key that is lost can never vote."""
             if is_new:
                 save_key(home.path(file), chosen, passphrase)
                 begin_guard(home.own_guard_of(chosen.vote_key), chain, chosen.vote_key)
@@ -216,7 +216,7 @@ def _account(client: Client, key: SecretKey) -> dict[str, Any]:
 
 
 def _check_left(staked: int, client: Client) -> None:
-    """Raise TransactionRefused where the chain would: one that fails still costs its fee."""
+    """Raise TransactionRefused if the chain would refuse the transaction: a failed one still costs its fee."""
     least = int(client.call("dekube_genesis")["parameters"]["chain.stake_min"])
     if 0 < staked < least:
         raise TransactionRefused(
@@ -225,7 +225,7 @@ def _check_left(staked: int, client: Client) -> None:
 
 
 def _why_not(reason: str, client: Client) -> str | None:
-    """Return what keeps a stake where it is for now, and what can be done."""
+    """Return why a stake cannot be changed now, and what to do."""
     parameters = client.call("dekube_genesis")["parameters"]
     if reason == "too_few_validators":
         return (
@@ -244,7 +244,7 @@ def _why_not(reason: str, client: Client) -> str | None:
 
 
 def _keys(session: Session) -> tuple[SecretKey, str]:
-    """Return the key that signs, and the passphrase of the home's keys: one that has to be asked for, once.
+    """Return the signing key and the passphrase of the home's keys; prompt for it at most once.
 
     Raises ConfigError, KeystoreError.
     """
@@ -260,7 +260,7 @@ def _keys(session: Session) -> tuple[SecretKey, str]:
 
 
 def _vote_key(home: Home, passphrase: str, registered: bytes | None) -> SecretKey:
-    """Return the home's vote key, of several the registered one: another would take its place with the stake.
+    """Return the home's vote key; of several, the registered one, because another one would replace it.
 
     Raises ConfigError, KeystoreError.
     """
@@ -281,7 +281,7 @@ def _vote_key(home: Home, passphrase: str, registered: bytes | None) -> SecretKe
 
 
 def read_possession(file: Path) -> list[Value]:
-    """Return vote key, VRF key and the proof of each, which the chain checks. Raises ConfigError."""
+    """Return vote key, VRF key and the proof of possession of each. Raises ConfigError."""
     document = read_json(file, POSSESSION_LIMIT_BYTES, EXPECTED)
     if not isinstance(document, dict):
         raise ConfigError(f"{file}: not a JSON object; expected {EXPECTED}")

@@ -1,4 +1,4 @@
-"""``dekube validators``: who has stake, who sits, and how each does in this epoch."""
+"""``dekube validators``: stake, seats and performance of the validators in this epoch."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _row(
 
 
 def _committee_after(client: Client, number: int) -> dict[str, Any] | None:
-    """Return the next committee, which a chain knows; None from a gateway that does not tell."""
+    """Return the next committee; None if the gateway does not report it."""
     from rpc.protocol.errors import RpcError
 
     try:
@@ -108,7 +108,7 @@ def _state(
     known: dict[str, Any], epoch: dict[str, Any], seats: dict[str, Any], next_seats: dict[str, Any] | None,
     leaves: dict[str, Any] | None,
 ) -> str:  # fmt: skip
-    """Return since or until when a validator votes, and what keeps it out."""
+    """Return since or until when a validator votes, and why it has no seat."""
     address, jail, said = known["address"], known["jail"], []
     if jail is not None and jail["until_epoch"] is None:
         said.append("out for ever")

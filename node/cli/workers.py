@@ -1,4 +1,4 @@
-"""``dekube worker``: this machine in the market's registry, and the machines of the market."""
+"""``dekube worker``: this machine's entry in the market's registry, and the market's other machines."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _paused(node: dict[str, Any], now_ms: int) -> str:
 
 
 def _pauses(node: dict[str, Any], now_ms: int) -> list[str]:
-    """Return what keeps a machine from work for a while, and for how long."""
+    """Return why a machine gets no work now, and for how long."""
     pause_s = max(0, int(node["cool_down_until_ms"]) - now_ms) // 1000
     away_s = max(0, int(node["match_from_ms"]) - now_ms) // 1000
     return [
@@ -376,7 +376,7 @@ def _profile(session: Session, address: bytes) -> NodeProfile:
 
 
 def _machine_address(session: Session, machine: str | None) -> str:
-    """Return the address of the machine that a command is about. Raises ConfigError where nothing says which."""
+    """Return the address of the command's machine. Raises ConfigError if none is given or implied."""
     if machine is None and not session.home.config.exists():
         raise ConfigError(
             f"{session.home.root} is not a node's home; give a MACHINE (see `dekube worker list`), "

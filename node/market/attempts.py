@@ -1,7 +1,7 @@
-"""The book of a node's duties: which run, which rest after a failure, and what keeps them from being done.
+"""Tracks the attempts at a node's duties: which run, which wait after a failure, and the reason of each failure.
 
-A duty is known by its key, and comes again with every head for as long as the chain asks for it. Time is given,
-and nothing is logged here: ``node.market.duties`` does what the book says.
+A duty is identified by its key, and is listed again at every head while the chain requires it. The caller passes
+the time and writes the log (``node.market.duties``).
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ __all__ = ["Attempts", "Trouble"]
 
 
 class Trouble(NamedTuple):
-    """Why a duty was not done."""
+    """Why a duty failed."""
 
     code: str
     text: str
 
 
 class Attempts:
-    """What is tried, and tried again ``retry_s`` after it failed."""
+    """Duties and their attempts; a failed duty is retried after ``retry_s``."""
 
     def __init__(self, retry_s: float) -> None:
         self.troubles: dict[Hashable, Trouble] = {}
-        """Of duties that are still asked for, or run."""
+        """Failures of duties that are still required or running."""
         self._retry_s = retry_s
         self._asked: set[Hashable] = set()
-        """What the newest head asks for."""
+        """Duties at the newest head."""
         self._running: set[Hashable] = set()
         self._rests: dict[Hashable, float] = {}
         self._given_up: set[Hashable] = set()
 
     @property
     def running(self) -> int:
-        """How many duties run."""
+        """Number of running duties."""
         return len(self._running)
 
     def is_running(self, key: Hashable) -> bool:
@@ -42,12 +42,14 @@ class Attempts:
         return key in self._running
 
     def look(self, now: float) -> None:
-        """Begin with a new head: nothing is asked for yet."""
+        """Begin processing a new head: no duty is listed yet."""
         self._asked.clear()
         self._rests = {key: until for key, until in self._rests.items() if until > now}
 
     def begin(self, key: Hashable, now: float) -> bool:
-        """Note that a duty is asked for; tell whether to begin it now: it neither runs, rests nor is given up."""
+        """Note that the head requires a duty; return whether to start it: it does not run, wait or count as given
+        up.
+        """
         self._asked.add(key)
         if key in self._running or key in self._given_up or self._rests.get(key, 0.0) > now:
             return False
@@ -55,29 +57,29 @@ class Attempts:
         return True
 
     def looked(self) -> None:
-        """End with a head: what keeps a duty that nobody asks for any more is no trouble."""
+        """Finish processing a head: drop the failures of duties that are no longer required."""
         wanted = self._asked | self._running
         self._given_up &= wanted
         self.troubles = {key: why for key, why in self.troubles.items() if key in wanted}
 
     def rest(self, key: Hashable, now: float) -> None:
-        """Leave a duty alone for a while."""
+        """Let a duty wait before its next attempt."""
         self._rests[key] = now + self._retry_s
 
     def give_up(self, key: Hashable) -> None:
-        """Begin a duty no more for as long as it is asked for."""
+        """Give a duty up while it is required."""
         self._given_up.add(key)
 
     def failed(self, key: Hashable, trouble: Trouble) -> bool:
-        """Note why a duty was not done; tell whether that is news: amounts in the text change with each block."""
+        """Note why a duty failed; return whether the reason is new. Amounts in the text change with each block."""
         before = self.troubles.get(key)
         self.troubles[key] = trouble
         return before is None or before.code != trouble.code
 
     def went_well(self, key: Hashable) -> None:
-        """Note that nothing keeps a duty from being done."""
+        """Clear a duty's failure."""
         self.troubles.pop(key, None)
 
     def ended(self, key: Hashable) -> None:
-        """Note that a duty runs no more, however it ended."""
+        """Note that a duty has ended, with or without success."""
         self._running.discard(key)

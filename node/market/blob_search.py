@@ -1,10 +1,9 @@
-"""Who has a data set: asked of everybody by those whom the chain has made a task's worker or verifier.
+"""Search for the holders of a data set: the chain allows a task's worker and verifiers to ask all nodes. See
+network.md 9.3.
 
-See network.md 9.3.
-
-Nobody claims anything in advance, so there are no claims to bound, to prove and to let expire. A question names a
-task that is open, its own data set and a machine that works on it; all of that is on chain, and costs. It goes on
-once in a while for each task and machine; a holder dials the machine, which proves whom it reached and who came.
+Holders announce nothing in advance, so no announcements must be bounded, proven and expired. A question names an
+open task, its data set and a machine that works on it. All of these are on chain and cost money. It is forwarded
+at a limited rate for each task and machine. A holder dials the machine, so both sides prove their addresses.
 """
 
 from __future__ import annotations
@@ -47,31 +46,30 @@ KIND_BLOB_HELD: Final = 0x07
 QUESTION_BYTES_MAX: Final = 128
 NUMBER_MAX: Final = 2**32
 AGAIN_S: Final = 5.0
-"""A question for one task and machine goes on no oftener."""
+"""Minimum interval of questions for one task and machine."""
 WAIT_S: Final = AGAIN_S + 1
-"""How long answers are waited for: a holder may have to be dialled through relays, and asking again sooner would
-reach nobody."""
+"""How long to wait for answers. A holder may have to dial through relays; asking again sooner would not help."""
 ANSWERS_MAX: Final = 256
-"""Answers to one question that are looked at; who lies costs one small request. More than a node has peers: else
-as many liars as were looked at would keep out whoever has it."""
+"""Answers to one question that are checked; a false one costs one small request. The number exceeds a node's
+peers. Otherwise this many false answers would exclude the true holder."""
 CHECK_S: Final = 5.0
-"""For showing the manifest."""
+"""Bytes requested to prove that a holder has the manifest."""
 MANIFEST_HEAD_BYTES: Final = 32
 LINGER_S: Final = 0.5
-"""How long others are waited for after the first that has shown the manifest."""
+"""Wait for further holders after the first one has shown the manifest."""
 HOLDERS_MAX: Final = 4
-"""Holders that are asked for pieces at once."""
+"""Holders that serve pieces at the same time."""
 QUIET_S: Final = 8.0
-"""Holders that bring no piece for so long give their place to others."""
+"""A holder without a new piece for this long is replaced."""
 SPREAD_S: Final = 0.3
-"""Holders answer within this time, not all in one moment."""
+"""Holders delay their answers randomly up to this time."""
 SENDER_PER_S: Final = 2.0
 SENDER_BURST: Final = 32.0
-"""Questions of one peer that are looked up in the state; on top they are ignored."""
+"""Questions of one peer that are checked against the state. Further ones are ignored."""
 
 
 class Question(NamedTuple):
-    """``asker`` looks for ``blob``, the data set of ``task``; ``number`` tells one time from the next."""
+    """``asker`` looks for ``blob``, the data set of ``task``. ``number`` distinguishes its repetitions."""
 
     task: bytes
     blob: bytes
@@ -98,7 +96,7 @@ def decode_question(data: bytes) -> Question:
 
 
 def is_due(state: Reader, question: Question) -> bool:
-    """Tell whether the chain bears a question out: an open task, its data set, who works on it or verifies it."""
+    """Tell whether the chain confirms a question: an open task, its data set, and its worker or verifier."""
     try:
         record = load_task(state, question.task)
         if record.phase in ENDED or load_spec(state, question.task).dataset.blob != question.blob:
@@ -112,7 +110,7 @@ def is_due(state: Reader, question: Question) -> bool:
 
 
 class _Search:
-    """One question, and who has answered it."""
+    """One question and its answers."""
 
     def __init__(self, nursery: trio.Nursery, limit_bytes: int) -> None:
         self.nursery = nursery
@@ -120,11 +118,11 @@ class _Search:
         self.asked_at = trio.current_time()
         self.answers: set[bytes] = set()
         self.guests: list[bytes] = []
-        """Of those who answered, who came for that."""
+        """Of the answering nodes, those that connected only for this question."""
         self.checking = 0
         self.manifest = b""
         self.proven: list[bytes] = []
-        """Who has shown the manifest, and has not been asked for pieces yet."""
+        """Holders that have shown the manifest and are not used for pieces yet."""
         self.came = trio.Event()
         self.over = trio.Event()
         self.failure: str | None = None
@@ -133,23 +131,23 @@ class _Search:
         self._scope = trio.CancelScope()
 
     async def wait(self) -> None:
-        """Wait for anything new."""
+        """Wait for a new event."""
         self.came = came = trio.Event()
         await came.wait()
 
     def patience(self) -> trio.CancelScope:
-        """Return the scope of an attempt, which ends it where nothing comes and other holders wait."""
+        """Return a scope that ends an attempt when nothing arrives and other holders wait."""
         self._scope = trio.CancelScope()
         self.note()
         return self._scope
 
     def note(self, *_progress: int) -> None:
-        """Note that something came."""
+        """Note that something arrived."""
         self._heard_at = trio.current_time()
         self._hurry()
 
     def checked(self, peer: bytes, manifest: bytes) -> None:
-        """Note what became of an answer: the blob's manifest, or nothing."""
+        """Note the result of an answer: the blob's manifest, or nothing."""
         self.checking -= 1
         if manifest:
             self.manifest = manifest
@@ -162,7 +160,7 @@ class _Search:
 
 
 class BlobSearch:
-    """Asks who has a blob, and answers for what is in this node's store."""
+    """Searches for holders of blobs, and answers questions for blobs in this node's store."""
 
     def __init__(self, network: Network, state: Reader, random: Random) -> None:
         self._network = network
@@ -171,15 +169,15 @@ class BlobSearch:
         self._senders = RateLimiter(per_s=SENDER_PER_S, burst=SENDER_BURST)
         self._questions = RateLimiter(per_s=1 / AGAIN_S, burst=1.0)
         self._looking: dict[bytes, _Search] = {}
-        """Searches by the blobs that are looked for."""
+        """Running searches by blob."""
         self._guests: Counter[bytes] = Counter()
-        """Who came only to answer, and how many searches use them."""
+        """Nodes that connected only to answer, with the number of searches that use them."""
         self._nursery: trio.Nursery | None = None
         network.on_gossip(TOPIC_BLOB, self.validate, payload_bytes_max=QUESTION_BYTES_MAX, earns=False)
         network.on_message(KIND_BLOB_HELD, self._on_held)
 
     async def run(self) -> None:
-        """Answer until cancelled."""
+        """Answer questions until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -188,10 +186,11 @@ class BlobSearch:
             self._nursery = None
 
     async def fetch(self, task: bytes, blob: bytes, limit_bytes: int) -> None:
-        """Bring the data set of a task from whoever has it, and part with those who came for that alone.
+        """Fetch the data set of a task from any holder, and disconnect nodes that connected only for that.
 
-        Answers are heard as long as it takes, for the first may all be lies. A search that fails lasts longer than
-        others wait before they pass its question on again. Raises BlobUnavailable, PieceInvalid, StoreError.
+        Answers are accepted for the whole time, because the first ones may all be false. A failed search lasts
+        longer than the interval in which other nodes forward its question again. Raises BlobUnavailable,
+        PieceInvalid, StoreError.
         """
         while (other := self._looking.get(blob)) is not None:
             await other.over.wait()
@@ -219,8 +218,10 @@ class BlobSearch:
             raise failure
 
     async def _collect(self, search: _Search, blob: bytes) -> DekubeError | None:
-        """Ask holders for the pieces as they prove themselves; return why none brought them all, or None."""
-        why: DekubeError = BlobUnavailable("nobody who heard the question has it")
+        """Fetch pieces from holders once they have shown the manifest; return why not all pieces arrived, or
+        None.
+        """
+        why: DekubeError = BlobUnavailable("no node answered the question for it")
         until, store = search.asked_at + WAIT_S, self._network.blobs
         assert store is not None, "no blob_dir configured"
         while True:
@@ -242,14 +243,14 @@ class BlobSearch:
                 with search.patience():
                     await self._network.fetch_blob(blob, holders, progress=search.note, limit_bytes=limit_bytes)
                     return None
-                why = BlobUnavailable("those who have shown the manifest bring nothing")
+                why = BlobUnavailable("the nodes that have shown the manifest send no pieces")
             except StoreError as error:  # our own disk
                 return error
             except DekubeError as error:
                 why = error
 
     async def _check(self, search: _Search, peer: bytes, blob: bytes) -> None:
-        """Have a holder show the manifest: saying that one has a blob costs nothing."""
+        """Request the manifest from a holder: an answer alone proves nothing."""
         manifest = b""
         try:
             limit_bytes = (search.limit_bytes // PIECE_BYTES + 1) * HASH_BYTES + MANIFEST_HEAD_BYTES
@@ -269,7 +270,7 @@ class BlobSearch:
                     self._network.disconnect(guest, "served")
 
     async def validate(self, peer: bytes, payload: bytes) -> Verdict:
-        """Say of a question whether it goes on, and answer it where its blob is here."""
+        """Decide whether a question is forwarded, and answer it if its blob is here."""
         try:
             question = decode_question(payload)
         except DecodeError:

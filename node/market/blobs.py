@@ -1,7 +1,7 @@
-"""Blobs for the gateway: pieces out of the node's store, fetches of what tasks name, and uploads of requesters.
+"""Blobs for the gateway: pieces of the node's store, fetches of blobs that tasks name, and requesters' uploads.
 
-What is fetched from other nodes at a stranger's word is what a task on chain refers to, and no more of it than its
-job allows: somebody paid for each. What is taken from strangers is bounded by ``node.market.uploads``.
+A gateway user can trigger only fetches of blobs that a task on chain names, up to the size that its job allows;
+these are paid for. Uploads are bounded by ``node.market.uploads``.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ __all__ = ["GatewayBlobs", "missing_ranges"]
 _log = structlog.get_logger("blobs")
 
 FETCHES_MAX: Final = 16
-"""Blobs that are fetched for gateways at once."""
+"""Blobs fetched for gateways at the same time."""
 QUIET_S_MAX: Final = 45.0
-"""A fetch to which nothing comes for so long gives its place to another."""
+"""A fetch without progress for this long is replaced by another one."""
 FETCH_BYTES_MAX: Final = 4 * 1024**3
 SOURCES_MAX: Final = 16
 FAILED_S: Final = 60.0
-"""A fetch that failed is not tried again for so long."""
+"""A failed fetch is not tried again for this long."""
 FAILURES_KEPT_MAX: Final = 1_024
 SWEEP_S: Final = 60.0
 TASK_PAGES_MAX: Final = 100
 TASKS_OF_PAGE: Final = 100
 FACTS_KEPT_MAX: Final = 1_024
-"""Blobs of which it is remembered what they are as data sets."""
+"""Blobs whose data set properties are cached."""
 RANGES_MAX: Final = 1_024
-"""Gaps of an upload that are named at once; who fills them asks again."""
+"""Gaps of an upload returned at once; the uploader asks again for more."""
 
 
 class GatewayBlobs:
-    """Answers the requests of gateways about blobs (``BlobRequests``); ``run`` removes expired uploads."""
+    """Answers the gateways' requests about blobs (``BlobRequests``). ``run`` removes expired uploads."""
 
     def __init__(
         self, network: Network, state: Reader, options: UploadOptions, book: Path, address: bytes, *,
@@ -91,11 +91,11 @@ class GatewayBlobs:
             pass
         except (OSError, DecodeError) as error:
             # What was promised to uploaders is a day's keeping at most: not worth a node that does not start.
-            _log.warning("the book of uploads is damaged; a new one is started", error=str(error))
+            _log.warning("the list of uploads is damaged; a new one is started", error=str(error))
         return UploadBook(self._options)
 
     async def run(self) -> None:
-        """Fetch what is asked for and let uploads expire, until cancelled."""
+        """Fetch requested blobs and expire uploads, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
@@ -108,7 +108,7 @@ class GatewayBlobs:
     # Fetching
 
     def blob_fetch(self, name: bytes, task: bytes | None, window: int | None, /) -> BlobStatus:
-        """Return the status of a blob, and fetch it if a task names it."""
+        """Return the status of a blob; fetch it if a task names it."""
         if self._store.is_complete(name):
             manifest = self._store.manifest(name)
             if manifest is not None:
@@ -119,7 +119,7 @@ class GatewayBlobs:
         if why and trio.current_time() < when:
             raise BlobUnavailable(why)
         if task is None:
-            raise BlobUnavailable("the blob is not here; a task that names it would say whom to ask")
+            raise BlobUnavailable("the blob is not here; name a task that uses it, so that its holders are known")
         if self._nursery is None or len(self._fetching) >= FETCHES_MAX:
             return BlobStatus("waiting", b"", 0, 0)
         limit_bytes, sources = self._named(name, task, window)
@@ -128,7 +128,7 @@ class GatewayBlobs:
         return BlobStatus("fetching", b"", 0, 0)
 
     def _named(self, name: bytes, task: bytes, window: int | None) -> tuple[int, list[bytes]]:
-        """Return the size that a blob may have which ``task`` names, and who has it. Raises BlobUnavailable."""
+        """Return the allowed size of a blob that ``task`` names, and its holders. Raises BlobUnavailable."""
         record, spec = load_task(self._state, task), load_spec(self._state, task)
         makers = [record.worker, record.requester]
         limit_bytes = 0
@@ -180,7 +180,7 @@ class GatewayBlobs:
         return self._store.read_piece(name, index)
 
     def dataset_facts(self, name: bytes, /) -> DatasetFacts | None:
-        """Return what a blob is as a data set, None if it is not complete here."""
+        """Return a blob's data set properties; None if it is not complete here."""
         with self._reading:  # one at a time: each takes several times its size for a while
             manifest = self._store.manifest(name) if self._store.is_complete(name) else None
             if manifest is None:
@@ -250,7 +250,7 @@ class GatewayBlobs:
         return manifest
 
     def sweep(self) -> None:
-        """Let go of uploads that are due and that no task of their account refers to."""
+        """Remove expired uploads that no task of their account refers to."""
         with self._lock:
             due, now_ms = self._book.due(self._now_ms()), self._now_ms()
         if not due:
@@ -283,14 +283,17 @@ class GatewayBlobs:
         return found
 
     def _save(self) -> None:
-        """Write the book whole; called with the lock held. Without it a restart forgets uploads, and no more."""
+        """Write the list of uploads; called with the lock held.
+
+        If it fails, a restart only forgets the uploads.
+        """
         temporary = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             temporary.write_bytes(self._book.encode())
             temporary.replace(self._path)
         except OSError as error:
-            _log.warning("the book of uploads cannot be written", error=str(error))
+            _log.warning("the list of uploads cannot be written; check the disk", error=str(error))
 
 
 def missing_ranges(missing: list[int]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Work that ends when the chain does not want it any more."""
+"""Work that is cancelled when the chain no longer requires it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from state.trie.trie import TrieDamaged
 __all__ = ["DAMAGE", "Abandoned", "work_while"]
 
 DAMAGE: Final = (RecordDamaged, StoreDamaged, TrieDamaged)
-"""Of the database: no time heals it, so it ends the node as it does wherever else it is met."""
+"""Errors of a damaged database. They end the node, here as everywhere."""
 
 _Result = TypeVar("_Result")
 
 
 class Abandoned(Exception):
-    """The chain moved on."""
+    """The chain no longer requires the work."""
 
 
 async def work_while(
     ledger: NodeLedger, stands: Callable[[], bool], work: Callable[[], Awaitable[_Result]]
 ) -> _Result:
-    """Do ``work`` as long as the chain wants it: what it holds is free at once when the chain moves on.
+    """Do ``work`` while the chain requires it, then cancel it and free its resources.
 
-    Raises Abandoned then, and else what ``work`` raises; a damaged record as what it is.
+    Raises Abandoned when it is cancelled, and otherwise what ``work`` raises. A damaged record is raised
+    unchanged.
     """
     outcome: list[_Result] = []
     failure: Exception | None = None

@@ -1,8 +1,8 @@
-"""What the chain asks of this node as a worker and as a verifier, done as it is asked.
+"""Performs this node's duties on chain as a worker and as a verifier.
 
-The chain is the queue: each new head is read for duties, and whatever is not done yet is started, so a restart,
-a lost transaction or a failed fetch needs no other memory than the journal of the executor and the few files
-written here before anything is promised on chain.
+The chain is the queue: each new head is read for duties, and those that are not done are started. So a restart, a
+lost transaction or a failed fetch needs no memory except the executor's journal and the few files that are written
+before a promise on chain.
 """
 
 from __future__ import annotations
@@ -57,26 +57,26 @@ __all__ = ["DutyService"]
 _log = structlog.get_logger("duties")
 
 RETRY_S: Final = 5.0
-"""Pause before a duty that failed is tried again."""
+"""Pause before a failed duty is tried again."""
 MEASURE_AGAIN_S: Final = 600.0
-"""From one measurement of the machine's speed that was disturbed to the next."""
+"""Interval of new measurements after one that was disturbed by other load."""
 SPEED_SPREAD_PERCENT: Final = 10
-"""Measurements that differ by no more are the same."""
+"""Measurements that differ by at most this much count as equal."""
 LEAVE_S: Final = 6.0
-"""How long a node that ends in order waits until the chain knows that its machine goes off, ..."""
+"""How long a stopping node waits until its machine's suspension is on chain, ..."""
 LEAVE_QUIET_S: Final = 4.0
-"""... and how long without a block."""
+"""... and how long without a new block."""
 LEAVE_LOOK_S: Final = 0.1
 COUNT_MAX: Final = 1_000
-"""Tasks and verdicts are counted up to here."""
+"""Tasks and verdicts are counted up to this number."""
 OWED: Final = (SUBMIT_WINDOW, OPEN_WINDOW, SEAL_VERDICT, REVEAL_VERDICT)
-"""Transactions that the account can always pay for, whatever it adds to its bond."""
+"""Transactions for which the account reserves the fees when it raises its bond."""
 MOVED_ON: Final = ("wrong_phase", "not_yours", "proof_mismatch", "already_sealed", "already_revealed")
-"""Refusals that say that the chain needs nothing of us any more."""
+"""Refusals that mean that the chain no longer requires this duty."""
 
 
 class DutyService:
-    """The node's work for the market."""
+    """Performs the node's duties in the market."""
 
     worker_type: ClassVar[type[Worker]] = Worker
 
@@ -94,7 +94,7 @@ class DutyService:
         self._is_leaving = False
         self._speed = Score(0, is_steady=False)
         self._profile: NodeProfile | None = None
-        """What is registered by itself."""
+        """The profile that this node registered."""
         self.is_draining: Callable[[], bool] = lambda: False
         self._attempts = Attempts(RETRY_S)
         self._parameters = parameters = read_parameters(TaskParameters, "tasks", ledger.runtime.genesis)
@@ -108,7 +108,7 @@ class DutyService:
             on_end=self._note_end,
         )
         self.job_ends = 0
-        """Processes of jobs and checks that ended without being told to, since the start."""
+        """Job and check processes that ended unexpectedly since the start."""
         blobs, secret = network.blobs, digest(b"duty-secret", secret)
         assert blobs is not None
         self._promises = promises = Promises(data_dir / "promises", blobs, wallet.address)
@@ -119,7 +119,7 @@ class DutyService:
         self._verifier = TaskVerifier(ledger, wallet, inputs, executor, promises, parameters, secret=secret)
 
     def search_with(self, search: BlobSearch) -> None:
-        """Ask everybody for a data set that no peer has."""
+        """Use ``search`` for data sets that no peer has."""
         self._inputs.search = search
 
     @property
@@ -128,7 +128,7 @@ class DutyService:
         return self._wallet.address
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Return the jobs that run now, for people."""
+        """Return the running jobs for display."""
         return [
             {
                 "task": task.hex(),
@@ -143,7 +143,7 @@ class DutyService:
         ]
 
     def troubles(self) -> list[dict[str, Any]]:
-        """Return the duties that are tried again and again, each with why it was not done, for people."""
+        """Return the failing duties, each with its reason, for display."""
         return [
             {
                 "duty": str(key[0] if isinstance(key, tuple) else key),
@@ -155,7 +155,7 @@ class DutyService:
         ]
 
     def under_way(self) -> tuple[int, int, int]:
-        """Return tasks of which something may still be asked, verdicts that are owed, and duties that run now."""
+        """Return the open tasks, the verdicts still due, and the number of running duties."""
         state = self._ledger.store
         tasks, checks = by_duty_key(self.address), by_verifier_key(self.address)
         owed = len(state.scan(checks, checks + b"\xff" * (HASH_BYTES + 5), COUNT_MAX))
@@ -171,10 +171,10 @@ class DutyService:
         return None if node is None else node.status
 
     async def leave(self) -> None:
-        """Have the chain know that this machine goes off, before its node ends in order: a short while is enough.
+        """Suspend this machine on chain before its node stops in order; wait only briefly.
 
-        Nothing is offered to it then, and it is drawn for no check; what is asked of it already stays its duty.
-        Where no block or no peer comes (the whole network ends), it is not waited for.
+        A suspended machine gets no offers and no checks, but keeps its present duties. If no block or no peer
+        arrives (the whole network stops), it does not wait.
         """
         self._is_leaving = True
         if not self._is_synced() or not self.is_offered:
@@ -187,13 +187,18 @@ class DutyService:
                 except DAMAGE:
                     raise
                 except (DekubeError, OSError) as error:
-                    _log.warning("the chain is not told that this machine goes off", error=str(error))
+                    _log.warning(
+                        "the chain could not be told that this machine stops; it may still be offered work",
+                        error=str(error),
+                    )
                 nursery.cancel_scope.cancel()
         if scope.cancelled_caught or self.is_offered:
-            _log.warning("ends before the chain knows that this machine goes off: it may be offered work")
+            _log.warning(
+                "the node stops before its machine's suspension is on chain; it may still be offered work"
+            )
 
     async def _end_when_alone(self, scope: trio.CancelScope) -> None:
-        """Cancel ``scope`` when no block comes for LEAVE_QUIET_S, or nobody is connected who was."""
+        """Cancel ``scope`` if no block arrives for LEAVE_QUIET_S, or if all peers disconnected."""
         had_peers = bool(self._network.peers())
         height, heard_at = self._ledger.head().height, trio.current_time()
         while trio.current_time() < heard_at + LEAVE_QUIET_S and (self._network.peers() or not had_peers):
@@ -203,9 +208,9 @@ class DutyService:
         scope.cancel()
 
     async def run(self) -> None:
-        """Do what is asked until cancelled."""
+        """Perform the duties until cancelled."""
         if ended := await self._executor.end_leftovers():
-            _log.warning("jobs of an earlier life of the node were still running and are killed", processes=ended)
+            _log.warning("jobs of an earlier process of this node still ran and were killed", processes=ended)
         if not {"compute", "verify"} & set(self._options.roles):
             return
         self._worker.known = {entry.task for entry in await self._executor.unfinished()}
@@ -255,17 +260,21 @@ class DutyService:
             nursery.start_soon(self._guarded, key, function, *arguments)
 
     async def _guarded(self, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
-        """Do a duty; what fails for a reason outside this node is tried again, for the duty stays on chain."""
+        """Perform a duty. After an external failure it is tried again, because it stays on chain."""
         try:
             await function(*arguments)
         except DAMAGE:
             raise
         except Abandoned:
-            _log.info("the chain moved on", duty=str(key))
+            _log.info("a duty was cancelled: the chain no longer requires it", duty=str(key))
             self._attempts.went_well(key)
         except (TransactionFailed, InvalidTransaction, TransactionLost) as error:
             if error.code in MOVED_ON:
-                _log.info("a transaction of a duty was refused", duty=str(key), code=error.code)
+                _log.info(
+                    "a transaction of a duty was refused: the chain no longer requires it",
+                    duty=str(key),
+                    code=error.code,
+                )
                 self._attempts.went_well(key)
             else:
                 self._note(key, "a transaction of a duty was refused", error.code, str(error))
@@ -291,7 +300,7 @@ class DutyService:
         )  # fmt: skip
 
     def _note(self, key: Hashable, event: str, code: str, text: str) -> None:
-        """Log why a duty was not done, unless it was so the last time."""
+        """Log why a duty failed, unless the reason is the same as last time."""
         if self._attempts.failed(key, Trouble(code, text)):
             _log.warning(event, duty=str(key), code=code, error=text)
 
@@ -302,7 +311,7 @@ class DutyService:
         bond = max(self._options.registry.stake, self._parameters.node_bond_min)
         if node is None:
             await self._wallet.send(REGISTER_NODE, node_payload(profile, bond))
-            _log.info("registered", bond=format_amount(bond), score=profile.score)
+            _log.info("this machine was registered", bond=format_amount(bond), score=profile.score)
             return
         if node.status is NodeStatus.RETIRING:
             return  # its owner wants out: renewing the entry would take that back
@@ -317,17 +326,17 @@ class DutyService:
         more = lacks if spare > lacks else 0
         if more or not same or seen_ms > self._parameters.registration_valid_ms // 2:
             await self._wallet.send(UPDATE_NODE, node_payload(profile, more))
-            _log.info("registration renewed", more_bond=format_amount(more))
+            _log.info("this machine's registration was renewed", more_bond=format_amount(more))
 
     async def _suspend(self) -> None:
-        """Have no more work assigned to this machine, without taking back its bond."""
+        """Suspend this machine, so that it gets no new work; its bond stays locked."""
         await self._wallet.send(SUSPEND_NODE, [])
-        _log.info("suspended: this machine is offered nothing until it is back")
+        _log.info("this machine was suspended: it gets no new work until the node runs again")
 
     def _is_news(self, known: int) -> bool:
-        """Whether the measured speed is to take the place of the registered one.
+        """Whether the measured speed should replace the registered one.
 
-        No two measurements agree to the last digit, and one that was disturbed is too low, never too high.
+        Measurements always differ slightly. A disturbed one is too low, never too high.
         """
         measured = self._speed
         if abs(measured.milli - known) * 100 <= SPEED_SPREAD_PERCENT * max(measured.milli, known):
@@ -335,7 +344,7 @@ class DutyService:
         return measured.milli > 0 and (measured.is_steady or measured.milli > known)
 
     async def _measure_again(self) -> None:
-        """Measure the machine's speed again, when it has nothing to do, until it was not disturbed."""
+        """Measure the machine's speed again when it is idle, until a measurement was not disturbed."""
         while self._profile is not None and not self._speed.is_steady:
             await trio.sleep(MEASURE_AGAIN_S)
             if self._attempts.running or self._is_leaving:
@@ -343,7 +352,7 @@ class DutyService:
             found = await trio.to_thread.run_sync(renewed_score, self._score)
             if found.is_steady or found.milli > self._speed.milli:
                 self._speed, self._profile = found, self._profile._replace(score=found.milli)
-                _log.info("the machine's speed is measured again", score=found.milli, steady=found.is_steady)
+                _log.info("this machine's speed was measured again", score=found.milli, steady=found.is_steady)
 
     async def _return_to_market(self) -> None:
         node = load_node(self._ledger.store, self.address)
@@ -352,7 +361,7 @@ class DutyService:
             if not self._is_news(node.profile.score):
                 profile = profile._replace(score=node.profile.score)
             await self._wallet.send(UPDATE_NODE, node_payload(profile, 0))
-            _log.info("back on the market")
+            _log.info("this machine is back on the market")
 
     # What outlives a restart
 
@@ -366,10 +375,10 @@ class DutyService:
             self._start(nursery, ("forget", task), self._forget, task)
 
     async def _forget(self, task: bytes) -> None:
-        """Drop the journal of a task that asks nothing of this node any more: it has ended, or is another's.
+        """Drop the journal of a task without duties of this node: it has ended or was reassigned.
 
         Its blobs become ordinary, prunable ones (Promises.tidy).
         """
         await self._executor.forget(task)
         self._worker.known.discard(task)
-        _log.info("task over", task=task)
+        _log.info("a task has ended for this machine", task=task)

@@ -1,6 +1,6 @@
-"""What a task needs on this machine: its data set and the states of its windows, from whoever has them.
+"""Fetches the inputs of a task: its data set and the states of its windows.
 
-Who gives a blob does not matter: its name is its hash, and a state is checked against the root on chain.
+Any node may be the source: a blob's name is its hash, and a state is checked against the root on chain.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from tasks.spec import JobSpec
 __all__ = ["InputUnavailable", "Inputs", "Supply"]
 
 FETCH_QUIET_S: Final = 60.0
-"""A fetch that brings nothing for so long is begun again."""
+"""A fetch without progress for this long is restarted."""
 FETCH_TRIES_MAX: Final = 3
-"""Fetches in a row that bring nothing; what comes, however slowly, is waited for as long as there is time."""
+"""Fetches without progress in a row before giving up. Slow progress is accepted while time remains."""
 FETCH_PAUSE_S: Final = 5 / 3
-"""Between two of them."""
+"""Pause between two of them."""
 QUIET_S: Final = 15.0
-"""Peers that bring nothing of a data set for so long do not keep it from being looked for elsewhere."""
+"""If peers send no piece of a data set for this long, other holders are searched."""
 DATASETS_HELD_MAX: Final = 2
-"""Data sets kept decoded in memory."""
+"""Decoded data sets kept in memory."""
 
 
 class InputUnavailable(DekubeError):
-    """A blob that a duty needs could not be fetched from anybody, or is not what its root says."""
+    """A blob for a duty could not be fetched, or does not match its root."""
 
     code = "input_unavailable"
 
 
 class Supply(NamedTuple):
-    """Whom to ask for blobs, and the moment (of trio's clock) after which none is waited for."""
+    """The sources of a blob, and the time (of trio's clock) until which it is useful."""
 
     sources: Sequence[bytes]
     until: float = inf
 
 
 class _Patience:
-    """A scope that ends when nothing is noted for ``quiet_s``."""
+    """A scope that ends when nothing arrives for ``quiet_s``."""
 
     def __init__(self, quiet_s: float) -> None:
         self._quiet_s = quiet_s
@@ -57,12 +57,12 @@ class _Patience:
         self.note()
 
     def note(self, *_progress: int) -> None:
-        """Note that something came."""
+        """Note that something arrived."""
         self.scope.deadline = trio.current_time() + self._quiet_s
 
 
 class Inputs:
-    """Brings blobs to this machine and reads them."""
+    """Fetches blobs to this machine and reads them."""
 
     def __init__(self, network: Network, own: bytes) -> None:
         assert network.blobs is not None
@@ -70,17 +70,19 @@ class Inputs:
         self._blobs = network.blobs
         self._own = own
         self.search: BlobSearch | None = None
-        """Asks everybody for a data set that no peer has."""
+        """Searches for holders of a data set that no peer has."""
         self._datasets: dict[bytes, tuple[bytes, bytes]] = {}
         self._reading_dataset = trio.Lock()
 
     def peers(self, *first: bytes) -> list[bytes]:
-        """Return whom to ask for a blob: those who should have it, then whoever is connected."""
+        """Return the sources to ask for a blob: the expected holders, then all other peers."""
         connected = [peer.address for peer in self._network.peers()]
         return [address for address in dict.fromkeys([*first, *connected]) if address != self._own]
 
     def holders(self, window: WindowRecord) -> list[bytes]:
-        """Return whom to ask for a window's blobs: who made them, those who fetched them to check it, the rest."""
+        """Return the sources of a window's blobs: the worker, the verifiers that fetched them, then all other
+        peers.
+        """
         return self.peers(window.worker, *(seat.address for seat in (*window.verifiers, *window.jurors)))
 
     async def dataset(self, spec: JobSpec, supply: Supply, task: bytes) -> bytes:
@@ -96,14 +98,14 @@ class Inputs:
             except DekubeError as error:
                 raise InputUnavailable(f"data set: {error}") from None
             if root != spec.dataset.root:
-                raise InputUnavailable("the data set is not the one of its root")
+                raise InputUnavailable("the data set does not match its root")
             while len(self._datasets) >= DATASETS_HELD_MAX:
                 self._datasets.pop(next(iter(self._datasets)))
             self._datasets[spec.dataset.blob] = (root, data)
             return data
 
     async def fetch_state(self, window: WindowRecord, supply: Supply, spec: JobSpec) -> bytes:
-        """Return the state after a window, if it is the one that its worker proved. Raises InputUnavailable."""
+        """Return the state after a window, if it matches its worker's proof. Raises InputUnavailable."""
         state = await self.fetch(window.proof.output_blob, supply, spec.plan().state_limit_bytes)
         await trio.to_thread.run_sync(_check_state, state, spec, window.proof.step_to, window.proof.state_root_out)
         return state
@@ -124,13 +126,13 @@ class Inputs:
             raise InputUnavailable(f"blob {name.hex()}: {error}") from None
 
     async def obtain(self, name: bytes, supply: Supply, limit_bytes: int, dataset_of: bytes = b"") -> None:
-        """Have a blob on this machine's disk. Raises InputUnavailable.
+        """Fetch a blob to this machine's disk. Raises InputUnavailable.
 
-        Where no peer has the data set of the task ``dataset_of``, everybody is asked who does. The name is a
-        stranger's: without ``limit_bytes`` it could be that of more than this machine holds.
+        If no peer has the data set of the task ``dataset_of``, all nodes are asked. The blob's name comes from an
+        untrusted party: ``limit_bytes`` bounds its size.
         """
         blobs, tries = self._blobs, 0
-        error = InputUnavailable("not here in the time there is")
+        error = InputUnavailable("it did not arrive in time")
         with trio.move_on_at(supply.until):
             while not blobs.is_complete(name) and tries < FETCH_TRIES_MAX:
                 if tries:
@@ -184,11 +186,11 @@ def _dataset_root(data: bytes) -> bytes:
 
 
 def _check_state(data: bytes, spec: JobSpec, step: int, root: bytes) -> None:
-    """Check that a state which another worker published is the one the chain knows. Raises InputUnavailable."""
+    """Check that a state published by another worker matches the chain. Raises InputUnavailable."""
     plan = spec.plan()
     try:
         state = TrainingState.decode(data, plan)
     except DekubeError as error:
         raise InputUnavailable(f"state: {error}") from None
     if (state.step, state.root(plan)) != (step, root):
-        raise InputUnavailable("the state is not the one on chain")
+        raise InputUnavailable("the state does not match the chain")

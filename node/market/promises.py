@@ -1,10 +1,9 @@
-"""What a worker or verifier must still know after a restart: the windows it published, the verdicts it sealed.
+"""What a worker or verifier must remember across a restart: its published windows and its sealed verdicts. See
+market.md 10.
 
-See market.md 10.
-
-A file each, written before the chain hears of it, gone when the chain needs nothing of it any more. The blobs of a
-published window are pinned as long as somebody may ask for them, the data set of a task as long as it is this
-worker's or windows of it are open. Blocking; the files are small.
+Each has its own file, written before the promise is on chain and removed when the chain no longer requires it. The
+blobs of a published window are pinned while somebody may request them. The data set of a task is pinned while the
+task is this worker's or windows of it are open. Blocking; the files are small.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _NAME: Final = re.compile(r"([0-9a-f]{64})-([0-9]{1,10})-(window|verdict|verdict
 
 
 class Published(NamedTuple):
-    """A window that was put into blobs: the probes that open its seals, and the blobs' names."""
+    """A window that is stored as blobs: the probes that open its commitments, and the blobs' names."""
 
     probes: tuple[bytes, ...]
     states: tuple[bytes, ...]
@@ -54,7 +53,7 @@ class Published(NamedTuple):
 
 
 class VerdictKey(NamedTuple):
-    """A verdict that this node gives: on a window, as a verifier or as a juror."""
+    """Identifies a verdict of this node on a window, as a verifier or as a juror."""
 
     task: bytes
     window: int
@@ -75,9 +74,9 @@ def decode_published(data: bytes) -> Published:
 def needed_blobs(
     published: Published, number: int, task: TaskRecord | None, window: WindowRecord | None, worker: bytes
 ) -> frozenset[bytes]:
-    """Return which blobs of a window that ``worker`` published somebody may still ask for, by the chain's records.
+    """Return the blobs of ``worker``'s published window that others may still request, by the chain's records.
 
-    ``task`` is None where the chain has none, ``window`` where it has no proof of that number.
+    ``task`` is None if the chain does not have it, ``window`` if it has no proof of that number.
     """
     nothing: frozenset[bytes] = frozenset()
     if task is None:
@@ -97,7 +96,7 @@ def needed_blobs(
 
 
 class Promises:
-    """The files under one directory, and the pins in ``blobs`` of what they name."""
+    """The files in one directory, and the pins in ``blobs`` of the blobs that they name."""
 
     def __init__(self, root: Path, blobs: BlobStore, worker: bytes) -> None:
         self._root, self._blobs, self._worker = root, blobs, worker
@@ -110,7 +109,7 @@ class Promises:
             self._take_up(path)
 
     def publish(self, task: bytes, window: int, published: Published) -> None:
-        """Note a window whose blobs are stored: they stay until the chain is through with it."""
+        """Record a window with stored blobs. They stay until the chain no longer requires them."""
         before = self._published.get((task, window))
         self._published[task, window] = published  # before its pins: ``tidy`` may look at any moment
         for name in published.blobs:
@@ -121,31 +120,31 @@ class Promises:
         write_durably(self._window_path(task, window), value)
 
     def abandon(self, names: Iterable[bytes]) -> None:
-        """Unpin blobs of a window that was not published after all."""
+        """Unpin the blobs of a window that was not published."""
         self._unpin(names)
 
     def published(self, task: bytes, window: int) -> Published | None:
-        """Return what is known of a window that this node published."""
+        """Return the record of a window that this node published."""
         return self._published.get((task, window))
 
     def keep_dataset(self, task: bytes, blob: bytes) -> None:
-        """Pin the data set of a task of this worker: after its requester, others may have it from nobody else."""
+        """Pin the data set of this worker's task: apart from the requester, nobody else may have it."""
         self._datasets[task] = blob
         self._blobs.pin(blob)
 
     def blobs_of(self, tasks: Collection[bytes]) -> frozenset[bytes]:
-        """Return what is pinned for these tasks."""
+        """Return the pinned blobs of these tasks."""
         windows = (published.blobs for (task, _), published in list(self._published.items()) if task in tasks)
         datasets = (blob for task, blob in list(self._datasets.items()) if task in tasks)
         return frozenset(datasets).union(*windows)
 
     def seal(self, key: VerdictKey, height: int, findings: tuple[Finding, ...]) -> None:
-        """Keep the findings that a seal will hide; ``height`` tells a draw from others of the same window."""
+        """Record the findings of a sealed verdict. ``height`` distinguishes draws for the same window."""
         write_durably(self._verdict_path(key), encode([height, findings_to_value(findings)]))
         self._verdicts.add(key)
 
     def sealed(self, key: VerdictKey, height: int) -> tuple[Finding, ...]:
-        """Return the findings that were sealed in the draw of ``height``. Raises OSError, DecodeError."""
+        """Return the findings sealed in the draw of ``height``. Raises OSError, DecodeError."""
         match decode(self._verdict_path(key).read_bytes(), limit_bytes=PROMISE_LIMIT_BYTES):
             case [int(of), list(findings)] if of == height:
                 return findings_from_value(findings)
@@ -153,7 +152,7 @@ class Promises:
                 raise DecodeError("not the verdict of this draw")
 
     def tidy(self, state: Reader) -> None:
-        """Let go of what the chain, whose newest final state is ``state``, needs no more."""
+        """Remove the records that the chain, with the newest final state ``state``, no longer requires."""
         for key in [key for key in self._verdicts if not self._is_owed(state, key)]:
             self._verdict_path(key).unlink(missing_ok=True)
             self._verdicts.discard(key)
@@ -188,7 +187,7 @@ class Promises:
         return state.get(by_verifier_key(self._worker, key.task, key.window)) is not None
 
     def _unpin(self, names: Iterable[bytes]) -> None:
-        """Let blobs be evicted that belong to no window which is known, and are the data set of no task."""
+        """Unpin blobs that belong to no known window and are the data set of no task."""
         windows = (published.blobs for published in list(self._published.values()))
         for name in set(names).difference(list(self._datasets.values()), *windows):
             self._blobs.unpin(name)
@@ -230,7 +229,7 @@ def _records(state: Reader, task_id: bytes, number: int) -> tuple[TaskRecord | N
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file whole and durably."""
+    """Write a file atomically and durably."""
     temporary = path.with_suffix(".new")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:

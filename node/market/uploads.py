@@ -1,7 +1,7 @@
-"""Who may leave how much in this node's blob store, and for how long; without a file or a clock.
+"""Quotas of uploads to this node's blob store, and their expiry. Uses no file and no clock.
 
-An upload is charged when it begins, by size, to the account that signed for it, to the caller it came from and to
-all; what was charged comes back after a day. What is kept is bounded apart from that.
+An upload is charged by size when it begins: to the account that signed for it, to the caller, and to the total.
+Charges expire after a day. The kept bytes have a separate bound.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["DAY_MS", "Upload", "UploadBook", "UploadRefused", "decode_book"]
 
 DAY_MS: Final = 24 * 3_600_000
 PARTIAL_MS: Final = 3_600_000
-"""An upload of which nothing came for so long is given up."""
+"""An upload without new pieces for this long is dropped."""
 CALLER_CHARACTERS_MAX: Final = 64
 BOOK_LIMIT_BYTES: Final = 64 * 1024 * 1024
 TIME_LIMIT_MS: Final = 2**53
 
 
 class UploadRefused(ProtocolError):
-    """An upload that is not taken; ``code`` says why, ``limit`` which bound it met."""
+    """A refused upload. ``code`` is the reason, ``limit`` the exceeded bound."""
 
     def __init__(self, code: str, message: str, limit: int = 0) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class UploadRefused(ProtocolError):
 
 
 class Upload(NamedTuple):
-    """A blob that somebody is bringing, or has brought."""
+    """A running or finished upload."""
 
     blob: bytes
     account: bytes
@@ -45,12 +45,12 @@ class Upload(NamedTuple):
     size_bytes: int
     begun_ms: int
     seen_ms: int
-    """When something of it came last, or when a task was last known to refer to it."""
+    """Time of its newest piece, or when a task was last known to refer to it."""
     is_complete: bool
 
 
 class Charge(NamedTuple):
-    """What was charged to whom."""
+    """A charge of an account and a caller."""
 
     time_ms: int
     account: bytes
@@ -59,7 +59,7 @@ class Charge(NamedTuple):
 
 
 class UploadBook:
-    """All uploads that are kept, and what the last day's were charged."""
+    """All kept uploads, and the charges of the last day."""
 
     def __init__(
         self, options: UploadOptions, uploads: Iterable[Upload] = (), charges: Iterable[Charge] = ()
@@ -73,16 +73,16 @@ class UploadBook:
         return any(name == blob for name, _ in self._uploads)
 
     def find(self, blob: bytes, account: bytes) -> Upload | None:
-        """Return what an account has begun to bring."""
+        """Return an account's upload of a blob."""
         return self._uploads.get((blob, account))
 
     @property
     def uploads(self) -> list[Upload]:
-        """Those that are kept."""
+        """The kept uploads."""
         return list(self._uploads.values())
 
     def check_account(self, blob: bytes, account: bytes, balance: int) -> None:
-        """Raise UploadRefused where an account may bring nothing, whatever it is."""
+        """Raise UploadRefused if an account may not upload at all."""
         if not self._options.enabled:
             raise UploadRefused("uploads_off", "this gateway takes no uploads")
         if balance < self._options.balance_min and self.find(blob, account) is None:
@@ -91,9 +91,9 @@ class UploadBook:
             raise UploadRefused("balance_too_low", text, least)
 
     def begin(self, blob: bytes, size_bytes: int, account: bytes, caller: str, balance: int, now_ms: int) -> bool:
-        """Take an upload on, or go on with one; return whether it is charged. Raises UploadRefused.
+        """Start or continue an upload; return whether it is charged. Raises UploadRefused.
 
-        Who takes up its own within half the time that blobs are kept is not charged again.
+        An account that repeats its own upload within half of the retention time is not charged again.
         """
         options = self._options
         self.check_account(blob, account, balance)
@@ -119,18 +119,18 @@ class UploadBook:
             (kept, options.bytes_kept_max, "uploads_full", "at once"),
         ):
             if spent + cost > limit:
-                raise UploadRefused(code, f"at most {limit} bytes {whose} are taken here", limit)
+                raise UploadRefused(code, f"at most {limit} bytes {whose} are accepted", limit)
         self._charges.append(Charge(now_ms, account, caller, cost))
         is_complete = known is not None and known.is_complete
         self._uploads[key] = Upload(blob, account, caller, size_bytes, now_ms, now_ms, is_complete)
         return True
 
     def drop(self, upload: Upload) -> None:
-        """Forget an upload; its charge stays."""
+        """Drop an upload; its charge stays."""
         self._uploads.pop((upload.blob, upload.account), None)
 
     def came(self, blob: bytes, now_ms: int, *, is_complete: bool) -> None:
-        """Note that something of a blob came, or that all of it is here."""
+        """Note a new piece of a blob, or that it is complete."""
         for key, known in self._uploads.items():
             if known.blob == blob:
                 complete = known.is_complete or is_complete
@@ -143,7 +143,7 @@ class UploadBook:
             self._uploads[key] = self._uploads[key]._replace(seen_ms=now_ms)
 
     def due(self, now_ms: int) -> list[Upload]:
-        """Return the uploads whose time is over, unless a task refers to them."""
+        """Return the uploads that have expired unless a task refers to them."""
         keep_ms = self._options.keep_s * 1000
         return [
             upload
@@ -152,14 +152,14 @@ class UploadBook:
         ]
 
     def encode(self) -> bytes:
-        """Return the bytes from which the book can be taken up again."""
+        """Return the encoded state."""
         uploads: list[Value] = [[*upload[:-1], int(upload.is_complete)] for upload in self._uploads.values()]
         charges: list[Value] = [list(charge) for charge in self._charges]
         return encode([uploads, charges])
 
 
 def decode_book(data: bytes, options: UploadOptions) -> UploadBook:
-    """Return the book that ``encode`` wrote. Raises DecodeError."""
+    """Decode the state written by ``encode``. Raises DecodeError."""
     match decode(data, limit_bytes=BOOK_LIMIT_BYTES, limit_items=len(data)):
         case [list(uploads), list(charges)]:
             return UploadBook(options, map(_upload, uploads), map(_charge, charges))

@@ -1,4 +1,4 @@
-"""``dekube task``: post a task, follow it, fetch its result and its bill."""
+"""``dekube task``: creates and follows a task, fetches its result and its bill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dekube task cancel``, ``top-up``, ``demand`` and ``resume``: what only the requester of a task may do."""
+"""``dekube task cancel``, ``top-up``, ``demand`` and ``resume``: actions of a task's requester."""
 
 from __future__ import annotations
 
@@ -109,7 +109,9 @@ def resume(session: Session, task_id: bytes, yes: bool, as_json: bool) -> None:
 
 
 def _tell_of_machines(client: Client, record: Task) -> None:
-    """Say where a paused task would pause again: what its checks cost is used up, or no machine will take it."""
+    """Print why a paused task would pause again: its verification funds are used up, or no machine would take
+    it.
+    """
     if record.document["reason"] == "funds_low":
         say(
             "Note: it was paused because what is locked for its checks is used up: unless `dekube task top-up` "
@@ -130,7 +132,7 @@ def _tell_of_machines(client: Client, record: Task) -> None:
 
 
 def _why_not(node: Mapping[str, Any], record: Mapping[str, Any], until_ms: int) -> str:
-    """Return why a machine is not offered a task before ``until_ms``; empty where it may be."""
+    """Return why a machine is not offered a task before ``until_ms``; empty if it may be."""
     if node["address"].lower() in {address.lower() for address in record["excluded"]}:
         return "lost or left this task, which is for ever"
     if node["status"] != "active":

@@ -1,4 +1,4 @@
-"""``dekube task quote`` and ``create``: a job, what it locks, and where its data set is."""
+"""``dekube task quote`` and ``create``: a job, its locked price, and the source of its data set."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ MAX_PRICE_DEFAULT: Final = "0.0002"
 GPU_MS_PER_STEP_DEFAULT: Final = 500
 SEGMENT_STEPS: Final = 25
 DIGITS_ENDS: Final = (64, 10)
-"""Features and classes of the built-in data set: a job of other widths is refused by its worker, after the fee."""
+"""Features and classes of the built-in data set. A worker refuses a job with other widths, after the fee is
+paid."""
 STEPS_DEFAULT: Final = 600
 WINDOWS_DEFAULT: Final = 3
 
@@ -47,7 +48,7 @@ WINDOWS_DEFAULT: Final = 3
 RECIPE: Final = (
     "--data", "--steps", "--windows", "--widths", "--max-price", "--gpu-ms-per-step", "--match-s", "--seed"
 )  # fmt: skip
-"""What a job is made of where no file has it."""
+"""Defaults for a job without a file."""
 
 
 class _Recipe(NamedTuple):
@@ -101,7 +102,7 @@ def _recipe_options(function: _Function) -> _Function:
 
 
 def _job(client: Client, recipe: _Recipe) -> bytes:
-    """Return the canonical bytes of the job; its data set goes nowhere yet."""
+    """Return the canonical bytes of the job. Its data set is not uploaded yet."""
     if recipe.spec_file is not None:
         return read_spec(recipe.spec_file)
     if recipe.steps % recipe.windows or recipe.steps // recipe.windows % SEGMENT_STEPS:
@@ -208,7 +209,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
 
 
 def _objections(job: JobSpec, quoted: TaskQuote) -> list[tuple[str, str]]:
-    """Return what keeps a job from being done: what the gateway knows, and what is found here."""
+    """Return the obstacles to a job: those that the gateway knows, and those found here."""
     found = [(item.code, item.text) for item in quoted.objections]
     here = check_start(job)
     if job.dataset.blob == DIGITS_BLOB:  # the gateway's node may not hold it yet
@@ -217,7 +218,9 @@ def _objections(job: JobSpec, quoted: TaskQuote) -> list[tuple[str, str]]:
 
 
 def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
-    """Say why a job may wait, and what workers said of it; nothing of a data set that is still to be uploaded."""
+    """Print why a job may have to wait, and the workers' messages; a data set that will be uploaded is not
+    reported.
+    """
     for item in quote.notices:
         if with_data or item.code != "dataset_not_held":
             say(f"Note: {item.text}.")
@@ -304,7 +307,7 @@ def create(session: Session, recipe: _Recipe, watches: bool, anyway: bool, yes: 
 
 
 def _tell_of_data(client: Client, blob: bytes) -> None:
-    """Say where the data set of a job is not known to be had, before anything is paid for it."""
+    """Print if no source of the job's data set is known, before anything is paid."""
     if client.is_held(blob) is False:
         say(
             f"Note: the node that is asked does not hold the data set {hexed(blob)}, and nobody else is known to. "

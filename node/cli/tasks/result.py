@@ -1,4 +1,4 @@
-"""``dekube task result``: the trained state, checked against its proof and tested."""
+"""``dekube task result``: fetches the trained state, verifies its proof and tests it."""
 
 from __future__ import annotations
 

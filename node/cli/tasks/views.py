@@ -1,4 +1,4 @@
-"""``dekube task list``, ``show``, ``proof`` and ``bill``: what the chain knows of tasks."""
+"""``dekube task list``, ``show``, ``proof`` and ``bill``: the chain's data of tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["bill", "list_", "proof", "show_", "show_bill"]
 
 PAGE_MAX: Final = 100
 PARTY_SUMS: Final = ("locked", "paid", "refunded")
-"""Movements that a party pays or gets."""
+"""Movements that a party pays or receives."""
 _MERGED: Final = ("movement", "purpose", "pool", "party")
 _LIST_COLUMNS: Final = ("id", "phase", "windows", "worker", "price", "created")
 
@@ -256,7 +256,9 @@ def bill(session: Session, task_id: bytes, all_lines: bool, as_json: bool) -> No
 
 
 def show_bill(found: Bill, *, title: str, all_lines: bool = False) -> None:
-    """Print a bill: its movements, equal ones of several windows as one row, what each party got, and the sums."""
+    """Print a bill: its movements (equal ones of several windows in one row), each party's sums, and the
+    totals.
+    """
     if all_lines:
         rows = [{**line.document, "amount": show_amount(line.amount)} for line in found.lines]
         every = ("height", "movement", "purpose", "pool", "window", "party", "amount")
@@ -273,7 +275,7 @@ def show_bill(found: Bill, *, title: str, all_lines: bool = False) -> None:
 
 
 def merged_lines(lines: Sequence[BillLine]) -> list[dict[str, Any]]:
-    """Return a row for all movements of one kind, pool and party, with the windows that they are about."""
+    """Return one row for all movements of the same kind, pool and party, with their windows."""
     groups: dict[tuple[Any, ...], list[BillLine]] = {}
     for line in lines:
         key = tuple(_text(line.document.get(name)) for name in _MERGED)
@@ -303,7 +305,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def sums_by_party(lines: Sequence[BillLine]) -> dict[str, dict[str, int]]:
-    """Return what each party locked, was paid and got back; what burns or is only held back is nobody's."""
+    """Return what each party locked, was paid and was refunded. Burned and withheld amounts belong to no party."""
     found: dict[str, dict[str, int]] = {}
     for line in lines:
         if line.movement in PARTY_SUMS and line.party is not None:

@@ -1,4 +1,4 @@
-"""``dekube task watch``, and what commands about a task share: its record, its end, its sums."""
+"""``dekube task watch``, and functions shared by task commands: record, end, sums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WATCH_TIMEOUT_S: Final = 24 * 3600.0
 
 
 def record_of(client: Client, task_id: bytes) -> Task:
-    """Return a task. Raises ConfigError where there is none of that id."""
+    """Return a task. Raises ConfigError if there is none with that ID."""
     record = client.task(task_id)
     if record is None:
         raise ConfigError(f"no task has the ID {hexed(task_id)}; `dekube task list` shows the tasks")
@@ -32,12 +32,12 @@ def record_of(client: Client, task_id: bytes) -> Task:
 
 
 def say(line: str, *, err: bool = True) -> None:
-    """Tell a person a line, on standard error unless it is what was asked for."""
+    """Print a line; on standard error unless it is the command's result."""
     click.echo(printable(line), err=err)
 
 
 def watch_to_end(client: Client, task_id: bytes, as_json: bool, timeout_s: float) -> str:
-    """Follow a task until it ends; return the phase in which it did."""
+    """Follow a task until it ends; return its final phase."""
     try:
         phase = follow(client, task_id, partial(say, err=as_json), timeout_s=timeout_s)
     except KeyboardInterrupt:
@@ -53,13 +53,13 @@ def watch_to_end(client: Client, task_id: bytes, as_json: bool, timeout_s: float
 
 
 def expect_settled(task_id: bytes, phase: str) -> None:
-    """Raise TaskEnded unless ``phase`` is what a requester hopes for."""
+    """Raise TaskEnded unless ``phase`` is a success for the requester."""
     if phase != "settled":
         raise TaskEnded(f"task {hexed(task_id)} ended {phase}")
 
 
 def show_sums(totals: EscrowTotals) -> None:
-    """Show what became of the deposit of a task."""
+    """Show how the deposit of a task was used."""
     parts = {"locked": totals.locked, "paid": totals.paid, "refunded": totals.refunded, "burned": totals.burned}
     told = " + ".join(f"{name} {show_amount(amount)}" for name, amount in parts.items())
     exact = "exact" if totals.is_exact else "DOES NOT ADD UP"

@@ -1,4 +1,4 @@
-"""``dekube wallet``: accounts in keystore files, payments, contracts, signatures, and news of them."""
+"""``dekube wallet``: accounts in keystore files, payments, contracts, signatures and live updates."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ _IN_A_FILE: Final = "put it into a file of mode 0600"
 
 
 class _HdPath(click.ParamType[str]):
-    """A path from the seed to a key (BIP-32), as ``parse_path`` reads it."""
+    """A path from the seed to a key (BIP-32), as in ``parse_path``."""
 
     name = "path"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text itself."""
+        """Return the text unchanged."""
         try:
             parse_path(str(value))
         except ConfigError as error:
@@ -157,7 +157,7 @@ def import_(
 
 
 def _check_absent(place: Path) -> Path:
-    """Return ``place`` if nothing is there: asked before any secret is. Raises ConfigError."""
+    """Return ``place`` if it does not exist; called before any prompt for a secret. Raises ConfigError."""
     if place.exists():
         raise ConfigError(f"{place}: exists already; nothing was changed")
     return place

@@ -1,4 +1,4 @@
-"""``dekube wallet sign`` and ``verify``: messages to people (EIP-191) and typed data (EIP-712)."""
+"""``dekube wallet sign`` and ``verify``: text messages (EIP-191) and typed data (EIP-712)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def _message_options(function: _Function) -> _Function:
 def _digest(
     message: str | None, message_file: Path | None, is_hex: bool, typed_file: Path | None, *, shows: bool = False
 ) -> bytes:
-    """Return what is signed: of typed data, shown on standard error, or of a message to people (EIP-191)."""
+    """Return the digest to sign: of typed data, which is shown on standard error, or of a text message
+    (EIP-191).
+    """
     if sum(given is not None for given in (message, message_file, typed_file)) != 1:
         raise click.UsageError("give exactly one of MESSAGE, --file and --typed")
     if typed_file is not None:

@@ -1,4 +1,4 @@
-"""``dekube wallet send``, ``call`` and ``faucet``: what moves coins, shown before it is signed."""
+"""``dekube wallet send``, ``call`` and ``faucet``: payments, shown before they are signed."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ __all__ = ["call", "faucet", "send"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 SPENDING: Final = ("--value", "--nonce", "--max-fee", "--tip", "--yes", "--key", "--passphrase-file", "--chain-id")
-"""What has an effect on a call that is sent alone."""
+"""Options that affect only a call that is sent as a transaction."""
 GRANT_TIMEOUT_S: Final = 60.0
 NOBODY: Final = bytes(20)
-"""The address that takes and never gives: no key has it."""
+"""The zero address, which receives only: no key has it."""
 
 
 def _fee_options(function: _Function) -> _Function:
@@ -207,7 +207,7 @@ def call(
 
 
 def in_coins(parameters: Sequence[Parameter], values: Mapping[str, str | bool]) -> dict[str, str | bool]:
-    """Return values of a contract as people read them: amounts in DKB, and what the contract has."""
+    """Return a contract's values in readable form, with amounts in DKB."""
     return {
         name: f"{show_amount(int(value))} ({value})" if _is_amount(parameter) else value
         for parameter, (name, value) in zip(parameters, values.items(), strict=True)
@@ -219,7 +219,7 @@ def _is_amount(parameter: Parameter) -> bool:
 
 
 def _signer_again(sign: Callable[..., bytes], raw: bytes) -> Callable[[], bytes]:
-    """Return what signs the same once more, with the next nonce and the fees that ``raw`` has."""
+    """Return a function that signs the same transaction with the next nonce and the fees of ``raw``."""
     first = decode_transaction(raw)
     return partial(
         sign, max_fee_per_gas=first.max_fee_per_gas, max_priority_fee_per_gas=first.max_priority_fee_per_gas
@@ -227,7 +227,7 @@ def _signer_again(sign: Callable[..., bytes], raw: bytes) -> Callable[[], bytes]
 
 
 def _argument(session: Session, parameter: Parameter, text: str) -> AbiValue:
-    """Return the value that an argument spells, as ``parse_argument``; also 1.5DKB, and the NAME of an account."""
+    """Return the value of an argument as ``parse_argument``; also 1.5DKB, and the NAME of an account."""
     if _is_amount(parameter) and text.strip().endswith("DKB"):
         return parse_amount(text)
     if parameter.type == "address":

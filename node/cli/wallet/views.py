@@ -1,4 +1,4 @@
-"""``dekube wallet balance``, ``tx`` and ``history``: what the chain knows of an account and of a transaction."""
+"""``dekube wallet balance``, ``tx`` and ``history``: the chain's data of an account and of a transaction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AMOUNT_AT: Final[Mapping[str, int]] = {
     "stake": 0, "unstake": 0, "fund_carriage": 0, "withdraw_carriage": 0,
     "register_node": 1, "update_node": 1, "top_up_task": 1, "demand_result": 1,
 }  # fmt: skip
-"""Where a transaction of a kind has an amount of coins in its payload; transfers and calls are shown apart."""
+"""Position of the amount in the payload, by transaction kind. Transfers and calls are handled separately."""
 _NATURAL: Final = re.compile(r"[0-9]{1,80}")
 
 
@@ -82,7 +82,7 @@ def balance(session: Session, name: str | None, proves: bool, genesis: Path | No
 
 
 def _proven(session: Session, who: bytes, genesis: Path | None) -> dict[str, Any]:
-    """Return an account as the light client proves it; it goes on where `dekube light` is."""
+    """Return an account as the light client proves it. The client continues from the state of `dekube light`."""
     from node.cli.light import FILE, begin, check_genesis, open_light
     from node.home.load import load_genesis
 
@@ -139,7 +139,7 @@ def tx(session: Session, transaction_hash: str, as_json: bool) -> None:
 
 
 def _in_coins(found: Transaction) -> dict[str, Any]:
-    """Return a transaction as people read it: where it stands, whom it pays, amounts and fees in their units."""
+    """Return a transaction in readable form: position, recipient, amounts and fees with units."""
     fields: dict[str, Any] = {}
     for name, value in found.document.items():
         match name, value:
@@ -165,7 +165,7 @@ def _in_coins(found: Transaction) -> dict[str, Any]:
 
 
 def _pays(found: Transaction, to: str, amount: str) -> bool:
-    """Tell whether a transaction is a transfer, or a call, whose payload begins alike."""
+    """Tell whether a transaction is a transfer, or a call with the same beginning of its payload."""
     is_known = found.kind_name == "transfer" or found.kind == CALL_KIND
     return is_known and bool(_ADDRESS.fullmatch(to) and _NATURAL.fullmatch(amount))
 
@@ -204,7 +204,7 @@ def history(session: Session, name: str | None, limit: int, as_json: bool) -> No
 
 
 def change_text(change: Mapping[str, Any]) -> str:
-    """Return in words what moved coins of an account, and how many."""
+    """Return, in words, the reason and the amount of a balance change."""
     amount = int(change["amount"])
     shown = f"{'+' if amount >= 0 else '-'}{show_amount(abs(amount))}"
     kind: str = change["kind"]

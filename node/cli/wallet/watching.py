@@ -1,4 +1,4 @@
-"""``dekube wallet watch``: an account or a transaction, followed live."""
+"""``dekube wallet watch``: follows an account or a transaction live."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _account_lines(line: dict[str, Any]) -> list[str]:
 
 
 def wait_for_receipt(client: Client, hash_: bytes, timeout_s: float) -> Receipt:
-    """Return the receipt of a transaction that somebody handed in. Raises NotFinal."""
+    """Return the receipt of a submitted transaction. Raises NotFinal."""
     start = client.head().at.height
     receipt = client.receipt(hash_)
     if receipt is not None:
