@@ -1,8 +1,8 @@
 """``dekube bench network``: four validators as processes of this machine under a load of transfers.
 
-Clients post batches of signed transfers to the four gateways, as wallets would, and look for them in final blocks:
-nothing of a real transaction's path is left out. At most ``rate`` are sent a second and at most ``window`` wait to
-be final, so the figures are the throughput of a network that is kept busy and the finality its users see then.
+Clients post batches of signed transfers to the four gateways, as wallets would, and look for them in final blocks.
+The whole path of a real transaction is measured. At most ``rate`` are sent per second and at most ``window`` wait
+to be final. So the figures are the throughput of a busy network, and the time to finality that its users see.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class LoadFailed(DekubeError):
-    """The load process ended without its figures, or the validators do not agree."""
+    """The load process ended without figures, or the validators disagree."""
 
     code = "load_failed"
 
@@ -46,12 +46,12 @@ def run(
 ) -> dict[str, float]:
     """Measure for ``seconds`` and return the figures.
 
-    ``transactions_per_s`` are those that a client saw final within the time; finality runs from the submission to
-    the sight of the block. ``cpu_share_*`` are shares of the processor time of all validators with their children:
-    ``verify`` and ``gateway`` are processes, the rest are stages of the node process
-    (node/telemetry/cpu_accounting.py), where ``other`` is what no stage counts. ``compact_proposals_sent`` are
-    blocks that left by their short ids, ``_rebuilt`` receivers that made them whole out of their pools, ``_whole``
-    receivers that were sent all of it. All end with the same block, and so the same state, or the benchmark fails.
+    ``transactions_per_s`` are those that a client saw final within the time. Finality runs from the submission
+    until the client sees the block. ``cpu_share_*`` are shares of the processor time of all validators with their
+    children. ``verify`` and ``gateway`` are processes, the others are stages of the node process
+    (node/telemetry/cpu_accounting.py); ``other`` is the rest. ``compact_proposals_sent`` are blocks sent as short
+    ids, ``_rebuilt`` receivers that rebuilt them from their pools, ``_whole`` receivers that needed the whole
+    block. The benchmark fails unless all validators end with the same block.
     """
     with tempfile.TemporaryDirectory(prefix="dekube-network-") as name:
         folder = Path(name)
@@ -88,7 +88,7 @@ async def _measure(folder: Path, plan: Plan) -> dict[str, float]:
 
 
 async def _wait_gateways(plan: Plan) -> None:
-    """Wait until each gateway answers and a first block is final."""
+    """Wait until each gateway answers and the first block is final."""
     for member in _validators(plan):
         with trio.fail_after(CATCH_UP_S):
             while True:
@@ -107,7 +107,7 @@ def _call(member: Member, method: str, *params: Any) -> Any:
 
 
 def _load(folder: Path, plan: Plan, pids: list[int]) -> dict[str, float]:
-    """Run the load process beside the network; return its figures and where the processor time went."""
+    """Run the load process beside the network; return its figures and the processor time by stage."""
     members = _validators(plan)
     command = [sys.executable, "-m", "testnet.load", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -136,7 +136,10 @@ def _load(folder: Path, plan: Plan, pids: list[int]) -> dict[str, float]:
 
 
 def _check_agreement(members: list[Member], height: int) -> None:
-    """Fail unless all validators have the same block at ``height``; its header carries the root before it."""
+    """Fail unless all validators have the same block at ``height``.
+
+    Its header carries the state root before it.
+    """
     seen = set()
     for member in members:
         block = None
@@ -179,13 +182,13 @@ def _children(pid: int) -> list[int]:
 
 
 def _seconds_of(pid: int, *, ended_children: bool = False) -> float:
-    """Return the CPU seconds of a process; with those of children that ended, so that no sum ever falls."""
+    """Return the CPU seconds of a process and of its ended children, so that the sum never decreases."""
     fields = _stat(pid)[11 : 15 if ended_children else 13]
     return sum(map(int, fields)) / _TICKS_PER_S
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; none when there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on; none if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

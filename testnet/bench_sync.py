@@ -1,15 +1,14 @@
-"""``dekube bench sync``: how fast a node without its database catches up with a chain that goes on.
+"""``dekube bench sync``: how fast a node without a database catches up with a growing chain.
 
-A chain of ``blocks`` empty blocks, all of one epoch, is made first with the votes of four validators. Three of
-them have it and go on with it, as processes of this machine. These catch up, in turns, each time from nothing:
+First a chain of ``blocks`` empty blocks in one epoch is made with the votes of four validators. Three of them
+continue it, as processes of this machine. These nodes catch up in turns, each time without a database:
 
-- ``plain``: a node that has no vote key;
-- ``seated``: the fourth validator, whose database is gone while its vote guard and journal are there;
-- ``repaired``: the same after its database was damaged and ``dekube db repair`` has moved it aside.
+- ``plain``: a node without a vote key; - ``seated``: the fourth validator, with its vote guard and journal; -
+``repaired``: the same after its database was damaged and ``dekube db repair`` has moved it aside.
 
-Blocks come from peers over the real network, every certificate is verified, each block is executed and written.
-What is counted is the time from the first block to the last of those that were there at the beginning, without the
-start of the process.
+Blocks come from peers over the real network. Every certificate is verified, and each block is executed and
+written. The measured time is from the first block to the last one that existed at the beginning, without the start
+of the process.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ __all__ = ["CatchUpFailed", "lay_out_chain", "run"]
 
 SEATS: Final = 4
 SPARE_BLOCKS: Final = 3_600
-"""The epoch is longer by so much than the gap: the chain goes on while it is measured."""
+"""Blocks by which the epoch is longer than the gap, because the chain grows during the measurement."""
 UNBONDING_MS_PER_BLOCK: Final = ChainParameters().unbonding_ms // ChainParameters().epoch_blocks
-"""A longer epoch needs stakes to be locked for longer."""
+"""A longer epoch needs a longer unbonding time."""
 BLOCK_MS: Final = 1_000
 YOUNG_MS: Final = 30_000
-"""The newest block is so old when the network starts."""
+"""Age of the newest block when the network starts."""
 LOOK_S: Final = 0.1
 PATIENCE_S: Final = 900.0
 WAYS: Final = ("plain", "seated", "repaired")
@@ -68,15 +67,15 @@ _BAD_RECORD: Final = (b"n0", b"\1" + bytes(576))
 
 
 class CatchUpFailed(DekubeError):
-    """The node ended, or it has not caught up in time."""
+    """The node ended, or did not catch up in time."""
 
     code = "catch_up_failed"
 
 
 def run(*, blocks: int = 3_600, turns: int = 3, base_port: int = 28_500) -> dict[str, float]:
-    """Measure every way ``turns`` times, in turns, and return the medians.
+    """Measure each variant ``turns`` times, in turns, and return the medians.
 
-    ``seated_ratio`` and ``repaired_ratio`` are the medians of what they took against the plain node of their turn.
+    ``seated_ratio`` and ``repaired_ratio`` are medians of their time against the plain node of the same turn.
     """
     with tempfile.TemporaryDirectory(prefix="dekube-sync-") as name:
         root = Path(name) / "network"
@@ -88,7 +87,7 @@ def run(*, blocks: int = 3_600, turns: int = 3, base_port: int = 28_500) -> dict
 
 
 def lay_out_chain(root: Path, blocks: int, base_port: int) -> Plan:
-    """Make the homes of all, and give the chain to those that serve it."""
+    """Create all homes, and copy the chain to those that serve it."""
     epoch_blocks = blocks + SPARE_BLOCKS
     parameters = {
         "chain.epoch_blocks": epoch_blocks,
@@ -120,7 +119,7 @@ def lay_out_chain(root: Path, blocks: int, base_port: int) -> Plan:
 
 
 def _make_plain(root: Path, plan: Plan) -> None:
-    """Write the last home anew, without a vote key."""
+    """Write the last home again, without a vote key."""
     member = next(member for member in plan.members if member.name == _PLAIN)
     assert member.options is not None
     shutil.rmtree(root / _PLAIN)
@@ -131,7 +130,7 @@ def _make_plain(root: Path, plan: Plan) -> None:
 
 
 class _RecordedVotes:
-    """What the validators of a chain have voted."""
+    """The votes of a chain's validators."""
 
     def __init__(self, committee: Committee) -> None:
         self._committee = committee
@@ -139,7 +138,7 @@ class _RecordedVotes:
         self._votes: list[list[Vote]] = []
 
     def add(self, block: bytes, notarized: list[Vote], finalized: list[Vote]) -> Certificate:
-        """Take the votes on a block in; return its FINALIZE certificate."""
+        """Add the votes on a block; return its FINALIZE certificate."""
         self._votes += [notarized, finalized]
         certificates = [Certificate.of(self._committee, list(votes)) for votes in (notarized, finalized)]
         self._records.append(journal_record(JOURNAL_BLOCK, block))
@@ -152,7 +151,7 @@ class _RecordedVotes:
         return (vote for votes in self._votes for vote in votes if vote.seat == seat)
 
     def journal(self) -> bytes:
-        """Return as much of the newest that a journal keeps."""
+        """Return the newest votes, as many as a journal keeps."""
         size, kept = 0, len(self._records)
         while kept and size + len(self._records[kept - 1]) <= COMPACT_BYTES:
             kept -= 1
@@ -161,7 +160,7 @@ class _RecordedVotes:
 
 
 def _make_chain(path: Path, genesis: Genesis, blocks: int, keys: list[VoteKey]) -> _RecordedVotes:
-    """Write a database with a chain whose every block all of ``keys`` have voted for."""
+    """Write a database with a chain in which all of ``keys`` have voted for every block."""
     runtime = make_runtime(genesis)
     with Store.open(path, genesis, runtime.genesis_changes) as store:
         chain = Chain(store, runtime)
@@ -221,7 +220,7 @@ async def _measure(root: Path, plan: Plan, blocks: int, turns: int) -> dict[str,
 
 
 async def _catch_up(cluster: Cluster, way: str, blocks: int) -> float:
-    """Return how many blocks a second a node took, from nothing."""
+    """Return how many blocks per second a node without a database processed."""
     name = _PLAIN if way == "plain" else _SEATED
     home = cluster.home(name)
     if way == "repaired" and home.chain.exists():
@@ -248,7 +247,7 @@ def _damage_and_repair(home: Home) -> None:
 
 
 async def _wait_height(cluster: Cluster, name: str, height: int) -> tuple[float, int]:
-    """Return when a node was seen at a height, or above, and at which."""
+    """Return when a node had reached a height, and the height that was read."""
     control = cluster.home(name).control
     with trio.move_on_after(PATIENCE_S):
         while True:

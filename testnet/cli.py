@@ -1,4 +1,4 @@
-"""``dekube testnet``: a whole network on this machine with one command."""
+"""``dekube testnet``: runs a whole network on this machine."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def up(
 
 
 class _Up:
-    """One run of a network under the signals of this process."""
+    """One run of a network, with this process's signal handling."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -170,7 +170,7 @@ class _Up:
         self._status = 0
 
     async def run(self, demonstrate: bool, exit_when_settled: bool) -> int:
-        """Return the exit status."""
+        """Run the network and return the exit status."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._stop_on_signal, received)
@@ -221,13 +221,13 @@ class _Up:
 
 
 def starting_line(validators: int, workers: int, root: Path) -> str:
-    """Return what is said before the members start."""
+    """Return the line that is printed before the members start."""
     members = f"{counted(validators, 'validator')}, a relay and {counted(workers, 'worker')}"
     return f"Starting {members} in {root} ..."
 
 
 def member_rows(members: Iterable[MemberStatus]) -> list[dict[str, Any]]:
-    """Return what is shown of the members of a network."""
+    """Return the table rows of a network's members."""
     return [{name: getattr(status, name) for name in COLUMNS} for status in members]
 
 
@@ -283,7 +283,7 @@ def status(folder: Path, as_json: bool) -> None:
 
 
 def _told(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what a member says of itself; nothing where it does not answer."""
+    """Return a member's own status; empty if it does not answer."""
     try:
         if row["role"] == FAUCET:
             with urllib.request.urlopen(row["rpc"], timeout=ANSWER_S) as answer:  # noqa: S310  our own process
@@ -377,7 +377,7 @@ def demonstrate(home_path: Path, seed: int) -> None:
 
 
 def _known_time_ms(root: Path, names: list[str]) -> int | None:
-    """Return the time of the genesis that an interrupted layout has given to some of the homes."""
+    """Return the genesis time that an interrupted layout has already written to some homes."""
     known = [home for home in (Home(root / name) for name in names) if home.config.exists()]
     return load_genesis(known[0].genesis).time_ms if known else None
 

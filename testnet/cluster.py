@@ -61,21 +61,22 @@ LOCK_FILE: Final = "lock"
 LOG_FILE: Final = "log"
 PLAN_LIMIT_BYTES: Final = 1 << 16
 EXTRA_FOLDERS: Final = ("faucet",)
-"""Folders of programs beside the members."""
+"""Folders of programs beside the members' folders."""
 LOST_AND_FOUND: Final = "lost+found"
-"""What a file system has at its root."""
+"""A folder at the root of a file system, which is ignored."""
 START_TIMEOUT_S: Final = 60.0
 STOP_GRACE_S: Final = 15.0
 PORTS_PATIENCE_S: Final = 3.0
-"""How long the members of a network that was killed may take to let go of their ports."""
+"""How long to wait for the ports of a killed network's members."""
 LOG_TAIL_LINES: Final = 5
 SCRYPT_N_TESTNET: Final = 1 << 12
-"""Keys of a test network derive from its public seed: the work factor protects nothing, but costs each start."""
+"""Keys of a test network derive from its public seed. A higher work factor would protect nothing and slow each
+start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One process of a network; its folder, named like it, has its ``log`` and its ``run/ready.json``."""
+    """One process of a network. Its folder has the same name and contains its ``log`` and ``run/ready.json``."""
 
     name: str
     role: str
@@ -83,13 +84,13 @@ class Program:
     bind: str
     ports: tuple[int, ...]
     url: str
-    """Where people and wallets reach it; empty where they do not."""
+    """Its URL for people and wallets; empty if it has none."""
     arguments: tuple[str, ...]
-    """Of ``dekube``."""
+    """Arguments of ``dekube``."""
 
 
 def program_of(member: Member, home: Path) -> Program:
-    """Return the program that ``member`` is."""
+    """Return the program of ``member``."""
     at = member.placement
     return Program(
         name=member.name,
@@ -115,20 +116,20 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One member as ``dekube testnet list`` shows it."""
+    """One member, as ``dekube testnet list`` shows it."""
 
     name: str
     role: str
     address: str
     pid: int | None
     state: str
-    """running, starting, stopped, killed, failed, or absent when it was never started."""
+    """running, starting, stopped, killed, failed, or absent (never started)."""
     rpc: str
     home: str
 
 
 class TestnetError(DekubeError):
-    """A test network cannot be made, started or asked."""
+    """A test network cannot be created, started or queried."""
 
     code = "testnet_error"
     __test__ = False
@@ -136,7 +137,7 @@ class TestnetError(DekubeError):
 
 @contextmanager
 def hold_folder(root: Path) -> Iterator[None]:
-    """Hold the folder of a network for this process. Raises TestnetError when another process holds it."""
+    """Lock the folder of a network. Raises TestnetError if another process has locked it."""
     root.mkdir(parents=True, exist_ok=True)
     with (root / LOCK_FILE).open("w") as file:
         try:
@@ -147,13 +148,13 @@ def hold_folder(root: Path) -> Iterator[None]:
 
 
 def wait_released(root: Path) -> None:
-    """Wait until no process holds the folder of a network, and so until none of its members runs."""
+    """Wait until no process has locked the folder of a network, so that all its members have ended."""
     with (root / LOCK_FILE).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def check_numbers(*, validators: int, workers: int, founders: int | None, base_port: int) -> None:
-    """Raise ConfigError for numbers that make no network: before anything of a folder or a port is looked at."""
+    """Raise ConfigError for impossible numbers, before folders and ports are checked."""
     if not 1 <= validators <= MEMBERS_MAX or not 0 <= workers <= MEMBERS_MAX:
         raise ConfigError(f"testnet: 1 to {MEMBERS_MAX} validators and 0 to {MEMBERS_MAX} workers")
     if founders is not None and not 1 <= founders <= validators:
@@ -162,9 +163,9 @@ def check_numbers(*, validators: int, workers: int, founders: int | None, base_p
 
 
 def check_folder(root: Path, names: Collection[str]) -> None:
-    """Raise TestnetError where a new network would be mixed with what is there of others.
+    """Raise TestnetError if the folder of a new network contains other files.
 
-    Raises ConfigError where the sockets of its members would have too long a path.
+    Raises ConfigError if the path is too long for the members' sockets.
     """
     bound_path(Home(root / max(names, key=len)).control)
     if (root / PLAN_FILE).exists() or not root.is_dir():
@@ -189,10 +190,10 @@ def lay_out(
     allocations: tuple[tuple[bytes, int], ...] = (),
     founders: int | None = None,
 ) -> Plan:
-    """Make the folder of a network: a home for each member, the genesis, the plan; return the plan.
+    """Create or reuse the folder of a network: homes of all members, genesis and plan; return the plan.
 
-    The same folder is taken up again when it holds a network of the same numbers and seed. One that never came up
-    (``note_up``) has no history, and gives way to another one. Raises TestnetError or ConfigError.
+    The folder is reused if it has a network of the same numbers and seed. A network that never started completely
+    (``note_up``) has no history and is replaced. Raises TestnetError or ConfigError.
     """
     wanted = {
         "validators": validators,
@@ -249,7 +250,7 @@ def lay_out(
 
 
 def note_up(root: Path) -> None:
-    """Note that all members of the network in ``root`` have been ready once: from now on it has a history."""
+    """Note that all members of the network in ``root`` were ready once; from now on it has a history."""
     document = _load_plan(root / PLAN_FILE)
     if document.pop("starting", False):
         write_whole(root / PLAN_FILE, json.dumps(document, indent=1) + "\n")
@@ -263,7 +264,7 @@ def _members_of(plan: dict[str, Any]) -> list[str]:
 
 
 def _clear(home: Path) -> None:
-    """Remove what is in the home of a member but its log."""
+    """Remove the content of a member's home except its log."""
     for path in home.iterdir() if home.is_dir() else ():
         if path.name == LOG_FILE:
             continue
@@ -288,7 +289,7 @@ def _load_plan(file: Path) -> dict[str, Any]:
 
 
 def write_home(root: Path, member: Member, plan: Plan) -> None:
-    """Write the home of ``member`` unless it is there already; one that was left unfinished is written anew."""
+    """Write the home of ``member`` unless it exists. An unfinished one is written again."""
     home = Home(root)
     if home.config.exists():
         return
@@ -319,9 +320,9 @@ def write_home(root: Path, member: Member, plan: Plan) -> None:
 
 
 def check_new_ports(root: Path, *, validators: int, workers: int, base_port: int) -> None:
-    """Raise TestnetError where a port of a network that is not laid out yet is taken.
+    """Raise TestnetError if a port of a new network is in use.
 
-    Its plan, once it is written, holds on to its ports.
+    The plan fixes the ports once it is written.
     """
     if (root / PLAN_FILE).exists() and not _load_plan(root / PLAN_FILE).get("starting"):
         return
@@ -362,13 +363,16 @@ def _loopback(names: list[str], base_port: int) -> dict[str, Placement]:
 
 
 class Cluster:
-    """The members of a network as children of this process."""
+    """A network's members as children of this process."""
 
     def __init__(
         self, root: Path, plan: Plan, *, report: Callable[[str], None] = lambda _line: None,
         absent: Collection[str] = (), guests: Collection[Program] = (),
     ) -> None:  # fmt: skip
-        """``absent`` members are not started until told to ``restart``, ``guests`` when all members are ready."""
+        """``absent`` members are started only by ``restart``.
+
+        ``guests`` are started when all members are ready.
+        """
         self.root = root
         self.plan = plan
         self._report = report
@@ -383,9 +387,9 @@ class Cluster:
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Start all members, answer the commands, and end all members when cancelled or told ``down``.
+        """Start all members, answer the commands, and stop all members when cancelled or at ``down``.
 
-        Raises TestnetError when a port is taken, or when a member fails before it is ready.
+        Raises TestnetError if a port is in use, or if a member fails before it is ready.
         """
         await self._check_ports()
         try:
@@ -417,7 +421,7 @@ class Cluster:
         return Home(self.root / name)
 
     async def wait_ready(self, names: list[str]) -> None:
-        """Wait until the members answer. Raises TestnetError with the end of the log of one that did not."""
+        """Wait until the members answer. Raises TestnetError with the end of the log of a failed member."""
         for name in names:
             running = self._running[name]
             with trio.move_on_after(START_TIMEOUT_S) as patience:
@@ -429,7 +433,7 @@ class Cluster:
                 raise TestnetError(f"{name} was not ready in {START_TIMEOUT_S:.0f} s:\n{self._log_tail(name)}")
 
     async def kill(self, name: str) -> None:
-        """End a member as a crash would: SIGKILL, no farewell."""
+        """Kill a member with SIGKILL, like a crash."""
         running = self._member(name)
         running.wanted = False
         if running.child is not None:
@@ -438,13 +442,13 @@ class Cluster:
         await trio.to_thread.run_sync(end_leftovers, self.root / name)
 
     def kill_all(self) -> None:
-        """End every member as a crash would."""
+        """Kill every member, like a crash."""
         for running in self._running.values():
             if running.child is not None:
                 running.child.signal(signal.SIGKILL)
 
     async def stop(self, name: str) -> None:
-        """End a member in order (SIGTERM)."""
+        """Stop a member in order (SIGTERM)."""
         async with self._member(name).command_lock:
             await self._stop(name)
 
@@ -455,18 +459,18 @@ class Cluster:
             await running.child.stop(STOP_GRACE_S)
 
     async def restart(self, name: str) -> None:
-        """Start a member that was ended, or end and start it; return when it is ready."""
+        """Start a member again, stopping it first if needed; return when it is ready."""
         async with self._member(name).command_lock:
             await self._stop(name)
             self._start(name)
             await self.wait_ready([name])
 
     def down(self) -> None:
-        """Make ``run`` end."""
+        """Make ``run`` return."""
         self._down.set()
 
     async def wait_down(self) -> None:
-        """Wait until somebody told the network to end."""
+        """Wait until ``down`` was called."""
         await self._down.wait()
 
     def _member(self, name: str) -> _Running:
@@ -569,14 +573,14 @@ class Cluster:
 
 
 def vars_of(status: MemberStatus) -> dict[str, Any]:
-    """Return the fields of ``status`` for JSON."""
+    """Return the fields of a member's status for JSON."""
     return {name: getattr(status, name) for name in MemberStatus.__slots__}
 
 
 def ask(root: Path, command: str, name: str = "", *, timeout_s: float = 90.0) -> list[dict[str, Any]]:
     """Send a command to the network that runs in ``root``; return its members.
 
-    Raises TestnetError when none runs there, ControlRefused when it refuses.
+    Raises TestnetError if none runs there, ControlRefused if the command is refused.
     """
     try:
         members: list[dict[str, Any]] = ask_node(root / CONTROL_SOCKET, command, name=name, timeout_s=timeout_s)

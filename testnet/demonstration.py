@@ -1,4 +1,4 @@
-"""One real task, from the data set to the settled bill, shown as it happens."""
+"""Runs one real task, from the data set to the settled bill, and prints each step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Document = dict[str, Any]
 
 
 class TaskSummary(NamedTuple):
-    """What is posted."""
+    """Summary of a task before it is posted."""
 
     total_steps: int
     windows: int
@@ -43,14 +43,14 @@ class TaskSummary(NamedTuple):
 
 
 class RunSource(Protocol):
-    """What the demonstration is told from, asked in this order: a network, or the record of a run."""
+    """The data of a run, queried in this order. Implemented by a live network and by a recorded run."""
 
     def machines(self) -> list[Document]:
         """Return the registered machines, once there are enough."""
         ...
 
     def prepare(self) -> TaskSummary:
-        """Make a task, and say what it is."""
+        """Create a task; return its summary."""
         ...
 
     def post(self) -> str:
@@ -58,11 +58,11 @@ class RunSource(Protocol):
         ...
 
     def updates(self) -> Iterator[tuple[TaskUpdate, list[str]]]:
-        """Yield what changes and what follows on it (``next_of_update``), until the task has ended."""
+        """Yield each update and its next steps (``next_of_update``), until the task has ended."""
         ...
 
     def transactions(self) -> list[Document]:
-        """Return those that name the task."""
+        """Return the transactions that name the task."""
         ...
 
     def windows(self) -> list[Document]:
@@ -83,7 +83,7 @@ async def run_demonstration(
 ) -> str:
     """Post a training task through the node of ``home``, follow it, and print proofs and bill; return its id.
 
-    ``through`` may put something between, which keeps what is told. Raises TaskEnded when it did not settle.
+    ``through`` may wrap the source, to record the run. Raises TaskEnded if the task did not settle.
     """
     return await trio.to_thread.run_sync(_demonstrate, home, requester, say, through, abandon_on_cancel=True)
 
@@ -96,7 +96,7 @@ def _demonstrate(
 
 
 def print_run(source: RunSource, say: PrintLine) -> str:
-    """Print a task's life, its proofs and its bill as ``source`` gives them; return its id. Raises TaskEnded."""
+    """Print a task's course, its proofs and its bill from ``source``; return its id. Raises TaskEnded."""
     say("\nWaiting until the machines have registered ...")
     _show_machines(source.machines())
     posting = source.prepare()
@@ -122,7 +122,7 @@ def print_run(source: RunSource, say: PrintLine) -> str:
 
 
 class _Network:
-    """A task on a network that runs."""
+    """A task on a live network."""
 
     def __init__(self, client: Client, home: Home, requester: SecretKey) -> None:
         self._client = client

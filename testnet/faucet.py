@@ -1,4 +1,4 @@
-"""The faucet of a test network: a process with its own account, for wallets that are tried."""
+"""The faucet of a test network: a process with its own account, for trying wallets."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from testnet.plan import COIN, Plan, derive_key
 __all__ = ["FAUCET", "FAUCET_COINS", "faucet_arguments", "faucet_key", "make_faucet", "write_faucet"]
 
 FAUCET: Final = "faucet"
-"""Its name, and that of its folder."""
+"""Name of the faucet and of its folder."""
 FAUCET_COINS: Final = 1_000_000 * COIN
 GRANTS_PER_CALLER: Final = 1_000
-"""Everybody who asks does so from this machine."""
+"""High, because all callers come from this machine."""
 
 
 def faucet_key(seed: int) -> SecretKey:
-    """Return the account that the faucet of a network of ``seed`` gives from."""
+    """Return the account of the faucet in a network of ``seed``."""
     return derive_key(seed, FAUCET)
 
 
 def write_faucet(folder: Path, seed: int, passphrase: str) -> None:
-    """Write the key of the faucet and the passphrase that opens it."""
+    """Write the key of the faucet and its passphrase."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     key, secret = folder / "key.json", folder / "passphrase"
     for path in (key, secret):
@@ -37,7 +37,7 @@ def write_faucet(folder: Path, seed: int, passphrase: str) -> None:
 
 
 def faucet_arguments(folder: Path, listen: str, urls: list[str]) -> tuple[str, ...]:
-    """Return the command of the faucet of ``folder`` for the gateways at ``urls``."""
+    """Return the command line of the faucet in ``folder`` for the gateways at ``urls``."""
     return (
         "faucet", "run", "--home", str(folder), "--key", str(folder / "key.json"),
         "--passphrase-file", str(folder / "passphrase"), "--listen", listen,
@@ -47,9 +47,9 @@ def faucet_arguments(folder: Path, listen: str, urls: list[str]) -> tuple[str, .
 
 
 def make_faucet(root: Path, plan: Plan, seed: int) -> Program:
-    """Write the folder of the faucet of the network in ``root``; return its program, on the port after the others.
+    """Write the faucet's folder in the network in ``root``; return its program, on the port after the others.
 
-    Raises ConfigError where there is no such port.
+    Raises ConfigError if there is no such port.
     """
     port = max(member.placement.metrics_port for member in plan.members) + 1
     if port > 65535:

@@ -1,7 +1,8 @@
-"""The client side of ``dekube bench network``: signed transfers sent through the gateways as wallets do.
+"""The clients of ``dekube bench network``: they send signed transfers through the gateways, as wallets do.
 
-A process of its own, so that its time is not the validators'. Each connection has its own senders, and so its own
-order of nonces, and an address of the loopback network of its own, since gateways ration what one address may ask.
+They run in a separate process, so that their processor time does not count for the validators. Each connection has
+its own senders, so nonces stay in order. It also has its own loopback address, because gateways limit each
+address.
 """
 
 from __future__ import annotations
@@ -26,28 +27,32 @@ from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND, transfer_payl
 __all__ = ["BATCH", "LoadPlan", "prepare"]
 
 BATCH: Final = 100
-"""Transactions of one HTTP request."""
+"""Transactions in one HTTP request."""
 FEE_CAP: Final = 10**12
 RECEIVERS: Final = 10_000
 PAUSE_S: Final = 0.02
-"""Between looks for the next block (finality is seen so much late), and before sending again what was refused."""
+"""Pause between two polls for the next block, and before refused transactions are sent again. It limits the
+precision of the finality."""
 DRAIN_S: Final = 10.0
-"""How long after the end, or the last of our transactions seen, more of them are awaited."""
+"""How long to wait for transactions after the end, or after the last one that was seen."""
 DONE: Final = ("already_known", "nonce_too_low")
-"""Refusals of what arrived before."""
+"""Refusals of transactions that arrived before."""
 REQUEST_TIMEOUT_S: Final = 60.0
 
 
 class LoadPlan(NamedTuple):
-    """What the load process is told, in ``load.json``; beside it ``connection-N`` hold the transactions."""
+    """Parameters of the load process, in ``load.json``.
+
+    The files ``connection-N`` beside it have the transactions.
+    """
 
     gateways: list[tuple[str, int]]
     connections: int
     seconds: float
     rate: int
-    """Submissions a second, at most."""
+    """Maximum submissions per second."""
     window: int
-    """Submissions that are not final yet, at most."""
+    """Maximum submissions that are not final yet."""
 
 
 def prepare(folder: Path, *, chain_id: int, connections: int, senders: int, count: int, processes: int) -> None:
@@ -74,14 +79,14 @@ def _sign_connection(job: tuple[int, int, int, int]) -> list[str]:
 
 
 class _Connection:
-    """A kept HTTP connection from an address of its own."""
+    """A persistent HTTP connection with its own source address."""
 
     def __init__(self, gateway: tuple[str, int], number: int) -> None:
         source = (f"127.0.{1 + number // 250}.{1 + number % 250}", 0)
         self._http = http.client.HTTPConnection(*gateway, timeout=REQUEST_TIMEOUT_S, source_address=source)
 
     def ask(self, body: bytes) -> Any:
-        """Return the answer; None when there was none."""
+        """Return the answer; None if there was none."""
         try:
             self._http.request("POST", "/", body, {"Content-Type": "application/json"})
             return json.loads(self._http.getresponse().read())
@@ -105,13 +110,13 @@ class _Load:
         self.refused = 0
         self.unanswered = 0
         self.finalities: list[tuple[float, float]] = []
-        """Of each transaction that became final: when, and how long after its submission."""
+        """Of each transaction that became final: when, and the time since its submission."""
         self.blocks: list[tuple[float, int]] = []
         self.height = 0
         self._sending = plan.connections
 
     def run(self) -> None:
-        """Send for the planned time, then wait for what is on its way."""
+        """Send for the planned time, then wait for the submissions under way."""
         watcher = _Connection(self._plan.gateways[0], 249)
         self.height = _ask(watcher, "dekube_head", [])["at"]["height"]
         self.begun = time.monotonic()
@@ -126,7 +131,7 @@ class _Load:
             thread.join()
 
     def _room(self, wanted: int) -> int:
-        """Take the right to send up to ``wanted`` now."""
+        """Reserve the right to send up to ``wanted`` now; return the number granted."""
         with self._lock:
             due = int((time.monotonic() - self.begun) * self._plan.rate) - self._sent
             room = min(wanted, due, self._plan.window - (self._sent - self._seen))
@@ -156,7 +161,7 @@ class _Load:
                 self._sending -= 1
 
     def _post(self, connection: _Connection, batch: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """Submit a batch; return what was refused and may be sent again."""
+        """Submit a batch; return the refused submissions that may be sent again."""
         calls = (
             f'{{"jsonrpc":"2.0","id":{i},"method":"dekube_sendTransaction","params":["{raw}"]}}'
             for i, (_, raw) in enumerate(batch)
@@ -184,7 +189,7 @@ class _Load:
         return back
 
     def _watch(self, connection: _Connection) -> None:
-        """Note each block's transactions when a client can first see it."""
+        """Record each block's transactions as soon as a client can see it."""
         progress = self.end
         while True:
             found = _ask(connection, "dekube_getBlock", [self.height + 1])

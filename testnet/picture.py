@@ -1,9 +1,9 @@
-"""README's picture of a test network, made from a run: ``make picture``.
+"""Draws the README's picture of a test network from a recorded run: ``make picture``.
 
-The answers of a run are kept in docs/testnet-run.json, and docs/testnet.svg is drawn from them by the same code
-that prints them at a terminal. So a test draws it again without a network, and fails when the picture is no longer
-what the command prints. ``python -m testnet.picture draw`` draws the kept run again, ``python -m testnet.picture``
-makes a new run first.
+docs/testnet-run.json has the answers of the run. docs/testnet.svg is drawn from them by the code that prints them
+on a terminal. A test draws it again without a network, and fails if the picture is not what the command prints
+now. ``python -m testnet.picture draw`` draws the recorded run again; ``python -m testnet.picture`` makes a new run
+first.
 """
 
 from __future__ import annotations
@@ -42,37 +42,37 @@ TITLE: Final = "DEKUBE: four validators, a relay, two workers, one settled task"
 WIDTH: Final = 116
 HEX_SHOWN: Final = 8
 ROWS_MAX: Final = 12
-"""Rows that the picture has of a table; of a longer one the middle is left out."""
+"""Maximum rows of a table in the picture; the middle of a longer one is left out."""
 _HEX: Final = re.compile(r"0x[0-9a-fA-F]{40,}")
 _FONTS: Final = re.compile(r"\s*@font-face \{\{.*?\}\}", re.DOTALL)
-"""That a viewer would fetch from elsewhere."""
+"""Font references, which a viewer would load from the network."""
 
 
 class Recorder:
-    """Hands on what a run is told from, and keeps it in ``document``."""
+    """Passes on the data of a run, and records it in ``document``."""
 
     def __init__(self, source: RunSource, document: Document) -> None:
         self._source = source
         self.document = document
 
     def machines(self) -> list[Document]:
-        """Keep the machines."""
+        """Record the machines."""
         found = self.document["machines"] = self._source.machines()
         return found
 
     def prepare(self) -> TaskSummary:
-        """Keep what is posted."""
+        """Record the task's summary."""
         posting = self._source.prepare()
         self.document["posting"] = [posting.total_steps, posting.windows, posting.dataset_blob.hex()]
         return posting
 
     def post(self) -> str:
-        """Keep the task's id."""
+        """Record the task's id."""
         task = self.document["task"] = self._source.post()
         return task
 
     def updates(self) -> Iterator[tuple[TaskUpdate, list[str]]]:
-        """Keep each update and what follows on it."""
+        """Record each update and its next steps."""
         kept = self.document["updates"] = []
         for update, what_follows in self._source.updates():
             kept.append(
@@ -86,18 +86,18 @@ class Recorder:
             yield update, what_follows
 
     def transactions(self) -> list[Document]:
-        """Keep the transactions, without their bytes."""
+        """Record the transactions, without their bytes."""
         found = self._source.transactions()
         self.document["transactions"] = [{k: v for k, v in one.items() if k != "raw"} for one in found]
         return found
 
     def windows(self) -> list[Document]:
-        """Keep the windows."""
+        """Record the windows."""
         found = self.document["windows"] = self._source.windows()
         return found
 
     def bill(self) -> Bill:
-        """Keep the bill."""
+        """Record the bill."""
         found = self._source.bill()
         self.document["bill"] = {
             "lines": [dict(line.document) for line in found.lines], "totals": dict(found.totals.document),
@@ -106,26 +106,26 @@ class Recorder:
 
 
 class RecordedRun:
-    """A run of which a Recorder has kept the ``document``. Raises AnswerMalformed for another form."""
+    """A run whose ``document`` a Recorder has made. Raises AnswerMalformed for another form."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
 
     def machines(self) -> list[Document]:
-        """Return the machines that were there."""
+        """Return the machines."""
         return list(self._document["machines"])
 
     def prepare(self) -> TaskSummary:
-        """Return what was posted."""
+        """Return the task's summary."""
         steps, windows, blob = self._document["posting"]
         return TaskSummary(steps, windows, bytes.fromhex(blob))
 
     def post(self) -> str:
-        """Return the id that the task had."""
+        """Return the task's id."""
         return str(self._document["task"])
 
     def updates(self) -> Iterator[tuple[TaskUpdate, list[str]]]:
-        """Yield what changed and what followed on it."""
+        """Yield each update and its next steps."""
         for kept in self._document["updates"]:
             update = TaskUpdate(
                 read_result(Task, kept["task"]),
@@ -150,7 +150,7 @@ class RecordedRun:
 
 
 def printed(document: Document) -> list[str]:
-    """Return the lines that `dekube testnet up` prints of a kept run today."""
+    """Return the lines that `dekube testnet up` would print now for the recorded run."""
     out = io.StringIO()
     with redirect_stdout(out):
         click.echo(starting_line(VALIDATORS, WORKERS, Path(".testnet")))
@@ -160,7 +160,7 @@ def printed(document: Document) -> list[str]:
 
 
 def shortened(lines: Sequence[str]) -> list[str]:
-    """Return ``lines`` with hashes and addresses cut, and tables as narrow and short as that makes them."""
+    """Return ``lines`` with hashes and addresses shortened, and tables as narrow as that allows."""
     found: list[str] = []
     table: list[str] = []
     for line in [*lines, ""]:
@@ -174,7 +174,7 @@ def shortened(lines: Sequence[str]) -> list[str]:
 
 
 def _table(lines: Sequence[str]) -> list[str]:
-    """Return the lines of a table that rich has drawn, drawn again."""
+    """Return the lines of a table drawn by rich, drawn again with narrower columns."""
     rows = [[_cut(cell.strip()) for cell in re.split("[┃│]", line)[1:-1]] for line in lines if line[0] in "┃│"]
     if not rows:
         return []
@@ -202,7 +202,7 @@ def _cut(text: str) -> str:
 
 
 def draw(document: Document) -> str:
-    """Return the picture (SVG) of a kept run."""
+    """Return the picture (SVG) of a recorded run."""
     console = Console(
         record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor",
         legacy_windows=False,
@@ -215,7 +215,7 @@ def draw(document: Document) -> str:
 
 
 def _run() -> Document:
-    """Run a test network with one task; return what it was told from."""
+    """Run a test network with one task; return the recorded document."""
     document: Document = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "net"

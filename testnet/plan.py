@@ -29,7 +29,7 @@ COIN: Final = 10**18
 MEMBERS_MAX: Final = 100
 CHAIN_ID: Final = 19_888
 STAKE: Final = 100_000 * COIN
-"""What a validator stakes."""
+"""A validator's stake."""
 
 # Short enough to watch on one machine, long enough for two loaded cores. Everything else keeps its default.
 TESTNET_PARAMETERS: Final[dict[str, int]] = {
@@ -53,7 +53,7 @@ TESTNET_PARAMETERS: Final[dict[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a member is reached: the host others dial and the host and ports it binds."""
+    """A member's addresses: the host that others dial, and the host and ports that it binds."""
 
     host: str
     bind: str
@@ -64,7 +64,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process of the network; ``options`` is None for a relay, which has its own daemon."""
+    """One process of the network. ``options`` is None for a relay, which has its own daemon."""
 
     name: str
     role: str
@@ -77,7 +77,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The whole network; ``requester`` is a funded account that posts the first task."""
+    """The whole network. ``requester`` is a funded account that posts the first task."""
 
     genesis: Genesis
     members: tuple[Member, ...]
@@ -86,7 +86,7 @@ class Plan:
 
 
 def derive_key(seed: int, purpose: str) -> SecretKey:
-    """Return the key of ``purpose`` for a test network's ``seed``: anybody who knows the seed has it."""
+    """Return the key of ``purpose`` in a test network of ``seed``. Everybody who knows the seed can derive it."""
     return SecretKey(digest(b"testnet-key", f"{seed}/{purpose}".encode()))
 
 
@@ -95,11 +95,11 @@ def make_plan(
     parameters: dict[str, int] | None = None, allocations: tuple[tuple[bytes, int], ...] = (),
     founders: int | None = None,
 ) -> Plan:  # fmt: skip
-    """Return the plan of a network of ``validators``, one relay and ``workers`` that accept no connection.
+    """Return the plan of a network: validators, one relay, and workers that accept no connections.
 
-    ``placements`` has an entry for each of ``member_names``; ``allocations`` are balances beside the members' own.
-    ``founders`` of the validators (None: all) sit from the first block on; the others follow the chain and own
-    what they need to join by staking. Raises ConfigError for impossible numbers.
+    ``placements`` has an entry for each of ``member_names``. ``allocations`` are balances of further accounts.
+    ``founders`` of the validators (None: all) have seats from the first block. The others follow the chain and own
+    enough to stake later. Raises ConfigError for impossible numbers.
     """
     founders = validators if founders is None else founders
     if not 1 <= validators <= MEMBERS_MAX or not 0 <= workers <= MEMBERS_MAX:
@@ -147,7 +147,7 @@ def make_plan(
 
 
 def member_names(validators: int, workers: int) -> list[str]:
-    """Return the names of a network's members in the order in which they start."""
+    """Return the names of a network's members in the order of their start."""
     return [
         "relay-0",
         *(f"validator-{i}" for i in range(validators)),

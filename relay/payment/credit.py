@@ -1,9 +1,9 @@
 """Credit: how much a relay with a price carries for each payer before it is paid, without I/O (network.md R27).
 
-A signed receipt is worth what its signer can pay (docs/decisions/0047-relay-pay.md). The chain says what that is:
+A signed receipt is worth what its signer can pay (docs/decisions/0047-relay-pay.md). The chain tells what that is:
 a deposit for carriage, or the earnings of a bonded machine. For a payer with either, the relay carries until a
-limit of uncollected payment, signed or not. A payer with neither is a *stranger*: identities cost nothing, so
-strangers are limited by the network that they come from.
+limit of uncollected payment, signed or not. A payer with neither is *unfunded*. Identities cost nothing, so
+unfunded payers are limited by the network that they come from.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class CreditOptions:
     """Limits of credit at a relay with a price; ``Tariff.unpaid_bytes_max`` holds for all payers as well."""
 
     unfunded_bytes_per_payer: int = 4 * 2**20
-    """Bytes carried for one stranger beyond the free tiers of its circuits, signed or not."""
+    """Bytes carried for one unfunded payer beyond the free tiers of its circuits, signed or not."""
     unfunded_bytes_per_network_day: int = 2**30
-    """Bytes per day for all strangers of one network (an IPv4 /24, an IPv6 /48), free tiers included."""
+    """Bytes per day for all unfunded payers of one network (an IPv4 /24, an IPv6 /48), free tiers included."""
     unfunded_bytes_per_day: int = 64 * 2**30
-    """Bytes per day for all strangers together: there are many IPv6 networks."""
+    """Bytes per day for all unfunded payers together: there are many IPv6 networks."""
     promise_bytes_max: int = 4 * 2**30
     """Bytes that an earning bonded machine may have signed for and the chain has not paid."""
     deposit_percent: int = 25
@@ -120,14 +120,17 @@ class SettlementGateway(Protocol):
 
 
 class UnfundedUsage:
-    """Bytes carried for strangers today, by network. Networks beyond the limit of the table get nothing today."""
+    """Bytes carried for unfunded payers today, by network.
+
+    Networks beyond the limit of the table get nothing today.
+    """
 
     def __init__(self, options: CreditOptions) -> None:
         self._options = options
         self._day = -1
         self._used: dict[str, int] = {}
         self.size_bytes = 0
-        """Bytes carried for all strangers today."""
+        """Bytes carried for all unfunded payers today."""
 
     def _turn(self, now_ms: int) -> None:
         if now_ms // DAY_MS != self._day:
@@ -136,7 +139,7 @@ class UnfundedUsage:
             self.size_bytes = 0
 
     def has_room(self, network: str, now_ms: int) -> bool:
-        """Tell whether the relay still carries for strangers of ``network`` today."""
+        """Tell whether the relay still carries for unfunded payers of ``network`` today."""
         self._turn(now_ms)
         used = self._used.get(network)
         if used is None:
@@ -147,7 +150,7 @@ class UnfundedUsage:
         )
 
     def carried(self, network: str, size_bytes: int, now_ms: int) -> None:
-        """Count bytes carried for a stranger."""
+        """Count bytes carried for an unfunded payer."""
         self._turn(now_ms)
         self.size_bytes += size_bytes
         if network in self._used or len(self._used) < NETWORKS_MAX:
@@ -221,7 +224,7 @@ class Credit:
         return found
 
     def _forget_one(self) -> None:
-        """Forget an old stranger, or else the payer unused for the longest time."""
+        """Forget an old unfunded payer, or else the payer unused for the longest time."""
         oldest = [address for address, _ in zip(self._payers, range(EVICTION_LOOK), strict=False)]
         unfunded = (address for address in oldest if self._payers[address].is_unfunded)
         del self._payers[next(unfunded, oldest[0])]
@@ -266,20 +269,20 @@ class Credit:
         )
 
     def is_unfunded(self, payer: bytes, host: HostUse, now_ms: int) -> bool:
-        """Tell whether ``payer`` has no funds for what is carried, so that the limits of strangers hold."""
+        """Tell whether ``payer`` has no funds for what is carried, so that the limits of unfunded payers apply."""
         if not self._price or self._is_trusted(payer, host):
             return False
         return not self._covers(payer, self._look_up(payer, host, now_ms), now_ms)
 
     def carried(self, payer: bytes, host: HostUse, size_bytes: int, now_ms: int) -> None:
-        """Count bytes carried, free or not: strangers use up the limit of their network."""
+        """Count bytes carried, free or not: unfunded payers use up the limit of their network."""
         if self.is_unfunded(payer, host, now_ms):
             self.unfunded.carried(host.network, size_bytes, now_ms)
 
     # Receipts
 
     def signed(self, receipt: Receipt, now_ms: int) -> None:
-        """Note a receipt that was received, or found on disk."""
+        """Record a receipt that was received, or loaded from disk."""
         payer = self._payer(receipt.payer)
         payer.pending[receipt.channel] = receipt.opened_ms, receipt.amount
         if len(payer.pending) > CHANNELS_MAX:
@@ -291,7 +294,7 @@ class Credit:
         payer.reckon(now_ms)
 
     def due_for_settlement(self, fee: int, now_ms: int, limit: int) -> list[bytes]:
-        """Return up to ``limit`` payers whose receipts are to be settled now."""
+        """Return up to ``limit`` payers whose receipts should be settled now."""
         found: list[bytes] = []
         for address, payer in self._payers.items():
             if len(found) >= limit:
@@ -311,7 +314,7 @@ class Credit:
         return any(payer.signed for payer in self._payers.values())
 
     def settlement_started(self, payer: bytes, now_ms: int) -> None:
-        """Note that receipts of ``payer`` are being settled: those that fail wait."""
+        """Note that receipts of ``payer`` are being settled. If that fails, they wait before the next attempt."""
         self._payer(payer).not_before_ms = now_ms + RETRY_MS
 
     def collected(self, payer: bytes, now_ms: int) -> None:
@@ -322,7 +325,10 @@ class Credit:
     # Funds on the chain
 
     def take_lookups(self, now_ms: int, limit: int) -> list[bytes]:
-        """Return up to ``limit`` payers to ask about; networks take turns, so a flood delays only itself."""
+        """Remove and return up to ``limit`` payers whose funds should be requested, from each network in turn.
+
+        So a flood from one network delays only itself.
+        """
         found: list[bytes] = []
         while self._lookups and len(found) < limit:
             network, waiting = self._lookups.popitem(last=False)

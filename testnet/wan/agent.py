@@ -1,7 +1,7 @@
-"""A host of a lab as a small process: a peer network with its relay client, or a relay, obeying lines of JSON.
+"""A small process on a host of a lab: a peer network with its relay client, or a relay, controlled by JSON lines.
 
-``python -m testnet.wan.agent``: the first line says who it is (``AgentSpec``), each further one is a command with
-a number; each answer carries that number. What it measures crosses the product's own transport. Times are
+``python -m testnet.wan.agent``: the first line describes the agent (``AgentSpec``). Each further line is a
+numbered command; its answer has the same number. All measured traffic uses the product's own transport. Times are
 nanoseconds of the machine's monotonic clock, which all hosts of a lab share.
 """
 
@@ -48,20 +48,20 @@ VOTE: Final = 1
 BULK: Final = 2
 BLOCK: Final = 5
 PROPOSAL: Final = 6
-"""3 and 4 are those of compact proposals."""
+"""Kinds 3 and 4 are those of compact proposals."""
 LINE_BYTES_MAX: Final = 1024 * 1024
 STARTED_S_MAX: Final = 30.0
 _LOOK_S: Final = 0.05
 _HEAD: Final = Struct(">QQ")
-"""When a message was queued; which one of its run it is."""
+"""Time when a message was queued, and its number in its run."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """Who an agent is."""
+    """The description of an agent."""
 
     name: str
-    """Of the host; its key derives from it."""
+    """Name of the host; its key derives from it."""
     relay: str = ""
     """host:port to listen on as a relay; empty: a node."""
     listen: str = ""
@@ -69,9 +69,9 @@ class AgentSpec:
     reserve: tuple[str, ...] = ()
     """Relays to reserve at, NAME@host:port."""
     faults: tuple[str, ...] = ()
-    """How a relay misbehaves: ``censor`` takes what is published and hands nothing on."""
+    """Misbehaviour of a relay: ``censor`` accepts published data and forwards nothing."""
     punches: bool = True
-    """Whether a node punches holes; where it does not, homes stay on relays."""
+    """Whether a node punches holes. Without it, nodes behind NAT stay on relays."""
 
 
 def account_of(name: str) -> SecretKey:
@@ -85,7 +85,7 @@ def address_of(name: str) -> bytes:
 
 
 def identity_of(name: str, roles: Role = Role.VALIDATOR) -> Identity:
-    """Return what the host of this name proves itself by."""
+    """Return the identity of the host of this name."""
     return Identity.create(
         account_of(name), genesis_hash=GENESIS_HASH, now_ms=time.time_ns() // 1_000_000, roles=roles,
         node_secret=digest(b"wan node", name.encode()),
@@ -102,7 +102,7 @@ def relay_at(text: str) -> Endpoint:
 
 
 def path_to(hops: list[str]) -> Endpoint:
-    """Return the path that words name: one ``host:port``, or relays NAME@host:port, the dialler's own first."""
+    """Return the path in words: one ``host:port``, or relays NAME@host:port, beginning with the dialler's own."""
     if len(hops) == 1 and "@" not in hops[0]:
         host, _, port = hops[0].rpartition(":")
         return Endpoint(host.strip("[]"), int(port))
@@ -111,12 +111,12 @@ def path_to(hops: list[str]) -> Endpoint:
         relay = relay_at(hop)
         path = Endpoint(relay.host, relay.port, relay.relay, via=path)
     if path is None:
-        raise ConfigError("a path without an end")
+        raise ConfigError("the path is empty")
     return path
 
 
 def main() -> None:
-    """Be the agent that the first line of the standard input describes, until that ends."""
+    """Run the agent described by the first line of standard input, until the input ends."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(_level()),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -205,19 +205,19 @@ async def _be_node(spec: AgentSpec) -> None:
 
 @dataclass(slots=True)
 class _Heard:
-    """What came from one peer since the counts were last taken."""
+    """Data received from one peer since the counts were last read."""
 
     bulk_bytes: int = 0
     bulk: list[tuple[int, int]] = field(default_factory=list)
-    """(when, bytes) of each bulk message."""
+    """(time, bytes) of each bulk message."""
     votes: list[tuple[int, int, int]] = field(default_factory=list)
-    """(number, when queued, when handled)."""
+    """(number, time queued, time handled)."""
     blocks: dict[int, int] = field(default_factory=dict)
-    """When each block or proposal was handled, by its number."""
+    """Time at which each block or proposal was handled, by its number."""
 
 
 class _Agent:
-    """The commands, each a method; its keyword arguments are the command's fields."""
+    """The commands, one method each. Keyword arguments are the command's fields."""
 
     def __init__(self, network: Network, client: RelayClient, nursery: trio.Nursery) -> None:
         self._network = network
@@ -238,7 +238,7 @@ class _Agent:
         network.on_message(PROPOSAL, self._on_proposal)
 
     async def obey(self, command: dict[str, Any]) -> None:
-        """Do one command and answer it."""
+        """Perform one command and answer it."""
         number, verb = command.pop("id"), command.pop("do")
         action: Callable[..., Awaitable[dict[str, Any] | None]] | None = getattr(self, f"do_{verb}", None)
         answer: dict[str, Any] = {"id": number}
@@ -283,13 +283,13 @@ class _Agent:
     # -- commands --------------------------------------------------------------------------------------------
 
     async def do_know(self, *, peer: str, path: list[str]) -> None:
-        """Say where a peer is; what is said last is tried first."""
+        """Set the endpoints of a peer; the last one is tried first."""
         self._network.add_endpoint(address_of(peer), path_to(path))
 
     async def do_connect(
         self, *, peer: str, path: list[str] | None = None, timeout_s: float = 20
     ) -> dict[str, Any]:
-        """Say where a peer is (where nothing is said its record must), dial it, and wait for the connection."""
+        """Set the endpoints of a peer (without any, its record has them), dial it, and wait for the connection."""
         address = address_of(peer)
         if path:
             self._network.add_endpoint(address, path_to(path))
@@ -301,13 +301,13 @@ class _Agent:
         return {"ms": (time.monotonic_ns() - began) / 1e6, "remote": self._remote(address)}
 
     async def do_wait(self, *, peer: str, timeout_s: float = 20) -> dict[str, Any]:
-        """Wait until a peer that dials us is there."""
+        """Wait until a peer has dialled this node."""
         with trio.fail_after(timeout_s):
             await self._connected(address_of(peer))
         return {"remote": self._remote(address_of(peer))}
 
     async def do_flood(self, *, peer: str, seconds: float = 1e6, message_bytes: int = 65_536) -> dict[str, Any]:
-        """Send bulk without a pause for a time or until ``stop``, over lost connections too."""
+        """Send bulk continuously for a time or until ``stop``, also across lost connections."""
         address, sent = address_of(peer), 0
         filling = Random(1).randbytes(message_bytes - _HEAD.size)
         with trio.move_on_after(seconds) as scope:
@@ -323,13 +323,13 @@ class _Agent:
         return {"sent": sent}
 
     async def do_stop(self, *, peer: str) -> None:
-        """End the flood towards a peer."""
+        """Stop sending bulk to a peer."""
         scope = self._floods.pop(peer, None)
         if scope is not None:
             scope.cancel()
 
     async def do_send(self, *, peer: str, count: int, message_bytes: int) -> dict[str, Any]:
-        """Send so many bulk messages."""
+        """Send a number of bulk messages."""
         address = address_of(peer)
         filling = Random(1).randbytes(message_bytes - _HEAD.size)
         for number in range(count):
@@ -340,7 +340,7 @@ class _Agent:
     async def do_votes(
         self, *, peer: str, count: int, interval_ms: float, vote_bytes: int = 200
     ) -> dict[str, Any]:
-        """Send votes at a steady pace."""
+        """Send votes at a fixed rate."""
         address, taken = address_of(peer), 0
         next_at = trio.current_time()
         for number in range(count):
@@ -351,7 +351,7 @@ class _Agent:
         return {"taken": taken}
 
     async def do_block(self, *, peers: list[str], size_bytes: int, number: int, way: str) -> dict[str, Any]:
-        """Send one block to all, ``multicast`` or ``unicast``; return when it was given away."""
+        """Send one block to all peers, ``multicast`` or ``unicast``; return the time when it was queued."""
         addresses = [address_of(peer) for peer in peers]
         body = _HEAD.pack(0, number) + Random(number).randbytes(size_bytes - _HEAD.size)
         began = time.monotonic_ns()
@@ -362,7 +362,7 @@ class _Agent:
         return {"at": began}
 
     async def do_hold(self, *, count: int, lacking: int = 0, seed: int = 1) -> None:
-        """Hold so many transfers in a pool, but for the first ``lacking``, and take part in compact proposals."""
+        """Hold transfers in a pool, except for the first ``lacking``, and take part in compact proposals."""
         self._held = make_transfers(count, seed)
         self._pool = FixedPool(self._held[lacking:])
         if self._compact is None:
@@ -376,11 +376,11 @@ class _Agent:
         self._compact.seats = (*sorted(self._wanted), self._network.identity.address)
 
     def hashes(self) -> Sequence[bytes]:
-        """Return what the pool holds."""
+        """Return the hashes in the pool."""
         return self._pool.hashes()
 
     def young(self) -> frozenset[bytes]:
-        """Return what is young in the pool."""
+        """Return the recent hashes in the pool."""
         return self._pool.young()
 
     def raw_of(self, transaction_hash: bytes) -> bytes | None:
@@ -392,7 +392,7 @@ class _Agent:
         return self._pool.hash_of(raw)
 
     async def do_propose(self, *, peers: list[str], number: int, way: str) -> dict[str, Any]:
-        """Send a proposal of the transfers that are held, ``compact`` or ``multicast``; return when that began."""
+        """Send a proposal of the held transfers, ``compact`` or ``multicast``; return its start time."""
         addresses = [address_of(peer) for peer in peers]
         data = make_proposal(number, self._held)
         began = time.monotonic_ns()
@@ -414,23 +414,23 @@ class _Agent:
                 await self._connected(address_of(peer))
 
     async def do_block_at(self, *, peer: str, number: int) -> dict[str, Any]:
-        """Return when a block of a peer was handled, 0 while it was not."""
+        """Return when a peer's block was handled; 0 if it was not."""
         return {"at": self._heard[address_of(peer)].blocks.get(number, 0)}
 
     async def do_await_votes(self, *, peer: str, count: int, timeout_s: float = 55) -> None:
-        """Wait until so many different votes have come since they were last taken."""
+        """Wait until this number of different votes arrived since they were last read."""
         with trio.fail_after(timeout_s):
             while len({number for number, _, _ in self._heard[address_of(peer)].votes}) < count:
                 await self._came.wait()
 
     async def do_await_bulk(self, *, peer: str, size_bytes: int, timeout_s: float = 55) -> None:
-        """Wait until so much bulk has come since it was last taken."""
+        """Wait until this much bulk arrived since it was last read."""
         with trio.fail_after(timeout_s):
             while self._heard[address_of(peer)].bulk_bytes < size_bytes:
                 await self._came.wait()
 
     async def do_heard(self, *, peer: str) -> dict[str, Any]:
-        """Return what came from a peer since this was last asked."""
+        """Return the data received from a peer since the last call."""
         heard = self._heard.pop(address_of(peer), _Heard())
         return {
             "at": time.monotonic_ns(), "bulk_bytes": heard.bulk_bytes, "bulk": heard.bulk, "votes": heard.votes,
@@ -452,11 +452,11 @@ class _Agent:
         }  # fmt: skip
 
     async def do_record(self, *, peer: str) -> dict[str, Any]:
-        """Return where the newest record known of a peer says that it is."""
+        """Return the endpoints in a peer's newest known record."""
         return {"endpoints": self._told(peer)}
 
     async def do_await_record(self, *, peer: str, endpoints: list[str], timeout_s: float = 50) -> None:
-        """Wait until a peer's newest record says that it is there and nowhere else."""
+        """Wait until a peer's newest record has exactly these endpoints."""
         with trio.fail_after(timeout_s):
             while self._told(peer) != endpoints:  # noqa: ASYNC110
                 await trio.sleep(_LOOK_S)
@@ -466,7 +466,7 @@ class _Agent:
         return [] if record is None else [str(endpoint) for endpoint in record.endpoints]
 
     async def do_await_reserved(self, *, count: int, timeout_s: float = 50) -> None:
-        """Wait until so many relays have promised to carry circuits here."""
+        """Wait for this number of reservations."""
         with trio.fail_after(timeout_s):
             await self._client.wait_reserved(count)
 

@@ -1,4 +1,4 @@
-"""A lab measured against its settings: delays, losses and rates of its lines, by plain UDP from host to host."""
+"""Checks a lab against its settings: delays, losses and rates of its lines, by plain UDP between hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ProbeFailed", "check", "probe"]
 
 WAYS_MAX: Final = 12
 RATE_MAX: Final = 150_000_000
-"""Above this it is the sending process that would be measured."""
+"""Above this rate the sending process would be the limit."""
 PROBE_S: Final = 2.0
 PROBE_PACKETS_MAX: Final = 40_000
 PINGS: Final = 20
@@ -29,20 +29,20 @@ HELLOS: Final = 5
 PROBE_BUFFER_BYTES: Final = 16 * 1024 * 1024
 _SO_RCVBUFFORCE: Final = getattr(socket, "SO_RCVBUFFORCE", 33)  # asm-generic/socket.h; Python has no name for it
 _HEAD: Final = Struct(">IIQ")
-"""Number of the packet, number of packets, when it left."""
+"""Number of the packet, number of packets, send time."""
 _UDP_HEADERS_BYTES: Final = 28
 _SIGMAS: Final = 5
 _LAST_S: Final = 0.7
 
 
 class ProbeFailed(DekubeError):
-    """Nothing came through."""
+    """No packet arrived."""
 
     code = "probe_failed"
 
 
 def check(lab: Lab) -> list[dict[str, Any]]:
-    """Return one row for each thing measured: what was set, what came out, whether that is near enough."""
+    """Return one row for each measured value: the setting, the result, and whether they agree."""
     rows: list[dict[str, Any]] = []
     hosts = {host.name: host for host in lab.plan.topology.hosts}
     pairs = [pair for pair in lab.plan.routes if not (hosts[pair[0]].block_udp or hosts[pair[1]].block_udp)]
@@ -92,9 +92,9 @@ def _row(way: str, what: str, wanted: float, measured: float, error: float) -> d
 def probe(
     lab: Lab, one: str, other: str, *, count: int, rate_bit_per_s: float, version: int = 4
 ) -> dict[str, float]:
-    """Send ``count`` full packets from one host to another; return what came. Raises ProbeFailed.
+    """Send ``count`` full packets from one host to another; return the arrivals. Raises ProbeFailed.
 
-    Both ends first send to each other, so that the firewalls of homes let the packets in, where ports are kept.
+    Both ends first send to each other, so that the homes' firewalls pass the packets if NAT keeps ports.
     """
     address = lab.plan.address4 if version == 4 else lab.plan.address6
     size = lab.plan.topology.mtu - _UDP_HEADERS_BYTES - (20 if version == 6 else 0)
@@ -109,7 +109,7 @@ def probe(
         said, _ = receiver.communicate(timeout=PATIENCE_S)
         found: dict[str, float] = json.loads(said)
     except (subprocess.TimeoutExpired, ValueError):
-        raise ProbeFailed(f"{one}>{other}: nothing came through") from None
+        raise ProbeFailed(f"{one}>{other}: no packet arrived") from None
     finally:
         for process in (receiver, sender):
             process.kill()
@@ -127,7 +127,7 @@ def _socket(address: str) -> socket.socket:
 
 
 def _greet(end: socket.socket, there: tuple[str, int]) -> None:
-    """Send until something comes and a little longer: then both sides' firewalls know of the flow."""
+    """Send until a packet arrives, and a little longer: then both firewalls know the flow."""
     end.settimeout(0.1)
     until, heard = time.monotonic() + PATIENCE_S, 0
     while heard < HELLOS and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""``dekube testnet wan``: emulated wide-area networks, made, changed, measured and taken down by name."""
+"""``dekube testnet wan``: creates, changes, measures and removes emulated wide-area networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The process that carries packets between the hosts of a lab: compiled on first use, commanded over a socket."""
+"""The process that carries packets between the hosts of a lab.
+
+It is compiled on first use and controlled over a socket.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from testnet.wan.topology import Plan, Shape
 __all__ = ["BINARIES", "DEVICE", "Emulator", "EmulatorFailed", "Lateness", "WanUnavailable", "build", "describe"]
 
 DEVICE: Final = "wan0"
-"""The name of a public host's device."""
+"""The device name of a public host."""
 BINARIES: Final = Path("/run/dekube-wan/bin")
 LATE_BOUNDS_MS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 START_S_MAX: Final = 15.0
@@ -31,7 +34,7 @@ _ANSWER_BYTES: Final = 1_024
 
 
 class WanUnavailable(ConfigError):
-    """This machine, or this user, cannot make emulated networks; the text says what is missing."""
+    """This machine or this user cannot run emulated networks. The text says what is missing."""
 
     code = "wan_unavailable"
 
@@ -44,7 +47,7 @@ class EmulatorFailed(DekubeError):
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How exactly packets were handed over; a figure from a run with much over 2 ms late means little."""
+    """Delivery delay of the emulator. A run with many packets over 2 ms late is unreliable."""
 
     packets: int
     over_2_ms: int
@@ -52,12 +55,12 @@ class Lateness:
 
     @property
     def over_2_ms_percent(self) -> float:
-        """The part of the packets that came more than 2 ms after their time."""
+        """The share of packets delivered more than 2 ms late."""
         return 100 * self.over_2_ms / max(self.packets, 1)
 
 
 def build() -> Path:
-    """Return the emulator's binary, compiled if this source never was. Raises WanUnavailable."""
+    """Return the emulator's binary; compile it if this source was not compiled yet. Raises WanUnavailable."""
     source = files("testnet.wan").joinpath("emulator.c").read_bytes()
     binary = BINARIES / f"emulator-{hashlib.sha256(source).hexdigest()[:16]}"
     if binary.exists():
@@ -79,7 +82,7 @@ def build() -> Path:
 
 
 def pipe_keys(shape: Shape, mtu: int) -> str:
-    """Return a pipe's settings in the emulator's words."""
+    """Return a pipe's settings as emulator commands."""
     burst = shape.burst
     keys = {
         "rate": shape.rate_bit_per_s,
@@ -97,7 +100,7 @@ def pipe_keys(shape: Shape, mtu: int) -> str:
 
 
 def describe(plan: Plan, *, namespaces: Mapping[str, str], control: Path) -> Iterator[str]:
-    """Yield the lines that tell the emulator what a plan is; ``namespaces`` by public host."""
+    """Yield the commands that describe a plan to the emulator; ``namespaces`` by public host."""
     topology = plan.topology
     yield f"control {control}"
     yield f"mtu {topology.mtu}"
@@ -112,7 +115,7 @@ def describe(plan: Plan, *, namespaces: Mapping[str, str], control: Path) -> Ite
 
 
 class Emulator:
-    """The emulator whose files lie in ``folder``; it outlives the process that started it."""
+    """The emulator with its files in ``folder``. It outlives the process that started it."""
 
     def __init__(self, folder: Path) -> None:
         self._config = folder / "emulator.conf"
@@ -122,7 +125,7 @@ class Emulator:
         self._stats = folder / "stats.json"
 
     def start(self, plan: Plan, namespaces: Mapping[str, str]) -> None:
-        """Start it; when this returns, the devices are there. Raises EmulatorFailed, WanUnavailable."""
+        """Start the emulator; on return the devices exist. Raises EmulatorFailed, WanUnavailable."""
         lines = describe(plan, namespaces=namespaces, control=self._control)
         self._config.write_text("\n".join(lines) + "\n")
         with self._log.open("w") as log:
@@ -138,7 +141,7 @@ class Emulator:
                 raise EmulatorFailed(f"the emulator did not start: {self._log.read_text().strip()[-400:]}")
 
     def stop(self) -> None:
-        """End it, whoever started it, also when it is gone already."""
+        """Stop the emulator, also one of another process or one that has ended."""
         pid = self._running()
         if pid is None:
             return
@@ -155,17 +158,17 @@ class Emulator:
         self._tell(f"set {number} {pipe_keys(shape, mtu)}")
 
     def reset(self) -> None:
-        """Begin to count anew. Raises EmulatorFailed."""
+        """Reset the counters. Raises EmulatorFailed."""
         self._tell("reset")
 
     def stats(self) -> dict[str, Any]:
-        """Return what was counted since the start or the last ``reset``. Raises EmulatorFailed."""
+        """Return the counters since the start or the last ``reset``. Raises EmulatorFailed."""
         self._tell(f"stats {self._stats}")
         counted: dict[str, Any] = json.loads(self._stats.read_text())
         return counted
 
     def lateness(self) -> Lateness:
-        """Return how late packets were handed over. Raises EmulatorFailed."""
+        """Return the delivery delay of packets. Raises EmulatorFailed."""
         counted = self.stats()
         return Lateness(sum(counted["late"]), sum(counted["late"][6:]), counted["late_max_us"] / 1_000)
 
@@ -182,7 +185,7 @@ class Emulator:
             raise EmulatorFailed(f"{command.partition(' ')[0]}: {answer or 'the emulator has ended'}")
 
     def _running(self) -> int | None:
-        """Return the emulator's process if it is still that one."""
+        """Return the emulator's process, if it still runs."""
         try:
             pid = int(self._pid.read_text())
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

@@ -1,4 +1,4 @@
-"""Agents in the hosts of a lab, and asking them."""
+"""Runs agents on the hosts of a lab and sends them commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AgentFailed(DekubeError):
 
 
 def relay_of(lab: Lab, name: str) -> str:
-    """Return where the relay of this host is, as agents take it."""
+    """Return the endpoint of this host's relay, as agents accept it."""
     return f"{name}@{lab.plan.address4(name)}:{RELAY_PORT}"
 
 
@@ -55,7 +55,7 @@ class Agent:
 
     @property
     def pid(self) -> int:
-        """Its process: ``ip netns exec`` becomes the command that it runs."""
+        """Its process id: ``ip netns exec`` is replaced by the command that it runs."""
         return self._process.pid
 
     @property
@@ -69,7 +69,7 @@ class Agent:
         return self._result(self._asked[0], timeout_s)
 
     def begin(self, do: str, **arguments: Any) -> Future[dict[str, Any]]:
-        """Give a command and do not wait for its answer."""
+        """Send a command without waiting for its answer."""
         future: Future[dict[str, Any]] = Future()
         with self._lock:
             self._number += 1
@@ -78,20 +78,20 @@ class Agent:
         return future
 
     def ask(self, do: str, *, within_s: float = ANSWER_S, **arguments: Any) -> dict[str, Any]:
-        """Give a command and return its answer. Raises AgentFailed."""
+        """Send a command and return its answer. Raises AgentFailed."""
         return self._result(self.begin(do, **arguments), within_s)
 
     def finish(self, future: Future[dict[str, Any]], within_s: float = ANSWER_S) -> dict[str, Any]:
-        """Return the answer to what ``begin`` asked. Raises AgentFailed."""
+        """Return the answer to the command of ``begin``. Raises AgentFailed."""
         return self._result(future, within_s)
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it, like a crash."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """End it, without the farewell that a relay takes when it is told to stop."""
+        """Stop it at once, without the announcement that a stopping relay makes."""
         self.kill()
 
     def _result(self, future: Future[dict[str, Any]], timeout_s: float) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Agent:
 
 @contextmanager
 def agents(lab: Lab, specs: Mapping[str, AgentSpec]) -> Iterator[dict[str, Agent]]:
-    """Run agents, by host; relays are up before the others start."""
+    """Run agents on these hosts; relays are up before the others start."""
     started: dict[str, Agent] = {}
     try:
         for is_relay in (True, False):

@@ -1,7 +1,7 @@
 """An emulated network on this machine: a namespace for each host, devices, NAT, and the emulator between them.
 
-A lab is known by its name. It outlives the process that made it, and whatever became of that process, ``destroy``
-takes everything of it down again: processes, namespaces (with devices, routes and rules), files.
+A lab is identified by its name and outlives the process that created it. In any state, ``destroy`` removes
+everything of it: processes, namespaces (with devices, routes and rules), files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LABS: Final = Path("/run/dekube-wan/labs")
 PREFIX: Final = "dkw"
 END_S: Final = 2.0
 ROAM_BITS: Final = 16
-"""By so much the IPv6 address of a host is shifted that roams."""
+"""Offset that is added to a host's IPv6 address at each change of its address."""
 ROAMS_MAX: Final = 200
 _LAB: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,15}")
 _ADDRESS: Final = re.compile(r"\{([A-Za-z][A-Za-z0-9-]*)(\.6)?\}")
@@ -48,7 +48,7 @@ SYSCTL: Final = {
 
 
 def check_machine() -> None:
-    """Raise WanUnavailable, with what is missing, where no lab can be made."""
+    """Raise WanUnavailable, with what is missing, if no lab can be created."""
     if os.geteuid() != 0:
         raise WanUnavailable("emulated networks need root (namespaces and devices): run this with sudo")
     if shutil.which("ip") is None:
@@ -58,7 +58,7 @@ def check_machine() -> None:
 
 
 def shipped() -> dict[str, str]:
-    """Return the topologies that come with the product, text by name."""
+    """Return the built-in topologies, text by name."""
     folder = files("testnet.wan").joinpath("topologies")
     return {
         item.name.removesuffix(".toml"): item.read_text()
@@ -68,7 +68,7 @@ def shipped() -> dict[str, str]:
 
 
 def load_plan(source: str) -> Plan:
-    """Return the plan of a topology file, or of a shipped topology by its name. Raises TopologyInvalid."""
+    """Return the plan of a topology file, or of a built-in topology by its name. Raises TopologyInvalid."""
     text = shipped().get(source)
     if text is None:
         try:
@@ -80,20 +80,20 @@ def load_plan(source: str) -> Plan:
 
 
 def labs() -> list[str]:
-    """Return the names of the labs that are up, or were left half up."""
+    """Return the names of the labs that are up, completely or in part."""
     found = {path.name for path in LABS.glob("*") if path.is_dir()}
     found |= {space.split(".")[1] for space in _namespaces()}
     return sorted(found)
 
 
 def destroy(name: str) -> bool:
-    """Take a lab down, in whatever state it is; whether there was one."""
+    """Remove a lab in any state; return whether there was one."""
     with _locked(name):
         return _destroy(name)
 
 
 class Lab:
-    """One network. ``with Lab(plan) as lab`` makes it and takes it down."""
+    """One network. ``with Lab(plan) as lab`` creates and removes it."""
 
     def __init__(self, plan: Plan, name: str | None = None) -> None:
         self.plan = plan
@@ -115,7 +115,7 @@ class Lab:
         destroy(self.name)
 
     def up(self) -> None:
-        """Make it, after an older lab of its name is gone. Raises WanUnavailable, EmulatorFailed."""
+        """Create it after removing an older lab of its name. Raises WanUnavailable, EmulatorFailed."""
         check_machine()
         if any(host.nat or host.block_udp for host in self.plan.topology.hosts):
             for tool in ("iptables-restore", "ip6tables-restore"):
@@ -130,11 +130,11 @@ class Lab:
                 raise
 
     def address4(self, host: str) -> IPv4Address:
-        """Return the IPv4 address that a host has now."""
+        """Return a host's current IPv4 address."""
         return self.plan.address4(host) + self._roams(host)
 
     def address6(self, host: str) -> IPv6Address:
-        """Return the IPv6 address that a host has now."""
+        """Return a host's current IPv6 address."""
         return self.plan.address6(host) + (self._roams(host) << ROAM_BITS)
 
     def _roams(self, host: str) -> int:
@@ -142,10 +142,10 @@ class Lab:
         return int(path.read_text()) if path.exists() else 0
 
     def roam(self, host: str, *, away_s: float = 0.0) -> tuple[IPv4Address, IPv6Address]:
-        """Take a host's addresses away and give it others, after ``away_s`` without any; return these.
+        """Remove a host's addresses, wait ``away_s``, and assign new ones; return them.
 
-        Its connections break without a word, as those of a machine do that is carried to another network.
-        Raises TopologyInvalid for a public host: where such a one is, the whole lab knows.
+        Its connections break silently, like those of a machine that moves to another network. Raises
+        TopologyInvalid for a public host, whose address is part of the topology.
         """
         gateway = self.plan.host(host).behind
         if not gateway:
@@ -176,7 +176,7 @@ class Lab:
         return f"{PREFIX}.{self.name}.{self.plan.host(host).name}"
 
     def argv(self, host: str, command: Sequence[str]) -> list[str]:
-        """Return ``command`` as it runs inside a host; ``{B}`` and ``{B.6}`` in a word become B's addresses."""
+        """Return ``command`` for execution in a host; ``{B}`` and ``{B.6}`` in a word become B's addresses."""
 
         def address(found: re.Match[str]) -> str:
             return str(self.address6(found[1]) if found[2] else self.address4(found[1]))
@@ -185,17 +185,17 @@ class Lab:
         return ["ip", "netns", "exec", self.namespace(host), *words]
 
     def popen(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a command inside a host; it ends with the lab at the latest."""
+        """Start a command in a host; it ends at the latest with the lab."""
         return subprocess.Popen(self.argv(host, command), **options)
 
     def run(self, host: str, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command inside a host and return what it said."""
+        """Run a command in a host and return its output."""
         options = {"capture_output": True, "text": True, "check": True, "timeout": 120} | options
         done: subprocess.CompletedProcess[str] = subprocess.run(self.argv(host, command), **options)
         return done
 
     def set(self, line: str, **settings: object) -> None:
-        """Change a line while it carries: ``A>B``, ``A-B`` (both ways), ``A:up``, ``A:down``.
+        """Change a line in use: ``A>B``, ``A-B`` (both directions), ``A:up``, ``A:down``.
 
         Raises TopologyInvalid, EmulatorFailed.
         """
@@ -208,7 +208,7 @@ class Lab:
 
     @contextmanager
     def forwarded(self, gateway: str, port: int, host: str) -> Iterator[None]:
-        """Let TCP from outside to a gateway's ``port`` reach a host behind it over IPv4, for the while."""
+        """Forward a gateway's TCP ``port`` to a host behind it over IPv4, during the block."""
         inner = str(self.plan.address4(host))
         match = ("-p", "tcp", "--dport", str(port))
         rules = (
@@ -227,18 +227,18 @@ class Lab:
             change("-D")
 
     def stats(self) -> dict[str, Any]:
-        """Return counters by the names of hosts and lines (idle lines are left out), and the lateness."""
+        """Return the counters of hosts and lines (without idle lines), and the emulator's delay."""
         counted = self.emulator.stats()
         counted["hosts"] = dict(zip(self.plan.public, counted["hosts"], strict=True))
         counted["pipes"] = {self.plan.pipes[int(number)].name: each for number, each in counted["pipes"].items()}
         return counted
 
     def lateness(self) -> Lateness:
-        """Return how exactly the emulator kept its times since the last ``reset``."""
+        """Return the emulator's delivery delay since the last ``reset``."""
         return self.emulator.lateness()
 
     def reset(self) -> None:
-        """Begin to count anew."""
+        """Reset the counters."""
         self.emulator.reset()
 
     # -- making it -------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Lab:
                     self._in(host, tool, feed="\n".join(_rules(host, version)) + "\n")
 
     def _join(self, host: Host, device: str) -> None:
-        """Put a host behind its gateway: a cable, a private IPv4 network, its IPv6 address routed to it."""
+        """Put a host behind its gateway: a cable, a private IPv4 network, and a route for its IPv6 address."""
         inner4, inner6 = self.plan.address4(host.name), self.plan.address6(host.name)
         inside = self.namespace(host.name)
         self._ip(
@@ -328,7 +328,7 @@ def attach(name: str) -> Lab:
 
 
 def _rules(host: Host, version: int) -> Iterator[str]:
-    """Yield a firewall for ``iptables-restore``: unasked packets from outside vanish without a word."""
+    """Yield a firewall for ``iptables-restore`` that drops unsolicited packets from outside."""
     if host.nat and version == 4:
         yield "*nat"
         yield f"-A POSTROUTING -o {DEVICE} -j MASQUERADE" + (" --random-fully" if host.nat == "symmetric" else "")
@@ -344,7 +344,7 @@ def _rules(host: Host, version: int) -> Iterator[str]:
 
 
 def _directions(line: str, plan: Plan) -> tuple[str, ...]:
-    """Return the pipes that a line's name means; names of hosts may have a - themselves."""
+    """Return the pipes of a line's name; names of hosts may contain "-"."""
     for at in (n for n, character in enumerate(line) if character == "-"):
         one, other = line[:at], line[at + 1 :]
         if {one, other} <= set(plan.public):
@@ -373,7 +373,7 @@ def _destroy(name: str) -> bool:
 
 
 def _end_all(pids: Callable[[], list[int]]) -> None:
-    """End processes: in order if they do so soon, for certain in any case."""
+    """End processes: by SIGTERM, then by SIGKILL."""
     found = pids()
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in found:
@@ -415,7 +415,7 @@ def _ask(*command: str) -> str:
 
 
 def changes_of(pairs: Sequence[str]) -> Mapping[str, object]:
-    """Return the settings that words KEY=VALUE name. Raises TopologyInvalid."""
+    """Return the settings in words KEY=VALUE. Raises TopologyInvalid."""
     found: dict[str, object] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

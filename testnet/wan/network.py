@@ -1,8 +1,7 @@
-"""A whole test network on an emulated one: validators at home with no port open, and relays between them.
+"""A whole test network on an emulated one: validators behind gateways without open ports, and relays.
 
-Hosts behind a gateway are validators; public hosts that nobody is behind are relays, or validators too. The
-programs are those of production with homes of their own, as in ``dekube testnet up``; only where they run and whom
-they reach differs.
+Hosts behind a gateway run validators. Public hosts with no host behind them run relays, or validators too. The
+programs and homes are those of ``dekube testnet up``. Only the hosts and the endpoints differ.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ END_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class HomeNetwork:
-    """The members by their hosts, and their homes in ``root``."""
+    """The members by host, and their homes in ``root``."""
 
     lab: Lab
     root: Path
@@ -46,7 +45,7 @@ class HomeNetwork:
 
     @contextmanager
     def running(self) -> Iterator[dict[str, subprocess.Popen[Any]]]:
-        """Run every member in its host, relays first; they end with the block."""
+        """Run every member on its host, relays first; they end with the block."""
         processes: dict[str, subprocess.Popen[Any]] = {}
         try:
             for host in (*self.relays, *self.validators):
@@ -65,7 +64,7 @@ class HomeNetwork:
                     process.wait()
 
     def start(self, host: str) -> subprocess.Popen[Any]:
-        """Start the member of a host."""
+        """Start the member on a host."""
         home = self.root / host
         verb = "relay" if host in self.relays else "node"
         with (home / "log").open("ab") as log:
@@ -75,7 +74,7 @@ class HomeNetwork:
             )  # fmt: skip
 
     def status(self, host: str) -> dict[str, Any] | None:
-        """Return what a validator says of itself; None while it does not answer."""
+        """Return a validator's status; None while it does not answer."""
         try:
             answer: dict[str, Any] = ask_node(Home(self.root / host).control, "status", timeout_s=10)
         except ControlUnavailable:
@@ -86,8 +85,8 @@ class HomeNetwork:
 def lay_out_homes(lab: Lab, root: Path, *, seed: int = 1, public_validators: Collection[str] = ()) -> HomeNetwork:
     """Write a home for every member of the network on a lab. Raises TopologyInvalid, ConfigError.
 
-    They listen as ``dekube init`` has it, wherever they are, and nobody tells them where that is.
-    ``public_validators`` are public hosts that are no relays; these know of no relay.
+    They listen as ``dekube init`` configures it and are not told their addresses. ``public_validators`` are public
+    hosts without a relay; these know no relay.
     """
     hosts = lab.plan.topology.hosts
     gateways = {host.behind for host in hosts}

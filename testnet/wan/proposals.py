@@ -1,4 +1,4 @@
-"""Proposals that are as large as real ones, for measuring how they travel: nobody verifies a signature in them."""
+"""Proposals of realistic size, for measuring their transport. Their signatures are not verified."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def _transfer_bytes() -> int:
 
 
 def make_transfers(count: int, seed: int) -> tuple[bytes, ...]:
-    """Return bytes as long as transfers are; equal seeds give equal ones."""
+    """Return bytes of the length of a transfer; equal seeds give equal bytes."""
     random = Random(seed)
     return tuple([random.randbytes(_transfer_bytes()) for _ in range(count)])
 
 
 def make_proposal(number: int, transactions: Sequence[bytes]) -> bytes:
-    """Return the bytes of a proposal for view ``number`` (from 2) with the certificate of the one before."""
+    """Return the bytes of a proposal for view ``number`` (from 2) with the certificate of the view before."""
     header = Header(
         version=1, genesis_hash=_SOME_HASH, height=number, epoch=0, view=number, proposer_seat=0,
         parent_hash=_SOME_HASH, time_ms=number, tx_root=transactions_root(transactions), receipt_root=_SOME_HASH,
@@ -63,18 +63,18 @@ def make_proposal(number: int, transactions: Sequence[bytes]) -> bytes:
 
 
 class FixedPool:
-    """A pool that holds these transactions and nothing young."""
+    """A pool with a fixed set of transactions, none of them recent."""
 
     def __init__(self, transactions: Sequence[bytes] = ()) -> None:
         self._raws = {keccak(raw): raw for raw in transactions}
         self._hashes = {raw: known for known, raw in self._raws.items()}
 
     def hashes(self) -> Sequence[bytes]:
-        """Return the hashes of all."""
+        """Return all hashes."""
         return list(self._raws)
 
     def young(self) -> frozenset[bytes]:
-        """Return nothing: all have been here for long."""
+        """Return nothing: no transaction is recent."""
         return frozenset()
 
     def raw_of(self, transaction_hash: bytes) -> bytes | None:

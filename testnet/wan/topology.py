@@ -1,7 +1,8 @@
-"""What an emulated wide-area network looks like: hosts, their access lines, the links between them. Pure.
+"""The description of an emulated wide-area network: hosts, their access lines, the links between them. Pure.
 
-A topology is TOML or JSON of one strict form (docs/network.md). ``plan`` turns it into one-way pipes and, for each
-pair of hosts that can speak, the pipes a packet passes: the sender's line up, the link, the receiver's line down.
+A topology is TOML or JSON of one strict form (docs/network.md). ``plan`` turns it into one-way pipes. For each
+pair of hosts that can communicate, it lists the pipes that a packet passes: the sender's uplink, the link, the
+receiver's downlink.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ __all__ = [
 ]
 
 HOSTS_MAX: Final = 250
-"""Hosts of one topology, those behind a gateway included."""
+"""Hosts of one topology, including those behind a gateway."""
 TOPOLOGY_BYTES_MAX: Final = 1024 * 1024
 MTU_MIN: Final = 1_280
-"""What IPv6 asks of every link."""
+"""The minimum that IPv6 requires of every link."""
 MTU_MAX: Final = 9_000
 RATE_MAX: Final = 10**10
 TIME_US_MAX: Final = 60_000_000
 QUEUE_BYTES_MAX: Final = 2**31 - 1
 QUEUE_PACKETS_MIN: Final = 2
-"""A queue that does not hold so many packets would carry nothing at all."""
+"""A queue for fewer packets would carry nothing."""
 BURST_PACKETS_MAX: Final = 10**6
 PPM: Final = 1_000_000
 DEFAULT_QUEUE_US: Final = 100_000
@@ -59,14 +60,14 @@ _NATS: Final = ("cone", "symmetric")
 
 
 class TopologyInvalid(ConfigError):
-    """A topology, or a change of one, that does not have the form of docs/network.md."""
+    """A topology, or a change of one, does not have the form of docs/network.md."""
 
     code = "topology_invalid"
 
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Loss in bursts (Gilbert-Elliott): mean packets between bursts and in one, loss inside."""
+    """Loss in bursts (Gilbert-Elliott): mean packets between bursts, mean packets in a burst, loss inside."""
 
     every: int
     length: int
@@ -75,32 +76,32 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one direction of a line does to packets."""
+    """The effects of one direction of a line on packets."""
 
     rate_bit_per_s: int = 0
-    """Of whole IP packets; 0: unlimited."""
+    """In whole IP packets; 0: unlimited."""
     delay_us: int = 0
     jitter_us: int = 0
-    """Uniformly 0 to this is added; the order of packets stays unless ``reorder``."""
+    """Uniformly distributed from 0 to this; the order of packets is kept unless ``reorder``."""
     loss_ppm: int = 0
-    """Each packet by itself; a lost packet has used up its part of the rate."""
+    """Independent for each packet. A lost packet uses its share of the rate."""
     burst: Burst | None = None
     queue_us: int = DEFAULT_QUEUE_US
-    """Drop-tail queue as time at the rate; does not hold where ``queue_bytes`` is set."""
+    """Drop-tail queue as time at the rate; ignored if ``queue_bytes`` is set."""
     queue_bytes: int = 0
     reorder: bool = False
     down: bool = False
-    """A cut cable: nothing enters."""
+    """A cut cable: drops every packet."""
 
     def queue_limit_bytes(self, mtu: int) -> int:
-        """Return the queue's size; 0 where there is none because there is no rate."""
+        """Return the queue's size; 0 if there is no rate and so no queue."""
         if not self.rate_bit_per_s:
             return 0
         size = self.queue_bytes or self.rate_bit_per_s * self.queue_us // 8_000_000
         return min(max(size, QUEUE_PACKETS_MIN * mtu), QUEUE_BYTES_MAX)
 
     def passes_ppm(self) -> int:
-        """Return how many of a million packets come through when the queue is never full."""
+        """Return how many of a million packets pass while the queue is not full."""
         if self.down:
             return 0
         kept = PPM - self.loss_ppm
@@ -112,15 +113,15 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host: public, with or without a line of its own, or behind another."""
+    """One host: public, with or without its own line, or behind another host."""
 
     name: str
     up: Shape | None = None
-    """The access line, shared by all its traffic; None: not limited."""
+    """The access line for all its traffic; None: not limited."""
     down: Shape | None = None
     nat: str = ""
-    """IPv4 masquerading for those behind it: ``cone`` keeps ports, ``symmetric`` draws a port for each flow.
-    IPv6 is not translated. What comes unasked is dropped, in both."""
+    """IPv4 masquerading for the hosts behind it: ``cone`` keeps ports, ``symmetric`` draws a port for each flow.
+    IPv6 is not translated. Both drop unsolicited packets."""
     behind: str = ""
     region: str = ""
     block_udp: bool = False
@@ -129,7 +130,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A whole network. Links are those of pairs of public hosts, by (from, to)."""
+    """A whole network. Links connect pairs of public hosts, by (from, to)."""
 
     name: str
     hosts: tuple[Host, ...]
@@ -137,7 +138,7 @@ class Topology:
     regions: Mapping[tuple[str, str], Shape] = field(default_factory=dict)
     """For pairs without a link, by their hosts' regions, in both orders."""
     default: Shape | None = None
-    """For pairs that have neither; None: they cannot speak."""
+    """For pairs without either; None: they cannot communicate."""
     mtu: int = 1_500
     seed: int = 1
     sysctl: Mapping[str, str] = field(default_factory=dict)
@@ -145,7 +146,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Pipe:
-    """One direction of one line: ``A>B`` a link, ``A:up`` and ``A:down`` an access line."""
+    """One direction of one line: ``A>B`` for a link, ``A:up`` and ``A:down`` for an access line."""
 
     name: str
     shape: Shape
@@ -153,13 +154,13 @@ class Pipe:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A topology as the emulator needs it."""
+    """A topology in the emulator's form."""
 
     topology: Topology
     public: tuple[str, ...]
     pipes: tuple[Pipe, ...]
     routes: Mapping[tuple[str, str], tuple[int, ...]]
-    """By (from, to) of public hosts: numbers of the pipes on the way."""
+    """Numbers of the pipes on the route, by (from, to) of public hosts."""
 
     def host(self, name: str) -> Host:
         """Return a host. Raises TopologyInvalid for an unknown name."""
@@ -169,7 +170,7 @@ class Plan:
         raise TopologyInvalid(f"no host {name!r} in {self.topology.name}")
 
     def gateway(self, name: str) -> str:
-        """Return the public host whose line a host uses, itself perhaps."""
+        """Return the public host whose line a host uses, possibly itself."""
         while behind := self.host(name).behind:
             name = behind
         return name
@@ -177,8 +178,8 @@ class Plan:
     def address4(self, name: str) -> IPv4Address:
         """Return a host's IPv4 address: 11.x.0.1 in public, 192.168.x.2 behind a gateway.
 
-        Public hosts lie in the Internet's own space and far apart, for software treats private and neighbouring
-        addresses differently; nothing of it leaves the lab.
+        Public hosts have distant addresses in public ranges, because software treats private and neighbouring
+        addresses differently. No packet leaves the lab.
         """
         host = self.host(name)
         if not host.behind:
@@ -186,23 +187,23 @@ class Plan:
         return IPv4Address(f"192.168.{self._number(name)}.2")
 
     def address6(self, name: str) -> IPv6Address:
-        """Return a host's IPv6 address: of its gateway's /64, for every host of the topology has a public one."""
+        """Return a host's IPv6 address in its gateway's /64; every host has a public one."""
         gateway = self.public.index(self.gateway(name)) + 1
         return IPv6Address("2999::") + (gateway << 96) + (self._number(name) if self.host(name).behind else 1)
 
     def rtt_us(self, one: str, other: str) -> int:
-        """Return the delay there and back that the links add, without queues. Raises TopologyInvalid."""
+        """Return the round-trip delay that the links add, without queues. Raises TopologyInvalid."""
         one, other = self.gateway(one), self.gateway(other)
         return sum(
             self.pipes[n].shape.delay_us for pair in ((one, other), (other, one)) for n in self.route(*pair)
         )
 
     def route(self, source: str, target: str) -> tuple[int, ...]:
-        """Return the pipes between two public hosts. Raises TopologyInvalid where there is no way."""
+        """Return the pipes between two public hosts. Raises TopologyInvalid if there is no route."""
         try:
             return self.routes[source, target]
         except KeyError:
-            raise TopologyInvalid(f"no way from {source!r} to {target!r} in {self.topology.name}") from None
+            raise TopologyInvalid(f"no route from {source!r} to {target!r} in {self.topology.name}") from None
 
     def pipe_number(self, name: str) -> int:
         """Return the number of the pipe ``A>B``, ``A:up`` or ``A:down``. Raises TopologyInvalid."""
@@ -212,7 +213,7 @@ class Plan:
         raise TopologyInvalid(f"no line {name!r} in {self.topology.name}: FROM>TO, HOST:up or HOST:down")
 
     def changed(self, number: int, settings: Mapping[str, object]) -> Plan:
-        """Return the plan with one pipe changed; what ``settings`` lacks stays. Raises TopologyInvalid."""
+        """Return the plan with one pipe changed; settings that are not given stay. Raises TopologyInvalid."""
         pipe = self.pipes[number]
         shape = replace(pipe.shape, **parse_settings(settings, where=pipe.name))
         pipes = (*self.pipes[:number], Pipe(pipe.name, shape), *self.pipes[number + 1 :])
@@ -257,7 +258,7 @@ def parse_topology(text: str) -> Topology:
 
 
 def document_of(topology: Topology) -> dict[str, Any]:
-    """Return the document, of plain values, that ``parse_topology`` reads as this topology."""
+    """Return the document, of plain values, from which ``parse_topology`` reads this topology."""
     hosts: dict[str, dict[str, Any]] = {}
     for host in topology.hosts:
         named = {key: value for key in ("nat", "behind", "region") if (value := getattr(host, key))}
@@ -299,7 +300,7 @@ def _percent(ppm: int) -> str:
 
 
 def parse_settings(settings: object, *, where: str) -> dict[str, Any]:
-    """Return the fields of a ``Shape`` that a table of settings names. Raises TopologyInvalid."""
+    """Return the fields of a ``Shape`` from a table of settings. Raises TopologyInvalid."""
     if not isinstance(settings, Mapping):
         raise TopologyInvalid(f"{where}: not a table of settings")
     known = {"rate", "delay", "rtt", "jitter", "loss", "burst", "queue", "reorder", "down"}

@@ -1,8 +1,7 @@
-"""What the node's choice brings on an ADSL line in the first minute, beside what each way alone brings there.
+"""Bulk on an ADSL line in the first minute: with the node's choice of paths, and with each path alone.
 
-The line of one home is 10 Mbit/s down and 1 Mbit/s up; the way to the other is 250 ms long and loses 2 %, whether
-it is direct or through one of two relays. No way is better than another: what the choice lacks is the price of
-trying.
+One home has 10 Mbit/s down and 1 Mbit/s up. Every path to the other host has a round trip of 250 ms and 2 % loss,
+direct or through one of two relays. No path is better, so any deficit of the choice is the cost of its trials.
 """
 
 from __future__ import annotations
@@ -40,7 +39,9 @@ def adsl_topology() -> Topology:
 
 
 def first_minute(seconds: int = 60) -> dict[str, float]:
-    """Measure bulk both ways from its first byte on, each way alone and as the node chooses; rates in Mbit/s."""
+    """Measure bulk in both directions from the first byte, on each path alone and with the node's choice;
+    Mbit/s.
+    """
     figures: dict[str, float] = {}
     with Lab(plan(adsl_topology()), lab_name("paths")) as lab:
         for name, sender, receiver in _DIRECTIONS:

@@ -1,7 +1,7 @@
-"""``dekube bench gossip``: a block from a home to the homes of its committee, through relays and without.
+"""``dekube bench gossip``: a block sent from a home to the homes of its committee, with and without relays.
 
-Topology ``committee``: a leader with 40 Mbit/s up, fifteen homes at a round trip of 80 ms with 0.1 % loss, two
-relays in the middle, every member connected to every other. Each figure is the median of its blocks.
+Topology ``committee``: a leader with 40 Mbit/s up, and fifteen homes at a round trip of 80 ms with 0.1 % loss. Two
+relays are between them, and all members are connected. Each figure is the median of its blocks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["run"]
 LEADER: Final = "L"
 RELAYS: Final = ("R1", "R2")
 PAUSE_S: Final = 2.5
-"""Between blocks: long enough for slow start after idle, if anybody has it."""
+"""Pause between blocks: long enough that slow start after idle would show."""
 PATIENCE_S: Final = 25.0
 TRANSFERS: Final = 5_000
 MIDDLE_S: Final = 0.12
-"""From the start of a block to the death of a relay: about half of the leader's upload."""
+"""Time from the start of a block to the kill of a relay: about half of the leader's upload."""
 _NS: Final = 1_000_000_000
 
 
@@ -35,15 +35,15 @@ def run(
 ) -> dict[str, float]:
     """Measure and return the figures, in milliseconds from the leader's first byte.
 
-    ``quorum`` is the member with which two thirds of the committee have the block, the leader counted, ``last``
-    the last one; ``unrelayed`` the same block as one message to each; ``cold`` the first block of new connections;
-    ``censored`` with one relay that hands nothing on, ``all_censor`` with no other, ``killed`` with one that dies
-    midway. ``cpu`` is what all members and relays use from one block to the next: on few cores it bounds the rest.
-    ``blocks=0`` leaves the honest part out, ``faults=0`` the faulty one.
+    ``quorum`` is the time when two thirds of the committee, with the leader, have the block; ``last`` is the last
+    member. ``unrelayed`` is the same block as one message to each member. ``cold`` is the first block of new
+    connections. ``censored`` has one relay that forwards nothing, ``all_censor`` only such relays, ``killed`` one
+    that is killed midway. ``cpu`` is the processor time of all members and relays between two blocks; on few cores
+    it limits the other figures. ``blocks=0`` leaves out the honest part, ``faults=0`` the faulty one.
 
-    ``compact_`` and ``whole_`` are proposals of 5,000 transfers that wait in all pools, by their compact forms and
-    whole through relays; ``compact_lacking`` where each member but the leader lacks 50 of them;
-    ``leader_bytes`` is what left the leader's line for one. ``compact=0`` leaves these out.
+    ``compact_`` and ``whole_`` are proposals of 5,000 transfers that are in all pools, sent compact and as whole
+    messages through relays. In ``compact_lacking`` each member but the leader lacks 50 of them. ``leader_bytes``
+    is the leader's upload for one. ``compact=0`` leaves these out.
     """
     figures: dict[str, float] = {}
     with Lab(load_plan("committee"), lab_name("gossip")) as lab:
@@ -108,12 +108,14 @@ def _compact(lab: Lab, blocks: int) -> dict[str, float]:
 
 
 def _sent_bytes(lab: Lab) -> float:
-    """Return what has left by the leader's line; what is under way has left before the next block."""
+    """Return the bytes that left the leader's line, including those under way, which leave before the next
+    block.
+    """
     return float(lab.stats()["pipes"].get(f"{LEADER}:up", {}).get("in_bytes", 0))
 
 
 def _faulty(lab: Lab, size_bytes: int) -> dict[str, float]:
-    """Each fault on fresh connections that nobody has learnt anything on, but after one honest block."""
+    """Measure each fault on fresh connections after one honest block, without other history."""
     figures: dict[str, float] = {}
     for name, censor, kill in (
         ("censored", RELAYS[:1], ""),
@@ -134,7 +136,7 @@ def _faulty(lab: Lab, size_bytes: int) -> dict[str, float]:
 
 @contextmanager
 def _committee(lab: Lab, censor: tuple[str, ...] = ()) -> Iterator[dict[str, Agent]]:
-    """Run the relays and a member in each home, every member connected to every other."""
+    """Run the relays and a member in each home, with connections between all members."""
     members = [name for name in lab.plan.public if name not in RELAYS]
     specs = {
         name: AgentSpec(name, relay=f"0.0.0.0:{RELAY_PORT}", faults=("censor",) if name in censor else ())
@@ -158,7 +160,7 @@ def _block(
 ) -> tuple[float, float]:
     """Send one block; return when a quorum and when the last member had it, in milliseconds.
 
-    Whom it does not reach in ``PATIENCE_S`` counts as that late.
+    A member that does not get it within ``PATIENCE_S`` counts with that time.
     """
     time.sleep(PAUSE_S)
     members = [name for name in nodes if name not in {LEADER, *RELAYS}]

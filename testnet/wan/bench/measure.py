@@ -1,4 +1,4 @@
-"""What the benchmarks on emulated networks share: rates by iperf3 and by the product, gaps."""
+"""Shared parts of the benchmarks on emulated networks: rates by iperf3 and by the product, gaps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 LATE_PERCENT_MAX: Final = 1.0
-"""Part of the packets more than 2 ms late above which a run is marked: its figures say little then."""
+"""Share of packets delivered more than 2 ms late above which a run is marked as unreliable."""
 IPERF_PORT: Final = 5_201
 _LAB_OF_PROCESS: Final = re.compile(r"(?:gossip|paths|relay|transp)-([0-9]+)")
 _NS: Final = 1_000_000_000
@@ -43,7 +43,7 @@ SETTLED_PART: Final = 0.8
 
 
 def can_emulate() -> bool:
-    """Tell whether this machine can make labs; where not, say why on the terminal."""
+    """Tell whether this machine can create labs; if not, print why."""
     try:
         check_machine()
     except WanUnavailable as error:
@@ -53,9 +53,9 @@ def can_emulate() -> bool:
 
 
 def lab_name(bench: str) -> str:
-    """Return a name for the lab of a benchmark: of its own for each process, so that two may run at once.
+    """Return a name for the lab of a benchmark, unique for each process, so that two may run at once.
 
-    Labs of benchmarks that were killed are taken down.
+    Labs of killed benchmarks are removed.
     """
     for name in labs():
         left = _LAB_OF_PROCESS.fullmatch(name)
@@ -65,7 +65,7 @@ def lab_name(bench: str) -> str:
 
 
 def say(line: str) -> None:
-    """Tell who waits for a benchmark how far it is."""
+    """Print the progress of a benchmark."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -74,7 +74,7 @@ def iperf(
 ) -> float:
     """Return the payload rate of one TCP flow in Mbit/s by iperf3.
 
-    ``at``: the address to dial where it is not the receiver's own (a forwarded port).
+    ``at``: the address to dial if it is not the receiver's own (a forwarded port).
     """
     server = lab.popen(receiver, ["iperf3", "-s", "-1", "-J"], stdout=subprocess.PIPE, text=True)
     try:
@@ -91,7 +91,7 @@ def iperf(
 
 
 def has_iperf() -> bool:
-    """Tell whether plain TCP can be measured; where not, say how to mend it."""
+    """Tell whether iperf3 is available; if not, print how to install it."""
     if shutil.which("iperf3") is None:
         say("left out, plain TCP: iperf3 is lacking (Debian: apt-get install iperf3)")
         return False
@@ -107,24 +107,24 @@ def _wait_listening(lab: Lab, host: str) -> None:
 
 
 def node_at(lab: Lab, host: str) -> str:
-    """Return where a public host's node listens, as a path."""
+    """Return the path to the node of a public host."""
     return f"{lab.plan.address4(host)}:{NODE_PORT}"
 
 
 def relays_at(lab: Lab, *hosts: str) -> tuple[str, ...]:
-    """Return these relays as agents take them."""
+    """Return these relays as agents accept them."""
     return tuple(relay_of(lab, host) for host in hosts)
 
 
 def bulk_rate(sender: Agent, receiver: Agent, *, seconds: float, warm_s: float) -> float:
-    """Return what one stream of bulk brings to the receiver, in Mbit/s, after ``warm_s``."""
+    """Return the payload rate of one bulk stream at the receiver in Mbit/s, after ``warm_s``."""
     return bulk_rate_and_settling(sender, receiver, seconds=seconds, warm_s=warm_s)[0]
 
 
 def bulk_rate_and_settling(
     sender: Agent, receiver: Agent, *, seconds: float, warm_s: float
 ) -> tuple[float, float]:
-    """Return the rate after ``warm_s`` as ``bulk_rate`` does, and when it was first nearly reached, in seconds."""
+    """Return the rate after ``warm_s`` as ``bulk_rate``, and when it was first nearly reached, in seconds."""
     began = receiver.ask("heard", peer=sender.name)["at"]
     flood = sender.begin("flood", peer=receiver.name)
     try:
@@ -144,19 +144,19 @@ def bulk_rate_and_settling(
 
 
 def longest_gap_s(times_ns: Iterable[int], *, since_ns: int, until_ns: int) -> float:
-    """Return the longest time without an arrival between two moments; the whole time where nothing came."""
+    """Return the longest time without an arrival between two moments; the whole time if nothing arrived."""
     inside = sorted(t for t in times_ns if since_ns <= t <= until_ns)
     return max(b - a for a, b in zip([since_ns, *inside], [*inside, until_ns], strict=True)) / _NS
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the value below which ``percent`` of the values lie."""
+    """Return the value below which ``percent`` of the values are."""
     ordered = sorted(values)
     return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)]
 
 
 def lateness_of(lab: Lab) -> dict[str, float]:
-    """Return the emulator's own quality in this run as figures."""
+    """Return the emulator's timing quality in this run as figures."""
     late = lab.lateness()
     return {
         "emulator_late_percent": round(late.over_2_ms_percent, 3),
@@ -165,7 +165,7 @@ def lateness_of(lab: Lab) -> dict[str, float]:
 
 
 def verdict(figures: dict[str, float]) -> dict[str, float]:
-    """Say on the terminal where the emulator was too late for the figures to mean much; return them."""
+    """Print which runs had too much emulator delay to be reliable; return them."""
     late = figures.get("emulator_late_percent", 0.0)
     if late > LATE_PERCENT_MAX:
         say(f"MARKED: {late:.2f} % of the packets came more than 2 ms late; this machine was too busy, repeat it")

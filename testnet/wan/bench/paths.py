@@ -1,9 +1,9 @@
-"""``dekube bench paths``: which way a node takes to a peer, on routes of many kinds, and what it gets there.
+"""``dekube bench paths``: the path that a node chooses to a peer on routes of many kinds, and its rate.
 
-Each route is measured three times with the product's transport: direct only, through relays only, and with both
-open to the node's choice; with ``rounds`` above 1 so often in turns, and medians count. The bar for the choice:
-nine tenths of what the access line carries as payload wherever one of the ways does, and never less than 0.95 of
-the better one.
+Each route is measured with the product's transport in three variants: direct only, through relays only, and with
+the node's choice between both. With ``rounds`` above 1 the variants alternate, and medians count. The target of
+the choice: nine tenths of the access line's payload rate if one of the variants reaches that, and at least 0.95 of
+the better variant.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ BACKBONE: Final = Shape(rate_bit_per_s=10**9, queue_us=50_000)
 CLEAN_PPM: Final = 100
 WAYS: Final = ("direct", "relayed", "chosen")
 MEASURED_S: Final = 10
-"""BBR empties its flow once in ten seconds, for a round trip and 200 ms: what is shorter has that in it or not."""
+"""BBR drains its flow once in ten seconds for a round trip and 200 ms. A shorter measurement may or may not
+contain that."""
 _LATENESS: Final = ("emulator_late_percent", "emulator_late_max_ms")
 BUFFERS: Final = {
     "net.ipv4.tcp_wmem": "4096 16384 33554432",
@@ -48,9 +49,9 @@ class Route:
     access_ms: int
     """Round trip between a host and its relay."""
     access_loss_percent: float = CLEAN_PPM / 10_000
-    """Between A and its relay."""
+    """Loss between A and its relay."""
     exchange_mbit: int = 0
-    """Rate of the direct line, where it is a bottleneck."""
+    """Rate of the direct line if it is a bottleneck."""
     relays: int = 2
 
 
@@ -73,10 +74,10 @@ def run(
     *, first: int = 0, count: int = len(ROUTES), seconds: int = MEASURED_S, warm_s: int = 6, rounds: int = 1,
     silent: int = 1, mobile_s: int = 120, adsl_s: int = 60,
 ) -> dict[str, float]:  # fmt: skip
-    """Measure ``count`` routes from the ``first`` on and return the figures, rates in Mbit/s.
+    """Measure ``count`` routes from number ``first`` and return the figures; rates in Mbit/s.
 
-    ``silent``: in how many rounds the way in use disappears; ``mobile_s``: how long votes go over 3G; ``adsl_s``:
-    how long bulk goes over ADSL.
+    ``silent``: number of rounds in which the used path fails silently. ``mobile_s``: duration of votes over 3G.
+    ``adsl_s``: duration of bulk over ADSL.
     """
     figures: dict[str, float] = {}
     late: list[dict[str, float]] = []

@@ -1,7 +1,7 @@
 """The table and the plot of ``dekube bench paths``: ``python -m testnet.wan.bench.plot FILE... > network.svg``.
 
-Each FILE holds lines of JSON; those with figures of that benchmark are taken, of the same figure the last. The
-plot goes to the standard output, the table in Markdown to the standard error.
+Each FILE has JSON lines. Lines with figures of that benchmark are used; a later line replaces an earlier one with
+the same figure. The plot is written to standard output, the Markdown table to standard error.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LEFT: Final = 56
 BOTTOM: Final = 118
 TOP: Final = 44
 GAP: Final = 26
-"""Between groups of routes."""
+"""Space between groups of routes."""
 
 
 def figures_of(text: str) -> dict[str, float]:
-    """Return the figures that lines of JSON hold, those of a later line over those of an earlier one."""
+    """Return the figures in JSON lines; later lines replace earlier ones."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         try:
@@ -50,7 +50,7 @@ def _measured(figures: Mapping[str, float]) -> Iterator[tuple[Route, dict[str, f
 
 
 def _label(route: Route) -> tuple[str, str]:
-    """Return the group that a route belongs to and its own label there."""
+    """Return a route's group and its label in the group."""
     loss = f"{route.loss_percent:g} %"
     if route.exchange_mbit:
         return f"2 Mbit/s exchange, RTT {route.rtt_ms}", loss
@@ -62,7 +62,7 @@ def _label(route: Route) -> tuple[str, str]:
 
 
 def table(figures: Mapping[str, float]) -> str:
-    """Return the measured routes as a table in Markdown."""
+    """Return the measured routes as a Markdown table."""
     lines = [
         "| route | loss | direct | relayed | chosen | chosen / better | chosen / payload |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -77,7 +77,7 @@ def table(figures: Mapping[str, float]) -> str:
 
 
 def draw(figures: Mapping[str, float]) -> str:
-    """Return the measured routes as bars, in SVG."""
+    """Return the measured routes as an SVG bar chart."""
     routes = list(_measured(figures))
     groups = list(dict.fromkeys(_label(route)[0] for route, _ in routes))
     plot_height = HEIGHT - TOP - BOTTOM

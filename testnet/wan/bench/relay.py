@@ -1,8 +1,8 @@
-"""``dekube bench relay``: what the daemon costs on loopback, and what two relays bring two homes on a bad route.
+"""``dekube bench relay``: the cost of the daemon on loopback, and two relays between two homes on a bad route.
 
-The second part runs on the topology ``homes``, everything side by side in one run: plain TCP by iperf3 as if a
-port were forwarded (cubic and BBR), the product's transport the same way, then the product as homes without any
-forwarded port use it without punching holes, and at last the relays in use are killed under votes and bulk.
+The second part runs on the topology ``homes``, all variants in one run. They are plain TCP by iperf3 over a
+forwarded port (cubic and BBR), the product's transport over the same port, and the product between homes without a
+forwarded port and without hole punching. Last, the relays in use are killed under votes and bulk.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RELAYS: Final = ("R1", "R2", "R3", "R4")
 VOTE_MS: Final = 20
 CALM_S: Final = 3.0
 FINDING_S: Final = 20.0
-"""What finding the best of nine ways may take, by trying them on the traffic itself."""
+"""Time to find the best of nine paths by trying them with the traffic itself."""
 AFTER_S: Final = 15.0
 _NS: Final = 1_000_000_000
 
@@ -44,7 +44,7 @@ def run(
     *, megabytes: int = 2_000, circuits: int = 4, reservations: int = 10_000, wan: int = 1, seconds: int = 10,
     warm_s: int = 8, loopback_too: int = 1,
 ) -> dict[str, float]:  # fmt: skip
-    """Measure and return the figures; ``wan=0`` leaves out what needs root."""
+    """Measure and return the figures; ``wan=0`` leaves out the part that needs root."""
     figures: dict[str, float] = {}
     if loopback_too:
         say("the daemon on loopback ...")
@@ -83,14 +83,14 @@ def _homes(seconds: int, warm_s: int) -> dict[str, float]:
 
 
 def dial(lab: Lab, nodes: dict[str, Agent]) -> None:
-    """Let A reach B through the relays that each has reserved at."""
+    """Connect A to B through the relays at which each has a reservation."""
     for far in ("R4", "R2"):
         nodes["A"].begin("know", peer="B", path=list(relays_at(lab, far)))
     nodes["A"].ask("connect", peer="B")
 
 
 def _failover(nodes: dict[str, Agent]) -> dict[str, float]:
-    """Kill both relays in use, one after the other, under votes and bulk; return the longer absence."""
+    """Kill both relays in use, one after the other, under votes and bulk; return the longer interruption."""
     figures: dict[str, float] = {}
     alive = dict(nodes)
     for is_far in (True, False):
@@ -127,7 +127,7 @@ def _kill(nodes: dict[str, Agent], *, is_far: bool) -> dict[str, float]:
 
 
 def relays_in_use(home: Agent, nodes: dict[str, Agent]) -> list[str]:
-    """Return the relays that votes from A to B go through, B's own first."""
+    """Return the relays that votes from A to B use, beginning with B's own."""
     remotes: list[dict[str, Any]] = home.ask("peers")["peers"]
     remote = next(peer["remote"] for peer in remotes if peer["address"] == address_of("B").hex())
     found = {remote.find(address_of(name).hex()): name for name in nodes if name in RELAYS}

@@ -1,7 +1,7 @@
-"""How long votes and bulk stop where a way disappears without a word, and how often a bad line is taken for dead.
+"""Interruption of votes and bulk after a silent path failure, and the rate of false alarms on a bad line.
 
-Packets are dropped and nothing is reset, as where a router fails. The line of the second part is 3G: nothing is
-given up there, whatever TCP has to send again.
+Packets are dropped without resets, as after the failure of a router. In the second part the line is 3G: no path
+may be given up there, whatever TCP retransmits.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ RTT_MS: Final = 100
 VOTE_MS: Final = 20
 MOBILE_VOTE_MS: Final = 100
 CALM_S: Final = 8.0
-"""Until bulk runs as it will."""
+"""Until bulk has reached its rate."""
 BEFORE_S: Final = 2.0
 AFTER_S: Final = 14.0
 _NS: Final = 1_000_000_000
 _RELAYS: Final = ("R1", "R2")
 _ALARMS: Final = ("false_alarms", "silent_paths", "bulk_connections_stalled")
-"""Counters of what is left for its silence: each is a false alarm where nothing was cut."""
+"""Counters of paths left for their silence. Without a failure each count is a false alarm."""
 _TRIES: Final = ("suspicions_refuted",)
 
 
 def silent_topology(rtt_ms: int = RTT_MS) -> Topology:
-    """Return two hosts with a line between them, and two relays each half way on a line of its own."""
+    """Return two hosts with a line between them, and two relays halfway on separate lines."""
     access = Shape(rate_bit_per_s=100 * 10**6)
     links = {("A", "B"): Shape(delay_us=rtt_ms * 500, loss_ppm=100)}
     links |= {pair: Shape(delay_us=rtt_ms * 250, loss_ppm=100) for relay in _RELAYS for pair in _ends(relay)}
@@ -40,7 +40,7 @@ def silent_topology(rtt_ms: int = RTT_MS) -> Topology:
 
 
 def mobile_topology() -> Topology:
-    """Return the same on 3G: RTT 400 ms and 3 % loss from end to end, whichever way is taken."""
+    """Return the same on 3G: round trip 400 ms and 3 % loss from end to end on every path."""
     up, down = Shape(rate_bit_per_s=2 * 10**6), Shape(rate_bit_per_s=7 * 10**6)
     links = {("A", "B"): Shape(delay_us=200_000, loss_ppm=30_000)}
     for relay in _RELAYS:
@@ -60,7 +60,7 @@ def _network(name: str, up: Shape, down: Shape, links: dict[tuple[str, str], Sha
 
 
 def silent_death(rounds: int = 1) -> dict[str, float]:
-    """Cut the way in use under votes and bulk; return for how long each stopped, the worst of so many rounds."""
+    """Cut the path in use under votes and bulk; return the worst interruption of each over all rounds."""
     figures: dict[str, float] = {}
     for number in range(rounds):
         for way in ("direct", "relay"):
@@ -102,7 +102,7 @@ def _cut(lab: Lab, way: str) -> dict[str, float]:
 
 
 def false_alarms(seconds: int = 120) -> dict[str, float]:
-    """Send votes and bulk over 3G for so long; return how often something was given up or tried in vain."""
+    """Send votes and bulk over 3G for this time; return how often a path was given up or tried in vain."""
     say(f"votes and bulk over 3G for {seconds} s ...")
     with Lab(plan(mobile_topology()), lab_name("paths")) as lab:
         with agents(lab, _specs(lab, listens=True)) as nodes:
@@ -152,7 +152,7 @@ def _counters(agent: Agent) -> dict[str, int]:
 
 
 def _relay_in_use(home: Agent) -> str | None:
-    """Return the relay that votes from A to B go through; None: they go directly."""
+    """Return the relay that votes from A to B use; None: they go directly."""
     remotes: list[dict[str, Any]] = home.ask("peers")["peers"]
     remote = next(peer["remote"] for peer in remotes if peer["address"] == address_of("B").hex())
     return next((name for name in _RELAYS if address_of(name).hex() in remote), None)

@@ -1,4 +1,6 @@
-"""``dekube bench transport``: the encrypted peer channel on loopback, and votes behind bulk on a home's uplink."""
+"""``dekube bench transport``: throughput of the encrypted peer channel on loopback, and votes behind bulk on a
+home's uplink.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,10 @@ WARM_S: Final = 6.0
 def run(
     *, bulk_mib: int = 512, small_messages: int = 400_000, wan: int = 1, votes: int = 2_500
 ) -> dict[str, float]:
-    """Measure and return the figures; ``wan=0`` leaves out what needs root.
+    """Measure and return the figures; ``wan=0`` leaves out the part that needs root.
 
-    ``vote_p95_ms`` is one way, over ``votes`` every 20 ms, the first seconds of the transfer left out and whatever
-    the transport tries meanwhile included; ``vote_calm_p95_ms`` is the median of its windows of 2 s.
+    ``vote_p95_ms`` is one way, with ``votes`` votes at intervals of 20 ms. The first seconds of the transfer are
+    left out; path trials during the rest are included. ``vote_calm_p95_ms`` is the median of its windows of 2 s.
     """
     figures = dict(loopback.run(bulk_mib=bulk_mib, small_messages=small_messages))
     if wan and can_emulate():
@@ -48,7 +50,7 @@ def run(
 
 
 def _votes_under_bulk(count: int) -> dict[str, float]:
-    """Return how long votes take one way while bulk fills the same uplink, and how much bulk that is."""
+    """Return the one-way times of votes while bulk fills the same uplink, and the bulk rate."""
     say("votes behind bulk on an uplink of 40 Mbit/s ...")
     with Lab(plan(parse_topology(UPLINK)), lab_name("transport")) as lab:
         specs = {name: AgentSpec(name, listen=f"0.0.0.0:{NODE_PORT}") for name in ("A", "B")}
