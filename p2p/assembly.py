@@ -38,10 +38,10 @@ __all__ = ["Environment", "NetworkParts", "assemble"]
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the parts take from outside: the clock, chance, ways to reach other hosts, where to report."""
+    """Inputs of the parts from outside: clock, randomness, connections to other hosts, logging."""
 
     identity: Callable[[], Identity]
-    """The node's identity under its present certificate."""
+    """The node's identity with its current certificate."""
     connector: Connector
     dialers: Mapping[str, Dialer]
     """By the scheme of their endpoints, beside ``tcp``."""
@@ -57,9 +57,9 @@ class NetworkParts:
     """The parts of one network; nothing runs yet."""
 
     handlers: dict[int, MessageHandler]
-    """By the kind of message that each takes."""
+    """By the message kind that each handles."""
     served: dict[str, Served]
-    """By the method of requests that each answers."""
+    """By the request method that each answers."""
     memory: ReceiveMemory
     roster: Roster
     book: AddressBook
@@ -75,7 +75,7 @@ class NetworkParts:
 
 
 def assemble(config: NetworkConfig, environment: Environment) -> NetworkParts:
-    """Build all parts of a network. Raises ConfigError for a bootstrap peer that is not one."""
+    """Build all parts of a network. Raises ConfigError for an invalid bootstrap peer."""
     limits, identity = config.limits, environment.identity
     counters, random, log = environment.counters, environment.random, environment.log
     handlers: dict[int, MessageHandler] = {}

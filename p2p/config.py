@@ -1,4 +1,4 @@
-"""A node's own options of its network, and the dial policy that follows from them."""
+"""A node's network options, and the dial policy that follows from them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["NetworkConfig", "dial_policy_of"]
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """A node's own options of its network."""
+    """A node's network options."""
 
     listen: tuple[tuple[str, int], ...] = ()
-    """(host, port) pairs; port 0 takes a free one, see ``Network.bound``."""
+    """(host, port) pairs; port 0 uses a free one, see ``Network.bound``."""
     advertise: tuple[str, ...] = ()
-    """Endpoints to tell others; where there is none, those of ``listen`` that are no wildcard."""
+    """Endpoints announced to others. Empty: those of ``listen`` that are not wildcards."""
     bootstrap: tuple[str, ...] = ()
-    """``0x<address>@host:port``, ``host:port`` or either with a whole endpoint: see ``parse_bootstrap``."""
+    """``0x<address>@host:port``, ``host:port``, or either with a whole endpoint: see ``parse_bootstrap``."""
     data_dir: Path | None = None
-    """Where the address book is kept over a restart; None: nowhere."""
+    """Directory of the address book across restarts; None: it is not kept."""
     dial_inner: bool = False
-    """Dial private and loopback addresses too that strangers name; so it is anyhow where the options above do."""
+    """Dial private and loopback addresses that others name. Implied if the options above name such addresses."""
     blob_dir: Path | None = None
     blob_budget_bytes: int = 16 * 1024**3
     limits: NetworkLimits = field(default_factory=NetworkLimits)
@@ -42,7 +42,7 @@ class NetworkConfig:
 
 
 def dial_policy_of(config: NetworkConfig, relays: Iterable[Endpoint] = ()) -> DialPolicy:
-    """Return which hosts a node of this configuration dials when strangers name them. Raises ConfigError."""
+    """Return which hosts a node with these options dials if others name them. Raises ConfigError."""
     listen = [host for host, _ in config.listen if host]
     first = [parse_bootstrap(text)[1] for text in config.bootstrap]
     endpoints = (*first, *config.advertised(), *relays)

@@ -1,11 +1,9 @@
-"""Which hosts this node dials when strangers name them: public addresses, and private ones only where the owner
-uses them.
+"""Which hosts this node dials if others name them: public addresses, and private ones only if the owner uses such
+ones. See network.md R30.
 
-See network.md R30.
-
-Records, registries and relays may name any host. Without a policy a stranger could make this node connect to hosts
-that only this machine or its private network can reach, such as a router's page or a database that trusts its
-neighbours.
+Records, registries and relays may name any host. Without a policy an attacker could make this node connect to
+hosts that only this machine or its private network can reach. Examples are a router's web page or a database
+without authentication.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ class Zone(Enum):
     """The kind of network that an address belongs to."""
 
     OPEN = "open"
-    """Reached from everywhere."""
+    """Reachable from everywhere."""
     INNER = "inner"
-    """Private, link-local, shared by a provider, for documentation: means something else elsewhere."""
+    """Private, link-local, carrier-grade NAT, documentation: the address has another meaning elsewhere."""
     MACHINE = "machine"
     """Loopback."""
     NONE = "none"
-    """Nobody's: multicast, unspecified."""
+    """Not a host: multicast, unspecified."""
 
 
 def _address_of(host: str) -> IPv4Address | IPv6Address | None:
@@ -51,7 +49,7 @@ def zone_of(host: str) -> Zone | None:
 
 
 def _zone_of_own(host: str) -> Zone:
-    """Return the zone of a host that the owner named. A name of one label has a meaning in one network only."""
+    """Return the zone of a host that the owner configured. A name of one label is valid in one network only."""
     zone = zone_of(host)
     if zone is not None:
         return zone
@@ -61,9 +59,7 @@ def _zone_of_own(host: str) -> Zone:
 
 
 class DialPolicy:
-    """Allows the hosts that the owner named in the configuration, and all addresses in the zones of those
-    hosts.
-    """
+    """Allows the hosts in the owner's configuration, and all addresses in the zones of those hosts."""
 
     def __init__(self, named: Iterable[str] = (), *, is_inner: bool = False) -> None:
         self._named = {host for host in named if zone_of(host) is not Zone.NONE}
@@ -72,7 +68,7 @@ class DialPolicy:
             self._zones |= {Zone.INNER, Zone.MACHINE}
 
     def name(self, host: str) -> None:
-        """Note a host that the owner named while the node runs. The host is allowed; its zone is not."""
+        """Allow a host that the owner named while the node runs; its zone is not allowed."""
         self._named.add(host)
 
     def is_named(self, host: str) -> bool:
@@ -80,5 +76,5 @@ class DialPolicy:
         return host in self._named
 
     def may_dial(self, address: str) -> bool:
-        """Whether an IP address may be dialled, whoever named it."""
+        """Whether an IP address may be dialled, regardless of its source."""
         return address in self._named or zone_of(address) in self._zones

@@ -27,9 +27,9 @@ class Endpoint:
     """An address at which a node can be reached: ``tcp:host:port``, or ``relay:<relay address, hex>:host:port``.
 
     With ``relay`` set, host and port are the relay's. IPv6 hosts have brackets in the text form only. ``via`` is
-    another relay's endpoint through which that relay is reached: a path over two relays, or over three if ``via``
-    has a ``via`` of its own. The dialling node makes such a path; no record contains it and no text form parses to
-    it.
+    the endpoint of another relay through which that relay is reached: a path over two relays, or over three if
+    ``via`` has a ``via`` too. The dialling node makes such a path. No record contains it, and no text form parses
+    to it.
     """
 
     host: str
@@ -37,7 +37,7 @@ class Endpoint:
     relay: bytes | None = None
     via: Endpoint | None = None
     is_punched: bool = False
-    """A direct connection that both ends agree on (``p2p.path.hole_punch``); host and port then mean nothing."""
+    """A direct connection that both ends agree on (``p2p.path.hole_punch``); host and port are then unused."""
 
     @property
     def scheme(self) -> str:
@@ -48,7 +48,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """Return the endpoint of its one spelling. Raises DecodeError."""
+        """Return the endpoint of its canonical text. Raises DecodeError."""
         found = _TEXT.fullmatch(text) if len(text) <= ENDPOINT_CHARACTERS_MAX else None
         if found is None or int(found["port"]) > 65535:
             raise DecodeError("not an endpoint: tcp:host:port or relay:<address>:host:port expected")
@@ -57,7 +57,7 @@ class Endpoint:
 
     @classmethod
     def named(cls, text: str) -> Endpoint:
-        """Return the endpoint that a person typed, with or without ``tcp:``. Raises DecodeError."""
+        """Return the endpoint that a user typed, with or without ``tcp:``. Raises DecodeError."""
         return cls.parse(text if text.startswith(("tcp:", "relay:")) else f"tcp:{text}")
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Endpoint:
 
 
 def parse_bootstrap(text: str) -> tuple[bytes | None, Endpoint]:
-    """Return the address, where one is given, and the endpoint of a bootstrap peer. Raises ConfigError."""
+    """Return a bootstrap peer's address, if given, and its endpoint. Raises ConfigError."""
     name, at, where = text.rpartition("@")
     try:
         address = parse_address(name) if at else None

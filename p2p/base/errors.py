@@ -34,7 +34,7 @@ class HandshakeFailed(ProtocolError):
 
 
 class ConnectionUnused(HandshakeFailed):
-    """The other end closed the connection after the handshake, without a hello: it only measured the path."""
+    """The other end closed the connection after the handshake without a hello; it only measured the path."""
 
     code = "connection_unused"
 
@@ -68,7 +68,7 @@ class RecordDamaged(FrameInvalid):
 
 
 class QueueOverflow(ProtocolError):
-    """A peer reads so slowly that a queue is full whose messages may not be dropped."""
+    """A peer reads so slowly that a queue without droppable messages is full."""
 
     code = "peer_too_slow"
 
@@ -102,7 +102,7 @@ class PeerUnreachable(DekubeError):
 
 
 class RequestFailed(DekubeError):
-    """A request to a peer got no answer; subclasses say why."""
+    """A request to a peer got no answer; subclasses give the reason."""
 
     code = "request_failed"
 

@@ -1,4 +1,4 @@
-"""Limits on what other nodes can make this node spend. Times are in seconds unless a name says otherwise."""
+"""Limits on the resources that other nodes can use here. Times are in seconds unless a name says otherwise."""
 
 from __future__ import annotations
 
@@ -34,81 +34,81 @@ class NetworkLimits:
     peers_out_target: int = 12
     peers_per_ip_max: int = 8
     peers_per_network_max: int = 16
-    """Of those that come in, from one public /24 or /48 of IPv6; whom the node wants always is not counted."""
+    """Inbound peers from one public /24 or IPv6 /48; persistent peers are not counted."""
     accepts_per_ip_per_s: float = 10.0
     accepts_per_ip_burst: float = 20.0
     accepts_per_network_per_s: float = 40.0
     accepts_per_network_burst: float = 80.0
     accepts_per_block_per_s: float = 80.0
-    """From one /16 or /32 of IPv6: the rate in sum is not for one of them to use up."""
+    """From one /16 or IPv6 /32, so that one of them cannot use up the total rate."""
     accepts_per_block_burst: float = 160.0
     accepts_per_s: float = 200.0
     accepts_kept_per_s: float = 50.0
-    """On top of these, for blocks from which hardly anybody has come of late: three blocks use up the rest."""
+    """Additional rate for blocks with few recent connections: otherwise three blocks could use up the total."""
     half_open_max: int = 256
     handshake_timeout_s: float = 5.0
     dial_timeout_s: float = 10.0
     dials_max: int = 32
     dials_reserved: int = 12
-    """Of these, for whom we always want and for those that the owner named."""
+    """Of these, reserved for persistent peers and for peers in the owner's configuration."""
     redial_min_s: float = 0.25
     redial_max_s: float = 30.0
     redial_refused_max_s: float = 600.0
-    """The same after connections that the other end did not keep."""
+    """The same after connections that the other end closed at once."""
     redial_persistent_max_s: float = 5.0
-    """Longest wait between attempts at peers that the node wants always (its committee)."""
+    """Longest interval between attempts for persistent peers (the committee)."""
     dial_stagger_s: float = 0.3
-    """How long one path to a peer is tried alone before the next one is tried beside it."""
+    """How long one path to a peer is tried before the next one is tried in parallel."""
     resume_s: float = 6.0
-    """How long the conversation with a peer waits for another connection when it has lost its own."""
+    """How long a conversation without a connection waits for another one."""
     resume_retry_s: float = 0.25
     probe_s: float = 1.0
-    """Silence of a peer that owes an acknowledgement, after which it is pinged."""
+    """Silence of a peer with an outstanding acknowledgement after which it is pinged."""
     stall_s: float = 2.5
-    """The same, after which another path to it is tried."""
+    """The same; after this another path is tried."""
     roam_check_s: float = 1.0
-    """Between looks at this machine's own address."""
+    """Interval of checks of this machine's own address."""
     plan_interval_s: float = 0.25
-    """Between looks at what the bulk connections carry."""
+    """Interval of updates of the bulk plan."""
     bulk_connections_max: int = 16
     """Bulk connections of one peer."""
     bulk_connections_in_max: int = 256
-    """Bulk connections that others opened to us."""
+    """Bulk connections opened by peers."""
     bulk_open_bytes: int = 96 * 1024
-    """Waiting bulk that is worth a connection of its own."""
+    """Waiting bulk that justifies a separate connection."""
     bulk_wait_s: float = 1.5
-    """How long bulk waits for that connection before it takes the control connection."""
+    """How long bulk waits for that connection before it uses the control connection."""
     bulk_idle_s: float = 30.0
     bulk_drain_s: float = 5.0
-    """How long a bulk connection that is given up may take to finish what it has in flight."""
+    """Time for an abandoned bulk connection to finish its data in flight."""
     bulk_retry_s: float = 5.0
-    """After a bulk connection could not be opened."""
+    """Pause after a bulk connection could not be opened."""
     bulk_requests_per_s: float = 2.0
-    """How often a peer's requests for bulk connections are answered."""
+    """Rate at which a peer's requests for bulk connections are answered."""
     bulk_connections_requested_max: int = 64
-    """Bulk connections that other nodes requested."""
+    """Bulk connections opened on request of other nodes."""
     bulk_new_paths_per_s: float = 0.05
-    """How often a peer's request may cause a dial over a path that never led to it; ..."""
+    """Rate at which a peer's requests may cause dials over paths that never led to it, ..."""
     bulk_new_paths_burst: float = 3.0
-    """... so many at first. The peer's record names such a path, and may name any host."""
+    """... and the burst. The peer's record names such a path, and may name any host."""
     bulk_new_paths_sum_per_s: float = 1.0
-    """The same of all peers."""
+    """The same for all peers together."""
     bulk_request_interval_s: float = 0.5
-    """Between two requests for bulk connections; four times this if nothing has changed."""
+    """Interval of requests for bulk connections; four times this if nothing has changed."""
     bulk_tick_s: float = 0.125
-    """Between looks at whether bulk connections move, ..."""
+    """Interval of progress checks of bulk connections, ..."""
     bulk_report_s: float = 0.2
-    """... and between two reports of that to the peer, at least."""
+    """... and minimum interval of progress reports to the peer."""
     receive_bytes_per_peer_max: int = 64 * MIB
-    """Memory that messages being received from one peer may hold."""
+    """Memory for messages being received from one peer."""
     receive_bytes_max: int = 1024 * MIB
-    """The same of all peers."""
+    """The same for all peers together."""
     send_bytes_max: int = 1024 * MIB
-    """What may wait to leave, or to be acknowledged, of all peers together."""
+    """Unsent and unacknowledged bytes of all peers together."""
     short_records_s: float = 1.0
-    """After a message of class consensus, records stay short where bulk shares its connection."""
+    """After a message of class consensus, records stay short on a connection that also carries bulk."""
     settled_s: float = 5.0
-    """A connection that lived so long was a success; before, its back-off runs on."""
+    """A connection that lasted this long was a success; otherwise the back-off continues."""
     ping_interval_s: float = 5.0
     idle_timeout_s: float = 20.0
     write_timeout_s: float = 20.0
@@ -125,43 +125,43 @@ class NetworkLimits:
     serve_timeout_s: float = 30.0
     gossip_batch_max: int = 256
     gossip_batch_bytes_max: int = 256 * 1024
-    """Payloads that a validator gets at once: it may work through them without giving others their turn."""
+    """Payloads passed to a validator at once, which it may process without yielding."""
     event_loop_percent_max: int = 75
-    """Most of the event loop's time that what one peer sends may take."""
+    """Maximum share of the event loop's time for one peer's input."""
     event_loop_burst_s: float = 0.1
-    """How far a peer may be ahead of its share, in time, before its connection is read more slowly."""
+    """Processing time above its share before a peer's connection is read more slowly."""
     records_per_peer_per_s: float = 20.0
     records_per_peer_burst: float = 400.0
-    """Peer records that one peer passes on, whose signatures are checked."""
+    """Peer records forwarded by one peer whose signatures are checked."""
     unknown_authors_per_peer_per_s: float = 2.0
     unknown_authors_per_peer_burst: float = 200.0
-    """Of those, the ones of nodes that we have never met: anybody can make any number of them."""
+    """Of those, records of unknown nodes; anybody can create any number of them."""
     records_per_author_per_s: float = 0.2
     records_per_author_burst: float = 20.0
     exchange_interval_s: float = 60.0
     exchange_again_s: float = 4.0
-    """After its first answer a new peer is asked once more."""
+    """Time after which a new peer is asked a second time."""
     feeler_interval_s: float = 120.0
-    """Between looks at whether an address that we were only told of answers, once there are peers enough."""
+    """Interval of feelers (trial dials of untried addresses) once there are enough peers."""
     exchange_records_max: int = 50
     blob_serves_max: int = 8
-    """Pieces read from disk at once."""
+    """Pieces read from disk at the same time."""
     blob_peers_served_max: int = 4
-    """Peers that are served at once; who has had its turn makes room for who waits."""
+    """Peers served at the same time; after its turn, a peer makes room for a waiting one."""
     blob_turn_s: float = 10.0
     blob_upload_bytes_per_s: int = 0
-    """Pace of all blobs that are served together; 0: none."""
+    """Rate of all served blobs together; 0: none."""
     blob_requests_per_source: int = 2
-    """Pieces asked of one source at once, at first; ..."""
+    """Pieces requested from one source at once, initially, ..."""
     blob_requests_per_source_max: int = 8
-    """... and at most, as its rate and round trip call for it."""
+    """... and at most, according to its rate and round trip."""
     blob_piece_timeout_s: float = 60.0
     blob_source_failures_max: int = 4
     blob_busy_retries_max: int = 60
 
 
 _GRANT_BYTES: Final = 4 * 1024
-"""Charged ahead of what has come of a message: it is counted in steps, and to begin one costs something."""
+"""Bytes charged ahead of the arrived ones: a message is counted in steps of this size."""
 
 
 class SharedRate:
@@ -185,10 +185,9 @@ class SharedRate:
 
 
 class EventLoopLimiter:
-    """One peer's share of the event loop, so that input that is cheap to send and costly to process starves
-    nobody.
+    """One peer's share of the event loop, against input that is cheap to send and costly to process.
 
-    A peer above its share waits, and its own connection slows it down.
+    A peer above its share is made to wait, which slows down only its own connection.
     """
 
     __slots__ = ("_debt_s", "_factor", "_free_at")
@@ -199,7 +198,7 @@ class EventLoopLimiter:
         self._free_at = now
 
     def wait_s(self, took_s: float, now: float) -> float:
-        """Return how long to wait after ``took_s`` of work that ends now; zero or less: do not wait."""
+        """Return how long to wait after work of ``took_s`` that ends now; zero or less: no wait."""
         self._free_at = max(self._free_at, now - took_s) + took_s * self._factor
         return self._free_at - now - self._debt_s
 
@@ -222,7 +221,7 @@ class ReceiveMemory:
         return account
 
     def closed(self, account: MemoryAccount) -> None:
-        """Forget an account whose bytes have been returned."""
+        """Remove an account whose bytes have been returned."""
         self._accounts.discard(account)
 
     def make_room(self, asker: MemoryAccount, size_bytes: int) -> None:
@@ -262,7 +261,7 @@ class MemoryAccount:
         self.take_always(size_bytes)
 
     def take_always(self, size_bytes: int) -> None:
-        """Hold ``size_bytes`` more whatever the limits say: for consensus, which its class bounds."""
+        """Hold ``size_bytes`` more regardless of the limits, for consensus messages, which their class bounds."""
         if self._is_open:
             self.held_bytes += size_bytes
             self._memory.used_bytes += size_bytes
@@ -279,7 +278,7 @@ class MemoryAccount:
         self._on_evicted()
 
     def close(self) -> None:
-        """Return everything; later calls count nothing."""
+        """Return all bytes; later calls have no effect."""
         if self._is_open:
             self._is_open = False
             self._memory.used_bytes -= self.held_bytes
@@ -288,21 +287,21 @@ class MemoryAccount:
 
 
 class SendBacklog(NamedTuple):
-    """What is queued or unacknowledged for one peer."""
+    """Queued and unacknowledged data of one peer."""
 
     size_bytes: int
-    """All of it."""
+    """The total."""
     blocks: tuple[tuple[int, int], ...] = ()
-    """Of it what may wait for others too, and is held once then: (which object, bytes)."""
+    """The part of it that may be shared with other peers and is then held once: (object id, bytes)."""
 
 
 _Holder = TypeVar("_Holder")
 
 
 def excess_holders(holdings: Mapping[_Holder, SendBacklog], limit_bytes: int) -> list[_Holder]:
-    """Return the peers to drop until the rest is within the limit, those with the largest backlog first.
+    """Return the peers to drop until the rest is within the limit, largest backlog first.
 
-    A peer that requests much and reads little, or acknowledges nothing, makes this node keep all of it.
+    This node must keep all data for a peer that requests much and reads or acknowledges little.
     """
     if sum(backlog.size_bytes for backlog in holdings.values()) <= limit_bytes:
         return []
@@ -323,9 +322,10 @@ def excess_holders(holdings: Mapping[_Holder, SendBacklog], limit_bytes: int) ->
 
 
 class MemoryCharge:
-    """What one message being received is charged to its peer's account: the bytes that came, and a little more.
+    """The bytes of one message being received that are charged to its peer's account: those that arrived, and a
+    step ahead.
 
-    Announced bytes are not charged, or a few announcements would keep all other peers from receiving.
+    Announced bytes are not charged. Otherwise a few announcements could block all other peers.
     """
 
     __slots__ = ("_account", "_held_bytes", "_is_exempt", "_size_bytes")
@@ -334,11 +334,11 @@ class MemoryCharge:
         self._account = account
         self._size_bytes = size_bytes
         self._is_exempt = is_exempt
-        """Consensus: counted, and never refused."""
+        """Consensus messages are counted but never refused."""
         self._held_bytes = 0
 
     def cover(self, arrived_bytes: int) -> None:
-        """Charge what has come so far. Raises ReceiveMemoryExceeded."""
+        """Charge the bytes that have arrived. Raises ReceiveMemoryExceeded."""
         if arrived_bytes <= self._held_bytes and self._held_bytes:
             return
         wanted = min(self._size_bytes, arrived_bytes + _GRANT_BYTES)
@@ -356,7 +356,7 @@ class MemoryCharge:
 
 
 class HalfOpenSlot:
-    """A slot for one connection whose handshake has not finished."""
+    """A slot for one connection with an unfinished handshake."""
 
     __slots__ = ("is_lost", "netgroup", "on_lost")
 
@@ -368,16 +368,16 @@ class HalfOpenSlot:
 
 
 class HalfOpenSlots:
-    """The slots for connections whose handshake has not finished, by the netgroup that they come from.
+    """The slots for connections with an unfinished handshake, by netgroup.
 
-    When all slots are taken, the netgroup with most slots loses its oldest one. An attacker who fills the slots
-    therefore competes with itself first.
+    When all slots are taken, the netgroup with most slots loses its oldest one. So an attacker who fills the slots
+    competes with itself first.
     """
 
     def __init__(self, slots_max: int) -> None:
         self._slots_max = slots_max
         self._netgroups: dict[str, OrderedDict[HalfOpenSlot, None]] = {}
-        """Each with its oldest first."""
+        """By netgroup, oldest first."""
         self._count = 0
 
     def __len__(self) -> int:

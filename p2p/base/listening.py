@@ -1,4 +1,4 @@
-"""Opens listening sockets, on IPv4 and IPv6 if no host is named."""
+"""Opens listening sockets, on IPv4 and IPv6 if no host is given."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["open_sockets"]
 
 BACKLOG: Final = 128
 PORT_TRIES: Final = 16
-"""For one port that is free in both families, where any will do."""
+"""Tries to find a port that is free in both families, if any port is accepted."""
 _NO_FAMILY: Final = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT))
-"""What a machine says that has one family of the two."""
+"""Errors on a machine with only one of the two families."""
 
 
 def open_sockets(addresses: Iterable[tuple[str, int]], *, backlog: int = BACKLOG) -> list[socket.socket]:
-    """Listen at each (host, port); without a host on all addresses of IPv4 and IPv6, port 0 being one for both.
+    """Listen at each (host, port); without a host on all addresses of IPv4 and IPv6.
 
-    Raises OSError, and then listens nowhere.
+    Port 0 means one free port for both. Raises OSError; no socket is then open.
     """
     opened: list[socket.socket] = []
     with contextlib.ExitStack() as undo:

@@ -31,15 +31,15 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Origin(NamedTuple):
-    """Where a connection comes from."""
+    """The origin of a connection."""
 
     network: str
     block: str
     is_bounded: bool
-    """Whether the bound for one network holds: not within a house or a machine, nor for a relay, which brings
-    others."""
+    """Whether the limit for one network applies: not inside a private network or a machine, nor for a relay, which
+    carries others."""
     is_relayed: bool = False
-    """Whether a relay brought it: all that one brings are one network and one block."""
+    """Whether it came through a relay. All connections of one relay are one network and one block."""
 
     def of_its_own(self, address: bytes) -> Origin:
         """Return the origin of a peer that counts as a block of its own, wherever it connects from."""
@@ -47,7 +47,7 @@ class Origin(NamedTuple):
 
 
 def address_of(host: str) -> IpAddress:
-    """Return the address of an IP host, of an IPv4 one in either spelling. Raises ValueError."""
+    """Return the address of an IP host; an IPv4 address in either notation. Raises ValueError."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
@@ -63,12 +63,12 @@ def site_of(host: str) -> str:
 
 
 def network_of(host: str) -> str:
-    """Return the network that an IP host lies in: its /24, or /48 of IPv6."""
+    """Return the network of an IP host: its /24 or IPv6 /48."""
     return _prefix(address_of(host), 24, 48)
 
 
 def block_of(host: str) -> str:
-    """Return the block of networks that an IP host lies in: its /16, or /32 of IPv6."""
+    """Return the block of an IP host: its /16 or IPv6 /32."""
     return _prefix(address_of(host), 16, 32)
 
 
@@ -79,13 +79,13 @@ def _prefix(address: IpAddress, bits_v4: int, bits_v6: int) -> str:
 
 
 def public_netgroup_of(host: str | None) -> str | None:
-    """Return the network of a public address; None for any other, which has no netgroup."""
+    """Return the network of a public address; None for others, which have no netgroup."""
     return None if host is None or zone_of(host) is not Zone.OPEN else network_of(host)
 
 
 @lru_cache(maxsize=4_096)
 def origin_of(remote: str) -> Origin:
-    """Return where a connection comes from, by the name of its other end: an IP address, or the relay that brought
+    """Return the origin of a connection by the name of its other end: an IP address, or the relay that carries
     it.
     """
     host = remote.removeprefix(_PUNCHED)
@@ -128,7 +128,7 @@ class Netgroups(Generic[_Member]):
         members[member] = None
 
     def leave(self, member: _Member) -> None:
-        """Remove a member, if it is one."""
+        """Remove a member, if present."""
         netgroup = self._netgroup_of.pop(member, None)
         if netgroup is None:
             return
@@ -142,8 +142,8 @@ class Netgroups(Generic[_Member]):
         """Return the newest member of the largest netgroup if a newcomer of ``netgroup`` may replace it, else
         None.
 
-        It may only if its netgroup stays smaller than the largest one: a member that is alone in its netgroup is
-        never evicted, and two netgroups of one size do not evict each other in turn.
+        It may only if its netgroup stays smaller than the largest one. So a member alone in its netgroup is never
+        evicted, and two netgroups of equal size do not evict each other in turn.
         """
         if self._largest < self.size(netgroup) + 2:
             return None

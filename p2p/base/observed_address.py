@@ -1,9 +1,8 @@
-"""The address and port at which other hosts see a connection of this node, and the question that asks for it.
-
-See network.md 8.1.
+"""The address and port at which other hosts see a connection of this node, and the request for it. See network.md
+8.1.
 
 A node behind NAT does not know this address. It sends ``OBSERVE_PREAMBLE`` in place of a handshake, and a listener
-of a peer or of a relay answers with ``observed_answer``. ``p2p.path.hole_punch`` is built on this.
+of a peer or of a relay answers with ``observed_answer``. ``p2p.path.hole_punch`` uses this.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class ObservedAddress:
 
     @classmethod
     def of(cls, host: str, port: int) -> ObservedAddress:
-        """Return the address that a socket names or a peer sends. Raises DecodeError."""
+        """Return the address of a socket, or of a peer's message. Raises DecodeError."""
         try:
             found = ip_address(host.partition("%")[0])
         except ValueError:

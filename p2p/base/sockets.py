@@ -32,18 +32,19 @@ USER_TIMEOUT_MS: Final = 20_000
 NOTSENT_LOWAT_BYTES: Final = 64 * 1024
 """What the kernel may hold unsent: little, or a vote waits behind it (network.md R7)."""
 NOTSENT_LOWAT_BULK_BYTES: Final = 512 * 1024
-"""The same where only bulk travels: fewer and larger writes."""
+"""The same for connections with bulk only: fewer and larger writes."""
 CONGESTION: Final = b"bbr"
 LOW_WATER_BYTES_MIN: Final = 4 * 1024
-"""Less than this is not worth a call to wait for."""
+"""A low-water mark below this is not worth the system call."""
 LOW_WATER_BYTES_MAX: Final = 16 * 1024
-"""Whether anything moves on a slow line is seen in steps of this."""
+"""Progress on a slow line is measured in steps of this size."""
 _SO_MAX_PACING_RATE: Final = 47
 _UNPACED: Final = 2**64 - 1
 PACE_BYTES_MIN: Final = 64 * 1024
-"""A connection is slowed to this at most: what moves slower is taken for dead."""
+"""Lowest pacing rate: a slower connection would count as dead."""
 _PROBES: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
-"""Addresses for documentation: a datagram socket connected to one shows our own address and sends nothing."""
+"""Addresses for documentation. A datagram socket connected to one shows this node's own address and sends
+nothing."""
 _SYSCTLS: Final = (
     ("net.ipv4.tcp_slow_start_after_idle", "0", "a block after a silence starts slowly"),
     ("net.ipv4.tcp_wmem", 16 * 1024 * 1024, "long fast lines are not filled"),
@@ -52,26 +53,26 @@ _SYSCTLS: Final = (
 
 
 OWN_LOOKUPS_MAX: Final = 8
-"""Threads that look up names of the owner's own options."""
+"""Threads that look up names in the owner's options."""
 LOOKUPS_MAX: Final = 4
-"""Threads that look up what strangers named; such a name may take as long as its owner likes."""
+"""Threads that look up names given by others; such a lookup may take as long as the name's owner likes."""
 ADDRESSES_MAX: Final = 4
-"""Of one name."""
+"""Addresses of one name."""
 ADDRESS_STAGGER_S: Final = 0.3
 
 CONNECT_ERRORS: Final = (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError)
-"""What dialling a host within a time may raise. ValueError: a name that cannot be encoded."""
+"""Exceptions of dialling a host with a time limit. ValueError: a name that cannot be encoded."""
 
 
 class SocketTuning(NamedTuple):
-    """The socket options that the kernel granted."""
+    """The socket options that the kernel accepted."""
 
     congestion: str
     is_tuned: bool
 
 
 class SupportsOptions(Protocol):
-    """A socket of trio or asyncio, as far as its options go."""
+    """A socket of trio or asyncio; only its options are used."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
@@ -86,7 +87,7 @@ def tcp_info(sock: trio.socket.SocketType) -> TcpInfo | None:
 
 
 def local_address() -> tuple[str, ...]:
-    """Return the addresses from which this machine would reach the Internet now, for each IP version."""
+    """Return this machine's source addresses for the Internet, for each IP version."""
     found = []
     for family, probe in _PROBES:
         try:
@@ -99,7 +100,7 @@ def local_address() -> tuple[str, ...]:
 
 
 def kernel_notes(proc: Path = Path("/proc/sys")) -> list[str]:
-    """Return one sentence for each kernel setting that is not as docs/operations.md advises."""
+    """Return one sentence for each kernel setting that differs from the advice in docs/operations.md."""
     notes = []
     for name, wanted, cost in _SYSCTLS:
         try:
@@ -112,7 +113,7 @@ def kernel_notes(proc: Path = Path("/proc/sys")) -> list[str]:
 
 
 def tune(sock: trio.socket.SocketType, *, is_bulk: bool = False) -> SocketTuning:
-    """Set the socket options that the system allows; none of them is needed for correctness."""
+    """Set the socket options that the system allows; correctness does not depend on them."""
     is_tuned = True
     for level, option, value in (
         (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
@@ -148,10 +149,10 @@ def pace(sock: trio.socket.SocketType, bytes_per_s: int | None) -> None:
 
 
 class LowWater:
-    """Wakes the reader of a socket when a whole record is likely there, not at each packet.
+    """Wakes the reader of a socket when a whole record has probably arrived, not at each packet.
 
     Part of a record is of no use, and on a slow line each of its packets arrives alone: 700 per megabyte. The end
-    of a connection and a full window wake the reader whatever the mark is.
+    of a connection and a full window wake the reader in any case.
     """
 
     __slots__ = ("_limit", "_mark", "_socket")
@@ -162,7 +163,7 @@ class LowWater:
         self._limit = limit
 
     def expect(self, lacking: int) -> None:
-        """Set how many bytes of the current record are missing; 0 if none has begun."""
+        """Set the number of missing bytes of the current record; 0 if none has begun."""
         mark = 1 if lacking < LOW_WATER_BYTES_MIN else min(lacking, self._limit)
         if mark == self._mark or self._socket is None:
             return
@@ -175,7 +176,7 @@ class LowWater:
 
 @cache
 def is_paced() -> bool:
-    """Whether the kernel grants BBR here: one flow then fills a line without help."""
+    """Whether the kernel accepts BBR here: one flow then fills a line."""
     name = getattr(socket, "TCP_CONGESTION", None)
     if name is None:
         return False
@@ -196,10 +197,10 @@ Opener = Callable[[str, int], Awaitable[trio.SocketStream]]
 
 
 class Connector:
-    """Opens TCP connections to hosts by name or address, as far as ``dial_policy`` allows.
+    """Opens TCP connections to hosts by name or address that ``dial_policy`` allows.
 
-    Names are resolved in a small number of threads, separate for the owner's names and for those of strangers: an
-    abandoned lookup keeps its thread until the system gives up.
+    A small number of threads resolves names, separate for the owner's names and for those given by others: an
+    abandoned lookup occupies its thread until the system gives up.
     """
 
     def __init__(self, dial_policy: DialPolicy) -> None:
@@ -208,7 +209,7 @@ class Connector:
         self._strangers = trio.CapacityLimiter(LOOKUPS_MAX)
 
     async def look_up(self, host: str, family: socket.AddressFamily = socket.AF_UNSPEC) -> list[str]:
-        """Return the addresses of a host that may be dialled. Raises OSError where there is none."""
+        """Return the addresses of a host that may be dialled. Raises OSError if there are none."""
         is_named = self.dial_policy.is_named(host)
         if zone_of(host) is not None:
             found = [host] if family in (socket.AF_UNSPEC, _family_of(host)) else []
@@ -219,7 +220,7 @@ class Connector:
             found = list(dict.fromkeys(str(answer[4][0]) for answer in answers))
         allowed = [address for address in found if is_named or self.dial_policy.may_dial(address)]
         if not allowed:
-            raise OSError(f"{host}: no address that this node may be sent to")
+            raise OSError(f"{host}: no address that this node may dial")
         return allowed[:ADDRESSES_MAX]
 
     async def connect(self, host: str, port: int) -> trio.SocketStream:

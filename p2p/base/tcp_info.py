@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 __all__ = ["TCP_INFO_BYTES", "TcpInfo"]
 
 TCP_INFO_BYTES: Final = 168
-"""Of the kernel's ``struct tcp_info``, up to the last field that is read here."""
+"""Size of the kernel's ``struct tcp_info`` up to the last field that is used here."""
 _FIELDS: Final = Struct("=24xI40xI28xIQ8xQQ8xII4xIQ")
 """unacked, rtt, total_retrans, pacing_rate, bytes_acked, bytes_received, notsent_bytes, min_rtt, data_segs_out,
 delivery_rate."""
@@ -21,9 +21,9 @@ class TcpInfo(NamedTuple):
     min_rtt_s: float
     delivery_bytes_per_s: int
     retransmits: int
-    """Segments sent again since the connection began."""
+    """Retransmitted segments since the connection began."""
     segments: int
-    """Segments of data sent since then, those sent again too."""
+    """Sent data segments since then, including retransmissions."""
     unacked: int
     """Segments in flight."""
     notsent_bytes: int

@@ -30,14 +30,14 @@ class Dialer(Protocol):
 
 
 class TransportFault(Enum):
-    """What a node found wrong with a stream while the peer answered over another path."""
+    """Faults of a stream that a node found while the peer answered over another path."""
 
     CHANGED = "changed"
-    """What came was not what the other end has sealed."""
+    """The received bytes were not those that the other end sealed."""
     SILENT = "silent"
-    """It took what was sent and brought nothing."""
+    """It accepted bytes and delivered none."""
     SLOW = "slow"
-    """It took far longer than it once did, and than another path takes now."""
+    """It took far longer than before, and than another path takes now."""
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class AvoidingDialer(Protocol):
     """A dialer that knows of paths that should be avoided."""
 
     def is_avoided(self, endpoint: Endpoint) -> bool:
-        """Whether a path is to be taken only if there is no other."""
+        """Whether a path should be used only if there is no other."""
         ...
 
 
@@ -59,11 +59,12 @@ class EstimatingDialer(Protocol):
 
 
 class Acceptance(Protocol):
-    """What the network offers to an acceptor."""
+    """The network's interface for an acceptor."""
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
-        """Take over a stream on which a peer will start a handshake; limits apply to ``remote``, which brought
-        it.
+        """Take over a stream on which a peer will start a handshake.
+
+        Limits apply to ``remote``, which carried it.
         """
         ...
 
@@ -76,7 +77,7 @@ class Acceptor(Protocol):
     """A source of inbound streams beside this node's listening socket, for example a reservation at a relay."""
 
     async def run(self, acceptance: Acceptance) -> None:
-        """Bring streams until cancelled."""
+        """Accept streams until cancelled."""
         ...
 
 
@@ -84,14 +85,15 @@ class Fanout(Protocol):
     """Sends one upload to many peers: relays copy it to the members that they know."""
 
     async def run(self, receive: Callable[[bytes, bytes, bytes], None]) -> None:
-        """Serve until cancelled; ``receive(relay address, publisher address, piece)`` for what others published.
+        """Serve until cancelled; ``receive(relay address, publisher address, piece)`` is called for others'
+        pieces.
 
         Only the relay names the publisher, so each piece must be verified.
         """
         ...
 
     def subscribe(self, relays: Collection[Endpoint], publishers: Collection[bytes]) -> None:
-        """Set the relays at which to receive pieces, and the publishers from which to take them."""
+        """Set the relays at which to receive pieces, and the publishers to accept."""
         ...
 
     async def publish(self, relay: Endpoint, members: Collection[bytes], piece: bytes) -> None:

@@ -59,15 +59,15 @@ class _Blob:
     have: set[int] = field(default_factory=set)
     is_complete: bool = False
     users: int = 0
-    """Fetches and readers in progress; such a blob is not evicted."""
+    """Fetches and readers in progress. A blob in use is not evicted."""
     used: int = 0
-    """Counts up with every use of the store."""
+    """A counter that increases with every use of the store."""
 
 
 class BlobStore:
     """Blobs in one directory, with ``budget_bytes`` of content in total; the least recently used are evicted.
 
-    Raises StoreError when the directory cannot be used.
+    Raises StoreError if the directory cannot be used.
     """
 
     def __init__(self, root: Path, *, budget_bytes: int) -> None:
@@ -88,12 +88,12 @@ class BlobStore:
 
     @property
     def budget_bytes(self) -> int:
-        """Content that the store holds at most."""
+        """Maximum content of the store."""
         return self._budget_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Content promised to blobs, complete or begun."""
+        """Content of all blobs, complete or begun, at full size."""
         return self._bytes
 
     def blobs(self) -> list[bytes]:
@@ -102,19 +102,19 @@ class BlobStore:
             return [name for name, blob in self._blobs.items() if blob.is_complete]
 
     def is_complete(self, name: bytes) -> bool:
-        """Whether every piece is here."""
+        """Whether every piece is present."""
         with self._lock:
             blob = self._blobs.get(name)
             return blob is not None and blob.is_complete
 
     def manifest(self, name: bytes) -> Manifest | None:
-        """Return the manifest of a blob that is here or begun."""
+        """Return the manifest of a complete or begun blob."""
         with self._lock:
             blob = self._blobs.get(name)
             return None if blob is None else blob.manifest
 
     def missing(self, name: bytes) -> list[int]:
-        """Return the numbers of the pieces that are not here yet. Raises BlobUnavailable for one not begun."""
+        """Return the numbers of missing pieces. Raises BlobUnavailable for a blob that was not begun."""
         with self._lock:
             blob = self._blobs.get(name)
             if blob is None:
@@ -122,17 +122,19 @@ class BlobStore:
             return [index for index in range(len(blob.manifest.hashes)) if index not in blob.have]
 
     def pin(self, name: bytes) -> None:
-        """Never evict this blob while this process lives."""
+        """Never evict this blob while this process runs."""
         with self._lock:
             self._pinned.add(name)
 
     def unpin(self, name: bytes) -> None:
-        """Allow the eviction of a blob."""
+        """Allow the eviction of a pinned blob."""
         with self._lock:
             self._pinned.discard(name)
 
     def kept_bytes(self, besides: Collection[bytes] = ()) -> int:
-        """Return the content that gives way to nothing, pinned or in use, without what is in ``besides``."""
+        """Return the size of content that cannot be evicted, pinned or in use, without the blobs in
+        ``besides``.
+        """
         with self._lock:
             return sum(
                 blob.manifest.size_bytes
@@ -141,7 +143,7 @@ class BlobStore:
             )
 
     def add(self, content: bytes) -> bytes:
-        """Store ``content`` and return its name. Raises BlobUnavailable when it exceeds the budget."""
+        """Store ``content`` and return its name. Raises BlobUnavailable if it exceeds the budget."""
         pieces = [content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)]
         manifest = Manifest(len(content), tuple(piece_hash(piece) for piece in pieces))
         return self._add(manifest, iter(pieces))
@@ -154,10 +156,10 @@ class BlobStore:
             return self._add(manifest, pieces_of(source))
 
     def begin(self, data: bytes, *, name: bytes, limit_bytes: int | None = None) -> Manifest:
-        """Make room for the blob ``name`` whose manifest a peer sent; what is already here is kept.
+        """Make room for the blob ``name`` with the manifest from a peer; pieces already present are kept.
 
-        Raises PieceInvalid when these bytes are not its manifest, BlobUnavailable when there is no room or when it
-        has more than ``limit_bytes``.
+        Raises PieceInvalid if these bytes are not its manifest, BlobUnavailable if there is no room or it has more
+        than ``limit_bytes``.
         """
         if blob_id(data) != name:
             raise PieceInvalid("the manifest does not match its hash")
@@ -215,7 +217,7 @@ class BlobStore:
             raise StoreError(f"blobs: {error}") from None
 
     def _settle(self, name: bytes, blob: _Blob) -> None:
-        """Mark a blob complete whose content is on the disk; waiting for the disk holds up nobody else."""
+        """Mark a blob complete whose content is on disk. Other calls do not wait for the sync."""
         with (self._directory(name) / _DATA).open("rb") as file:
             os.fsync(file.fileno())
         with self._lock:
@@ -223,7 +225,7 @@ class BlobStore:
                 self._mark(name)
 
     def read_piece(self, name: bytes, index: int) -> bytes | None:
-        """Return one piece, or None when it is not here; one that was damaged on disk is not here any more."""
+        """Return one piece, or None if it is missing; a piece damaged on disk becomes missing."""
         with self._lock:
             blob = self._blobs.get(name)
             if blob is None or index not in blob.have:
@@ -244,7 +246,7 @@ class BlobStore:
         return None
 
     def read(self, name: bytes) -> bytes:
-        """Return the whole content. Raises BlobUnavailable when a piece is missing."""
+        """Return the whole content. Raises BlobUnavailable if a piece is missing."""
         manifest = self.manifest(name)
         pieces = (
             [] if manifest is None else [self.read_piece(name, index) for index in range(len(manifest.hashes))]
@@ -254,7 +256,7 @@ class BlobStore:
         return b"".join(piece for piece in pieces if piece is not None)
 
     def path(self, name: bytes) -> Path:
-        """Return the file of a complete blob, to be read only. Raises BlobUnavailable."""
+        """Return the file of a complete blob, for reading only. Raises BlobUnavailable."""
         if not self.is_complete(name):
             raise BlobUnavailable(f"blob {name.hex()} is not complete")
         return self._directory(name) / _DATA
@@ -272,7 +274,7 @@ class BlobStore:
                 self._remove(name)
 
     def hold(self, name: bytes) -> None:
-        """Keep a begun blob from eviction until ``release``."""
+        """Protect a begun blob from eviction until ``release``."""
         with self._lock:
             if name in self._blobs:
                 self._blobs[name].users += 1
@@ -328,7 +330,7 @@ class BlobStore:
         self._blobs[name].is_complete = True
 
     def _load(self, directory: Path) -> None:
-        """Take up what an earlier run left; what was not complete is verified piece by piece."""
+        """Load the blobs of earlier runs. Incomplete ones are verified piece by piece."""
         name = bytes.fromhex(directory.name)
         try:
             data = (directory / _MANIFEST).read_bytes()
@@ -364,13 +366,13 @@ class BlobStore:
 
 
 def check_size(manifest: Manifest, limit_bytes: int | None) -> None:
-    """Raise BlobUnavailable for a blob of more than ``limit_bytes``: its name came from a stranger."""
+    """Raise BlobUnavailable for a blob of more than ``limit_bytes``: its name came from an untrusted node."""
     if limit_bytes is not None and manifest.size_bytes > limit_bytes:
         raise BlobUnavailable(f"{manifest.size_bytes} bytes, limit {limit_bytes}")
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a small file so that it is there wholly or not at all."""
+    """Write a small file atomically."""
     temporary = path.with_name(path.name + ".new")
     with temporary.open("wb") as file:
         file.write(data)

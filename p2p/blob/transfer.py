@@ -32,15 +32,16 @@ METHOD_PIECE: Final = "blob piece"
 _BUSY: Final = PeerBusy.code
 _BUSY_WAIT_S: Final = 0.25
 _IDLE_S: Final = 2.0
-"""A peer that has asked for nothing for so long is not being served."""
+"""A peer without a request for this long is no longer being served."""
 _SILENT_S: Final = 2.0
-"""So long after the last of those asked for a piece another is asked too."""
+"""Time after the last request for a piece until another source is asked for it too."""
 _INDEX_BYTES: Final = 4
 _MANIFEST_S: Final = 10.0
 _MANIFEST_STAGGER_S: Final = 0.5
-"""So long after one source was asked for the manifest the next is asked too; at once where one has failed."""
+"""Time after the request to one source until the next source is asked for the manifest; at once after a
+failure."""
 _MANIFEST_ASKED_MAX: Final = 8
-"""Sources that are asked for it at a time."""
+"""Sources asked for the manifest at the same time."""
 _MANIFEST_ROUNDS: Final = 3
 
 
@@ -72,7 +73,7 @@ class BlobTransfer:
         self._blame = blame
         self._serving = 0
         self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
-        """Who is being served, the longest first."""
+        """Peers being served, the longest served first."""
         self._paced_until = -inf
         self._under_way: dict[bytes, trio.Lock] = {}
 
@@ -118,7 +119,7 @@ class BlobTransfer:
             self._store.release(name)
 
     async def _fetch_manifest(self, name: bytes, sources: list[bytes], limit_bytes: int | None) -> Manifest:
-        """Return the first true manifest; who is slow or lies delays the other sources little."""
+        """Return the first valid manifest; slow or lying sources delay the others little."""
         reasons: list[str] = []
         liars: set[bytes] = set()
         for at in range(_MANIFEST_ROUNDS):
@@ -133,7 +134,7 @@ class BlobTransfer:
     async def _ask_all(
         self, name: bytes, sources: list[bytes], limit_bytes: int | None, reasons: list[str], liars: set[bytes]
     ) -> Manifest | None:
-        """Ask the sources for a manifest, each a little after the one before; return the first that is true."""
+        """Request a manifest from the sources one after the other; return the first valid one."""
         manifest: Manifest | None = None
         failure: DekubeError | None = None
         room = trio.CapacityLimiter(_MANIFEST_ASKED_MAX)
@@ -194,7 +195,7 @@ class BlobTransfer:
         return data
 
     def _has_turn(self, peer: bytes) -> bool:
-        """Whether a peer is served now: few peers at once, and each gets its turn."""
+        """Whether a peer is served now: few peers at once, each for its turn."""
         now, turn_s = trio.current_time(), self._limits.blob_turn_s
         turn = self._turns.get(peer)
         if turn is None:
@@ -211,7 +212,7 @@ class BlobTransfer:
         return True
 
     async def _pace(self, size_bytes: int) -> None:
-        """Wait until the line that the operator gives to blobs has room."""
+        """Wait until the rate limit for blobs has room."""
         rate = self._limits.blob_upload_bytes_per_s
         if rate:
             now = trio.current_time()
@@ -227,15 +228,15 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Source:
-    """How much is asked of one source at once."""
+    """Number of pieces requested from one source at once."""
 
     window: int
     landed_at: float | None = None
     rate: float = 0.0
-    """Bytes a second, smoothed."""
+    """Bytes per second, smoothed."""
 
     def landed(self, size_bytes: int, now: float, rtt_s: float | None, window_max: int) -> None:
-        """Note a piece, and ask for twice what the line holds."""
+        """Note a piece; set the window to twice the bandwidth-delay product."""
         if self.landed_at is not None and now > self.landed_at:
             rate = size_bytes / (now - self.landed_at)
             self.rate = rate if not self.rate else 0.75 * self.rate + 0.25 * rate
@@ -245,7 +246,7 @@ class _Source:
             self.window = max(self.window, min(wanted, window_max))
 
     def timed_out(self) -> None:
-        """Ask for half as much."""
+        """Halve the window."""
         self.window = max(1, self.window // 2)
         self.landed_at = None
 
@@ -279,7 +280,7 @@ class _Fetch:
         self._left: set[int] = set()
         self._error: DekubeError | None = None
         self._asked: dict[int, dict[bytes, float]] = {}
-        """Pieces in flight, with the sources that were asked and when."""
+        """Pieces in flight, with the sources and times of their requests."""
         self._failures: Counter[bytes] = Counter()
         self._reasons: dict[bytes, str] = {}
         self._is_complete = False
@@ -306,7 +307,7 @@ class _Fetch:
             raise BlobUnavailable("; ".join(self._reasons.values()) or "no source given")
 
     async def _pull(self, source: bytes, place: int) -> None:
-        """Ask one source for one piece after the other, as long as so many at once are within its window."""
+        """Request pieces from one source, one after the other, while its window allows it."""
         busy = 0
         state = self._sources[source]
         while not self._is_complete and self._failures[source] < self._limits.blob_source_failures_max:
@@ -360,10 +361,11 @@ class _Fetch:
                 return
 
     def _next_piece(self, source: bytes) -> int | None:
-        """Return a piece that nobody was asked for, else one of the last, of which this source was not asked.
+        """Return a piece that was not requested yet, else one of the last pieces that this source was not asked
+        for.
 
-        Two are asked for one of the last, and one more each time that all of them are silent: some of those who
-        are named may be gone, and a dial to them takes as long as it may.
+        One of the last pieces is requested from two sources, and from one more each time that all of them are
+        silent: a source may be gone, and a dial to it may take long.
         """
         now = trio.current_time()
         while self._waiting:

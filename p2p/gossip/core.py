@@ -35,32 +35,32 @@ __all__ = [
 
 MESSAGE_ID_BYTES: Final = 20
 BODY_BYTES_MAX: Final = 256 * 1024
-"""Well above a full batch or the longest list of ids; what is longer only costs time to decode."""
+"""Above a full batch or the longest list of ids. Longer messages only cost time to decode."""
 PAYLOADS_MAX: Final = 1_024
-"""Payloads in one message: each costs a hash, however short it is."""
+"""Payloads in one message. Each costs a hash, however short it is."""
 TOPIC_CHARACTERS_MAX: Final = 32
 PAYLOAD_BYTES_MAX: Final = BODY_BYTES_MAX - 1024
 TOPICS_MAX: Final = 32
 """Topics that one peer may subscribe to."""
 PENDING_SENDERS_MAX: Final = 64
-"""Peers remembered as having sent a message that is being validated."""
+"""Remembered senders of a message that is being validated."""
 BACKOFFS_MAX: Final = 4_096
-"""Peers of one topic, departed ones too, that are not to be meshed with for a while."""
+"""Peers of one topic, including departed ones, that are excluded from the mesh for a while."""
 DEPARTED_SCORES_MAX: Final = 1_024
-"""Departed peers whose bad score is remembered, so that reconnecting does not wash it off."""
+"""Departed peers whose bad score is remembered, so that reconnecting does not reset it."""
 
 
 class Verdict(Enum):
     """The result of validating a payload."""
 
     ACCEPT = "accept"
-    """Good: forward it."""
+    """Valid: forward it."""
     IGNORE = "ignore"
-    """Neither good nor the sender's fault (a duplicate, a state we lack): do not forward."""
+    """Neither valid nor the sender's fault (a duplicate, or a state that this node lacks): do not forward."""
     LATER = "later"
-    """Not looked at, for want of room: do not forward, and take it when it comes again."""
+    """Not checked for lack of room: do not forward, and accept it when it arrives again."""
     REJECT = "reject"
-    """Bad in a way that the sender could have seen: do not forward, count it against the sender."""
+    """Invalid in a way that the sender could see: do not forward, count it against the sender."""
 
 
 class _Op(IntEnum):
@@ -89,17 +89,17 @@ class GossipParameters:
     cache_bytes_max: int = 32 * 1024 * 1024
     seen_generation_s: float = 60.0
     seen_ids_max: int = 400_000
-    """Of one generation; a flood shortens memory instead of growing it."""
+    """Of one generation. Under a flood, ids are remembered for a shorter time."""
     ids_max: int = 5_000
-    """In one IHAVE or IWANT, and asked of one peer in one heartbeat."""
+    """In one IHAVE or IWANT, and requested from one peer per heartbeat."""
     answers_per_id_max: int = 3
     promise_s: float = 3.0
     prune_backoff_s: float = 60.0
     pending_bytes_max: int = 16 * 1024 * 1024
-    """Payloads that wait for their verdict; where they fill this, whose take most give way to whose take less."""
+    """Payloads that wait for their verdict. When full, the senders with most payloads lose some."""
     pending_of_peer_max: int = 4_096
     large_bytes: int = 1_024
-    """From this size on, the mesh is told that we have it (IDONTWANT)."""
+    """From this size on, the mesh is told that this node has it (IDONTWANT)."""
     unwanted_ids_max: int = 1_000
     batch_bytes_max: int = 64 * 1024
     score_half_life_s: float = 600.0
@@ -110,9 +110,9 @@ class GossipParameters:
     overflow_points: float = 1.0
     """For a heartbeat in which a peer sent more than may wait for validation."""
     netgroup_free: int = 3
-    """Peers of one /24 (or /48 of IPv6) that cost nothing; ..."""
+    """Peers of one /24 (or IPv6 /48) without penalty, ..."""
     netgroup_points: float = 4.0
-    """... for each one more, all of them count as worth so much less."""
+    """... and the penalty for all of them for each further one."""
     disconnect_score: float = -50.0
     ban_score: float = -100.0
 
@@ -134,14 +134,14 @@ class Deliver(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Drop this peer; keep it away for a while where ``ban`` is set."""
+    """Drop this peer; ban it if ``ban`` is set."""
 
     peer: bytes
     ban: bool
 
 
 class Withdraw(NamedTuple):
-    """Do not validate this delivered payload, where that has not begun."""
+    """Do not validate this delivered payload, if validation has not begun."""
 
     topic: str
     message_id: bytes
@@ -151,7 +151,7 @@ Effect: TypeAlias = "Send | Deliver | Withdraw | Disconnect"
 
 
 def message_id(topic: str, payload: bytes) -> bytes:
-    """Return the id of a message: equal for equal topic and payload, whoever sends it."""
+    """Return the id of a message: equal for equal topic and payload, regardless of the sender."""
     return digest(b"gossip message", topic.encode() + b"\0" + payload)[:MESSAGE_ID_BYTES]
 
 
@@ -161,16 +161,16 @@ class _Peer:
     topics: set[str] = field(default_factory=set)
     score: float = 0.0
     promises: dict[bytes, float] = field(default_factory=dict)
-    """Ids asked of it, and when each must have come."""
+    """Ids requested from it, with the deadline of each."""
     answered: dict[bytes, int] = field(default_factory=dict)
-    """Ids sent to it on request, with how often; cleared as the cache moves on."""
+    """Ids sent to it on request, with counts; cleared as the cache moves on."""
     unwanted: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     ids_asked: int = 0
     """In this heartbeat."""
     has_overflowed: bool = False
     """In this heartbeat."""
     network: str | None = None
-    """Where it is, of the public networks."""
+    """Its public network, if known."""
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class _Topic:
     backoff: dict[bytes, float] = field(default_factory=dict)
 
     def back_off(self, peer: bytes, until: float) -> None:
-        """Leave a peer alone; the oldest of many is forgotten."""
+        """Exclude a peer for a while; of too many, the oldest is forgotten."""
         self.backoff.pop(peer, None)
         self.backoff[peer] = until
         if len(self.backoff) > BACKOFFS_MAX:
@@ -211,21 +211,21 @@ class Gossip:
     # -- topics and peers ------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str, payload_bytes_max: int) -> list[Effect]:
-        """Take part in a topic whose payloads have at most this size."""
+        """Join a topic whose payloads have at most this size."""
         assert 0 < len(topic) <= TOPIC_CHARACTERS_MAX and len(self._topics) < TOPICS_MAX
         assert 0 < payload_bytes_max <= PAYLOAD_BYTES_MAX
         self._topics[topic] = _Topic(payload_bytes_max)
         return [Send(peer, self._subscription()) for peer in self._peers]
 
     def peer_joined(self, peer: bytes, *, outbound: bool, network: str | None = None) -> list[Effect]:
-        """Add a connection, in a public ``network`` if that is known; the first message to it lists our topics."""
+        """Add a connection, with its public ``network`` if known; the first message to it lists the own topics."""
         self._peers[peer] = _Peer(outbound, score=self._departed_scores.pop(peer, 0.0), network=network)
         if network is not None:
             self._netgroups[network] += 1
         return [Send(peer, self._subscription())]
 
     def peer_left(self, peer: bytes) -> None:
-        """Forget a connection. Its messages that are being validated stay."""
+        """Remove a connection. Its messages that are being validated stay."""
         known = self._peers.pop(peer, None)
         if known is not None and known.network is not None:
             self._netgroups[known.network] -= 1
@@ -251,7 +251,7 @@ class Gossip:
         return peer.score - netgroup * self.parameters.netgroup_points
 
     def penalise(self, peer: bytes, points: float) -> list[Effect]:
-        """Take points from a peer for what happened elsewhere (a full queue, a bad answer)."""
+        """Take points from a peer for an event elsewhere (a full queue, a bad answer)."""
         known = self._peers.get(peer)
         if known is None:
             return []
@@ -267,7 +267,7 @@ class Gossip:
     # -- messages --------------------------------------------------------------------------------------------
 
     def publish(self, topic: str, payloads: Sequence[bytes]) -> list[Effect]:
-        """Send own messages to every peer of the topic, not to the mesh alone: the first hop must not fail."""
+        """Send own messages to every peer of the topic, not only to the mesh: the first hop must not fail."""
         limit = self._topics[topic].payload_bytes_max
         fresh = []
         for payload in payloads:
@@ -281,7 +281,7 @@ class Gossip:
         return self._forward(topic, fresh, targets)
 
     def verdict(self, verdicts: Iterable[tuple[bytes, Verdict]]) -> list[Effect]:
-        """Take what validation said of delivered messages; accepted ones are stored and forwarded in batches."""
+        """Apply the verdicts on delivered messages; accepted ones are stored and forwarded in batches."""
         effects: list[Effect] = []
         accepted: dict[tuple[str, frozenset[bytes]], list[tuple[bytes, bytes]]] = {}
         for identifier, verdict in verdicts:
@@ -306,7 +306,10 @@ class Gossip:
         return effects
 
     def receive(self, sender: bytes, body: bytes, now: float) -> list[Effect]:
-        """Take one gossip message of a connected peer. Never raises: a malformed one costs its sender points."""
+        """Process one gossip message of a connected peer.
+
+        Never raises: a malformed one costs its sender points.
+        """
         peer = self._peers.get(sender)
         if peer is None:
             return []
@@ -449,7 +452,7 @@ class Gossip:
     # -- time ------------------------------------------------------------------------------------------------
 
     def heartbeat(self, now: float) -> list[Effect]:
-        """Mend the meshes, announce lazily, count broken promises, age what is remembered."""
+        """Repair the meshes, announce to peers outside them, count broken promises, expire old entries."""
         effects: list[Effect] = []
         decay = 0.5 ** (max(now - self._beat_at, 0.0) / self.parameters.score_half_life_s)
         self._beat_at = now

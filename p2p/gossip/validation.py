@@ -27,7 +27,7 @@ BatchValidator = Callable[[Sequence[GossipItem]], Awaitable[Sequence[Verdict]]]
 
 
 def one_by_one(validator: Validator) -> BatchValidator:
-    """Return what asks ``validator(peer address, payload)`` for each of many."""
+    """Return a batch validator that calls ``validator(peer address, payload)`` for each payload."""
 
     async def validate(items: Sequence[GossipItem]) -> Sequence[Verdict]:
         return [await validator(item.peer, item.payload) for item in items]
@@ -38,7 +38,7 @@ def one_by_one(validator: Validator) -> BatchValidator:
 class TopicValidation:
     """The queue of one topic, bounded by the gossip core's pending limits.
 
-    ``judged`` takes the verdicts, ``credit`` the peers that sent valid payloads.
+    ``judged`` receives the verdicts, ``credit`` the peers that sent valid payloads.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The room for gossip payloads that wait for validation, shared fairly between their senders."""
+"""The queue of gossip payloads that wait for validation, shared fairly between their senders."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class PendingPayload:
 
 @dataclass(slots=True)
 class QueueResult:
-    """Whether a payload was queued."""
+    """The result of queueing a payload."""
 
     is_queued: bool
     is_own_fault: bool = False
-    """It is not in because its sender has as many waiting as any may."""
+    """It was not queued because its sender has reached its limit."""
     evicted: list[tuple[str, bytes]] = field(default_factory=list)
-    """Topic and id of those that gave way to it."""
+    """Topic and id of the payloads that were evicted for it."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """What one sender has queued, over all its connections; oldest first."""
+    """One sender's queued payloads over all its connections; oldest first."""
 
     ids: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     size_bytes: int = 0
@@ -55,7 +55,7 @@ class ValidationQueue:
         return len(self._waiting)
 
     def get(self, identifier: bytes) -> PendingPayload | None:
-        """Return what waits under this id."""
+        """Return the payload that waits under this id."""
         return self._waiting.get(identifier)
 
     def admit(self, identifier: bytes, new: PendingPayload) -> QueueResult:
@@ -82,7 +82,7 @@ class ValidationQueue:
         return QueueResult(is_queued=True, evicted=evicted)
 
     def pop(self, identifier: bytes) -> PendingPayload | None:
-        """Take out what waits under this id, if it does."""
+        """Remove the payload that waits under this id, if any."""
         waiting = self._waiting.pop(identifier, None)
         if waiting is not None:
             held = self._held[waiting.first]

@@ -44,7 +44,7 @@ __all__ = ["Multicast"]
 
 
 class Multicast:
-    """What one node sends and receives in pieces; ``own`` is its address."""
+    """Messages that one node sends and receives in pieces; ``own`` is its address."""
 
     def __init__(self, own: bytes, *, random: RandomSource, parameters: MulticastParameters | None = None) -> None:
         self.counters: Counter[str] = Counter()
@@ -69,12 +69,12 @@ class Multicast:
 
     @property
     def pause_s(self) -> float:
-        """How long after a tick the next one is due."""
+        """Time from one tick to the next."""
         return TICK_S if self._sending.is_urgent or self._receiving.is_urgent else FORGET_S
 
     @property
     def held_bytes(self) -> int:
-        """Memory promised to messages of others, and held by pieces without an announcement."""
+        """Memory reserved for others' messages, and memory of pieces without an announcement."""
         return self._receiving.held_bytes
 
     def send(
@@ -87,15 +87,15 @@ class Multicast:
         key: bytes,
         now: float,
     ) -> list[Effect]:
-        """Send a message to all ``members``; ``routes`` says who of them waits at which relay, preferred ones
+        """Send a message to all ``members``; ``routes`` has the receivers that wait at each relay, preferred ones
         first.
 
-        ``key`` is a fresh secret. What is in flight already is not sent again, only asked after.
+        ``key`` is a fresh secret. A message that is already in flight is not sent again; its status is requested.
         """
         return self._sending.send(kind, body, members, routes, key=key, now=now)
 
     def published(self, root: bytes, relay: bytes, members: Collection[bytes], now: float) -> None:
-        """Note that a relay took one more piece for these."""
+        """Note that a relay accepted one more piece for these receivers."""
         self._sending.published(root, relay, members, now)
 
     def is_wanted(self, root: bytes, relay: bytes, members: Collection[bytes]) -> bool:
@@ -103,11 +103,11 @@ class Multicast:
         return self._sending.is_wanted(root, relay, members)
 
     def publish_failed(self, root: bytes, relay: bytes, now: float) -> list[Effect]:
-        """Note that a relay failed while publishing: its receivers are helped at once."""
+        """Note that a relay failed while publishing; its receivers are helped at once."""
         return self._sending.publish_failed(root, relay, now)
 
     def peer_joined(self, address: bytes, now: float) -> list[Effect]:
-        """Take a new connection: what is in flight to this peer is announced again."""
+        """Note a new connection: messages in flight to this peer are announced again."""
         return self._sending.peer_joined(address, now)
 
     def peer_left(self, address: bytes) -> None:
@@ -115,7 +115,7 @@ class Multicast:
         self._sending.peer_left(address)
 
     def control(self, peer: bytes, data: bytes, now: float) -> list[Effect]:
-        """Take a control message. Raises DecodeError: then drop the peer."""
+        """Process a control message. Raises DecodeError: then drop the peer."""
         message = decode_control(data)
         match message:
             case Announce():
@@ -137,11 +137,11 @@ class Multicast:
                 raise AssertionError(message)
 
     def peer_piece(self, peer: bytes, data: bytes, now: float) -> list[Effect]:
-        """Take a piece from a peer. Raises DecodeError: then drop the peer."""
+        """Process a piece from a peer. Raises DecodeError: then drop the peer."""
         return self._receiving.peer_piece(peer, data, now)
 
     def relay_piece(self, relay: bytes, publisher: bytes, data: bytes, now: float) -> list[Effect]:
-        """Take a piece that a relay says ``publisher`` gave it."""
+        """Process a piece that a relay attributes to ``publisher``."""
         return self._receiving.relay_piece(relay, publisher, data, now)
 
     def pass_failed(self, address: bytes, frame: bytes) -> None:
@@ -149,5 +149,5 @@ class Multicast:
         self._sending.pass_failed(address, decode_piece(frame))
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due: help, reports, requests, forgetting."""
+        """Send due help, reports and requests, and forget expired messages."""
         return self._sending.tick(now) + self._receiving.tick(now)

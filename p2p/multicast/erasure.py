@@ -1,5 +1,4 @@
-"""Erasure code: of data and parity pieces together, any as many as there are data pieces restore the message.
-
+"""Erasure code: any subset of data and parity pieces as large as the number of data pieces restores the message.
 See network.md 7.4.
 
 A systematic Reed-Solomon code over GF(256). Its parity rows form a Cauchy matrix, every square submatrix of which
@@ -61,7 +60,7 @@ def _sum(size: int, terms: Sequence[tuple[int, bytes]]) -> bytes:
 
 
 def parity(data: Sequence[bytes], count: int) -> list[bytes]:
-    """Return ``count`` parity pieces of data pieces that are all of one size."""
+    """Return ``count`` parity pieces of data pieces of equal size."""
     assert len(data) + count <= PIECES_MAX
     size = len(data[0])
     return [
@@ -71,9 +70,9 @@ def parity(data: Sequence[bytes], count: int) -> list[bytes]:
 
 
 def rebuild(pieces: Mapping[int, bytes], count: int) -> list[bytes]:
-    """Return the ``count`` data pieces from any ``count`` pieces of one size; parity is numbered behind the data.
+    """Return the ``count`` data pieces from any ``count`` pieces of one size; parity is numbered after the data.
 
-    Pieces that belong to different data give something, but not the data: check what comes out.
+    Pieces of different data give a wrong result: verify it.
     """
     missing = [index for index in range(count) if index not in pieces]
     rows = sorted(index - count for index in pieces if index >= count)[: len(missing)]
@@ -94,7 +93,7 @@ def rebuild(pieces: Mapping[int, bytes], count: int) -> list[bytes]:
 
 
 def _invert(matrix: list[list[int]]) -> list[bytes]:
-    """Return the rows of the inverse (Gauss and Jordan; a square part of a Cauchy matrix has one)."""
+    """Return the rows of the inverse by Gauss-Jordan elimination; a square part of a Cauchy matrix has one."""
     size = len(matrix)
     rows = [bytes(row) + bytes(at) + b"\x01" + bytes(size - at - 1) for at, row in enumerate(matrix)]
     for column in range(size):

@@ -1,9 +1,7 @@
-"""Cuts a sealed message into pieces, each with a Merkle proof, with parity pieces where they pay.
+"""Splits a sealed message into pieces with Merkle proofs, and adds parity pieces where useful. See network.md 7.4.
 
-See network.md 7.4.
-
-The sealed message is cut, so a node that carries pieces sees neither content nor kind; the key is in the
-announcement. A piece is verified before it is kept or forwarded.
+The message is sealed before it is split, so a node that forwards pieces sees neither content nor kind; the key is
+in the announcement. A piece is verified before it is kept or forwarded.
 """
 
 from __future__ import annotations
@@ -46,14 +44,14 @@ __all__ = [
 KEY_BYTES: Final = 32
 SEAL_BYTES: Final = 16
 MESSAGE_BYTES_MAX: Final = 9 * 1024 * 1024
-"""Longest message before sealing: what a message of the class BLOCK may have."""
+"""Longest message before sealing: the limit of the class BLOCK."""
 PIECE_BYTES_MAX: Final = 64 * 1024
 PIECE_BYTES_MIN: Final = 1024
 DATA_PIECES_MAX: Final = 160
 PARITY_MAX: Final = 32
-"""Parity pieces of one message: rebuilding takes as many passes over the data."""
+"""Parity pieces of one message. Rebuilding needs this many passes over the data."""
 PARITY_MESSAGE_BYTES_MAX: Final = 2 * 1024 * 1024
-"""Longer messages go without: the event loop would stand for more than some 50 ms."""
+"""Longer messages have no parity: rebuilding would block the event loop for more than about 50 ms."""
 _PROOF_HASHES_MAX: Final = 8
 _HEAD: Final = Struct(">32sBHB")
 _FORWARD: Final = 1
@@ -64,7 +62,7 @@ _NONCE: Final = bytes(12)
 
 @dataclass(frozen=True, slots=True)
 class PieceLayout:
-    """How a sealed message of ``size_bytes`` is cut. Raises DecodeError where nothing sensible is."""
+    """How a sealed message of ``size_bytes`` is split. Raises DecodeError for impossible sizes."""
 
     size_bytes: int
     piece_bytes: int
@@ -75,15 +73,15 @@ class PieceLayout:
             and PIECE_BYTES_MIN <= self.piece_bytes <= PIECE_BYTES_MAX
             and self.count <= DATA_PIECES_MAX
         ):
-            raise DecodeError("impossible shape of a message in pieces")
+            raise DecodeError("impossible piece size or message size")
 
     @property
     def count(self) -> int:
-        """Pieces of data."""
+        """Number of data pieces."""
         return -(-self.size_bytes // self.piece_bytes)
 
     def piece_size(self, index: int) -> int:
-        """Return the bytes of one piece; the last of the data may be shorter than all others."""
+        """Return the size of one piece; the last data piece may be shorter."""
         return (
             min(self.piece_bytes, self.size_bytes - index * self.piece_bytes)
             if index < self.count
@@ -92,7 +90,7 @@ class PieceLayout:
 
     @classmethod
     def fit(cls, size_bytes: int, receivers: int) -> PieceLayout:
-        """Return the shape in which equal shares of the pieces are equal shares of the message too."""
+        """Return the layout in which equal shares of the pieces are equal shares of the message."""
         shares = max(1, min(receivers, DATA_PIECES_MAX))
         each = -(-size_bytes // (shares * PIECE_BYTES_MAX))
         if shares * each > DATA_PIECES_MAX:
@@ -101,9 +99,9 @@ class PieceLayout:
 
 
 class Piece(NamedTuple):
-    """One piece with its proof. Numbers from the count of data pieces on are parity, under a root of its own.
+    """One piece with its proof. Numbers after the data pieces are parity, under a root of their own.
 
-    ``is_to_forward``: who gets it from the sender itself hands it on to the others.
+    ``is_to_forward``: a receiver that gets it from the sender itself forwards it to the others.
     """
 
     root: bytes
@@ -122,13 +120,13 @@ class PieceSet(NamedTuple):
 
 
 def encode_piece(piece: Piece) -> bytes:
-    """Return the bytes of a piece as they travel."""
+    """Return the encoded piece."""
     head = _HEAD.pack(piece.root, _FORWARD if piece.is_to_forward else 0, piece.number, len(piece.siblings))
     return b"".join((head, *piece.siblings, piece.data))
 
 
 def decode_piece(data: bytes) -> Piece:
-    """Return the piece of its one spelling, its proof not checked yet. Raises DecodeError."""
+    """Decode a canonical piece; its proof is not checked. Raises DecodeError."""
     if len(data) < _HEAD.size or len(data) > PIECE_FRAME_BYTES_MAX:
         raise DecodeError("not a piece")
     root, flags, index, hashes = _HEAD.unpack_from(data)
@@ -145,7 +143,7 @@ def seal_message(key: bytes, kind: int, body: bytes) -> bytes:
 
 
 def open_message(key: bytes, kind: int, sealed: bytes) -> bytes:
-    """Return the message. Raises PieceForged where the sender announced another key, kind or content."""
+    """Return the message. Raises PieceForged if the sender announced another key, kind or content."""
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, bytes((kind,)))
     except InvalidTag:
@@ -170,7 +168,7 @@ def _under_root(pieces: tuple[bytes, ...]) -> PieceSet:
 
 @dataclass(slots=True)
 class Assembly:
-    """The pieces of one message that have come."""
+    """The received pieces of one message."""
 
     root: bytes
     layout: PieceLayout
@@ -179,7 +177,7 @@ class Assembly:
     pieces: dict[int, Piece] = field(default_factory=dict)
 
     def add(self, piece: Piece) -> bool:
-        """Take a piece; False: it was here already. Raises PieceForged, and keeps nothing then."""
+        """Add a piece; return False if it was already present. Raises PieceForged; the piece is then not kept."""
         count = self.layout.count
         if piece.number < count:
             proof, root = MerkleProof(piece.number, count, piece.siblings), self.root
@@ -195,21 +193,21 @@ class Assembly:
         return True
 
     def knows(self, index: int) -> bool:
-        """Whether a piece of that number can be verified yet: parity only once its root is known."""
+        """Whether a piece of that number can be verified yet; parity only once its root is known."""
         return index < self.layout.count + self.parity_count
 
     @property
     def is_enough(self) -> bool:
-        """Whether the message can be put together."""
+        """Whether the message can be restored."""
         return len(self.pieces) >= self.layout.count
 
     @property
     def bitmap(self) -> int:
-        """The numbers of the pieces here, as bits."""
+        """The numbers of the present pieces, as bits."""
         return sum(1 << index for index in self.pieces)
 
     def sealed(self) -> bytes:
-        """Return the sealed message. Raises PieceForged when the parity belongs to other data."""
+        """Return the sealed message. Raises PieceForged if the parity belongs to other data."""
         count, layout = self.layout.count, self.layout
         if all(index in self.pieces for index in range(count)):
             return b"".join(self.pieces[index].data for index in range(count))

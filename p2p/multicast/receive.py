@@ -52,12 +52,12 @@ class _Incoming:
     has_news: bool = False
     swap: tuple[bytes, ...] = ()
     to_forward: dict[int, Piece] = field(default_factory=dict)
-    """Marked pieces that came before the list of those who get them."""
+    """Marked pieces that arrived before the list of their receivers."""
     forwarded: set[int] = field(default_factory=set)
     done_by: set[bytes] = field(default_factory=set)
     served: Counter[bytes] = field(default_factory=Counter)
     asked: int = 0
-    """Pieces that others were asked for at the sender's word."""
+    """Pieces that the sender told this node to request from others."""
     pulls: int = 0
     done_at: float | None = None
 
@@ -66,15 +66,15 @@ class _Early(NamedTuple):
     until: float
     piece: Piece
     peer: bytes
-    """Who handed it over; empty: a relay."""
+    """The peer that delivered it; empty: a relay."""
 
 
 class Receiving:
     """The messages that others send to this node.
 
-    ``trusted`` (set by the caller) are the peers that are accountable for the work that they cause: pieces that
-    they mark are forwarded, and pieces that come before their announcement are kept. Input of other peers only
-    fills limits of its own.
+    ``trusted`` (set by the caller) are the peers that are accountable for the work that they cause. Pieces that
+    they mark are forwarded, and their pieces are kept before the announcement arrives. Input of other peers fills
+    separate limits only.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Receiving:
         self._early: OrderedDict[tuple[bytes, bytes, int], _Early] = OrderedDict()
         self._early_bytes: Counter[bytes] = Counter()
         self._garbled: OrderedDict[tuple[bytes, bytes], float] = OrderedDict()
-        """(relay, publisher): until when nothing is taken from the two together."""
+        """(relay, publisher): until when pieces from this pair are ignored."""
 
     @property
     def is_active(self) -> bool:
@@ -99,17 +99,17 @@ class Receiving:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody's message is not whole yet."""
+        """Whether a message is incomplete."""
         return any(incoming.done_at is None for incoming in self._incoming.values())
 
     @property
     def held_bytes(self) -> int:
-        """Memory promised to messages of others, and held by pieces without an announcement."""
+        """Memory reserved for others' messages, and memory of pieces without an announcement."""
         announced = sum(incoming.assembly.layout.size_bytes for incoming in self._incoming.values())
         return announced + self._early_bytes.total()
 
     def announce(self, sender: bytes, message: Announce, now: float) -> list[Effect]:
-        """Take an announcement, and what has come of its message already."""
+        """Process an announcement, and the pieces that arrived before it."""
         root = message.root
         if (sender, root) in self._finished:
             return [SendControl(sender, encode_control(Done(root)))]
@@ -132,7 +132,7 @@ class Receiving:
         return effects
 
     def _has_room(self, sender: bytes, size_bytes: int, now: float) -> bool:
-        """Whether one more message may begin; complete ones of the same sender make room for it."""
+        """Whether one more message may begin; complete ones of the same sender are dropped for it."""
         parameters = self._parameters
 
         def has_room() -> bool:
@@ -162,7 +162,7 @@ class Receiving:
         return True
 
     def swap(self, sender: bytes, message: Swap, now: float) -> list[Effect]:
-        """Take the list of receivers to which marked pieces are forwarded."""
+        """Process the list of receivers to which marked pieces are forwarded."""
         incoming = self._incoming.get((sender, message.root))
         if incoming is None or sender not in self.trusted:  # a stranger names nobody to whom we then speak
             return []
@@ -177,7 +177,7 @@ class Receiving:
         return effects
 
     def ask(self, sender: bytes, message: Ask) -> list[Effect]:
-        """Request the missing pieces from the receivers that the sender names: each piece from one of them."""
+        """Request each missing piece from one of the receivers that the sender names."""
         incoming = self._incoming.get((sender, message.root))
         if incoming is None or incoming.done_at is not None or sender not in self.trusted:
             return []
@@ -202,7 +202,7 @@ class Receiving:
                 incoming.done_by.add(peer)
 
     def want(self, peer: bytes, root: bytes, bitmap: int) -> list[Effect]:
-        """Serve what a peer asks for of the messages of others."""
+        """Answer a peer's request for pieces of others' messages."""
         effects: list[Effect] = []
         for incoming in self._of_root(root):
             if peer not in incoming.swap and peer not in self.trusted:
@@ -219,7 +219,7 @@ class Receiving:
         return effects
 
     def peer_piece(self, peer: bytes, data: bytes, now: float) -> list[Effect]:
-        """Take a piece from a peer. Raises DecodeError: then drop the peer."""
+        """Process a piece from a peer. Raises DecodeError: then drop the peer."""
         effects = self._place(decode_piece(data), peer, peer, now)
         if effects is None:
             return [ReportFault(peer)]
@@ -227,10 +227,10 @@ class Receiving:
         return effects
 
     def relay_piece(self, relay: bytes, publisher: bytes, data: bytes, now: float) -> list[Effect]:
-        """Take a piece that a relay says ``publisher`` gave it.
+        """Process a piece that a relay attributes to ``publisher``.
 
-        What is no true piece may be the doing of either, so they are not heard together for a while: the publisher
-        sees that nothing arrives this way, and takes another.
+        An invalid piece may be the fault of either. So pieces from this pair are ignored for a while. The
+        publisher then sees that nothing arrives this way, and uses another relay.
         """
         pair = relay, publisher
         if self._garbled.get(pair, -math.inf) > now:
@@ -247,7 +247,7 @@ class Receiving:
         return effects
 
     def _place(self, piece: Piece, peer: bytes, source: bytes, now: float) -> list[Effect] | None:
-        """Take a piece for every message that has its root; None: it is under none of them."""
+        """Add a piece to every message that has its root; return None if no root matches."""
         known = self._of_root(piece.root)
         checkable = [incoming for incoming in known if incoming.assembly.knows(piece.number)]
         if not checkable:
@@ -276,7 +276,7 @@ class Receiving:
         return [incoming for (_, known), incoming in self._incoming.items() if known == root]
 
     def _take(self, incoming: _Incoming, piece: Piece, peer: bytes, now: float) -> list[Effect]:
-        """Keep and hand on one piece. Raises PieceForged."""
+        """Keep and forward one piece. Raises PieceForged."""
         assembly, effects = incoming.assembly, list[Effect]()
         is_new = assembly.add(piece)
         if piece.is_to_forward and peer == incoming.sender and peer in self.trusted:
@@ -373,7 +373,7 @@ class Receiving:
     # -- time ------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Effect]:
-        """Report, ask and forget what is due."""
+        """Send due reports and requests, and forget expired messages."""
         parameters, effects = self._parameters, list[Effect]()
         for key, incoming in list(self._incoming.items()):
             if incoming.done_at is not None:
@@ -411,5 +411,5 @@ class Receiving:
 
 
 def _held(piece: Piece) -> int:
-    """Return what a piece holds in memory, at least."""
+    """Return the minimum memory of a piece."""
     return len(piece.data) + PIECE_BYTES_MIN

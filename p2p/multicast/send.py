@@ -1,4 +1,4 @@
-"""The sender's side of a multicast, without I/O: chooses the route of the pieces, and helps receivers that lack
+"""The sender's side of a multicast, without I/O: chooses the route of the pieces and helps receivers that lack
 some.
 """
 
@@ -44,7 +44,7 @@ from state.primitives.hashing import digest
 __all__ = ["Sending"]
 
 _SOON: Final = 0.5
-"""Part of its patience after which a receiver is helped together with one that has lost it."""
+"""Share of its patience after which a receiver is helped together with one whose patience has ended."""
 
 
 @dataclass(slots=True)
@@ -54,24 +54,25 @@ class _Receiver:
     may_wait: bool
     news_at: float
     shares: dict[bytes, int] = field(default_factory=dict)
-    """The pieces that each relay is to bring, as bits."""
+    """The pieces that each relay should deliver, as bits."""
     have: int = 0
     is_heard: bool = False
-    """Whether it has answered the announcement: nothing is uploaded for one that does not listen."""
+    """Whether it answered the announcement. Nothing is uploaded for a receiver that does not answer."""
     is_given: bool = False
-    """Whether a relay has taken a piece for it."""
+    """Whether a relay accepted a piece for it."""
     is_done: bool = False
     is_left_to_others: bool = False
-    """Whether relays serve others and not this one, who will ask those."""
+    """Whether relays serve others but not this receiver, which will request pieces from those."""
     tried: dict[bytes, int] = field(default_factory=dict)
-    """Such a one's pieces that relays bring which had failed for it: it is helped as if they would fail again."""
+    """Pieces assigned to relays that had failed for this receiver before; it is helped as if they would fail
+    again."""
     rounds: int = 0
     served: int = 0
     passed: int = 0
-    """The pieces that were handed to its connection, and of these those that it is to hand on."""
+    """The pieces given to its connection, and of these the ones that it should forward."""
     marked: int = 0
     moved_at: float = -math.inf
-    """When something was last handed to its connection, or heard of by it."""
+    """When it last got something from its connection, or reported something."""
 
 
 @dataclass(slots=True)
@@ -83,11 +84,11 @@ class _Outgoing:
     receivers: dict[bytes, _Receiver]
     began: float
     began_at: dict[bytes, float] = field(default_factory=dict)
-    """When each relay took its first piece."""
+    """When each relay accepted its first piece."""
     pardoned_s: float = 0.0
     parity: PieceSet | None = None
     loads: Counter[bytes] = field(default_factory=Counter)
-    """Pieces that each receiver was named for as one to ask."""
+    """Pieces for which each receiver was named as a source."""
     is_finished: bool = False
 
     def frame(self, number: int, *, is_to_forward: bool) -> bytes:
@@ -105,12 +106,12 @@ class _Outgoing:
 
     @property
     def everything(self) -> int:
-        """The pieces of data, as bits."""
+        """The data pieces, as bits."""
         return (1 << self.layout.count) - 1
 
     @property
     def holders_min(self) -> int:
-        """So many receivers that one of them at least is honest."""
+        """The number of receivers of which at least one is honest."""
         return sum(not receiver.may_wait for receiver in self.receivers.values()) // 3 + 1
 
     def lacks(self, receiver: _Receiver) -> int:
@@ -129,9 +130,9 @@ class Sending:
         self._counters = counters
         self._outgoing: OrderedDict[bytes, _Outgoing] = OrderedDict()
         self._shunned: OrderedDict[tuple[bytes, bytes], tuple[int, float]] = OrderedDict()
-        """(relay, receiver): failures in a row, and until when the one is not used for the other."""
+        """(relay, receiver): consecutive failures, and until when the relay is not used for the receiver."""
         self._ticked_at = math.inf
-        """When who is waited for was last looked after; infinite while nobody was."""
+        """Time of the last check of waiting receivers; infinite while there were none."""
 
     @property
     def is_active(self) -> bool:
@@ -140,7 +141,7 @@ class Sending:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody is still waited for."""
+        """Whether a receiver still waits."""
         return any(not out.is_finished for out in self._outgoing.values())
 
     def send(
@@ -153,10 +154,10 @@ class Sending:
         key: bytes,
         now: float,
     ) -> list[Effect]:
-        """Send a message to all ``members``; ``routes`` says who of them waits at which relay, preferred ones
+        """Send a message to all ``members``; ``routes`` has the receivers that wait at each relay, preferred ones
         first.
 
-        ``key`` is a fresh secret. What is in flight already is not sent again, only asked after.
+        ``key`` is a fresh secret. A message that is already in flight is not sent again; its status is requested.
         """
         if not self.is_urgent:
             self._ticked_at = now
@@ -187,7 +188,7 @@ class Sending:
         return effects
 
     def _remind(self, out: _Outgoing, members: Sequence[Member], now: float) -> list[Effect]:
-        """Announce once more: who has it says so, who has lost it (it was started again) gets it again."""
+        """Announce once more: receivers with the message report it; a receiver that restarted gets it again."""
         effects: list[Effect] = [
             SendControl(address, out.announce) for address, receiver in out.receivers.items() if receiver.is_told
         ]
@@ -214,21 +215,21 @@ class Sending:
 
     @staticmethod
     def _shares_of(relays: Sequence[bytes], numbers: int) -> dict[bytes, int]:
-        """Return who of ``relays`` brings which of these pieces."""
+        """Return which of ``relays`` delivers which of these pieces."""
         shares = dict.fromkeys(relays, 0)
         for number in numbers_of(numbers) if relays else ():
             shares[relays[number % len(relays)]] |= 1 << number
         return shares
 
     def _share_out(self, receiver: _Receiver, relays: Sequence[bytes], numbers: int) -> dict[bytes, int]:
-        """Let ``relays`` bring these pieces to a receiver, and return who brings which."""
+        """Assign these pieces for a receiver to ``relays``; return the assignment."""
         shares = self._shares_of(relays, numbers)
         for relay, share in shares.items():
             receiver.shares[relay] = receiver.shares.get(relay, 0) | share
         return shares
 
     def _give(self, out: _Outgoing, shares: Mapping[bytes, Mapping[bytes, int]], now: float) -> list[Effect]:
-        """Give relays what they are to bring to each address."""
+        """Publish the pieces assigned to each relay."""
         groups: dict[bytes, dict[int, set[bytes]]] = {}
         for address, by_relay in shares.items():
             for relay, share in by_relay.items():
@@ -242,7 +243,7 @@ class Sending:
         return effects
 
     def _choose(self, reach: Mapping[bytes, set[bytes]]) -> list[bytes]:
-        """Return the fewest relays that reach nearly all reachable receivers, and one more to share the work."""
+        """Return the fewest relays that reach nearly all reachable receivers, and one more to share the load."""
         parameters = self._parameters
         chosen: list[bytes] = []
         covered: set[bytes] = set()
@@ -261,7 +262,7 @@ class Sending:
         return chosen
 
     def published(self, root: bytes, relay: bytes, members: Collection[bytes], now: float) -> None:
-        """Note that a relay took one more piece for these: they had no reason to hear anything before."""
+        """Note that a relay accepted one more piece for these receivers; before that they could not report any."""
         out = self._outgoing.get(root)
         if out is not None:
             out.began_at.setdefault(relay, now)
@@ -281,7 +282,7 @@ class Sending:
         )
 
     def publish_failed(self, root: bytes, relay: bytes, now: float) -> list[Effect]:
-        """Note that a relay failed while publishing: its receivers are helped at once."""
+        """Note that a relay failed while publishing; its receivers are helped at once."""
         out = self._outgoing.get(root)
         if out is None:
             return []
@@ -296,7 +297,9 @@ class Sending:
     def _reroute(
         self, out: _Outgoing, failed: Mapping[bytes, Sequence[bytes]], now: float, asked: Mapping[bytes, int]
     ) -> list[Effect]:
-        """Let the other relays of each address bring what these failed to, but for what others are asked."""
+        """Assign the failed relays' pieces to the other relays of each receiver, except pieces requested from
+        other receivers.
+        """
         again: dict[bytes, dict[bytes, int]] = {}
         for address, relays in failed.items():
             receiver = out.receivers[address]
@@ -369,7 +372,7 @@ class Sending:
 
     @staticmethod
     def _held(out: _Outgoing, holders_min: int) -> int:
-        """Return the pieces that so many receivers say they have: fewer would be long in serving all who ask."""
+        """Return the pieces that enough receivers have; fewer sources would be slow."""
         holders = [r for r in out.receivers.values() if r.is_told and not r.may_wait]
         least = holders_min - sum(r.is_done for r in holders)
         if least <= 0:
@@ -378,7 +381,7 @@ class Sending:
         return sum(1 << number for number, count in counts.items() if count >= least) & out.everything
 
     def _ask(self, out: _Outgoing, address: bytes, bitmap: int) -> tuple[int, list[Effect]]:
-        """Name those to ask for these pieces, the least burdened first; return which pieces they have."""
+        """Choose sources for these pieces, the least loaded first; return the pieces of each."""
         if not bitmap:
             return 0, []
         holders = [
@@ -400,15 +403,15 @@ class Sending:
         return asked, [SendControl(address, encode_control(Ask(out.cut.root, tuple(shares.items()))))]
 
     def _under_way(self, receiver: _Receiver, now: float) -> int:
-        """Return the pieces that its connection holds; after long silence they count as lost."""
+        """Return the pieces in its connection; after long silence they count as lost."""
         if now - receiver.moved_at > self._parameters.resend_s:
             receiver.passed = receiver.marked = 0
         return receiver.passed & ~receiver.have
 
     def _stalled(self, out: _Outgoing, now: float) -> list[bytes]:
-        """Return who has heard nothing new for too long, and who waited until the others were served.
+        """Return the receivers without news for too long, and those that waited for others to be served first.
 
-        With the first come those who would follow before long: they are helped by the same upload.
+        Receivers that would follow soon are included, so that one upload helps them too.
         """
         is_first_served = all(r.is_done or r.may_wait or not r.is_told for r in out.receivers.values())
         is_held = sum(r.is_done and not r.may_wait for r in out.receivers.values()) >= out.holders_min
@@ -443,7 +446,7 @@ class Sending:
         return [address for address, used in patience.items() if used > _SOON]
 
     def _start_swap(self, out: _Outgoing, lacking_by: Mapping[bytes, int], now: float) -> list[Effect]:
-        """Give each piece that any of these lacks to one of them, unless one is being given it."""
+        """Send each piece that any of these lacks to one of them, unless it is already being sent to one."""
         members = list(lacking_by)
         lacking = under_way = 0
         for bitmap in lacking_by.values():
@@ -489,7 +492,7 @@ class Sending:
         return [self._pass(out, address, number, now) for number in numbers]
 
     def pass_failed(self, address: bytes, piece: Piece) -> None:
-        """Note that a piece did not go to a receiver's connection after all."""
+        """Note that a receiver's connection did not accept a piece."""
         _, receiver = self._find(address, piece.root)
         if receiver is not None:
             receiver.passed &= ~(1 << piece.number)
@@ -498,7 +501,7 @@ class Sending:
     # -- what receivers say ----------------------------------------------------------------------------------
 
     def peer_joined(self, address: bytes, now: float) -> list[Effect]:
-        """Take a new connection: what is in flight to this peer is announced again."""
+        """Note a new connection: messages in flight to this peer are announced again."""
         effects: list[Effect] = []
         for out in self._outgoing.values():
             receiver = out.receivers.get(address)
@@ -518,7 +521,7 @@ class Sending:
                 receiver.passed = receiver.marked = 0
 
     def have(self, peer: bytes, root: bytes, bitmap: int, now: float) -> None:
-        """Take a receiver's report."""
+        """Process a receiver's report."""
         out, receiver = self._find(peer, root)
         if out is None or receiver is None:
             return
@@ -546,7 +549,7 @@ class Sending:
         return effects + self._finish(out, now)
 
     def want(self, peer: bytes, root: bytes, bitmap: int, now: float) -> list[Effect] | None:
-        """Take a receiver's request; None: it is none of ours."""
+        """Process a receiver's request; return None if it is not for an own message."""
         out, receiver = self._find(peer, root)
         if out is None or receiver is None:
             return None
@@ -571,7 +574,7 @@ class Sending:
         return [Finished(out.layout.size_bytes, len(out.receivers), missing, now - out.began)]
 
     def tick(self, now: float) -> list[Effect]:
-        """Help the receivers that are due, and forget what is over."""
+        """Help the receivers that are due, and forget finished messages."""
         parameters, effects = self._parameters, list[Effect]()
         late_s = max(0.0, now - self._ticked_at - TICK_S)
         self._ticked_at = now if self.is_urgent else math.inf
@@ -590,10 +593,10 @@ class Sending:
 
 
 def _spare(pieces: int, members: int) -> int:
-    """Return how much parity makes up for a third of the members that hand nothing on.
+    """Return the number of parity pieces that compensates for a third of the members that forward nothing.
 
-    With n = 3f + 1 members and a sender that reaches them all, f of them may be silent: what the others were given
-    must suffice.
+    With n = 3f + 1 members and a sender that reaches them all, f of them may be silent. The pieces given to the
+    others must suffice.
     """
     silent = (members - 1) // 3
     for spare in range(PARITY_MAX + 1):

@@ -38,24 +38,24 @@ __all__ = ["KIND_MULTICAST", "KIND_PIECE", "UPLOAD_BYTES_MIN", "MulticastService
 KIND_MULTICAST: Final = 0xD8
 KIND_PIECE: Final = 0xD9
 UPLOAD_BYTES_MIN: Final = 1024 * 1024
-"""Message times receivers: what a sender would upload alone. Below, pieces cost more than they save."""
+"""Message size times receivers: the upload without relays. Below this, pieces cost more than they save."""
 RECEIVERS_MIN: Final = 3
 RECEIVERS_MAX: Final = 256
-"""What one group of a relay holds; who comes behind gets the message as it is."""
+"""Size of one group at a relay; further receivers get the message directly."""
 RELAYS_WARM_MAX: Final = 3
-"""Relays of others, at which the committee waits, to which a connection is kept."""
+"""Other nodes' relays at which the committee waits, to which connections are kept."""
 WARM_INTERVAL_S: Final = 1.0
 PUBLISH_S_MAX: Final = 5.0
-"""A relay that takes one piece no faster has failed."""
+"""A relay that takes longer to accept one piece has failed."""
 BLAME_POINTS: Final = 10.0
 RTT_UNKNOWN_S: Final = 0.1
 DELIVERIES_MAX: Final = 256
 DELIVERIES_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Of messages that wait for their handler."""
+"""Limit of messages that wait for their handler."""
 
 
 class _Peers(Protocol):
-    """What is needed of the network."""
+    """The part of the network that is used here."""
 
     identity: Identity
     counters: Counter[str]
@@ -87,7 +87,7 @@ class MulticastService:
     ) -> None:
         self.core = Multicast(network.identity.address, random=random, parameters=parameters)
         self.finished: deque[Finished] = deque(maxlen=64)
-        """How the last own messages fared."""
+        """The results of the last own messages."""
         self._network = network
         self._fanout = fanout
         self._deliver = deliver
@@ -107,9 +107,10 @@ class MulticastService:
         self, addresses: Iterable[bytes], cls: TrafficClass, kind: int, body: bytes, *,
         followers: Iterable[bytes] = (), upload_bytes_min: int = UPLOAD_BYTES_MIN,
     ) -> None:  # fmt: skip
-        """Send a message to all ``addresses``, and to ``followers`` as far as it does not delay the others.
+        """Send a message to all ``addresses``, and to ``followers`` if that does not delay the others.
 
-        A message that is small, or for few, is queued for each of them instead: below ``upload_bytes_min`` in sum.
+        A small message, or one for few receivers, is queued for each of them instead: below ``upload_bytes_min``
+        in total.
         """
         own = self._network.identity.address
         first = [address for address in dict.fromkeys(addresses) if address != own]
@@ -177,7 +178,7 @@ class MulticastService:
         return [] if record is None else [endpoint for endpoint in record.endpoints if endpoint.relay is not None]
 
     async def _keep_warm(self, fanout: Fanout) -> None:
-        """Wait at our own relays, and be ready to publish at those where most of the committee waits."""
+        """Wait at the own relays, and connect to those at which most of the committee waits."""
         while True:
             trusted = self.core.trusted = self._network.persistent
             routes = self._routes(sorted(trusted))

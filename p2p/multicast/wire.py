@@ -1,4 +1,4 @@
-"""The messages between senders and receivers of a multicast, and the effects that their cores return.
+"""The messages between senders and receivers of a multicast, and the effects of their cores.
 
 See network.md 7.4.
 """
@@ -43,7 +43,7 @@ __all__ = [
 
 TICK_S: Final = 0.02
 FORGET_S: Final = 0.5
-"""Between ticks while all that is known has arrived: there is only to forget it."""
+"""Interval of ticks when everything has arrived and only expiry is left."""
 CONTROL_BYTES_MAX: Final = 4 * 1024
 SWAP_MEMBERS_MAX: Final = 128
 ASK_SOURCES_MAX: Final = 32
@@ -54,41 +54,42 @@ MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class MulticastParameters:
-    """Times in seconds and bounds of what is in flight at once."""
+    """Times in seconds, and limits of what is in flight."""
 
     stall_s: float = 0.15
     """Silence beyond two round trips after which a receiver is helped; doubled with every round of help."""
     rtt_s_max: float = 0.5
-    """Round trips that are longer speak of a receiver that is busy, not far away."""
+    """Longer measured round trips mean a busy receiver, not a distant one."""
     standstill_s_max: float = 1.0
-    """How much of the time in which this node stood still itself is not held against receivers, in all."""
+    """How much of this node's own stall time is not counted against receivers, in total."""
     have_s: float = 0.05
-    """Least time between two reports of one receiver."""
+    """Minimum interval of one receiver's reports."""
     pull_s: float = 0.75
-    """Silence after which a receiver asks for what it lacks; doubled with every time it asks."""
+    """Silence after which a receiver requests missing pieces; doubled with every request."""
     pulls_max: int = 6
     later_s: float = 1.0
-    """How long those who may wait do so at most."""
+    """Maximum wait of receivers that may wait."""
     expiry_s: float = 15.0
-    """After this a sender and a receiver forget what is not complete."""
+    """After this time a sender and a receiver drop an incomplete message."""
     keep_s: float = 3.0
     """How long a receiver keeps the pieces of a complete message for others."""
     remember_s: float = 60.0
     relays_max: int = 3
     """Relays of one message."""
     relay_members_min: int = 2
-    """A relay that reaches fewer saves nothing."""
+    """A relay that reaches fewer receivers saves nothing."""
     relay_percent_min: int = 50
-    """A further relay takes the message once more: it has to reach so many others, in percent of those reached."""
+    """A further relay costs one more upload. It must reach this share of additional receivers, in percent of those
+    reached."""
     split_max: int = 2
-    """Relays among which pieces are shared out where one would reach everybody."""
+    """Number of relays that share the pieces even where one would reach every receiver."""
     relay_backoff_s: float = 10.0
-    """How long a relay that failed for a receiver is not used for it; doubled with every failure in a row."""
+    """How long a failed relay is not used for a receiver; doubled with every consecutive failure."""
     relay_backoff_s_max: float = 600.0
     swap_members_min: int = 3
     """Fewer receivers are served by the sender itself."""
     swap_rounds_max: int = 2
-    """Rounds of help by swap; after these the sender serves who lacks pieces itself."""
+    """Rounds of help by swap. After these the sender itself serves receivers that lack pieces."""
     outgoing_max: int = 4
     incoming_per_sender_max: int = 8
     incoming_bytes_per_sender_max: int = 20 * MIB
@@ -96,17 +97,17 @@ class MulticastParameters:
     incoming_bytes_of_untrusted_max: int = 32 * MIB
     early_bytes_per_source_max: int = 2 * MIB
     early_bytes_max: int = 16 * MIB
-    """Pieces that came before their announcement."""
+    """Pieces that arrived before their announcement."""
     early_s: float = 5.0
     remembered_max: int = 4_096
     resend_s: float = 2.0
-    """What was handed to a connection is on its way: it is not sent there again before so much silence."""
+    """A piece given to a connection is sent there again only after this much silence."""
     serves_percent_max: int = 150
-    """Pieces served to one receiver alone, in percent of those that the message has."""
+    """Pieces served to one receiver alone, in percent of the message's pieces."""
 
 
 class Announce(NamedTuple):
-    """Sender: a message of this kind comes in pieces of this shape under ``root``, sealed with ``key``."""
+    """Sender: a message of this kind comes in pieces of this layout under ``root``, sealed with ``key``."""
 
     root: bytes
     key: bytes
@@ -122,13 +123,13 @@ class Have(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Receiver: I have the message and want no more of it."""
+    """Receiver: I have the whole message."""
 
     root: bytes
 
 
 class Swap(NamedTuple):
-    """Sender: hand on what I mark to these; parity has this root (empty: there is none)."""
+    """Sender: forward the pieces that I mark to these members; parity has this root (empty: there is none)."""
 
     root: bytes
     parity_root: bytes
@@ -144,7 +145,7 @@ class Want(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Sender: these have the pieces whose bits are set; ask them, not me."""
+    """Sender: request the pieces whose bits are set from these members, not from me."""
 
     root: bytes
     sources: tuple[tuple[bytes, int], ...]
@@ -212,7 +213,7 @@ def _decode_source(value: Value) -> tuple[bytes, int]:
 
 @dataclass(frozen=True, slots=True)
 class SendControl:
-    """Send a control message to a peer, ahead of all but votes."""
+    """Send a control message to a peer, before everything but votes."""
 
     address: bytes
     data: bytes
@@ -228,7 +229,9 @@ class SendPiece:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Give a relay these pieces in order, each for its members; report ``published`` or ``publish_failed``."""
+    """Publish these pieces at a relay in order, each for its members; report ``published`` or
+    ``publish_failed``.
+    """
 
     root: bytes
     relay: bytes
@@ -237,7 +240,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """A message of ``sender`` is whole."""
+    """A message of ``sender`` is complete."""
 
     sender: bytes
     kind: int
@@ -246,14 +249,14 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class ReportFault:
-    """A peer sent what only a faulty one sends."""
+    """A peer sent data that only a faulty node sends."""
 
     address: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An own message has reached everybody, or its time is over and ``missing`` have not got it."""
+    """An own message reached every receiver, or its time is over and ``missing`` receivers lack it."""
 
     size_bytes: int
     members: int
@@ -265,7 +268,7 @@ Effect: TypeAlias = SendControl | SendPiece | Publish | Deliver | ReportFault | 
 
 
 class Member(NamedTuple):
-    """A receiver as the sender knows it; ``may_wait``: the others come first, and it hands nothing on."""
+    """A receiver from the sender's view. ``may_wait``: it is served after the others, and forwards nothing."""
 
     address: bytes
     rtt_s: float = 0.0
@@ -274,5 +277,5 @@ class Member(NamedTuple):
 
 
 def numbers_of(bitmap: int) -> list[int]:
-    """Return the numbers of the bits that are set."""
+    """Return the numbers of the set bits."""
     return [number for number in range(bitmap.bit_length()) if bitmap >> number & 1]

@@ -1,9 +1,8 @@
-"""Plans how many bulk connections run on which path to a peer, by experiments on the traffic itself; without I/O.
+"""Plans the number of bulk connections on each path to a peer, by experiments on the traffic itself; without I/O.
 
-A plan says how many bulk connections run on which path. One change at a time is tried: a path more or less,
-connections doubled or halved. The total that arrived decides whether the change stays. So no byte is sent only to
-measure, a path that shares its bottleneck with another is not counted twice, and a stuck flow is noticed because
-one more connection beside it raises the total.
+One change at a time is tried: one path more or less, or twice or half the connections. The total received rate
+decides whether the change stays. So no bytes are sent only to measure. Paths that share a bottleneck are not
+counted twice. A stuck flow is noticed because one more connection raises the total.
 """
 
 from __future__ import annotations
@@ -19,54 +18,53 @@ from p2p.path.paths import Path, PathTable, hops_of, shares_hop
 __all__ = ["BulkPlanner", "Plan"]
 
 Plan = Mapping[Path, int]
-"""Bulk connections by path; a path without bulk connections is not in it."""
+"""Number of bulk connections by path; paths without any are absent."""
 
 _ALIKE: Final = 1.5
-"""Rates of two paths that shared a line in one window differ by less than this where the paths are as good."""
+"""Paths that shared a line in one window count as equal if their rates differ by less than this."""
 
 _Name = tuple[str, Path]
-"""What a move does, and to which path."""
+"""The type of a change, and its path."""
 _INVERSE: Final = {"drop": "path", "path": "drop", "double": "halve", "halve": "double", "swap": "swap"}
 
 
 @dataclass(slots=True)
 class _Trial:
-    """A plan that is being measured against the one before."""
+    """A plan that is measured against the previous one."""
 
     name: _Name
     before: dict[Path, int]
     rate_wanted: float
-    """What must arrive for it to stay."""
+    """The rate required for the change to stay."""
     rates: list[float] = field(default_factory=list)
-    """What did arrive, by window."""
+    """The received rates, by window."""
     after: dict[Path, int] | None = None
-    """What the plan will be once the way that shall be left has been squeezed; None: it is that plan already."""
+    """The final plan, after the abandoned path was throttled; None: the current one."""
     usual: float = 0.0
-    """What arrived before, ..."""
+    """The rate before, ..."""
     part: float = 0.0
-    """... that way's part of it, ..."""
+    """... that path's share of it, ..."""
     step: int = 0
-    """... and how far it is squeezed."""
+    """... and its current throttling."""
 
 
 @dataclass(slots=True)
 class _Window:
-    """What arrived since a plan settled."""
+    """Bytes received since a plan settled."""
 
     since: float
     is_open: bool = False
-    """Whether what arrives is counted: the tick that began before ``since`` is not of it."""
+    """Whether arrivals are counted: not those of the tick that began before ``since``."""
     opens_until: float = 0.0
-    """Until when it begins anew where bulk connections of the plan are not open."""
+    """Until when the window restarts while bulk connections of the plan are not open."""
     carried: dict[Path, int] = field(default_factory=dict)
 
 
 class BulkPlanner:
-    """How many bulk connections on which path, for one peer. Call ``tick`` every quarter of a second while bulk
-    waits.
+    """The number of bulk connections on each path to one peer.
 
-    ``plan`` is what should be running; the caller opens and closes bulk connections towards it and reports with
-    ``lost`` what breaks. It is never empty while a path is ready.
+    Call ``tick`` every quarter of a second while bulk waits. ``plan`` is the target; the caller opens and closes
+    bulk connections to match it, and reports lost ones with ``lost``. It is never empty while a path is ready.
     """
 
     def __init__(self, table: PathTable, *, is_paced: bool = False) -> None:
@@ -75,7 +73,7 @@ class BulkPlanner:
         """Whether single flows fill their line; see ``PathParameters.paced_patience_s``."""
         self.plan: dict[Path, int] = {}
         self.caps: dict[Path, float] = {}
-        """Bytes a second that a way of the plan may carry at most while it is being left."""
+        """Rate limit in bytes per second of a path that is being abandoned."""
         self._trial: _Trial | None = None
         self._window: _Window | None = None
         self._tried: set[_Name] = set()
@@ -87,15 +85,15 @@ class BulkPlanner:
         self._has_raced = False
         self._grain_bytes = 0
         self._losing: Counter[Path] = Counter()
-        """In how many windows in a row a path brought next to nothing."""
+        """Consecutive windows in which a path carried almost nothing."""
 
     @property
     def connections(self) -> int:
-        """How many bulk connections the plan has."""
+        """The number of bulk connections in the plan."""
         return sum(self.plan.values())
 
     def start(self, waiting_bytes: int, now: float) -> None:
-        """Make a plan where there is none, for so much waiting bulk."""
+        """Make a plan for this much waiting bulk, if there is none."""
         parameters = self.table.parameters
         best = self.table.best_bulk(now)
         if self.plan or best is None:
@@ -107,28 +105,27 @@ class BulkPlanner:
         self._tried.clear()
 
     def _racers(self, best: Path, now: float) -> list[Path]:
-        """Return the paths to try side by side, one of each length first: two relays are much alike."""
+        """Return the paths to try in parallel, one of each length first: paths of one length are often similar."""
         self._has_raced = True
         ready = [path for path in self.table.order(now) if self.table.is_ready(path, now)]
         firsts = {hops_of(path): path for path in reversed(ready)}
         return list(dict.fromkeys([best, *firsts.values(), *ready]))[: self.table.parameters.race_paths_max]
 
     def stop(self) -> None:
-        """Forget the plan: nothing waits any more and the bulk connections are closed. What was learnt of paths
-        stays."""
+        """Drop the plan: nothing waits and the bulk connections are closed. Measurements of paths are kept."""
         self.plan, self.caps = {}, {}
         self._trial = self._window = self._busy_since = self._last_rate = None
         self._has_raced = False
 
     def lost(self, path: Path, now: float) -> None:
-        """Take a path that broke out of the plan, at once."""
+        """Remove a broken path from the plan at once."""
         self.table.failed(path, now)
         self._drop_path(path, now)
 
     def suspected(self, path: Path, now: float) -> bool:
-        """Add another path for one on which nothing moves at the moment; whether there is one to add.
+        """Add another path beside a stalled one; return whether there is one to add.
 
-        If that one moves again, both are measured like any other plan.
+        If the stalled path recovers, both are measured like any other plan.
         """
         self.table.suspected(path, now)
         if path not in self.plan or any(not shares_hop(other, path) for other in self.plan):
@@ -156,11 +153,11 @@ class BulkPlanner:
         self._change(left, now)
 
     def tick(self, carried: Mapping[Path, int], waiting_bytes: int, now: float, *, grain_bytes: int = 0) -> None:
-        """Take in the bytes that arrived since the last tick, by path with open bulk connections; change the plan
-        in time.
+        """Process the bytes received since the last tick, by path with open bulk connections; change the plan when
+        due.
 
-        Where nothing waits all along, what arrives is what was asked for and says nothing about paths. It is
-        counted in whole messages of ``grain_bytes``: of few of them a rate cannot be told.
+        If bulk does not wait all the time, the rate is limited by the sender and says nothing about paths. Bytes
+        are counted in whole messages of ``grain_bytes``, so a rate needs several of them.
         """
         parameters = self.table.parameters
         self._grain_bytes = grain_bytes
@@ -204,7 +201,7 @@ class BulkPlanner:
         self._judge(rates, now)
 
     def _race_late(self, waiting_bytes: int, now: float) -> None:
-        """Race where a transfer that began as a little bulk has turned out to be more."""
+        """Try paths in parallel if a small transfer has turned out to be larger."""
         parameters = self.table.parameters
         waited_s = now - (self._busy_since or now)
         if self._has_raced or self._trial is not None or len(self.plan) > 1:
@@ -218,7 +215,7 @@ class BulkPlanner:
                 self._change(dict.fromkeys(racers, 1), now)
 
     def _is_hopeless(self, window: _Window, took_s: float) -> bool:
-        """Whether the first window of a trial need not be waited for."""
+        """Whether the first window of a trial can be skipped."""
         trial, parameters = self._trial, self.table.parameters
         if trial is None or trial.rates or trial.after is not None or took_s < parameters.hopeless_s:
             return False
@@ -282,12 +279,12 @@ class BulkPlanner:
             self._change(plan, now)
 
     def _squeeze(self, trial: _Trial, now: float) -> None:
-        """Let a way that may be left carry less and less, so that the others grow into its part before it goes."""
+        """Throttle an abandoned path step by step, so that the others take over its share before it is closed."""
         self.caps = {trial.name[1]: trial.part * self.table.parameters.squeeze_percent[trial.step] / 100}
         self._window = _Window(now + self.table.parameters.settle_s)
 
     def _squeezed(self, trial: _Trial, total: float, now: float) -> None:
-        """Squeeze on, or let go where the others have not made up for it."""
+        """Continue throttling, or keep the path if the others have not compensated."""
         steps = self.table.parameters.squeeze_percent
         cut = trial.part * (100 - steps[trial.step]) / 100
         if trial.usual - total > max(cut / 4, trial.usual - trial.rate_wanted):
@@ -306,7 +303,9 @@ class BulkPlanner:
             self._change(after, now)
 
     def _leave_losers(self, rates: dict[Path, float], now: float) -> bool:
-        """Take out what brings next to nothing, as a race does on a congested route; whether anything was."""
+        """Remove paths that carry almost nothing, as after a race on a congested route; return whether there were
+        any.
+        """
         floor = sum(rates.values()) * self.table.parameters.drop_loss_percent / 100
         self._losing = Counter({path: self._losing[path] + 1 for path, rate in rates.items() if rate < floor})
         losers = [path for path, times in self._losing.items() if times >= self.table.parameters.loser_windows]
@@ -317,7 +316,7 @@ class BulkPlanner:
         return True
 
     def _gain_percent(self, name: _Name, rates: dict[Path, float]) -> float:
-        """Return by how much of itself the sum must grow for a move to stay."""
+        """Return the relative growth of the total that a change needs to stay."""
         parameters = self.table.parameters
         kind, path = name
         match kind:
@@ -331,7 +330,9 @@ class BulkPlanner:
                 return -parameters.drop_loss_percent
 
     def _next_move(self, rates: dict[Path, float], now: float) -> tuple[_Name, dict[Path, int]] | None:
-        """Return a change that was not tried on this plan: less first (it costs nothing to keep), then more."""
+        """Return a change that was not tried on this plan: reductions first (they cost nothing), then
+        additions.
+        """
         parameters = self.table.parameters
         plan = self.plan
         moves: list[tuple[_Name, dict[Path, int]]] = []

@@ -1,12 +1,10 @@
-"""Finds out where others can dial this node, by asking peers to dial back.
+"""Finds out where others can dial this node, by asking peers to dial back. See network.md 8.3.
 
-See network.md 8.3.
-
-The request names a port only. The asked peer dials that port at the host from which the asker's own connection
-comes, and names that host in its answer. So nobody can be made to dial a third host, no price is needed, and a
-node that listens on all addresses learns its address. The dialling stops after the second handshake message, which
-proves whose listener answered. Peers of two networks must agree before an endpoint counts as public or closed. Of
-a learnt endpoint, only peers whose connections this node saw arrive are believed.
+The request names a port only. The asked peer dials that port at the host from which the requester's connection
+comes, and names that host in its answer. So no peer can be made to dial a third host, requests need no payment,
+and a node that listens on all addresses learns its address. The dialling stops after the second handshake message,
+which proves whose listener answered. Peers of two networks must agree before an endpoint counts as public or
+closed. For a learnt endpoint, only peers whose connections this node saw arrive are believed.
 """
 
 from __future__ import annotations
@@ -43,33 +41,33 @@ __all__ = ["METHOD_DIAL_BACK", "SOURCE_LISTEN", "DialBack", "DialBackOptions"]
 
 METHOD_DIAL_BACK: Final = "dial back"
 SOURCE_LISTEN: Final = "listen"
-"""Under which the network advertises what it listens on."""
+"""The source name under which the network advertises its listening addresses."""
 _READ_BYTES: Final = 4_096
 _QUESTION_BYTES_MAX: Final = 8
 _LEARNT_MAX: Final = 4
-"""Hosts of ours that peers told us, and that are asked about."""
+"""Own hosts reported by peers, about which others are asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialBackOptions:
-    """Limits of asking and of being asked; times in seconds."""
+    """Limits of sending and answering requests; times in seconds."""
 
     networks_min: int = 2
-    """So many networks must say the same."""
+    """This many networks must agree."""
     ask_every_s: float = 900.0
     said_s: float = 3_600.0
-    """How long a network's word counts: it may be gone, and the port closed since."""
+    """How long a network's answer counts: the port may be closed later."""
     ask_again_s: float = 5.0
-    """Between looks for somebody who may be asked, while the verdict is open."""
+    """Interval of attempts to find a peer to ask, while the status is unknown."""
     timeout_s: float = 5.0
     per_peer_s: float = 60.0
     in_all_per_s: float = 1.0
     dials_max: int = 4
-    """Dials for others in flight at once."""
+    """Concurrent dials for others."""
 
 
 class _Network(Protocol):
-    """What is needed of the network."""
+    """The part of the network that is used here."""
 
     identity: Identity
 
@@ -96,7 +94,7 @@ class _Network(Protocol):
 
 
 class DialBack:
-    """Asks peers to dial this node, and dials the peers that ask.
+    """Asks peers to dial this node, and dials for peers that ask.
 
     It is an acceptor of the network: an endpoint found closed is not advertised until it is found open again.
     """
@@ -118,7 +116,7 @@ class DialBack:
         self._votes: dict[Endpoint, DialBackResults] = {}
         self._told: dict[Endpoint, EndpointStatus] = {}
         self._asked_at: dict[tuple[int, str], tuple[float, float]] = {}
-        """When a network was asked about a port, and how long it is left alone then."""
+        """When a network was asked about a port, and the pause before it is asked again."""
         self._moved = trio.Event()
         self._dials = 0
         self._per_peer = RateLimiter(per_s=1 / self._options.per_peer_s, burst=2)
@@ -130,13 +128,13 @@ class DialBack:
         network.on_request(METHOD_DIAL_BACK, self._serve)
 
     def verdict(self, endpoint: Endpoint) -> EndpointStatus:
-        """Return what is known of an own endpoint."""
+        """Return the status of an own endpoint."""
         votes = self._votes.get(endpoint)
         return EndpointStatus.UNKNOWN if votes is None else votes.verdict
 
     @property
     def verdicts(self) -> dict[Endpoint, EndpointStatus]:
-        """What is known of the own endpoints, configured and learnt."""
+        """The status of the own endpoints, configured and learnt."""
         own = dict.fromkeys((*self._own.direct, *self._votes))
         return {endpoint: self.verdict(endpoint) for endpoint in own}
 
@@ -153,7 +151,7 @@ class DialBack:
     # -- asking ----------------------------------------------------------------------------------------------
 
     async def run(self, acceptance: Acceptance) -> None:
-        """Ask, soon after the start and from time to time, until cancelled."""
+        """Ask soon after the start, then periodically, until cancelled."""
         options, network = self._options, self._own
         self._acceptance = acceptance
         while True:
@@ -172,7 +170,7 @@ class DialBack:
                 await trio.sleep(options.ask_again_s)  # they must be reached first, over other connections
 
     def _forget_old(self, before: float) -> None:
-        """Forget old answers: the networks are asked again, and peers of many networks come and go."""
+        """Drop old answers; the networks are asked again."""
         for endpoint, votes in list(self._votes.items()):
             votes.forget(before)
             if not votes.said and endpoint not in self._own.direct:
@@ -180,7 +178,10 @@ class DialBack:
         self._asked_at = {key: asked for key, asked in self._asked_at.items() if asked[0] >= before}
 
     def roamed(self, _gone: frozenset[str]) -> None:
-        """Forget where others saw this node: its address has changed. They are asked again as they come back."""
+        """Forget the observed own hosts after a change of address.
+
+        Networks are asked again when their peers reconnect.
+        """
         if self._network is None:
             return
         self._votes = {e: votes for e, votes in self._votes.items() if e in self._network.direct}
@@ -191,7 +192,7 @@ class DialBack:
         self._moved.set()
 
     async def _ask_about(self, port: int) -> None:
-        """Ask one peer of each network, until enough have spoken; each again after a while, and ever later."""
+        """Ask one peer of each network until enough have answered; each again later, at growing intervals."""
         network = self._own
         options, now = self._options, trio.current_time()
         asked: set[str] = set()
@@ -226,7 +227,7 @@ class DialBack:
         self._tell()
 
     def _heard(self, port: int, group: str, answer: DialBackAnswer, *, is_seen: bool) -> None:
-        """Count an answer for each endpoint that it speaks of; ``is_seen``: a connection came from there."""
+        """Count an answer for each endpoint that it concerns; ``is_seen``: a connection from that host arrived."""
         network, now = self._own, trio.current_time()
         for endpoint in network.direct:
             if endpoint.port != port:
@@ -253,7 +254,7 @@ class DialBack:
         return self._votes.setdefault(endpoint, DialBackResults(self._options.networks_min))
 
     def _tell(self) -> None:
-        """Log and advertise what has changed."""
+        """Log and advertise changes."""
         verdicts = self.verdicts
         known: dict[Endpoint, EndpointStatus] = {
             endpoint: verdict for endpoint, verdict in verdicts.items() if verdict is not EndpointStatus.UNKNOWN

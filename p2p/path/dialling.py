@@ -23,11 +23,11 @@ from state.primitives.errors import DekubeError
 __all__ = ["DialState", "Dialling", "PathMaker"]
 
 EXPECTED_ERRORS: Final = (OSError, ValueError, DekubeError, trio.BrokenResourceError, trio.ClosedResourceError)
-"""ValueError: a stranger's host name that cannot be encoded."""
+"""ValueError: a host name from another node that cannot be encoded."""
 _ENDPOINTS_MAX: Final = 8
 
 PathMaker = Callable[[bytes, "tuple[Endpoint, ...]"], Iterable[Endpoint]]
-"""Makes more paths to an address out of those that are known, for example through a relay of our own."""
+"""Makes additional paths to an address from the known ones, for example through an own relay."""
 HandshakeRunner = Callable[[trio.abc.Stream, Purpose, "bytes | None"], Awaitable["Session | None"]]
 
 
@@ -42,7 +42,7 @@ class DialState:
     delay_s: float = 0.0
     next_at: float = 0.0
     found: bytes | None = None
-    """Who answered at an endpoint without an address."""
+    """The address that answered at an endpoint without a known address."""
 
     def is_open(self, now: float) -> bool:
         """Whether it may be dialled now."""
@@ -51,7 +51,7 @@ class DialState:
     def ended(
         self, now: float, *, is_settled: bool, limit_s: float, limits: NetworkLimits, random: RandomSource
     ) -> None:
-        """Note the end of an attempt or of its connection; after a short one the next attempt waits."""
+        """Note the end of an attempt or of its connection; after a short one the next attempt is delayed."""
         self.is_dialling = False
         self.delay_s = 0.0 if is_settled else min(max(2 * self.delay_s, limits.redial_min_s), limit_s)
         self.next_at = now + self.delay_s * random.uniform(0.75, 1.25)
@@ -81,7 +81,7 @@ class Dialling:
         self._makers: list[PathMaker] = []
 
     def on_paths(self, maker: PathMaker) -> None:
-        """Ask ``maker`` for more paths whenever those to an address are looked up."""
+        """Call ``maker`` for additional paths whenever those to an address are looked up."""
         self._makers.append(maker)
 
     def state_of(self, address: bytes) -> DialState:
@@ -89,13 +89,13 @@ class Dialling:
         return self.states.setdefault(address, DialState(address))
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
-        """Add an endpoint of an address, as the caller knows it; peer records add more."""
+        """Add a caller's endpoint of an address; peer records add more."""
         state = self.state_of(address)
         if endpoint not in state.endpoints:
             state.endpoints = (endpoint, *state.endpoints)[:_ENDPOINTS_MAX]
 
     def forget(self, count_max: int, now: float) -> None:
-        """Drop states that hold nothing but an old back-off, if there are more than ``count_max``."""
+        """Drop states that contain only an old back-off, if there are more than ``count_max``."""
         if len(self.states) <= count_max:
             return
         for key, state in list(self.states.items()):
@@ -103,7 +103,7 @@ class Dialling:
                 del self.states[key]
 
     def table(self, address: bytes) -> PathTable:
-        """Return the paths to an address as they are known now."""
+        """Return the currently known paths to an address."""
         table = self.paths.table(address)
         known = self._known(self.states.get(address) or DialState(address))
         # What is avoided is dialled in need, by ``endpoints_of``, and is no choice.
@@ -116,7 +116,7 @@ class Dialling:
         return table
 
     def endpoints_of(self, state: DialState) -> list[Endpoint]:
-        """Return the endpoints to try, the best first; without measurements direct ones come before relays."""
+        """Return the endpoints to try, best first. Without measurements, direct ones come before relays."""
         if state.target is None:
             return self._known(state)
         ordered = self.table(state.target).order(trio.current_time())
@@ -125,7 +125,7 @@ class Dialling:
         return list(dict.fromkeys(found + avoided))
 
     def is_avoided(self, endpoint: Endpoint) -> bool:
-        """Whether a path is to be taken only if there is no other."""
+        """Whether a path should be used only if there is no other."""
         dialer = self._dialers.get(endpoint.scheme)
         return isinstance(dialer, AvoidingDialer) and dialer.is_avoided(endpoint)
 

@@ -20,7 +20,7 @@ ANSWER_BYTES_MAX: Final = 64
 
 
 class EndpointStatus(Enum):
-    """What is known of an own endpoint."""
+    """The status of an own endpoint."""
 
     UNKNOWN = "unknown"
     PUBLIC = "public"
@@ -29,7 +29,7 @@ class EndpointStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DialBackAnswer:
-    """Which host was dialled, and whether this node's listener answered there."""
+    """The dialled host, and whether this node's listener answered there."""
 
     host: str
     is_reached: bool
@@ -40,7 +40,7 @@ class DialBackAnswer:
 
     @classmethod
     def decode(cls, data: bytes) -> DialBackAnswer:
-        """Return it from its canonical bytes. Raises DecodeError."""
+        """Return the answer of its canonical bytes. Raises DecodeError."""
         match decode(data, limit_bytes=ANSWER_BYTES_MAX):
             case [str(host), 0 | 1 as is_reached]:
                 answer = cls(plain_address(host) or "", bool(is_reached))
@@ -52,7 +52,7 @@ class DialBackAnswer:
 
 
 def plain_address(host: str | None) -> str | None:
-    """Return the one spelling of an IP address, or None for anything else."""
+    """Return the canonical text of an IP address, or None for anything else."""
     try:
         address = ip_address((host or "").partition("%")[0])
     except ValueError:
@@ -62,25 +62,28 @@ def plain_address(host: str | None) -> str | None:
 
 @dataclass(slots=True)
 class DialBackResults:
-    """What networks answered about one endpoint; the newest answer of each network counts."""
+    """The answers of networks about one endpoint; the newest answer of each network counts."""
 
     networks_min: int
     said: dict[str, bool] = field(default_factory=dict)
     said_at: dict[str, float] = field(default_factory=dict)
 
     def add(self, network: str, is_reached: bool, now: float = 0.0) -> None:
-        """Take in an answer."""
+        """Add an answer."""
         self.said[network], self.said_at[network] = is_reached, now
 
     def forget(self, before: float) -> None:
-        """Drop the answers that were given before that time."""
+        """Drop the answers before that time."""
         for network in [network for network, at in self.said_at.items() if at < before]:
             del self.said_at[network]
             self.said.pop(network, None)
 
     @property
     def verdict(self) -> EndpointStatus:
-        """Enough yes make it public, whatever others say: their way may be bad. Nothing but no closes it."""
+        """Enough positive answers make it public, regardless of negative ones, whose paths may be bad.
+
+        Only unanimous negative answers make it closed.
+        """
         yes = sum(self.said.values())
         if yes >= self.networks_min:
             return EndpointStatus.PUBLIC

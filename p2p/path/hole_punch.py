@@ -1,16 +1,16 @@
-"""Direct connections between two nodes behind NAT: TCP simultaneous open.
-
-See network.md 8.2.
+"""Direct connections between two nodes behind NAT, by TCP simultaneous open. See network.md 8.2.
 
 The two nodes are already connected through a relay. Each opens connections from one local port to two *observers*
-(relays, and peers that it dialled directly), which tell the address at which they see it. If both see the same
+(relays, and peers that it dialled directly), which report the address at which they see it. If both see the same
 address, the NAT keeps one mapping for all destinations, and the peer may use that address too. The nodes exchange
-the observed addresses, and at one agreed moment each dials the other from that port: each NAT takes the other's
-packet for an answer to its own. If two observers disagree, others are asked, for one may lie. If no two see the
-same address, the NAT is symmetric, and nothing is tried.
+the observed addresses. At one agreed moment each dials the other from that port, so each NAT takes the other's
+packet for an answer to its own.
 
-``HolePuncher`` is a transport like any other (``p2p.base.transport``): a dialer of the scheme ``punch`` and an
-acceptor. The handshake runs inside, so a lying observer or peer can waste an attempt and nothing more.
+If two observers disagree, others are asked, because one may lie. If no two see the same address, the NAT is
+symmetric, and nothing is tried.
+
+``HolePuncher`` is a transport (``p2p.base.transport``): a dialer of the scheme ``punch`` and an acceptor. The
+handshake runs inside, so a lying observer or peer can only waste an attempt.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ __all__ = [
 
 METHOD_PUNCH: Final = "punch"
 PUNCHED: Final = Endpoint("", 0, is_punched=True)
-"""The path to any peer by way of punching."""
+"""The path to any peer by hole punching."""
 _MESSAGE_BYTES_MAX: Final = 128
 _ATTEMPT_BYTES: Final = 16
 _ANY: Final = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}  # noqa: S104 - whichever leads to the peer
 _REDIAL_S: Final = 0.1
-"""Often enough to meet the peer, too seldom to trouble whoever was named in its place."""
+"""Interval of dials: short enough to meet the peer, long enough not to burden a host named in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +62,29 @@ class HolePunchOptions:
 
     observe_s_max: float = 3.0
     tries: int = 3
-    """Of the simultaneous dial, within one attempt."""
+    """Tries of the simultaneous dial in one attempt."""
     try_s: float = 1.5
-    """How long one of them goes on: a packet lost on the way is sent again by the kernel after one second."""
+    """Duration of one try: the kernel retransmits a lost packet after one second."""
     request_s_max: float = 5.0
     attempts_max: int = 8
-    """Attempts that others may have in flight here."""
+    """Concurrent attempts of others."""
     per_peer_s: float = 10.0
-    """A peer may ask for one attempt in so many seconds (a burst of two)."""
+    """Minimum interval of one peer's attempts (burst of two)."""
     in_all_per_s: float = 2.0
     observers_max: int = 4
-    """That answer and are asked: the first two that agree are believed."""
+    """Observers that are asked; the first two that agree are believed."""
     symmetric_s: float = 600.0
-    """How long a NAT is not asked again in which no two of three observers or more saw the same, ..."""
+    """Pause after which a NAT is asked again if three or more observers all saw different addresses, ..."""
     contradicted_s: float = 60.0
-    """... and where there were two only: one of them may have lied."""
+    """... and the pause if there were only two: one of them may have lied."""
     look_s: float = 5.0
-    """Between two looks for peers that are reached through a relay."""
+    """Interval of searches for peers that are reached through a relay."""
     settled_s: float = 5.0
-    """A peer younger than this is left alone: many go soon."""
+    """Minimum age of such a peer: many disconnect soon."""
     again_s: float = 600.0
-    """After an attempt with a peer, whatever came of it."""
+    """Pause after an attempt with a peer, successful or not."""
     turn_s: float = 30.0
-    """How long the end with the higher address leaves the attempt to the other one."""
+    """How long the end with the higher address leaves the attempt to the other end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class PunchMessage:
 
 
 class _Network(Protocol):
-    """What punching needs of the network: a question to a peer that is connected, over whatever path."""
+    """The part of the network that is used here."""
 
     identity: Identity
 
@@ -135,7 +135,7 @@ LookUp = Callable[[str, socket.AddressFamily], Awaitable[list[str]]]
 
 
 class _Port:
-    """One local port, kept open towards the observers while the attempt lasts."""
+    """One local port, with connections to the observers while the attempt lasts."""
 
     def __init__(self, family: socket.AddressFamily) -> None:
         self.family = family
@@ -152,7 +152,7 @@ class _Port:
         return made
 
     async def bound(self) -> trio.socket.SocketType:
-        """Return a new socket that is bound to this port; the first one chooses it."""
+        """Return a new socket bound to this port; the first one chooses the port."""
         made = self.socket()
         try:
             await made.bind((_ANY[self.family], self.number))
@@ -163,7 +163,7 @@ class _Port:
         return made
 
     async def observe(self, observer: Endpoint, look_up: LookUp) -> ObservedAddress:
-        """Ask one observer; the connection stays open, and with it the mapping. Raises OSError, DecodeError."""
+        """Ask one observer; the connection stays open and keeps the mapping. Raises OSError, DecodeError."""
         sock = await self.bound()
         self._held.append(sock)
         found = await look_up(observer.host, self.family)
@@ -196,11 +196,11 @@ class _Ready:
 
 
 class HolePuncher:
-    """The scheme ``punch``: dials peers that are connected through a relay, and answers when they dial.
+    """The scheme ``punch``: dials peers that are connected through a relay, and answers their attempts.
 
     ``observers`` returns public endpoints that answer ``OBSERVE_PREAMBLE``; at least two are needed. While it
-    runs, it moves peers that are reached through relays only to direct connections, where that succeeds.
-    Measurements decide whether they stay there, as for any path.
+    runs, it moves relayed peers to direct connections if that succeeds. Measurements decide whether they stay
+    there, as for any path.
     """
 
     def __init__(
@@ -217,15 +217,15 @@ class HolePuncher:
         self._acceptance: Acceptance | None = None
         self._nursery: trio.Nursery | None = None
         self._ready: dict[tuple[bytes, bytes], _Ready] = {}
-        """Attempts of others, by who asked and its number, that wait for the word to dial."""
+        """Prepared attempts of others, by peer and number, that wait for the start message."""
         self._answering = 0
         self._per_peer = RateLimiter(per_s=1 / self._options.per_peer_s, burst=2)
         self._in_all = RateLimiter(per_s=self._options.in_all_per_s, burst=4)
         self._symmetric_until = -inf
         self._contradicted: dict[Endpoint, float] = {}
-        """Observers who saw other than two that agreed, and until when they are asked last."""
+        """Observers that contradicted two agreeing ones, and until when they are asked last."""
         self._next: dict[bytes, float] = {}
-        """When to try a peer of ours."""
+        """When to try a peer."""
         self.attempts = 0
         self.successes = 0
 
@@ -241,7 +241,7 @@ class HolePuncher:
         return len(self._observers()) >= 2 and trio.current_time() >= self._symmetric_until
 
     async def run(self, acceptance: Acceptance) -> None:
-        """Answer attempts of others and make own ones, until cancelled."""
+        """Answer others' attempts and make own ones, until cancelled."""
         self._acceptance = acceptance
         try:
             async with trio.open_nursery() as nursery:
@@ -257,7 +257,7 @@ class HolePuncher:
     # -- whom to dial ----------------------------------------------------------------------------------------
 
     def _ways(self, target: bytes, known: tuple[Endpoint, ...]) -> Iterable[Endpoint]:
-        """Offer the punched path to a peer that is connected, and only through a relay or punched already."""
+        """Offer the punched path to a peer that is connected only through a relay or by hole punching."""
         info = self._network.peer(target) if self._network is not None else None
         if info is None or any(not endpoint.hops for endpoint in known):
             return ()
@@ -265,7 +265,7 @@ class HolePuncher:
         return (PUNCHED,) if is_there or (info.is_attached and self.can_try) else ()
 
     async def _upgrade(self, network: _Network) -> None:
-        """Try one attempt with each peer whose turn it is, one after the other."""
+        """Try one attempt with each peer that is due, one after the other."""
         options, now = self._options, trio.current_time()
         relayed = [info for info in network.peers() if info.remote.startswith("relay:") and info.is_attached]
         self._next = {info.address: self._next[info.address] for info in relayed if info.address in self._next}
@@ -328,7 +328,7 @@ class HolePuncher:
         )
 
     async def _open(self) -> tuple[_Port, ObservedAddress]:
-        """Return a port and how it is seen. Raises PunchFailed where observers disagree or too few answer."""
+        """Return a port and its observed address. Raises PunchFailed if observers disagree or too few answer."""
         if not self.can_try:
             raise PunchFailed("fewer than two observers, or a symmetric NAT")
         families = [socket.AF_INET, socket.AF_INET6]
@@ -355,7 +355,9 @@ class HolePuncher:
     async def _see(
         self, port: _Port, reasons: list[str]
     ) -> tuple[dict[Endpoint, ObservedAddress], ObservedAddress | None]:
-        """Return how observers see a port, and as what two of them agree to; ``reasons`` is why others do not."""
+        """Return the addresses that observers see, and the one on which two agree; ``reasons`` has the failures of
+        others.
+        """
         seen: dict[Endpoint, ObservedAddress] = {}
         found: ObservedAddress | None = None
         for observer in self._in_turn():
@@ -372,7 +374,7 @@ class HolePuncher:
         return seen, found
 
     def _in_turn(self) -> list[Endpoint]:
-        """Return the observers, last those that others have contradicted."""
+        """Return the observers; those that others contradicted come last."""
         now = trio.current_time()
         self._contradicted = {observer: until for observer, until in self._contradicted.items() if until > now}
         return sorted(self._observers(), key=lambda observer: observer in self._contradicted)
@@ -440,9 +442,9 @@ class HolePuncher:
 
 
 def _checked(theirs: ObservedAddress, own: ObservedAddress) -> ObservedAddress:
-    """Return the peer's address if dialling it harms nobody. Raises DecodeError.
+    """Return the peer's address if dialling it is harmless. Raises DecodeError.
 
-    Whoever is named gets a few packets, so the inside of this network is nobody's to name from outside of it.
+    The named host gets a few packets. So others may not name hosts inside this node's private network.
     """
     if theirs.host.version != own.host.version:
         raise DecodeError("the peer's address has another IP version")
@@ -454,7 +456,7 @@ def _checked(theirs: ObservedAddress, own: ObservedAddress) -> ObservedAddress:
 
 
 async def _dial_until(port: _Port, theirs: ObservedAddress, deadline: float) -> trio.SocketStream | None:
-    """Dial from the port, and listen on it too (a peer without NAT between may be the faster one)."""
+    """Dial from the port, and listen on it too: a peer without NAT may be faster."""
     result: trio.SocketStream | None = None
 
     async with trio.open_nursery() as nursery:
