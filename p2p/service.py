@@ -55,18 +55,18 @@ __all__ = [
 ]
 
 _DIALLED_MAX: Final = 4
-"""Peers that are named as observers."""
+"""Maximum number of peers named as observers."""
 
 
 class MessageDelivery:
-    """Hands a message that came in pieces to the handler of its kind, as if its sender had sent it whole."""
+    """Passes a message that arrived in pieces to the handler of its kind, as if its sender had sent it whole."""
 
     def __init__(self, handlers: Mapping[int, MessageHandler], roster: Roster) -> None:
         self._handlers = handlers
         self._roster = roster
 
     async def deliver(self, sender: bytes, kind: int, body: bytes) -> None:
-        """Await the handler; an error that would end the peer of a whole message ends this one's."""
+        """Await the handler. An error that would end the peer of a whole message ends this message's sender."""
         handler = self._handlers.get(kind)
         if handler is None:
             return
@@ -77,7 +77,7 @@ class MessageDelivery:
 
 
 class Network:
-    """The peers of one node. Register handlers, then ``run``; everything else may be called while it runs."""
+    """The peers of one node. Register handlers, then ``run``. All other methods may be called while it runs."""
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ class Network:
         self.counters: Counter[str] = Counter()
         """Events by name since the start, for metrics."""
         self.bound: tuple[tuple[str, int], ...] = ()
-        """Where this node listens, once ``run`` has started."""
+        """The listening addresses, once ``run`` has started."""
         self.direct: tuple[Endpoint, ...] = ()
         """Own endpoints that others can dial, as configured, once ``run`` has started."""
         self.open_ports: tuple[int, ...] = ()
-        """Ports that listen on all addresses, where the configuration does not say which others can dial."""
+        """Ports that listen on all addresses, without configured endpoints."""
         self.congestion_control = ""
-        """What the kernel granted on the listening sockets."""
+        """The kernel's congestion control on the listening sockets."""
         self.started = trio.Event()
         self.is_running = False
         """Whether streams can be accepted and peers dialled."""
@@ -123,16 +123,16 @@ class Network:
         self._peers = parts.roster.peers
         self._outbox = parts.outbox
         self.memory = parts.memory
-        """What peers' messages being received hold."""
+        """Memory of messages being received from peers."""
         self.bans = parts.roster.bans
-        """Addresses that are kept away, and for how long."""
+        """Banned addresses, with the remaining time."""
         self.on_request(METHOD_PEERS, parts.records.serve)
         self.on_gossip(TOPIC_RECORD, parts.records.validate, payload_bytes_max=RECORD_BYTES_MAX, earns=False)
         deliver = MessageDelivery(parts.handlers, parts.roster).deliver
         self.multicasts = MulticastService(
             self, fanout, deliver=deliver, random=random, log=log, parameters=config.multicast
         )
-        """One message to many; use ``multicast``."""
+        """A message to many receivers; use ``multicast``."""
         self.blobs: BlobStore | None = None
         if config.blob_dir is not None:
             self.blobs = BlobStore(config.blob_dir, budget_bytes=config.blob_budget_bytes)
@@ -148,8 +148,8 @@ class Network:
     def on_message(self, kind: int, handler: MessageHandler) -> None:
         """Call ``await handler(peer address, body)`` for every message of a kind (below 0xE0).
 
-        The peer's next message, its pings included, waits for it: hand long work over to a task of your own, or
-        the peer is taken for silent. A ProtocolError that it raises drops the peer.
+        The peer's next message, including its pings, waits for the handler. Start a task for long work, or the
+        peer counts as silent. A ProtocolError in the handler drops the peer.
         """
         assert 0 <= kind < RESERVED_KIND_MIN and kind not in self.parts.handlers
         self.parts.handlers[kind] = handler
@@ -166,8 +166,8 @@ class Network:
     ) -> None:
         """Join a topic; ``await validator(peer address, payload)`` returns the verdict.
 
-        ``earns``: whether valid payloads of it credit the peer that brought them first (``p2p.peers.eviction``).
-        Not for topics in which anybody can create valid payloads at will.
+        ``earns``: whether valid payloads credit the peer that delivered them first (``p2p.peers.eviction``). Not
+        for topics in which anybody can create valid payloads at will.
         """
         self.on_gossip_batch(topic, one_by_one(validator), payload_bytes_max=payload_bytes_max, earns=earns)
 
@@ -178,15 +178,15 @@ class Network:
         self.parts.gossip.subscribe(topic, validator, payload_bytes_max=payload_bytes_max, earns=earns)
 
     def on_peer(self, watcher: PeerWatcher) -> None:
-        """Call ``watcher(address, True)`` when a peer comes and ``watcher(address, False)`` when it goes."""
+        """Call ``watcher(address, True)`` when a peer connects and ``watcher(address, False)`` when it leaves."""
         self.parts.roster.watch(watcher)
 
     # -- messages --------------------------------------------------------------------------------------------
 
     def send(self, address: bytes, cls: TrafficClass, kind: int, body: bytes) -> bool:
-        """Queue a message; whether it was taken. Being taken is no promise of arrival.
+        """Queue a message; return whether it was accepted. Acceptance does not guarantee delivery.
 
-        Where there is no connection one is dialled, and the message waits a few seconds for it.
+        Without a connection one is dialled, and the message waits a few seconds for it.
         """
         assert 0 <= kind < RESERVED_KIND_MIN
         peer = self._peers.get(address)
@@ -198,9 +198,10 @@ class Network:
         return self._outbox.post(address, cls, kind, body, trio.current_time())
 
     async def send_when_room(self, address: bytes, cls: TrafficClass, kind: int, body: bytes) -> None:
-        """Queue a message for a connected peer as soon as its class has room, so that a sender of much is paced.
+        """Queue a message for a connected peer as soon as its class has room, so that bulk senders are slowed
+        down.
 
-        Raises PeerUnreachable where there is no connection, or when it ends first.
+        Raises PeerUnreachable if there is no connection, or it ends first.
         """
         peer = self._peers.get(address)
         if peer is None:
@@ -208,7 +209,7 @@ class Network:
         await peer.queue_when_room(cls, kind, body)
 
     def broadcast(self, addresses: Iterable[bytes], cls: TrafficClass, kind: int, body: bytes) -> int:
-        """Queue a message for each of these addresses but our own; return how many took it."""
+        """Queue a message for each of these addresses except the own one; return how many accepted it."""
         own = self.identity.address
         return sum(self.send(address, cls, kind, body) for address in addresses if address != own)
 
@@ -221,18 +222,18 @@ class Network:
         *,
         followers: Iterable[bytes] = (),
     ) -> None:
-        """Send a message to each of these addresses but our own, through relays and other receivers where that
-        pays.
+        """Send a message to each of these addresses except the own one, through relays and other receivers if
+        useful.
 
-        To them it is as if this node had sent it directly. ``followers`` get it too, where that delays no other
-        receiver. After some seconds without success a receiver is given up.
+        Receivers see it as sent directly by this node. ``followers`` get it too, if that delays no other receiver.
+        After some seconds without success a receiver is given up.
         """
         self.multicasts.send(addresses, cls, kind, body, followers=followers)
 
     async def request(
         self, address: bytes, method: str, body: bytes, *, timeout_s: float = 10.0, limit_bytes: int = 1024 * 1024
     ) -> bytes:
-        """Return a peer's answer, dialling it if need be.
+        """Return a peer's answer; dial it if needed.
 
         Raises PeerUnreachable, RequestTimeout, RequestRefused (whose text is the peer's code).
         """
@@ -262,8 +263,8 @@ class Network:
     ) -> Path:
         """Return the file of a blob, fetched from any of the ``sources`` (addresses) that have it.
 
-        What was fetched before, also by an earlier run, is kept. ``progress(pieces here, pieces in all)``.
-        A blob of more than ``limit_bytes`` is not fetched. Raises BlobUnavailable, StoreError.
+        Pieces of earlier fetches are kept, also from earlier runs. ``progress(pieces here, pieces in total)``. A
+        blob of more than ``limit_bytes`` is not fetched. Raises BlobUnavailable, StoreError.
         """
         assert self.blobs is not None, "no blob_dir configured"
         return await self._transfer.fetch(blob_id, sources, progress, limit_bytes)
@@ -275,26 +276,26 @@ class Network:
         return [peer.info(score=self.parts.gossip.core.score(address)) for address, peer in self._peers.items()]
 
     def peer(self, address: bytes) -> PeerInfo | None:
-        """Return the connection to an address, where there is one."""
+        """Return the connection to an address, if there is one."""
         peer = self._peers.get(address)
         return None if peer is None else peer.info(score=self.parts.gossip.core.score(address))
 
     def connection_stats(self, address: bytes) -> list[ConnectionStats]:
-        """Return what is known of each connection of a peer, the control connection first."""
+        """Return the figures of each connection of a peer, the control connection first."""
         peer = self._peers.get(address)
         return [] if peer is None else peer.connection_stats()
 
     async def move(self, address: bytes, endpoint: Endpoint) -> bool:
-        """Migrate the control traffic of a peer to another path; return whether it did. Nothing is lost."""
+        """Migrate the control traffic of a peer to another path; return whether it did. No message is lost."""
         peer = self._peers.get(address)
         return peer is not None and await self.parts.path_selection.move(peer, endpoint)
 
     def leave(self, relay: Endpoint) -> None:
-        """Move what runs through this relay to other paths; the present connections carry it until then."""
+        """Move everything that uses this relay to other paths; the current connections carry it until then."""
         self.parts.path_selection.leave(relay)
 
     def on_paths(self, maker: PathMaker) -> None:
-        """Ask ``maker(address, endpoints known)`` for more paths to an address whenever they are looked up."""
+        """Call ``maker(address, known endpoints)`` for additional paths to an address at each lookup."""
         self.parts.dialling.on_paths(maker)
 
     def on_roam(self, watcher: Callable[[frozenset[str]], None]) -> None:
@@ -302,11 +303,11 @@ class Network:
         self.parts.path_selection.roam_watchers.append(watcher)
 
     def is_connected(self, address: bytes) -> bool:
-        """Whether there is a peer of this address, also while it changes its connection."""
+        """Whether this address is a peer, also while it changes its connection."""
         return address in self._peers
 
     async def wait_peers(self, count: int) -> None:
-        """Wait until at least so many peers are connected."""
+        """Wait until at least this many peers are connected."""
         await self.parts.roster.wait_peers(count)
 
     @property
@@ -317,32 +318,32 @@ class Network:
     def set_persistent(self, addresses: Iterable[bytes], *, kept: int | None = None) -> None:
         """Set the addresses to which connections are always kept (the committee); they have reserved slots.
 
-        ``kept`` is for a node outside the committee: it keeps a connection to so many of them, drawn at random. If
-        every node dialled all of them, those outside would fill the slots of each.
+        ``kept`` is for a node outside the committee: it keeps connections to this many of them, drawn at random.
+        If every node dialled all of them, outside nodes would fill their slots.
         """
         self.parts.roster.want(addresses, kept=kept)
         self.parts.outbound.wake()
 
     def on_bonded(self, is_bonded: Callable[[bytes], bool]) -> None:
-        """Ask ``is_bonded(address)`` whether an address has locked a bond.
+        """Use ``is_bonded(address)`` to tell whether an address has locked a bond.
 
-        Among the peers that one relay brings, each bonded one counts as a block of its own.
+        Among the peers of one relay, each bonded one counts as a block of its own.
         """
         self.parts.admission.is_bonded = is_bonded
 
     def add_endpoint(self, address: bytes, endpoint: Endpoint) -> None:
-        """Add an endpoint of an address, as the caller knows it; its records add more."""
+        """Add a caller's endpoint of an address; its records add more."""
         self.connector.dial_policy.name(endpoint.host)
         self.parts.dialling.add_endpoint(address, endpoint)
 
     @property
     def dialled(self) -> tuple[Endpoint, ...]:
-        """Endpoints of connected peers that were dialled directly: they can serve as observers."""
+        """Endpoints of connected peers that were dialled directly; they can serve as observers."""
         found = (peer.control.endpoint for peer in self._peers.values() if peer.control is not None)
         return tuple(dict.fromkeys(e for e in found if e is not None and e.scheme == "tcp"))[:_DIALLED_MAX]
 
     def record(self, address: bytes) -> PeerRecord | None:
-        """Return the newest record known of an address, our own included."""
+        """Return the newest known record of an address, including the own one."""
         return self.parts.records.own if address == self.identity.address else self.parts.book.get(address)
 
     def records(self) -> list[PeerRecord]:
@@ -350,16 +351,16 @@ class Network:
         return list(self.parts.book.records())
 
     def ban(self, address: bytes, reason: str, *, ban_s: float | None = None) -> None:
-        """Drop a peer and keep it away for ``ban_s``; None: as long as the limits say."""
+        """Drop a peer and ban it for ``ban_s``; None: the default of the limits."""
         self.parts.roster.ban(address, reason, ban_s=ban_s)
 
     def connect(self, address: bytes, endpoint: Endpoint) -> None:
-        """Dial an address at an endpoint now, whatever its back-off says."""
+        """Dial an address at an endpoint now, regardless of its back-off."""
         self.add_endpoint(address, endpoint)
         self.parts.outbound.retry_until_connected(address)
 
     def disconnect(self, address: bytes, reason: str) -> bool:
-        """End the connection to a peer; tell whether there was one."""
+        """End the connection to a peer; return whether there was one."""
         return self.parts.roster.close(address, reason)
 
     def arrived_at(self, host: str) -> float:
@@ -367,11 +368,11 @@ class Network:
         return self.parts.inbound.handshake_limits.arrived_at(host)
 
     def penalise(self, address: bytes, points: float) -> None:
-        """Take points from a peer for what the node found out about it; enough of them drop or ban it."""
+        """Take points from a peer for a fault that the node found; enough of them drop or ban it."""
         self.parts.gossip.penalise(address, points)
 
     def credit(self, address: bytes) -> None:
-        """Note that a peer was useful just now: by work that was verified and is not free."""
+        """Note that a peer was useful just now, by verified work that costs effort."""
         self.parts.roster.credit(address)
 
     def accept(self, stream: trio.abc.Stream, remote: str) -> None:
@@ -384,7 +385,7 @@ class Network:
             self.parts.records.sign()
 
     def renew(self, identity: Identity) -> None:
-        """Go on under a newer certificate of the same address; new handshakes use it."""
+        """Use a newer certificate of the same address for new handshakes."""
         assert identity.address == self.identity.address
         self.identity = identity
         if self.started.is_set():
@@ -393,7 +394,7 @@ class Network:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen, dial, carry; until cancelled. Raises ConfigError when a listening address cannot be had."""
+        """Listen, dial and serve until cancelled. Raises ConfigError if a listening address is not available."""
         parts = self.parts
         await parts.records.load()
         listening = await listen(self.config.listen, self.config.advertised())
@@ -401,9 +402,9 @@ class Network:
         self.direct, self.open_ports = listening.own.direct, listening.own.open_ports
         parts.records.advertise("listen", self.direct)
         if self.bound:
-            self._log("network listens", congestion_control=self.congestion_control)
+            self._log("the network listens", congestion_control=self.congestion_control)
             for note in kernel_notes():
-                self._log("kernel setting", note=note)
+                self._log("a kernel setting differs from the advice in docs/operations.md", note=note)
         try:
             async with trio.open_nursery() as nursery:
                 self.is_running = True

@@ -1,10 +1,9 @@
-"""What is known of the paths to a peer, and which path the control connection takes; without I/O.
+"""Measurements of the paths to a peer, and the choice of the control connection's path; without I/O. See
+network.md 4.6.
 
-See network.md 4.6.
-
-A *path* is an ``Endpoint``: direct, through the peer's relay, or through an own relay to the peer's. Where this
-node knows no path, it uses an offered path of the peer, by its number (``p2p.session.path_offers``). Control and
-bulk choose separately: control takes the shortest round trip, bulk the highest rate (``p2p.path.bulk_plan``).
+A *path* is an ``Endpoint``: direct, through the peer's relay, or through an own relay to the peer's. If this node
+knows no path, it uses one that the peer offers, by its number (``p2p.session.path_offers``). Control and bulk
+choose separately: control uses the shortest round trip, bulk the highest rate (``p2p.path.bulk_plan``).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Path = Endpoint | OfferedPath
 _EWMA: Final = 0.25
 """Weight of a new sample of a round trip, ..."""
 _EWMA_DOWN: Final = 0.75
-"""... and of one that is shorter: what load has added, here or there, goes with it."""
+"""... and of a shorter one, which shows that a delay by load has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,85 +32,86 @@ class PathParameters:
     """When to change a path; times in seconds, thresholds in percent."""
 
     paths_max: int = 12
-    """Candidates kept for one peer; those offered first stay."""
+    """Paths kept for one peer; those offered first stay."""
     switch_gain_percent: int = 25
-    """By how much another control path must be better, ..."""
+    """How much better another control path must be, ..."""
     switch_samples: int = 3
-    """... and in how many samples in a row, before control moves."""
+    """... and in how many consecutive samples, before control moves."""
     loss_weight: int = 20
-    """How many losses in a hundred double what a way's round trip counts for control: a hundred over this. ..."""
+    """Control counts a path's round trip as longer if it loses packets: its loss ratio times this factor is added.
+    ..."""
     loss_prior: int = 100
-    """... It takes so many segments to be believed by half, ..."""
+    """... Number of segments after which half of a measured loss ratio counts, ..."""
     loss_half_life_s: float = 300.0
-    """... is forgotten by half in this time, ..."""
+    """... half-life of loss counts, ..."""
     loss_factor_max: float = 2.0
-    """... and never makes a way longer than this; one that fell silent is counted so for ``silence_s_max``."""
+    """... and maximum factor. A path that fell silent counts with it for ``silence_s_max``."""
     rtt_age_s: float = 90.0
-    """Round trips measured longer ago are forgotten."""
+    """Older round trips are dropped."""
     rate_age_s: float = 600.0
-    """How long the rate that a path once reached is believed."""
+    """How long a path's best rate counts."""
     backoff_s_min: float = 0.5
     backoff_s_max: float = 60.0
     suspect_s: float = 3.0
-    """How long a path whose connection is suspected is left: longer than it takes to know."""
+    """How long a path with a suspected connection is avoided: longer than the suspicion takes to confirm."""
     silence_s_min: float = 30.0
-    """How long a path that took what was sent and brought nothing back is left, doubling each time, ..."""
+    """How long a path that accepted data and delivered nothing is avoided, doubled each time, ..."""
     silence_s_max: float = 600.0
-    """... up to this; so long after the last time it counts as the first again."""
+    """... up to this. After this time without a failure the doubling starts again."""
     probe_interval_s: float = 20.0
-    """How often another path's round trip is taken for control, by a handshake and no more, ..."""
+    """Interval of handshakes that only measure another path's round trip for control, ..."""
     probe_rtt_s_min: float = 0.02
-    """... unless control is as quick as this, ..."""
+    """... unless the control path's round trip is at most this, ..."""
     probe_age_s: float = 60.0
-    """... and of paths that were measured no longer ago than this, none."""
+    """... and only for paths whose measurement is older than this."""
     handshake_age_s: float = 15.0
-    """The round trip of a handshake says nothing beside one that was taken so short a time ago by what travels."""
+    """A handshake's round trip is ignored if traffic on the path was measured within this time."""
     race_paths_max: int = 3
-    """Paths tried side by side when nothing is known of any."""
+    """Paths tried in parallel without any measurements."""
     race_bytes_min: int = 1024 * 1024
-    """Less waiting bulk than this goes out on the best path known: a race would cost more than it finds, ..."""
+    """Less waiting bulk than this uses the best known path: a race would cost more than it gains, ..."""
     race_patience_s: float = 1.0
-    """... unless bulk has waited for so long: then there is more of it than once waited, or the path is bad."""
+    """... unless bulk has waited this long: then there is more to come, or the path is bad."""
     open_patience_s: float = 4.0
-    """How long a plan is not measured because bulk connections of it are not open yet."""
+    """How long a plan is not measured because its bulk connections are not open yet."""
     settle_s: float = 0.5
-    """After a change of plan what arrives says nothing: flows begin slowly and others make room slowly."""
+    """Pause after a change of plan before it is measured: flows start slowly and others adapt slowly."""
     window_s: float = 1.0
-    """How long a plan is measured, at least; and four round trips, ..."""
+    """Minimum measuring time of a plan; four round trips are added, ..."""
     window_s_max: float = 2.0
-    """... but no longer: the round trips of a path that is filled beyond its rate say nothing of the others."""
+    """... up to this: round trips of an overfilled path say nothing about the others."""
     window_grains: int = 12
-    """On a slow line a window is as long as so many messages take, ..."""
+    """On a slow line a window lasts this many messages, ..."""
     slow_window_s_max: float = 10.0
-    """... but no longer: of two messages more or less nobody can tell which way is the better one."""
+    """... but at most this many."""
     loser_windows: int = 2
-    """A path with less than ``drop_loss_percent`` of the sum in so many windows is left without a trial."""
+    """A path with less than ``drop_loss_percent`` of the total in this many windows is dropped without a trial."""
     add_gain_percent: int = 15
-    """By how much the sum must grow for more bulk connections or one more path to stay."""
+    """Required growth of the total to keep more bulk connections or one more path."""
     drop_loss_percent: int = 5
-    """How much of the sum may be missing for a path or bulk connections that were taken away to stay away."""
+    """Allowed loss of the total to keep a reduction."""
     unclear_percent: int = 10
-    """A trial that ends so near to what it had to bring is measured for another window, ..."""
+    """A trial whose result is this near to its threshold is measured for another window, ..."""
     trial_windows_max: int = 3
-    """... until there are so many."""
+    """... up to this many windows."""
     hopeless_percent: int = 85
-    """A trial that brings less than so much of what it had to ..."""
+    """A trial that reaches less than this share of its threshold ..."""
     hopeless_s: float = 0.3
-    """... is given up so long after it settled: each second of it is lost."""
+    """... is cancelled this long after it settled: it wastes capacity."""
     squeeze_percent: tuple[int, ...] = (70, 40, 15)
-    """A way that shall be left carries so much of what it did, bit by bit, before it goes: a paced flow beside it
-    needs two dozen round trips to double, and half of the line would lie idle meanwhile."""
+    """A path to be dropped is first throttled step by step to this share of its rate. A paced flow beside it needs
+    two dozen round trips to double, and half of the line would be idle meanwhile."""
     hold_s: float = 20.0
-    """Between two rounds of trials when the last one found nothing better."""
+    """Interval of rounds of trials after one without an improvement."""
     hold_s_max: float = 160.0
     connections_max: int = 16
     paced_patience_s: float = 30.0
-    """Where the kernel paces flows (BBR) one bulk connection fills a line, and a second one only fills its queue,
-    behind which votes wait: more bulk connections are tried for the rare flow that sticks, and so late ..."""
+    """With kernel pacing (BBR) one bulk connection fills a line, and a second one fills only its queue, which
+    delays votes. More bulk connections are tried only after this time, for the rare stuck flow, ..."""
     stuck_percent: int = 80
-    """... and again within ``rate_age_s`` only where a path carries less than this of what it once did."""
+    """... and again within ``rate_age_s`` only if a path carries less than this share of its best rate."""
     steady_windows_max: int = 5
-    """Windows that are waited for the sum to stand still: what flows gain as they begin is no move's merit."""
+    """Windows to wait for a stable total: the start-up growth of flows is not an effect of the change."""
 
     def __post_init__(self) -> None:
         assert 0 < self.drop_loss_percent < self.add_gain_percent < 100
@@ -120,23 +120,23 @@ class PathParameters:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one path."""
+    """Measurements of one path."""
 
     rank: int
     guess_s: float | None = None
     rtt_s: float | None = None
     rtt_at: float = 0.0
     rate: float | None = None
-    """Bytes a second that it carried when it carried alone, as far as that was ever seen."""
+    """Bytes per second that it carried alone, if ever measured."""
     rate_at: float = 0.0
     best_rate: float = 0.0
     best_at: float = -inf
     doubled_at: float = -inf
     """When more bulk connections were last tried on it."""
     lost: float = 0.0
-    """Segments of control connections that were sent again, ..."""
+    """Retransmitted segments of control connections, ..."""
     sent: float = 0.0
-    """... of so many, both fading."""
+    """... and sent segments; both decay."""
     sent_at: float = 0.0
     failures: int = 0
     next_at: float = 0.0
@@ -148,17 +148,17 @@ class _Known:
 
     @property
     def ready_at(self) -> float:
-        """When its pause ends."""
+        """End of its pause."""
         return max(self.next_at, self.silent_until)
 
 
 def hops_of(path: Path) -> int:
-    """Return how many relays a path crosses: relays are paid, so of two equal paths the shorter one is taken."""
+    """Return the number of relays on a path. Relays are paid, so of two equal paths the one with fewer is used."""
     return len(path.hops)
 
 
 def shares_hop(one: Path, other: Path) -> bool:
-    """Whether two paths are known to use the same relay, or to be both direct to one host."""
+    """Whether two paths use the same relay, or are both direct to one host."""
     if one == other:
         return True
     if isinstance(one, OfferedPath) or isinstance(other, OfferedPath):
@@ -176,7 +176,7 @@ class _Better:
     since: float
     samples: int = 0
     asked_at: float = -inf
-    """When its round trip was last taken again, or was to be."""
+    """When its round trip was last measured again, or that was attempted."""
 
 
 class PathTable:
@@ -186,10 +186,10 @@ class PathTable:
         self.parameters = parameters or PathParameters()
         self._known: dict[Path, _Known] = {}
         self._better: _Better | None = None
-        """The path that is better than the present one, and in how many samples in a row."""
+        """The path that is better than the current one, and in how many consecutive samples."""
 
     def offer(self, paths: Iterable[Path]) -> None:
-        """Set the candidate paths, the likeliest first; measurements of those that stay are kept."""
+        """Set the available paths, the most likely first; measurements of paths that stay are kept."""
         offered = list(dict.fromkeys(paths))[: self.parameters.paths_max]
         self._known = {path: self._known.get(path) or _Known(rank) for rank, path in enumerate(offered)}
         for rank, path in enumerate(offered):
@@ -197,12 +197,11 @@ class PathTable:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The candidates, in the order in which they were offered."""
+        """The available paths in the order of the offer."""
         return tuple(self._known)
 
     def guessed_rtt(self, path: Path, rtt_s: float | None) -> None:
-        """Note what others say of a path's round trip: of paths as long as it, which is tried first, until one is
-        measured."""
+        """Note a round trip that others report. It only orders paths of equal length until one is measured."""
         known = self._known.get(path)
         if known is not None:
             known.guess_s = rtt_s
@@ -210,7 +209,7 @@ class PathTable:
     # -- what is learnt --------------------------------------------------------------------------------------
 
     def measured_rtt(self, path: Path, rtt_s: float, now: float) -> None:
-        """Note a round trip taken on the path itself: a shorter one counts soon, a longer one by and by."""
+        """Note a round trip measured on the path. A shorter one counts quickly, a longer one gradually."""
         known = self._known.get(path)
         if known is None or rtt_s < 0:
             return
@@ -221,14 +220,17 @@ class PathTable:
         known.rtt_at = now
 
     def shook_hands(self, path: Path, took_s: float, now: float) -> None:
-        """Note a handshake on a path: one round trip and some work, so it counts where nothing young is known."""
+        """Note the time of a handshake on a path.
+
+        It includes processing, so it counts only without a recent round trip.
+        """
         known = self._known.get(path)
         is_old = known is not None and now - known.rtt_at > self.parameters.handshake_age_s
         if self.rtt_s(path, now) is None or is_old or self._is_asked(path):
             self.measured_rtt(path, took_s, now)
 
     def measured_loss(self, path: Path, lost: int, sent: int, now: float) -> None:
-        """Note that of so many segments of a control connection these had to be sent again."""
+        """Note how many of a control connection's segments were retransmitted."""
         known = self._known.get(path)
         if known is not None and 0 <= lost <= sent and sent:
             kept = self._loss_kept(known, now)
@@ -238,7 +240,7 @@ class PathTable:
         return float(0.5 ** (max(now - known.sent_at, 0.0) / self.parameters.loss_half_life_s))
 
     def measured_rate(self, path: Path, bytes_per_s: float, now: float) -> None:
-        """Note what a path carried while it alone was filled."""
+        """Note the rate of a path while it alone was filled."""
         known = self._known.get(path)
         if known is not None and bytes_per_s >= 0:
             known.rate, known.rate_at = bytes_per_s, now
@@ -252,7 +254,7 @@ class PathTable:
             known.doubled_at = now
 
     def may_be_stuck(self, path: Path, bytes_per_s: float, now: float) -> bool:
-        """Whether more bulk connections are worth a try on a path where one should be enough."""
+        """Whether to try more bulk connections on a path where one should be enough."""
         known = self._known.get(path)
         if known is None or now - known.doubled_at > self.parameters.rate_age_s:
             return True
@@ -269,13 +271,16 @@ class PathTable:
         known.rtt_s, known.rate = None, None
 
     def suspected(self, path: Path, now: float) -> None:
-        """Note that a path brings nothing at the moment: nothing new is put on it for a while."""
+        """Note that a path delivers nothing now; it is not used for new connections for a while."""
         known = self._known.get(path)
         if known is not None:
             known.next_at = max(known.next_at, now + self.parameters.suspect_s)
 
     def fell_silent(self, path: Path, now: float) -> None:
-        """Note that a path took what was sent and brought nothing: that it can be opened speaks not for it."""
+        """Note that a path accepted data and delivered nothing.
+
+        That it can be opened no longer counts in its favour.
+        """
         known = self._known.get(path)
         if known is None:
             return
@@ -289,9 +294,9 @@ class PathTable:
         known.rtt_s, known.rate = None, None
 
     def to_probe(self, current: Path, now: float) -> Path | None:
-        """Return the path whose round trip should be taken now, if any: control moves only to what is known.
+        """Return the path whose round trip should be measured now, if any: control moves only to measured paths.
 
-        Each path has its turn; where only votes go, nothing else would ever measure one.
+        The paths take turns. With votes as the only traffic, nothing else would measure the others.
         """
         parameters = self.parameters
         here = self.rtt_s(current, now)
@@ -328,23 +333,24 @@ class PathTable:
             known.failures, known.next_at, known.has_worked = 0, 0.0, True
 
     def has_worked(self, path: Path) -> bool:
-        """Whether a path was ever opened, so that the peer is known to be at its other end."""
+        """Whether a path was ever opened, so that it is known to lead to the peer."""
         known = self._known.get(path)
         return known is not None and known.has_worked
 
     # -- what follows from it --------------------------------------------------------------------------------
 
     def rtt_s(self, path: Path, now: float) -> float | None:
-        """Return the round trip of a path, where something young enough is known of it."""
+        """Return the round trip of a path, if measured recently."""
         known = self._known.get(path)
         if known is None or known.rtt_s is None or now - known.rtt_at > self.parameters.rtt_age_s:
             return None
         return known.rtt_s
 
     def length_s(self, path: Path, now: float) -> float | None:
-        """Return the round trip of a path as it counts for control: longer where packets get lost, or all did.
+        """Return the round trip of a path as it counts for control, longer if packets get lost or the path fell
+        silent.
 
-        What is lost comes a retransmission later, and a committee waits for its slower votes.
+        A lost packet arrives one retransmission later, and a committee waits for its slower votes.
         """
         rtt_s = self.rtt_s(path, now)
         if rtt_s is None:
@@ -357,21 +363,22 @@ class PathTable:
         return rtt_s * (most if is_silent else min(1 + parameters.loss_weight * share, most))
 
     def rate(self, path: Path, now: float) -> float | None:
-        """Return the bytes a second that a path is believed to carry."""
+        """Return the estimated rate of a path in bytes per second."""
         known = self._known.get(path)
         if known is None or known.rate is None or now - known.rate_at > self.parameters.rate_age_s:
             return None
         return known.rate
 
     def is_ready(self, path: Path, now: float) -> bool:
-        """Whether a path is a candidate and not in its pause after a failure."""
+        """Whether a path is available and not paused after a failure."""
         known = self._known.get(path)
         return known is not None and known.ready_at <= now
 
     def order(self, now: float) -> list[Path]:
-        """Return the paths as control should dial them: ready ones first, then by round trip, then as offered.
+        """Return the paths in the order for dialling control: ready ones first, then by round trip, then as
+        offered.
 
-        Of those of which nothing was measured the shorter come first, and of equals those of which good is said.
+        Of paths without measurements the shorter ones come first, and of equal ones those with better reports.
         """
 
         def cost(item: tuple[Path, _Known]) -> tuple[float, float, int, float, int]:
@@ -385,10 +392,11 @@ class PathTable:
         return [path for path, _known in sorted(self._known.items(), key=cost)]
 
     def better_control(self, current: Path, now: float) -> Path | None:
-        """Take one sample; return the path that control should move to, once it has been better often enough.
+        """Process one sample; return the path to which control should move, once it was better in enough samples.
 
-        A path whose round trip is not known is never moved to: the move itself costs a handshake. Nor is one that
-        was quick at another time: what makes this one slow, a busy machine or a full line, may slow both.
+        Control never moves to a path without a measured round trip, because the move costs a handshake. Nor to one
+        that was fast only at another time: what slows the current path, a busy machine or a full line, may slow
+        both.
         """
         here = self.length_s(current, now)
         lengths = (
@@ -410,7 +418,7 @@ class PathTable:
         return better.path
 
     def _is_asked(self, path: Path) -> bool:
-        """Whether a path seems better for control, and its round trip is yet to be taken again."""
+        """Whether a path seems better for control and its round trip must be measured again."""
         return self._better is not None and self._better.path == path and not self._is_confirmed(self._better)
 
     def _is_confirmed(self, better: _Better) -> bool:
@@ -418,7 +426,7 @@ class PathTable:
         return known is not None and known.rtt_at >= better.since
 
     def best_bulk(self, now: float) -> Path | None:
-        """Return the path for a little bulk: the fastest known, else the one that control would take."""
+        """Return the path for a little bulk: the fastest known, else the one for control."""
         ready = [path for path in self.order(now) if self.is_ready(path, now)]
         if not ready:
             return None
@@ -431,7 +439,7 @@ class PathTable:
 
 
 class PathTables:
-    """The tables of many peers; the least recently used one is forgotten, so memory is bounded."""
+    """The tables of many peers; the least recently used one is dropped, so memory is bounded."""
 
     def __init__(self, parameters: PathParameters | None = None, *, peers_max: int = 1_024) -> None:
         self.parameters = parameters or PathParameters()
@@ -439,7 +447,7 @@ class PathTables:
         self._tables: OrderedDict[bytes, PathTable] = OrderedDict()
 
     def table(self, peer: bytes) -> PathTable:
-        """Return the table of a peer, made on first use."""
+        """Return the table of a peer, created on first use."""
         table = self._tables.pop(peer, None) or PathTable(self.parameters)
         self._tables[peer] = table
         if len(self._tables) > self._peers_max:

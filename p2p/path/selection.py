@@ -35,9 +35,9 @@ from state.primitives.token_bucket import RateLimiter
 __all__ = ["PathSelection"]
 
 _PROBES_MAX: Final = 4
-"""Handshakes at once that only take a round trip."""
+"""Concurrent handshakes that only measure a round trip."""
 _PROBES_PER_S: Final = 1.0
-"""Over all peers: where ways lead is what their records say, and those may be anybody's."""
+"""For all peers together: paths come from the peers' own records."""
 
 
 class PathSelection:
@@ -63,23 +63,23 @@ class PathSelection:
         self._own_hosts = own_hosts
         self._nursery: trio.Nursery | None = None
         self.roam_watchers: list[Callable[[frozenset[str]], None]] = []
-        """Who is told which addresses this machine has no more."""
+        """Watchers of this machine's lost addresses."""
         self._planners: dict[Peer, BulkPlanner] = {}
         self._opening: Counter[tuple[Peer, Endpoint]] = Counter()
         self._offered: dict[Peer, PathTable] = {}
-        """What is known of the paths that peers have to us."""
+        """The peers' paths to this node, as they offer them."""
         self._asked: dict[Peer, tuple[dict[int, int], float]] = {}
-        """What was last asked of them, and when."""
+        """The last request to each peer, and its time."""
         self._numbers: dict[Peer, PathNumbers] = {}
-        """The ways that we have to those who ask."""
+        """The own paths offered to peers on request."""
         self._moved_from: dict[Peer, Connection] = {}
-        """The connection that was left for a quicker one, until that has been measured."""
+        """The connection that was left for a faster one, until that is measured."""
         self._is_voting = False
-        """Whether messages of class consensus were sent to anybody of late."""
+        """Whether consensus messages were recently sent to any peer."""
         self._probing = 0
         self._probes = RateLimiter(per_s=_PROBES_PER_S, burst=_PROBES_MAX)
         self._granted: Counter[tuple[Peer, Endpoint]] = Counter()
-        """Bulk connections that others asked for, from their dial to their end."""
+        """Bulk connections that peers requested, from the dial to their end."""
         self._answers = RateLimiter(per_s=limits.bulk_requests_per_s, burst=4)
         self._new_paths = RateLimiter(per_s=limits.bulk_new_paths_per_s, burst=limits.bulk_new_paths_burst)
         self._new_paths_sum = RateLimiter(per_s=limits.bulk_new_paths_sum_per_s, burst=limits.peers_out_target)
@@ -97,7 +97,7 @@ class PathSelection:
     # -- the control connection ------------------------------------------------------------------------------
 
     def find_path(self, peer: Peer) -> None:
-        """Open another connection for a peer that lost its own or is silent on it."""
+        """Open another connection for a peer that lost its connection or receives nothing on it."""
         if self._nursery is not None and not peer.is_finding_path:
             peer.is_finding_path = True
             self._nursery.start_soon(self._seek, peer)
@@ -135,7 +135,7 @@ class PathSelection:
             self._dialling.table(peer.address).fell_silent(connection.endpoint, trio.current_time())
 
     def leave(self, relay: Endpoint) -> None:
-        """Move everything that runs through a relay, which is about to end, to other paths."""
+        """Move everything that uses a relay that is about to end to other paths."""
         for peer in list(self._peers.values()):
             control = peer.control
             if control is not None and control.endpoint is not None and relay in control.endpoint.hops:
@@ -146,7 +146,7 @@ class PathSelection:
                     peer.bulk_connections.close(connection)
 
     async def move(self, peer: Peer, endpoint: Endpoint) -> bool:
-        """Migrate the conversation to another path; the present connection carries it until then."""
+        """Migrate the conversation to another path; the current connection carries it until then."""
         connection = await self._dialling.open_one(peer.address, endpoint)
         return connection is not None and await self._move_to(peer, connection)
 
@@ -194,7 +194,7 @@ class PathSelection:
         return True
 
     async def _roam(self) -> None:
-        """Notice that the own address of this machine changed, and replace the connections of the old one."""
+        """Notice a change of this machine's own address, and replace connections from the old one."""
         known = self._own_hosts()
         while True:
             await trio.sleep(self._limits.roam_check_s)
@@ -253,7 +253,7 @@ class PathSelection:
                     del of_peers[peer]
 
     def _sample(self, peer: Peer, now: float) -> None:
-        """Note round trips; migrate if another path was better for long enough."""
+        """Record round trips; migrate if another path was better in enough samples."""
         offered = self._offered.get(peer)
         for connection in peer.bulk_connections if offered is not None else ():
             if connection.offered_path is not None and connection.rtt_s is not None and offered is not None:
@@ -282,7 +282,7 @@ class PathSelection:
                 self._nursery.start_soon(self._probe, peer.address, path)
 
     def _compare(self, peer: Peer, control: Connection) -> None:
-        """Report the path that was left for a quicker one if it had become slow by itself."""
+        """Report the path that was left for a faster one if it alone had become slow."""
         left = self._moved_from.pop(peer, None)
         if left is None or left is control or left.rtt_s is None:
             return
@@ -292,7 +292,7 @@ class PathSelection:
             left.report_fault(TransportFault.SLOW)
 
     def _leave_avoided(self, peer: Peer, control: Connection, table: PathTable, now: float) -> bool:
-        """Move a live peer away from avoided paths if there is another; return whether it is tried."""
+        """Move a peer away from avoided paths if there is another one; return whether it is tried."""
         if not any(table.is_ready(path, now) for path in table.paths if not self._is_avoided(path)):
             return False
         for connection in list(peer.bulk_connections):
@@ -320,7 +320,7 @@ class PathSelection:
     # -----------------------------------------------------------------------------------------------
 
     def open_bulk_connections(self, peer: Peer) -> bool:
-        """Open connections for bulk that waits; return whether that is tried."""
+        """Open connections for waiting bulk; return whether that is tried."""
         if self._nursery is None:
             return False
         now = trio.current_time()
@@ -342,7 +342,7 @@ class PathSelection:
         return True
 
     def _plan(self, peer: Peer, now: float) -> None:
-        """Open and close bulk connections towards the plan."""
+        """Open and close bulk connections according to the plan."""
         planner = self._planners[peer]
         bulk = peer.mux.bulk_out
         carried: Counter[Path] = Counter()
@@ -393,7 +393,7 @@ class PathSelection:
                 peer.bulk_connections.close(connection)
 
     def replace_suspected(self, peer: Peer, connection: Connection) -> None:
-        """Open a bulk connection on another path beside one on which nothing moves."""
+        """Open a bulk connection on another path beside a stalled one."""
         now = trio.current_time()
         planner, path = self._planners.get(peer), _path_of(connection)
         if planner is not None and path is not None and planner.suspected(path, now):
@@ -418,7 +418,7 @@ class PathSelection:
             self._bulk_failed(peer, path)
 
     async def _carry_bulk(self, peer: Peer, connection: Connection, hello: Hello) -> bool:
-        """Run a bulk connection that this node dialled, to its end; return whether it broke."""
+        """Run a dialled bulk connection to its end; return whether it broke."""
         try:
             if not peer.bulk_connections.may_add(hello, connection):
                 return False
@@ -462,14 +462,14 @@ class PathSelection:
             peer.request_connections(wishes)
 
     def take_offered_paths(self, peer: Peer, paths: tuple[OfferedPath, ...]) -> None:
-        """Take the paths over which the peer can open bulk connections on request."""
+        """Store the paths over which the peer can open bulk connections on request."""
         self._offered.setdefault(peer, PathTable()).offer(paths)
         planner = self._planners.get(peer)
         if (planner is None or not planner.plan) and peer.mux.bulk_out.waiting_bytes:
             self.open_bulk_connections(peer)
 
     def note_requested(self, peer: Peer, hello: Hello, connection: Connection) -> None:
-        """Note over which of its paths the peer opened a bulk connection that was requested."""
+        """Note over which of its paths the peer opened a requested bulk connection."""
         table = self._offered.get(peer)
         for offered_path in () if table is None or not hello.is_asked else table.paths:
             if isinstance(offered_path, OfferedPath) and offered_path.number == hello.generation:
@@ -513,7 +513,7 @@ class PathSelection:
                 self._nursery.start_soon(self._grant, peer, path, numbers.number(path))
 
     def _offer_paths(self, peer: Peer) -> None:
-        """Tell a peer the paths to it, if they have changed."""
+        """Send a peer the paths to it, if they have changed."""
         now = trio.current_time()
         table = self._dialling.table(peer.address)
         paths = [path for path in table.order(now) if isinstance(path, Endpoint) and table.is_ready(path, now)]

@@ -27,17 +27,17 @@ _WELCOME: Final = AdmissionDecision()
 
 
 class ConnectionPriority(NamedTuple):
-    """One of two connections of one address."""
+    """The properties that decide which of two connections to one address is kept."""
 
     sequence: int
-    """Of the certificate."""
+    """Sequence of the certificate."""
     static_key: bytes
     is_outbound: bool
     since: float
 
     @classmethod
     def of(cls, connected: Connection | Peer) -> ConnectionPriority:
-        """Return the claim of a new connection, or of a peer that there is."""
+        """Return the priority of a new connection, or of an existing peer."""
         certificate = connected.session.certificate
         return cls(certificate.sequence, certificate.static_key, connected.is_outbound, connected.since)
 
@@ -45,10 +45,10 @@ class ConnectionPriority(NamedTuple):
 def replaces(
     new: ConnectionPriority, old: ConnectionPriority, *, is_old_attached: bool, own: bytes, other: bytes
 ) -> bool:
-    """Whether, of two connections between ``own`` and ``other``, the new one is kept.
+    """Whether the new one of two connections between ``own`` and ``other`` is kept.
 
-    If each end dialled the other at once, both ends must keep the same connection, in whichever order they see
-    them: that of the lower address.
+    If both ends dialled at the same time, both must keep the same connection, in whichever order they see them:
+    the one dialled by the lower address.
     """
     if new.sequence != old.sequence:
         return new.sequence > old.sequence  # a later certificate revokes
@@ -61,7 +61,7 @@ def replaces(
 
 
 class _Certificates(Protocol):
-    """The certificates that are known, as far as admission needs them."""
+    """The part of the known certificates that admission uses."""
 
     def is_revoked(self, address: bytes, certificate: NodeCertificate) -> bool: ...
     def note_certificate(self, address: bytes, certificate: NodeCertificate) -> None: ...
@@ -85,7 +85,7 @@ class PeerAdmission:
         draw: Callable[[str], int],
     ) -> None:
         self.is_bonded: Callable[[bytes], bool] = lambda _address: False
-        """Who answers for itself with something that it has locked."""
+        """Whether an address has a locked bond."""
         self._roster = roster
         self._limits = limits
         self._certificates = certificates
@@ -139,7 +139,7 @@ class PeerAdmission:
         return self._certificates.is_revoked(peer.address, peer.session.certificate)
 
     def origin(self, address: bytes, remote: str) -> Origin:
-        """Return where a peer comes from. A bonded peer behind a relay counts as a block of its own."""
+        """Return the origin of a peer. A bonded peer behind a relay counts as a block of its own."""
         origin = self._origin_of(remote)
         return origin.of_its_own(address) if origin.is_relayed and self.is_bonded(address) else origin
 
@@ -148,6 +148,6 @@ class PeerAdmission:
         return self._departed.take(peer.address, self.origin(peer.address, peer.remote).block, now)
 
     def left(self, peer: Peer, now: float) -> None:
-        """Remember how useful a peer was that has left."""
+        """Remember the usefulness of a peer that has left."""
         block = self.origin(peer.address, peer.remote).block
         self._departed.keep(peer.address, block, peer.usefulness, now)

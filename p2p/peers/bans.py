@@ -9,7 +9,7 @@ __all__ = ["Bans"]
 
 
 class Bans:
-    """Addresses with the end of their ban, by the clock ``now``; of too many the oldest is forgotten."""
+    """Addresses with the end of their ban, by the clock ``now``. Beyond the limit the oldest is dropped."""
 
     def __init__(self, bans_max: int, now: Callable[[], float]) -> None:
         self._bans_max = bans_max
@@ -35,12 +35,12 @@ class Bans:
         return until is not None and until > self._now()
 
     def left_s(self) -> dict[bytes, float]:
-        """Return the banned addresses with the seconds that are left."""
+        """Return the banned addresses with the remaining seconds."""
         now = self._now()
         return {address: until - now for address, until in self._until.items() if until > now}
 
     def expire(self) -> None:
-        """Forget bans that are over."""
+        """Remove bans that are over."""
         now = self._now()
         for address in [address for address, until in self._until.items() if until <= now]:
             del self._until[address]

@@ -1,17 +1,15 @@
 """Chooses which inbound peer loses its slot when all slots are taken; without I/O.
 
-An attacker that holds all inbound slots decides what this node hears from peers that dial it. Three rules choose
-the peer to evict, and each covers what the others leave open:
+An attacker that holds all inbound slots decides what this node receives from peers that dial it. Three rules
+choose the peer to evict. Each covers what the others leave open:
 
 - The largest block of addresses loses a peer to a newcomer of a smaller block. So a few blocks cannot keep others
-  out.
-- Some slots go to blocks drawn by a keyed hash that nobody outside can compute. An owner of many blocks gets its
-  share of these slots and no more, whenever it connects and however it behaves.
-- A peer that was not useful in its first minutes loses its slot to a block without a slot. So idle connections
-  hold none.
+out. - Some slots go to blocks drawn by a keyed hash that only this node can compute. An owner of many blocks gets
+its share of these slots and no more, at any time and with any behaviour. - A peer that was not useful in its first
+minutes loses its slot to a block without a slot. So idle connections hold none.
 
-Protected are peers that proved useful by work, time or proximity, above all by their *useful periods*: in how many
-minutes the peer was the first to bring something valid. A newcomer has fewer of them, whatever it does, so no
+Peers that proved useful by work, time or proximity are protected, above all by their *useful periods*: the number
+of periods in which the peer was the first to deliver something valid. A newcomer always has fewer of them, so no
 netgroup that comes later outranks a peer that keeps working (docs/decisions/0041-peer-network.md).
 """
 
@@ -29,23 +27,23 @@ from p2p.session.usefulness import Usefulness
 __all__ = ["AdmissionDecision", "DepartedPeers", "InboundPeer", "admit", "keyed_hash"]
 
 STANDING_SHARE: Final = 2
-"""One in so many places is kept for those who have worked in most minutes, of equals for the oldest, ..."""
+"""One slot in this many is protected for peers with most useful periods (of equals, the oldest), ..."""
 BEST_SHARE: Final = 8
-"""... one in so many for the best scores: who works most at present, ..."""
+"""... one in this many for the best scores (the most work at present), ..."""
 NEAREST_SHARE: Final = 8
-"""... one in so many for the shortest round trips, ..."""
+"""... one in this many for the shortest round trips, ..."""
 DRAWN_SHARE: Final = 8
-"""... and one in so many for blocks that are drawn, one each."""
+"""... and one in this many for drawn blocks, one slot each."""
 KEPT_PER_BLOCK: Final = 2
-"""For scores and round trips, of one block: or a netgroup that came first would be all of them."""
+"""Per block, for scores and round trips: otherwise one early netgroup could take all of them."""
 STANDING_PER_BLOCK_SHARE: Final = 8
-"""By standing, of one block one in so many of all places: all that a relay brings are one block."""
+"""Per block, for useful periods: one in this many of all slots, because all peers of a relay are one block."""
 TRIAL_S: Final = 600.0
-"""How long a peer has to do something useful, before it makes room for a block that has no place."""
+"""Time in which a peer must be useful before it may be evicted for a block without a slot."""
 DEPARTED_MAX: Final = 1_024
-"""Peers that are gone and whose standing is remembered, ..."""
+"""Departed peers whose useful periods are remembered, ..."""
 DEPARTED_S: Final = 3_600.0
-"""... for so long."""
+"""... for this long."""
 
 
 class _Past(NamedTuple):
@@ -55,10 +53,10 @@ class _Past(NamedTuple):
 
 
 class DepartedPeers:
-    """The usefulness of peers that have left, with the block of addresses that they had; bounded.
+    """The usefulness of departed peers, with their block of addresses; bounded.
 
     The useful periods of one block protect few slots only, so a peer must not earn them in one block and use them
-    in another. Each return costs a period, so a peer that keeps reconnecting soon has none left.
+    in another. Each return costs a period, so a peer that keeps reconnecting soon has none.
     """
 
     def __init__(self, departed_max: int = DEPARTED_MAX, kept_s: float = DEPARTED_S) -> None:
@@ -69,7 +67,7 @@ class DepartedPeers:
         return len(self._past)
 
     def keep(self, address: bytes, block: str, usefulness: Usefulness, now: float) -> None:
-        """Remember a peer that has left; of too many, the least useful is forgotten."""
+        """Remember a departed peer; beyond the limit, the least useful one is dropped."""
         self.forget(address)
         if usefulness.periods <= 1:
             return
@@ -117,7 +115,7 @@ class AdmissionDecision(NamedTuple):
     """Whether a newcomer is admitted."""
 
     refusal: str | None = None
-    """Why not: a stable code."""
+    """The reason of a refusal: a stable code."""
     evicted: bytes | None = None
     """The peer that it replaces."""
 
@@ -143,7 +141,7 @@ def admit(
 ) -> AdmissionDecision:
     """Decide whether a newcomer from ``origin`` may join these peers.
 
-    ``draw`` is a keyed hash of a block whose key is this node's secret; the blocks with the lowest hashes are
+    ``draw`` is a keyed hash of a block, with this node's secret as key; the blocks with the lowest hashes are
     drawn. ``useful_periods`` is what ``DepartedPeers`` remembers of the newcomer.
     """
     if origin.is_bounded and sum(peer.origin.network == origin.network for peer in peers) >= per_network_max:
@@ -179,7 +177,7 @@ def admit(
 def _for_standing(
     peers: Sequence[InboundPeer], back: InboundPeer, slots_max: int, drawn: set[str]
 ) -> bytes | None:
-    """Return the peer to evict for a returning peer that its useful periods would have protected."""
+    """Return the peer to evict for a returning peer whose useful periods would have protected it."""
     everybody = [*peers, back]
     if back.address not in _standing(everybody, slots_max):
         return None

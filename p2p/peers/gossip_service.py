@@ -1,6 +1,6 @@
 """Runs ``p2p.gossip.core`` between peers and validators.
 
-The core returns what to send, what to validate and whom to drop; this module carries it out. The node brings a
+The core returns what to send, what to validate and which peers to drop; this module does it. The node provides a
 validator for each topic.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["GossipService"]
 
 
 class GossipService:
-    """The topics of one node. A peer that first brings something valid is credited in the roster."""
+    """The topics of one node. The first peer that delivers something valid is credited in the roster."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class GossipService:
             nursery.start_soon(validation.run)
 
     def subscribe(self, topic: str, validator: BatchValidator, *, payload_bytes_max: int, earns: bool) -> None:
-        """Join a topic; ``earns``: whether valid payloads of it credit the peer that brought them first."""
+        """Join a topic. ``earns``: whether valid payloads credit the peer that delivered them first."""
         assert topic not in self._validations
         credit = self._roster.credit if earns else lambda _address: None
         self._validations[topic] = TopicValidation(validator, self._limits, self._judged, credit)

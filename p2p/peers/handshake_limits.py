@@ -13,9 +13,9 @@ from state.primitives.token_bucket import RateLimiter
 __all__ = ["HandshakeLimits"]
 
 _UNPROVEN_PER_SITE: Final = 4
-"""Connections of one site beyond its bound that may say who they are: some are wanted always."""
+"""Connections of one site beyond its limit that may still authenticate: persistent peers may be among them."""
 _ARRIVALS_MAX: Final = 1_024
-"""Hosts whose last connection to us is remembered."""
+"""Hosts whose last connection time is remembered."""
 
 
 class HandshakeLimits:
@@ -39,7 +39,7 @@ class HandshakeLimits:
         self._circuit_rate = RateLimiter(per_s=limits.accepts_per_s, burst=limits.accepts_per_s)
 
     def arrived_at(self, host: str) -> float:
-        """Return when the last connection from an IP address came; minus infinity if none is remembered."""
+        """Return the time of the last connection from an IP address; minus infinity if none is remembered."""
         return self._arrivals.get(host, -math.inf)
 
     def connection(self, remote: str, now: float) -> HalfOpenSlot | None:
@@ -61,7 +61,7 @@ class HandshakeLimits:
         return self.half_open.enter(network_of(remote))
 
     def circuit(self, remote: str, now: float) -> HalfOpenSlot | None:
-        """Return a slot for a stream that an acceptor brought; None: refuse it."""
+        """Return a slot for a stream from an acceptor; None: refuse it."""
         # All that one relay brings are one block: what it makes up is not to keep out what others bring.
         if not (self._relay_rate.allows(remote, now) and self._circuit_rate.allows(None, now)):
             return None
@@ -76,7 +76,7 @@ class HandshakeLimits:
         )
 
     def count(self, site: str | None, change: int) -> None:
-        """Count one connection of a site more (1) or less (-1); None is not counted."""
+        """Count a connection of a site (1) or its end (-1); None is not counted."""
         if site is not None:
             self._per_site[site] += change
             if not self._per_site[site]:

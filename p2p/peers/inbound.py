@@ -32,17 +32,17 @@ from state.primitives.errors import ConfigError, ProtocolError
 __all__ = ["InboundConnections", "Listening", "OwnEndpoints", "listen", "own_endpoints"]
 
 _PAUSE_S: Final = 0.1
-"""After an accept that failed: for want of descriptors, perhaps."""
+"""Pause after a failed accept, for example without free descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnEndpoints:
-    """Where this node can be reached, as far as its configuration says."""
+    """This node's endpoints according to its configuration."""
 
     direct: tuple[Endpoint, ...] = ()
-    """Where its owner says that others can dial it."""
+    """Endpoints that others can dial, as configured."""
     open_ports: tuple[int, ...] = ()
-    """Where it listens on all addresses and its owner does not say which of them others can dial."""
+    """Ports on all addresses without a configured endpoint."""
 
 
 def own_endpoints(bound: Sequence[tuple[str, int]], advertised: tuple[Endpoint, ...]) -> OwnEndpoints:
@@ -55,18 +55,18 @@ def own_endpoints(bound: Sequence[tuple[str, int]], advertised: tuple[Endpoint, 
 
 
 class Listening(NamedTuple):
-    """The listening sockets of a node, and what is known of them."""
+    """The listening sockets of a node, and their properties."""
 
     listeners: list[trio.SocketListener]
     bound: tuple[tuple[str, int], ...]
     """Their (host, port) pairs."""
     congestion_control: str
-    """What the kernel granted."""
+    """The kernel's congestion control."""
     own: OwnEndpoints
 
 
 async def listen(addresses: Sequence[tuple[str, int]], advertised: tuple[Endpoint, ...]) -> Listening:
-    """Listen at each (host, port). Raises ConfigError, and then listens nowhere."""
+    """Listen at each (host, port). Raises ConfigError; no socket is then open."""
     listeners = await _open_listeners(addresses)
     names = [listener.socket.getsockname()[:2] for listener in listeners]
     bound = tuple((str(host), int(port)) for host, port in names)
@@ -120,7 +120,7 @@ class InboundConnections:
             nursery.start_soon(self._accept_from, listener)
 
     def take(self, stream: trio.abc.Stream, remote: str) -> None:
-        """Take over a stream that an acceptor brought; ``remote`` names what brought it."""
+        """Take over a stream from an acceptor; ``remote`` names its origin."""
         assert self._nursery is not None
         slot = self.handshake_limits.circuit(remote, trio.current_time())
         if slot is None:
@@ -160,10 +160,10 @@ class InboundConnections:
         slot: HalfOpenSlot,
         seen: tuple[str, int] | None = None,
     ) -> None:
-        """Run a stream to its end; ``slot`` is freed once the peer has sent its hello.
+        """Run a stream to its end. ``slot`` is freed once the peer has sent its hello.
 
-        ``site`` is the site that the stream counts for; None: an acceptor brought it. ``seen`` is the address of
-        the other end of a direct stream.
+        ``site`` is the site for which the stream counts; None: it came from an acceptor. ``seen`` is the address
+        of the other end of a direct stream.
         """
         self._counters["accepts"] += 1
         connection: Connection | None = None

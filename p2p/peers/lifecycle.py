@@ -26,7 +26,8 @@ from p2p.session.peer import Peer, PeerCallbacks
 __all__ = ["PeerLifecycle"]
 
 _FAULTS: Final = frozenset({"frame_invalid", "decode_error", "protocol_error", "signature_invalid"})
-"""Reasons to end a connection that speak against the peer. A want of memory does not: others may have made it."""
+"""Reasons that count against the peer when its connection ends. Lack of memory does not: others may have caused
+it."""
 
 
 class PeerLifecycle:
@@ -137,7 +138,7 @@ class PeerLifecycle:
         self._roster.notify_watchers(peer.address, False)
 
     def _keep_for_later(self, peer: Peer) -> None:
-        """Keep the consensus messages that a lost peer has not received: it may soon reconnect."""
+        """Keep the consensus messages that a lost peer has not received; it may reconnect soon."""
         for cls, kind, body in peer.undelivered():
             if cls is TrafficClass.CONSENSUS:
                 self._outbox.post(peer.address, cls, kind, body, trio.current_time())

@@ -27,7 +27,7 @@ _LOOK_INTERVAL_S: Final = 0.25
 
 
 class PersistentPeerDraw:
-    """Draws which persistent peer to dial where a few are enough: one at a time, with back-off; without I/O."""
+    """Draws which persistent peer to dial when a few are enough: one at a time, with back-off; without I/O."""
 
     def __init__(self, *, limits: NetworkLimits, random: RandomSource) -> None:
         self._limits = limits
@@ -50,7 +50,7 @@ class PersistentPeerDraw:
 
 
 class OutboundPeers:
-    """Dials for one node; ``live`` runs a connection to its end and returns whether its peer was admitted."""
+    """Dials peers. ``live`` runs a connection to its end and returns whether its peer was admitted."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class OutboundPeers:
         self._nursery: trio.Nursery | None = None
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Dial from now on, first the anchors of the last run."""
+        """Dial from now on, beginning with the anchors of the last run."""
         self._nursery = nursery
         for anchor in self._book.anchors:
             self.reach(anchor)
@@ -87,7 +87,7 @@ class OutboundPeers:
         self._nursery = None
 
     def wake(self) -> None:
-        """Look now whether there is somebody to dial."""
+        """Check at once whether to dial a peer."""
         self._something.set()
 
     def on_peer(self, _address: bytes, is_there: bool) -> None:
@@ -101,7 +101,7 @@ class OutboundPeers:
         self._dial(self._dialling.state_of(address))
 
     def retry_until_connected(self, address: bytes) -> None:
-        """Dial an address now, whatever its back-off."""
+        """Dial an address now, regardless of its back-off."""
         state = self._dialling.state_of(address)
         state.next_at = 0.0
         if address not in self._roster.peers and address not in self._roster.bans:

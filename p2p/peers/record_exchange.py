@@ -35,15 +35,16 @@ _BOOK_BYTES_MAX: Final = 4 * 1024 * 1024
 _SAVE_INTERVAL_S: Final = 60.0
 _RECORD_INTERVAL_S: Final = 1_800.0
 _OUTDONE_INTERVAL_S: Final = 60.0
-"""How often we sign again because others know a later record of ours: our clock was set back, or a twin runs."""
+"""Minimum interval of new signatures because others know a later own record: the clock was set back, or the
+identity runs twice."""
 _SEQUENCE_MAX: Final = 2**62
 
 
 class RecordExchange:
-    """The peer records that one node knows, and its own.
+    """The known peer records, and the own one.
 
     ``publish`` gossips a record. ``blame`` takes points from a peer whose answer broke a rule. The newest
-    certificate of an address that ``is_kept`` is never forgotten.
+    certificate of an address that ``is_kept`` is never dropped.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class RecordExchange:
         self.own: PeerRecord | None = None
         """Our own record, once it has been signed."""
         self._told = -1
-        """The highest sequence under which others know us; a run of ours before this one may have told it."""
+        """The highest own sequence known to others; an earlier run of this node may have published it."""
         self._path = path
         self._certificates = None if path is None else path.with_name("certificates")
         self._identity = identity
@@ -89,7 +90,7 @@ class RecordExchange:
         self._exchange_rate = RateLimiter(per_s=2 / limits.exchange_interval_s, burst=4)
 
     def watch(self, *, on_news: Callable[[], None], on_revoked: Callable[[bytes], None]) -> None:
-        """Call ``on_news()`` when the book has grown and ``on_revoked(address)`` when an address has new keys."""
+        """Call ``on_news()`` when the book has grown, and ``on_revoked(address)`` when an address has new keys."""
         self._on_news, self._on_revoked = on_news, on_revoked
 
     def advertise(self, source: str, endpoints: tuple[Endpoint, ...]) -> bool:
@@ -110,15 +111,15 @@ class RecordExchange:
         self._publish(self.own.data)
 
     def verify(self, data: bytes) -> PeerRecord:
-        """Return the record of these bytes, if it is one of this chain and now. Raises RecordInvalid."""
+        """Return the record of these bytes if it is of this chain and valid now. Raises RecordInvalid."""
         return verify_record(data, genesis_hash=self._identity().genesis_hash, now_ms=self._now_ms())
 
     async def validate(self, sender: bytes, payload: bytes) -> Verdict:
         """Decide whether a gossiped record is new.
 
         Anybody can sign any number of records, and honest peers forward them. So records of unknown nodes have a
-        rate limit, and a record of a known node passes however much junk comes from the same peer. A record above
-        a limit may come again later.
+        rate limit. A record of a known node passes even if the same peer sends many others. A record above a limit
+        may arrive again later.
         """
         now = trio.current_time()
         if not self._record_rate.allows(sender, now):
@@ -176,7 +177,7 @@ class RecordExchange:
         return encode([record.data for record in records if record.expiry_ms > now_ms])
 
     async def run(self, peers: Callable[[], Collection[Peer]], changed: Callable[[], trio.Event]) -> None:
-        """Request records from peers, renew the own one, save the book; until cancelled."""
+        """Request records from peers, renew the own one and save the book, until cancelled."""
         again_at: dict[Peer, float] = {}
         signed_at = saved_at = asked_at = trio.current_time()
         while True:
@@ -225,7 +226,7 @@ class RecordExchange:
             self._blame(peer.address)
 
     async def load(self) -> None:
-        """Load the book and the certificates of the last run, if there are any."""
+        """Load the book and the certificates of the last run, if they exist."""
         book, now_ms = self.book, self._now_ms()
         for path, limit, load in (
             (self._path, _BOOK_BYTES_MAX, book.load),

@@ -1,7 +1,7 @@
-"""The table of one node's peers: who is connected, persistent or banned.
+"""The table of one node's peers: connected, persistent and banned ones. All parts of the network share it.
 
-All parts of the network share it. ``p2p.peers.lifecycle`` enters peers, ``p2p.peers.admission`` and
-``p2p.peers.outbound`` decide by it, gossip and the node send by it. It opens no connection and decides nothing.
+``p2p.peers.lifecycle`` adds peers; ``p2p.peers.admission`` and ``p2p.peers.outbound`` read it for their decisions;
+gossip and the node use it for sending. It opens no connection and makes no decision.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ class Roster:
     ) -> None:
         self.own = own
         self.peers: dict[bytes, Peer] = {}
-        """Those that are connected; between two of its connections a peer is one still."""
+        """Connected peers. A peer that changes its connection stays in the table."""
         self.bans = Bans(limits.bans_max, trio.current_time)
         self.persistent: frozenset[bytes] = frozenset()
         """Addresses to which connections are always kept; they have reserved slots."""
         self.kept: int | None = None
-        """To how many of these; None: to all."""
+        """To how many of these connections are kept; None: to all."""
         self.changed = trio.Event()
-        """Set, and replaced by another one, whenever a peer comes or goes."""
+        """Set, and replaced by a new event, when a peer connects or leaves."""
         self._watchers: list[PeerWatcher] = []
         self._limits = limits
         self._counters = counters
         self._log = log
 
     def is_persistent(self, address: bytes) -> bool:
-        """Whether a connection to this address shall always be kept."""
+        """Whether a connection to this address should always be kept."""
         return address in self.persistent
 
     def rtt_s(self, address: bytes) -> float | None:
-        """Return the round trip to a peer, where it was measured."""
+        """Return the round trip to a peer, if measured."""
         peer = self.peers.get(address)
         return None if peer is None else peer.rtt_s
 
@@ -57,15 +57,15 @@ class Roster:
             peer.usefulness.note(trio.current_time())
 
     def is_own_or_banned(self, address: bytes) -> bool:
-        """Whether no connection to an address is possible: it is the own one, or banned."""
+        """Whether an address is the own one or banned, so that no connection to it is possible."""
         return address == self.own or address in self.bans
 
     def not_to_dial(self) -> set[bytes]:
-        """Return the addresses that are connected already or cannot be."""
+        """Return the addresses that are connected, banned or the own one."""
         return {*self.peers, *self.bans, self.own}
 
     def is_needed(self, address: bytes | None) -> bool:
-        """Whether a connection to this address is wanted before others."""
+        """Whether a connection to this address has priority over others."""
         return self.kept is None and address in self.persistent
 
     def want(self, addresses: Iterable[bytes], *, kept: int | None) -> None:
@@ -76,7 +76,7 @@ class Roster:
             self.bans.lift(address)
 
     def watch(self, watcher: PeerWatcher) -> None:
-        """Call ``watcher(address, True)`` when a peer comes and ``watcher(address, False)`` when it goes."""
+        """Call ``watcher(address, True)`` when a peer connects and ``watcher(address, False)`` when it leaves."""
         self._watchers.append(watcher)
 
     def notify_watchers(self, address: bytes, is_there: bool) -> None:
@@ -99,7 +99,7 @@ class Roster:
         return peer is not None
 
     def ban(self, address: bytes, reason: str, *, ban_s: float | None = None) -> None:
-        """Drop a peer and ban it for ``ban_s``; None: as long as the limits say."""
+        """Drop a peer and ban it for ``ban_s``; None: the default of the limits."""
         self.bans.add(address, self._limits.ban_s if ban_s is None else ban_s)
         self._counters["bans"] += 1
         self._log("peer banned", peer=address.hex(), reason=reason)

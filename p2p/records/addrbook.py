@@ -1,12 +1,12 @@
 """The address book: a bounded table of peer records that an attacker in one part of the network cannot fill.
 
-A keyed hash puts a record into one of a fixed number of buckets, by its endpoints (the /16 of an IPv4 address, the
-/32 of an IPv6 one, a host name, a relay) and by the peer that sent it. So one source reaches only a few buckets.
-In a full bucket the least useful record is replaced, never a node that this node has connected to by one that it
-has not.
+A keyed hash assigns a record to one of a fixed number of buckets, by its endpoints (the /16 of an IPv4 address,
+the /32 of an IPv6 one, a host name, a relay) and by the peer that sent it. So one source reaches only a few
+buckets. In a full bucket the least useful record is replaced. A node that was never connected never replaces one
+that was.
 
-The endpoints of a record are a claim. Once a node was reached, its bucket is that of the endpoint where it was.
-Otherwise one host could be reached under names all over the world, and fill all buckets.
+The endpoints of a record are an unproven claim. Once a node was reached, its bucket is that of the endpoint that
+worked. Otherwise one host could appear under names all over the world, and fill all buckets.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["ANCHORS_MAX", "BUCKETS", "BUCKET_ENTRIES_MAX", "AddressBook", "group
 BUCKETS: Final = 64
 BUCKET_ENTRIES_MAX: Final = 32
 _BUCKETS_OF_GROUP: Final = 8
-"""How many buckets the endpoints of one group can reach, whoever tells of them."""
+"""Number of buckets that the endpoints of one group can reach, from any source."""
 _KEPT_MAX: Final = 512
-"""Of the file's entries, those that may stand beside full buckets."""
+"""Entries in the file that may exceed full buckets."""
 _FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 _FAILURES_MAX: Final = 8
 ANCHORS_MAX: Final = 2
 _ANCHOR: Final = 2
-"""What stands in the file for an anchor; 1: tried, 0: not."""
+"""Marks an anchor in the file; 1: tried, 0: not."""
 
 
 @dataclass(slots=True)
@@ -46,10 +46,10 @@ class _Entry:
     source: bytes
     is_tried: bool = False
     is_anchor: bool = False
-    """Connected when the book was written last: dialled first after a restart."""
+    """Connected when the book was last written; dialled first after a restart."""
     failures: int = 0
     changed: int = 0
-    """Counts up with every change of the book: the lower, the longer untouched."""
+    """A counter that increases with every change of the book; lower means unchanged for longer."""
 
 
 class AddressBook:
@@ -80,10 +80,9 @@ class AddressBook:
         return None if entry is None else entry.record
 
     def add(self, record: PeerRecord, *, source: bytes) -> bool:
-        """Note a verified record that ``source`` (an address, or empty for ourselves) gave us.
+        """Add a verified record from ``source`` (an address, or empty for this node).
 
-        Returns whether it was news; an older record of the address, or one for which its bucket has no place,
-        is not.
+        Returns whether it was added. An older record of the address is not, nor one without room in its bucket.
         """
         entry = self._entries.get(record.address)
         if entry is not None:
@@ -103,9 +102,9 @@ class AddressBook:
         return True
 
     def succeeded(self, address: bytes, endpoint: Endpoint | None = None) -> None:
-        """Note that a connection to the address was made, at this of its endpoints.
+        """Note a successful connection to the address at this endpoint.
 
-        Where its place there is taken by others that were met it is forgotten: enough is known of that network.
+        If tried nodes fill its bucket there, it is dropped: enough nodes of that network are known.
         """
         entry = self._entries.get(address)
         if entry is None:
@@ -124,7 +123,7 @@ class AddressBook:
             entry.bucket = bucket
 
     def failed(self, address: bytes) -> None:
-        """Note that none could be made."""
+        """Note a failed connection attempt."""
         entry = self._entries.get(address)
         if entry is not None:
             entry.failures += 1
@@ -137,18 +136,18 @@ class AddressBook:
         return entry is not None and entry.is_tried
 
     def remove(self, address: bytes) -> None:
-        """Forget an address."""
+        """Remove an address."""
         entry = self._entries.pop(address, None)
         if entry is not None:
             self._sizes[entry.bucket] -= 1
 
     def expire(self, now_ms: int) -> None:
-        """Forget the records whose time is over."""
+        """Remove expired records."""
         for address in [a for a, e in self._entries.items() if e.record.expiry_ms <= now_ms]:
             self.remove(address)
 
     def candidates(self, random: RandomSource, *, exclude: Iterable[bytes]) -> list[bytes]:
-        """Return addresses worth dialling, in a random order that prefers few failures and mixes the buckets."""
+        """Return addresses to dial, in a random order that prefers few failures and mixes the buckets."""
         excluded = set(exclude)
         entries = [(address, entry) for address, entry in self._entries.items() if address not in excluded]
         random.shuffle(entries)
@@ -171,13 +170,13 @@ class AddressBook:
             entry.is_anchor = address in kept
 
     def untried(self, random: RandomSource, *, exclude: Iterable[bytes]) -> bytes | None:
-        """Return an address that was never tried, for a feeler."""
+        """Return an untried address, for a feeler."""
         excluded = set(exclude)
         found = [a for a, e in self._entries.items() if not e.is_tried and not e.failures and a not in excluded]
         return random.choice(sorted(found)) if found else None
 
     def sample(self, random: RandomSource, count: int) -> list[PeerRecord]:
-        """Return records to tell a peer that asks for some."""
+        """Return records for a peer that requests some."""
         addresses = sorted(self._entries)
         chosen = random.sample(addresses, min(count, len(addresses)))
         return [self._entries[address].record for address in chosen]
@@ -187,14 +186,17 @@ class AddressBook:
         return (entry.record for entry in self._entries.values())
 
     def encode(self) -> bytes:
-        """Return the bytes to keep over a restart."""
+        """Return the content of the file."""
         items: list[Value] = [
             [e.record.data, _ANCHOR if e.is_anchor else int(e.is_tried)] for e in self._entries.values()
         ]
         return encode(items)
 
     def load(self, data: bytes, *, now_ms: int) -> None:
-        """Add what was kept and still holds. Raises DecodeError when the bytes are not a book at all."""
+        """Add the file's records that are still valid.
+
+        Raises DecodeError for a file that is not an address book.
+        """
         items = decode(data, limit_bytes=_FILE_BYTES_MAX)
         if not isinstance(items, list) or len(items) > BUCKETS * BUCKET_ENTRIES_MAX + _KEPT_MAX:
             raise DecodeError("not an address book")
@@ -239,7 +241,7 @@ class AddressBook:
 
 
 def group_of(endpoint: Endpoint) -> bytes:
-    """Return the part of the network that an endpoint lies in."""
+    """Return the part of the network of an endpoint."""
     if endpoint.relay is not None:
         return b"relay " + endpoint.relay
     try:

@@ -22,7 +22,7 @@ __all__ = ["ENDPOINTS_MAX", "RECORD_BYTES_MAX", "RECORD_LIFE_MS", "PeerRecord", 
 RECORD_BYTES_MAX: Final = 768
 RECORD_LIFE_MS: Final = 24 * 3_600_000
 ENDPOINTS_MAX: Final = 6
-"""Both families of addresses of the node itself and of two relays; who looks for it dials no more."""
+"""Enough for IPv4 and IPv6 of the node itself and of two relays. A dialling node tries no more."""
 
 _CLOCK_SKEW_MS_MAX: Final = 3_600_000
 _KIND: Final = b"peer record"
@@ -30,7 +30,7 @@ _KIND: Final = b"peer record"
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
-    """A verified record. ``data`` is what was signed, and is forwarded unchanged."""
+    """A verified record. ``data`` are the signed bytes, which are forwarded unchanged."""
 
     address: bytes
     certificate: NodeCertificate
@@ -41,7 +41,7 @@ class PeerRecord:
 
     @property
     def roles(self) -> Role:
-        """What the node says that it does."""
+        """The roles that the node claims."""
         return self.certificate.roles
 
     def supersedes(self, other: PeerRecord) -> bool:
@@ -52,11 +52,10 @@ class PeerRecord:
 def sign_record(
     identity: Identity, endpoints: tuple[Endpoint, ...], *, now_ms: int, above: int = -1
 ) -> PeerRecord:
-    """Return the record of this node for the next 24 hours; its sequence is the time, and more than ``above``.
+    """Return this node's record for the next 24 hours. Its sequence is the time, and greater than ``above``.
 
-    Of ``endpoints`` as many are kept as ENDPOINTS_MAX and RECORD_BYTES_MAX allow: direct ones before one of each
-    relay, these before further ones of the same relay, else in order. Paths of several relays are their dialler's
-    own business and left out.
+    ENDPOINTS_MAX and RECORD_BYTES_MAX limit the ``endpoints``. Direct ones come first, then one of each relay,
+    then further ones of the same relays, each in order. Paths over several relays are left out.
     """
     sequence = max(now_ms, above + 1)
     expiry_ms = min(now_ms + RECORD_LIFE_MS, identity.certificate.not_after_ms)
@@ -75,7 +74,7 @@ def sign_record(
 
 
 def _ranked(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
-    """Return those that a record may name, those first that are lost last."""
+    """Return the endpoints that a record may contain, the most important first."""
     turns: Counter[bytes] = Counter()
     ranks: list[tuple[int, Endpoint]] = []
     for endpoint in endpoints:
@@ -87,7 +86,7 @@ def _ranked(endpoints: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
 
 
 def verify_record(data: bytes, *, genesis_hash: bytes, now_ms: int) -> PeerRecord:
-    """Return the record of these bytes. Raises RecordInvalid; RecordOutOfTime for what is a matter of clocks."""
+    """Return the record of these bytes. Raises RecordInvalid; RecordOutOfTime if clocks may be the cause."""
     try:
         match decode(data, limit_bytes=RECORD_BYTES_MAX):
             case [list(inner), int(sequence), int(expiry_ms), list(texts), bytes(signature)] if (

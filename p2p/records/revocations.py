@@ -28,14 +28,14 @@ class _Newest(NamedTuple):
     sequence: int
     static_key: bytes
     not_after_ms: int
-    """When it ends; those that it revokes have ended by then, for they were issued before it."""
+    """When it expires. The certificates that it revokes were issued earlier and have then expired too."""
 
 
 class Revocations:
-    """Certificates that were proved, until they expire; at most KNOWN_MAX addresses.
+    """Proven certificates until they expire, of at most KNOWN_MAX addresses.
 
-    Strangers can create any number of addresses. Of too many, those that were never met go first, and never one
-    that ``is_kept`` (the committee).
+    Anybody can create any number of addresses. Beyond the limit, addresses without a connection are dropped first,
+    and never one that ``is_kept`` (the committee).
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class Revocations:
         self._met: OrderedDict[bytes, _Newest] = OrderedDict()
         self._heard: OrderedDict[bytes, _Newest] = OrderedDict()
         self.has_changed = False
-        """Whether there is something to write down."""
+        """Whether there are changes to save."""
 
     def __len__(self) -> int:
         return len(self._met) + len(self._heard)
 
     def is_revoked(self, address: bytes, certificate: NodeCertificate) -> bool:
-        """Whether a later certificate of the address names other keys."""
+        """Whether a later certificate of the address has other keys."""
         newest = self._met.get(address) or self._heard.get(address)
         return (
             newest is not None
@@ -61,9 +61,9 @@ class Revocations:
         )
 
     def note(self, address: bytes, certificate: NodeCertificate, *, is_met: bool) -> bool:
-        """Note a verified certificate, of a node at the other end of a handshake or of which others told.
+        """Note a verified certificate, from a handshake or from a record.
 
-        Whether it names other keys than the newest known until now, which it revokes.
+        Returns whether it has other keys than the newest one known before, which it revokes.
         """
         known = self._met.get(address) or self._heard.get(address)
         newest = _Newest(certificate.sequence, certificate.static_key, certificate.not_after_ms)
@@ -81,14 +81,14 @@ class Revocations:
         return known is not None and newest.static_key != known.static_key
 
     def expire(self, now_ms: int) -> None:
-        """Forget what has ended."""
+        """Remove expired certificates."""
         for known in (self._met, self._heard):
             for address in [address for address, newest in known.items() if newest.not_after_ms <= now_ms]:
                 del known[address]
                 self.has_changed = True
 
     def encode(self) -> bytes:
-        """Return the bytes to keep over a restart."""
+        """Return the content of the file."""
         self.has_changed = False
         items: list[Value] = [
             [address, *newest, is_met]
@@ -98,7 +98,7 @@ class Revocations:
         return encode(items)
 
     def load(self, data: bytes, *, now_ms: int) -> None:
-        """Add what was kept and still holds. Raises DecodeError, and then nothing was added."""
+        """Add the file's certificates that are still valid. Raises DecodeError; nothing is then added."""
         items = decode(data, limit_bytes=REVOCATIONS_BYTES_MAX)
         if not isinstance(items, list) or len(items) > self._known_max:
             raise DecodeError("not a list of known certificates")
@@ -123,7 +123,10 @@ class Revocations:
                 (self._heard or self._met).popitem(last=False)
 
     def _drop_loose(self, known: OrderedDict[bytes, _Newest]) -> bool:
-        """Drop the first that is not kept, if any; those passed over go to the end, so nobody is passed twice."""
+        """Drop the first one that is not kept, if any.
+
+        Those passed over move to the end, so none is passed twice.
+        """
         for _ in range(len(known)):
             address = next(iter(known))
             if not self._is_kept(address):

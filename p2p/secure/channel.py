@@ -1,11 +1,9 @@
-"""One connection after its handshake, without I/O: seals records, opens them, and keeps the state of the
-connection.
+"""One connection after its handshake, without I/O: seals and opens records, and keeps the connection's state. See
+network.md 4.4.
 
-See network.md 4.4.
-
-Channel frames have class 0 and concern this one connection: pings, key changes, acknowledgements, and the place of
-the connection in the conversation of two peers, which outlives its connections (``p2p.session.mux``). They precede
-the conversation's frames in a record, and are never sent again on another connection.
+Channel frames have class 0 and concern this one connection: pings, key changes, acknowledgements, and the
+connection's place in the conversation of two peers, which outlives its connections (``p2p.session.mux``). They
+precede the conversation's frames in a record, and are never sent again on another connection.
 """
 
 from __future__ import annotations
@@ -37,15 +35,15 @@ __all__ = [
 
 CONVERSATION_BYTES: Final = 16
 GENERATION_MAX: Final = 2**32 - 1
-"""Never taken from a peer: whatever it said, there is one more to answer with."""
+"""Maximum generation that is accepted from a peer, so that there is a higher one for the answer."""
 REKEY_RECORDS: Final = 2**20
 """Records sent under one key."""
 CHANNEL_KIND_MIN: Final = 0xF0
 CHANNEL_KIND_MAX: Final = 0xF7
-"""Kinds of channel frames; those above belong to the conversation, those below are messages."""
+"""Kinds of channel frames. Higher kinds belong to the conversation, lower kinds are messages."""
 _FRAMES_BYTES_MAX: Final = 128
 PAYLOAD_BYTES_MAX: Final = RECORD_PLAINTEXT_BYTES_MAX - _FRAMES_BYTES_MAX
-"""Room of a record beside one channel frame of each kind."""
+"""Space in a record beside one channel frame of each kind."""
 _PING_BYTES: Final = 8
 _COUNT_BYTES: Final = 8
 _HELLO: Final = Struct(">B16sIQ")
@@ -58,12 +56,12 @@ class ChannelFrame(IntEnum):
     PONG = 0xF1
     REKEY = 0xF3
     ACK = 0xF4
-    """Count of the conversation's records that have come."""
+    """Number of received records of the conversation."""
     HELLO = 0xF5
     START = 0xF6
-    """Number of the conversation's record that comes next on this connection."""
+    """Number of the conversation's record that follows on this connection."""
     BYE = 0xF7
-    """The conversation is over; do not come back for it."""
+    """The conversation has ended; do not resume it."""
 
 
 _SIZES: Final = {
@@ -83,11 +81,11 @@ class HelloKind(IntEnum):
     NEW = 0
     """A conversation begins."""
     RESUME = 1
-    """The conversation goes on here."""
+    """The conversation continues on this connection."""
     BULK = 2
-    """Bulk of the conversation travels here as well."""
+    """This connection carries bulk of the conversation in addition."""
     GONE = 3
-    """The answer to RESUME of a conversation that is not known any more."""
+    """The answer to RESUME of an unknown conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +95,18 @@ class Hello:
     opening: HelloKind
     conversation: bytes = bytes(CONVERSATION_BYTES)
     generation: int = 0
-    """How often the conversation has moved, this time included: of two moves at once the later one counts.
-
-    Of a bulk connection: the way it comes by, where its other end asked for it (``p2p.session.path_offers``); else
-    0."""
+    """Number of migrations of the conversation, including this one; of two concurrent ones the higher counts. For
+    a bulk connection: its path number if its other end requested it (``p2p.session.path_offers``), else 0."""
     received: int = 0
-    """Records of the conversation that the sender has."""
+    """Number of conversation records that the sender has received."""
 
     @property
     def is_asked(self) -> bool:
-        """Whether it opens a bulk connection that its other end has asked for."""
+        """Whether it opens a bulk connection requested by the other end."""
         return self.opening is HelloKind.BULK and self.generation > 0
 
     def encode(self) -> bytes:
-        """Return the whole plaintext of the record."""
+        """Return the plaintext of the record."""
         body = _HELLO.pack(self.opening, self.conversation, self.generation, self.received)
         return frame(TrafficClass.CONSENSUS, ChannelFrame.HELLO, 0, body)
 
@@ -131,12 +127,12 @@ class Hello:
 
 
 def conversation_of(session: Session) -> bytes:
-    """Return the name of the conversation that begins with this session; its two ends alone know it."""
+    """Return the name of the conversation that begins with this session. Only its two ends can compute it."""
     return digest(b"conversation", session.channel_binding)[:CONVERSATION_BYTES]
 
 
 class Channel:
-    """Seals and opens the records of one connection. Any ProtocolError that it raises is the end of it."""
+    """Seals and opens the records of one connection. A ProtocolError ends the connection."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -151,16 +147,16 @@ class Channel:
 
     @property
     def has_frames(self) -> bool:
-        """Whether something is to be said even if the conversation is silent."""
+        """Whether channel frames wait to be sent, even without data of the conversation."""
         return bool(self._pending) or self._wants_rekey
 
     def say(self, channel_frame: ChannelFrame, body: bytes = b"") -> None:
-        """Send a channel frame with the next record; the newest of each kind counts."""
+        """Send a channel frame in the next record; of each kind only the newest is sent."""
         assert len(body) == _SIZES[channel_frame]
         self._pending[channel_frame] = body
 
     def rekey(self) -> None:
-        """Change the sending key behind the next record (for connections that send little)."""
+        """Change the sending key after the next record (for connections that send little)."""
         self._wants_rekey = True
 
     def seal(self, payload: bytes = b"") -> bytes:
@@ -199,7 +195,7 @@ class Channel:
 
     @property
     def lacking(self) -> int:
-        """Bytes that the record which has begun still lacks, once there is no whole one."""
+        """Missing bytes of the current record, if no complete one is available."""
         return self._reader.lacking
 
     def next_plaintext(self) -> bytes | None:
@@ -207,7 +203,7 @@ class Channel:
         return self._reader.next_plaintext()
 
     def take(self, kind: int, body: bytes) -> ChannelFrame | None:
-        """Take a channel frame; return it if it concerns the conversation or the caller, else None.
+        """Process a channel frame. Returns it if it concerns the conversation or the caller, else None.
 
         Raises FrameInvalid.
         """

@@ -17,7 +17,7 @@ STREAM_MAX: Final = 2**32 - 1
 
 
 class TrafficClass(IntEnum):
-    """What a message is to its receiver; lower leaves first (network.md 4.2)."""
+    """Traffic class of a message; lower classes are sent first (network.md 4.2)."""
 
     CONSENSUS = 0
     BLOCK = 1
@@ -42,9 +42,9 @@ def frame(cls: int, kind: int, stream: int, body: bytes) -> bytes:
 
 
 def frames(plaintext: Plaintext) -> Iterator[tuple[TrafficClass, int, int, Plaintext]]:
-    """Yield (class, kind, stream, body) of each frame of a record; bodies are slices of what is given.
+    """Yield (class, kind, stream, body) of each frame of a record; bodies are slices of the input.
 
-    Raises FrameInvalid: an unknown class, a body that leaves the record. Unknown kinds are the receiver's to skip.
+    Raises FrameInvalid for an unknown class or a body that exceeds the record. The receiver skips unknown kinds.
     """
     at, end = 0, len(plaintext)
     unpack, classes = _HEADER.unpack_from, _CLASSES

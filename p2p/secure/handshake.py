@@ -1,7 +1,7 @@
-"""The handshake of two nodes, without I/O: Noise XX whose payloads are the node certificates (network.md 3.1).
+"""The handshake of two nodes, without I/O: Noise XX with the node certificates as payloads (network.md 3.1).
 
-Wire format: each message after its length (u16). A node that dials a known address stops before it reveals its own
-identity to any other node. At most HANDSHAKE_MESSAGE_BYTES_MAX are stored of a peer that is not authenticated.
+On the wire each message follows its length (u16). A node that dials a known address stops before it reveals its
+own identity to any other node. At most HANDSHAKE_MESSAGE_BYTES_MAX are stored of an unauthenticated peer.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Session:
     send: CipherState
     receive: CipherState
     channel_binding: bytes
-    """The handshake hash: equal on both sides, and on no other connection."""
+    """The handshake hash: equal on both sides, and different on every other connection."""
     rest: bytes
     """Bytes received after the handshake: the start of the first record."""
     is_initiator: bool
 
 
 class Handshake:
-    """One side of the handshake: send what ``start`` and ``receive`` return until ``session`` is there."""
+    """One side of the handshake. Send what ``start`` and ``receive`` return until ``session`` is set."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Handshake:
         return _framed(self._noise.write_message()) if self._is_initiator else b""
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes from the peer and return those to send back. Raises HandshakeFailed: then drop the peer."""
+        """Process bytes from the peer; return the bytes to send. Raises HandshakeFailed: then drop the peer."""
         assert self.session is None, "the handshake is finished"
         self._buffer += data
         out = []

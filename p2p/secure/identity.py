@@ -1,7 +1,7 @@
-"""Who a node is: an account's address, bound to the node's keys by a certificate that the account signs.
+"""A node's identity: an account's address, bound to the node's keys by a certificate that the account signs.
 
-The account key may stay offline. The node itself holds the certificate and one secret, from which come the X25519
-key of its handshakes and the secp256k1 key that signs its peer records and receipts (network.md 2).
+The account key may stay offline. The node holds the certificate and one secret. From it derive the X25519 key of
+its handshakes and the secp256k1 key that signs its peer records and receipts (network.md 2).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PROTOCOL_VERSION: Final = 1
 CERTIFICATE_BYTES_MAX: Final = 224
 CERTIFICATE_LIFE_MS_MAX: Final = 30 * 24 * 3_600_000
 CLOCK_SKEW_MS_MAX: Final = 24 * 3_600_000
-"""How far ahead the signer's clock may be before its certificate looks too long-lived."""
+"""Maximum lead of the signer's clock before its certificate looks too long-lived."""
 
 _MAGIC: Final = b"DEKUBE"
 _KIND: Final = b"node certificate"
 
 
 class Role(IntFlag):
-    """The roles that a node claims; whoever depends on a claim must check it against the chain."""
+    """The roles that a node claims. A claim must be checked against the chain before it is used."""
 
     VALIDATOR = 1
     WORKER = 2
@@ -64,7 +64,7 @@ class Purpose(IntEnum):
 
 
 def prologue(genesis_hash: bytes, purpose: Purpose) -> bytes:
-    """Return what both sides must agree on before the handshake: protocol, version, chain and purpose."""
+    """Return the handshake prologue, which must be equal on both sides: protocol, version, chain and purpose."""
     return _MAGIC + bytes((PROTOCOL_VERSION, purpose)) + genesis_hash
 
 
@@ -72,8 +72,8 @@ def prologue(genesis_hash: bytes, purpose: Purpose) -> bytes:
 class NodeCertificate:
     """An account's statement that ``static_key`` and ``signer`` act for it on the network until ``not_after_ms``.
 
-    ``signer`` is the address of the key that signs peer records and receipts while the account key is away.
-    A certificate of a higher ``sequence`` revokes those below it.
+    ``signer`` is the address of the key that signs peer records and receipts while the account key is offline. A
+    certificate with a higher ``sequence`` revokes lower ones.
     """
 
     genesis_hash: bytes
@@ -130,7 +130,7 @@ class NodeCertificate:
         return cls.from_value(decode(data, limit_bytes=CERTIFICATE_BYTES_MAX))
 
     def to_value(self) -> Value:
-        """Return the value whose canonical bytes stand on the wire."""
+        """Return the value of the wire format."""
         return [*self._signed_fields(), self.signature]
 
     def encode(self) -> bytes:
@@ -204,7 +204,7 @@ class Identity:
 
     @classmethod
     def load(cls, node_secret: bytes, certificate: NodeCertificate, *, now_ms: int) -> Identity:
-        """Return the identity of a node whose account key is elsewhere. Raises CertificateInvalid."""
+        """Return the identity of a node with an offline account key. Raises CertificateInvalid."""
         static, signer = node_keys(node_secret)
         if (static.public, signer.address) != (certificate.static_key, certificate.signer):
             raise CertificateInvalid("the certificate is for another node secret")
@@ -218,5 +218,5 @@ class Identity:
 
 
 def node_keys(node_secret: bytes) -> tuple[StaticKey, SecretKey]:
-    """Return the transport key and the signing key that a node's one secret (32 bytes) stands for."""
+    """Return the transport key and the signing key derived from a node's secret (32 bytes)."""
     return StaticKey(digest(b"node static", node_secret)), SecretKey(digest(b"node signer", node_secret))

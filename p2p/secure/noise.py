@@ -1,7 +1,8 @@
-"""Noise_XX_25519_ChaChaPoly_SHA256 without I/O (Noise Protocol Framework, revision 34) (network.md 3.1).
+"""Noise_XX_25519_ChaChaPoly_SHA256 without I/O (Noise Protocol Framework, revision 34; network.md 3.1).
 
-Only this one pattern: both sides send their static key encrypted, the initiator's is hidden from anyone but the
-responder that it chose to answer. Rejects all-zero Diffie-Hellman outputs; ephemeral keys give forward secrecy.
+Only this pattern is implemented. Both sides send their static key encrypted. Only the responder that the initiator
+has accepted learns the initiator's key. All-zero Diffie-Hellman outputs are rejected. Ephemeral keys give forward
+secrecy.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MESSAGE_BYTES_MAX: Final = 65535
 
 _NONCE: Final = Struct("<4xQ")
 _NONCE_LAST: Final = 2**64 - 1
-"""Reserved by the framework for rekeying; no message may use it."""
+"""Reserved by the framework for rekeying; no message uses it."""
 _PATTERN: Final = (("e",), ("e", "ee", "s", "es"), ("s", "se"))
 
 
@@ -65,11 +66,11 @@ class StaticKey:
 
     @property
     def secret(self) -> bytes:
-        """The 32 bytes that must never be printed, logged or sent."""
+        """The 32 secret bytes; never print, log or send them."""
         return self._secret.private_bytes_raw()
 
     def exchange(self, public: bytes) -> bytes:
-        """Return the shared secret with ``public``. Raises HandshakeFailed where it is all zeros."""
+        """Return the shared secret with ``public``. Raises HandshakeFailed if it is all zeros."""
         try:
             return self._secret.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:  # a point of small order, or not 32 bytes
@@ -87,7 +88,7 @@ class CipherState:
         self.nonce = 0
 
     def encrypt(self, plaintext: bytes, associated: bytes = b"") -> bytes:
-        """Return ``plaintext`` sealed under the next nonce, 16 bytes longer."""
+        """Return ``plaintext`` sealed with the next nonce; it is 16 bytes longer."""
         nonce = self.nonce
         if nonce == _NONCE_LAST:
             raise FrameInvalid("the nonces of this key are used up")
@@ -103,7 +104,7 @@ class CipherState:
         self._aead.encrypt_into(_NONCE.pack(nonce), plaintext, b"", buffer)
 
     def decrypt(self, ciphertext: bytes | memoryview, associated: bytes = b"") -> bytes:
-        """Return the plaintext of the next message. Raises FrameInvalid, the nonce unmoved, if it is not that."""
+        """Return the plaintext of the next message. Raises FrameInvalid; the nonce is then unchanged."""
         nonce = self.nonce
         if nonce == _NONCE_LAST:
             raise FrameInvalid("the nonces of this key are used up")
@@ -115,15 +116,15 @@ class CipherState:
         return plaintext
 
     def rekey(self) -> None:
-        """Replace the key by a one-way function of itself; the nonce runs on (section 11.3 of the framework)."""
+        """Replace the key by a one-way function of it; the nonce continues (section 11.3 of the framework)."""
         self._key = self._aead.encrypt(_NONCE.pack(_NONCE_LAST), bytes(KEY_BYTES), b"")[:KEY_BYTES]
         self._aead = ChaCha20Poly1305(self._key)
 
 
 class HandshakeState:
-    """One side of the three messages: the initiator writes, reads, writes; the responder the other way round.
+    """One side of the three messages: the initiator writes, reads, writes; the responder does the opposite.
 
-    ``ephemeral`` is for published vectors alone. Any exception leaves the state unusable: drop it.
+    ``ephemeral`` is only for published test vectors. After an exception the state is unusable.
     """
 
     __slots__ = (
@@ -146,7 +147,7 @@ class HandshakeState:
         self._ephemeral = ephemeral
         self._remote_ephemeral = b""
         self.remote_static: bytes = b""
-        """The peer's static public key; empty until the message that carries it was read."""
+        """The peer's static public key; empty until its message is read."""
         self._step = 0
         self._cipher: CipherState | None = None
         self._chaining_key = PROTOCOL_NAME  # exactly the hash's length, so it stands for itself
@@ -155,7 +156,7 @@ class HandshakeState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all three messages have passed."""
+        """Whether all three messages were exchanged."""
         return self._step == len(_PATTERN)
 
     @property
@@ -165,11 +166,13 @@ class HandshakeState:
 
     @property
     def handshake_hash(self) -> bytes:
-        """What both sides agree on only if they saw the same handshake: the channel binding, once complete."""
+        """The handshake hash, equal on both sides of the same handshake only; the channel binding once
+        complete.
+        """
         return self._hash
 
     def write_message(self, payload: bytes = b"") -> bytes:
-        """Return the next handshake message, ``payload`` within (in clear in the first message)."""
+        """Return the next handshake message with ``payload`` (in the first message in plaintext)."""
         assert self.is_my_turn, "not this side's turn"
         out = []
         for part in _PATTERN[self._step]:

@@ -1,6 +1,6 @@
-"""Records: what one socket write carries, a u16 length and one sealed message of the Noise session.
+"""Records: the unit of one socket write, a u16 length and one sealed message of the Noise session.
 
-Sealing once a write instead of once a message is what makes small messages cheap (network.md 3.2).
+Sealing once per write instead of once per message makes small messages cheap (network.md 3.2).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def seal_into(cipher: CipherState, plaintext: bytes, buffer: memoryview) -> int:
 
 
 class RecordReader:
-    """Turns the bytes of one direction back into plaintexts; never holds more than one unfinished record."""
+    """Decrypts the bytes of one direction; holds at most one unfinished record."""
 
     __slots__ = ("_at", "_buffer", "_cipher", "_split", "_view")
 
     def __init__(self, cipher: CipherState) -> None:
         self._cipher = cipher
         self._split = b""
-        """The beginning of a record whose rest is in ``_buffer``, or still to come."""
+        """The beginning of a record; its rest is in ``_buffer`` or has not arrived."""
         self._buffer = b""
         self._view = memoryview(b"")
         self._at = 0
 
     def feed(self, data: bytes) -> None:
-        """Take bytes from the wire; ``next_plaintext`` gives what they complete."""
+        """Add bytes from the wire; ``next_plaintext`` returns the completed records."""
         left = self._split + self._buffer[self._at :]
         if len(left) > 2 and len(left) >= 2 + (left[0] << 8 | left[1]):
             data, left = left + data, b""  # whole records that nobody has asked for yet
@@ -54,9 +54,9 @@ class RecordReader:
 
     @property
     def lacking(self) -> int:
-        """Bytes that the record which has begun still lacks; 0 where none has, or its length is not known.
+        """Missing bytes of the current record; 0 if none has begun or its length is unknown.
 
-        Asked once ``next_plaintext`` has returned None.
+        Valid after ``next_plaintext`` has returned None.
         """
         begun = self._split or self._buffer[self._at : self._at + 2]
         if len(begun) < 2:

@@ -27,7 +27,7 @@ __all__ = ["BulkConnections", "MessageHandler"]
 
 _WRITE_RECORDS: Final = 2
 _READ_BYTES: Final = 128 * 1024
-"""A bulk connection takes short turns: a vote that comes by the control connection waits for one of each bulk
+"""A bulk connection takes short turns: a vote on the control connection waits for one turn of each bulk
 connection."""
 _DRAIN_LOOKS: Final = 50
 
@@ -35,7 +35,7 @@ MessageHandler = Callable[[bytes, bytes], Awaitable[None]]
 
 
 class _Conversation(Protocol):
-    """What bulk connections need of the peer whose bulk they carry."""
+    """The part of the peer that its bulk connections use."""
 
     @property
     def address(self) -> bytes: ...
@@ -59,9 +59,9 @@ class _Conversation(Protocol):
 class BulkConnections(Mapping[Connection, BulkStream]):
     """The bulk connections of a peer, with the bulk stream of each.
 
-    ``handlers`` take the messages of each kind. ``bring`` is called when bulk waits without a bulk connection, and
-    returns whether some are being opened. ``on_suspected`` is called when nothing moves on one, to open another
-    beside it.
+    ``handlers`` receive the messages of each kind. ``bring`` is called when bulk waits without a bulk connection,
+    and returns whether some are being opened. ``on_suspected`` is called when one stalls, to open another beside
+    it.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         on_suspected: Callable[[Connection], None],
     ) -> None:
         self.opening = 0
-        """How many of ours are being dialled."""
+        """Number of own bulk connections being dialled."""
         self.bytes_in = 0
-        """Received over those that have ended."""
+        """Bytes received over ended ones."""
         self.bytes_out = 0
-        """Sent over those that have ended."""
+        """Bytes sent over ended ones."""
         self._peer = peer
         self._mux = peer.mux
         self._limits = limits
@@ -90,7 +90,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         self._something = trio.Event()
         self._timeout = StallTimeout()
         self._hold_until = -math.inf
-        """Until then bulk waits for a bulk connection."""
+        """Until when bulk waits for a bulk connection."""
         self._failed_at = -math.inf
 
     def __getitem__(self, connection: Connection) -> BulkStream:
@@ -103,12 +103,12 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         return len(self._streams)
 
     def count(self, *, is_ours: bool) -> int:
-        """Return how many serve this node's bulk (``is_ours``), or the peer's."""
+        """Return how many carry this node's bulk (``is_ours``), or the peer's."""
         return sum(stream.is_ours == is_ours for stream in self._streams.values())
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing has moved on one of them for a while."""
+        """Whether one of them has stalled for a while."""
         return any(stream.is_quiet for stream in self._streams.values())
 
     # -- how many there are ----------------------------------------------------------------------------------
@@ -123,11 +123,11 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         return connections
 
     def wake(self) -> None:
-        """Wake the writers: there may be something to write."""
+        """Wake the writers: there may be data to send."""
         self._something.set()
 
     def seek(self) -> None:
-        """Request bulk connections for much bulk; where none can be opened, use the control connection."""
+        """Request bulk connections for much bulk; if none can be opened, use the control connection."""
         mux = self._mux
         waiting = mux.bulk_out.waiting_bytes
         now = trio.current_time()
@@ -147,7 +147,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         mux.may_begin_bulk = may_begin
 
     def failed(self) -> None:
-        """Note that none could be opened, so bulk does not wait for one."""
+        """Note that none could be opened; bulk no longer waits for one."""
         self._hold_until = -math.inf
         self.seek()
         self._peer.wake()
@@ -161,7 +161,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         )
 
     def close(self, connection: Connection) -> None:
-        """Close a bulk connection once its messages are sent; unfinished ones move elsewhere after a while."""
+        """Close a bulk connection once its messages are sent; after a while unfinished ones move to others."""
         stream = self._streams.get(connection)
         if stream is not None and not stream.is_draining and self._nursery is not None and not self._peer.is_over:
             stream.is_draining = True
@@ -176,7 +176,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         connection.retire()
 
     def hear(self) -> None:
-        """Take the peer's reports about them from the control connection. Raises FrameInvalid."""
+        """Process the peer's reports about them from the control connection. Raises FrameInvalid."""
         mux = self._mux
         if mux.stream_progress:
             for stream in self._streams.values():
@@ -215,7 +215,10 @@ class BulkConnections(Mapping[Connection, BulkStream]):
             await connection.aclose()
 
     def _end(self, stream: BulkStream, connection: Connection) -> None:
-        """Remove a bulk connection. Messages that arrived whole are still handled: they will not be sent again."""
+        """Remove a bulk connection.
+
+        Completely received messages are still handled: they will not be sent again.
+        """
         connection.retire()
         if self._streams.pop(connection, None) is None:
             return
@@ -230,7 +233,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
         self._peer.wake()
 
     def _share(self) -> None:
-        """Let own bulk use own bulk connections, and the peer's only while there are no own ones."""
+        """Use own bulk connections for own bulk, and the peer's only while there are no own ones."""
         own = [stream for stream in self._streams.values() if stream.is_ours and not stream.is_draining]
         if all(stream.is_suspended for stream in own):
             for stream in own:  # there is no other any more
@@ -311,9 +314,7 @@ class BulkConnections(Mapping[Connection, BulkStream]):
             await trio.sleep(limits.bulk_tick_s)
 
     def _suspend(self, stream: BulkStream, *, must_suspend: bool) -> None:
-        """Send what does not arrive on other bulk connections too, if there are some, until it is seen to
-        arrive.
-        """
+        """Also send messages in flight on a stalled bulk connection over others, until it moves again."""
         if stream.is_suspended and not must_suspend:
             stream.is_suspended = False
             self._share()
@@ -361,6 +362,5 @@ class BulkConnections(Mapping[Connection, BulkStream]):
 
 
 def _is_ours(hello: Hello, connection: Connection) -> bool:
-    """Whether a bulk connection is there for our bulk: we opened it of our own wish, or the peer did because we
-    asked."""
+    """Whether a bulk connection carries own bulk: this node opened it for that, or requested it from the peer."""
     return connection.is_outbound != hello.is_asked

@@ -1,10 +1,10 @@
 """Paces bulk while consensus messages are exchanged, so that the queue at the bottleneck stays short.
 
-BBR may keep two round trips of data in flight where acknowledgements come in bunches and its estimate is too high.
+If acknowledgements arrive in bunches, BBR overestimates the rate and may keep two round trips of data in flight.
 The second one queues at the bottleneck, and every vote of this machine queues behind it. So while votes are
-exchanged, a bulk connection whose round trip shows a queue is paced a little below its rate, and may grow again
-when the queue is gone. The rate stays above ``floor_percent`` of what it was. Less cannot fill the line, so a
-queue that remains is caused by others, and this connection slows down no further.
+exchanged, a bulk connection whose round trip shows a queue is paced slightly below its rate. It may grow again
+when the queue is gone. The rate stays above ``floor_percent`` of the original. A lower rate cannot fill the line,
+so a remaining queue is caused by others, and this connection slows down no further.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ class BulkPacingParameters:
     """Parameters of one bulk connection; a tick is ``NetworkLimits.plan_interval_s``."""
 
     queue_s: float = 0.010
-    """What may wait before the line, in time of the line."""
+    """Allowed queueing delay at the line."""
     slower_percent: int = 7
-    """Less for each tick in which more waits, ..."""
+    """Reduction for each tick with a longer queue, ..."""
     faster_percent: int = 2
-    """... more for each in which it does not."""
+    """... and increase for each other tick."""
     floor_percent: int = 80
-    """It gives way no further than to so much of what it carried."""
+    """Lowest rate in percent of the original one."""
     free_percent: int = 125
-    """A bulk connection that may carry so much of what it did is let go."""
+    """A bulk connection that reaches this share of its original rate is no longer paced."""
     patience_s: float = 5.0
-    """So long at the floor with something waiting: it is not ours, ..."""
+    """After this long at the floor with a queue, other traffic is the cause, ..."""
     rest_s: float = 30.0
-    """... and for so long nobody looks."""
+    """... and pacing pauses for this long."""
     window_ticks: int = 4
-    """What it carries is the mean of so many."""
+    """Its rate is the mean of this many ticks."""
 
     def __post_init__(self) -> None:
         assert 0 < self.floor_percent < 100 < self.free_percent
@@ -51,7 +51,7 @@ class BulkPacing:
         self._acked: deque[tuple[float, int]] = deque(maxlen=self._parameters.window_ticks + 1)
         self._bound: float | None = None
         self._base = 0.0
-        """What it carried when it was bound."""
+        """Its rate when pacing began."""
         self._at_floor_since: float | None = None
         self._free_until = 0.0
 
@@ -63,7 +63,7 @@ class BulkPacing:
     def tick(self, now: float, *, acked_bytes: int, waiting_s: float) -> int | None:
         """Return the rate limit in bytes per second; None: no limit.
 
-        ``acked_bytes`` since the connection began. ``waiting_s`` is the round trip less the shortest one.
+        ``acked_bytes`` since the connection began. ``waiting_s`` is the round trip minus the shortest one.
         Consecutive ticks must be of a connection that always has data to send.
         """
         if now < self._free_until:
@@ -102,7 +102,7 @@ class BulkPacing:
                 self.let_go()
 
     def _rate(self) -> float:
-        """Bytes a second over the last ticks; 0 before there are enough."""
+        """Bytes per second over the last ticks; 0 before there are enough."""
         if len(self._acked) < (self._acked.maxlen or 0):
             return 0.0
         (began, first), (ended, last) = self._acked[0], self._acked[-1]

@@ -1,10 +1,9 @@
-"""Bulk between two peers, without I/O: whole messages over any of several connections, within one window.
-
-See network.md 4.6.
+"""Bulk between two peers, without I/O: whole messages over any of several connections, within one window. See
+network.md 4.6.
 
 Each message has a number. It is sent on one bulk connection (on the control connection if there is none) and
-counts against the window until the receiver reports that it is done. The unfinished messages of a dead connection
-are sent on another one, and the receiver takes each number once. Messages have no order.
+counts against the window until the receiver reports it as done. Unfinished messages of a dead connection are sent
+on another one, and the receiver accepts each number once. Messages have no order.
 """
 
 from __future__ import annotations
@@ -35,38 +34,38 @@ __all__ = [
 
 MIB: Final = 1024 * 1024
 OUTSTANDING_MAX: Final = 4_096
-"""Messages in flight at once, however small."""
+"""Messages in flight at once, regardless of size."""
 WINDOW_BYTES_MAX: Final = 32 * MIB
 DONE_NUMBERS_MAX: Final = 1_024
-"""Numbers in one frame that says what is done."""
+"""Numbers in one DONE frame."""
 RECORD_BYTES_MAX: Final = 2 + MESSAGE_BYTES_MAX
 STREAM_NAME_BYTES: Final = 8
-"""What both ends call a bulk connection: a hash of its handshake, which nobody else knows."""
+"""The name of a bulk connection at both ends: a hash of its handshake, which only they know."""
 _LEFT: Final = Struct(">I")
 _FRAGMENT_HEADER_BYTES: Final = HEADER_BYTES + _LEFT.size
 _SLIVER_BYTES: Final = 1024
-"""A fragment that leaves more behind is not cut shorter than this."""
+"""A fragment is not cut below this size, unless it is the last one."""
 _EPOCH_S_MIN: Final = 0.01
-"""Shortest time over which a rate is taken: below it scheduling, not the line, decides."""
+"""Minimum time of a rate measurement: over a shorter one, scheduling decides."""
 _WINDOW_ROUND_TRIPS: Final = 4
-"""The window holds what comes in so many."""
+"""Seconds of the current rate that the window holds."""
 _TELL_S: Final = 0.025
-"""So much later at most what is done is told, while more comes: bulk connections are judged by it."""
+"""Maximum delay of a DONE report while more arrives: bulk connections are judged by it."""
 
 
 class Message(NamedTuple):
-    """A message that has arrived whole."""
+    """A completely received message."""
 
     cls: TrafficClass
     kind: int
     body: bytes
     number: int = 0
-    """Of bulk: what to release once it has been dealt with."""
+    """For bulk: the number to release once it was handled."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowLimits:
-    """How much bulk one peer may have in flight towards this node."""
+    """Limits of bulk in flight from one peer to this node."""
 
     first_bytes: int = MIB // 4
     max_bytes: int = WINDOW_BYTES_MAX
@@ -78,14 +77,14 @@ class _Outgoing:
     kind: int
     body: bytes
     stream: object = None
-    """Where it travels; None: it waits."""
+    """Its bulk connection; None: it waits."""
     sent: int = 0
     is_again: bool = False
-    """A bulk connection died with it: it may have arrived whole."""
+    """Its bulk connection died, but it may have arrived."""
 
 
 class BulkOut:
-    """The sending half."""
+    """The sending side."""
 
     __slots__ = (
         "_current",
@@ -117,28 +116,27 @@ class BulkOut:
         self._window_bytes_max = window_bytes_max
         self._waiting: deque[_Outgoing] = deque()
         self._undone: OrderedDict[int, _Outgoing] = OrderedDict()
-        """By number, the lowest first, whether it waits or is in flight."""
+        """Unfinished messages by number, waiting or in flight, lowest first."""
         self._current: dict[object, _Outgoing] = {}
         self._under_way: Counter[object] = Counter()
-        """Bytes by bulk connection of what it was given and is not done."""
+        """Unfinished bytes by bulk connection."""
         self._number = 0
         self.carried: Counter[object] = Counter()
-        """Bytes by bulk connection of which the receiver said that they are done; whoever measures takes them
-        out."""
+        """Bytes by bulk connection that the receiver reported as done; the planner takes them out."""
         self.grain_bytes = 0
-        """What ``carried`` is counted in: the size of the message that was queued last."""
+        """The unit of ``carried``: the size of the last queued message."""
         self.stream_count = 1
-        """Bulk connections that may begin messages. Each has its share of the window: what a slow one has taken
-        into its buffers would else leave nothing for a quick one, which then seems to bring nothing."""
+        """Bulk connections that may begin messages. Each has a share of the window: otherwise the buffer of a slow
+        one could use the whole window, and a fast one would seem to carry nothing."""
         self.outstanding_bytes = 0
-        """What has been given to bulk connections and is not done."""
+        """Bytes given to bulk connections and not done."""
         self.waiting_bytes = 0
-        """Of messages that no bulk connection has taken yet."""
+        """Bytes of messages that no bulk connection has taken yet."""
         self.window_bytes = window_bytes
-        """What the receiver allows to be in flight."""
+        """The receiver's limit of bytes in flight."""
 
     def queue(self, kind: int, body: bytes) -> bool:
-        """Queue a message; False when the queue is full."""
+        """Queue a message; return False if the queue is full."""
         size = len(body)
         assert size <= self._message_bytes_max, f"bulk of {size} bytes, limit {self._message_bytes_max}"
         if self.waiting_bytes + size + HEADER_BYTES > self._queue_bytes_max:
@@ -153,7 +151,7 @@ class BulkOut:
         return True
 
     def is_ready(self, stream: object, *, may_begin: bool = True) -> bool:
-        """Whether ``take`` would find something for this bulk connection."""
+        """Whether ``take`` has data for this bulk connection."""
         return stream in self._current or (may_begin and self._may_begin(stream))
 
     def _may_begin(self, stream: object) -> bool:
@@ -169,7 +167,9 @@ class BulkOut:
         return first.number - next(iter(self._undone)) < OUTSTANDING_MAX
 
     def take(self, stream: object, parts: list[bytes | memoryview], room: int, *, may_begin: bool = True) -> int:
-        """Append fragments for a bulk connection to ``parts``, at most ``room`` bytes; return how many."""
+        """Append fragments for a bulk connection to ``parts``, at most ``room`` bytes; return the number of
+        bytes.
+        """
         taken = 0
         while True:
             entry = self._current.get(stream)
@@ -205,7 +205,7 @@ class BulkOut:
         return taken
 
     def done(self, numbers: Iterable[int]) -> None:
-        """Take the receiver's report of finished messages. Raises FrameInvalid."""
+        """Process the receiver's report of finished messages. Raises FrameInvalid."""
         for number in numbers:
             entry = self._undone.pop(number, None)
             if entry is None or (entry.sent < len(entry.body) and not entry.is_again):
@@ -221,21 +221,21 @@ class BulkOut:
                 raise FrameInvalid("DONE for a message that was not sent")
 
     def grant(self, window_bytes: int) -> None:
-        """Take the receiver's window; what is in flight is kept here, so no more of it than both ends allow."""
+        """Set the receiver's window; no more than both ends allow is in flight."""
         self.window_bytes = min(window_bytes, self._window_bytes_max)
 
     def undone(self) -> list[tuple[int, bytes]]:
-        """Return what is not done, whether it waits or is in flight."""
+        """Return the unfinished messages, waiting or in flight."""
         return [(entry.kind, entry.body) for entry in self._undone.values()]
 
     def has_under_way(self, stream: object) -> bool:
-        """Whether a bulk connection has taken what is not done."""
+        """Whether unfinished messages are on a bulk connection."""
         return any(entry.stream is stream for entry in self._undone.values())
 
     def suspend(self, stream: object) -> int:
-        """Put what a suspected bulk connection has in flight to the front, for others; return how many messages.
+        """Queue the messages in flight on a suspected bulk connection again, first; return their number.
 
-        The bulk connection may yet finish the message that it is at: to the receiver it goes on where it was.
+        It may still finish its current message, which then continues at the receiver.
         """
         current = self._current.get(stream)
         if current is not None and current.stream is stream:
@@ -243,7 +243,7 @@ class BulkOut:
         return self._give_back(stream)
 
     def stream_lost(self, stream: object) -> int:
-        """Put what a dead bulk connection had in flight back to the front; return how many messages."""
+        """Queue the messages in flight on a dead bulk connection again, first; return their number."""
         self._current.pop(stream, None)
         self.carried.pop(stream, None)
         return self._give_back(stream)
@@ -268,11 +268,11 @@ class _Incoming:
     left: int
     charge: MemoryCharge
     body: bytearray = field(default_factory=bytearray)
-    """One buffer: a list of pieces would cost a multiple of its bytes where a peer cuts them tiny."""
+    """One buffer: a list of tiny fragments would cost a multiple of its bytes."""
 
 
 class BulkIn:
-    """The receiving half. ``account`` is charged for the bytes of a message until its release."""
+    """The receiving side. ``account`` is charged for the bytes of a message until its release."""
 
     __slots__ = (
         "_account",
@@ -303,11 +303,11 @@ class BulkIn:
         self._held: dict[int, int] = {}
         """Sizes of messages begun and not released."""
         self._charges: dict[int, MemoryCharge] = {}
-        """Of those that have wholly come."""
+        """Sizes of completely received ones."""
         self.held_bytes = 0
-        """Announced size of what has begun to arrive and is not released."""
+        """Announced size of messages that have begun to arrive and are not released."""
         self._floor = 0
-        """Every number up to this one has wholly come."""
+        """Every number up to this one was completely received."""
         self._finished: set[int] = set()
         self._to_tell: list[int] = []
         self._to_tell_bytes = 0
@@ -315,12 +315,12 @@ class BulkIn:
         self.granted_bytes = limits.first_bytes
         self._grant_max = limits.first_bytes
         self.wants_grant = False
-        """Whether the window has changed and the sender has not been told."""
+        """Whether the window has changed and the sender was not informed."""
         self._epoch_at = 0.0
         self._epoch_bytes = 0
 
     def take(self, stream: object, kind: int, number: int, body: memoryview) -> Message | None:
-        """Take a fragment; return the message that it completes. Raises FrameInvalid, ReceiveMemoryExceeded."""
+        """Process a fragment; return the message that it completes. Raises FrameInvalid, ReceiveMemoryExceeded."""
         if len(body) < _LEFT.size or not number:
             raise FrameInvalid("malformed bulk frame")
         if number <= self._floor or number in self._finished:
@@ -381,7 +381,7 @@ class BulkIn:
             self._finished.discard(self._floor)
 
     def stream_lost(self, stream: object) -> None:
-        """Forget what had begun to arrive on a bulk connection; it comes again on another."""
+        """Drop the partial messages of a bulk connection; they arrive again on another one."""
         for number, partial in self._partials.pop(stream, {}).items():
             partial.charge.give_back()
             is_elsewhere = any(number in others for others in self._partials.values())
@@ -397,7 +397,7 @@ class BulkIn:
         return size
 
     def release(self, number: int, now: float, rtt_s: float) -> None:
-        """Say that a message has been dealt with; the sender will be told, and may send as much again."""
+        """Note that a message was handled; the sender is informed and may send more."""
         size = self._drop(number)
         self._released_at = now
         self._to_tell.append(number)
@@ -421,7 +421,7 @@ class BulkIn:
 
     @property
     def wants_to_tell(self) -> bool:
-        """Whether enough is done, or nothing is left to do, so that the sender should hear of it now."""
+        """Whether to inform the sender now: enough is done, or all of it."""
         return bool(self._to_tell) and (
             self._to_tell_bytes >= self.granted_bytes // 4
             or not self._held
@@ -430,7 +430,7 @@ class BulkIn:
         )
 
     def take_done(self) -> list[int]:
-        """Return the numbers to tell now, at most DONE_NUMBERS_MAX."""
+        """Return the finished numbers to report now, at most DONE_NUMBERS_MAX."""
         told, self._to_tell = self._to_tell[:DONE_NUMBERS_MAX], self._to_tell[DONE_NUMBERS_MAX:]
         self._to_tell_bytes = 0 if not self._to_tell else self._to_tell_bytes
         self._told_at = self._released_at
@@ -465,48 +465,48 @@ class BulkStream:
         self._incoming = incoming
         self.name = conversation_of(channel.session)[:STREAM_NAME_BYTES]
         self.is_ours = is_ours
-        """Whether it is there for our bulk, by our plan; each end plans for its own."""
+        """Whether it carries own bulk, by the own plan; each end has its own plan."""
         self.is_spare = False
-        """Whether it takes no bulk of ours, for there are bulk connections of ours that do."""
+        """Whether it takes no own bulk, because there are own bulk connections that do."""
         self.is_draining = False
-        """Whether it finishes what it has and takes no more."""
+        """Whether it finishes its messages and takes no more."""
         self.is_suspended = False
-        """Whether it takes nothing until it moves, for what it has does not arrive."""
+        """Whether it takes no new messages until it moves, because its data does not arrive."""
         self.is_busy = False
-        """Whether what came on it is being dealt with, and nothing is read meanwhile."""
+        """Whether received messages are being handled; nothing is read meanwhile."""
         self.is_quiet = False
-        """Whether nothing has moved on it for a while, as far as the peer has said."""
+        """Whether it has stalled, according to the peer's reports."""
         self.sent_bytes = 0
-        """Bulk that has left on it."""
+        """Bulk bytes sent on it."""
         self.received_bytes = 0
-        """Bulk that has come on it, of messages that are not whole too."""
+        """Bulk bytes received on it, including incomplete messages."""
         self.sent_records = 0
         self.received_records = 0
-        """Records with bulk in them."""
+        """Sent records with bulk."""
         self.arrived_records = 0
-        """Of those sent, how many have come, as the peer has said."""
+        """Of those, the number that arrived, by the peer's reports."""
         self.moved = 0
-        """How often it has said so."""
+        """Number of reports."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing that it took is still in flight."""
+        """Whether none of its messages is in flight."""
         return not self._outgoing.has_under_way(self)
 
     @property
     def is_owed(self) -> bool:
-        """Whether something that was sent has not come yet, as far as is known."""
+        """Whether sent data has not arrived yet, as far as is known."""
         return self.sent_records > self.arrived_records
 
     def note_progress(self, records: int) -> None:
-        """Take the peer's report of progress. Raises FrameInvalid."""
+        """Process the peer's progress report. Raises FrameInvalid."""
         if records > self.sent_records:
             raise FrameInvalid("the peer reports more records of a bulk connection than were sent")
         self.arrived_records = max(self.arrived_records, records)
         self.moved += 1
 
     def next_record(self) -> bytes | None:
-        """Return the next record to write, or None when there is nothing for this bulk connection now."""
+        """Return the next record to write, or None if there is no data for this bulk connection now."""
         parts: list[bytes | memoryview] = []
         self._take(parts)
         if parts:
@@ -522,7 +522,7 @@ class BulkStream:
         return taken
 
     def fill(self, buffer: memoryview) -> int:
-        """Write records to ``buffer``, a multiple of RECORD_BYTES_MAX, while there are any; return their size."""
+        """Write records to ``buffer``, a multiple of RECORD_BYTES_MAX, while there is data; return their size."""
         at = 0
         channel = self.channel
         while len(buffer) - at >= RECORD_BYTES_MAX:
@@ -558,6 +558,6 @@ class BulkStream:
         return messages, pongs
 
     def lost(self) -> int:
-        """Give back what was in flight; return how many messages will be sent again."""
+        """Queue the messages in flight again; return their number."""
         self._incoming.stream_lost(self)
         return self._outgoing.stream_lost(self)

@@ -33,7 +33,7 @@ _PING_BYTES: Final = 8
 async def run_handshake(
     stream: trio.abc.Stream, handshake: Handshake, *, preamble: bytes = b"", heard: bytes = b""
 ) -> Session:
-    """Complete a handshake on a stream; ``preamble`` precedes its first message, ``heard`` was read already.
+    """Complete a handshake on a stream. ``preamble`` precedes its first message; ``heard`` was already read.
 
     Raises HandshakeFailed and its subclasses; errors of the stream pass through. The caller closes the stream.
     """
@@ -71,22 +71,22 @@ class Connection:
         self.channel = Channel(session)
         self.remote = remote
         self.endpoint = endpoint
-        """Where it was dialled; None where it came in."""
+        """The dialled endpoint; None for an inbound connection."""
         self.offered_path: OfferedPath | None = None
-        """Of one that the peer opened because it was asked: by which of its paths."""
+        """For one that the peer opened on request: the number of its path."""
         self.is_direct = is_direct
         self.since = trio.current_time()
         self.used_at = self.since
         self.rtt_s: float | None = None
         self.least_rtt_s = inf
-        """The least that it was found to be."""
+        """The shortest round trip."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.is_retired = False
         self.is_broken = True
-        """Of one that has ended: whether that was nobody's wish here."""
+        """Whether it ended without a decision of this node."""
         self.is_stalled = False
-        """Whether it was given up, at either end, because nothing moved on it."""
+        """Whether either end gave it up because it stalled."""
         self.ended = trio.Event()
         self._stream = stream
         self._reading = trio.CancelScope()
@@ -98,7 +98,7 @@ class Connection:
         self._pings = Pings()
         self._low_water = LowWater(self._socket)
         self._read_bytes = 0
-        """What the last read has brought."""
+        """The bytes of the last read."""
 
     def __repr__(self) -> str:
         return f"Connection({self.endpoint or self.remote})"
@@ -162,27 +162,27 @@ class Connection:
         return Hello.decode(plaintext)
 
     def new_ping(self, now: float) -> bytes:
-        """Return the token of a ping that is sent on this connection now."""
+        """Return the token of a ping to send on this connection now."""
         token = secrets.token_bytes(_PING_BYTES)
         self._pings.ask(token, now)
         return token
 
     def take_pong(self, token: bytes, now: float) -> float | None:
-        """Take the answer to a ping, update ``rtt_s``, and return how long the answer took."""
+        """Process the answer to a ping: update ``rtt_s``, and return how long the answer took."""
         took_s = self._pings.answered(token, now)
         self.rtt_s = self._pings.rtt_s
         return took_s
 
     def retire(self) -> None:
-        """End it: its readers and writers get ConnectionLost."""
+        """End the connection; its readers and writers get ConnectionLost."""
         self.is_retired = True
         self._reading.cancel()
         self._writing.cancel()
 
     async def is_dead(self, timeout_s: float) -> bool:
-        """Wait on a retired connection for a record of the peer; return whether none came.
+        """Wait on a retired connection for a record of the peer; return whether none arrived.
 
-        The end of the stream proves nothing: a relay that drops all data may end it too.
+        The end of the stream proves nothing: a relay that drops all data may also end the stream.
         """
         self._low_water.expect(0)
         with trio.move_on_after(timeout_s):
@@ -202,14 +202,14 @@ class Connection:
         return True
 
     async def leave(self, received: int) -> None:
-        """Close after an acknowledgement, from which the other end, which suspects the connection, sees that it
+        """Send an acknowledgement, then close: it shows the other end, which suspects the connection, that it
         works.
         """
         self.channel.say(ChannelFrame.ACK, received.to_bytes(8, "big"))
         await self.aclose(goodbye=self.channel.seal())
 
     async def aclose(self, *, goodbye: bytes = b"") -> None:
-        """Retire and close, after a last record unless another one is half written."""
+        """Retire and close, after a last record unless another one is partly written."""
         is_clean = not self._is_mid_record and not self.is_retired
         self.retire()
         if goodbye and is_clean:
@@ -233,7 +233,7 @@ class Connection:
             report(fault)
 
     def make_bulk(self) -> None:
-        """Let the kernel hold more unsent data: no vote waits behind it here."""
+        """Let the kernel buffer more unsent data: no vote waits behind it on this connection."""
         if self._socket is not None:
             tune(self._socket, is_bulk=True)
 
@@ -259,9 +259,9 @@ class Connection:
         return None if self._socket is None else tcp_info(self._socket)
 
     def take_losses(self) -> tuple[int, int]:
-        """Return how many segments were retransmitted, and how many were sent, since the last call.
+        """Return the numbers of retransmitted and of sent segments since the last call.
 
-        To the next hop, as far as the kernel tells.
+        They concern the next hop, as far as the kernel reports them.
         """
         info = self.tcp_info()
         if info is None:
@@ -271,13 +271,13 @@ class Connection:
 
     @property
     def _socket(self) -> trio.socket.SocketType | None:
-        """The socket below, where there is one: a direct connection's, or that of a circuit to its first relay."""
+        """The underlying socket, if any: a direct connection's, or that of a circuit to its first relay."""
         found = getattr(self._stream, "socket", None)
         return found if isinstance(found, trio.socket.SocketType) else None
 
     @property
     def remote_host(self) -> str | None:
-        """The other end's address, where the connection goes to it directly."""
+        """The other end's address, if the connection is direct."""
         if self._socket is None or not self.is_direct:
             return None
         try:
@@ -287,7 +287,7 @@ class Connection:
 
     @property
     def local_host(self) -> str | None:
-        """Our own address on this connection, where it has one."""
+        """The own address of this connection, if known."""
         if self._socket is None:
             return None
         try:

@@ -1,6 +1,6 @@
 """Runs handshakes on new streams within the time limit, receives the hello, and counts failures.
 
-``p2p.path.dialling`` uses it for outbound streams, ``p2p.peers.inbound`` for inbound ones. Before it is done,
+``p2p.path.dialling`` uses it for outbound streams, ``p2p.peers.inbound`` for inbound ones. Until it is done,
 neither end has any rights.
 """
 
@@ -43,7 +43,7 @@ class Handshaker:
         self._counters = counters
 
     async def dialled(self, stream: trio.abc.Stream, purpose: Purpose, expected: bytes | None) -> Session | None:
-        """Return the session of a stream that this node opened, to the address ``expected`` if that is known."""
+        """Return the session of a stream that this node opened, to the address ``expected`` if known."""
         return await self._handshake(stream, purpose, is_initiator=True, expected=expected)
 
     async def accepted(
@@ -59,8 +59,8 @@ class Handshaker:
         return await self._handshake(stream, purpose, is_initiator=False, expected=None, heard=heard)
 
     async def _begin(self, stream: trio.abc.Stream, seen: tuple[str, int]) -> bytes | None:
-        """Return the first bytes of a handshake; None: the stream asked for its observed address, and was
-        answered.
+        """Return the first bytes of a handshake; None: the stream requested its observed address and got the
+        answer.
         """
         heard = bytes(await stream.receive_some(_FIRST_BYTES_MAX))
         if not heard:

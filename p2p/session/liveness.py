@@ -1,11 +1,10 @@
-"""Failure detection for one peer: when to ping it, to look for another connection, to give it up; without I/O.
+"""Failure detection for one peer: when to ping it, to find another connection, or to give it up; without I/O.
 
-``p2p.session.peer`` reports what it receives on the control connection, calls ``tick`` a few times a second, and
-carries out the actions. ``p2p.session.stall_detection`` watches single bulk connections.
-
-While votes are exchanged, a ping travels with them, and its answer has a deadline (``AnswerDeadline``). After a
-missed deadline the connection is *suspected*: another connection is dialled while this one stays. The conversation
-migrates if this one is still silent when the other is established; by then TCP has repaired a single packet loss.
+``p2p.session.peer`` reports the input of the control connection, calls ``tick`` a few times a second, and carries
+out the actions. ``p2p.session.stall_detection`` watches single bulk connections. While votes are exchanged, a ping
+travels with them, and its answer has a deadline (``AnswerDeadline``). After a missed deadline the connection is
+*suspected*: another connection is dialled while this one stays. If this one is still silent when the other is
+established, the conversation migrates. By then TCP has repaired a single packet loss.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from p2p.base.limits import NetworkLimits
 __all__ = ["AnswerDeadline", "Liveness", "LivenessAction", "LivenessParameters", "Pings"]
 
 PINGS_MAX: Final = 32
-"""Of one connection, without an answer."""
+"""Unanswered pings of one connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,37 +27,37 @@ class LivenessParameters:
     """How soon an unanswered ping makes a connection suspected; times in seconds."""
 
     ping_s: float = 0.1
-    """Least time between two pings that travel with votes; and half a round trip."""
+    """Minimum interval of pings that travel with votes; half a round trip is added."""
     quiet_s: float = 0.2
-    """Silence after a vote of the peer's, after which an end that sends no votes itself asks."""
+    """Time after a peer's vote when an end that sends no votes itself pings."""
     active_s: float = 1.0
-    """So long after the last vote, sent or heard, an unanswered ping is urgent."""
+    """An unanswered ping is urgent for this long after the last vote, sent or received."""
     budget_s: float = 0.65
-    """The deadline of an answer is so much ..."""
+    """The deadline of an answer is this, ..."""
     move_round_trips: float = 3.5
-    """... less the round trips that another connection takes: votes stop for a second at most; ..."""
+    """... minus the round trips that another connection takes, so that votes stop for at most a second, ..."""
     round_trips: float = 1.5
-    """... but at least so many round trips ..."""
+    """... but at least this many round trips ..."""
     slack_s: float = 0.1
-    """... and so much more."""
+    """... plus this."""
     far_rtt_s: float = 0.25
-    """Above this round trip votes stop for over a second in any case, as a handshake takes that long. There ..."""
+    """Above this round trip votes stop for over a second anyway, because a handshake takes that long. There ..."""
     far_round_trips: float = 8.0
-    """... the deadline is so many round trips: before a handshake ends TCP repairs what was lost three times."""
+    """... the deadline is this many round trips: TCP repairs three losses before a handshake ends."""
     round_trips_max: float = 16.0
-    """No deadline is longer than this, and than ``stall_s``."""
+    """Maximum deadline; it is also at most ``stall_s``."""
     late_factor: float = 1.25
-    """At least so many times the latest answer that this connection has brought, ..."""
+    """At least this multiple of the slowest recent answer on this connection, ..."""
     late_half_life_s: float = 120.0
-    """... which is forgotten by half in this time: a lossy line is soon known."""
+    """... which decays with this half-life, so that a lossy line is soon recognised."""
     own_stall_s: float = 0.1
-    """A look that comes so much too late tells that this process stood still: it waits as long once more."""
+    """A tick that is this late means that this process stalled; the deadline is then extended by the same time."""
     again_s: float = 1.0
-    """Until another path is tried again while the silence lasts, doubling up to twice ``stall_s``."""
+    """Interval until another path is tried again during silence, doubled up to twice ``stall_s``."""
 
 
 class AnswerDeadline:
-    """How long the answer to a ping may take on one connection."""
+    """The deadline for the answer to a ping on one connection."""
 
     __slots__ = ("_late_at", "_late_s", "_most_s", "_parameters", "rtt_s")
 
@@ -69,7 +68,7 @@ class AnswerDeadline:
         self._late_s = self._late_at = 0.0
 
     def answered(self, took_s: float, rtt_s: float, now: float) -> None:
-        """Take how long an answer took, and the present estimate of the round trip."""
+        """Process the time of an answer, and the current estimate of the round trip."""
         self._late_s = max(self._late(now), took_s)
         self._late_at = now
         self.rtt_s = rtt_s
@@ -78,7 +77,7 @@ class AnswerDeadline:
         return float(self._late_s * 0.5 ** ((now - self._late_at) / self._parameters.late_half_life_s))
 
     def patience_s(self, now: float) -> float:
-        """Return how long the answer to a ping may take; before the first answer, the maximum."""
+        """Return the deadline for the answer to a ping; before the first answer, the maximum."""
         parameters, rtt_s = self._parameters, self.rtt_s
         if rtt_s is None:
             return self._most_s
@@ -94,18 +93,18 @@ class AnswerDeadline:
 
 
 class LivenessAction(Enum):
-    """What the caller must do now."""
+    """Actions that the caller must carry out now."""
 
     REKEY = auto()
     """Change the key of the control connection."""
     PING = auto()
     """Send a ping; see ``Liveness.asked``."""
     FIND_PATH = auto()
-    """Bring another connection if there is one."""
+    """Open another connection if possible."""
     END_SILENT = auto()
-    """Give the peer up: it has said nothing for too long."""
+    """Give the peer up: it was silent for too long."""
     END_LOST = auto()
-    """Give the peer up: it has had no connection for too long."""
+    """Give the peer up: it had no connection for too long."""
 
 
 class Liveness:
@@ -137,17 +136,17 @@ class Liveness:
         self._parameters = parameters or LivenessParameters()
         self._answer_deadline = AnswerDeadline(limits.stall_s, self._parameters)
         self._waiting_since: float | None = None
-        """When the first ping left after which nothing was heard; None: all are answered."""
+        """Time of the first ping since the last input; None: none is unanswered."""
         self._is_urgent = False
-        """Whether votes were about while that ping waited."""
+        """Whether votes were exchanged while that ping waited."""
         self._voted_at = self._vote_heard_at = -math.inf
         self._seeks = 0
-        """How often another path was tried since something was heard."""
+        """How often another path was tried since the last input."""
         self._has_grace = False
-        """Whether the deadline was put off since something was heard, for this process stood still."""
+        """Whether the deadline was extended since the last input because this process stalled."""
         self.heard_at = now
         self.has_heard = False
-        """Whether it has said anything since its first handshake."""
+        """Whether it has sent anything since its first handshake."""
         self.asked_at = -math.inf
         self._attached_at = now
         self._detached_at: float | None = None
@@ -163,7 +162,7 @@ class Liveness:
         self._waiting_since, self._is_urgent, self._has_grace, self._seeks = None, False, False, 0
 
     def answered(self, took_s: float, rtt_s: float, now: float) -> None:
-        """Note how long the answer to a ping took, and the present estimate of the round trip."""
+        """Process the time of an answer to a ping, and the current estimate of the round trip."""
         self._answer_deadline.answered(took_s, rtt_s, now)
 
     def voted(self, now: float) -> bool:
@@ -174,7 +173,7 @@ class Liveness:
         return now - self.asked_at >= max(self._parameters.ping_s, (self._answer_deadline.rtt_s or 0.0) / 2)
 
     def heard_vote(self, now: float) -> None:
-        """Note that the peer sends votes. It waits for no answer, and must still not lose its connection."""
+        """Note that the peer sends votes. It expects no answer, but must not lose its connection."""
         self._vote_heard_at = now
 
     def asked(self, now: float) -> None:
@@ -186,7 +185,7 @@ class Liveness:
 
     @property
     def due_at(self) -> float:
-        """When ``tick`` should be called, if it is not before."""
+        """When to call ``tick`` at the latest."""
         if self._detached_at is not None:
             return math.inf
         if self._waiting_since is not None:
@@ -214,7 +213,7 @@ class Liveness:
         return max(self.heard_at, self._vote_heard_at) + self._parameters.quiet_s
 
     def detached(self, now: float) -> None:
-        """Note that no connection carries the conversation now."""
+        """Note that the conversation has no connection."""
         self._detached_at = now
 
     def attached(self, now: float) -> None:
@@ -228,10 +227,10 @@ class Liveness:
         return now - self.asked_at >= self._limits.probe_s / 2
 
     def tick(self, now: float, *, is_owed: bool, is_finding_path: bool) -> list[LivenessAction]:
-        """Return the actions to carry out, in order; an END action is the last.
+        """Return the actions in order; an END action is the last one.
 
-        ``is_owed``: whether data was sent that the peer must acknowledge. ``is_finding_path``: whether another
-        connection is being opened already.
+        ``is_owed``: whether sent data awaits an acknowledgement. ``is_finding_path``: whether another connection
+        is already being opened.
         """
         limits = self._limits
         silent_s = now - self.heard_at
@@ -286,15 +285,16 @@ class Pings:
         self.rtt_s: float | None = None
 
     def ask(self, token: bytes, now: float) -> None:
-        """Note a ping that is sent now; of too many unanswered ones the oldest is dropped."""
+        """Note a ping that is sent now; beyond the limit the oldest unanswered one is dropped."""
         self._asked[token] = now
         if len(self._asked) > PINGS_MAX:
             del self._asked[next(iter(self._asked))]
 
     def answered(self, token: bytes, now: float) -> float | None:
-        """Take a pong and return how long it took; None if it answers no open ping.
+        """Process a pong and return its round trip; None if it answers no open ping.
 
-        A shorter round trip counts at once, a longer one gradually: the difference comes from load at either end.
+        A shorter round trip counts at once, a longer one gradually, because load at either end causes the
+        difference.
         """
         sent_at = self._asked.pop(token, None)
         if sent_at is None:

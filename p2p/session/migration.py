@@ -1,7 +1,7 @@
-"""Which connection carries a conversation: the numbering of its migrations, and which of two is kept.
+"""Decides which connection carries a conversation: numbers its migrations, and chooses between two connections.
 
-Both ends may open a new connection at once, and an answer may be lost. Each migration therefore has a generation,
-the higher generation counts, and of two connections of one generation both ends keep the same.
+Both ends may open a new connection at once, and an answer may be lost. So each migration has a generation, and the
+higher generation counts. Of two connections of one generation both ends keep the same one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Migration:
     def __init__(self, session: Session, *, own_address: bytes) -> None:
         self.conversation = conversation_of(session)
         self.generation = 0
-        """How often the conversation has migrated, failed attempts included."""
+        """Number of migrations of the conversation, including failed attempts."""
         self._attempted = 0
         self._certificate = session.certificate
         self._own = own_address
@@ -36,14 +36,15 @@ class Migration:
         )
 
     def may_replace(self, hello: Hello, new: Session, present: Session) -> bool:
-        """Whether the connection of ``new``, whose peer said ``hello``, replaces that of ``present``."""
+        """Whether the connection of ``new``, whose peer sent ``hello``, replaces that of ``present``."""
         if hello.generation != self.generation or not self.generation:
             return hello.generation > self.generation
         # Both ends migrated at once: both must keep the same connection, that of the lower address.
         return self._initiator_of(new) < self._initiator_of(present)
 
     def next_hello(self, received: int) -> Hello:
-        """Return the hello of a connection that shall carry the conversation; ``received`` records are here.
+        """Return the hello of a connection that should carry the conversation; ``received`` records have arrived
+        here.
 
         Each attempt counts: the peer may have accepted one whose answer was lost.
         """

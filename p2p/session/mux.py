@@ -1,14 +1,13 @@
-"""The conversation of two peers, without I/O: priorities, fragments, bounds, and migration without loss.
+"""The conversation of two peers, without I/O: priorities, fragments, limits, and migration without loss. See
+network.md 4.3 to 4.6.
 
-See network.md 4.3 to 4.6.
-
-The writer calls ``next_record`` whenever the socket takes more, so the next record is chosen as late as possible:
-a vote queued behind a block of 8 MiB is in the next record. Consensus and block parts have strict priority.
-Gossip, requests and bulk share the rest 60 : 30 : 10, so none of them starves another.
+The writer calls ``next_record`` whenever the socket has room, so the next record is chosen as late as possible: a
+vote queued behind a block of 8 MiB is in the next record. Consensus and block parts have strict priority. Gossip,
+requests and bulk share the rest 60 : 30 : 10, so none of them starves another.
 
 The conversation is a sequence of numbered records. A sender keeps each until the receiver has acknowledged it.
 After a migration the unacknowledged records are sealed again for the new connection. So every message arrives
-once, in the order of its class, however often the connection changes.
+once, in the order of its class, whatever the number of connections.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ __all__ = [
 
 MIB: Final = 1024 * 1024
 FRAGMENT_BYTES: Final = 16 * 1024
-"""Messages up to this size travel whole; longer ones in pieces of about this size."""
+"""Messages up to this size are sent whole; longer ones in fragments of about this size."""
 SHORT_RECORD_BYTES: Final = 16 * 1024
 _QUICK_BYTES: Final = 1024
-"""No class forbids messages of this size."""
+"""Every class allows messages of this size."""
 APPLICATION_KIND_MAX: Final = 0xEF
-"""Kinds above this one are the connection's own."""
+"""Higher kinds belong to the connection itself."""
 
 _DONE: Final = 0xF8
 _WINDOW: Final = 0xF9
@@ -54,28 +53,28 @@ _STREAMS_GIVEN_UP: Final = 0xFD
 _NUMBER_BYTES: Final = 4
 _STREAM_PROGRESS_BYTES: Final = STREAM_NAME_BYTES + _NUMBER_BYTES
 _STREAMS_TOLD_MAX: Final = 64
-"""Bulk connections named in one frame: more than two ends may have between them."""
+"""Bulk connections named in one frame: more than two ends can have."""
 _CONTROL: Final = "control"
-"""The name of the control connection among the bulk connections."""
+"""The control connection's name among the bulk connections."""
 _LEFT: Final = Struct(">I")
 _FRAGMENT_HEADER_BYTES: Final = HEADER_BYTES + _LEFT.size
 _SLIVER_BYTES: Final = 1024
-"""A fragment that leaves more behind is not cut shorter than this."""
+"""A fragment is not cut below this size, unless it is the last one."""
 _WEIGHTED: Final = (TrafficClass.GOSSIP, TrafficClass.REQUEST, TrafficClass.BULK)
 _COST: Final = {TrafficClass.GOSSIP: 1, TrafficClass.REQUEST: 2, TrafficClass.BULK: 6}
-"""Virtual time a byte takes: the inverse of the shares 60, 30, 10."""
+"""Virtual time per byte: the inverse of the shares 60, 30, 10."""
 _ACK_BYTES: Final = 256 * 1024
-"""Received since the last acknowledgement, after which the next one is said unasked."""
+"""Received records after which an acknowledgement is sent even without other data."""
 
 
 @lru_cache(maxsize=4 * _QUICK_BYTES)
 def _quick_header(cls: int, kind: int, size_bytes: int) -> bytes:
-    """Return the header of a small message: the same few are made again and again."""
+    """Return the header of a small message; cached, because few different ones occur."""
     return header(cls, kind, 0, size_bytes)
 
 
 class ClassLimits(NamedTuple):
-    """What one class may hold: bytes queued for sending, and bytes of one message."""
+    """Limits of one class: bytes queued for sending, and bytes of one message."""
 
     queue_bytes_max: int
     message_bytes_max: int
@@ -83,7 +82,7 @@ class ClassLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MuxLimits:
-    """Bounds of one connection; both ends must agree on ``message_bytes_max`` and on the window."""
+    """Limits of one connection. Both ends must agree on ``message_bytes_max`` and on the window."""
 
     classes: tuple[ClassLimits, ...] = (
         ClassLimits(4 * MIB, MIB // 4),
@@ -93,13 +92,13 @@ class MuxLimits:
         ClassLimits(16 * MIB, 9 * MIB),
     )
     window: WindowLimits = field(default_factory=WindowLimits)
-    """Bulk received and not yet dealt with, over all bulk connections."""
+    """Bulk received and not handled yet, over all bulk connections."""
     retained_bytes_max: int = 8 * MIB
-    """Records sent and not yet acknowledged; then the sender waits."""
+    """Records sent and not acknowledged; at this number the sender waits."""
     reassembly_bytes_max: int = 32 * MIB
-    """Announced size of all messages of which a part has come."""
+    """Announced size of all partly received messages."""
     partial_messages_max: int = 128
-    """Above the requests and answers that two honest ends may have in flight at once."""
+    """More than two honest ends can have in flight as requests and answers."""
 
 
 @dataclass(slots=True)
@@ -126,14 +125,14 @@ class _Partial:
     left: int
     charge: MemoryCharge
     body: bytearray = field(default_factory=bytearray)
-    """One buffer: a list of pieces would cost a multiple of its bytes where a peer cuts them tiny."""
+    """One buffer: a list of tiny fragments would cost a multiple of its bytes."""
 
 
 class Mux:
     """One side of a conversation: turns messages into records, and records into messages.
 
-    A ProtocolError that it raises ends the conversation, with one exception: ``receive`` also raises for a record
-    that is damaged or out of order, and that may be the fault of the connection alone.
+    A ProtocolError ends the conversation, with one exception: ``receive`` also raises for a record that is damaged
+    or out of order, which may be the fault of the connection alone.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class Mux:
     ) -> None:
         self.limits = limits or MuxLimits()
         self.channel: Channel | None = channel
-        """The connection that carries the conversation now; None between two."""
+        """The connection that carries the conversation; None between two connections."""
         bulk = self.limits.classes[TrafficClass.BULK]
         if account is None:
             account = ReceiveMemory(2**62).open(2**62, lambda: None)
@@ -154,16 +153,15 @@ class Mux:
         )
         self.bulk_in = BulkIn(account, message_bytes_max=bulk.message_bytes_max, limits=self.limits.window)
         self.may_begin_bulk = True
-        """Whether bulk may travel on this connection: not while bulk connections carry it."""
+        """Whether bulk may use this connection: not while bulk connections carry it."""
         self.connections_wanted: dict[int, int] = {}
-        """Bulk connections that the peer requests, by path; the caller that opens them empties it."""
+        """Bulk connections that the peer requests, by path. The caller opens them and clears this."""
         self.paths_offered: tuple[OfferedPath, ...] | None = None
-        """The paths to this node that the peer offers; the caller that takes them sets None."""
+        """The paths to this node that the peer offers. The caller stores them and sets None."""
         self.stream_progress: dict[bytes, int] = {}
-        """How many records have come on which bulk connection, as the peer has said; whoever notes it empties
-        it."""
+        """The peer's reports of received records by bulk connection. The caller processes and clears them."""
         self.streams_given_up: set[bytes] = set()
-        """Bulk connections that the peer has given up; the caller that closes them empties it."""
+        """Bulk connections that the peer has given up. The caller closes them and clears this."""
         self._queues: tuple[deque[bytes | _Large], ...] = tuple(deque() for _ in TrafficClass)
         self._queued_bytes = [0] * len(TrafficClass)
         self._queue_bytes_max = tuple(limits.queue_bytes_max for limits in self.limits.classes)
@@ -179,24 +177,24 @@ class Mux:
         self._retained_bytes = 0
         self._acknowledged = 0
         self._again: deque[bytes] = deque()
-        """Retained records that are still to be sent on the present connection."""
+        """Retained records that must still be sent on the current connection."""
         self._damage: RecordDamaged | None = None
         self._received = 0
         self._next: int | None = 0
-        """Number of the record that comes next on the present connection; None until it says."""
+        """Number of the next record on the current connection; None until it is announced."""
         self._unacknowledged_bytes = 0
         self.records_opened = 0
-        """Authentic records that have come over all connections, whatever was in them."""
+        """Authentic records received over all connections, whatever their content."""
         self.dropped_messages = 0
-        """Gossip given up for newer gossip since the conversation began."""
+        """Gossip messages dropped for newer ones since the conversation began."""
 
     # -- sending ---------------------------------------------------------------------------------------------
 
     def queue(self, cls: TrafficClass, kind: int, body: bytes) -> bool:
-        """Queue a message; False when its class is full and may refuse (block parts, requests, bulk).
+        """Queue a message; return False if its class is full and may refuse (block parts, requests, bulk).
 
-        A full queue of gossip gives up its oldest message instead. Raises QueueOverflow where consensus does not
-        fit: a peer that is this slow must go, or it would hear votes of another age.
+        A full queue of gossip drops its oldest message instead. Raises QueueOverflow if consensus does not fit:
+        such a slow peer must be dropped, because it would get outdated votes.
         """
         assert 0 <= kind <= APPLICATION_KIND_MAX, "a kind of the connection's own"
         queue = self._queues[cls]
@@ -228,11 +226,11 @@ class Mux:
         return True
 
     def queued_bytes(self, cls: TrafficClass) -> int:
-        """Return how much of a class waits to leave."""
+        """Return the bytes of a class that wait to be sent."""
         return self.bulk_out.waiting_bytes if cls is TrafficClass.BULK else self._queued_bytes[cls]
 
     def backlog(self) -> SendBacklog:
-        """Return what is kept here of what the peer is to hear, until it has said that it has."""
+        """Return the bytes kept for the peer until it has acknowledged them."""
         bulk = self.bulk_out
         size_bytes = sum(self._queued_bytes) + self._retained_bytes + bulk.waiting_bytes + bulk.outstanding_bytes
         large = [
@@ -245,7 +243,7 @@ class Mux:
     def undelivered(self) -> Iterator[tuple[TrafficClass, int, bytes]]:
         """Yield the node's messages of consensus, block parts and bulk that may not have arrived.
 
-        For the case that the conversation ends and another one begins: some of them may then arrive twice.
+        They are sent again if the conversation ends and another one begins; some may then arrive twice.
         """
         for payload in self._retained:
             for cls, kind, stream, body in frames(payload):
@@ -262,7 +260,7 @@ class Mux:
 
     @property
     def has_output(self) -> bool:
-        """Whether ``next_record`` has something to return."""
+        """Whether ``next_record`` has data."""
         if self.channel is None:
             return False
         if self.channel.has_frames or self._again:
@@ -285,13 +283,13 @@ class Mux:
 
     @property
     def is_owed(self) -> bool:
-        """Whether the peer has not acknowledged all that was sent."""
+        """Whether the peer has unacknowledged records."""
         return bool(self._retained)
 
     def next_record(self, *, is_short: bool = False) -> bytes | None:
-        """Return the next record to write, filled by priority, or None when nothing may leave.
+        """Return the next record to write, filled by priority, or None if nothing may be sent.
 
-        ``is_short``: of SHORT_RECORD_BYTES at most where bulk is in it, for votes may follow on a thin line.
+        ``is_short``: at most SHORT_RECORD_BYTES if it contains bulk, because votes may follow on a slow line.
         """
         channel = self.channel
         if channel is None:
@@ -362,7 +360,7 @@ class Mux:
         return self.bulk_out.is_ready(_CONTROL, may_begin=self.may_begin_bulk)
 
     def ping(self, token: bytes) -> None:
-        """Ask for ``token`` (8 bytes) back; it comes as the message that ``is_pong`` knows."""
+        """Send a ping with ``token`` (8 bytes); ``is_pong`` recognises its answer."""
         if self.channel is not None:
             self.channel.say(ChannelFrame.PING, token)
             self._acknowledge()
@@ -378,7 +376,7 @@ class Mux:
         return message.kind == ChannelFrame.BYE
 
     def request_connections(self, wishes: Mapping[int, int]) -> None:
-        """Request so many bulk connections on each of the offered paths of the peer."""
+        """Request this many bulk connections on each of the peer's offered paths."""
         self._frames[_CONNECTIONS_WANTED] = encode_request(wishes)
 
     def offer_paths(self, paths: Iterable[OfferedPath]) -> None:
@@ -391,30 +389,30 @@ class Mux:
             self._moved[name] = records
 
     def give_up(self, name: bytes) -> None:
-        """Report that a bulk connection is dead, for its other end may not have noticed."""
+        """Report that a bulk connection is dead, in case its other end has not noticed."""
         if len(self._given_up) < _STREAMS_TOLD_MAX:
             self._given_up[name] = None
 
     def release_bulk(self, number: int, now: float, rtt_s: float) -> None:
-        """Note that a bulk message has been handled, so that the peer may send more; see ``BulkIn.release``."""
+        """Note that a bulk message was handled, so that the peer may send more; see ``BulkIn.release``."""
         self.bulk_in.release(number, now, rtt_s)
 
     # -- connections -----------------------------------------------------------------------------------------
 
     @property
     def received(self) -> int:
-        """Records of the conversation that have come: what a hello says."""
+        """Number of received records of the conversation, for a hello."""
         return self._received
 
     def detach(self) -> None:
-        """Note that the connection is lost; queues go on filling."""
+        """Note that the connection is lost; messages can still be queued."""
         self.channel = None
         self._again.clear()
 
     def attach(self, channel: Channel, received: int) -> None:
-        """Go on over another connection, whose peer said that it has ``received`` so many records.
+        """Continue over another connection, whose peer has ``received`` this many records.
 
-        Raises FrameInvalid for a count that cannot be.
+        Raises FrameInvalid for an impossible count.
         """
         if received > self._acknowledged + len(self._retained):
             raise FrameInvalid("the peer acknowledges more records than were sent")
@@ -436,7 +434,7 @@ class Mux:
         self.channel.say(ChannelFrame.ACK, self._received.to_bytes(8, "big"))
 
     def _take(self, cls: TrafficClass, parts: list[bytes | memoryview], room: int) -> int:
-        """Move what fits of a class into ``parts``; return the bytes taken."""
+        """Move messages of a class that fit into ``parts``; return the number of bytes."""
         queue = self._queues[cls]
         taken = overhead = 0
         append, popleft = parts.append, queue.popleft
@@ -469,7 +467,7 @@ class Mux:
         return taken
 
     def _make_room(self, limit_bytes: int) -> bool:
-        """Drop gossip from the oldest on until ``limit_bytes`` remain; never one that has begun to leave."""
+        """Drop the oldest gossip until ``limit_bytes`` remain; never a message that is partly sent."""
         queue = self._queues[TrafficClass.GOSSIP]
         at = 0
         while self._queued_bytes[TrafficClass.GOSSIP] > limit_bytes and at < len(queue):
@@ -489,10 +487,9 @@ class Mux:
     # -- receiving -------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Message]:
-        """Return the messages that ``data`` completes, pongs among them.
+        """Return the messages that ``data`` completes, including pongs.
 
-        Every bulk message must later be given back by ``release_bulk``. Raises FrameInvalid,
-        ReceiveMemoryExceeded.
+        Every bulk message must later be released by ``release_bulk``. Raises FrameInvalid, ReceiveMemoryExceeded.
         """
         channel = self.channel
         assert channel is not None
@@ -549,11 +546,13 @@ class Mux:
 
     @property
     def reassembly_bytes(self) -> int:
-        """Announced size of the messages that have arrived in part."""
+        """Announced size of the partly received messages."""
         return self._reassembly_bytes
 
     def _count(self) -> bool:
-        """Count a record of the conversation; whether it came before, by an earlier connection."""
+        """Count a record of the conversation; return whether it was already received over an earlier
+        connection.
+        """
         if self._next is None:
             raise FrameInvalid("a record of the conversation came before START")
         self._next += 1

@@ -1,9 +1,9 @@
 """Bulk connections that a peer opens on request, for a peer that this node cannot reach: offered paths by number.
-
 See network.md 4.6.
 
-Only the peer knows where its paths lead. It offers each as a number with a length, and opens bulk connections to
-this node only. This node plans how many to request on which path (``p2p.path.bulk_plan``), for it has the bulk.
+Only the peer knows the endpoints of its paths. It offers each as a number with a length, and opens bulk
+connections to this node only. This node plans how many to request on which path (``p2p.path.bulk_plan``), because
+it has the bulk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ANY_PATH: Final = 0
 OFFERED_PATHS_MAX: Final = 16
 _NUMBER_MAX: Final = 255
 _NUMBERS_MAX: Final = 64
-"""Numbers remembered, also of paths that are not offered now."""
+"""Remembered numbers, including paths that are not offered now."""
 _RELAYS_MAX: Final = 8
 
 
@@ -44,7 +44,7 @@ class OfferedPath:
 
     @property
     def hops(self) -> range:
-        """As many as the path has relays."""
+        """One placeholder for each relay of the path."""
         return range(self.relays)
 
 
@@ -86,7 +86,7 @@ class PathNumbers:
         self._offered: dict[int, Endpoint] = {}
         self._last = 0
         self.told: tuple[OfferedPath, ...] | None = None
-        """What the peer was told last."""
+        """The last offer to the peer."""
 
     def offer(self, paths: Iterable[Endpoint]) -> tuple[OfferedPath, ...]:
         """Return the paths to offer from now on; a path keeps its number."""

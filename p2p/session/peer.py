@@ -1,9 +1,9 @@
-"""A peer: the conversation with one address, over the connection that carries it now.
+"""A peer: the conversation with one address, over its current connection.
 
-It writes what is queued, hands received messages to their handlers, and migrates from one connection to another.
-``p2p.session.mux`` keeps order and bounds, ``p2p.session.requests`` the requests, ``p2p.session.bulk_connections``
-the bulk connections; ``p2p.session.liveness`` detects that the peer is gone. ``p2p.peers.admission`` decides who
-becomes a peer.
+It writes queued messages, passes received messages to their handlers, and migrates between connections.
+``p2p.session.mux`` keeps order and limits, ``p2p.session.requests`` the requests, ``p2p.session.bulk_connections``
+the bulk connections. ``p2p.session.liveness`` detects that the peer is gone. ``p2p.peers.admission`` decides which
+connections become peers.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ __all__ = ["KIND_GOSSIP", "RESERVED_KIND_MIN", "Peer", "PeerCallbacks"]
 
 KIND_GOSSIP: Final = 0xE8
 RESERVED_KIND_MIN: Final = 0xE0
-"""Kinds from here on are the network's own; the node's messages use those below."""
+"""Kinds from here on belong to the network itself; the node's messages use lower ones."""
 
 _CONSENSUS: Final = TrafficClass.CONSENSUS
 _BULK: Final = TrafficClass.BULK
-"""A member looked up on its enumeration costs a tenth of all that a small message does."""
+"""Cached: looking up an enumeration member costs a tenth of handling a small message."""
 _LOOK_S_MIN: Final = 0.02
-"""Between two looks at the liveness."""
+"""Interval of liveness checks."""
 _DAMAGED_MAX: Final = 3
-"""Damaged records after which the peer, not its lines, is to blame; ..."""
+"""Damaged records after which the peer itself is at fault, not its lines, ..."""
 _DAMAGED_S: Final = 60.0
-"""... unless so much time without any has passed between them."""
+"""... unless this much time without any has passed between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerCallbacks:
-    """What a peer calls in the network that it belongs to."""
+    """Functions of the network that a peer calls."""
 
     handlers: Mapping[int, MessageHandler]
-    """What takes the messages (address, body) of each kind. Awaited before the next one of the same connection:
-    a peer that sends faster than it is handled is slowed down by its own connection. A ProtocolError raised there
-    ends the peer."""
+    """Handlers of the messages (address, body) of each kind. Awaited before the next message of the same
+    connection, so a peer that sends faster than its messages are handled is slowed down. A ProtocolError in a
+    handler ends the peer."""
     gossip: Callable[[bytes, bytes], None]
-    """Takes what the peer of an address gossips."""
+    """Receives the gossip messages of a peer."""
     served: Callable[[str], Served | None]
     find_path: Callable[[Peer], None]
-    """Called when the peer has lost its connection or hears nothing on it: bring another if there is one."""
+    """Called when the peer lost its connection or receives nothing on it, to open another one."""
     left_silent: Callable[[Peer, Connection, bool], None]
-    """Called for a connection that was left for its silence, once it is known whether it was dead."""
+    """Called for a connection that was left for its silence, with whether it was dead."""
     open_bulk_connections: Callable[[Peer], bool]
-    """Called when bulk waits and has no bulk connection: bring some; whether that is tried."""
+    """Called when bulk waits without a bulk connection, to open some; returns whether that is tried."""
     replace_suspected: Callable[[Peer, Connection], None]
-    """Called when nothing moves on a bulk connection: bring one by another path beside it, if there is one."""
+    """Called when a bulk connection stalls, to open one on another path beside it."""
     answer_request: Callable[[Peer, Mapping[int, int]], None]
-    """Called when the peer asks for so many bulk connections by our paths, for it cannot open them itself."""
+    """Called when the peer requests bulk connections over own paths, because it cannot open them itself."""
     take_offered_paths: Callable[[Peer, tuple[OfferedPath, ...]], None]
-    """Called when the peer has told by which paths bulk connections may be asked of it."""
+    """Called when the peer has offered paths for requested bulk connections."""
 
 
 class Peer:
@@ -101,12 +101,12 @@ class Peer:
         self.conversation = self.migration.conversation
         self.control: Connection | None = connection
         self.last = connection
-        """The connection that carries it now or did so last."""
+        """The current or last connection that carries it."""
         self.is_finding_path = False
         self.rtt_s: float | None = None
         self.usefulness = Usefulness()
         self.closed_for: str | None = None
-        """Why it ended: a stable code, once it has."""
+        """Why it ended: a stable code; empty before."""
         self.bulk_connections = BulkConnections(
             self, limits=limits, handlers=callbacks.handlers, bring=lambda: callbacks.open_bulk_connections(self),
             on_suspected=lambda connection: callbacks.replace_suspected(self, connection),
@@ -126,7 +126,7 @@ class Peer:
         self._nursery: trio.Nursery | None = None
         self._liveness = Liveness(self.since, limits)
         self._until = trio.CancelScope(deadline=math.inf)
-        """Of the pause until the liveness is looked at again."""
+        """Cancel scope of the pause until the next liveness check."""
         self._voted_at = -math.inf
         self._damaged = 0
         self._damaged_at = -math.inf
@@ -140,7 +140,7 @@ class Peer:
 
     @property
     def remote(self) -> str:
-        """The name of the other end of the present or last control connection."""
+        """The name of the other end of the current or last control connection."""
         return self.last.remote
 
     @property
@@ -155,7 +155,7 @@ class Peer:
 
     @property
     def bytes_in(self) -> int:
-        """Received over all connections."""
+        """Bytes received over all connections."""
         return (
             self._bytes_in
             + self.bulk_connections.bytes_in
@@ -164,7 +164,7 @@ class Peer:
 
     @property
     def bytes_out(self) -> int:
-        """Sent over all connections."""
+        """Bytes sent over all connections."""
         return (
             self._bytes_out
             + self.bulk_connections.bytes_out
@@ -175,7 +175,7 @@ class Peer:
         return [*([self.control] if self.control is not None else []), *self.bulk_connections]
 
     def info(self, *, score: float) -> PeerInfo:
-        """Return what an operator sees of the peer; ``score`` is its gossip score."""
+        """Return the peer's data for an operator; ``score`` is its gossip score."""
         return PeerInfo(
             address=self.address,
             roles=self.session.certificate.roles,
@@ -221,7 +221,7 @@ class Peer:
     # -- sending ---------------------------------------------------------------------------------------------
 
     def queue(self, cls: TrafficClass, kind: int, body: bytes) -> bool:
-        """Queue a message; False if it was refused, or if the peer was too slow and is being dropped."""
+        """Queue a message; return False if it was refused, or if the peer was too slow and is being dropped."""
         if self.closed_for is not None:
             return False
         try:
@@ -254,7 +254,7 @@ class Peer:
         return [message for message in self.mux.undelivered() if message[1] < RESERVED_KIND_MIN]
 
     def backlog(self) -> SendBacklog:
-        """Return what is kept for this peer."""
+        """Return the bytes kept for this peer."""
         backlog = self.mux.backlog()
         return backlog._replace(size_bytes=backlog.size_bytes + self.requests.waiting_bytes)
 
@@ -278,7 +278,7 @@ class Peer:
         self._wake.set()
 
     def give_room(self) -> None:
-        """Let senders that wait for room try again."""
+        """Wake senders that wait for room."""
         if self._is_room_wanted:
             self._is_room_wanted = False
             self._room.set()
@@ -294,7 +294,7 @@ class Peer:
     # -- life ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Carry messages until either side ends; ``closed_for`` is then the reason."""
+        """Run the conversation until either side ends it; ``closed_for`` is then the reason."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -318,7 +318,7 @@ class Peer:
     # -- moving to another connection ------------------------------------------------------------------------
 
     def may_move(self, hello: Hello, connection: Connection) -> bool:
-        """Whether the conversation may go on over ``connection``, whose proved peer said ``hello``."""
+        """Whether the conversation may continue over ``connection``, whose authenticated peer sent ``hello``."""
         return (
             self._nursery is not None
             and self.may_carry(hello, connection)
@@ -326,7 +326,7 @@ class Peer:
         )
 
     def may_carry(self, hello: Hello, connection: Connection) -> bool:
-        """Whether ``connection`` is for this conversation, and the conversation goes on."""
+        """Whether ``connection`` is for this conversation, and the conversation continues."""
         return self.closed_for is None and self.migration.may_carry(hello, connection.session)
 
     def attach(self, connection: Connection, hello: Hello) -> None:
@@ -371,10 +371,10 @@ class Peer:
         self._callbacks.find_path(self)
 
     async def _await_word(self, connection: Connection, silent_s: float, rtt_s: float) -> None:
-        """Find out whether a connection that was left for its silence is dead.
+        """Find out whether a connection that was left for its silence is dead; on a live one a record of the peer
+        arrives.
 
-        On a live one a last record of the peer arrives. Only a silence that was long enough is held against the
-        path and its relays.
+        Only a long enough silence counts against the path and its relays.
         """
         is_dead = await connection.is_dead(
             max(silence_limit_s(rtt_s, limit_s=self._limits.stall_s) - silent_s, 0.0)
@@ -428,7 +428,7 @@ class Peer:
             self.give_room()
 
     async def _watch(self) -> None:
-        """Carry out what ``Liveness`` returns, and open bulk connections for bulk that waits."""
+        """Carry out the actions of ``Liveness``, and open bulk connections for waiting bulk."""
         self._ping(self.since)
         while True:
             now = trio.current_time()
@@ -530,17 +530,17 @@ class Peer:
                 data, connection = b"", self.control
 
     def take(self, message: Message) -> None:
-        """Take a message of a reserved kind. Raises ProtocolError."""
+        """Process a message of a reserved kind. Raises ProtocolError."""
         assert self._nursery is not None
         self.requests.take(message, self._nursery)
 
     def release(self, number: int) -> None:
-        """Note that a bulk message has been handled."""
+        """Note that a bulk message was handled."""
         rtt_s = max((connection.rtt_s or 0.0 for connection in self._connections()), default=0.0)
         self.mux.release_bulk(number, trio.current_time(), rtt_s)
 
     def _take_bulk_reports(self) -> None:
-        """Take the peer's reports and requests about bulk connections. Raises FrameInvalid."""
+        """Process the peer's reports and requests about bulk connections. Raises FrameInvalid."""
         mux = self.mux
         self.bulk_connections.hear()
         if mux.paths_offered is not None:

@@ -16,7 +16,7 @@ class ConnectionStats:
 
     is_control: bool
     path: str
-    """The endpoint that was dialled, or who brought it in."""
+    """The dialled endpoint, or the origin of an inbound connection."""
     is_outbound: bool
     age_s: float
     rtt_ms: float | None
@@ -28,7 +28,7 @@ class ConnectionStats:
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What an operator sees of a peer."""
+    """A peer's data for an operator."""
 
     address: bytes
     roles: Role
@@ -40,10 +40,10 @@ class PeerInfo:
     bytes_in: int
     bytes_out: int
     bulk_connections: int = 0
-    """Bulk connections beside the one for everything else."""
+    """Bulk connections beside the control connection."""
     moves: int = 0
-    """How often the conversation was to go on over another connection."""
+    """Number of migrations to another connection."""
     is_attached: bool = True
     """Whether a connection carries the conversation now."""
     host: str | None = None
-    """The IP address at the other end, where that connection goes there directly."""
+    """The IP address of the other end, if the control connection is direct."""

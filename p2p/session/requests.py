@@ -37,12 +37,12 @@ KIND_RESPONSE: Final = 0xE1
 KIND_REFUSAL: Final = 0xE2
 
 LARGE_ANSWER_BYTES: Final = 64 * 1024
-"""Answers from this size on are bulk, whatever class their method has."""
+"""Answers from this size on are bulk, regardless of their method's class."""
 _ID_BYTES: Final = 4
 _METHOD_CHARACTERS_MAX: Final = 32
 _REFUSAL_BYTES_MAX: Final = 128
 _ENVELOPE_BYTES_MAX: Final = 128
-"""Of a request, beside its body."""
+"""Bytes of a request beside its body."""
 
 RequestHandler = Callable[[bytes, bytes], Awaitable[bytes]]
 
@@ -65,8 +65,8 @@ class _Asked:
 class Requests:
     """The requests from this node to one peer, and from the peer to this node.
 
-    ``say`` queues a message, ``say_when_room`` queues it once there is room. ``classes`` limits each class.
-    ``served`` returns the handler of a method.
+    ``say`` queues a message, ``say_when_room`` queues it once there is room. ``classes`` has the limits of each
+    class. ``served`` returns the handler of a method.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Requests:
         self._next_id = 0
         self._serving = 0
         self.waiting_bytes = 0
-        """Of answers for which there is no room yet."""
+        """Number of answers for which there is no room yet."""
         self._ended_for: str | None = None
 
     # -- what we ask -----------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Requests:
     # -- what the peer says ----------------------------------------------------------------------------------
 
     def take(self, message: Message, nursery: trio.Nursery) -> None:
-        """Take a message; requests are served in ``nursery``. Raises FrameInvalid, DecodeError."""
+        """Process a message; requests are served in ``nursery``. Raises FrameInvalid, DecodeError."""
         match message.kind:
             case 0xE1:
                 self._on_response(message.body)
@@ -200,6 +200,6 @@ class Requests:
             asked.done.set()
 
     def _waiting(self, body: bytes) -> _Asked | None:
-        """Return who waits for this answer; None where it came after its time."""
+        """Return the request of this answer; None after its time limit."""
         asked = self._asked.get(int.from_bytes(body[:_ID_BYTES], "big"))
         return None if asked is None or asked.done.is_set() else asked

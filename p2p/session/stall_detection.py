@@ -1,15 +1,13 @@
-"""Detects bulk connections that died silently: nothing moves on them while the peer answers elsewhere; without
-I/O.
-
-See network.md 4.7.
+"""Detects bulk connections that died silently: no progress while the peer answers elsewhere; without I/O. See
+network.md 4.7.
 
 TCP reports nothing for many seconds about a line or a relay that drops all data. So the receiver reports a few
-times a second, over the control connection, which bulk connections brought data. Silence of one counts only while
-the control connection is alive. A peer that is stopped or offline is no fault of its bulk connections.
+times a second, over the control connection, which bulk connections received data. Silence of one counts only while
+the control connection is alive: a stopped or offline peer is no fault of its bulk connections.
 
 A bulk connection is given up in three steps. First it is *suspected*, and one on another path is opened beside it.
 Then it is *suspended*, and its unfinished messages are also sent on the other one. Then it is dead. Until then,
-one report of progress takes all back.
+one report of progress resets all steps.
 """
 
 from __future__ import annotations
@@ -20,16 +18,16 @@ from typing import Final
 __all__ = ["StallDetector", "StallParameters", "StallTimeout", "is_held_up", "is_silent", "silence_limit_s"]
 
 _COUNTED_S_MAX: Final = 1.0
-"""The most that one record of the peer adds: it does not account for the whole silence before it."""
+"""Maximum silence that one record of the peer adds: it does not confirm the whole silence before it."""
 _ASK_S: Final = 0.4
 _ROUND_TRIPS: Final = 16
 _SLOW_FACTOR: Final = 3
 _SLOW_S_MIN: Final = 0.1
-"""A round trip above so many times another, and by so much, is slow."""
+"""A round trip is slow above this multiple of another, and by at least this much."""
 
 
 def is_silent(silent_s: float, *, rtt_s: float, limit_s: float) -> bool:
-    """Whether a connection was silent for longer than packet loss explains, to a peer that answers elsewhere."""
+    """Whether a connection to a peer that answers elsewhere was silent for longer than packet loss explains."""
     return silent_s > silence_limit_s(rtt_s, limit_s=limit_s)
 
 
@@ -39,7 +37,7 @@ def silence_limit_s(rtt_s: float, *, limit_s: float) -> float:
 
 
 def is_held_up(rtt_s: float, *, least_s: float, elsewhere_s: float) -> bool:
-    """Whether a path has become slow by itself: slower than it was, and than another path is now.
+    """Whether this path alone has become slow: slower than before, and than another path now.
 
     A full line at either end would slow all paths.
     """
@@ -49,32 +47,33 @@ def is_held_up(rtt_s: float, *, least_s: float, elsewhere_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StallParameters:
-    """How long nothing may move on a bulk connection with unacknowledged data; times in seconds."""
+    """How long a bulk connection with unacknowledged data may stall; times in seconds."""
 
     quiet_s: float = 2.0
     round_trips: int = _ROUND_TRIPS
-    """At least so many round trips: where a packet is lost three times over, TCP itself pauses for fifteen."""
+    """At least this many round trips: after three losses of one packet TCP itself pauses for fifteen."""
     alarms_max: int = 2
-    """Each alarm doubles what the next one waits for, so often: a bad line that is only slow is soon known ..."""
+    """Each alarm doubles the next timeout, up to this many times, so that a slow bad line is soon recognised
+    ..."""
     memory_s: float = 600.0
-    """... and forgotten after so long without one."""
+    """... and resets after this time without one."""
     suspect_s: float = 0.45
-    """After so long, ..."""
+    """After this time, ..."""
     suspect_round_trips: float = 2.0
-    """... and so many round trips more than a report takes, a bulk connection is suspected, ..."""
+    """... plus this many round trips above the time of a report, a bulk connection is suspected, ..."""
     suspend_s: float = 0.7
     suspend_round_trips: float = 3.0
     """... and after this it is suspended; ..."""
     report_s: float = 0.3
-    """... the first of these is what a report takes, beside the round trips."""
+    """... the time of a report, without the round trips."""
     far_rtt_s: float = 0.25
     """Above this round trip TCP needs over a second for a packet that was lost twice, ..."""
     far_round_trips: float = 5.5
-    """... and so many round trips are waited for."""
+    """... and the timeout is this many round trips."""
     pause_factor: float = 1.25
-    """At least so many times the longest pause of late is waited for, ..."""
+    """At least this multiple of the longest recent pause, ..."""
     pause_half_life_s: float = 120.0
-    """... which is forgotten by half in this time."""
+    """... which decays with this half-life."""
 
 
 class StallTimeout:
@@ -94,7 +93,7 @@ class StallTimeout:
         self._alarmed_at = now
 
     def paused(self, pause_s: float, now: float) -> None:
-        """Note that a bulk connection stood still for ``pause_s`` and then moved."""
+        """Note that a bulk connection stalled for ``pause_s`` and then moved."""
         self._pause_s = max(pause_s, self._longest_s(now))
         self._paused_at = now
 
@@ -103,13 +102,13 @@ class StallTimeout:
         return float(self._pause_s * 0.5 ** (age_s / self.parameters.pause_half_life_s))
 
     def suspect_s(self, now: float, rtt_s: float) -> float:
-        """Return how long nothing may move before another bulk connection is opened beside it."""
+        """Return the stall time after which another bulk connection is opened beside it."""
         parameters = self.parameters
         least_s = max(parameters.suspect_s, parameters.report_s + parameters.suspect_round_trips * rtt_s)
         return self._bounded(least_s, now, rtt_s)
 
     def suspend_s(self, now: float, rtt_s: float) -> float:
-        """Return how long nothing may move before its messages are also sent on others."""
+        """Return the stall time after which its messages are also sent on others."""
         parameters = self.parameters
         least_s = max(parameters.suspend_s, parameters.report_s + parameters.suspend_round_trips * rtt_s)
         return self._bounded(least_s, now, rtt_s)
@@ -121,7 +120,7 @@ class StallTimeout:
         return min(max(least_s, parameters.pause_factor * self._longest_s(now)), self.limit_s(now, rtt_s))
 
     def limit_s(self, now: float, rtt_s: float) -> float:
-        """Return how long nothing may move before it is given up."""
+        """Return the stall time after which it is given up."""
         least_s = max(self.parameters.quiet_s, self.parameters.round_trips * rtt_s)
         return float(least_s * 2 ** self._alarms_at(now))
 
@@ -140,26 +139,26 @@ class StallDetector:
         self._is_paused = False
         self._since = self._counted_at = self._heard_at = now
         self.quiet_s = 0.0
-        """For how long nothing has moved while the peer was heard."""
+        """Stall time while the peer was heard."""
 
     def is_quiet(self, now: float) -> bool:
-        """Whether nothing has moved for so long that the peer should be pinged."""
+        """Whether it has stalled long enough that the peer should be pinged."""
         return now - self._since > _ASK_S
 
     def is_suspected(self, now: float, rtt_s: float) -> bool:
-        """Whether nothing has moved for so long that another bulk connection should be opened."""
+        """Whether it has stalled long enough that another bulk connection should be opened."""
         return now - self._since > self._timeout.suspect_s(now, rtt_s)
 
     def must_suspend(self, now: float, rtt_s: float) -> bool:
-        """Whether its messages should be sent on others too: the peer reports, and not about this one."""
+        """Whether its messages should also be sent on others: the peer sends reports, but none about this one."""
         has_spoken = self._heard_at - self._since > self._timeout.parameters.report_s
         return has_spoken and now - self._since > self._timeout.suspend_s(now, rtt_s)
 
     def tick(self, now: float, *, is_owed: bool, moved: int, heard: int, rtt_s: float) -> bool:
-        """Take what changed since the last tick; return whether to give the bulk connection up.
+        """Process the changes since the last tick; return whether to give the bulk connection up.
 
-        ``is_owed``: whether unacknowledged or unsent data is on it. ``moved`` counts the reports of progress on
-        it, ``heard`` all records of the peer.
+        ``is_owed``: whether it has unacknowledged or unsent data. ``moved`` counts its progress reports, ``heard``
+        all records of the peer.
         """
         if not is_owed or moved != self._moved:
             if self._is_paused and moved != self._moved:

@@ -15,7 +15,7 @@ USEFUL_PERIOD_S: Final = 60.0
 
 @dataclass(slots=True)
 class Usefulness:
-    """In how many periods one peer brought something useful since it connected."""
+    """Number of periods in which a peer delivered something useful since it connected."""
 
     periods: int = 0
     _last: int = -1

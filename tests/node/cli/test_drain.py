@@ -62,4 +62,4 @@ def test_it_does_not_wait_for_ever(home: Home, monkeypatch: pytest.MonkeyPatch) 
     process, status, said = drained(home, 600)
     process.kill()
     process.wait()
-    assert status == 1 and "has not ended in 0 s" in said
+    assert status == 1 and "has not ended after 0 s" in said
