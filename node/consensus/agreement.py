@@ -1,4 +1,4 @@
-"""Consensus in the node: its service between the chain tree, the peers and the vote key."""
+"""Connects the consensus service with the chain tree, the peers and the vote key."""
 
 from __future__ import annotations
 
@@ -61,25 +61,25 @@ BODIES_MAX: Final = 16
 LISTENING_LOOK_S: Final = 1.0
 VIEWS_AHEAD_MAX: Final = 64
 VIEWS_BEHIND_MAX: Final = 8
-"""A compact proposal of a view so near is rebuilt; on others nothing is spent."""
+"""A compact proposal is rebuilt only if its view is at most this far from the current one."""
 YOUNG_S: Final = 0.15
-"""Transactions that came within this time go with a compact proposal: gossip may not have brought them to all."""
+"""Transactions younger than this are included in a compact proposal: gossip may not have reached all peers."""
 YOUNG_MAX: Final = 1_024
 POOL_NOTES_MAX: Final = 64
 POOL_NOTE_S: Final = 0.01
 LAG_BLOCKS_MAX: Final = 2
 """A node further behind than this is syncing."""
 THREADS_MAX: Final = 8
-"""Worker threads that are kept for the chain, whatever else threads are busy with."""
+"""Worker threads reserved for the chain."""
 SEATS_KEPT: Final = 3
-"""Of the committee, to how many a node keeps a connection that does not sit in it."""
+"""Connections to committee members that a node without a seat keeps."""
 BLAMES_LOGGED_PER_S: Final = 0.2
 BLAMES_LOGGED_BURST: Final = 20
-"""Faults of peers that are logged one by one; the metrics count them all."""
+"""Faults of peers that are logged individually; the metrics count all."""
 
 
 class Progress(NamedTuple):
-    """How far this node is; ``highest`` is the height that its peers claim, or the best one proven above it."""
+    """Progress of this node. ``highest`` is the highest height that peers claim or that was proven."""
 
     epoch: int
     view: int
@@ -88,28 +88,29 @@ class Progress(NamedTuple):
 
 
 class EvidenceSource(Protocol):
-    """Where proofs of faults wait for a block."""
+    """The pool of evidence that waits for a block."""
 
     def found(self, equivocation: Equivocation) -> None:
-        """Take in what this node has found."""
+        """Add evidence that this node found."""
         ...
 
     def found_fork(self, certificate: Certificate) -> None:
-        """Take in a verified certificate of another chain."""
+        """Add evidence from a verified certificate of another chain."""
         ...
 
     def take(self) -> tuple[bytes, ...]:
-        """Return what the next block may carry."""
+        """Return evidence for the next block."""
         ...
 
 
 class Agreement:
-    """Wires ``consensus.service`` and starts it.
+    """Connects ``consensus.service`` and starts it.
 
-    ``votes`` are the vote key and, while it is being replaced, the one that follows it: whichever sits votes.
-    ``accepts_empty_guard`` is the operator's word that the vote key has never voted although its record is empty.
-    Raises GuardMissing, GuardCorrupt, GuardOutdated and ConfigError, and UpgradeRequired for a chain that has
-    gone on in a version of the protocol that this software does not know.
+    ``votes`` are the vote key and, during a rotation, the next one; the one with a seat votes.
+    ``accepts_empty_guard``: the operator states that the vote key has never voted although its record is empty.
+
+    Raises GuardMissing, GuardCorrupt, GuardOutdated and ConfigError, and UpgradeRequired for a chain with a
+    protocol version that this release does not know.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class Agreement:
         ledger.on_pool_changed = self._pool_changed
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the replica and the link to a signer; see ConsensusService.run and RemoteVoter.run for errors."""
+        """Run the replica and the connection to a signer. Errors: see ConsensusService.run and RemoteVoter.run."""
         try:
             async with trio.open_nursery() as nursery:
                 for signer in self._signers:
@@ -201,7 +202,7 @@ class Agreement:
 
     @property
     def listens_s_max(self) -> int:
-        """Seconds, at most, for which this seat goes on listening whether its key votes elsewhere."""
+        """Maximum remaining seconds for which this seat listens for votes of its key from elsewhere."""
         if not self.service.status().is_listening:
             return 0
         return max(0, ceil(self._began_s + self._listens_s - trio.current_time()))
@@ -216,9 +217,9 @@ class Agreement:
             self._seat_committee(number)
 
     def _seat_committee(self, number: int) -> None:
-        """Keep connections among those who vote in epoch ``number`` and, so that they stand in time, in the next.
+        """Keep connections to the committees of epoch ``number`` and of the next one, so that they exist in time.
 
-        Whoever does not sit keeps a few of them, and is told by others what these are told.
+        A node without a seat keeps connections to a few members and gets the messages from them.
         """
         sitting, following = (load_committee(self._ledger.store, epoch) for epoch in (number, number + 1))
         assert sitting is not None, "known since the boundary before the last"
@@ -231,16 +232,16 @@ class Agreement:
         self._network.set_persistent(seats, kept=None if is_seated else SEATS_KEPT)
 
     def sync_progress(self) -> sync.Progress:
-        """Return how far catching up is, for a progress bar; its claimed height is nobody's proof."""
+        """Return the sync progress for a progress bar; its claimed height is unproven."""
         return self.service.progress()
 
     def progress(self) -> Progress:
-        """Return how far this node is."""
+        """Return the progress of this node."""
         status, claimed = self.service.status(), self.service.progress().claimed_height
         return Progress(status.epoch, status.view, claimed, claimed > self._ledger.head().height + LAG_BLOCKS_MAX)
 
     def is_synced(self) -> bool:
-        """Tell whether the node follows the chain, as far as its peers say; who serves nothing is not counted."""
+        """Tell whether the node follows the chain, according to the peers that serve blocks."""
         return not self.progress().is_syncing
 
     async def _receive(self, peer: bytes, body: bytes) -> None:
@@ -251,7 +252,7 @@ class Agreement:
             self.service.receive(peer, body)
 
     def _leads(self, address: bytes, epoch: int, view: int) -> bool:
-        """Tell whether a view is near and, as far as this node knows, that address leads it."""
+        """Tell whether a view is near and, as far as this node knows, has that address as its leader."""
         status, committee = self.service.status(), self.committee
         if epoch != status.epoch or not -VIEWS_BEHIND_MAX <= view - status.view < VIEWS_AHEAD_MAX:
             return False
@@ -267,14 +268,14 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class _Voting:
-    """The vote keys of this node, or the signers that hold them; both are empty for a node that only follows."""
+    """The vote keys of this node, or the signers that hold them; both empty for a node without a vote."""
 
     parameters: ConsensusParameters
     keys: tuple[VotingKey, ...] = ()
     signers: tuple[RemoteVoter, ...] = ()
     directories: tuple[VoteDirectory, ...] = ()
     journal: FileLog | None = None
-    """Of a node with a signer; that of a key in this process is in its directory."""
+    """For a node with a signer. A key in this process has its journal in its directory."""
 
 
 def _open_voting(
@@ -282,7 +283,7 @@ def _open_voting(
     votes: Sequence[SecretKey], make_identity: Callable[[], Identity], accepts_empty_guard: bool,
     parameters: ConsensusParameters,
 ) -> _Voting:  # fmt: skip
-    """Open the guards of the vote keys, or prepare the links to their signers. Raises as ``Agreement``."""
+    """Open the guards of the vote keys, or prepare the connections to their signers. Raises as ``Agreement``."""
     vote_key = parse_vote_key(options.signer.vote_key) if votes_elsewhere(options) else None
     if votes:
         vote_key = votes[0].vote_key
@@ -326,7 +327,7 @@ def _open_voting(
 
 
 def _next_key(ledger: NodeLedger, home: Home, number: int, view: int, secret: SecretKey) -> VotingKey:
-    """Open the guard of a key that takes over when the chain gives it a seat."""
+    """Open the guard of the next key, which votes once the chain gives it a seat."""
     directory = open_guard(
         home.guard_of(secret.vote_key),
         ledger.runtime.genesis_hash,
@@ -339,12 +340,12 @@ def _next_key(ledger: NodeLedger, home: Home, number: int, view: int, secret: Se
 
 
 def wall_ms() -> int:
-    """Return this machine's clock, which only block times may depend on."""
+    """Return this machine's clock; only block times may depend on it."""
     return time.time_ns() // 1_000_000
 
 
 def _epoch_info(ledger: NodeLedger, number: int) -> EpochInfo:
-    """Return what the final state knows of an epoch that may begin. Raises UpgradeRequired."""
+    """Return the final state's record of an epoch that may begin. Raises UpgradeRequired."""
     info = ledger.chain.epoch_info(number)
     assert info is not None, f"epoch {number} is known when the one before it ends"
     ledger.runtime.require_version(info.version)
@@ -356,7 +357,7 @@ def _epoch(info: EpochInfo) -> Epoch:
 
 
 def _may_have_voted(ledger: NodeLedger, number: int, vote_key: bytes) -> bool:
-    """Tell whether the chain has seen votes of a key, or had a seat for it in an epoch it no longer tells of."""
+    """Tell whether the chain has votes of a key, or had a seat for it in an epoch whose record is gone."""
     for epoch in range(number, max(-1, number - ledger.runtime.chain.evidence_epochs), -1):
         committee = load_committee(ledger.store, epoch)
         if committee is None:
@@ -385,26 +386,26 @@ def _root(ledger: NodeLedger, number: int) -> tuple[Root, tuple[Certificate, ...
 
 
 class _PoolPort:
-    """The mempool, as compact proposals need it."""
+    """The mempool in the form that compact proposals need."""
 
     def __init__(self, ledger: NodeLedger) -> None:
         self._ledger = ledger
         self._arrivals = 0
         self._notes: deque[tuple[float, int]] = deque(maxlen=POOL_NOTES_MAX)
-        """When the pool changed, and how many transactions had come before."""
+        """Times of pool changes, with the number of earlier arrivals."""
 
     def note(self, now: float) -> None:
-        """Take notice of a change of the pool."""
+        """Note a change of the pool."""
         before, self._arrivals = self._arrivals, self._ledger.mempool.arrivals(0, 0)[0]
         if self._arrivals != before and (not self._notes or now >= self._notes[-1][0] + POOL_NOTE_S):
             self._notes.append((now, before))
 
     def hashes(self) -> Sequence[bytes]:
-        """Return the hashes of all transactions that wait."""
+        """Return the hashes of all waiting transactions."""
         return self._ledger.mempool.arrivals(0, len(self._ledger.mempool))[1]
 
     def young(self) -> frozenset[bytes]:
-        """Return the hashes of those that came within ``YOUNG_S``."""
+        """Return the hashes of transactions that arrived within ``YOUNG_S``."""
         since_s = trio.current_time() - YOUNG_S
         for at_s, before in self._notes:
             if at_s >= since_s:
@@ -417,41 +418,43 @@ class _PoolPort:
         return None if checked is None else checked.transaction.raw
 
     def hash_of(self, raw: bytes) -> bytes | None:
-        """Return the hash of a transaction that waits or was lately in a block; from any thread."""
+        """Return the hash of a transaction that waits or was in a recent block; from any thread."""
         checked = self._ledger.find(raw)
         return None if checked is None else checked.transaction.hash
 
 
 async def tell_listening(left_s: Callable[[], int], until_s: float) -> None:
-    """Log that the seat listens before it votes, and when that is over: a chain may wait for it."""
+    """Log the beginning and the end of the listening time before the first vote: a chain may wait for it."""
     with trio.move_on_after(until_s + 2 * LISTENING_LOOK_S):
         before = 0
         while True:
             await trio.sleep(LISTENING_LOOK_S)  # which epoch it has a seat in may have to be found first
             now = left_s()
             if now and not before:
-                _log.info("listens whether its key votes elsewhere before it votes", at_most_s=now)
+                _log.info(
+                    "listening for votes of the same key from elsewhere before the first vote", at_most_s=now
+                )
             elif before and not now:
-                _log.info("heard no vote of its key from elsewhere")
+                _log.info("no vote of the same key from elsewhere: this node votes now")
                 return
             before = now
 
 
 class _NetworkPort:
-    """Consensus messages to peers: votes before everything, blocks before all but votes."""
+    """Consensus messages to peers: votes before everything, blocks before everything but votes."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self.vote_relay: VoteRelayService | None = None
-        """What brings words to seats that are not connected; without it they hear nothing."""
+        """Relays votes to seats without a connection; None: such seats get nothing."""
         self.compact: CompactBlocks | None = None
-        """What brings proposals to others; without it they travel whole."""
+        """Sends proposals in compact form; None: they are sent whole."""
         self.seats: tuple[bytes, ...] = ()
-        """Who is told everything: those who vote now or in the next epoch; by who does not sit, its peers only."""
+        """Receivers of every message: the seats of this and the next epoch. Without a seat: only the own peers."""
         self._blames = RateLimiter(per_s=BLAMES_LOGGED_PER_S, burst=BLAMES_LOGGED_BURST)
 
     def seat(self, seats: tuple[bytes, ...], *, is_seated: bool = True) -> None:
-        """Say who sits now or in the next epoch, and whether this node does."""
+        """Set the seats of this and the next epoch, and whether this node has one."""
         self.seats = seats if is_seated else ()
         if self.compact is not None:
             self.compact.seats = seats
@@ -464,7 +467,7 @@ class _NetworkPort:
         self._network.send(address, cls, kind, data)
 
     async def broadcast(self, data: bytes, is_bulk: bool) -> None:
-        """Send to every other seat and to every connected follower, blocks to the seats first."""
+        """Send to all other seats and to all connected followers; blocks go to the seats first."""
         cls, kind = _lane(is_bulk)
         peers = self._network.peers()
         followers = [peer.address for peer in peers]
@@ -478,13 +481,15 @@ class _NetworkPort:
             self.vote_relay.sent(data, frozenset(peer.address for peer in peers if peer.is_attached))
 
     def blame(self, address: bytes, reason: str) -> None:
-        """Count what only a faulty node sends against it."""
+        """Take points from a peer for a message that only a faulty node sends."""
         if self._blames.allows(None, trio.current_time()):  # strangers must not fill the disk with lines
-            _log.warning("a peer sent what only a faulty node sends", peer=address, reason=reason)
+            _log.warning(
+                "a peer sent a message that only a faulty node sends; it loses points", peer=address, reason=reason
+            )
         self._network.penalise(address, 10.0)
 
     def ban(self, address: bytes, reason: str) -> None:
-        """Keep a liar away at once; one that sits only loses points, for its votes count whatever it serves."""
+        """Ban a lying peer at once. A seat only loses points, because its votes count in any case."""
         self.blame(address, reason)
         if address not in self._network.persistent:
             self._network.ban(address, reason)
@@ -495,7 +500,7 @@ def _lane(is_bulk: bool) -> tuple[TrafficClass, int]:
 
 
 class _ChainPort:
-    """The chain tree, its long calls in worker threads."""
+    """The chain tree, with its long calls in worker threads."""
 
     def __init__(
         self, ledger: NodeLedger, verifier: SignatureVerifier, stages: CpuAccounting, evidence: EvidenceSource,
@@ -563,7 +568,7 @@ class _ChainPort:
             )  # fmt: skip
 
     def _check_checkpoint(self, block_hash: bytes) -> None:
-        """Let the chain pass the height of the checkpoint only through that block. Raises CheckpointMismatch."""
+        """Let the chain pass the checkpoint's height only through that block. Raises CheckpointMismatch."""
         checkpoint = self._checkpoint
         if checkpoint is None or self._ledger.store.tip.height >= checkpoint.height:
             return
@@ -609,7 +614,7 @@ class _ChainPort:
         return _epoch(await trio.to_thread.run_sync(_epoch_info, self._ledger, number))
 
     def time_ahead_ms_max(self) -> int:
-        """Return how far the time of a block may be ahead of this node's clock."""
+        """Return the maximum lead of a block's time over this node's clock."""
         return self._chain.runtime.chain.time_ahead_ms_max
 
     def time_ms(self, block_hash: bytes) -> int:
@@ -619,7 +624,9 @@ class _ChainPort:
         return self._chain.tip.time_ms if block_hash == self._chain.tip.block_hash else 0
 
     async def _body(self, block_hash: bytes, block: Block) -> Sequence[Checked]:
-        """Return the block's transactions, every signature checked: by the pool before, or now by the workers."""
+        """Return the block's transactions with all signatures checked, earlier by the pool or now by the
+        workers.
+        """
         known = self._bodies.get(block_hash)
         if known is not None:
             return known

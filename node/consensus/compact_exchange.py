@@ -1,13 +1,13 @@
-"""Who is sent what of a compact proposal, and when the whole one follows: both ends, without I/O.
+"""Exchange of compact proposals, both ends, without I/O: who gets what, and when the whole proposal is sent.
 
-The leader decides. Members say that they have the proposal, or what they lack; whoever lacks much, and whoever is
-silent for too long, is sent the whole message, all of them together, so that relays and a swap carry it as they
-carry any block. A member that needed it whole is spared the detour for a while: a mute or poor one costs its wait
-once, and nobody else waits for it. A receiver rebuilds one form of a leader and view; what the leader does not
-answer it asks of one more seat, and then gives up and asks for the whole.
+The leader decides. Members report that they have the proposal, or what they lack. Members that lack much or are
+silent for too long get the whole message, all of them together, so that relays carry it like any block. A member
+that needed the whole message gets the next ones whole for a while. So a silent or badly connected member costs its
+delay once and does not delay others.
 
-The shell passes monotonic seconds in, calls ``tick`` every TICK_S while ``is_active``, and does the effects in
-order.
+A receiver rebuilds one compact proposal for each leader and view. What the leader does not answer it requests from
+one other seat, and then it requests the whole message. The shell passes monotonic seconds, calls ``tick`` every
+TICK_S while ``is_active``, and performs the effects in order.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from node.consensus.compact import (
-    Form,
-    Have,
+    CompactControl,
+    CompactProposal,
+    HaveProposal,
+    ProposalRequest,
     Rebuild,
-    Some,
-    WantSome,
-    WantWhole,
-    Word,
+    TransactionsReply,
+    TransactionsRequest,
     bits_of,
     message_hash,
     numbers_of,
@@ -36,9 +36,9 @@ __all__ = [
     "Deliver",
     "Effect",
     "Receiver",
-    "Say",
-    "SendSome",
-    "SendWhole",
+    "SendCompactControl",
+    "SendProposal",
+    "SendTransactions",
     "Sender",
 ]
 
@@ -50,76 +50,76 @@ _V = TypeVar("_V")
 
 @dataclass(frozen=True, slots=True)
 class CompactParameters:
-    """Times in seconds and bounds of what is under way."""
+    """Times in seconds, and limits of what is under way."""
 
     silence_s: float = 0.3
-    """Without news for so long and two round trips, those who are silent are sent the whole message."""
+    """After this time and two round trips without a report, silent members get the whole message."""
     rtt_s_max: float = 0.3
-    """Round trips that are longer speak of a receiver that is busy, not far away."""
+    """Longer measured round trips mean a busy receiver, not a distant one."""
     latest_s: float = 0.8
-    """Nobody waits longer for the whole message to leave, whatever others say meanwhile."""
+    """Maximum delay of the whole message, whatever others report meanwhile."""
     standstill_s: float = 0.1
-    """A tick that comes later than this found the node busy: its own time is not held against the silent, ..."""
+    """A later tick means that this node was busy; that time does not count against silent members, ..."""
     standstill_s_max: float = 0.5
-    """... up to so much for each message."""
+    """... up to this for each message."""
     gather_s: float = 0.03
-    """How long those who ask for the whole message are gathered, so that one upload serves them."""
+    """How long requests for the whole message are collected, so that one upload serves them."""
     whole_s: float = 30.0
     """How long a member that needed a whole message gets the next ones whole at once."""
     keep_s: float = 10.0
-    """How long questions about a message are answered."""
+    """How long requests about a message are answered."""
     kept_max: int = 4
-    """Own messages that are kept for questions, the newest ones."""
+    """Newest own messages that are kept for requests."""
     answers_share: int = 2
-    """All answers about a message together are at most this part of it; beyond, one upload of all is cheaper."""
+    """Limit of all answers about a message together, as a share of it; above it, one upload to all is cheaper."""
     missing_share: int = 8
-    """Who lacks more than this part of the transactions asks for the whole message; no answer is larger either."""
+    """A member that lacks more than this share requests the whole message. No answer is larger either."""
     answer_s: float = 0.15
-    """How long an answer may take beyond two round trips."""
+    """Time limit of an answer beyond two round trips."""
     asks_max: int = 2
     pending_max: int = 8
-    """Forms that are being rebuilt at once."""
+    """Compact proposals being rebuilt at the same time."""
     held_max: int = 2
-    """Rebuilt bodies out of which other seats are helped."""
+    """Rebuilt bodies kept for requests of other seats."""
     repeat_s: float = 1.0
-    """A whole message that comes so soon after it was rebuilt here is one that crossed our word, and goes."""
+    """A whole message that arrives this soon after it was rebuilt here is dropped: it crossed the report."""
     remember_max: int = 512
 
 
-class Say(NamedTuple):
-    """Send a word about a form."""
+class SendCompactControl(NamedTuple):
+    """Send a control message about a compact proposal."""
 
     address: bytes
-    word: Word
+    control: CompactControl
 
 
-class SendSome(NamedTuple):
-    """Send transactions that were asked for."""
+class SendTransactions(NamedTuple):
+    """Send requested transactions."""
 
     address: bytes
-    answer: Some
+    answer: TransactionsReply
 
 
-class SendWhole(NamedTuple):
-    """Bring the whole message to these members."""
+class SendProposal(NamedTuple):
+    """Send the whole message to these members."""
 
     data: bytes
     addresses: tuple[bytes, ...]
 
 
 class Deliver(NamedTuple):
-    """A message is whole: it is as if its sender had sent it so."""
+    """A message is complete; treat it as sent whole by its sender."""
 
     sender: bytes
     data: bytes
 
 
-Effect: TypeAlias = Say | SendSome | SendWhole | Deliver
+Effect: TypeAlias = SendCompactControl | SendTransactions | SendProposal | Deliver
 
 
 @dataclass(slots=True)
 class _Body:
-    """Transactions that may be asked for; everybody is answered once."""
+    """Transactions that may be requested; each member is answered once."""
 
     transactions: Sequence[bytes]
     answer_bytes_max: int
@@ -130,7 +130,7 @@ class _Body:
     def of(cls, transactions: Sequence[bytes], size_bytes: int, parameters: CompactParameters) -> _Body:
         return cls(transactions, size_bytes // parameters.missing_share, size_bytes // parameters.answers_share)
 
-    def answer(self, address: bytes, ask: WantSome) -> Some | None:
+    def answer(self, address: bytes, ask: TransactionsRequest) -> TransactionsReply | None:
         numbers = numbers_of(ask.bits)
         if not numbers or numbers[-1] >= len(self.transactions) or address in self.answered:
             return None
@@ -140,7 +140,7 @@ class _Body:
             return None
         self.answered.add(address)
         self.bytes_left -= size
-        return Some(ask.root, raws)
+        return TransactionsReply(ask.root, raws)
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class _Sent:
     data: bytes
     body: _Body
     rtt_s: dict[bytes, float]
-    """Of every member that has not been served yet: neither has it the message, nor was it sent whole."""
+    """For every member that was not served yet: it has not reported the message, and did not get it whole."""
     members: frozenset[bytes]
     began: float
     news: float
@@ -158,7 +158,7 @@ class _Sent:
 
 
 class Sender:
-    """The leader's end."""
+    """The leader's side."""
 
     def __init__(self, parameters: CompactParameters, counters: Counter[str]) -> None:
         self._parameters = parameters
@@ -173,7 +173,7 @@ class Sender:
         return any(sent.rtt_s for sent in self._sent.values())
 
     def split(self, addresses: Iterable[bytes], now: float) -> tuple[list[bytes], list[bytes]]:
-        """Return who of these is sent the form, and who the whole message at once."""
+        """Return the members that get the compact proposal, and those that get the whole message at once."""
         compact: list[bytes] = []
         whole: list[bytes] = []
         for address in addresses:
@@ -183,7 +183,7 @@ class Sender:
     def sent(
         self, root: bytes, data: bytes, transactions: Sequence[bytes], rtt_s: Mapping[bytes, float], now: float
     ) -> None:
-        """Take notice of a form that has left for the members named by ``rtt_s``, with their round trips."""
+        """Note that a compact proposal was sent to the members in ``rtt_s``, with their round trips."""
         parameters = self._parameters
         if not self.is_active:
             self._ticked = now
@@ -192,34 +192,34 @@ class Sender:
         _remember(self._sent, root, sent, parameters.kept_max)
 
     def knows(self, root: bytes) -> bool:
-        """Tell whether that is a message of our own that questions are answered about."""
+        """Tell whether this is an own message about which requests are answered."""
         return root in self._sent
 
-    def word(self, address: bytes, word: Word, now: float) -> list[Effect]:
-        """Take what somebody says about a form."""
-        sent = self._sent.get(word.root)
+    def control(self, address: bytes, control: CompactControl, now: float) -> list[Effect]:
+        """Process a control message about a compact proposal."""
+        sent = self._sent.get(control.root)
         if sent is None or address not in sent.members:
             return []
-        match word:
-            case Have():
+        match control:
+            case HaveProposal():
                 if sent.rtt_s.pop(address, None) is not None:
                     sent.news = now
                 sent.asking.pop(address, None)
                 self._whole_until.pop(address, None)
                 return []
-            case WantSome():
-                answer = sent.body.answer(address, word)
+            case TransactionsRequest():
+                answer = sent.body.answer(address, control)
                 if answer is None:
                     self._want_whole(sent, address, now)
                     return []
                 sent.news = now
                 self._counters["answered"] += 1
-                return [SendSome(address, answer)]
-            case WantWhole():
+                return [SendTransactions(address, answer)]
+            case ProposalRequest():
                 self._want_whole(sent, address, now)
                 return []
             case _:
-                raise AssertionError(word)
+                raise AssertionError(control)
 
     def _want_whole(self, sent: _Sent, address: bytes, now: float) -> None:
         if address in sent.rtt_s and address not in sent.asking:
@@ -227,7 +227,7 @@ class Sender:
             sent.flush_at = min(sent.flush_at, now + self._parameters.gather_s)
 
     def tick(self, now: float) -> list[Effect]:
-        """Serve those who ask for whole messages or have been silent for too long."""
+        """Serve members that requested whole messages or were silent for too long."""
         parameters = self._parameters
         stood_s = now - self._ticked
         self._ticked = now
@@ -258,7 +258,7 @@ class Sender:
                     self._whole_until.pop(address, None)
                     _remember(self._whole_until, address, now + parameters.whole_s, parameters.remember_max)
                 self._counters["whole"] += len(addresses)
-                effects.append(SendWhole(sent.data, addresses))
+                effects.append(SendProposal(sent.data, addresses))
         return effects
 
 
@@ -279,7 +279,7 @@ class _Done(NamedTuple):
 
 
 class Receiver:
-    """A member's end."""
+    """The member's side."""
 
     def __init__(self, parameters: CompactParameters, counters: Counter[str]) -> None:
         self._parameters = parameters
@@ -296,39 +296,41 @@ class Receiver:
 
     @property
     def pending_count(self) -> int:
-        """Forms that are not whole yet."""
+        """Compact proposals that are not complete yet."""
         return len(self._pending)
 
-    def form(self, sender: bytes, form: Form, now: float) -> tuple[Rebuild | None, list[Effect]]:
-        """Take a form of the leader of its view; returned is what to fill from the pool, if it is worth that.
+    def compact(self, sender: bytes, compact: CompactProposal, now: float) -> tuple[Rebuild | None, list[Effect]]:
+        """Process a compact proposal of its view's leader; return the rebuild to fill from the pool, if it is
+        worth it.
 
-        A leader has one proposal in a view, so a second form costs it a whole message and us nothing.
+        A leader has one proposal in a view. A second compact proposal makes it send the whole message and costs
+        this node nothing.
         """
-        done = self._done.get(form.root)
+        done = self._done.get(compact.root)
         if done is not None and now < done.at + self._parameters.repeat_s:
-            return None, [Say(sender, Have(form.root))]
-        if form.root in self._pending:
+            return None, [SendCompactControl(sender, HaveProposal(compact.root))]
+        if compact.root in self._pending:
             return None, []
-        candidate = form.proposal.candidate
+        candidate = compact.proposal.candidate
         slot = sender, candidate.epoch, candidate.view
         if slot in self._slots:
-            return None, [Say(sender, WantWhole(form.root))]
+            return None, [SendCompactControl(sender, ProposalRequest(compact.root))]
         _remember(self._slots, slot, None, self._parameters.remember_max)
         effects: list[Effect] = []
         before = next((root for root, pending in self._pending.items() if pending.sender == sender), None)
         if before is not None or len(self._pending) >= self._parameters.pending_max:
             effects.append(self._give_up(before or next(iter(self._pending))))
-        pending = self._pending[form.root] = _Pending(sender, Rebuild(form))
+        pending = self._pending[compact.root] = _Pending(sender, Rebuild(compact))
         return pending.rebuild, effects
 
     def filled(self, root: bytes, helpers: Sequence[bytes], rtt_s: float, now: float) -> list[Effect]:
-        """Ask for what the pool did not have: of the leader, and of ``helpers`` in turn if it is silent."""
+        """Request what the pool lacked: from the leader, and from ``helpers`` in turn if it is silent."""
         pending = self._pending.get(root)
         if pending is None or not pending.rebuild.missing:
             return []
         parameters, rebuild = self._parameters, pending.rebuild
         self._counters["missing"] += len(rebuild.missing)
-        if len(rebuild.missing) * parameters.missing_share > rebuild.form.header.tx_count:
+        if len(rebuild.missing) * parameters.missing_share > rebuild.compact.header.tx_count:
             return [self._give_up(root)]
         pending.rtt_s = min(rtt_s, parameters.rtt_s_max)
         pending.helpers = [pending.sender, *helpers][: parameters.asks_max]
@@ -341,14 +343,14 @@ class Receiver:
         pending.asked.add(address)
         pending.deadline = now + self._parameters.answer_s + 2 * pending.rtt_s
         self._counters["asked"] += 1
-        return Say(address, WantSome(root, bits_of(pending.rebuild.missing)))
+        return SendCompactControl(address, TransactionsRequest(root, bits_of(pending.rebuild.missing)))
 
     def _give_up(self, root: bytes) -> Effect:
         self._counters["gave_up"] += 1
-        return Say(self._pending.pop(root).sender, WantWhole(root))
+        return SendCompactControl(self._pending.pop(root).sender, ProposalRequest(root))
 
-    def some(self, address: bytes, answer: Some) -> Rebuild | None:
-        """Take an answer; returned is what is complete now."""
+    def some(self, address: bytes, answer: TransactionsReply) -> Rebuild | None:
+        """Process an answer; return what is complete now."""
         pending = self._pending.get(answer.root)
         if pending is None or address not in pending.asked or not pending.rebuild.missing:
             return None
@@ -358,7 +360,7 @@ class Receiver:
         return pending.rebuild
 
     def finished(self, root: bytes, data: bytes | None, now: float) -> list[Effect]:
-        """Deliver what came of a complete rebuild; None where it is not what the leader hashed."""
+        """Deliver the result of a complete rebuild; None if it does not have the leader's hash."""
         pending = self._pending.get(root)
         if pending is None:
             return []
@@ -370,24 +372,24 @@ class Receiver:
         _remember(self._done, root, _Done(pending.sender, len(data), now), self._parameters.remember_max)
         body = _Body.of(pending.rebuild.transactions, len(data), self._parameters)
         _remember(self._held, root, body, self._parameters.held_max)
-        return [Deliver(pending.sender, data), Say(pending.sender, Have(root))]
+        return [Deliver(pending.sender, data), SendCompactControl(pending.sender, HaveProposal(root))]
 
-    def help(self, address: bytes, ask: WantSome) -> list[Effect]:
-        """Answer another seat out of a body that was rebuilt here."""
+    def help(self, address: bytes, ask: TransactionsRequest) -> list[Effect]:
+        """Answer another seat's request from a body that was rebuilt here."""
         body = self._held.get(ask.root)
         answer = None if body is None else body.answer(address, ask)
         if answer is None:
             return []
         self._counters["helped"] += 1
-        return [SendSome(address, answer)]
+        return [SendTransactions(address, answer)]
 
     def whole(self, sender: bytes, data: bytes, now: float) -> bool:
-        """Take notice of a whole message; False for one that was delivered a moment ago.
+        """Process a whole message; return False for one that was delivered a moment ago.
 
-        Later it is passed on: its sender repeats it because it seems to have been lost behind this point.
+        A later copy is passed on: its sender repeats it because it may have been lost after this point.
         """
         known = sender, len(data)
-        is_pending = any((p.sender, p.rebuild.form.size_bytes) == known for p in self._pending.values())
+        is_pending = any((p.sender, p.rebuild.compact.size_bytes) == known for p in self._pending.values())
         repeat_s = self._parameters.repeat_s
         is_recent = any((d.sender, d.size_bytes) == known and now < d.at + repeat_s for d in self._done.values())
         if not is_pending and not is_recent:
@@ -400,7 +402,7 @@ class Receiver:
         return done is None or now >= done.at + repeat_s
 
     def tick(self, now: float) -> list[Effect]:
-        """Ask elsewhere what has not been answered."""
+        """Request elsewhere what was not answered."""
         late = [(root, pending) for root, pending in self._pending.items() if now >= pending.deadline]
         return [self._ask(root, pending, now) for root, pending in late]
 

@@ -1,6 +1,5 @@
-"""Compact proposals between the mempool and the peers: forms out, rebuilt messages in, the whole at need.
-
-See network.md R15.
+"""Runs compact proposals between the mempool and the peers: sends them, rebuilds others', and sends whole ones if
+needed. See network.md R15.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from typing import Final, Protocol, TypeVar
 import trio
 
 from node.consensus.compact import (
-    Form,
+    CompactProposal,
+    ProposalRequest,
     Rebuild,
-    Some,
-    WantSome,
-    WantWhole,
+    TransactionsReply,
+    TransactionsRequest,
     decode_bulk,
-    decode_word,
+    decode_compact_control,
     encode_bulk,
-    encode_word,
-    make_form,
+    encode_compact_control,
+    make_compact_proposal,
 )
 from node.consensus.compact_exchange import (
     TICK_S,
@@ -30,29 +29,29 @@ from node.consensus.compact_exchange import (
     Deliver,
     Effect,
     Receiver,
-    Say,
+    SendCompactControl,
     Sender,
-    SendSome,
-    SendWhole,
+    SendProposal,
+    SendTransactions,
 )
 from p2p.multicast.service import MulticastService
 from p2p.secure.frame import TrafficClass
 from p2p.session.peerinfo import PeerInfo
 from state.primitives.errors import DecodeError
 
-__all__ = ["KIND_COMPACT", "KIND_COMPACT_WORD", "WHOLE_BYTES_MAX", "CompactBlocks", "Pool"]
+__all__ = ["KIND_COMPACT", "KIND_COMPACT_CONTROL", "WHOLE_BYTES_MAX", "CompactBlocks", "Pool"]
 
 KIND_COMPACT: Final = 0x03
-KIND_COMPACT_WORD: Final = 0x04
+KIND_COMPACT_CONTROL: Final = 0x04
 WHOLE_BYTES_MAX: Final = 16 * 1024
 UPLOAD_BYTES_MIN: Final = 256 * 1024
-"""A proposal up to that size, or that is less than this for all receivers together, travels as it is: making,
-matching and words about a form cost more than they save."""
-FORMS_BYTES_MIN: Final = 256 * 1024
-"""Forms that are so much for all receivers together go through relays, as whole blocks do from a larger sum on: a
-home needs 50 ms to upload that, and all who wait for it cannot vote before."""
+"""A proposal up to this size, or below this for all receivers together, is sent whole: its compact form would cost
+more than it saves."""
+COMPACT_BYTES_MIN: Final = 256 * 1024
+"""Compact proposals above this for all receivers together go through relays, as whole blocks do above a larger
+total. A home needs 50 ms to upload that much, and all receivers wait for it before they vote."""
 INLINE_BYTES_MAX: Final = 64 * 1024
-"""Larger forms and answers are decoded in a worker thread."""
+"""Larger compact proposals and answers are decoded in a worker thread."""
 INBOX_OF_ONE_MAX: Final = 4
 INBOX_BYTES_MAX: Final = 32 * 1024 * 1024
 RTT_UNKNOWN_S: Final = 0.1
@@ -60,14 +59,14 @@ _T = TypeVar("_T")
 
 
 class Pool(Protocol):
-    """The transactions that wait here."""
+    """The waiting transactions."""
 
     def hashes(self) -> Sequence[bytes]:
-        """Return the hashes of all of them."""
+        """Return the hashes of all transactions."""
         ...
 
     def young(self) -> frozenset[bytes]:
-        """Return the hashes of those that came so lately that peers may lack them."""
+        """Return the hashes of transactions so recent that peers may lack them."""
         ...
 
     def raw_of(self, transaction_hash: bytes) -> bytes | None:
@@ -75,12 +74,12 @@ class Pool(Protocol):
         ...
 
     def hash_of(self, raw: bytes) -> bytes | None:
-        """Return the hash of a transaction that is known by its bytes; from any thread."""
+        """Return the hash of a transaction known by its bytes; from any thread."""
         ...
 
 
 class _Peers(Protocol):
-    """What is needed of the network."""
+    """The part of the network that is used here."""
 
     counters: Counter[str]
     multicasts: MulticastService
@@ -101,11 +100,11 @@ class _Peers(Protocol):
 
 
 class CompactBlocks:
-    """Brings proposals to many by their forms, and rebuilds those of others.
+    """Sends proposals in compact form, and rebuilds those of others.
 
-    ``kind`` is that of whole messages. ``leads(sender, epoch, view)`` tells whether a proposal of that view could
-    be the sender's, or nothing is spent on it. ``deliver(sender, data)`` takes what has become whole; ``blame`` is
-    told what only a faulty node sends; ``in_thread`` makes long calls.
+    ``kind`` is that of whole messages. ``leads(sender, epoch, view)`` tells whether the sender may lead that view;
+    other proposals are not processed. ``deliver(sender, data)`` takes complete messages. ``blame`` reports peers
+    whose messages only a faulty node sends. ``in_thread`` runs long calls.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class CompactBlocks:
         parameters: CompactParameters | None = None,
     ) -> None:  # fmt: skip
         self.seats: tuple[bytes, ...] = ()
-        """Who may send forms and is asked for help: those who vote now or in the next epoch."""
+        """Peers that may send compact proposals and are asked for help: the seats of this and the next epoch."""
         self._network = network
         self._pool = pool
         self._own = own
@@ -136,7 +135,7 @@ class CompactBlocks:
         self._wake = trio.Event()
         self._nursery: trio.Nursery | None = None
         network.on_message(KIND_COMPACT, self._on_bulk)
-        network.on_message(KIND_COMPACT_WORD, self._on_word)
+        network.on_message(KIND_COMPACT_CONTROL, self._on_control)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -149,9 +148,9 @@ class CompactBlocks:
             self._nursery = None
 
     def send(self, data: bytes, seats: Sequence[bytes], followers: Sequence[bytes]) -> None:
-        """Bring a proposal to all seats but our own, and to the nodes that follow.
+        """Send a proposal to all other seats, and to the nodes that follow.
 
-        One that is sent a second time travels whole: the first time has helped too few.
+        A repeated one is sent whole: the first attempt was not enough.
         """
         is_repeated, self._last = data == self._last, data
         others = [address for address in dict.fromkeys(seats) if address != self._own]
@@ -163,29 +162,29 @@ class CompactBlocks:
         self._nursery.start_soon(self._send, data, others, rest, name="consensus")
 
     def came(self, sender: bytes, data: bytes) -> bool:
-        """Take notice of a whole message; False for one that was rebuilt and delivered a moment ago."""
+        """Process a whole message; return False for one that was rebuilt and delivered a moment ago."""
         return self._receiver.whole(sender, data, trio.current_time())
 
     # -- the leader's end ------------------------------------------------------------------------------------
 
     async def _send(self, data: bytes, seats: Sequence[bytes], followers: Sequence[bytes]) -> None:
         network, now = self._network, trio.current_time()
-        compact, whole = self._sender.split(seats, now)
+        compact_seats, whole = self._sender.split(seats, now)
         compact_rest, whole_rest = self._sender.split(followers, now)
         made = None
-        if compact or compact_rest:
+        if compact_seats or compact_rest:
             young = self._pool.young()
-            made = await self._call(lambda: make_form(data, self._pool.hash_of, young))
+            made = await self._call(lambda: make_compact_proposal(data, self._pool.hash_of, young))
         if made is None:
             network.multicast(seats, TrafficClass.BLOCK, self._kind, data, followers=followers)
             return
-        form, transactions = made
+        compact, transactions = made
         rtt_s = self._round_trips()
-        members = {address: rtt_s.get(address, RTT_UNKNOWN_S) for address in (*compact, *compact_rest)}
-        self._sender.sent(form.root, data, transactions, members, trio.current_time())
+        members = {address: rtt_s.get(address, RTT_UNKNOWN_S) for address in (*compact_seats, *compact_rest)}
+        self._sender.sent(compact.root, data, transactions, members, trio.current_time())
         network.multicasts.send(
-            compact, TrafficClass.BLOCK, KIND_COMPACT, encode_bulk(form), followers=compact_rest,
-            upload_bytes_min=FORMS_BYTES_MIN,
+            compact_seats, TrafficClass.BLOCK, KIND_COMPACT, encode_bulk(compact), followers=compact_rest,
+            upload_bytes_min=COMPACT_BYTES_MIN,
         )  # fmt: skip
         if whole or whole_rest:
             network.multicast(whole, TrafficClass.BLOCK, self._kind, data, followers=whole_rest)
@@ -194,16 +193,16 @@ class CompactBlocks:
 
     # -- what peers say --------------------------------------------------------------------------------------
 
-    async def _on_word(self, peer: bytes, body: bytes) -> None:
+    async def _on_control(self, peer: bytes, body: bytes) -> None:
         try:
-            word = decode_word(body)
+            control = decode_compact_control(body)
         except DecodeError as error:
             self._blame(peer, str(error))
             return
-        if self._sender.knows(word.root):
-            self._do(self._sender.word(peer, word, trio.current_time()))
-        elif isinstance(word, WantSome) and peer in self.seats:
-            self._do(self._receiver.help(peer, word))
+        if self._sender.knows(control.root):
+            self._do(self._sender.control(peer, control, trio.current_time()))
+        elif isinstance(control, TransactionsRequest) and peer in self.seats:
+            self._do(self._receiver.help(peer, control))
 
     async def _on_bulk(self, peer: bytes, body: bytes) -> None:
         size = len(body)
@@ -219,7 +218,7 @@ class CompactBlocks:
         self._arrived.set()
 
     async def _work(self) -> None:
-        """Deal with forms and answers, one after the other: what they cost in sum is bounded by one thread."""
+        """Process compact proposals and answers one after the other, so that they use at most one thread."""
         while True:
             while self._inbox:
                 peer, body = self._inbox.popleft()
@@ -236,21 +235,21 @@ class CompactBlocks:
         is_small = len(body) <= INLINE_BYTES_MAX
         message = decode_bulk(body) if is_small else await self._call(lambda: decode_bulk(body))
         match message:
-            case Form():
-                await self._on_form(peer, message)
-            case Some():
+            case CompactProposal():
+                await self._on_compact(peer, message)
+            case TransactionsReply():
                 rebuild = self._receiver.some(peer, message)
                 if rebuild is not None:
                     await self._finish(rebuild)
             case _:
                 raise AssertionError(message)
 
-    async def _on_form(self, peer: bytes, form: Form) -> None:
-        candidate = form.proposal.candidate
+    async def _on_compact(self, peer: bytes, compact: CompactProposal) -> None:
+        candidate = compact.proposal.candidate
         if not self._leads(peer, candidate.epoch, candidate.view):
-            self._do([Say(peer, WantWhole(form.root))])
+            self._do([SendCompactControl(peer, ProposalRequest(compact.root))])
             return
-        rebuild, effects = self._receiver.form(peer, form, trio.current_time())
+        rebuild, effects = self._receiver.compact(peer, compact, trio.current_time())
         self._do(effects)
         if rebuild is None:
             return
@@ -263,11 +262,11 @@ class CompactBlocks:
         helpers = [seat for seat in sorted(others) if self._network.is_connected(seat)]
         self._random.shuffle(helpers)
         rtt_s = self._round_trips().get(peer, RTT_UNKNOWN_S)
-        self._do(self._receiver.filled(form.root, helpers, rtt_s, trio.current_time()))
+        self._do(self._receiver.filled(compact.root, helpers, rtt_s, trio.current_time()))
 
     async def _finish(self, rebuild: Rebuild) -> None:
         data = await self._call(rebuild.message)
-        self._do(self._receiver.finished(rebuild.form.root, data, trio.current_time()))
+        self._do(self._receiver.finished(rebuild.compact.root, data, trio.current_time()))
 
     # -- what the cores say ----------------------------------------------------------------------------------
 
@@ -275,11 +274,13 @@ class CompactBlocks:
         network = self._network
         for effect in effects:
             match effect:
-                case Say(address, word):
-                    network.send(address, TrafficClass.CONSENSUS, KIND_COMPACT_WORD, encode_word(word))
-                case SendSome(address, answer):
+                case SendCompactControl(address, control):
+                    network.send(
+                        address, TrafficClass.CONSENSUS, KIND_COMPACT_CONTROL, encode_compact_control(control)
+                    )
+                case SendTransactions(address, answer):
                     network.send(address, TrafficClass.BLOCK, KIND_COMPACT, encode_bulk(answer))
-                case SendWhole(data, addresses):
+                case SendProposal(data, addresses):
                     seats = [address for address in addresses if address in self.seats]
                     rest = [address for address in addresses if address not in self.seats]
                     network.multicast(seats, TrafficClass.BLOCK, self._kind, data, followers=rest)

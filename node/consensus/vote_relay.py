@@ -1,10 +1,9 @@
-"""Words of seats to seats without a connection to each other: the topic ``consensus``, proposals on request.
+"""Relays consensus messages between seats without a direct connection: the topic ``consensus``, and proposals on
+request. See network.md 7.3.
 
-See network.md 7.3.
-
-What is verified, and what goes on, says ``consensus.vote_relay``; here are the peers. A proposal is too large to
-be passed on unasked: a seat that has no connection to its leader asks whoever told it of the first vote, and a
-node that is asked for one it lacks asks in its turn.
+``consensus.vote_relay`` decides what is verified and forwarded; this module connects it with the peers. A proposal
+is too large to be forwarded unrequested. A seat without a connection to the leader requests it from the peer that
+sent the first vote for it. A node that is asked for a proposal it lacks requests it in turn.
 """
 
 from __future__ import annotations
@@ -50,34 +49,34 @@ TOPIC_CONSENSUS: Final = "consensus"
 KIND_PROPOSAL_WANTED: Final = 0x05
 KIND_PROPOSAL: Final = 0x06
 PUBLISHED_PER_S: Final = 64.0
-"""Votes and certificates that this seat publishes: far above what an honest one says."""
+"""Votes and certificates that this seat publishes: far more than an honest seat sends."""
 PUBLISHED_BURST: Final = 256.0
 CHECKS_MAX: Final = 512
-"""Signatures verified in one turn."""
+"""Signatures verified in one batch."""
 PROPOSALS_MAX: Final = 4
 PROPOSALS_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Proposals kept for those who ask: of the present view, and what is nearest above it."""
+"""Proposals kept for requests: of the current view, and the nearest ones above it."""
 WANTED_MAX: Final = 8
 """Candidates whose proposals others wait for here."""
 WAITING_MAX: Final = 16
-"""Of each, how many."""
+"""Waiting peers for each of them."""
 ASKED_MAX: Final = 3
-"""Peers whose answers for one proposal are due: more of them would send it more often than it is of use."""
+"""Outstanding requests for one proposal; more would only transfer it several times."""
 ASKED_CANDIDATES_MAX: Final = 16
 ASK_ANOTHER_S: Final = 0.3
-"""How long an answer may take before somebody else is asked as well, ..."""
+"""Time until another peer is asked too, ..."""
 LOOK_S: Final = 0.1
-"""... how often that is looked at, ..."""
+"""... interval of that check, ..."""
 DUE_S: Final = 2.0
-"""... and how long it counts as due."""
+"""... and how long a request counts as outstanding."""
 TAKES_MAX: Final = 4
-"""Answers that are looked at, at once."""
+"""Answers processed at the same time."""
 ANSWERS_OF_ONE_MAX: Final = 2
-"""Answers of one peer that are looked at or wait for it, ..."""
+"""Answers of one peer that are processed or wait, ..."""
 ANSWERS_MAX: Final = 16
-"""... and of all."""
+"""... and of all peers."""
 QUESTION_BYTES_MAX: Final = 64
-"""A question of the core is no longer than this."""
+"""Maximum size of a request of the core."""
 
 _VERDICTS: Final = {
     Opinion.FORWARD: Verdict.ACCEPT,
@@ -87,10 +86,11 @@ _VERDICTS: Final = {
 
 
 class VoteRelayService:
-    """Publishes what this seat says, judges what others do, fetches proposals; its methods run on the event loop.
+    """Publishes this seat's messages, checks those of others, and fetches proposals. Its methods run on the event
+    loop.
 
-    It is the listener of the consensus service. ``following`` returns the committee of an epoch, None while it is
-    not known.
+    It is the listener of the consensus service. ``following`` returns the committee of an epoch, None while
+    unknown.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class VoteRelayService:
         self._proposals: dict[Candidate, bytes] = {}
         self._waiting: OrderedDict[Candidate, list[bytes]] = OrderedDict()
         self._asked: OrderedDict[Candidate, dict[bytes, float | None]] = OrderedDict()
-        """Who was asked, and when; None when the answer to that question has come."""
+        """Requested peers with the time of the request; None once the answer has arrived."""
         self._answers = Counter[bytes]()
-        """Of each peer, how many are looked at or wait for it."""
+        """For each peer, the number of answers that are processed or wait."""
         self._takes = trio.CapacityLimiter(TAKES_MAX)
         self._lacks = trio.Event()
         self._turn = 0
@@ -131,7 +131,7 @@ class VoteRelayService:
     # What the consensus service tells.
 
     def entered(self, epoch: Epoch, view: int) -> None:
-        """Take notice of the present epoch and view."""
+        """Note the current epoch and view."""
         following = self._following(epoch.number + 1) if epoch.number != self._core.epoch else None
         for statement in self._core.entered(epoch.number, view, epoch.committee, following):
             self._service.take_relayed(self._own, statement)
@@ -142,17 +142,17 @@ class VoteRelayService:
             self._consider(candidate)
 
     def heard(self, vote: Vote, sender: bytes) -> None:
-        """Take notice of a verified vote: where its leader cannot be heard, its proposal is asked for."""
+        """Note a verified vote. If its leader is not connected, the proposal is requested."""
         self._core.heard(vote, sender)
         if vote.kind == NOTARIZE and self._core.is_current(vote.candidate):
             self._consider(vote.candidate)
 
     def certified(self, certificate: Certificate) -> None:
-        """Take notice of a verified certificate."""
+        """Note a verified certificate."""
         self._core.certified(certificate)
 
     def proposed(self, candidate: Candidate, data: bytes) -> None:
-        """Keep a verified proposal for those who ask, and send it to those who have asked."""
+        """Keep a verified proposal for requests, and send it to the waiting peers."""
         self._proposals[candidate] = data
         present = self._core.epoch, self._core.view
         while len(self._proposals) > 1 and (
@@ -167,7 +167,7 @@ class VoteRelayService:
     # What this node says.
 
     def sent(self, data: bytes, attached: frozenset[bytes]) -> None:
-        """Publish what was broadcast to the peers ``attached``, where a living seat is not among them."""
+        """Publish a message that was sent to the peers ``attached``, if a live seat is not among them."""
         if not self._core.has_seat() or not self._core.lacking(attached):
             return
         message = decode_message(data)
@@ -188,9 +188,10 @@ class VoteRelayService:
             self._network.counters["vote_relay_published"] += len(payloads)
 
     def route(self, address: bytes, data: bytes) -> bytes:
-        """Return whom to send a small message for a seat: somebody else, where that is of use.
+        """Return the peers to send a small message for a seat: others if that helps.
 
-        A question goes to who is there and may know, a certificate that a leader needs is published as well.
+        A request goes to a connected peer that may have the answer. A certificate that a leader needs is published
+        as well.
         """
         is_there = self._hears(address)
         if len(data) > QUESTION_BYTES_MAX and is_there:
@@ -224,7 +225,7 @@ class VoteRelayService:
     # What others say.
 
     async def validate(self, items: Sequence[GossipItem]) -> list[Verdict]:
-        """Judge what peers pass on; who brings one false thing is not listened to for the rest of the batch."""
+        """Check forwarded messages. After one invalid message, the rest of that peer's batch is ignored."""
         opinions: list[Opinion] = []
         liars: set[bytes] = set()
         while len(opinions) < len(items):
@@ -265,9 +266,9 @@ class VoteRelayService:
     # Proposals on request.
 
     def _consider(self, candidate: Candidate) -> None:
-        """Ask for a proposal that this seat, or another node, will not get from its leader.
+        """Request a proposal that this seat, or another node, will not get from its leader.
 
-        The first who told is asked, and then only those who have voted themselves, which means that they have it.
+        The first peer that reported it is asked, then only peers that voted for it, because these have it.
         """
         if self._is_lacking(candidate):
             self._lacks.set()
@@ -285,7 +286,7 @@ class VoteRelayService:
         return is_cut_off or candidate in self._waiting
 
     async def _ask_others(self) -> None:
-        """As long as proposals lack, ask somebody else where no answer comes."""
+        """While proposals are missing, ask another peer if no answer arrives."""
         while True:
             lacking = [candidate for candidate in self._core.candidates() if self._is_lacking(candidate)]
             if not lacking:
@@ -300,7 +301,7 @@ class VoteRelayService:
                     self._ask_another(candidate)
 
     def _ask_another(self, candidate: Candidate) -> None:
-        """Ask one more, whoever told, those first who have it for certain."""
+        """Ask one more of the peers that reported it, first those that certainly have it."""
         if candidate[:2] < (self._core.epoch, self._core.view) or not self._is_lacking(candidate):
             return
         sources = self._core.sources(candidate)
@@ -309,7 +310,7 @@ class VoteRelayService:
                 return
 
     def _ask(self, candidate: Candidate, peer: bytes) -> bool:
-        """Ask a peer once, unless it waits for the same here; whether it was asked."""
+        """Ask a peer once, unless it waits for the same proposal here; return whether it was asked."""
         asked, now = self._asked.get(candidate, {}), trio.current_time()
         due = sum([at_s is not None and now - at_s < DUE_S for at_s in asked.values()])
         if peer in asked or due >= ASKED_MAX or not self._hears(peer):
@@ -326,7 +327,7 @@ class VoteRelayService:
         return True
 
     def _on_peer(self, peer: bytes, is_there: bool) -> None:
-        """Ask somebody else for what a peer that is gone was asked for."""
+        """Ask another peer for what a disconnected peer was asked for."""
         if is_there:
             return
         self._lacks.set()  # it may have been a leader
@@ -357,7 +358,7 @@ class VoteRelayService:
             self._network.counters["vote_relay_proposals_served"] += 1
 
     async def _on_proposal(self, peer: bytes, body: bytes) -> None:
-        """Take one answer for each question: which of them it answers is known only when it has been decoded."""
+        """Accept one answer for each request. Which request it answers is known only after decoding."""
         due = next((asked for asked in self._asked.values() if asked.get(peer) is not None), None)
         if due is None or self._nursery is None:
             return

@@ -1,4 +1,4 @@
-"""Who votes for a node: its own key behind the guard in this process, or a signer elsewhere, or nobody."""
+"""The voter of a node: its own key behind the guard in this process, a signer elsewhere, or none."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _log = structlog.get_logger("signer")
 
 
 class LocalVoter(NamedTuple):
-    """The vote key in the node's own process, and the directory with its guard."""
+    """The vote key in the node's process, and the directory of its guard."""
 
     key: VoteKey
     directory: VoteDirectory
 
 
 def votes_elsewhere(options: NodeOptions) -> bool:
-    """Tell whether a signer holds the vote key, so that the node loads none."""
+    """Tell whether a signer has the vote key, so that the node loads none."""
     return "validator" in options.roles and bool(options.signer.endpoint)
 
 
@@ -47,12 +47,11 @@ def make_voter(
     accepts_empty_guard: bool = False, on_change: Callable[[bool, str], None] | None = None,
     is_next: bool = False, listens_ms: int | None = None,
 ) -> LocalVoter | RemoteVoter | None:  # fmt: skip
-    """Return who votes for this node: None for a node that only follows.
+    """Return the voter of this node; None for a node without a vote.
 
-    ``is_next``: with the key of the signer that takes over (``signer.vote_key_next``).
-    ``may_have_voted`` tells whether the chain knows a seat of the vote key in this epoch or an earlier one,
-    ``tip`` is epoch and view of the newest final block. Raises ConfigError, GuardMissing, GuardCorrupt and
-    GuardOutdated.
+    ``is_next``: with the signer's next key (``signer.vote_key_next``). ``may_have_voted`` tells whether the chain
+    knows a seat of the vote key in this epoch or an earlier one. ``tip`` is the epoch and view of the newest final
+    block. Raises ConfigError, GuardMissing, GuardCorrupt and GuardOutdated.
     """
     if votes_elsewhere(options):
         if home.path(options.keys.vote).exists():
@@ -67,9 +66,13 @@ def make_voter(
 
         def tell(is_reached: bool, reason: str) -> None:
             if is_reached:
-                _log.info("the signer answers", endpoint=options.signer.endpoint, vote_key=vote_key)
+                _log.info("the signer is connected", endpoint=options.signer.endpoint, vote_key=vote_key)
             else:
-                _log.warning("no signer: following without a vote", reason=reason, vote_key=vote_key)
+                _log.warning(
+                    "no connection to the signer: this node does not vote; see `dekube signer status`",
+                    reason=reason,
+                    vote_key=vote_key,
+                )
             if on_change is not None:
                 on_change(is_reached, reason)
 
@@ -95,7 +98,7 @@ def make_voter(
 
 
 def _check_signer(home: Home, chain_hash: bytes, guard_state: GuardState, refuses_fresh: bool) -> None:
-    """Refuse a signer that knows less than this home or the chain does. Raises GuardOutdated."""
+    """Refuse a signer whose record is behind this home's or the chain's. Raises GuardOutdated."""
     if guard_state.is_fresh and refuses_fresh:
         raise record_is_empty("the signer")
     try:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 from node.consensus.compact import (
-    Form,
-    Have,
+    CompactProposal,
+    HaveProposal,
+    ProposalRequest,
     Rebuild,
-    Some,
-    WantSome,
-    WantWhole,
+    TransactionsReply,
+    TransactionsRequest,
     bits_of,
     decode_bulk,
-    decode_word,
+    decode_compact_control,
     encode_bulk,
-    encode_word,
+    encode_compact_control,
     message_hash,
     numbers_of,
 )
@@ -24,9 +24,18 @@ from tests.node.compact_world import SomePool, form_of, transactions
 RAWS: Final = transactions(40)
 POOL: Final = SomePool(RAWS[10:])
 FORM: Final = form_of(RAWS, RAWS[:2])[0]
-BULK: Final = (encode_bulk(FORM), encode_bulk(form_of(RAWS)[0]), encode_bulk(Some(FORM.root, RAWS[:3])))
+BULK: Final = (
+    encode_bulk(FORM),
+    encode_bulk(form_of(RAWS)[0]),
+    encode_bulk(TransactionsReply(FORM.root, RAWS[:3])),
+)
 WORDS: Final = tuple(
-    encode_word(word) for word in (WantSome(FORM.root, bits_of([3, 20])), Have(FORM.root), WantWhole(FORM.root))
+    encode_compact_control(word)
+    for word in (
+        TransactionsRequest(FORM.root, bits_of([3, 20])),
+        HaveProposal(FORM.root),
+        ProposalRequest(FORM.root),
+    )
 )
 
 
@@ -34,7 +43,7 @@ def check_bulk(data: bytes) -> None:
     """Rebuild what is decoded: nothing but the hashed message may come of it."""
     message = decode_bulk(data)
     assert encode_bulk(message) == data
-    if isinstance(message, Form):
+    if isinstance(message, CompactProposal):
         rebuild = Rebuild(message)
         rebuild.fill(POOL.hashes(), POOL.raw_of)
         rebuild.supply([RAWS[0]] * len(rebuild.missing))
@@ -44,7 +53,7 @@ def check_bulk(data: bytes) -> None:
 
 def check_word(data: bytes) -> None:
     """Read the places out of what is decoded."""
-    word = decode_word(data)
-    assert encode_word(word) == data
-    if isinstance(word, WantSome):
+    word = decode_compact_control(data)
+    assert encode_compact_control(word) == data
+    if isinstance(word, TransactionsRequest):
         assert bits_of(numbers_of(word.bits)) == word.bits

@@ -7,7 +7,7 @@ from random import Random
 
 from consensus.votes import Certificate
 from consensus.wire import Proposal, encode_message
-from node.consensus.compact import Form, make_form
+from node.consensus.compact import CompactProposal, make_compact_proposal
 from state.primitives.blocks import Block, Header, encode_block, evidence_root, header_hash, transactions_root
 from state.primitives.hashing import keccak
 from state.primitives.votes import NOTARIZE, NULLIFY, Candidate
@@ -60,10 +60,10 @@ class SomePool:
         return transaction_hash if transaction_hash in self.known else None
 
 
-def form_of(raws: Sequence[bytes], young: Iterable[bytes] = (), view: int = VIEW) -> tuple[Form, bytes]:
+def form_of(raws: Sequence[bytes], young: Iterable[bytes] = (), view: int = VIEW) -> tuple[CompactProposal, bytes]:
     """Return the form of a proposal whose leader has all its transactions, and the whole of it."""
     data = proposal_of(raws, view=view)
     pool = SomePool(raws, young)
-    made = make_form(data, pool.hash_of, pool.young())
+    made = make_compact_proposal(data, pool.hash_of, pool.young())
     assert made is not None
     return made[0], data

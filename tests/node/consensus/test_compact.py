@@ -13,18 +13,18 @@ from consensus.inbound import decode_inbound
 from consensus.wire import GetBlock, Votes, encode_message
 from node.consensus.compact import (
     GIVEN_BYTES_MAX,
-    Form,
-    Have,
+    CompactProposal,
+    HaveProposal,
+    ProposalRequest,
     Rebuild,
-    Some,
-    WantSome,
-    WantWhole,
+    TransactionsReply,
+    TransactionsRequest,
     bits_of,
     decode_bulk,
-    decode_word,
+    decode_compact_control,
     encode_bulk,
-    encode_word,
-    make_form,
+    encode_compact_control,
+    make_compact_proposal,
     match_ids,
     message_hash,
     numbers_of,
@@ -38,8 +38,8 @@ RAWS = transactions(400)
 bodies = st.integers(60, 160).map(lambda count: transactions(count, count))
 
 
-def rebuilt(form: Form, pool: SomePool) -> Rebuild:
-    rebuild = Rebuild(form)
+def rebuilt(compact: CompactProposal, pool: SomePool) -> Rebuild:
+    rebuild = Rebuild(compact)
     rebuild.fill(pool.hashes(), pool.raw_of)
     return rebuild
 
@@ -55,19 +55,21 @@ def test_a_rebuild_gives_the_leaders_very_bytes_whatever_the_pool_holds(
     evidence = data.draw(st.lists(st.binary(max_size=40), max_size=3))
     whole = proposal_of(raws, evidence)
     leader = SomePool(raws, young)
-    made = make_form(whole, leader.hash_of, leader.young())
+    made = make_compact_proposal(whole, leader.hash_of, leader.young())
     assert made is not None
-    form, body = made
+    compact, body = made
     assert body == raws
-    assert decode_bulk(encode_bulk(form)) == form
+    assert decode_bulk(encode_bulk(compact)) == compact
     there = [raw for n, raw in enumerate(raws) if n not in lacking]
-    rebuild = rebuilt(form, SomePool([*transactions(50, 10**6), *reversed(there)]))
-    given_numbers = {number for number, _ in form.given}
+    rebuild = rebuilt(compact, SomePool([*transactions(50, 10**6), *reversed(there)]))
+    given_numbers = {number for number, _ in compact.given}
     assert rebuild.missing == sorted(lacking - given_numbers)
     if rebuild.missing:
-        asked = decode_word(encode_word(WantSome(form.root, bits_of(rebuild.missing))))
-        assert isinstance(asked, WantSome)
-        answer = Some(form.root, tuple(body[n] for n in numbers_of(asked.bits)))
+        asked = decode_compact_control(
+            encode_compact_control(TransactionsRequest(compact.root, bits_of(rebuild.missing)))
+        )
+        assert isinstance(asked, TransactionsRequest)
+        answer = TransactionsReply(compact.root, tuple(body[n] for n in numbers_of(asked.bits)))
         assert decode_bulk(encode_bulk(answer)) == answer
         assert not rebuild.supply(answer.raws[1:])
         assert rebuild.supply(answer.raws)
@@ -76,38 +78,38 @@ def test_a_rebuild_gives_the_leaders_very_bytes_whatever_the_pool_holds(
 
 
 def test_a_form_is_eight_bytes_a_transaction_and_what_is_young_up_to_a_bound() -> None:
-    form, data = form_of(RAWS)
-    assert len(encode_bulk(form)) < 8 * len(RAWS) + 2_000 < len(data) / 10
+    compact, data = form_of(RAWS)
+    assert len(encode_bulk(compact)) < 8 * len(RAWS) + 2_000 < len(data) / 10
     many = transactions(2_000)
-    form, _ = form_of(many, many)
-    assert GIVEN_BYTES_MAX - 150 < sum(len(raw) for _, raw in form.given) <= GIVEN_BYTES_MAX
+    compact, _ = form_of(many, many)
+    assert GIVEN_BYTES_MAX - 150 < sum(len(raw) for _, raw in compact.given) <= GIVEN_BYTES_MAX
 
 
 def test_a_proposal_that_the_form_would_not_shorten_has_none() -> None:
-    assert make_form(proposal_of(()), SomePool().hash_of) is None
-    assert make_form(proposal_of(RAWS), SomePool().hash_of) is None, "nobody would know these"
-    assert make_form(proposal_of(RAWS), SomePool(RAWS[:100]).hash_of) is None
+    assert make_compact_proposal(proposal_of(()), SomePool().hash_of) is None
+    assert make_compact_proposal(proposal_of(RAWS), SomePool().hash_of) is None, "nobody would know these"
+    assert make_compact_proposal(proposal_of(RAWS), SomePool(RAWS[:100]).hash_of) is None
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 40, encode_message(GetBlock(bytes(32)))])
 def test_only_a_proposal_has_a_form(data: bytes) -> None:
     with pytest.raises(DecodeError):
-        make_form(data, SomePool().hash_of)
+        make_compact_proposal(data, SomePool().hash_of)
 
 
 def test_transactions_that_share_an_id_are_asked_for() -> None:
     """Who knew the key before could make such a pair; only the leader does."""
-    form, whole = form_of(RAWS)
-    key = [int.from_bytes(form.root[at : at + 8], "little") | 1 for at in (0, 8)]
+    compact, whole = form_of(RAWS)
+    key = [int.from_bytes(compact.root[at : at + 8], "little") | 1 for at in (0, 8)]
     words = [int.from_bytes(keccak(RAWS[7])[at : at + 8], "little") for at in (0, 8)]
     other = [(words[0] + key[1]) % 2**64, (words[1] - key[0]) % 2**64]
-    twin = b"".join(word.to_bytes(8, "little") for word in other) + keccak(RAWS[7])[16:]
-    assert len(set(short_ids([keccak(RAWS[7]), twin], form.root).tolist())) == 1
+    twin = b"".join(control.to_bytes(8, "little") for control in other) + keccak(RAWS[7])[16:]
+    assert len(set(short_ids([keccak(RAWS[7]), twin], compact.root).tolist())) == 1
     for extra in (twin, keccak(RAWS[7])):  # beside it, and in its place
         pool = SomePool(RAWS)
         del pool.known[keccak(RAWS[7])]
         pool.known |= {keccak(RAWS[7]): RAWS[7], twin: b"another"} if extra is twin else {twin: b"x" * 150}
-        rebuild = rebuilt(form, pool)
+        rebuild = rebuilt(compact, pool)
         if extra is twin:
             assert rebuild.missing == [7]
             assert rebuild.supply([RAWS[7]])
@@ -140,10 +142,10 @@ def test_bits_and_numbers_are_inverse(numbers: set[int]) -> None:
 def test_whatever_a_leader_makes_up_nothing_but_its_hashed_bytes_comes_out(seed: int) -> None:
     """Counts, orders, ids, places, sizes and roots of a hostile form."""
     random = Random(seed)
-    form, whole = form_of(RAWS[:80], RAWS[:5])
+    compact, whole = form_of(RAWS[:80], RAWS[:5])
     pool = SomePool(RAWS)
-    ids = [form.ids[at : at + 8] for at in range(0, len(form.ids), 8)]
-    given_ = list(form.given)
+    ids = [compact.ids[at : at + 8] for at in range(0, len(compact.ids), 8)]
+    given_ = list(compact.given)
     for _ in range(random.randrange(1, 4)):
         match random.randrange(9):
             case 0:
@@ -157,17 +159,17 @@ def test_whatever_a_leader_makes_up_nothing_but_its_hashed_bytes_comes_out(seed:
             case 4:
                 random.shuffle(given_)
             case 5:
-                form = form._replace(header=form.header._replace(tx_count=random.randrange(200)))
+                compact = compact._replace(header=compact.header._replace(tx_count=random.randrange(200)))
             case 6:
-                form = form._replace(header=form.header._replace(tx_bytes=random.randrange(20_000)))
+                compact = compact._replace(header=compact.header._replace(tx_bytes=random.randrange(20_000)))
             case 7:
-                form = form._replace(size_bytes=random.choice([0, 5_000, 10**9, 10**6]))
+                compact = compact._replace(size_bytes=random.choice([0, 5_000, 10**9, 10**6]))
             case _:
-                form = form._replace(evidence=(b"made up",))
-    form = form._replace(ids=b"".join(ids), given=tuple(given_))
+                compact = compact._replace(evidence=(b"made up",))
+    compact = compact._replace(ids=b"".join(ids), given=tuple(given_))
     with suppress(DecodeError):
-        decoded = decode_bulk(encode_bulk(form))
-        assert isinstance(decoded, Form)
+        decoded = decode_bulk(encode_bulk(compact))
+        assert isinstance(decoded, CompactProposal)
         rebuild = rebuilt(decoded, pool)
         rebuild.supply([random.choice(RAWS) for _ in rebuild.missing])
         assert rebuild.missing == []
@@ -177,43 +179,45 @@ def test_whatever_a_leader_makes_up_nothing_but_its_hashed_bytes_comes_out(seed:
 def test_ids_that_repeat_do_not_make_a_huge_body() -> None:
     """Few bytes name a large transaction many times: it is refused before anything is put together."""
     large = bytes(60_000)
-    form, _ = form_of([*RAWS, large])
+    compact, _ = form_of([*RAWS, large])
     count = 30_000
-    ids = short_ids([keccak(large)], form.root).astype("<u8").tobytes() * count
-    header = form.header._replace(tx_count=count)
-    hostile = Form(form.root, 9 * 1024 * 1024, form.proposal, header, (), ids, ())
+    ids = short_ids([keccak(large)], compact.root).astype("<u8").tobytes() * count
+    header = compact.header._replace(tx_count=count)
+    hostile = CompactProposal(compact.root, 9 * 1024 * 1024, compact.proposal, header, (), ids, ())
     decoded = decode_bulk(encode_bulk(hostile))
-    assert isinstance(decoded, Form)
+    assert isinstance(decoded, CompactProposal)
     rebuild = rebuilt(decoded, SomePool([large]))
     assert not rebuild.missing
     assert rebuild.message() is None
 
 
-@pytest.mark.parametrize("word", [Have(bytes(32)), WantWhole(b"r" * 32), WantSome(b"r" * 32, b"\0\1")])
-def test_words_come_back(word: Have | WantSome | WantWhole) -> None:
-    assert decode_word(encode_word(word)) == word
+@pytest.mark.parametrize(
+    "control", [HaveProposal(bytes(32)), ProposalRequest(b"r" * 32), TransactionsRequest(b"r" * 32, b"\0\1")]
+)
+def test_words_come_back(control: HaveProposal | TransactionsRequest | ProposalRequest) -> None:
+    assert decode_compact_control(encode_compact_control(control)) == control
 
 
 @pytest.mark.parametrize(
-    "word",
+    "control",
     [
-        Have(bytes(31)),
-        WantSome(bytes(32), b""),
-        WantSome(bytes(32), b"\1\0"),
-        WantSome(bytes(32), b"\1" * 20_000),
+        HaveProposal(bytes(31)),
+        TransactionsRequest(bytes(32), b""),
+        TransactionsRequest(bytes(32), b"\1\0"),
+        TransactionsRequest(bytes(32), b"\1" * 20_000),
     ],
 )
-def test_words_of_other_shapes_are_refused(word: Have | WantSome) -> None:
+def test_words_of_other_shapes_are_refused(control: HaveProposal | TransactionsRequest) -> None:
     with pytest.raises(DecodeError):
-        decode_word(encode_word(word))
+        decode_compact_control(encode_compact_control(control))
 
 
 def test_a_form_holds_nothing_but_the_head_of_a_proposal() -> None:
-    form, whole = form_of(RAWS)
-    bulk = encode_bulk(form)
-    head = encode_message(form.proposal)
-    for other in (encode_message(Votes(())), encode_message(form.proposal._replace(block=b"x"))):
+    compact, whole = form_of(RAWS)
+    bulk = encode_bulk(compact)
+    head = encode_message(compact.proposal)
+    for other in (encode_message(Votes(())), encode_message(compact.proposal._replace(block=b"x"))):
         assert len(other) != len(head)
         with pytest.raises(DecodeError):
             decode_bulk(bulk.replace(head, other))
-    assert message_hash(whole) == form.root
+    assert message_hash(whole) == compact.root

@@ -10,17 +10,25 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.consensus.compact import Form, Have, Some, WantSome, WantWhole, Word, bits_of
+from node.consensus.compact import (
+    CompactControl,
+    CompactProposal,
+    HaveProposal,
+    ProposalRequest,
+    TransactionsReply,
+    TransactionsRequest,
+    bits_of,
+)
 from node.consensus.compact_exchange import (
     TICK_S,
     CompactParameters,
     Deliver,
     Effect,
     Receiver,
-    Say,
+    SendCompactControl,
     Sender,
-    SendSome,
-    SendWhole,
+    SendProposal,
+    SendTransactions,
 )
 from tests.node.compact_world import SomePool, form_of, transactions
 
@@ -81,7 +89,7 @@ class Course:
             self._misbehave(member, FORM)
             return
         receiver = self.receivers[member]
-        rebuild, effects = receiver.form(LEADER, FORM, self.now)
+        rebuild, effects = receiver.compact(LEADER, FORM, self.now)
         self._do(member, effects)
         assert rebuild is not None
         lacking = self.lacking[member] = self.random.choice([0, 0, 3, 3, 30, 150, 300])
@@ -97,26 +105,35 @@ class Course:
         rtt_s = 2 * (self.delay_s[member] + self.delay_s[LEADER])
         self._do(member, receiver.filled(FORM.root, helpers, rtt_s, self.now))
 
-    def _misbehave(self, member: bytes, form: Form) -> None:
+    def _misbehave(self, member: bytes, compact: CompactProposal) -> None:
         numbers = self.random.sample(range(len(RAWS)), self.random.choice([1, 20, 37, 300]))
-        words: list[Word] = [Have(form.root), WantWhole(form.root), WantSome(form.root, bits_of(numbers))]
+        words: list[CompactControl] = [
+            HaveProposal(compact.root),
+            ProposalRequest(compact.root),
+            TransactionsRequest(compact.root, bits_of(numbers)),
+        ]
         for _ in range(self.random.randrange(4)):
-            word = self.random.choice(words)
+            control = self.random.choice(words)
             target = self.random.choice([LEADER, LEADER, *self.members])
-            self.after(self.random.random(), lambda w=word, t=target: self._hear(t, member, w))  # type: ignore[misc]
+            self.after(self.random.random(), lambda w=control, t=target: self._hear(t, member, w))  # type: ignore[misc]
 
-    def _hear(self, address: bytes, source: bytes, word: Word) -> None:
+    def _hear(self, address: bytes, source: bytes, control: CompactControl) -> None:
         if address == LEADER:
             if self.leader_lives:
-                self._do(LEADER, self.sender.word(source, word, self.now))
+                self._do(LEADER, self.sender.control(source, control, self.now))
         elif address in self.receivers:
-            if isinstance(word, WantSome):
-                self._do(address, self.receivers[address].help(source, word))
-        elif isinstance(word, WantSome) and self.random.random() < 0.5:  # a hostile helper makes something up
+            if isinstance(control, TransactionsRequest):
+                self._do(address, self.receivers[address].help(source, control))
+        elif (
+            isinstance(control, TransactionsRequest) and self.random.random() < 0.5
+        ):  # a hostile helper makes something up
             raws = tuple(self.random.choices(OTHERS, k=self.random.choice([1, 3])))
-            self.after(self._way(address, source), lambda: self._answer(source, address, Some(word.root, raws)))
+            self.after(
+                self._way(address, source),
+                lambda: self._answer(source, address, TransactionsReply(control.root, raws)),
+            )
 
-    def _answer(self, address: bytes, source: bytes, answer: Some) -> None:
+    def _answer(self, address: bytes, source: bytes, answer: TransactionsReply) -> None:
         receiver = self.receivers.get(address)
         rebuild = None if receiver is None else receiver.some(source, answer)
         if receiver is not None and rebuild is not None:
@@ -127,15 +144,15 @@ class Course:
     def _do(self, source: bytes, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Say(address, word):
-                    self.after(self._way(source, address), lambda a=address, w=word: self._hear(a, source, w))  # type: ignore[misc]
-                case SendSome(address, answer):
+                case SendCompactControl(address, control):
+                    self.after(self._way(source, address), lambda a=address, w=control: self._hear(a, source, w))  # type: ignore[misc]
+                case SendTransactions(address, answer):
                     if source == LEADER:
                         self.answered_bytes += sum(map(len, answer.raws))
                     else:
                         self.helped += 1
                     self.after(self._way(source, address), lambda a=address, s=answer: self._answer(a, source, s))  # type: ignore[misc]
-                case SendWhole(data, addresses):
+                case SendProposal(data, addresses):
                     assert data == DATA
                     self.whole.update(addresses)
                     for address in addresses:

@@ -10,17 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.consensus.compact import Have, Some, WantSome, WantWhole, Word, bits_of
+from node.consensus.compact import (
+    CompactControl,
+    HaveProposal,
+    ProposalRequest,
+    TransactionsReply,
+    TransactionsRequest,
+    bits_of,
+)
 from node.consensus.compact_exchange import (
     TICK_S,
     CompactParameters,
     Deliver,
     Effect,
     Receiver,
-    Say,
+    SendCompactControl,
     Sender,
-    SendSome,
-    SendWhole,
+    SendProposal,
+    SendTransactions,
 )
 from tests.node.compact_world import SomePool, form_of, transactions
 
@@ -48,7 +55,7 @@ def ticks(core: Sender, since: float, until: float) -> list[tuple[float, Effect]
 
 
 def whole_to(effects: Sequence[Effect]) -> set[bytes]:
-    return {address for effect in effects if isinstance(effect, SendWhole) for address in effect.addresses}
+    return {address for effect in effects if isinstance(effect, SendProposal) for address in effect.addresses}
 
 
 # The leader's end.
@@ -58,7 +65,7 @@ def test_who_has_it_is_sent_nothing_more() -> None:
     core = sender()
     assert ticks(core, 0, 0.2) == []
     for member in MEMBERS:
-        assert core.word(member, Have(ROOT), 0.2) == []
+        assert core.control(member, HaveProposal(ROOT), 0.2) == []
     assert not core.is_active
     assert ticks(core, 0.2, 5) == []
     assert core.split(MEMBERS, 5) == (MEMBERS, [])
@@ -68,12 +75,12 @@ def test_the_silent_are_sent_the_whole_together_and_get_the_next_ones_whole_for_
     core = sender()
     mute = MEMBERS[:4]
     for member in MEMBERS[4:]:
-        core.word(member, Have(ROOT), 0.1)
+        core.control(member, HaveProposal(ROOT), 0.1)
     [(at, effect)] = ticks(core, 0, 5)
-    assert effect == SendWhole(DATA, tuple(mute))
+    assert effect == SendProposal(DATA, tuple(mute))
     assert at == pytest.approx(0.1 + P.silence_s + 2 * RTT_S, abs=2 * TICK_S)
     assert core.split(MEMBERS, 6) == (MEMBERS[4:], mute)
-    core.word(mute[0], Have(ROOT), 6)  # late, but it can
+    core.control(mute[0], HaveProposal(ROOT), 6)  # late, but it can
     assert core.split(MEMBERS, 6)[1] == mute[1:]
     assert core.split(MEMBERS, at + P.whole_s)[1] == []
 
@@ -84,44 +91,46 @@ def test_news_of_others_do_not_delay_the_whole_for_ever() -> None:
     for member in [*MEMBERS[5:], *MEMBERS[5:]]:
         found += ticks(core, now, now + 0.1)
         now += 0.1
-        core.word(member, Have(ROOT), now)
+        core.control(member, HaveProposal(ROOT), now)
     assert {a for at, effect in found if at <= P.latest_s + TICK_S for a in whole_to([effect])} >= set(MEMBERS[:5])
 
 
 def test_those_who_lack_much_are_gathered_into_one_upload() -> None:
     core = sender()
     for member in MEMBERS[6:]:
-        core.word(member, Have(ROOT), 0.1)
+        core.control(member, HaveProposal(ROOT), 0.1)
     for n, member in enumerate(MEMBERS[:6]):
         now = 0.1 + n * P.gather_s / 10
-        assert core.word(member, WantWhole(ROOT), now) == []
+        assert core.control(member, ProposalRequest(ROOT), now) == []
         assert core.tick(now) == [], "others may ask as well"
     [(at, effect)] = ticks(core, now, 2)
-    assert effect == SendWhole(DATA, tuple(MEMBERS[:6]))
+    assert effect == SendProposal(DATA, tuple(MEMBERS[:6]))
     assert at <= 0.1 + P.gather_s + 2 * TICK_S
 
 
 def test_what_is_missing_is_answered_once() -> None:
     core = sender()
-    ask = WantSome(ROOT, bits_of([3, 17, 30]))
-    assert core.word(LEADER, ask, 0.1) == [SendSome(LEADER, Some(ROOT, (RAWS[3], RAWS[17], RAWS[30])))]
-    assert core.word(LEADER, ask, 0.1) == []
+    ask = TransactionsRequest(ROOT, bits_of([3, 17, 30]))
+    assert core.control(LEADER, ask, 0.1) == [
+        SendTransactions(LEADER, TransactionsReply(ROOT, (RAWS[3], RAWS[17], RAWS[30])))
+    ]
+    assert core.control(LEADER, ask, 0.1) == []
     [(_, effect)] = ticks(core, 0.1, 0.1 + P.gather_s + TICK_S)
-    assert effect == SendWhole(DATA, (LEADER,))
+    assert effect == SendProposal(DATA, (LEADER,))
 
 
 @pytest.mark.parametrize("bits", [bits_of([len(RAWS)]), bits_of(range(200))])
 def test_what_nobody_honest_asks_for_is_answered_by_the_whole(bits: bytes) -> None:
     core = sender()
-    assert core.word(LEADER, WantSome(ROOT, bits), 0.1) == []
+    assert core.control(LEADER, TransactionsRequest(ROOT, bits), 0.1) == []
     assert whole_to([effect for _, effect in ticks(core, 0.1, 0.2)]) == {LEADER}
 
 
 def test_strangers_and_unknown_messages_are_nothing() -> None:
     core = sender()
     for address, root in ((b"s" * 20, ROOT), (LEADER, b"o" * 32)):
-        for word in (Have(root), WantWhole(root), WantSome(root, b"\1")):
-            assert core.word(address, word, 0.1) == []
+        for control in (HaveProposal(root), ProposalRequest(root), TransactionsRequest(root, b"\1")):
+            assert core.control(address, control, 0.1) == []
     assert ticks(core, 0.1, 0.2) == []
 
 
@@ -130,13 +139,13 @@ def test_a_node_that_stood_still_does_not_hold_it_against_others() -> None:
     core.tick(TICK_S)
     assert core.tick(0.45) == [], "the words of the others wait to be read"
     for member in MEMBERS:
-        core.word(member, Have(ROOT), 0.46)
+        core.control(member, HaveProposal(ROOT), 0.46)
     assert not core.is_active
 
 
 def test_nobody_is_forgotten_by_a_node_that_stood_still_for_long() -> None:
     core = sender()
-    core.word(LEADER, WantWhole(ROOT), 0.01)
+    core.control(LEADER, ProposalRequest(ROOT), 0.01)
     effects = [effect for _, effect in ticks(core, 2 * P.keep_s, 2 * P.keep_s + 3)]
     assert whole_to(effects) == set(MEMBERS)
     assert not core.is_active
@@ -152,17 +161,21 @@ def test_everybody_is_served_in_time_and_uploads_are_bounded_whatever_members_sa
     while now < P.latest_s + P.gather_s + 2 * TICK_S:
         now += TICK_S
         for effect in core.tick(now):
-            assert isinstance(effect, SendWhole)
+            assert isinstance(effect, SendProposal)
             served.update(effect.addresses)
         for _ in range(random.randrange(4)):
             member = random.choice(MEMBERS)
             numbers = random.sample(range(len(RAWS)), random.choice([1, 10, 40, 100, 400]))
-            words: list[Word] = [Have(ROOT), WantWhole(ROOT), WantSome(ROOT, bits_of(numbers))]
-            word = random.choice(words)
-            if isinstance(word, Have):
+            words: list[CompactControl] = [
+                HaveProposal(ROOT),
+                ProposalRequest(ROOT),
+                TransactionsRequest(ROOT, bits_of(numbers)),
+            ]
+            control = random.choice(words)
+            if isinstance(control, HaveProposal):
                 have.add(member)
-            for effect in core.word(member, word, now):
-                assert isinstance(effect, SendSome)
+            for effect in core.control(member, control, now):
+                assert isinstance(effect, SendTransactions)
                 answered += sum(map(len, effect.answer.raws))
     assert set(served) | have == set(MEMBERS)
     assert max(served.values(), default=0) <= 1
@@ -185,7 +198,7 @@ FORM, WHOLE = form_of(RAWS)
 
 def receiver(lacking: Sequence[int] = ()) -> tuple[Receiver, list[Effect]]:
     core = Receiver(P, Counter())
-    rebuild, effects = core.form(LEADER, FORM, 0.0)
+    rebuild, effects = core.compact(LEADER, FORM, 0.0)
     assert rebuild is not None
     assert not effects
     pool = SomePool(raw for n, raw in enumerate(RAWS) if n not in lacking)
@@ -196,31 +209,37 @@ def receiver(lacking: Sequence[int] = ()) -> tuple[Receiver, list[Effect]]:
 def test_a_rebuilt_message_is_delivered_once_and_said_to_be_here() -> None:
     core, effects = receiver()
     assert effects == []
-    assert core.finished(FORM.root, WHOLE, 0.0) == [Deliver(LEADER, WHOLE), Say(LEADER, Have(FORM.root))]
+    assert core.finished(FORM.root, WHOLE, 0.0) == [
+        Deliver(LEADER, WHOLE),
+        SendCompactControl(LEADER, HaveProposal(FORM.root)),
+    ]
     assert core.finished(FORM.root, WHOLE, 0.0) == []
-    assert core.form(LEADER, FORM, 0.5) == (None, [Say(LEADER, Have(FORM.root))])
-    assert core.form(LEADER, FORM, P.repeat_s) == (None, [Say(LEADER, WantWhole(FORM.root))]), "it may be lost"
+    assert core.compact(LEADER, FORM, 0.5) == (None, [SendCompactControl(LEADER, HaveProposal(FORM.root))])
+    assert core.compact(LEADER, FORM, P.repeat_s) == (
+        None,
+        [SendCompactControl(LEADER, ProposalRequest(FORM.root))],
+    ), "it may be lost"
     assert not core.is_active
 
 
 def test_what_is_missing_is_asked_of_the_leader_then_of_one_other_then_all_of_it_is() -> None:
     core, effects = receiver([5, 6])
-    ask = WantSome(FORM.root, bits_of([5, 6]))
-    assert effects == [Say(LEADER, ask)]
+    ask = TransactionsRequest(FORM.root, bits_of([5, 6]))
+    assert effects == [SendCompactControl(LEADER, ask)]
     patience_s = P.answer_s + 2 * RTT_S
     assert core.tick(patience_s - 0.01) == []
-    assert core.tick(patience_s) == [Say(HELPER, ask)]
+    assert core.tick(patience_s) == [SendCompactControl(HELPER, ask)]
     assert core.tick(patience_s + 0.01) == []
-    assert core.tick(2 * patience_s) == [Say(LEADER, WantWhole(FORM.root))]
+    assert core.tick(2 * patience_s) == [SendCompactControl(LEADER, ProposalRequest(FORM.root))]
     assert core.pending_count == 0
 
 
 def test_an_answer_counts_from_whom_it_was_asked_and_only_if_it_fits() -> None:
     core, _ = receiver([5, 6])
-    right = Some(FORM.root, (RAWS[5], RAWS[6]))
+    right = TransactionsReply(FORM.root, (RAWS[5], RAWS[6]))
     assert core.some(OTHER, right) is None
-    assert core.some(LEADER, Some(FORM.root, (RAWS[5],))) is None
-    assert core.some(LEADER, Some(b"o" * 32, right.raws)) is None
+    assert core.some(LEADER, TransactionsReply(FORM.root, (RAWS[5],))) is None
+    assert core.some(LEADER, TransactionsReply(b"o" * 32, right.raws)) is None
     rebuild = core.some(LEADER, right)
     assert rebuild is not None
     assert rebuild.message() == WHOLE
@@ -229,39 +248,41 @@ def test_an_answer_counts_from_whom_it_was_asked_and_only_if_it_fits() -> None:
 
 def test_a_wrong_answer_leads_to_the_whole() -> None:
     core, _ = receiver([5])
-    rebuild = core.some(LEADER, Some(FORM.root, (RAWS[6],)))
+    rebuild = core.some(LEADER, TransactionsReply(FORM.root, (RAWS[6],)))
     assert rebuild is not None
     assert rebuild.message() is None
-    assert core.finished(FORM.root, None, 0.0) == [Say(LEADER, WantWhole(FORM.root))]
-    assert core.form(LEADER, FORM, 0.0) == (None, [Say(LEADER, WantWhole(FORM.root))]), "it is not tried again"
+    assert core.finished(FORM.root, None, 0.0) == [SendCompactControl(LEADER, ProposalRequest(FORM.root))]
+    assert core.compact(LEADER, FORM, 0.0) == (None, [SendCompactControl(LEADER, ProposalRequest(FORM.root))]), (
+        "it is not tried again"
+    )
 
 
 def test_who_lacks_much_asks_for_the_whole_at_once() -> None:
     core, effects = receiver(range(len(RAWS) // P.missing_share + 1))
-    assert effects == [Say(LEADER, WantWhole(FORM.root))]
+    assert effects == [SendCompactControl(LEADER, ProposalRequest(FORM.root))]
     assert core.pending_count == 0
 
 
 def test_one_form_of_a_leader_and_view_is_rebuilt_and_few_at_once() -> None:
     core = Receiver(P, Counter())
     for n in range(30):
-        form = FORM._replace(root=bytes([n]) * 32)
-        rebuild, effects = core.form(LEADER, form, 0.0)
+        compact = FORM._replace(root=bytes([n]) * 32)
+        rebuild, effects = core.compact(LEADER, compact, 0.0)
         assert (rebuild is None) == bool(n)
-        assert effects == ([Say(LEADER, WantWhole(form.root))] if n else [])
+        assert effects == ([SendCompactControl(LEADER, ProposalRequest(compact.root))] if n else [])
     for n, member in enumerate([*MEMBERS[1:], *MEMBERS[1:]]):
-        core.form(member, form_of(RAWS[:100], view=20 + n)[0], 0.0)
+        core.compact(member, form_of(RAWS[:100], view=20 + n)[0], 0.0)
         assert core.pending_count <= P.pending_max
 
 
 def test_another_seat_is_helped_out_of_what_was_rebuilt() -> None:
     core, _ = receiver()
-    ask = WantSome(FORM.root, bits_of([2]))
+    ask = TransactionsRequest(FORM.root, bits_of([2]))
     assert core.help(OTHER, ask) == []
     core.finished(FORM.root, WHOLE, 0.0)
-    assert core.help(OTHER, ask) == [SendSome(OTHER, Some(FORM.root, (RAWS[2],)))]
+    assert core.help(OTHER, ask) == [SendTransactions(OTHER, TransactionsReply(FORM.root, (RAWS[2],)))]
     assert core.help(OTHER, ask) == []
-    assert core.help(HELPER, WantSome(FORM.root, bits_of(range(200)))) == []
+    assert core.help(HELPER, TransactionsRequest(FORM.root, bits_of(range(200)))) == []
 
 
 def test_the_whole_ends_a_rebuild_and_is_not_delivered_twice_in_a_moment() -> None:

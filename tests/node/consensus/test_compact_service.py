@@ -13,9 +13,9 @@ import trio
 import trio.testing
 
 from node.consensus.agreement import KIND_CONSENSUS_BULK, YOUNG_S, _NetworkPort, _PoolPort
-from node.consensus.compact import WantWhole, encode_bulk, encode_word
+from node.consensus.compact import ProposalRequest, encode_bulk, encode_compact_control
 from node.consensus.compact_exchange import CompactParameters
-from node.consensus.compact_service import KIND_COMPACT, KIND_COMPACT_WORD, WHOLE_BYTES_MAX, CompactBlocks
+from node.consensus.compact_service import KIND_COMPACT, KIND_COMPACT_CONTROL, WHOLE_BYTES_MAX, CompactBlocks
 from p2p.secure.frame import TrafficClass
 from p2p.service import Network, NetworkConfig
 from state.primitives.address import format_address
@@ -139,10 +139,10 @@ async def test_a_seat_that_says_nothing_is_sent_the_whole() -> None:
 async def test_another_seat_answers_for_a_leader_that_does_not() -> None:
     async with network_of([RAWS, RAWS, RAWS[3:]], parameters=replace(PATIENT, answer_s=0.05)) as nodes:
         leader = nodes[0].identity.address
-        form, data = form_of(RAWS)
+        compact, data = form_of(RAWS)
         for node in nodes[1:]:  # by hand: the leader knows nothing of this message and answers no question
             assert nodes[0].network.send(
-                node.identity.address, TrafficClass.BLOCK, KIND_COMPACT, encode_bulk(form)
+                node.identity.address, TrafficClass.BLOCK, KIND_COMPACT, encode_bulk(compact)
             )
             assert await node.heard.receive() == ("rebuilt", leader, data)
         await until(lambda: nodes[1].count("helped") == 1)
@@ -156,9 +156,9 @@ async def test_hostile_messages_cost_their_sender_and_nothing_else() -> None:
         for node, kind, data in (
             (seat, KIND_COMPACT, b"\xff" * 100),
             (seat, KIND_COMPACT, bulk[:-1]),
-            (seat, KIND_COMPACT_WORD, b"\x80"),
+            (seat, KIND_COMPACT_CONTROL, b"\x80"),
             (stranger, KIND_COMPACT, bulk),
-            (stranger, KIND_COMPACT_WORD, encode_word(WantWhole(b"w" * 32))),
+            (stranger, KIND_COMPACT_CONTROL, encode_compact_control(ProposalRequest(b"w" * 32))),
             (seat, KIND_COMPACT, encode_bulk(form_of(RAWS, view=2_000)[0])),  # a view that it does not lead
         ):
             assert node.network.send(address, TrafficClass.BLOCK, kind, data)

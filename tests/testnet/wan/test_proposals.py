@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from consensus.inbound import decode_inbound
 from consensus.wire import Proposal
-from node.consensus.compact import Rebuild, encode_bulk, make_form
+from node.consensus.compact import Rebuild, encode_bulk, make_compact_proposal
 from testnet.wan.proposals import FixedPool, make_proposal, make_transfers
 
 
@@ -17,7 +17,7 @@ def test_a_made_up_proposal_is_one_and_its_form_is_rebuilt_from_a_made_up_pool()
     assert decoded.message.candidate.view == 7
     assert decoded.blocks[0][1].transactions == transfers
     pool = FixedPool(transfers)
-    made = make_form(data, pool.hash_of, pool.young())
+    made = make_compact_proposal(data, pool.hash_of, pool.young())
     assert made is not None
     assert len(encode_bulk(made[0])) < len(data) / 8
     rebuild = Rebuild(made[0])
