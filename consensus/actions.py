@@ -1,7 +1,7 @@
-"""Actions that a replica asks its shell to perform, and the safe order of its writes. Pure.
+"""Actions that a replica requests from its shell, and the safe order of its writes. Pure.
 
-A shell performs actions in their order: first ``Append`` and ``Sync`` to the journal, then to the guard, and only
-then anything that leaves.
+The shell performs actions in order: first ``Append`` and ``Sync`` to the journal, then to the guard, and only then
+messages.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ JOURNAL: Final = "journal"
 
 
 class Append(NamedTuple):
-    """Write to the end of a log (GUARD or JOURNAL)."""
+    """Append to a log (GUARD or JOURNAL)."""
 
     log: str
     data: bytes
 
 
 class Sync(NamedTuple):
-    """Wait until a log is on the disk."""
+    """Wait until a log is on disk."""
 
     log: str
 
 
 class Replace(NamedTuple):
-    """Put new bytes in the place of a whole log, durably."""
+    """Replace the content of a log, durably."""
 
     log: str
     data: bytes
@@ -71,14 +71,14 @@ class Broadcast(NamedTuple):
 
 
 class ServeBlock(NamedTuple):
-    """Look a final block up and send it as BlockReply."""
+    """Look up a final block and send it as BlockReply."""
 
     address: bytes
     block_hash: bytes
 
 
 class ServeBlocks(NamedTuple):
-    """Look a window of final blocks up and send it as BlocksReply."""
+    """Look up a window of final blocks and send it as BlocksReply."""
 
     address: bytes
     from_height: int
@@ -86,20 +86,23 @@ class ServeBlocks(NamedTuple):
 
 
 class NextEpoch(NamedTuple):
-    """The epoch before has ended durably: answer with ``begin_epoch``, or with ``refuse_epoch``."""
+    """The previous epoch has ended durably. Answer with ``begin_epoch`` or ``refuse_epoch``."""
 
     number: int
 
 
 class Redeliver(NamedTuple):
-    """Take this message in as if it came now: it came before its epoch had begun."""
+    """Process this message again now: it arrived before its epoch had begun."""
 
     sender: bytes
     decoded: Decoded
 
 
 class RequestVote(NamedTuple):
-    """Ask the guard in another process to vote; answer with ``voted`` or ``vote_refused``, one after the other."""
+    """Request a vote from the guard in another process.
+
+    Answer each with ``voted`` or ``vote_refused``, in order.
+    """
 
     kind: int
     candidate: Candidate
@@ -114,7 +117,7 @@ class RaiseFloor(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The guard refused a vote the core asked for, or signed another; for the metric alone."""
+    """The guard refused a vote that the core requested, or signed another one; for the metric only."""
 
     rule: str
 
@@ -152,8 +155,8 @@ Action: TypeAlias = (
 class Writes:
     """The writes of one step in their only safe order.
 
-    A vote's record goes to the guard when all that it rests on is durable; what follows from the vote (a
-    certificate it completed) goes to the journal when the vote's record is.
+    A vote's record is written to the guard when everything that the vote rests on is durable. What follows from
+    the vote (a certificate that it completed) is written to the journal when the vote's record is durable.
     """
 
     def __init__(self, is_journal_dirty: bool) -> None:
@@ -164,7 +167,7 @@ class Writes:
         self.guard_bytes = 0
 
     def to_journal(self, data: bytes) -> None:
-        """Append to the journal, after the votes before it are durable."""
+        """Append to the journal, after the preceding votes are durable."""
         if self._is_guard_dirty:
             self._actions.append(Sync(GUARD))
             self._is_guard_dirty = False
@@ -173,7 +176,7 @@ class Writes:
         self.is_journal_dirty = True
 
     def to_guard(self, data: bytes) -> None:
-        """Append a vote's record, after all that it rests on is durable."""
+        """Append a vote's record, after everything that it rests on is durable."""
         if self.is_journal_dirty:
             self._actions.append(Sync(JOURNAL))
             self.is_journal_dirty = False

@@ -17,7 +17,7 @@ __all__ = ["BlockServer"]
 
 
 class BlockServer:
-    """Answers the requests that the replica lets through, a bounded number at the same time."""
+    """Answers the requests that the replica accepts, a bounded number at the same time."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class BlockServer:
         self._slots = ServingSlots(replica.is_seat)
 
     def serve_block(self, nursery: trio.Nursery, request: r.ServeBlock) -> None:
-        """Send one block, if it is kept."""
+        """Send one block, if it is stored."""
         self._serve(nursery, request.address, partial(self._send_block, request.address, request.block_hash))
 
     def serve_blocks(self, nursery: trio.Nursery, request: r.ServeBlocks) -> None:
@@ -67,7 +67,7 @@ class BlockServer:
         await self._network.send(address, data, True)
 
     async def _send_blocks(self, address: bytes, from_height: int, count_max: int) -> None:
-        """Send a window of blocks, or the oldest height that is kept: silence would look like a refusal."""
+        """Send a window of blocks, or the oldest stored height: silence would look like a refusal."""
         blocks = await self._chain.blocks(from_height, min(count_max, BLOCKS_MAX))
         reply = window(from_height, blocks)
         if reply is not None:

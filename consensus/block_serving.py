@@ -14,9 +14,9 @@ __all__ = ["SERVES_MAX", "SERVES_OF_ONE_MAX", "SERVES_OF_STRANGERS_MAX", "Servin
 SERVES_MAX: Final = 8
 """Requests for stored blocks that are answered at the same time. More are dropped; the peer asks another node."""
 SERVES_OF_ONE_MAX: Final = 2
-"""Of these, the most of one peer. Otherwise one peer could keep all others from catching up, at low cost."""
+"""Maximum for one peer. Otherwise one peer could cheaply keep all others from catching up."""
 SERVES_OF_STRANGERS_MAX: Final = 6
-"""Of these, the most of all peers without a seat, so that a validator that is behind is always served."""
+"""Maximum for all peers without a seat together, so that a validator that is behind is always served."""
 
 
 class ServingSlots:
@@ -49,9 +49,8 @@ class ServingSlots:
 def window(from_height: int, blocks: Iterable[tuple[bytes, bytes, bytes | None]]) -> BlocksReply | None:
     """Return the answer with final blocks from ``from_height`` on: hash, bytes and stored certificate of each.
 
-    It ends at the last block that has a certificate of its own and keeps it within the limit; None where there is
-    no such block. It never crosses the last of an epoch, which always has one: not everybody knows the next
-    committee.
+    It ends at the last block within the limit that has its own certificate; None if there is none. It never
+    crosses the last block of an epoch, which always has one: the receiver may not know the next committee.
     """
     size, raws, end = 0, list[bytes](), 0
     proof: Certificate | None = None

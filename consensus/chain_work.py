@@ -31,10 +31,10 @@ WAIT_STEP_MS: Final = 1_000
 
 
 class ChainWork:
-    """The work of one replica on the chain. ``put`` takes answers into the replica's loop, in their order.
+    """The chain work of one replica. ``put`` passes answers to the replica's loop, in order.
 
-    ``prove`` returns the VRF proof of a view, None where the signer is away. ``on_block_time`` receives a leader's
-    address and how far the time of its block is ahead of this clock, unless the parent's time has raised it.
+    ``prove`` returns the VRF proof of a view, None if the signer is unreachable. ``on_block_time`` receives a
+    leader's address and how far its block's time is ahead of this clock, unless the parent's time raised it.
     """
 
     def __init__(
@@ -66,20 +66,22 @@ class ChainWork:
         self._notarizations = Notarizations()
 
     def restore(self, certificates: tuple[Certificate, ...]) -> None:
-        """Take in the certificates that survived the last run."""
+        """Load the certificates of the last run."""
         self._notarizations = Notarizations(certificates)
 
     def keep(self, certificate: Certificate) -> None:
-        """Take in a certificate that the core keeps."""
+        """Keep a certificate that the core keeps."""
         self._notarizations.add(certificate)
 
     def request(self, effect: c.Execute | c.Commit | c.DropBlocks) -> None:
-        """Do something after all that was requested before."""
+        """Run something after everything requested before."""
         self._queue.append(effect)
         self._wake.set()
 
     async def build(self, action: c.Build) -> None:
-        """Build when the block's time has come: a leader waits for the interval, voters would hold it anyway."""
+        """Build a block when its time has come: a leader waits for the block interval, because voters would wait
+        too.
+        """
         replica = self._replica
         proof = await self._prove(action)
         parent_ms, interval_ms = self._chain.time_ms(action.parent_hash), self._block_interval_ms
@@ -132,11 +134,11 @@ class ChainWork:
         self._put(lambda: self._replica.step(c.BlockChecked(block_hash, is_valid), self._now_ms()))
 
     def _early_ms(self, header: Header) -> int:
-        """Return in how many milliseconds this node's clock allows the time of a block; 0 or less: it does now."""
+        """Return in how many milliseconds this node's clock allows the time of a block; 0 or less: now."""
         return header.time_ms - self._wall_ms() - self._chain.time_ahead_ms_max()
 
     async def _wait_allowed(self, header: Header) -> None:
-        """Wait until the clock allows a block's time, or its view is over: then nobody votes for it any more."""
+        """Wait until the clock allows a block's time, or its view ends: then it gets no more votes."""
         while (early_ms := self._early_ms(header)) > 0:
             core = self._replica.core
             if (core.epoch, core.view) > (header.epoch, header.view):

@@ -72,7 +72,7 @@ SYNC, STATUS = "sync", "status"
 
 
 _MS_MAX: Final = 1 << 40
-"""35 years: what is added to the clock stays far within its range."""
+"""35 years; adding it to the clock cannot overflow."""
 _BOUNDS: Final = {
     **dict.fromkeys(
         ("leader_ms", "advance_ms", "retransmit_ms", "retransmit_ms_max", "fetch_ms", "silent_ms",
@@ -89,8 +89,8 @@ _BOUNDS: Final = {
 class ConsensusParameters:
     """Times of consensus.md 6 in milliseconds (prefix ``consensus.`` of the genesis).
 
-    ``block_interval_ms_min`` is what a leader waits after the time of the parent; it is added to both timers of
-    a view, which begin when the view is entered and not when the leader may propose.
+    ``block_interval_ms_min`` is a leader's wait after the time of the parent. It is added to both timers of a
+    view, which start when the view is entered, not when the leader may propose.
     """
 
     leader_ms: int = 2_000
@@ -103,7 +103,7 @@ class ConsensusParameters:
     idle_ms: int = 5_000
     """How long an empty mempool delays an empty block."""
     silent_ms: int = 10_000
-    """A leader not heard for so long, while a quorum was, is skipped at once (consensus.md 11.4)."""
+    """A leader not heard for this long, while a quorum was, is skipped at once (consensus.md 11.4)."""
     backoff_factor_max: int = 16
     timeout_ms_max: int = 60_000
     window_ms: int = 3_000
@@ -111,11 +111,11 @@ class ConsensusParameters:
     status_ms: int = 5_000
     doppelganger_views: int = 20
     doppelganger_ms: int = 30_000
-    """How long a validator that starts only listens (consensus.md 7.4); 0 for networks whose keys exist once for
-    certain."""
+    """How long a starting validator only listens (consensus.md 7.4); 0 for networks whose keys certainly exist
+    once."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a number that no network can work with."""
+        """Raise ConfigError for a value with which no network can work."""
         check_bounds("consensus", self, _BOUNDS)
 
 
@@ -156,7 +156,7 @@ class OwnVotes(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """State that survived the last run: own votes and blocks above the root, certificates also below it."""
+    """State restored from the last run: own votes and blocks above the root, certificates also below it."""
 
     own: tuple[Vote, ...] = ()
     certificates: tuple[Certificate, ...] = ()
@@ -187,9 +187,9 @@ class CertificateReceived(NamedTuple):
 
 
 class ProposalReceived(NamedTuple):
-    """A verified vote of the leader with its block, whose body and header belong together.
+    """A verified vote of the leader with its block; body and header belong together.
 
-    Its ``justify`` and ``nulls`` come before it as certificates of their own.
+    Its ``justify`` and ``nulls`` arrive before it as separate certificates.
     """
 
     vote: Vote
@@ -197,7 +197,7 @@ class ProposalReceived(NamedTuple):
 
 
 class BlockReceived(NamedTuple):
-    """A block that was asked for; body and header belong together."""
+    """A requested block; body and header belong together."""
 
     block_hash: bytes
     header: Header
@@ -232,7 +232,7 @@ class BlockChecked(NamedTuple):
 
 
 class BlockEarly(NamedTuple):
-    """A block to be checked has a time that this node's clock does not allow yet: BlockChecked comes later.
+    """This node's clock does not allow the time of a block to be checked yet: BlockChecked follows later.
 
     It does not stop the leader's time-out, not even once the time is allowed. By then the view ends, with a
     certificate of the block or without one.
@@ -250,7 +250,7 @@ class BlockExecuted(NamedTuple):
 
 
 class OwnVotesKnown(NamedTuple):
-    """The votes that a guard in another process has of this seat. Until this event the core casts no vote.
+    """The votes of this seat that a guard in another process has. Until this event the core casts no vote.
 
     The guard has no record of views up to ``floor_view``.
     """
@@ -260,11 +260,11 @@ class OwnVotesKnown(NamedTuple):
 
 
 class WindowsFailed(NamedTuple):
-    """No peer serves the windows that Behind asked for: the blocks are asked for one by one."""
+    """No peer serves the windows that Behind requested: the blocks are requested one by one."""
 
 
 class TimerFired(NamedTuple):
-    """A timer set by SetTimer ran out; setting it again replaces it."""
+    """A timer of SetTimer expired; setting it again replaces it."""
 
     name: str
 
@@ -298,7 +298,9 @@ Event: TypeAlias = (
 
 
 class CastVote(NamedTuple):
-    """Ask the guard, sign, make durable, broadcast, and return the vote as VoteReceived(is_own=True)."""
+    """Request the vote from the guard, sign, make durable, broadcast, and return it as
+    VoteReceived(is_own=True).
+    """
 
     kind: int
     candidate: Candidate
@@ -306,7 +308,7 @@ class CastVote(NamedTuple):
 
 
 class Propose(NamedTuple):
-    """Like CastVote(NOTARIZE), but what travels is the proposal with the block."""
+    """Like CastVote(NOTARIZE), but the proposal with the block is sent."""
 
     candidate: Candidate
     justify: Certificate | None
@@ -314,7 +316,7 @@ class Propose(NamedTuple):
 
 
 class KeepCertificate(NamedTuple):
-    """A new certificate: to be durable before the next vote leaves. ``is_formed`` here, or received."""
+    """A new certificate, which must be durable before the next vote is sent. ``is_formed`` here, or received."""
 
     certificate: Certificate
     is_formed: bool
@@ -328,9 +330,9 @@ class PushCertificate(NamedTuple):
 
 
 class Resend(NamedTuple):
-    """Broadcast again: the view made no progress. ``proposal_view``: with the own proposal of that view.
+    """Broadcast again: the view made no progress.
 
-    See consensus.md R7.
+    ``proposal_view``: with the own proposal of that view. See consensus.md R7.
     """
 
     votes: tuple[Vote, ...]
@@ -362,7 +364,7 @@ class Behind(NamedTuple):
 class Build(NamedTuple):
     """Build a block on an executed parent; answer with BlockBuilt or BuildFailed.
 
-    ``voters_bitmap`` names the seats whose FINALIZE for the parent of the parent is here; the VRF proof is that of
+    ``voters_bitmap`` names the seats whose FINALIZE for the parent's parent is here. The VRF proof is that of
     ``vrf_alpha`` over ``randomness``, epoch and view.
     """
 
@@ -389,9 +391,8 @@ class Execute(NamedTuple):
 class Commit(NamedTuple):
     """Make an executed block and all its ancestors final; ``block_hashes`` are in the order of heights.
 
-    ``nullified`` are the NULLIFY certificates up to its view, on which skipped views rest: kept for the evidence
-    age, because they are the other half of the proof that a FINALIZE quorum of such a view is a fork
-    (consensus.md R6).
+    ``nullified`` are the NULLIFY certificates up to its view, on which skipped views rest. They are kept for the
+    evidence age: with a FINALIZE quorum of such a view they prove a fork (consensus.md R6).
     """
 
     certificate: Certificate
@@ -401,13 +402,13 @@ class Commit(NamedTuple):
 
 
 class DropBlocks(NamedTuple):
-    """Forget these blocks: they can no longer become final."""
+    """Drop these blocks: they can no longer become final."""
 
     block_hashes: tuple[bytes, ...]
 
 
 class SetTimer(NamedTuple):
-    """Fire ``name`` after so long."""
+    """Fire ``name`` after this delay."""
 
     name: str
     delay_ms: int
@@ -440,9 +441,9 @@ class EpochEnded(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Stop the node: no vote that this replica could still sign would be safe.
+    """Stop the node: no further vote of this replica would be safe.
 
-    ``time_ms`` is the time of the block that another process voted for, 0 if it is not known.
+    ``time_ms`` is the time of the block that another process voted for, 0 if unknown.
     """
 
     code: str

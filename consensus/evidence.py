@@ -11,9 +11,9 @@ __all__ = ["evidence_of_certificates"]
 def evidence_of_certificates(first: Certificate, second: Certificate) -> tuple[Equivocation, ...]:
     """Return what two verified certificates of one committee prove: a fault of each seat that signed both.
 
-    They conflict when one view has two NOTARIZE or two FINALIZE quorums for different candidates, or both a
-    NULLIFY and a FINALIZE quorum. Any two quorums share more than W/3, so that much weight is named; certificates
-    that do not conflict prove nothing.
+    They conflict if one view has two NOTARIZE or two FINALIZE quorums for different candidates, or both a NULLIFY
+    and a FINALIZE quorum. Any two quorums share more than W/3, so that much weight is convicted. Certificates that
+    do not conflict prove nothing.
     """
     mine = {vote.seat: vote for vote in first.votes()}
     return tuple(

@@ -1,9 +1,9 @@
-"""The vote guard: what a key has signed, and what it may therefore still sign (consensus.md 7.1, 7.2). Pure.
+"""The vote guard: what a key has signed, and what it may still sign (consensus.md 7.1, 7.2). Pure.
 
 Its record is a sequence of slots of one size. A slot never crosses a disk sector and ends in a byte that is not
-zero, so the tail that a power cut leaves (short, or filled with zeros) differs from a damaged slot: a torn slot
-belongs to a vote that was never released and is cut off, damage means that a released vote may be unknown, and the
-guard refuses to open.
+zero. So the tail after a power failure (short, or filled with zeros) differs from a damaged slot. A torn slot
+belongs to a vote that was never released, and is cut off. Damage means that a released vote may be unknown, and
+the guard refuses to open.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class GuardCorrupt(DekubeError):
 
 
 class GuardMissing(DekubeError):
-    """There is no guard's record, and the operator has not said that this key has never voted."""
+    """There is no guard record, and the operator has not stated that this key has never voted."""
 
     code = "guard_missing"
 
 
 class GuardOutdated(DekubeError):
-    """The record knows less than the key has signed, as far as can be told: an old copy, or a new record."""
+    """The record lacks votes that the key has signed: an old copy, or a new record."""
 
     code = "guard_outdated"
 
@@ -83,7 +83,7 @@ def _slot(body: bytes) -> bytes:
 
 
 class Guard:
-    """The votes of one key on one chain above ``floor``; a view at or below the floor is never voted in again.
+    """The votes of one key on one chain above ``floor``. It never votes again in a view at or below the floor.
 
     A vote in an epoch raises the floor above all earlier ones: a committee's last block is final before the next
     committee votes, so a request for a vote in the old epoch is a fault.
@@ -98,7 +98,7 @@ class Guard:
 
     @property
     def floor(self) -> tuple[int, int]:
-        """Epoch and view up to which everything is refused."""
+        """Epoch and view up to which every vote is refused."""
         return self._floor
 
     @property
@@ -116,10 +116,10 @@ class Guard:
         return Watermark(self._genesis_hash, self._vote_key, epoch, view)
 
     def check(self, kind: int, candidate: Candidate) -> Vote | None:
-        """Return the stored vote if this very one was made before, None if it may be made now.
+        """Return the stored vote if the same vote was made before, None if it may be made now.
 
         The table is R3 to R5: NOTARIZE needs no own NOTARIZE and no NULLIFY in the view, NULLIFY no FINALIZE,
-        FINALIZE no NULLIFY and no other FINALIZE. Raises GuardRefused for everything else.
+        FINALIZE no NULLIFY and no other FINALIZE. Raises GuardRefused otherwise.
         """
         if kind not in KINDS:
             raise GuardRefused("kind", kind, candidate)
@@ -143,7 +143,7 @@ class Guard:
         return None
 
     def is_foreign(self, vote: Vote) -> bool:
-        """Tell whether a verified vote of this key is not in this record: another process has the key.
+        """Tell whether a verified vote of this key is missing in this record: another process has the key.
 
         The record has no votes at or below the floor, so no vote there counts as foreign.
         """
@@ -154,7 +154,7 @@ class Guard:
         return made is None or (vote.kind != NULLIFY and made.candidate != vote.candidate)
 
     def record(self, vote: Vote) -> bytes:
-        """Record a checked and signed vote; the bytes must be on the disk before the vote leaves."""
+        """Record a checked and signed vote. The bytes must be on disk before the vote is sent."""
         self._keep(vote)
         return self._vote_slot(vote)
 
@@ -164,13 +164,13 @@ class Guard:
         self._votes.setdefault((vote.epoch, vote.view), {})[vote.kind] = vote
 
     def raise_floor(self, epoch: int, view: int) -> None:
-        """Refuse everything up to ``view`` from now on; the floor never sinks."""
+        """Refuse everything up to ``view`` from now on; the floor never decreases."""
         if (epoch, view) > self._floor:
             self._floor = (epoch, view)
             self._votes.take(self._floor)
 
     def image(self) -> bytes:
-        """Return a whole new record: header, floor and the votes above it."""
+        """Return a complete new record: header, floor and the votes above it."""
         self._sequence = 0
         header = _BODY.pack(_HEADER, self._next(), 0, 0, 0, 0, self._genesis_hash, self._vote_key.ljust(64, b"\0"))
         floor = _BODY.pack(_FLOOR, self._next(), *self._floor, 0, 0, bytes(32), bytes(64))
@@ -180,9 +180,9 @@ class Guard:
 
     @classmethod
     def load(cls, data: bytes, genesis_hash: bytes, vote_key: bytes) -> tuple[Guard, int]:
-        """Return the guard of a record, and how many of its bytes are whole slots.
+        """Return the guard of a record, and the number of bytes in complete slots.
 
-        Raises GuardMissing for no bytes at all, GuardCorrupt for damage, another key or another chain.
+        Raises GuardMissing for an empty record, GuardCorrupt for damage, another key or another chain.
         """
         guard = cls(genesis_hash, vote_key)
         if not data.strip(b"\0"):
@@ -239,13 +239,12 @@ class Guard:
 
 
 class DoppelgangerWatch:
-    """How long a validator that starts only listens: a vote of its own key that the guard lacks ends it.
+    """How long a starting validator only listens: a vote of its own key that the guard lacks ends it. See
+    consensus.md 7.4.
 
-    See consensus.md 7.4.
-
-    It listens for ``wait_ms`` and for ``views`` whole views, of which the one it starts in is none: it may have
-    come too late for a vote in that. A network that stands still passes no views, for instance when all its
-    validators start together; after ``wait_ms_max`` the watch is over in any case.
+    It listens for ``wait_ms`` and for ``views`` whole views, not counting the one in which it starts, because it
+    may have missed a vote in that. If the network passes no views, for example when all validators start together,
+    the watch ends after ``wait_ms_max``.
     """
 
     def __init__(self, *, views: int, wait_ms: int, wait_ms_max: int, now_ms: int) -> None:
@@ -256,16 +255,16 @@ class DoppelgangerWatch:
 
     @property
     def latest_ms(self) -> int:
-        """When the watch is over whatever happens; a timer belongs there, and one at ``earliest_ms``."""
+        """Latest end of the watch; set a timer for it, and one for ``earliest_ms``."""
         return self._latest_ms
 
     @property
     def earliest_ms(self) -> int:
-        """Before this the watch is not over, however many views pass."""
+        """Earliest end of the watch, regardless of the number of views."""
         return self._earliest_ms
 
     def entered_view(self) -> None:
-        """Take notice that the replica has entered another view, of this epoch or the next."""
+        """Note that the replica has entered another view, of this epoch or the next."""
         self._entered += 1
 
     def is_over(self, now_ms: int) -> bool:
@@ -281,13 +280,13 @@ _JOURNAL_HEAD: Final = struct.Struct(">IIB")
 
 
 def journal_record(kind: int, data: bytes) -> bytes:
-    """Return one record of the journal: what a vote rests on and a crash must not lose."""
+    """Return one record of the journal: data that a vote rests on and that must survive a crash."""
     body = bytes((kind,)) + data
     return _JOURNAL_HEAD.pack(crc32(body), len(data), kind) + data
 
 
 def read_journal(data: bytes) -> tuple[list[tuple[int, bytes]], int]:
-    """Return the journal's records up to the first that is torn or damaged, and the bytes they take."""
+    """Return the journal's records up to the first torn or damaged one, and their size in bytes."""
     records: list[tuple[int, bytes]] = []
     at = 0
     for kind, body, end in _journal_records(data):

@@ -27,27 +27,26 @@ class Log(Protocol):
     """A durable sequence of bytes."""
 
     def read(self) -> bytes:
-        """Return everything."""
+        """Return the whole content."""
         ...
 
     def append(self, data: bytes) -> None:
-        """Write at the end; durable after ``sync`` alone."""
+        """Append; durable only after ``sync``."""
         ...
 
     def sync(self) -> None:
-        """Return when everything appended is on the disk."""
+        """Return when everything appended is on disk."""
         ...
 
     def replace(self, data: bytes) -> None:
-        """Put ``data`` in the place of everything, durably and at once or not at all."""
+        """Replace the content with ``data``, durably and atomically."""
         ...
 
 
 def blocks_alone(journal: bytes) -> bytes:
-    """Return a journal without its certificates, after a fork.
+    """Return a journal without its certificates, after a fork: they may be of another chain.
 
-    They may tell of another chain. The blocks stay: they convince nobody by themselves, and who has voted for one
-    may be the last to have it.
+    The blocks stay. They prove nothing by themselves, and a node that voted for one may have the last copy.
     """
     records, _ = read_journal(journal)
     return b"".join([journal_record(kind, data) for kind, data in records if kind == JOURNAL_BLOCK])
@@ -56,8 +55,8 @@ def blocks_alone(journal: bytes) -> bytes:
 class FileLog:
     """A log in one file. After a failed write or sync it refuses all further ones.
 
-    What the kernel says after a failed fsync is worthless (it may have dropped the pages), so nothing that
-    comes after may rest on it. Raises StoreError.
+    After a failed fsync the kernel may have dropped pages and report success later, so nothing after it can be
+    trusted. Raises StoreError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,26 +69,26 @@ class FileLog:
             raise StoreError(f"{path}: {error.strerror}") from None
 
     def read(self) -> bytes:
-        """Return everything."""
+        """Return the whole content."""
         try:
             return self._path.read_bytes()
         except OSError as error:
             raise StoreError(f"{self._path}: {error.strerror}") from None
 
     def append(self, data: bytes) -> None:
-        """Write at the end; durable after ``sync`` alone."""
+        """Append; durable only after ``sync``."""
         with self._failing():
             view = memoryview(data)
             while view:
                 view = view[os.write(self._fd, view) :]
 
     def sync(self) -> None:
-        """Return when everything appended is on the disk."""
+        """Return when everything appended is on disk."""
         with self._failing():
             os.fdatasync(self._fd)
 
     def replace(self, data: bytes) -> None:
-        """Put ``data`` in the place of everything, durably and at once or not at all."""
+        """Replace the content with ``data``, durably and atomically."""
         beside = self._path.with_suffix(self._path.suffix + ".new")
         with self._failing():
             fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -107,7 +106,7 @@ class FileLog:
             self._fd = fd
 
     def close(self) -> None:
-        """Close the file; nothing is synced by it."""
+        """Close the file without a sync."""
         with contextlib.suppress(OSError):
             os.close(self._fd)
 
@@ -133,8 +132,8 @@ def _sync_directory(path: Path) -> None:
 class VoteDirectory:
     """The directory of a voter's guard and journal, locked for one process.
 
-    ``guard`` and ``journal`` are the two logs; either file is made when it is first used, since a signer keeps no
-    journal and the node that asks it no guard. Raises StoreError when another process holds the lock.
+    ``guard`` and ``journal`` are the two logs. Either file is created when it is first used: a signer has no
+    journal, and a node with a signer no guard. Raises StoreError if another process holds the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,13 +158,13 @@ class VoteDirectory:
 
     @cached_property
     def journal(self) -> FileLog:
-        """What the votes rest on."""
+        """The data that the votes rest on."""
         return FileLog(self._path / JOURNAL_FILE)
 
     def create_guard(self, guard: Guard) -> None:
-        """Begin the record of a key that has never voted, or that votes above an imported watermark only.
+        """Create the record of a key that has never voted, or that votes only above an imported watermark.
 
-        Raises StoreError when there is a record already: it must never be forgotten.
+        Raises StoreError if a record exists: it must never be lost.
         """
         if self.has_guard():
             raise StoreError(f"{self._path / GUARD_FILE}: there is a record already")
@@ -176,10 +175,10 @@ class VoteDirectory:
         return (self._path / GUARD_FILE).exists() and bool(self.guard.read())
 
     def load_guard(self, genesis_hash: bytes, vote_key: bytes) -> Guard:
-        """Return the guard, its record written anew: without a torn tail, and on the disk for certain.
+        """Return the guard, with its record rewritten: without a torn tail, and certainly on disk.
 
-        What was read may be in the kernel's memory alone, even after a failed sync, so that a later one that
-        succeeds would say nothing of it. Raises GuardMissing, GuardCorrupt and StoreError.
+        The bytes read may be only in the kernel's memory, even after a failed sync, so a later successful sync
+        would not prove anything. Raises GuardMissing, GuardCorrupt and StoreError.
         """
         if not self.has_guard():
             raise GuardMissing(f"{self._path / GUARD_FILE}: no record of this key's votes")

@@ -16,7 +16,7 @@ STATE_DIVERGENCE: Final = "state_divergence"
 
 
 class ConsensusHalted(DekubeError):
-    """The replica stopped for good; the message says why, and what an operator has to look at."""
+    """The replica stopped for good. The message says why, and what the operator must check."""
 
     code = "consensus_halted"
 
@@ -26,9 +26,9 @@ class ConsensusHalted(DekubeError):
 
 
 def doppelganger_message(message: str, time_ms: int, *, now_ms: int, doppelganger_ms: int) -> str:
-    """Return what an operator needs to know about a vote that another process cast with this key.
+    """Return the operator's message about a vote that another process cast with this key.
 
-    ``time_ms`` is that of the block that the vote is for, 0 where it is not known.
+    ``time_ms`` is that of the block that the vote is for, 0 if unknown.
     """
     when = f"was heard at {_moment(now_ms)}"
     if time_ms:

@@ -61,25 +61,25 @@ ANSWER_BYTES_PER_S: Final = 8 * 1024 * 1024
 """The answers to one address: some windows of blocks a second."""
 ANSWER_BURST_BYTES: Final = 32 * 1024 * 1024
 STRANGERS_BYTES_PER_S: Final = 12 * 1024 * 1024
-"""The answers to all addresses without a seat together, because an attacker can make any number of identities."""
+"""For all addresses without a seat together, because anybody can create any number of identities."""
 STRANGERS_BURST_BYTES: Final = 48 * 1024 * 1024
 QUESTION_BYTES: Final = 4 * 1024
-"""The least that a request counts, whatever its answer."""
+"""Minimum charge of a request, whatever its answer."""
 INBOX_MESSAGES_MAX: Final = 4_096
 INBOX_BYTES_MAX: Final = 64 * 1024 * 1024
 SENDER_MESSAGES_MAX: Final = 512
-"""The part of the inbox that one sender may fill."""
+"""Maximum share of the inbox for one sender."""
 SENDER_BYTES_MAX: Final = 20 * 1024 * 1024
-"""Room for two of the largest messages: a peer owes at most two windows of blocks."""
+"""Room for two of the largest messages: a peer has at most two windows of blocks outstanding."""
 STRANGERS_MESSAGES_MAX: Final = INBOX_MESSAGES_MAX // 2
-"""The part of the inbox that all senders without a seat may fill, so that votes always find room."""
+"""Maximum share of the inbox for all senders without a seat, so that votes always have room."""
 STRANGERS_BYTES_MAX: Final = INBOX_BYTES_MAX // 2
 SEATS_IN_A_ROW_MAX: Final = 16
 """After this many messages of seats, one message of a sender without a seat is taken."""
 
 
 class FalseWindow(DecodeError):
-    """Blocks that an honest node does not serve: they are not linked, or no quorum finalised them."""
+    """Blocks that no honest node serves: they are not linked, or no quorum finalised them."""
 
     code = "false_window"
 
@@ -92,11 +92,12 @@ class Decoded(NamedTuple):
 
 
 class Inbound(NamedTuple):
-    """A message that may matter, the events it becomes, and the signatures to verify before.
+    """A message that may matter, the resulting events, and the signatures to verify first.
 
-    ``reply`` is a message that is answered, ``window`` proves ``blocks`` that were asked for. ``epoch`` is that of
-    a message of another epoch: ``early`` is kept until it begins, who asks about an old one is told how it ended.
-    ``during`` is the epoch whose committee the checks and events are of: it may end while they are verified.
+    ``reply`` is a message that is answered; ``window`` proves requested ``blocks``. ``epoch`` is that of a message
+    of another epoch. An ``early`` one is kept until its epoch begins; the sender of a request about an old one is
+    told how that ended. ``during`` is the epoch whose committee the checks and events use: it may end while they
+    are verified.
     """
 
     sender: bytes
@@ -111,9 +112,9 @@ class Inbound(NamedTuple):
 
 
 def decode_inbound(data: bytes) -> Decoded:
-    """Return the message of a peer's bytes. Touches no replica, so a worker thread may do it for large ones.
+    """Decode a peer's message. Uses no replica, so a worker thread may do it for large ones.
 
-    Raises DecodeError, also for a block whose body is not the one its header names, and of it FalseWindow for a
+    Raises DecodeError, also for a block whose body does not match its header, and its subclass FalseWindow for a
     window whose blocks or certificate do not belong together.
     """
     message = decode_message(data)
@@ -153,7 +154,7 @@ def _decode_whole_block(raw: bytes) -> tuple[bytes, Block, bytes]:
 
 
 def epoch_of(message: Message) -> int | None:
-    """The epoch that a message speaks of; None where it means the same in all."""
+    """The epoch of a message; None if it is independent of the epoch."""
     match message:
         case Proposal(candidate):
             return candidate.epoch
@@ -166,9 +167,9 @@ def epoch_of(message: Message) -> int | None:
 
 
 class Inbox:
-    """Messages that wait to be dealt with: those of seats go first, and strangers cannot fill the room of seats.
+    """Waiting messages. Those of seats come first, and other senders cannot use the seats' room.
 
-    A message counts until it is ``done`` with: one that is decoded or verified beside takes room as well.
+    A message counts until ``done``: it also uses room while it is decoded or verified.
     """
 
     __slots__ = ("_by_sender", "_bytes", "_messages", "_of_seats", "_of_strangers", "_row", "_strangers")
@@ -182,11 +183,11 @@ class Inbox:
         self._by_sender: dict[bytes, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        """How many wait and are not taken yet."""
+        """Number of waiting messages that were not taken yet."""
         return len(self._of_seats) + len(self._of_strangers)
 
     def put(self, sender: bytes, data: bytes, *, is_seat: bool) -> bool:
-        """Queue a message; False when there is no room for it."""
+        """Queue a message; return False if there is no room."""
         size = len(data)
         held, held_bytes = self._by_sender.get(sender, (0, 0))
         others, other_bytes = self._strangers
@@ -203,7 +204,7 @@ class Inbox:
         return True
 
     def take(self) -> tuple[bytes, bytes, bool] | None:
-        """Return sender and bytes of the next message, and whether it has a seat's room; None when none waits."""
+        """Return sender and bytes of the next message, and whether it uses a seat's room; None if none waits."""
         if self._of_seats and (self._row < SEATS_IN_A_ROW_MAX or not self._of_strangers):
             self._row += 1
             return self._of_seats.popleft()
@@ -211,7 +212,7 @@ class Inbox:
         return self._of_strangers.popleft() if self._of_strangers else None
 
     def done(self, sender: bytes, size_bytes: int, *, is_seat: bool) -> None:
-        """Give a message's room back."""
+        """Release a message's room."""
         self._count(sender, -1, -size_bytes, is_seat=is_seat)
 
     def _count(self, sender: bytes, messages: int, size_bytes: int, *, is_seat: bool) -> None:
@@ -227,7 +228,7 @@ class Inbox:
 
 
 class EarlyMessages:
-    """Messages of the next epoch, undecided until its committee is known; bounded for each sender and in all."""
+    """Messages of the next epoch, unprocessed until its committee is known; bounded per sender and in total."""
 
     __slots__ = ("_bytes", "_kept")
 
@@ -239,7 +240,7 @@ class EarlyMessages:
         return len(self._kept)
 
     def keep(self, sender: bytes, decoded: Decoded, seats: frozenset[bytes]) -> None:
-        """Keep a message; ``seats`` are the addresses whose messages no stranger may push out."""
+        """Keep a message; messages of the addresses in ``seats`` cannot be displaced by others."""
         match decoded.message:
             case Votes(votes):
                 size = VOTE_BYTES * len(votes)
@@ -269,7 +270,7 @@ class EarlyMessages:
         del self._kept[at]
 
     def _forget_of_largest(self, *, by_bytes: bool) -> None:
-        """Make room by dropping the oldest messages of the sender that takes most room."""
+        """Make room by dropping the oldest messages of the sender that uses most room."""
         held: Counter[bytes] = Counter()
         for sender, _, size in self._kept:
             held[sender] += size if by_bytes else 1
@@ -277,7 +278,7 @@ class EarlyMessages:
         self._forget(next(at for at, (sender, _, _) in enumerate(self._kept) if sender == largest))
 
     def take(self) -> list[tuple[bytes, Decoded]]:
-        """Return what was kept, oldest first, and forget it."""
+        """Return and remove the kept messages, oldest first."""
         found = [(sender, decoded) for sender, decoded, _ in self._kept]
         self._kept.clear()
         self._bytes = 0
@@ -285,7 +286,7 @@ class EarlyMessages:
 
 
 class Pace:
-    """Whether an address may be told something that it has not asked for: once in so long."""
+    """Limits unrequested messages to an address: one per interval."""
 
     __slots__ = ("_last_ms", "_pause_ms")
 
@@ -297,7 +298,7 @@ class Pace:
         return len(self._last_ms)
 
     def may(self, address: bytes, now_ms: int) -> bool:
-        """Tell whether it may be answered now, and remember that it was."""
+        """Tell whether a message may be sent now, and record it."""
         last_ms = self._last_ms.get(address)
         if last_ms is not None and now_ms - last_ms < self._pause_ms:
             return False
@@ -309,31 +310,31 @@ class Pace:
 
 
 class Allowance:
-    """How much may be sent in answer to questions, which are short where answers are long.
+    """Byte allowance of answers to requests, which are short where answers are long.
 
-    An address may be answered while anything of its allowance is left; what the answer takes beyond is owed.
-    Addresses without a seat share one more allowance.
+    An address is answered while any of its allowance is left; an excess is deducted later. Addresses without a
+    seat share one more allowance.
     """
 
     __slots__ = ("_known", "_strangers")
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-        """Bytes left, and when that was."""
+        """Bytes left, and the time of that balance."""
         self._strangers = (STRANGERS_BURST_BYTES, 0)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def may(self, address: bytes, now_ms: int, *, is_seat: bool) -> bool:
-        """Tell whether a question of this address is answered now; the question itself is charged."""
+        """Tell whether a request of this address is answered now; the request itself is charged."""
         if self._left(address, now_ms) <= 0 or (not is_seat and self._left_to_strangers(now_ms) <= 0):
             return False
         self.charge(address, QUESTION_BYTES, now_ms, is_seat=is_seat)
         return True
 
     def charge(self, address: bytes, size_bytes: int, now_ms: int, *, is_seat: bool) -> None:
-        """Take notice of an answer that was sent."""
+        """Note an answer that was sent."""
         self._known[address] = self._left(address, now_ms) - size_bytes, now_ms
         self._known.move_to_end(address)
         while len(self._known) > ANSWERED_MAX:

@@ -17,7 +17,7 @@ __all__ = ["Journal", "JournalContents", "restore_journal"]
 
 
 class JournalContents(NamedTuple):
-    """What a journal's file holds above the root; ``whole_bytes`` is where a torn or damaged record begins."""
+    """Content of a journal's file above the root. ``whole_bytes`` is where a torn or damaged record begins."""
 
     certificates: tuple[Certificate, ...]
     blocks: dict[bytes, tuple[Block, bytes]]
@@ -27,7 +27,7 @@ class JournalContents(NamedTuple):
 def restore_journal(
     data: bytes, root: Root, epoch: Epoch, genesis_hash: bytes, verify: Verifier
 ) -> JournalContents:
-    """Return what a journal holds of this epoch above the root. Certificates are verified, blocks are not."""
+    """Return a journal's content of this epoch above the root. Certificates are verified, blocks are not."""
     records, whole = read_journal(data)
     certificates: list[Certificate] = []
     blocks: dict[bytes, tuple[Block, bytes]] = {}
@@ -49,7 +49,7 @@ def restore_journal(
 
 
 class Journal:
-    """Which blocks the journal's file holds, how much it has grown, and whether its end is synced."""
+    """The blocks in the journal's file, its growth, and whether its end is synced."""
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks = set(blocks)
@@ -61,18 +61,18 @@ class Journal:
         return Writes(self._is_dirty)
 
     def wrote(self, writes: Writes) -> None:
-        """Take note of a step's writes."""
+        """Record a step's writes."""
         self._is_dirty = writes.is_journal_dirty
         self._grown_bytes += writes.journal_bytes
 
     def write_block(self, block_hash: bytes, raw: bytes, writes: Writes) -> None:
-        """Write a block that an own vote is for, once: it must outlive a crash of all replicas."""
+        """Write the block of an own vote, once: it must survive a crash of all replicas."""
         if block_hash not in self._blocks:
             self._blocks.add(block_hash)
             writes.to_journal(journal_record(JOURNAL_BLOCK, raw))
 
     def forget(self, block_hash: bytes) -> None:
-        """Leave a block out of the next image."""
+        """Leave a block out of the next replacement file."""
         self._blocks.discard(block_hash)
 
     def is_large(self, compact_bytes: int) -> bool:

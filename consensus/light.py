@@ -1,11 +1,10 @@
-"""Light client: follow the chain by its epochs alone, and check what strangers say about it (consensus.md 14).
+"""Light client: follows the chain by its epochs, and verifies untrusted data about it (consensus.md 14).
 
-Pure, and of the standard library, the signature library and ``state`` below the store alone, so that a wallet can
-carry it: nothing here needs a database, an event loop or a network. The caller brings bytes and the time.
-
-A client trusts one boundary block, that of the genesis or of a checkpoint, and with it the committee of the epoch
-that follows. From there each epoch record hands trust to the next committee. Headers are proven by a FINALIZE
-certificate, or by their hashes up to a boundary block that was followed; everything else by a header.
+Pure. Uses only the standard library, the signature library and ``state`` below the store, so that a wallet can
+include it: no database, event loop or network. The caller provides bytes and the time. A client trusts one
+boundary block, that of the genesis or of a checkpoint, and with it the committee of the following epoch. From
+there each epoch record transfers trust to the next committee. Headers are proven by a FINALIZE certificate, or by
+their hashes up to a boundary block that was followed. Everything else is proven by a header.
 """
 
 from __future__ import annotations
@@ -76,9 +75,9 @@ HEADERS_MAX: Final = 1 << 16
 SIBLINGS_MAX: Final = LEAVES_MAX.bit_length()
 MERKLE_PROOF_LIMIT_BYTES: Final = SIBLINGS_MAX * (HASH_BYTES + 2) + 32
 PROVEN_MAX: Final = 4096
-"""Proven heights that are remembered, so that a second block at one of them is noticed."""
+"""Proven heights that are remembered, so that a second block at one of them is detected."""
 RECORDS_MAX: Final = 16
-"""Epoch records at hand, for the committees of earlier epochs."""
+"""Epoch records kept for the committees of earlier epochs."""
 
 
 class RecordInvalid(ProtocolError):
@@ -88,7 +87,7 @@ class RecordInvalid(ProtocolError):
 
 
 class CertificateInvalid(ProtocolError):
-    """A certificate that is not the FINALIZE of a quorum of the committee for this very block."""
+    """A certificate that is not a FINALIZE certificate of the committee for this block."""
 
     code = "certificate_invalid"
 
@@ -100,13 +99,15 @@ class HeaderUnproven(ProtocolError):
 
 
 class HeaderAhead(DekubeError):
-    """A block that its committee signed, from ahead of this clock: the clock is behind, or the committee lies."""
+    """A block signed by its committee whose time is ahead of this clock: the clock is wrong, or the committee
+    lies.
+    """
 
     code = "header_ahead"
 
 
 class ProofInvalid(ProtocolError):
-    """A Merkle proof that does not show what it should under the root in the header."""
+    """A Merkle proof that does not prove the expected value under the header's root."""
 
     code = "proof_invalid"
 
@@ -123,7 +124,7 @@ class EpochOutOfOrder(ProtocolError):
 
 
 class CommitteeUnknown(DekubeError):
-    """The committee of that epoch is not at hand: follow the records up to it, or show the record before it."""
+    """The committee of that epoch is not available: follow the records up to it, or show the record before it."""
 
     code = "committee_unknown"
 
@@ -133,7 +134,9 @@ class CommitteeUnknown(DekubeError):
 
 
 class TrustExpired(DekubeError):
-    """What is trusted is so old that its validators may have taken their stake and left: a new root is needed."""
+    """The trusted block is so old that its validators may have withdrawn their stake: a new root of trust is
+    needed.
+    """
 
     code = "trust_expired"
 
@@ -147,7 +150,7 @@ class TrustExpired(DekubeError):
 
 
 class VersionUnknown(DekubeError):
-    """The chain has moved to a version of the protocol that this software does not know; nobody lies."""
+    """The chain uses a protocol version that this release does not know; this is not a fault."""
 
     code = "upgrade_required"
 
@@ -157,13 +160,13 @@ class VersionUnknown(DekubeError):
 
 
 class Unreadable(DekubeError):
-    """What a final block proves, and this software cannot read: nobody lies, the software is old."""
+    """A final block proves data that this release cannot read; this is not a fault."""
 
     code = "unreadable"
 
 
 class EpochRecord(NamedTuple):
-    """The last block's header of an epoch, its FINALIZE certificate, and the committee of the next epoch."""
+    """The header of an epoch's last block, its FINALIZE certificate, and the committee of the next epoch."""
 
     header: Header
     certificate: Certificate
@@ -171,7 +174,7 @@ class EpochRecord(NamedTuple):
 
 
 class TrustedState(NamedTuple):
-    """The boundary block that began ``epoch``, and the committee whose votes count in that epoch.
+    """The boundary block before ``epoch``, and the committee whose votes count in that epoch.
 
     At epoch 0 the block is the genesis: height 0, and the hash of the genesis.
     """
@@ -193,9 +196,9 @@ class Proven(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """Two different blocks at one height, both final: more than a third of the committee broke the rules.
+    """Two different final blocks at one height: more than a third of the committee broke the rules.
 
-    ``certificates`` made them final, themselves or as ancestors; None where only the hash is kept any more.
+    ``certificates`` made them final, themselves or as ancestors; None if only the hash is kept.
     """
 
     height: int
@@ -205,10 +208,10 @@ class Fork(NamedTuple):
 
     @property
     def equivocations(self) -> tuple[Equivocation, ...]:
-        """Pairs of votes that convict a seat without anything more.
+        """Pairs of votes that convict a seat without further data.
 
-        None where the certificates are of different views: the other half of the proof are then the NULLIFY votes
-        that let the later block skip the earlier one, and those have who followed the later block.
+        None if the certificates are of different views. Then the other half of the proof are the NULLIFY votes
+        that let the later block skip the earlier one. Nodes that followed the later block have those.
         """
         one, other = self.certificates
         return () if one is None or other is None else evidence_of_certificates(one, other)
@@ -224,7 +227,7 @@ class Fork(NamedTuple):
 
 
 class ForkFound(DekubeError):
-    """The client has seen two final blocks at one height and believes nothing any more; ``fork`` is the proof."""
+    """The client has seen two final blocks at one height and trusts nothing any more; ``fork`` is the proof."""
 
     code = "fork_found"
 
@@ -235,9 +238,9 @@ class ForkFound(DekubeError):
 
 @dataclass(frozen=True, slots=True)
 class LightOptions:
-    """How long trust lasts and how far a clock may be off.
+    """How long trust lasts, and the allowed clock difference.
 
-    ``trusting_period_ms`` None never expires: for a root that its user vouches for in spite of its age.
+    ``trusting_period_ms`` None never expires, for a root that its user trusts regardless of its age.
     """
 
     trusting_period_ms: int | None
@@ -246,7 +249,7 @@ class LightOptions:
 
 
 def trusting_period_ms(unbonding_ms: int) -> int:
-    """Return how long a committee can be trusted: stake it voted with is slashable for a third longer."""
+    """Return how long a committee can be trusted; its stake is slashable for a third longer."""
     return unbonding_ms * 2 // 3
 
 
@@ -261,7 +264,7 @@ def encode_epoch_record(record: EpochRecord) -> bytes:
 
 
 def decode_epoch_record(data: bytes) -> EpochRecord:
-    """Return the record of ``data``; nothing is verified. Raises DecodeError."""
+    """Return the record of ``data``, unverified. Raises DecodeError."""
     match decode(data, limit_bytes=EPOCH_RECORD_LIMIT_BYTES):
         case [bytes(header), bytes(certificate), bytes(committee)]:
             return EpochRecord(decode_header(header), decode_certificate(certificate), Committee.decode(committee))
@@ -275,7 +278,7 @@ def encode_merkle_proof(proof: MerkleProof) -> bytes:
 
 
 def decode_merkle_proof(data: bytes) -> MerkleProof:
-    """Return the Merkle proof of ``data``; nothing is verified. Raises DecodeError."""
+    """Return the Merkle proof of ``data``, unverified. Raises DecodeError."""
     match decode(data, limit_bytes=MERKLE_PROOF_LIMIT_BYTES):
         case [int(position), int(leaves), list(siblings)] if (
             0 <= position < leaves <= LEAVES_MAX
@@ -298,8 +301,8 @@ def genesis_root(*, genesis_hash: bytes, time_ms: int, epoch_blocks: int, commit
 def checkpoint_root(record: EpochRecord, *, height: int, block_hash: bytes) -> TrustedState:
     """Return the state that trusts the boundary block of ``height`` and ``block_hash``, from its epoch record.
 
-    The hash vouches for all of it: header, chain and next committee; how many blocks an epoch has follows from
-    the height. The record's certificate cannot be checked, and need not. Raises RecordInvalid.
+    The hash covers all of it: header, chain and next committee. The number of blocks in an epoch follows from the
+    height. The record's certificate cannot be checked, and need not be. Raises RecordInvalid.
     """
     header = record.header
     if header.height != height or header_hash(header) != block_hash:
@@ -322,15 +325,15 @@ def checkpoint_root(record: EpochRecord, *, height: int, block_hash: bytes) -> T
 
 _Kept = TypeVar("_Kept")
 _Final: TypeAlias = tuple[bytes, Certificate | None]
-"""The hash of a block and what made it final."""
+"""The hash of a block and the proof of its finality."""
 
 
 class LightClient:
-    """What is trusted now and how it moves on.
+    """The trusted state, and how it advances.
 
-    ``boundaries`` has the hash of the last block of each epoch that was followed, ``last`` the record of the
-    newest of them and ``fork`` what ended it, as an earlier client kept them. Every method leaves the client as
-    it was when it raises. Once a fork is found each call raises ForkFound: what follows is for people to decide.
+    ``boundaries`` has the hash of the last block of each followed epoch, ``last`` the record of the newest of
+    them, and ``fork`` the fork that ended trust, as an earlier client saved them. A method that raises leaves the
+    client unchanged. After a fork each call raises ForkFound: people must decide.
     """
 
     def __init__(
@@ -369,7 +372,7 @@ class LightClient:
 
     @property
     def last(self) -> EpochRecord | None:
-        """The record of the newest boundary block, None where trust still stands on its root alone."""
+        """The record of the newest boundary block; None while trust rests on the root alone."""
         return self._records.get(self._trusted.epoch - 1)
 
     @property
@@ -378,7 +381,7 @@ class LightClient:
         return self._fork
 
     def committee(self, epoch: int) -> Committee | None:
-        """Return the committee of an epoch, where it is at hand: the current one, and those seen lately."""
+        """Return the committee of an epoch if available: the current one, and recently used ones."""
         return self._trusted.committee if epoch == self._trusted.epoch else self._committees.get(epoch)
 
     def age_ms(self, now_ms: int) -> int:
@@ -386,7 +389,7 @@ class LightClient:
         return max(0, now_ms - self._trusted.time_ms)
 
     def check_trust(self, now_ms: int) -> None:
-        """Raise TrustExpired when the root of trust is too old, ForkFound when the chain has forked."""
+        """Raise TrustExpired if the root of trust is too old, ForkFound if the chain has forked."""
         if self._fork is not None:
             raise ForkFound(self._fork)
         period = self.options.trusting_period_ms
@@ -396,10 +399,10 @@ class LightClient:
     # Epochs
 
     def follow(self, record: EpochRecord, now_ms: int) -> Fork | None:
-        """Move on by one epoch, or return the proof that the chain forked and stay.
+        """Advance by one epoch, or return the proof that the chain forked and stay.
 
-        Raises EpochOutOfOrder, RecordInvalid or CertificateInvalid, for which who sent the record is to blame;
-        HeaderAhead, TrustExpired, ForkFound and VersionUnknown, for which it is not.
+        Raises EpochOutOfOrder, RecordInvalid or CertificateInvalid, which are the sender's fault; HeaderAhead,
+        TrustExpired, ForkFound and VersionUnknown, which are not.
         """
         self.check_trust(now_ms)
         trusted, header = self._trusted, record.header
@@ -428,12 +431,12 @@ class LightClient:
         return None
 
     def compare(self, record: EpochRecord) -> Fork | None:
-        """Compare the record of an epoch that was followed with what is known; keep its committee at hand.
+        """Compare the record of a followed epoch with the known one; keep its committee.
 
-        Returns the proof of a fork where it is another, as good as ours. Raises RecordInvalid or
-        CertificateInvalid for a false one, EpochOutOfOrder for an epoch that was not followed, and
-        CommitteeUnknown where it is another and what could tell false from forked is not at hand: compare our
-        records of that epoch and of the one before it first.
+        Returns the proof of a fork if it is a different, equally valid record. Raises RecordInvalid or
+        CertificateInvalid for a false one, and EpochOutOfOrder for an epoch that was not followed. Raises
+        CommitteeUnknown if it differs and the data to decide is missing: compare the own records of that epoch and
+        of the one before first.
         """
         if self._fork is not None:
             raise ForkFound(self._fork)
@@ -458,7 +461,7 @@ class LightClient:
         return self._forked(header.height, committee, (known, ours.certificate), (block_hash, record.certificate))
 
     def _check_record(self, record: EpochRecord, committee: Committee) -> bytes:
-        """Return the hash of the boundary block when ``committee`` made it final."""
+        """Return the hash of the boundary block if ``committee`` made it final."""
         header, certificate, following = record
         trusted = self._trusted
         if header.genesis_hash != trusted.genesis_hash:
@@ -513,7 +516,7 @@ class LightClient:
     ) -> tuple[Proven, ...] | Fork:
         """Return ``headers`` as proven, or the proof that the chain forked.
 
-        They follow each other upwards, and the last one is final: by ``certificate``, or because it is a boundary
+        They are consecutive and ascending. The last one is final by ``certificate``, or because it is a boundary
         block that was followed. Raises HeaderUnproven or CertificateInvalid for false ones; HeaderAhead,
         CommitteeUnknown, TrustExpired, ForkFound, VersionUnknown.
         """
@@ -554,7 +557,7 @@ class LightClient:
             raise HeaderUnproven("a certificate that is too old to count; headers up to the boundary block do")
 
     def _contradicted(self, proven: Sequence[Proven], certificate: Certificate | None) -> Fork | None:
-        """Return the fork that headers, or the parent of the lowest, make with what was proven before."""
+        """Return the fork between headers, or the parent of the lowest, and what was proven before."""
         lowest = proven[0].header
         blocks = [(header.height, block_hash) for header, block_hash in proven]
         for height, block_hash in ((lowest.height - 1, lowest.parent_hash), *blocks):
@@ -565,7 +568,7 @@ class LightClient:
         return None
 
     def _known(self, height: int) -> _Final | None:
-        """Return the block that was proven at a height, if one was."""
+        """Return the proven block at a height, if any."""
         proven = self._proven.get(height)
         epoch, rest = divmod(height, self._trusted.epoch_blocks)
         boundary = None if rest else self._boundaries.get(epoch - 1)
@@ -586,7 +589,7 @@ class LightClient:
 
 
 def verify_state(following: Header, key: bytes, value: bytes | None, proof: bytes) -> None:
-    """Check that ``key`` had ``value`` (None: nothing) after the block before the proven header ``following``.
+    """Check that ``key`` had ``value`` (None: none) after the block before the proven header ``following``.
 
     Raises ProofInvalid.
     """
@@ -597,8 +600,7 @@ def verify_state(following: Header, key: bytes, value: bytes | None, proof: byte
 def verify_account(following: Header, address: bytes, record: bytes | None, proof: bytes) -> Account:
     """Return the account at ``address`` after the block before the proven header ``following``.
 
-    ``record`` are its bytes in the state, None for an account that was never used. Raises ProofInvalid,
-    Unreadable.
+    ``record`` are its bytes in the state, None for an unused account. Raises ProofInvalid, Unreadable.
     """
     verify_state(following, account_key(address), record, proof)
     if record is None:
@@ -610,7 +612,7 @@ def verify_account(following: Header, address: bytes, record: bytes | None, proo
 
 
 def verify_transaction(header: Header, raw: bytes, proof: MerkleProof) -> bytes:
-    """Return the hash of the transaction that ``raw`` are the bytes of, which the proven ``header``'s block has.
+    """Return the hash of the transaction with the bytes ``raw``, which the proven ``header``'s block includes.
 
     Raises ProofInvalid.
     """
@@ -622,7 +624,7 @@ def verify_transaction(header: Header, raw: bytes, proof: MerkleProof) -> bytes:
 def verify_receipt(header: Header, following: Header, receipt: bytes, proof: MerkleProof) -> Receipt:
     """Return the receipt of the transaction at ``proof.position`` of the proven block of ``header``.
 
-    ``following`` is the next header, proven too, which has the root over the receipts. Raises ProofInvalid,
+    ``following`` is the next header, also proven, which has the root of the receipts. Raises ProofInvalid,
     Unreadable.
     """
     if following.parent_hash != header_hash(header):

@@ -1,6 +1,6 @@
 """Metrics and log lines of a replica, as docs/operations.md lists them.
 
-``ReplicaMetrics`` reads no clock: what happened comes to it with its time.
+``ReplicaMetrics`` reads no clock: each event is passed with its time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["METRICS", "Metrics", "NoMetrics", "ReplicaMetrics"]
 _log = structlog.get_logger("consensus")
 
 TAIL_BLOCKS: Final = 16
-"""The last blocks of an epoch: who withholds one of these chooses among randomnesses, so misses are counted."""
+"""The last blocks of an epoch. A leader that withholds one chooses among random values, so misses are counted."""
 
 METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "epoch": ("gauge", ()),
@@ -53,17 +53,15 @@ METRICS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "state_divergence": ("gauge", ()),
     "signer_connected": ("gauge", ()),
 }
-"""Every metric of docs/operations.md, without its prefix ``sdbft_``: its type and its labels.
-
-A ``leader`` or ``seat`` is told by its address: its number belongs to somebody else in the next epoch. Of
-``votes_total`` the result ``stale`` was too late to be asked for, ``unanswered`` is what a signer elsewhere did
-not answer; only what a guard refused is in ``guard_refusals_total``. The node sets ``evidence_pending``,
-``signer_connected`` and ``statesync_chunks_total``; all others are set by consensus.
-"""
+"""Every metric of docs/operations.md, without its prefix ``sdbft_``: its type and its labels. A ``leader`` or
+``seat`` is identified by its address, because its number changes with the epoch. In ``votes_total`` the result
+``stale`` arrived too late to be requested, and ``unanswered`` was not answered by a remote signer.
+``guard_refusals_total`` counts only refusals of a guard. The node sets ``evidence_pending``, ``signer_connected``
+and ``statesync_chunks_total``; consensus sets all others."""
 
 
 class Metrics(Protocol):
-    """Where the figures of METRICS go."""
+    """Destination of the figures in METRICS."""
 
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Add to a counter."""
@@ -78,12 +76,12 @@ class Metrics(Protocol):
         ...
 
     def clear(self, name: str) -> None:
-        """Forget every value of a metric with labels."""
+        """Remove all values of a metric with labels."""
         ...
 
 
 class NoMetrics:
-    """Takes figures and forgets them."""
+    """Discards all figures."""
 
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Forget."""
@@ -99,17 +97,17 @@ class NoMetrics:
 
 
 class ReplicaMetrics:
-    """Tells ``metrics`` and the log what ``replica`` does."""
+    """Reports to ``metrics`` and the log what ``replica`` does."""
 
     def __init__(self, replica: r.Replica, metrics: Metrics) -> None:
         self._replica = replica
         self._metrics = metrics
         self._entered_s: dict[int, float] = {}
         self._reasons: dict[int, str] = {}
-        """Why this replica gave a view up."""
+        """Why this replica gave up a view."""
 
     def begin_epoch(self) -> None:
-        """Reset what counts views and seats: the replica is in another epoch."""
+        """Reset the figures of views and seats: the replica is in another epoch."""
         epoch = self._replica.epoch
         self._entered_s.clear()
         self._reasons.clear()
@@ -118,7 +116,7 @@ class ReplicaMetrics:
         self._metrics.set("committee_lottery_weight_ratio", epoch.lottery_weight / epoch.committee.weight)
 
     def note(self, action: r.Action, now_s: float) -> None:
-        """Take notice of an action."""
+        """Record an action."""
         metrics, core = self._metrics, self._replica.core
         match action:
             case c.EnterView(view, _, backoff_exponent):
@@ -149,19 +147,19 @@ class ReplicaMetrics:
                 pass
 
     def note_vote(self, vote: Vote) -> None:
-        """Take notice of a verified vote of this epoch."""
+        """Record a verified vote of this epoch."""
         self._metrics.count("votes_total", kind=KINDS[vote.kind], result="counted")
         if self._replica.core.is_late(vote):
             self._metrics.count("late_votes_total", kind=KINDS[vote.kind])
         self._metrics.set("seat_last_vote_view", vote.view, seat=self._address_of(vote.seat))
 
     def tell_lag(self, now_s: float) -> None:
-        """Tell how far this replica is behind what it has heard of."""
+        """Record how far this replica is behind what it has received."""
         progress = self._replica.progress(int(now_s * 1000))
         self._metrics.set("blocksync_lag_blocks", max(0, progress.claimed_height - progress.height))
 
     def tell_standing(self, now_s: float) -> None:
-        """Tell how the epoch stands; also between views: in an outage, when it matters most, no view ends."""
+        """Record the state of the epoch, also between views: in an outage no view ends."""
         core = self._replica.core
         final = core.final_certificate
         missing = core.activity.missing_weight(int(now_s * 1000))
@@ -180,7 +178,7 @@ class ReplicaMetrics:
         self.tell_lag(now_s)
 
     def _note_nullified(self, certificate: Certificate) -> None:
-        """One line that names the leader that failed, and why this replica gave it up."""
+        """Log one line that names the failed leader, and why this replica gave up its view."""
         core, view = self._replica.core, certificate.view
         leader = core.committee.leader(view)
         self._metrics.count("nullifications_total", leader=self._address_of(leader))

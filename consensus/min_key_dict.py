@@ -1,7 +1,7 @@
 """A dict whose lowest keys can be removed without a scan of the others. Pure.
 
-What waits for blocks to become final grows with the gap of a replica that catches up, and each commit takes the
-lowest part of it away. A scan of all keys for each commit would cost the square of the gap.
+The set of things that wait for final blocks grows with the gap of a replica that catches up, and each commit
+removes the lowest part. A scan of all keys for each commit would take quadratic time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _V = TypeVar("_V")
 class MinKeyDict(dict[_K, _V]):
     """A dict; ``take`` removes and returns the entries up to a key, in ascending order.
 
-    A heap holds the keys. A key that was removed in another way stays in the heap until it is the lowest.
+    A heap holds the keys. A key that was removed otherwise stays in the heap until it is the lowest.
     """
 
     __slots__ = ("_heap",)

@@ -13,9 +13,10 @@ __all__ = ["BuildRequest", "ChainPort", "Listener", "NetworkPort"]
 
 
 class BuildRequest(NamedTuple):
-    """What a leader's block must carry beside its transactions. ``time_ms`` is the earliest time it may have.
+    """What a leader's block must contain beside its transactions.
 
-    ``voters_bitmap`` names the seats whose FINALIZE for the parent of the parent was seen; empty when too few are.
+    ``time_ms`` is its earliest time. ``voters_bitmap`` names the seats whose FINALIZE for the parent's parent was
+    seen; empty if they are too few.
     """
 
     parent_hash: bytes
@@ -46,13 +47,13 @@ class ChainPort(Protocol):
     async def commit(self, block_hash: bytes, certificate: bytes, views: tuple[Certificate, ...]) -> None:
         """Make an executed block and its executed ancestors final and durable.
 
-        ``views`` are certificates of the views up to it, NULLIFY of those that they skip and NOTARIZE of others:
-        kept with them for the evidence age.
+        ``views`` are certificates of the views up to it, NULLIFY of skipped ones and NOTARIZE of others. They are
+        kept for the evidence age.
         """
         ...
 
     async def drop(self, block_hashes: tuple[bytes, ...]) -> None:
-        """Forget blocks that can no longer become final."""
+        """Drop blocks that can no longer become final."""
         ...
 
     async def block(self, block_hash: bytes) -> bytes | None:
@@ -71,9 +72,9 @@ class ChainPort(Protocol):
         ...
 
     async def epoch(self, number: int) -> Epoch:
-        """Return an epoch whose committee is known: the next one, when the last block of this one is committed.
+        """Return an epoch with a known committee: the next one, once the last block of this one is committed.
 
-        Raises a DekubeError when this node cannot follow there; its code becomes the reason of the halt.
+        Raises a DekubeError if this node cannot follow there; its code becomes the reason of the halt.
         """
         ...
 
@@ -82,7 +83,7 @@ class ChainPort(Protocol):
         ...
 
     def time_ms(self, block_hash: bytes) -> int:
-        """Return the time of an executed block or the tip; 0 for one that is not known."""
+        """Return the time of an executed block or the tip; 0 if unknown."""
         ...
 
 
@@ -98,29 +99,29 @@ class NetworkPort(Protocol):
         ...
 
     def blame(self, address: bytes, reason: str) -> None:
-        """Tell that an address sent what only a faulty node sends."""
+        """Report that an address sent data that only a faulty node sends."""
         ...
 
     def ban(self, address: bytes, reason: str) -> None:
-        """Tell that an address served false blocks when it was asked for blocks."""
+        """Report that an address answered a request for blocks with false ones."""
         ...
 
 
 class Listener(Protocol):
-    """Is told what was verified, so that it can be passed on. Called inside a step: it only takes note."""
+    """Receives verified messages, to forward them. Called inside a step: it only records them."""
 
     def entered(self, epoch: Epoch, view: int) -> None:
-        """Take notice of the present epoch and view."""
+        """Note the current epoch and view."""
         ...
 
     def heard(self, vote: Vote, sender: bytes) -> None:
-        """Take in a verified vote of this epoch and the peer that sent it."""
+        """Note a verified vote of this epoch and the peer that sent it."""
         ...
 
     def certified(self, certificate: Certificate) -> None:
-        """Take notice of a verified certificate."""
+        """Note a verified certificate."""
         ...
 
     def proposed(self, candidate: Candidate, data: bytes) -> None:
-        """Take notice of a verified proposal, and of the message that it came in."""
+        """Note a verified proposal, and the message that contained it."""
         ...

@@ -1,6 +1,7 @@
-"""What a decoded message means for the replica in its epoch: events, and the signatures to verify first. Pure.
+"""The meaning of a decoded message for the replica in its epoch: events, and the signatures to verify first. Pure.
 
-It changes nothing. The shell verifies the signatures between ``receive`` and ``Replica.admit``, maybe in a thread.
+It changes no state. The shell verifies the signatures between ``receive`` and ``Replica.admit``, possibly in a
+thread.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["Reception"]
 
 
 class Reception:
-    """Reads messages for the core of one epoch; ``previous``, the core before it, only looks for faults."""
+    """Reads messages for the core of one epoch; ``previous``, the core before it, only detects faults."""
 
     def __init__(
         self, genesis_hash: bytes, epoch: Epoch, core: Core, previous: Core | None, sync: BlockSync
@@ -47,9 +48,9 @@ class Reception:
         self._sync = sync
 
     def receive(self, sender: bytes, decoded: Decoded) -> Inbound | None:
-        """Return what a message brings, or None when it brings nothing.
+        """Return the result of a message, or None if it has none.
 
-        Raises DecodeError when it can only come from a faulty sender.
+        Raises DecodeError if only a faulty sender sends it.
         """
         message, blocks = decoded
         core = self._core
@@ -103,7 +104,7 @@ class Reception:
         return Inbound(sender, tuple([c.VoteReceived(vote) for vote in wanted]), checks, during=self._epoch)
 
     def _receive_foreign(self, sender: bytes, decoded: Decoded, epoch: int) -> Inbound | None:
-        """A message of another epoch: too early here, or of one that has ended."""
+        """A message of another epoch: of the next one, or of one that has ended."""
         if epoch > self._epoch:
             return Inbound(sender, (), (), epoch=epoch, early=decoded)
         # Certificates are an answer themselves: two that are ahead of each other would never cease.

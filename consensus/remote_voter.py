@@ -1,7 +1,7 @@
 """The node's end of a connection to a signer on trio: votes by a key in another process (consensus.md 7.5).
 
 The stream is injected: a Unix socket, or a channel that the node encrypts and authenticates. The signer is trusted
-with the key alone: what it answers is checked before it counts.
+only with the key: its answers are checked before they count.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ __all__ = ["LinkOptions", "RemoteVoter", "ask_signer"]
 
 RECEIVE_BYTES: Final = 4_096
 OPENING_KEPT_MAX: Final = 3 * 256
-"""Votes of an opening that are kept, the newest: no replica takes older ones in (``core.EVIDENCE_VIEWS``)."""
+"""Newest votes of the signer's state that are kept; no replica uses older ones (``core.EVIDENCE_VIEWS``)."""
 OPENING_VOTES_MAX: Final = 64 * 1024
-"""Votes above a guard's floor, at most three a view, that are asked for: two weeks without a final block."""
+"""Votes above a guard's floor that are requested, at most three per view: two weeks without a final block."""
 GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -61,10 +61,10 @@ class LinkOptions:
 
     connect_s: float = 5.0
     answer_s: float = 5.0
-    """A signer that has not answered after this is taken for gone."""
+    """A signer without an answer for this long counts as gone."""
     ping_s: float = 2.0
     patience_s: float = 2.0
-    """How long a request outlives a lost connection, in case it comes back: asking twice is harmless."""
+    """How long a request outlives a lost connection in case it comes back; repeating it is harmless."""
     backoff_s_min: float = 0.1
     backoff_s_max: float = 5.0
     asked_max: int = 256
@@ -72,7 +72,7 @@ class LinkOptions:
 
 
 class _Pending:
-    """A request on its way."""
+    """A request under way."""
 
     def __init__(self) -> None:
         self.done = trio.Event()
@@ -80,7 +80,7 @@ class _Pending:
 
 
 class _Link:
-    """One connection to a signer, from its first byte to its last."""
+    """One connection to a signer."""
 
     def __init__(self, stream: trio.abc.Stream, options: LinkOptions) -> None:
         self._stream = stream
@@ -91,10 +91,10 @@ class _Link:
         self.reason: str | None = None
         """Why the connection ended; None while it lives."""
         self.is_open = False
-        """Whether the signer gave this node the voter's place."""
+        """Whether the signer has accepted this node as the key's voter."""
 
     async def ask(self, request: Request) -> Answer:
-        """Return the answer to a request. Raises SignerUnavailable, or what a refusal stands for."""
+        """Return the answer to a request. Raises SignerUnavailable, or the error of a refusal."""
         if self.reason is not None or len(self._pending) >= self._options.asked_max:
             raise SignerUnavailable(self.reason or "too many requests wait for an answer")
         self._number += 1
@@ -213,7 +213,7 @@ class RemoteVoter:
         return self._link is not None
 
     async def guard_state(self) -> GuardState:
-        """Wait until the signer was reached, and return what it knew then."""
+        """Wait until the signer was reached, and return its state at that time."""
         while self._guard_state is None:
             await self._changed.wait()
         return self._guard_state
@@ -240,7 +240,7 @@ class RemoteVoter:
         return answer.proof
 
     async def raise_floor(self, epoch: int, view: int) -> None:
-        """Tell what is final; a signer that is away hears it when it is back."""
+        """Report what is final; an unreachable signer gets it later."""
         if (epoch, view) <= self._floor:
             return
         self._floor = (epoch, view)
@@ -253,8 +253,8 @@ class RemoteVoter:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the connection until cancelled.
 
-        Raises GuardOutdated for a signer whose record knows less than before, ConfigError for one of another key
-        or chain, and what ``check_guard_state`` raises.
+        Raises GuardOutdated for a signer whose record lacks earlier votes, ConfigError for one of another key or
+        chain, and what ``check_guard_state`` raises.
         """
         self._lost_s = trio.current_time()
         task_status.started()
@@ -336,7 +336,7 @@ class RemoteVoter:
         )
 
     async def _ask(self, request: Request) -> Answer:
-        """Ask, and again on a new connection where one is lost: the signer repeats a vote that it has made."""
+        """Send a request, and repeat it on a new connection if one is lost: the signer returns the same vote."""
         latest_s = trio.current_time() + self._options.answer_s + self._options.patience_s
         while trio.current_time() < latest_s:
             link = self._link
@@ -370,7 +370,7 @@ class RemoteVoter:
 async def ask_signer(stream: trio.abc.Stream, request: Request, *, timeout_s: float = 10.0) -> Answer:
     """Return the answer to one operator's request and close the stream.
 
-    Raises SignerUnavailable, or what a refusal stands for.
+    Raises SignerUnavailable, or the error of a refusal.
     """
     reader = FrameReader(FRAME_BYTES_MAX)
     try:

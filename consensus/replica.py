@@ -1,12 +1,10 @@
-"""A replica without its I/O: core, guard, journal and wire codec together; messages in, actions out. Pure.
+"""A replica without its I/O: core, guard, journal and wire codec together; messages in, actions out. Pure. See
+consensus.md R11.
 
-See consensus.md R11.
-
-It lives over epochs: when the last block of one is on the disk it asks for the next (``NextEpoch``), and goes on
-with a new core, a new journal and a floor of the guard above all that was.
-
-The service (trio) and the simulator perform the same actions in the same order, so what is simulated is what runs:
-first ``Append`` and ``Sync`` to the journal, then to the guard, and only then anything that leaves.
+It spans epochs. When the last block of one is on disk it requests the next (``NextEpoch``), and continues with a
+new core, a new journal and a guard floor above everything before. The service (trio) and the simulator perform the
+same actions in the same order, so the simulated code is the real one. The order is first ``Append`` and ``Sync``
+to the journal, then to the guard, and only then messages.
 """
 
 from __future__ import annotations
@@ -102,12 +100,12 @@ __all__ = [
 COMPACT_BYTES: Final = 4 * 1024 * 1024
 """A log is replaced when it has grown by this much; the records above the final view are copied."""
 BOUNDARIES_MAX: Final = 2
-"""For so many epochs that have ended, a straggler is told the certificate of the last block (consensus.md
+"""For this many ended epochs, a node that is behind is sent the certificate of the last block (consensus.md
 12.2)."""
 VIEW_LIMIT: Final = 2**48
 """Above every view."""
 DOPPELGANGER_FACTOR_MAX: Final = 2
-"""The watch at the start ends after so many times its shortest, also where no views pass."""
+"""Latest end of the initial watch, as a multiple of its shortest time, if no views pass."""
 
 
 def root_of(
@@ -120,11 +118,11 @@ def root_of(
     certificate: bytes | None,
     epoch: int,
 ) -> tuple[Root, tuple[Certificate, ...]]:
-    """Return the root for a stored tip, and the certificates above it that the store knows.
+    """Return the root for a stored tip, and the certificates above it that the store has.
 
-    ``view`` is that of the tip's header, 0 where the tip ended the epoch before. ``certificate`` is the stored
-    one: None where it is gone, as after a rollback. After a crash inside a commit of several blocks the
-    certificate names a block above the tip, which is then committed again.
+    ``view`` is that of the tip's header, 0 if the tip ended the epoch before. ``certificate`` is the stored one:
+    None if it is gone, as after a rollback. After a crash inside a commit of several blocks the certificate names
+    a block above the tip, which is then committed again.
     """
     known = decode_certificate(certificate) if certificate else None
     if known is None:
@@ -141,27 +139,25 @@ def _by_seat(addresses: tuple[bytes, ...], times: dict[bytes, int]) -> dict[int,
 
 
 def _floor_view(floor: tuple[int, int], epoch: int) -> int:
-    """Up to which view of an epoch the guard has no record: all views, if it has voted in a later epoch."""
+    """The view of an epoch up to which the guard has no record: all views, if it has voted in a later epoch."""
     if floor[0] > epoch:
         return VIEW_LIMIT
     return floor[1] if floor[0] == epoch else 0
 
 
 class Replica:
-    """One seat's replica, or an observer's (no ``signer`` and ``guard``, no ``vote_key``).
+    """One seat's replica, or an observer's (without ``signer``, ``guard`` and ``vote_key``).
 
-    ``journal`` is what the journal's file holds: what survives of it is restored. ``certificates`` come from the
-    chain's own store: those above the root (see ``root_of``), and of skipped views what proves faults. ``verify``
-    is asked for the journal's certificates alone; those of peers are verified by the shell between ``receive`` and
-    ``admit``.
-
-    With ``vote_key`` in the place of ``signer`` and ``guard`` votes are asked for (``RequestVote``): the guard is
-    in another process, and until ``voter_ready`` tells what it holds, nothing is said.
+    ``journal`` is the content of the journal's file, from which it is restored. ``certificates`` come from the
+    chain's own store: those above the root (see ``root_of``), and those of skipped views that prove faults.
+    ``verify`` is used only for the journal's certificates. The shell verifies those of peers between ``receive``
+    and ``admit``. With ``vote_key`` in place of ``signer`` and ``guard``, the guard is in another process, and
+    votes are requested (``RequestVote``). Until ``voter_ready`` reports its record, nothing is sent.
     """
 
     core_type: ClassVar[type[Core]] = Core
     reception_type: ClassVar[type[Reception]] = Reception
-    """The tests put classes with seeded bugs in their place."""
+    """Tests replace classes by versions with seeded bugs."""
 
     def __init__(
         self,
@@ -196,9 +192,9 @@ class Replica:
         self._unanswered: list[RequestVote] = []
         self._has_transactions = True
         self._opening: tuple[tuple[Vote, ...], tuple[int, int]] | None = None
-        """Votes and floor of the guard in another process, when they are known."""
+        """Votes and floor of the guard in another process, once known."""
         self._watch: DoppelgangerWatch | None = None
-        """That of the start, which also holds for a seat that comes while it lasts."""
+        """The initial watch, which also applies to a seat that is gained while it lasts."""
         self._previous: Core | None = None
         self._boundaries: dict[int, Certificate] = {}
         self._early = EarlyMessages()
@@ -221,7 +217,7 @@ class Replica:
         self._begin_core(root, Restored((), (*found.certificates, *certificates), headers))
 
     def _take(self, epoch: Epoch) -> None:
-        """Look at an epoch's committee: the own seat may be another one in it, or none."""
+        """Read an epoch's committee: the own seat may change or end."""
         self._epoch_info = epoch
         self._epoch = epoch.number
         self._committee = epoch.committee
@@ -263,7 +259,7 @@ class Replica:
         """Returns what a message brings in this epoch. An attribute, since every message passes through it."""
 
     def _own_votes(self) -> tuple[tuple[Vote, ...], tuple[int, int]]:
-        """The votes of this epoch that the guard holds, maybe of a life that got further, and its floor."""
+        """The guard's votes of this epoch, possibly of an earlier process that got further, and its floor."""
         if self._guard is not None:
             votes, floor = self._guard.votes(), self._guard.floor
         else:
@@ -291,7 +287,7 @@ class Replica:
         return address in self._seated
 
     def progress(self, now_ms: int) -> Progress:
-        """Return how far catching up is."""
+        """Return the sync progress."""
         self._sync.prove(self.core.known_height)
         return self._sync.progress(now_ms)
 
@@ -301,7 +297,7 @@ class Replica:
         return found[0] if found is not None else None
 
     def sizes(self) -> dict[str, int]:
-        """Return how much is kept of what, to hold it against the bounds of R8."""
+        """Return the number of kept items by kind, to compare with the bounds of R8."""
         return {
             **self.core.sizes(),
             **self._sync.sizes(),
@@ -314,7 +310,7 @@ class Replica:
     # Messages.
 
     def admit(self, inbound: Inbound, now_ms: int) -> list[Action]:
-        """Take a message in whose signatures are valid."""
+        """Process a message with valid signatures."""
         sender, events, _, blocks, reply, window, epoch, _, during = inbound
         if epoch is not None:
             return self._admit_foreign(inbound, epoch, now_ms)
@@ -341,7 +337,7 @@ class Replica:
         return actions
 
     def _answer(self, sender: bytes, message: Certificates | GetBlock | GetBlocks, now_ms: int) -> list[Action]:
-        """Answer a question, within what its sender may have."""
+        """Answer a request, within its sender's allowance."""
         if not self._allowance.may(sender, now_ms, is_seat=self.is_seat(sender)):
             return []
         match message:
@@ -363,7 +359,7 @@ class Replica:
         return [Send(sender, data, isinstance(message, GetBlock)) for data in datas]
 
     def served(self, address: bytes, size_bytes: int, now_ms: int) -> None:
-        """Take notice of what ServeBlock or ServeBlocks has sent."""
+        """Record what ServeBlock or ServeBlocks has sent."""
         self._allowance.charge(address, size_bytes, now_ms, is_seat=self.is_seat(address))
 
     def _admit_window(
@@ -385,7 +381,7 @@ class Replica:
         return actions
 
     def _release(self, block_hashes: Iterable[bytes]) -> None:
-        """Forget blocks that the core does not hold."""
+        """Drop blocks that the core does not hold."""
         for block_hash in block_hashes:
             if not self.core.is_held(block_hash) and block_hash not in self._committing:
                 self._blocks.pop(block_hash, None)
@@ -459,11 +455,11 @@ class Replica:
         return [Broadcast(encode_message(self._status())), c.SetTimer(c.STATUS, max(1, delay_ms))]
 
     def connected(self, address: bytes) -> list[Action]:
-        """Tell a peer that has just connected where this replica is."""
+        """Send a newly connected peer the status of this replica."""
         return [Send(address, encode_message(self._status()))]
 
     def blamed(self, address: bytes, now_ms: int) -> list[Action]:
-        """Request from other peers what was requested from this one: it sent something false."""
+        """Request from other peers what was requested from this one: it sent false data."""
         self._sync.blamed(address, now_ms)
         return self._ask_windows(now_ms)
 
@@ -476,11 +472,11 @@ class Replica:
         guard: Guard | None = None,
         vote_key: bytes | None = None,
     ) -> list[Action]:
-        """Take the answer to NextEpoch.
+        """Process the answer to NextEpoch.
 
-        With ``signer`` and ``guard`` another of the node's keys votes from now on; the shell writes to the log of
-        that key's guard from here. With ``vote_key`` it is another one whose guard is in another process; nothing
-        is said before ``voter_ready`` tells what that guard holds.
+        With ``signer`` and ``guard`` another of the node's keys votes from now on; the shell then writes to that
+        key's guard. With ``vote_key`` it is another key whose guard is in another process; nothing is sent before
+        ``voter_ready`` reports its record.
         """
         old = self.core
         assert old.has_ended and epoch.number == self._epoch + 1, "the epoch after the one that has ended"
@@ -523,20 +519,22 @@ class Replica:
         return actions + self._ask_windows(now_ms)
 
     def refuse_epoch(self, code: str, message: str) -> list[Action]:
-        """Take the answer to NextEpoch when this node cannot follow there, as with an unknown protocol version."""
+        """Process the answer to NextEpoch if this node cannot follow there, for example because of an unknown
+        protocol version.
+        """
         return [c.Halt(code, message)]
 
     # A guard in another process.
 
     def voter_ready(self, votes: tuple[Vote, ...], floor: tuple[int, int], now_ms: int) -> list[Action]:
-        """Take what the guard in another process holds: its votes above its floor (epoch, view)."""
+        """Process the record of the guard in another process: its votes above its floor (epoch, view)."""
         if not self._is_remote:
             return []
         self._opening = votes, floor
         return self.step(c.OwnVotesKnown(self._of_own_seat(votes), _floor_view(floor, self._epoch)), now_ms)
 
     def voted(self, request: RequestVote, vote: Vote, now_ms: int) -> list[Action]:
-        """Take the answer to RequestVote; its signature has been verified."""
+        """Process the answer to RequestVote; its signature was verified."""
         effect = self._requested.pop((request.kind, request.candidate), None)
         if effect is None or request.candidate.epoch != self._epoch:
             return []
@@ -545,10 +543,10 @@ class Replica:
         return self._run([], now_ms, released=(vote, effect))
 
     def vote_refused(self, request: RequestVote, *, is_final: bool = True) -> list[Action]:
-        """Take the other answer to RequestVote: the guard refused, or is away (``is_final`` False).
+        """Process a failed RequestVote: the guard refused, or is unreachable (``is_final`` False).
 
-        What could not be asked is asked again when the view makes no progress: a view ends by votes alone, and
-        this one may be what it lacks.
+        A failed request is repeated when the view makes no progress: a view ends only by votes, and this one may
+        be missing.
         """
         slot = request.kind, request.candidate
         if is_final:
@@ -558,7 +556,7 @@ class Replica:
         return []
 
     def _ask_again(self) -> list[Action]:
-        """The votes of open views that their guard has not been reached for, once each."""
+        """The votes of open views for which the guard was not reached, once each."""
         unanswered, self._unanswered = self._unanswered, []
         again: list[Action] = []
         for request in unanswered:
@@ -572,7 +570,7 @@ class Replica:
     # Events of the shell.
 
     def start(self, now_ms: int) -> list[Action]:
-        """Begin: call it once, and perform its actions before anything else."""
+        """Start: call it once, and perform its actions before anything else."""
         # What was read may be in the page cache alone: it must be on the disk before anything rests on it.
         actions: list[Action] = [Sync(JOURNAL), Sync(GUARD)] if self._guard is not None else [Sync(JOURNAL)]
         if self._torn is not None:
@@ -590,7 +588,7 @@ class Replica:
         return actions + self.step(c.Start(), now_ms) + self._on_status_timer(now_ms)
 
     def step(self, event: c.Event, now_ms: int) -> list[Action]:
-        """Take an event that is no message: a timer, a finished check or execution, the mempool."""
+        """Process an event other than a message: a timer, a finished check or execution, the mempool."""
         match event:
             case c.TimerFired(c.SYNC):
                 return self._on_sync_timer(now_ms)
@@ -603,7 +601,7 @@ class Replica:
         return self._run(self.core.step(event, now_ms), now_ms)
 
     def built(self, build: c.Build, block: Block | None, now_ms: int) -> list[Action]:
-        """Take the answer to Build; None when no block could be built."""
+        """Process the answer to Build; None if no block could be built."""
         if build.epoch != self._epoch:
             return []
         if block is None:
@@ -615,7 +613,7 @@ class Replica:
         return actions
 
     def committed(self, block_hashes: tuple[bytes, ...]) -> list[Action]:
-        """Take the answer to Commit: the blocks are on the disk, so the guard's floor may rise."""
+        """Process the answer to Commit: the blocks are on disk, so the guard's floor may rise."""
         for block_hash in block_hashes:
             self._committing.discard(block_hash)
             if not self.core.is_held(block_hash):
@@ -706,7 +704,7 @@ class Replica:
     def _leave(
         self, vote: Vote, effect: c.CastVote | c.Propose, after: list[Action], now_ms: int
     ) -> list[c.Effect]:
-        """Send a durable vote, a proposal with its block, and count it."""
+        """Send a durable vote, or a proposal with its block, and count it."""
         match effect:
             case c.CastVote():
                 after.append(Broadcast(encode_message(Votes((vote,)))))
@@ -724,7 +722,10 @@ class Replica:
         return self.core.step(c.VoteReceived(vote, True), now_ms)
 
     def _vote(self, effect: c.CastVote | c.Propose, writes: Writes, after: list[Action]) -> Vote | None:
-        """Ask the guard and sign; ``writes`` gets what makes the vote durable. None if the answer comes later."""
+        """Ask the guard and sign; ``writes`` gets the writes that make the vote durable.
+
+        None if the answer follows later.
+        """
         kind = effect.kind if isinstance(effect, c.CastVote) else NOTARIZE
         candidate = effect.candidate
         held = self._blocks.get(candidate.block_hash)

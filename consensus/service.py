@@ -1,8 +1,8 @@
 """The consensus of a running node: the replica's actions on real disks, clocks and peers (trio).
 
-Everything is injected: the chain, the network, the vote key, the clock of the wall. What the replica says is done
-in its order; while a log is synced nothing of the same step leaves, and no further event is taken in. Work on the
-chain goes on beside and comes back as an event.
+Everything is injected: the chain, the network, the vote key, the wall clock. The replica's actions are performed
+in order. While a log is synced, no message of the same step is sent, and no further event is processed. Work on
+the chain runs in parallel and returns as an event.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ INLINE_CHECKS_MAX: Final = 8
 """More signatures than this are verified in a worker thread."""
 THREADS_MAX: Final = 2
 THREADS_OF_RELAYED_MAX: Final = 1
-"""What came by gossip is verified by threads of its own."""
+"""Gossiped messages are verified in separate threads."""
 THREADS_OF_FETCHED_MAX: Final = 1
-"""And proposals that were asked for by others: they are large, and no vote waits behind a false one."""
+"""So are proposals requested for others: they are large, and no vote should wait behind a false one."""
 THREADS_OF_STRANGERS_MAX: Final = 1
-"""What strangers send is decoded and verified by threads of its own, so that no proposal waits behind it."""
+"""Messages of senders without a seat are decoded and verified in a separate thread, so that no proposal waits for
+them."""
 WAIT_STEP_MS: Final = 1_000
-"""How often a leader or a voter that waits for a block's time looks whether the view goes on."""
+"""Interval at which a leader or voter that waits for a block's time checks whether the view continues."""
 
 
 class VotingKey(NamedTuple):
@@ -75,30 +76,30 @@ class _Message(NamedTuple):
 
 
 class ConsensusStatus(NamedTuple):
-    """Where this replica stands."""
+    """The current state of this replica."""
 
     epoch: int
     view: int
     height: int
     highest_height: int
-    """The highest height that a certificate was seen for."""
+    """The highest height with a seen certificate."""
     leader: int
     seat: int | None
     is_listening: bool
     """Whether this seat casts no vote yet, to find out whether another process votes with its key."""
     last_height: int
-    """Where the epoch ends."""
+    """The last height of the epoch."""
 
 
 class ConsensusService:
-    """Runs one replica. ``run`` lives until it is cancelled, or ends with ConsensusHalted or a StoreError.
+    """Runs one replica. ``run`` lasts until cancelled, or ends with ConsensusHalted or a StoreError.
 
-    ``keys`` are the node's own vote keys, of which the one that has a seat votes; ``voters`` vote in another
-    process instead, and ``journal`` then keeps what its votes rest on. Without both the node only follows.
-    ``receive``, ``connected`` and ``mempool_changed`` may be called from any task of the same trio run;
-    ``on_equivocation`` is told the first proof of a seat's fault in each epoch, before anything else happens;
-    ``on_fork`` a verified certificate of another chain, before the replica halts. ``on_block_time`` is told a
-    leader and how far the time of its block is ahead of this clock, unless the parent's time has raised it.
+    ``keys`` are the node's own vote keys, of which the one with a seat votes. ``voters`` vote in another process
+    instead, and ``journal`` then keeps what their votes rest on. Without both the node only follows. ``receive``,
+    ``connected`` and ``mempool_changed`` may be called from any task of the same trio run. ``on_equivocation``
+    gets the first proof of a seat's fault in each epoch, before anything else happens. ``on_fork`` gets a verified
+    certificate of another chain, before the replica halts. ``on_block_time`` gets a leader and how far the time of
+    its block is ahead of this clock, unless the parent's time raised it.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class ConsensusService:
         )
         self._block_server = BlockServer(chain, network, self._replica, now_ms=self._now_ms, metrics=self._metrics)
         self._accused: set[tuple[int, int]] = set()
-        """Epoch and seat of those whose fault has been told."""
+        """Epoch and seat of the faults that were reported."""
         self._vote_requests = None if voter is None else self._by(voter)
 
     def _seated_key(self, epoch: Epoch) -> VotingKey | None:
@@ -195,7 +196,7 @@ class ConsensusService:
     # The node's side.
 
     def receive(self, sender: bytes, data: bytes) -> None:
-        """Take a peer's message; when the inbox is full it is dropped and counted."""
+        """Process a peer's message; if the inbox is full it is dropped and counted."""
         if self._inbox.put(sender, data, is_seat=self._replica.is_seat(sender)):
             self._wake.set()
         else:
@@ -206,7 +207,7 @@ class ConsensusService:
         self._put(lambda: self._replica.connected(address))
 
     async def verify(self, checks: Sequence[tuple[Check, ...]]) -> list[bool]:
-        """Tell of each of these whether its signatures are valid."""
+        """Return for each of these whether its signatures are valid."""
         if sum(map(len, checks)) <= INLINE_CHECKS_MAX:
             return [verify_checks(some) for some in checks]
         return await trio.to_thread.run_sync(
@@ -214,7 +215,7 @@ class ConsensusService:
         )
 
     def take_relayed(self, sender: bytes, said: Vote | Certificate) -> None:
-        """Take a vote or a certificate whose signatures were verified; nobody is to blame for it."""
+        """Process a vote or a certificate with verified signatures, without a sender to blame."""
         self._put(lambda: self._step_relayed(sender, said))
 
     def _step_relayed(self, sender: bytes, said: Vote | Certificate) -> list[r.Action]:
@@ -237,9 +238,9 @@ class ConsensusService:
         return self._admitted(r.Inbound(sender, (event,), (), during=core.epoch))
 
     async def take_proposal(self, sender: bytes, data: bytes, asked: Container[Candidate]) -> bool:
-        """Take a proposal that a peer was asked for; False for another one, or one that is not genuine.
+        """Process a requested proposal; return False for another or an invalid one.
 
-        The peer is not blamed: what it could not check, since it had no use for it, may be false.
+        The peer is not blamed: it may not have been able to check it.
         """
         threads = self._threads_of_fetched
         try:
@@ -258,11 +259,11 @@ class ConsensusService:
         return True
 
     def mempool_changed(self, has_transactions: bool) -> None:
-        """Tell whether transactions wait; a leader with none delays its empty block."""
+        """Set whether transactions wait; a leader without any delays its empty block."""
         self._put(lambda: self._replica.step(c.MempoolChanged(has_transactions), self._now_ms()))
 
     def status(self) -> ConsensusStatus:
-        """Return where the replica stands."""
+        """Return the current state of the replica."""
         core, epoch = self._replica.core, self._replica.epoch
         return ConsensusStatus(
             core.epoch,
@@ -276,7 +277,7 @@ class ConsensusService:
         )
 
     def progress(self) -> Progress:
-        """Return how far catching up is, for a progress bar."""
+        """Return the sync progress, for a progress bar."""
         return self._replica.progress(self._now_ms())
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -396,7 +397,7 @@ class ConsensusService:
             return None
 
     async def _verify_beside(self, inbound: r.Inbound, message: _Message | None) -> None:
-        """Verify in a worker thread what ``message`` was; its room in the inbox is free when that is done."""
+        """Verify ``message`` in a worker thread; its room in the inbox is released afterwards."""
         is_seat = self._replica.is_seat(inbound.sender) if message is None else message.is_seat
         checks: tuple[Check, ...] = inbound.checks
         is_valid = not checks or await trio.to_thread.run_sync(
@@ -410,7 +411,7 @@ class ConsensusService:
             self._blame_signature(inbound)
 
     def _admitted(self, inbound: r.Inbound, data: bytes = b"") -> list[r.Action]:
-        """Take in what is verified; ``data`` is the message, where it is known."""
+        """Process a verified message; ``data`` are its bytes, if known."""
         for event in inbound.events:
             if isinstance(event, c.ProposalReceived) and self.listener is not None:
                 self.listener.heard(event.vote, inbound.sender)
@@ -548,7 +549,7 @@ class ConsensusService:
         self._put(lambda: self._begin_epoch(epoch))
 
     def _begin_epoch(self, epoch: Epoch) -> list[r.Action]:
-        """Go on with the key that has a seat now, which a rotation may have changed."""
+        """Continue with the key that has a seat now, which a rotation may have changed."""
         key, voter, now_ms = self._seated_key(epoch), self._seated_voter(epoch), self._now_ms()
         self._accused = {known for known in self._accused if known[0] >= epoch.number - 1}
         if voter is not None and self._vote_requests is not None and voter is not self._vote_requests.voter:

@@ -1,8 +1,8 @@
-"""The signer: vote keys and their guards in a process of their own, its requests and answers. Pure.
+"""The signer: vote keys and their guards in a separate process; its requests and answers. Pure.
 
-A request is a kind and fields, never bytes to sign: the signer itself makes the digest of a vote and the VRF input
-of a view, so whoever holds the other end can get votes that the guard allows, and nothing else (consensus.md 7.5).
-Frames are a u16 length and a canonical array that begins with the request's number and tag.
+A request is a kind and fields, never bytes to sign. The signer itself computes the digest of a vote and the VRF
+input of a view. So a compromised node can get only votes that the guard allows (consensus.md 7.5). Frames are a
+u16 length and a canonical array that begins with the request's number and tag.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ COMPACT_BYTES: Final = 1024 * 1024
 
 
 class SignerRefused(DekubeError):
-    """The signer will not do what was asked; ``code`` is the signer's own."""
+    """The signer refuses a request; ``code`` is the signer's own."""
 
     code = "signer_refused"
 
@@ -85,13 +85,13 @@ class SignerRefused(DekubeError):
 
 
 class SignerUnavailable(DekubeError):
-    """No signer answers now; the node follows the chain and does not vote."""
+    """No signer is reachable; the node follows the chain and does not vote."""
 
     code = "signer_unavailable"
 
 
 class GuardState(NamedTuple):
-    """What a signer knows when the node first reaches it: its guard's floor and the votes above."""
+    """A signer's record when the node first connects: its guard's floor and the votes above."""
 
     vote_key: bytes
     vrf_key: bytes
@@ -105,11 +105,11 @@ class GuardState(NamedTuple):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the record knows of no vote and no watermark; see Guard.is_fresh."""
+        """Whether the record has no vote and no watermark; see Guard.is_fresh."""
         return not self.votes and self.floor == (0, 0)
 
     def guard(self, genesis_hash: bytes) -> Guard:
-        """Return a guard with the same knowledge, to check against; it is no record and makes nothing durable."""
+        """Return a guard with the same votes, for checks only; it makes nothing durable."""
         guard = Guard(genesis_hash, self.vote_key, epoch=self.floor[0], view=self.floor[1])
         for vote in self.votes:
             guard.record(vote)
@@ -119,8 +119,8 @@ class GuardState(NamedTuple):
 class Voter(Protocol):
     """A voter in another process.
 
-    Every call raises SignerUnavailable while nobody can be reached, GuardRefused for a vote that an earlier one
-    forbids, and SignerRefused with the signer's own code for the rest.
+    Every call raises SignerUnavailable while it cannot be reached, GuardRefused for a vote that an earlier one
+    forbids, and SignerRefused with the signer's own code otherwise.
     """
 
     @property
@@ -129,11 +129,11 @@ class Voter(Protocol):
         ...
 
     async def guard_state(self) -> GuardState:
-        """Wait until the voter was reached, and return what it knows now."""
+        """Wait until the voter was reached, and return its record."""
         ...
 
     async def vote(self, kind: int, candidate: Candidate, seat: int) -> Vote:
-        """Return the vote, durably recorded; the one made before when it is asked for again."""
+        """Return the vote, durably recorded; a repeated request returns the same vote."""
         ...
 
     async def prove(self, epoch: int, view: int, randomness: bytes) -> bytes:
@@ -141,7 +141,7 @@ class Voter(Protocol):
         ...
 
     async def raise_floor(self, epoch: int, view: int) -> None:
-        """Tell what is final, so that the guard may forget the votes up to there."""
+        """Report what is final, so that the guard may drop earlier votes."""
         ...
 
 
@@ -149,9 +149,9 @@ class Voter(Protocol):
 
 
 class Open(NamedTuple):
-    """Take the one place of a key's voter. Refused while another holds it.
+    """Become the voter of a key; refused while another connection is.
 
-    Without ``vote_key`` it is the signer's first: so ask nodes that know of no others.
+    Without ``vote_key`` it is the signer's first key, for nodes that know of no others.
     """
 
     genesis_hash: bytes
@@ -175,7 +175,7 @@ class AskVote(NamedTuple):
 
 
 class AskProof(NamedTuple):
-    """Prove the VRF output of a view, with the randomness that the chain had gathered before the epoch."""
+    """Prove the VRF output of a view, with the chain's randomness before the epoch."""
 
     epoch: int
     view: int
@@ -183,7 +183,7 @@ class AskProof(NamedTuple):
 
 
 class AskVotes(NamedTuple):
-    """Show the votes above the floor, a page of them after this place."""
+    """Request the votes above the floor, one page after this position."""
 
     epoch: int
     view: int
@@ -191,30 +191,30 @@ class AskVotes(NamedTuple):
 
 
 class RaiseFloor(NamedTuple):
-    """Forget the votes up to a final view and never vote there again; a lower floor changes nothing."""
+    """Drop the votes up to a final view and never vote there again; a lower floor has no effect."""
 
     epoch: int
     view: int
 
 
 class Ping(NamedTuple):
-    """Say that the voter's end of the connection lives."""
+    """Keep the voter's connection alive."""
 
 
 class AskStatus(NamedTuple):
-    """For the operator: how is the signer's key, the first unless another is named?"""
+    """For the operator: request the status of a key; default: the first one."""
 
     vote_key: bytes = b""
 
 
 class Retire(NamedTuple):
-    """For the operator: stop voting with a key for good in this process, and show the watermark to move."""
+    """For the operator: stop voting with a key for good in this process, and return its watermark."""
 
     vote_key: bytes = b""
 
 
 class AskKeys(NamedTuple):
-    """For the operator: which keys are there?"""
+    """For the operator: request the list of keys."""
 
 
 Request: TypeAlias = Open | AskVote | AskProof | AskVotes | RaiseFloor | Ping | AskStatus | Retire | AskKeys
@@ -225,7 +225,7 @@ OPERATOR_REQUESTS: Final = (AskStatus, Retire, AskKeys)
 
 
 class Opened(NamedTuple):
-    """The place is taken: whose votes these will be, and the guard's floor."""
+    """The connection is the key's voter: the key, and the guard's floor."""
 
     vote_key: bytes
     vrf_key: bytes
@@ -234,7 +234,7 @@ class Opened(NamedTuple):
 
 
 class Signed(NamedTuple):
-    """The vote, on the signer's disk before it was sent."""
+    """The vote; it was on the signer's disk before it was sent."""
 
     vote: Vote
 
@@ -252,14 +252,15 @@ class SignedPage(NamedTuple):
 
 
 class Done(NamedTuple):
-    """So it is."""
+    """Confirmation."""
 
 
 class SignerStatus(NamedTuple):
-    """What an operator sees. ``is_taken``: a node votes with it now; ``is_retired``: it votes no more.
+    """The operator's status of a key.
 
-    ``log_dropped``: lines of the signer's log that could not be written; ``log_since_ms``: Unix time since when
-    none can be written, 0 while they are.
+    ``is_taken``: a node votes with it now. ``is_retired``: it votes no more. ``log_dropped``: lines of the
+    signer's log that could not be written. ``log_since_ms``: Unix time since when none can be written, 0 while
+    they can.
     """
 
     mark: Watermark
@@ -271,20 +272,20 @@ class SignerStatus(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The public vote keys, the first of them first."""
+    """The public vote keys, in order."""
 
     vote_keys: tuple[bytes, ...]
 
 
 class Refusal(NamedTuple):
-    """What was asked will not be done: a stable code, the guard's rule where it was the guard, why."""
+    """A refusal: a stable code, the guard's rule if the guard refused, and the reason."""
 
     code: str
     rule: str
     message: str
 
     def error(self, request: Request) -> DekubeError:
-        """Return the error that the asker raises."""
+        """Return the error that the requesting end raises."""
         if isinstance(request, AskVote) and self.code == GuardRefused.code:
             return GuardRefused(self.rule, request.kind, request.candidate)
         return SignerRefused(self.code, self.message)
@@ -298,12 +299,12 @@ _REQUEST_TAGS: Final[dict[type[Request], int]] = {
 
 
 def frame(body: bytes) -> bytes:
-    """Return the body behind its length."""
+    """Return the body with its length in front."""
     return len(body).to_bytes(2, "big") + body
 
 
 class FrameReader:
-    """Cuts a stream into bodies; holds no more than one unfinished frame."""
+    """Splits a stream into bodies; holds at most one unfinished frame."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -325,7 +326,7 @@ class FrameReader:
 
 
 def encode_request(number: int, request: Request) -> bytes:
-    """Return the canonical bytes of a request; a key that is not named is left out."""
+    """Return the canonical bytes of a request; an empty key is left out."""
     return encode([number, _REQUEST_TAGS[type(request)], *[field for field in request if field != b""]])
 
 
@@ -481,7 +482,7 @@ def _watermark_from_value(value: object) -> Watermark:
 
 
 def refusal_of(error: DekubeError) -> Refusal:
-    """Return how an error is told to the other end."""
+    """Return the refusal that represents an error."""
     rule = error.rule if isinstance(error, GuardRefused) else ""
     return Refusal(error.code, rule, str(error)[:TEXT_CHARACTERS_MAX])
 
@@ -490,14 +491,14 @@ def refusal_of(error: DekubeError) -> Refusal:
 
 
 class Writes(NamedTuple):
-    """What must be on the disk before the answer leaves: bytes to append, or a whole new record instead."""
+    """Data that must be on disk before the answer is sent: bytes to append, or a complete new record."""
 
     append: bytes = b""
     replace: bytes = b""
 
 
 class Step(NamedTuple):
-    """What a request brings about, in this order."""
+    """The results of a request, in this order."""
 
     writes: Writes
     answer: Answer
@@ -525,16 +526,16 @@ class SignerCore:
         return self._key.vote_key
 
     def status(self, *, is_taken: bool) -> SignerStatus:
-        """Return what an operator sees."""
+        """Return the operator's status."""
         return SignerStatus(
             self._guard.watermark(), len(self._guard.votes()), int(is_taken), int(self._is_retired)
         )
 
     def step(self, request: Request) -> Step:
-        """Answer a voter's request, or the operator's to retire.
+        """Answer a request of the voter, or the operator's request to retire.
 
-        Raises GuardRefused, and SignerRefused for another chain or when retired. A disk that fails to take the
-        writes ends the signer: what the guard keeps here may then be unknown to the record.
+        Raises GuardRefused, and SignerRefused for another chain or a retired key. A disk that fails to write ends
+        the signer: the guard in memory may then be ahead of the record.
         """
         match request:
             case Open(genesis_hash, _):

@@ -1,9 +1,8 @@
-"""The signer's end of a connection on trio: keys behind their guards, each for one voter at a time.
+"""The signer's end of a connection on trio: keys behind their guards, each for one voter at a time. See
+consensus.md 7.5.
 
-See consensus.md 7.5.
-
-The streams are injected: a Unix socket, or a channel that the node encrypts and authenticates. Nothing leaves the
-signer before its record is on the disk, and after a failed write nothing leaves it at all.
+The streams are injected: a Unix socket, or a channel that the node encrypts and authenticates. No answer is sent
+before its record is on disk, and after a failed write none is sent at all.
 """
 
 from __future__ import annotations
@@ -46,25 +45,25 @@ RECEIVE_BYTES: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class SignerLimits:
-    """What one connection may cost the signer; times in seconds."""
+    """Limits of one connection; times in seconds."""
 
     idle_s: float = 10.0
-    """A voter that says nothing for so long is gone: its place is free for the next."""
+    """A voter that is silent for this long counts as gone, and the next one can take its place."""
     send_s: float = 5.0
     requests_per_s: int = 200
-    """Faster requests wait: three votes and a proof a view are a few a second."""
+    """Faster requests wait. Three votes and a proof per view are a few requests a second."""
     requests_burst: int = 400
 
 
 class SignerKey(NamedTuple):
-    """One vote key behind its guard, and the record that the guard was loaded from."""
+    """One vote key behind its guard, and the record from which the guard was loaded."""
 
     core: SignerCore
     log: Log
 
 
 class _Place:
-    """The one place of a key's voter."""
+    """The key's current voter."""
 
     def __init__(self, core: SignerCore, log: Log) -> None:
         self.core = core
@@ -73,7 +72,7 @@ class _Place:
 
 
 class _Connection:
-    """One connection's end, how fast it asks, and whose voter it is."""
+    """One connection: its end, its request rate, and the key that it votes for."""
 
     def __init__(self, limits: SignerLimits) -> None:
         self.place: _Place | None = None
@@ -92,9 +91,9 @@ def _now_ms() -> int:
 class SignerServer:
     """Serves vote keys, each to one voter at a time; a voter that names no key gets the first.
 
-    ``on_refusal`` is told what was refused; ``log_state`` returns ``log_dropped`` and ``log_since_ms`` of the
-    status. Raises StoreError from ``serve`` when a write fails; the process must end then, and until it does it
-    refuses all.
+    ``on_refusal`` gets each refusal; ``log_state`` returns ``log_dropped`` and ``log_since_ms`` of the status.
+    ``serve`` raises StoreError when a write fails; the process must end then, and refuses everything until it
+    does.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class SignerServer:
 
     @property
     def vote_keys(self) -> tuple[bytes, ...]:
-        """The keys that are served."""
+        """The served keys."""
         return tuple(self._places)
 
     @property
@@ -123,9 +122,9 @@ class SignerServer:
         return any(place.voter is not None for place in self._places.values())
 
     async def serve(self, stream: trio.abc.Stream, *, is_local: bool) -> None:
-        """Answer one connection until it ends; ``is_local``: it may also ask what only the operator may.
+        """Serve one connection until it ends. ``is_local``: it may also send the operator's requests.
 
-        Raises StoreError when the disk fails; whatever the other end does costs it its connection alone.
+        Raises StoreError when the disk fails. Faults of the other end only end its connection.
         """
         connection = _Connection(self._limits)
         try:
@@ -228,7 +227,7 @@ def _write(log: Log, writes: Writes) -> None:
 
 
 def _leave(connection: _Connection) -> None:
-    """Give the place that a connection has to the next."""
+    """Release the voter's place of a connection for the next one."""
     if connection.place is not None:
         connection.place.voter = None
         connection.place = None

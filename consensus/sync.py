@@ -1,8 +1,9 @@
-"""Windows of final blocks from several peers, fastest first (consensus.md 13). Pure: it plans, the replica asks.
+"""Windows of final blocks from several peers, fastest first (consensus.md 13). Pure: it plans, the replica sends
+requests.
 
-The height that a peer claims is a hint: it decides which peer is asked, never what is believed. The certificate of
-its last block proves a window, so any peer may send it, and before the windows below it. A peer that claims blocks
-and does not serve them is ignored for a while.
+The height that a peer claims is a hint: it decides which peer is asked, and is never trusted. The certificate of
+its last block proves a window, so any peer may send it, in any order. A peer that claims blocks and does not serve
+them is ignored for a while.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The tree of blocks above the last committed block, by their headers alone.
+"""The tree of blocks above the last committed block, by their headers.
 
-Each index exists so that no event looks at all blocks: a replica that catches up holds thousands of them.
+Each index exists so that no event visits all blocks: a replica that catches up holds thousands of them.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class BlockTree:
         return tuple([h for h in self._uncertified if self._headers[h].view < oldest_view and h not in needed])
 
     def remove(self, block_hash: bytes) -> None:
-        """Forget a held block."""
+        """Drop a held block."""
         header = self._headers.pop(block_hash)
         siblings = self._children[header.parent_hash]
         siblings.remove(block_hash)

@@ -22,7 +22,7 @@ __all__ = ["CertificateTable"]
 class CertificateTable:
     """The first certificate of each kind and view.
 
-    Other parts read ``final`` and the mappings by view; only the table changes them.
+    Other parts read ``final`` and the mappings by view; only this table changes them.
     """
 
     def __init__(self, tree: BlockTree) -> None:
@@ -58,7 +58,7 @@ class CertificateTable:
 
     @property
     def is_epoch_over(self) -> bool:
-        """Whether the epoch's last block is known to be final: no vote that is left matters."""
+        """Whether the epoch's last block is known to be final, so that remaining votes do not matter."""
         if self._tree.has_ended:
             return True
         header = self.final_header
@@ -99,7 +99,7 @@ class CertificateTable:
         return self._finalized_views.get(block_hash, ())
 
     def register(self, certificate: Certificate) -> None:
-        """Keep a certificate above the root, the first of its kind and view."""
+        """Keep a certificate above the root if it is the first of its kind and view."""
         kind, view, block_hash = certificate.kind, certificate.view, certificate.block_hash
         if kind == NOTARIZE:
             self._notarized[view] = certificate
@@ -122,7 +122,7 @@ class CertificateTable:
             self._past.setdefault((certificate.view, certificate.kind), certificate)
 
     def retire(self, view: int) -> tuple[Certificate, ...]:
-        """Move the certificates up to the new root's view to those of the past; return the nullifications."""
+        """Move the certificates up to the new root's view to the past ones; return the NULLIFY certificates."""
         nullified: tuple[Certificate, ...] = ()
         for kind, table in ((NOTARIZE, self._notarized), (NULLIFY, self._nullified), (FINALIZE, self._finalized)):
             taken = table.take(view)
@@ -143,7 +143,7 @@ class CertificateTable:
         return self._past.get((view, FINALIZE))
 
     def conflicts(self, certificate: Certificate) -> tuple[Certificate, ...]:
-        """Return the kept certificates that, with this one, prove the faults of more than W/3."""
+        """Return the kept certificates that, together with this one, prove faults of more than W/3."""
         kind, view = certificate.kind, certificate.view
         is_past = view <= self._tree.root.view
         found = []
@@ -159,8 +159,8 @@ class CertificateTable:
     def is_contradiction(self, view: int) -> bool:
         """Tell whether a NOTARIZE and a FINALIZE certificate of a view name different candidates.
 
-        No seat need have equivocated for that: a vote of one kind for one block and of the other kind for another
-        block is no evidence. So there is nobody to accuse, but two blocks have a quorum.
+        No seat need have equivocated: a vote of one kind for one block and of the other kind for another block is
+        no evidence. So no seat can be convicted, but two blocks have a quorum.
         """
         notarized, final = self._notarized.get(view), self._finalized.get(view)
         return notarized is not None and final is not None and notarized.candidate != final.candidate

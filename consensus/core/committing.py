@@ -1,4 +1,4 @@
-"""Commits: when a block becomes final on this node, and what is forgotten with it (consensus.md R6)."""
+"""Commits: when a block becomes final on this node, and what is dropped with it (consensus.md R6)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ class Committer:
             self._commit(certificate, path)
 
     def _more_come_first(self, certificate: Certificate) -> bool:
-        """Whether a commit waits for further blocks: they are being executed, and each of them tries again."""
+        """Whether a commit waits for further blocks that are being executed; each of them triggers another
+        attempt.
+        """
         header = self._tree.headers.get(certificate.block_hash)
         if header is None or not self._execution.is_running:
             return False
@@ -102,7 +104,7 @@ class Committer:
             self._execution.ask_missing()
 
     def drop_candidates(self, view: int) -> None:
-        """Forget candidates of old views that nothing certified and this seat has not voted for."""
+        """Drop candidates of old views that have no certificate and no vote of this seat."""
         tree = self._tree
         if len(tree.uncertified) <= 2 * KEPT_CANDIDATE_VIEWS:
             return

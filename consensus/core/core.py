@@ -1,30 +1,26 @@
 """The core of SDBFT: rules R1 to R9 as a state machine; events in, effects out, no I/O, no clock (consensus.md 4).
 
-Signatures and shapes are verified before an event comes in; the shell carries the effects out in the order of the
-list. Work that takes time (build, check, execute) is an effect whose answer is an event: the core never waits.
+Signatures and shapes are verified before an event arrives; the shell performs the effects in order. Long work
+(build, check, execute) is an effect whose answer is an event: the core never waits. ``Core`` routes events between
+its parts, each in a module of this folder with its own state:
 
-``Core`` routes events between its parts, each in a module of this folder with its own state:
+- ``block_tree``: the held blocks; ``certificates``, ``vote_table``, ``own_votes``: the votes. - ``current_view``:
+the view and its time-outs; ``seat_activity``: when seats were last heard. - ``voting``, ``proposing``,
+``committing``: this seat's votes and proposals, and final blocks. - ``execution``, ``proposal_checks``: the
+shell's work on blocks. - ``fetching``, ``retransmission``: requests for missing data, and repetition. -
+``doppelganger``: a second process with the same key.
 
-- ``block_tree``: the held blocks; ``certificates``, ``vote_table``, ``own_votes``: what was voted.
-- ``current_view``: the view and its time-outs; ``seat_activity``: which seats are heard.
-- ``voting``, ``proposing``, ``committing``: what this seat votes for, proposes and makes final.
-- ``execution``, ``proposal_checks``: the work of the shell on blocks.
-- ``fetching``, ``retransmission``: requests for what is missing, and repetition.
-- ``doppelganger``: a second process with the same key.
+Easily missed consequences of the rules:
 
-What is easily missed in the rules:
+- A vote implies that its sender has a certificate of the previous view, so certificates are not announced. A
+replica without it requests it from the sender after ``pull_ms``. - A seat votes FINALIZE even after a quorum did,
+while the block is not committed here: FINALIZE votes count for downtime. - Certificates of committed views are
+kept for ``EVIDENCE_VIEWS``: a conflicting one convicts more than W/3. - Certificates and voted blocks are durable
+before a vote that rests on them is sent (``KeepCertificate``, and the block of a vote). Otherwise a crash of all
+replicas at once could lose a notarised block for ever, or the only proof that a view ended.
 
-- A vote shows that its sender has a certificate for the view before, so certificates are not announced; a replica
-  that lacks one asks the sender for it after ``pull_ms``.
-- A seat votes FINALIZE also when a quorum did before it, as long as the block is not committed here: who finalised
-  is counted for downtime.
-- Certificates of committed views are kept for ``EVIDENCE_VIEWS``: one that conflicts names more than W/3.
-- Certificates and voted blocks are durable before a vote that rests on them leaves (``KeepCertificate``, and
-  the block of a vote). Otherwise a crash of all replicas at once could lose a notarised block for ever, or the
-  only proof that a view ended.
-
-A replica that catches up holds thousands of blocks and certificates. So no event looks at all of them: indexes
-find what a block or a certificate makes possible, and each block is visited a bounded number of times.
+A replica that catches up holds thousands of blocks and certificates. So no event visits all of them: indexes find
+what a block or a certificate makes possible, and each block is visited a bounded number of times.
 """
 
 from __future__ import annotations
@@ -100,17 +96,17 @@ _CONTRADICTION: Final = "certificates of epoch {}, view {} contradict each other
 class Core:
     """One replica in one epoch. ``seat`` is None for an observer, which follows and never votes.
 
-    On top of the epoch's last block the same block is proposed again until it is final (consensus.md R16). Then
-    the core has ended and only looks for faults. ``watches_own_seat`` halts on a vote of the own seat that the own
-    guard has not made (doppelganger), above ``floor_view``, up to which the guard has no record. While ``watch``
-    lasts, or while the own votes are not known, the core listens and casts no vote. ``heard_ms`` is when seats
-    were last heard before this epoch, ``waited_ms`` since when they are waited for.
+    After the epoch's last block, that block is proposed again until it is final (consensus.md R16). Then the core
+    has ended and only looks for faults. ``watches_own_seat`` halts on a vote of the own seat that the own guard
+    has not made (doppelganger), above ``floor_view``, up to which the guard has no record. During ``watch``, or
+    while the own votes are unknown, the core listens and casts no vote. ``heard_ms`` has when seats were last
+    heard before this epoch, ``waited_ms`` since when others are waited for.
     """
 
     voter_type: ClassVar[type[Voter]] = Voter
     proposer_type: ClassVar[type[Proposer]] = Proposer
     block_fetch_type: ClassVar[type[BlockFetch]] = BlockFetch
-    """The tests put parts with seeded bugs in their place."""
+    """Tests replace parts by versions with seeded bugs."""
 
     def __init__(
         self,
@@ -143,7 +139,7 @@ class Core:
         self._own = own = OwnVoteRecord()
         self._view = view = CurrentView(setup, certificates, outbox, root_view=root.view)
         self.activity = SeatActivity(setup, heard_ms, waited_ms)
-        """Which seats are heard; the shell may ask it."""
+        """When seats were last heard; the shell may read it."""
         self._doppelganger = doppelganger = DoppelgangerCheck(
             seat,
             own,
@@ -229,7 +225,7 @@ class Core:
 
     @property
     def is_over(self) -> bool:
-        """Whether the epoch's last block is known to be final: no vote that is left matters."""
+        """Whether the epoch's last block is known to be final, so that remaining votes do not matter."""
         return self._certificates.is_epoch_over
 
     @property
@@ -278,7 +274,7 @@ class Core:
         return known is None or known.candidate != certificate.candidate
 
     def wants_proposal(self, candidate: Candidate) -> bool:
-        """Tell whether a proposal is for a view that can still use one."""
+        """Tell whether a proposal is for a view that can still use it."""
         view = self._view.number
         return (
             candidate.epoch == self._epoch
@@ -287,7 +283,7 @@ class Core:
         )
 
     def wants_block(self, block_hash: bytes) -> bool:
-        """Tell whether a block was asked for."""
+        """Tell whether a block was requested."""
         return self._block_fetch.is_asked(block_hash)
 
     def is_held(self, block_hash: bytes) -> bool:
@@ -307,7 +303,7 @@ class Core:
         return self._own.all()
 
     def is_late(self, vote: Vote) -> bool:
-        """Tell whether a vote comes after what it could have helped to decide."""
+        """Tell whether a vote arrives after the decision that it could have helped."""
         if vote.kind == FINALIZE:
             final = self._certificates.final
             return final is not None and vote.view <= final.view
@@ -373,7 +369,7 @@ class Core:
         return self._outbox.take()
 
     def _step_ended(self, event: Event) -> list[Effect]:
-        """After the last block nothing is decided here any more, but faults may still show."""
+        """After the last block nothing is decided here, but faults are still detected."""
         view = self._view.number
         match event:
             case VoteReceived(vote, False) if vote.view >= view - EVIDENCE_VIEWS:
@@ -390,7 +386,7 @@ class Core:
     # Start.
 
     def listen(self, watch: DoppelgangerWatch) -> None:
-        """Cast no vote until the watch is over; to be called before Start."""
+        """Cast no vote until the watch is over; call it before Start."""
         self._doppelganger.listen(watch)
 
     def _on_start(self) -> None:
@@ -470,7 +466,7 @@ class Core:
         self._begin_voting()
 
     def _begin_voting(self) -> None:
-        """Voting may begin: set time-outs again that ran out while this seat only listened."""
+        """Voting may begin: set time-outs again that expired while this seat only listened."""
         if not self._doppelganger.is_listening and not self._outbox.is_halted:
             self._view.arm()
             self._voter.try_finalize_open()
@@ -479,7 +475,7 @@ class Core:
     # Certificates.
 
     def _absorb(self, certificate: Certificate, *, is_formed: bool) -> None:
-        """Take in a certificate, received or formed from votes: it may end the view, or make a block final."""
+        """Process a certificate, received or formed from votes. It may end the view or make a block final."""
         kind, view = certificate.kind, certificate.view
         certificates, outbox = self._certificates, self._outbox
         if certificate.epoch != self._epoch:
@@ -638,12 +634,12 @@ class Core:
             self._progress()
 
     def _resume(self, block_hash: bytes) -> None:
-        """A block has come: do what waited for it."""
+        """A block has arrived: do what waited for it."""
         self._execution.resume(block_hash)
         self._voter.try_finalize_block(block_hash)
 
     def _progress(self) -> None:
-        """Something arrived: try everything that may have waited for it."""
+        """Something arrived: retry everything that may have waited for it."""
         if self._execution.missing and self._block_fetch.is_far:
             self._block_fetch.report_gap()
         if not self._outbox.is_halted:

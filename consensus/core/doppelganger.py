@@ -1,4 +1,4 @@
-"""Detection of a second process with the same vote key, and the time in which this seat only listens.
+"""Detects a second process with the same vote key, and defines the time in which this seat only listens.
 
 See consensus.md 7.4.
 """
@@ -19,9 +19,9 @@ __all__ = ["DoppelgangerCheck"]
 class DoppelgangerCheck:
     """Compares each vote of the own seat that others show with the own record, and halts on a difference.
 
-    ``halts`` is off where two processes share a key on purpose. ``floor_view``: the guard has no record of votes
-    up to this view, so they are not compared. While ``watch`` lasts, or until the record of a remote guard is
-    known, the core casts no vote.
+    ``halts`` is off if two processes share a key on purpose. ``floor_view``: the guard has no record of votes up
+    to this view, so they are not compared. During ``watch``, or until the record of a remote guard is known, the
+    core casts no vote.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class DoppelgangerCheck:
         self.is_listening = self._watch is not None or not self.knows_own_votes
 
     def listen(self, watch: DoppelgangerWatch) -> None:
-        """Cast no vote until the watch is over; to be called before Start."""
+        """Cast no vote until the watch is over; call it before Start."""
         if self._seat is not None:
             self._watch = watch
             self._is_first_view = True
@@ -75,7 +75,7 @@ class DoppelgangerCheck:
         return self._end_watch(self._watch, now_ms)
 
     def timer_fired(self, now_ms: int) -> bool:
-        """Tell whether the watch is over now; else wait for its latest end, unless views end it before."""
+        """Tell whether the watch is over now; otherwise set the timer for its latest end."""
         if self._watch is None:
             return False
         if self._end_watch(self._watch, now_ms):
@@ -97,7 +97,7 @@ class DoppelgangerCheck:
         self._update()
 
     def compare(self, vote: Vote, time_ms: int = 0) -> None:
-        """Halt if the own seat's vote, which another replica shows, is none that this process cast.
+        """Halt if another replica shows a vote of the own seat that this process did not cast.
 
         Nothing is compared before the own record is known: a missing entry would prove nothing.
         """
@@ -116,8 +116,8 @@ class DoppelgangerCheck:
     def compare_certificate(self, certificate: Certificate) -> bool:
         """Compare the own seat's vote inside a certificate; tell whether the core is halted.
 
-        Single votes are heard only while they are new; votes of before this start stand in certificates alone. So
-        a lost guard shows when its validator catches up.
+        Single votes arrive only while they are new; votes before this start are only in certificates. So a lost
+        guard is noticed when its validator catches up.
         """
         if self._seat is None or not int.from_bytes(certificate.bitmap, "little") >> self._seat & 1:
             return False

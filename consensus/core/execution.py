@@ -1,4 +1,4 @@
-"""The execution of held blocks, parents before children, and the search for the blocks that it lacks."""
+"""The execution of held blocks, parents before children, and the search for missing ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Execution"]
 
 
 class Execution:
-    """Which blocks are executed, which are to be, and which are missing below those.
+    """The executed blocks, those to execute, and the missing ones below them.
 
     ``results`` are the state and receipt roots after the root block and after each executed block above it.
     """
@@ -31,10 +31,10 @@ class Execution:
         self.results: Mapping[bytes, tuple[bytes, bytes]] = self._results
         self._wanted: set[bytes] = set()
         """Held blocks to execute after their parents. The ancestors of each are in here too, down to a block that
-        is being executed, to a missing one (``_missing``), or to a branch that is dead."""
+        is being executed, to a missing one (``_missing``), or to a dead branch."""
         self._missing: dict[bytes, None] = {}
         self.missing: Mapping[bytes, None] = self._missing
-        """Blocks that are not held, are certified or have a child that is to be executed, and were asked for."""
+        """Requested blocks that are not held, and have a certificate or a child to execute."""
         self._running: set[bytes] = set()
 
     @property
@@ -43,7 +43,7 @@ class Execution:
         return bool(self._running)
 
     def hold(self, block_hash: bytes, header: Header) -> None:
-        """Take in a block, whether or not it was asked for."""
+        """Add a block, requested or not."""
         self._fetch.close(block_hash)
         is_wanted = block_hash in self._missing
         if is_wanted:
@@ -55,10 +55,10 @@ class Execution:
         self._tree.add(block_hash, header, is_certified=self._certificates.is_certified(block_hash))
 
     def require(self, certificate: Certificate) -> None:
-        """Have the block of a certificate executed, or ask for it.
+        """Execute the block of a certificate, or request it.
 
-        Below the newest final view only the ancestors of the final block count. They are asked for from the final
-        block downwards, so nothing is asked for here.
+        Below the newest final view only the ancestors of the final block count. They are requested from the final
+        block downwards, so nothing is requested here.
         """
         block_hash = certificate.block_hash
         if block_hash in self._tree.headers:
@@ -70,14 +70,14 @@ class Execution:
             self._fetch.want(block_hash)
 
     def resume(self, block_hash: bytes) -> None:
-        """Go on with a block that has come, if it is to be executed."""
+        """Continue with a block that has arrived, if it should be executed."""
         if self._certificates.is_certified(block_hash) or block_hash in self._wanted:
             self.drive(block_hash)
 
     def drive(self, block_hash: bytes) -> None:
-        """Have a held block executed after its ancestors; ask for those that are missing.
+        """Execute a held block after its ancestors; request missing ones.
 
-        It ends at an ancestor that was driven before, so that each block is passed once.
+        It ends at an ancestor that was visited before, so that each block is passed once.
         """
         is_first = True
         while block_hash not in self._results and block_hash not in self._running:
@@ -107,7 +107,7 @@ class Execution:
         self._outbox.emit(Execute(block_hash))
 
     def finished(self, block_hash: bytes, state_root: bytes, receipt_root: bytes) -> tuple[bytes, ...] | None:
-        """Keep the result, begin with the children and return them; None for a block that was dropped."""
+        """Keep the result, start with the children and return them; None for a dropped block."""
         self._running.discard(block_hash)
         if block_hash not in self._tree.headers:
             return None
@@ -120,13 +120,13 @@ class Execution:
         return children
 
     def halt_diverged(self, header: Header) -> None:
-        """Halt: a quorum voted for a block whose header has another result of its parent than this node."""
+        """Halt: a quorum voted for a block whose header contradicts this node's result of its parent."""
         self._outbox.halt(
             "state_divergence", f"the parent of certified block {header.height} has another state root here"
         )
 
     def ask_missing(self) -> None:
-        """Ask for what is still of use and could not be asked for before; forget the rest."""
+        """Request what is still useful and could not be requested before; drop the rest."""
         for block_hash in tuple(self._missing):
             if self._certificates.is_newly_certified(block_hash):
                 self._fetch.want(block_hash)
@@ -137,7 +137,7 @@ class Execution:
                 self._fetch.close(block_hash)
 
     def release_above(self, dead: Iterable[bytes]) -> None:
-        """Ancestors will be forgotten: what stands on them must go down to them again when it is next driven."""
+        """Ancestors will be dropped: blocks above them must search down to them again later."""
         above = [child for block_hash in dead for child in self._tree.children(block_hash)]
         while above:
             block_hash = above.pop()
@@ -146,12 +146,12 @@ class Execution:
                 above += self._tree.children(block_hash)
 
     def forget(self, block_hash: bytes) -> None:
-        """Forget a block that was dropped; the result of the root is kept."""
+        """Drop a block; the result of the root is kept."""
         if block_hash != self._tree.root.block_hash:
             self._results.pop(block_hash, None)
         self._wanted.discard(block_hash)
         self._running.discard(block_hash)  # the shell that dropped it does not answer
 
     def forget_result(self, block_hash: bytes) -> None:
-        """Forget the result of the root before; its children are decided."""
+        """Drop the result of the previous root; its children are decided."""
         self._results.pop(block_hash, None)

@@ -15,7 +15,7 @@ __all__ = ["BlockFetch", "CertificateFetch", "SeatRotation"]
 
 
 class SeatRotation:
-    """Chooses the seat for the next request: all in turn, without the own one."""
+    """Chooses the seat for the next request: all in turn except the own one."""
 
     def __init__(self, setup: Setup) -> None:
         self._size = setup.committee.size
@@ -23,7 +23,7 @@ class SeatRotation:
         self._turn = setup.seat or 0
 
     def next(self) -> int:
-        """Return the next seat; the own one only where it is alone."""
+        """Return the next seat; the own one only if there is no other."""
         self._turn = (self._turn + 1) % self._size
         if self._turn == self._seat and self._size > 1:
             self._turn = (self._turn + 1) % self._size
@@ -31,7 +31,7 @@ class SeatRotation:
 
 
 class BlockFetch:
-    """Asks for single blocks, or reports a gap that windows of final blocks have to close."""
+    """Requests single blocks, or reports a gap that windows of final blocks have to close."""
 
     def __init__(
         self, setup: Setup, tree: BlockTree, certificates: CertificateTable, rotation: SeatRotation, outbox: Outbox
@@ -47,15 +47,15 @@ class BlockFetch:
         self._asks_singly = False
 
     def __len__(self) -> int:
-        """Return how many blocks are asked for."""
+        """Return the number of requested blocks."""
         return len(self._asked)
 
     def is_asked(self, block_hash: bytes) -> bool:
-        """Tell whether a block was asked for and has not come."""
+        """Tell whether a block was requested and has not arrived."""
         return block_hash in self._asked
 
     def want(self, block_hash: bytes) -> None:
-        """Ask for a block, unless it is here, on its way, or too many are."""
+        """Request a block, unless it is here, requested, or there are too many requests."""
         if (
             block_hash in self._asked
             or block_hash in self._tree.headers
@@ -69,18 +69,18 @@ class BlockFetch:
         self._arm()
 
     def seek(self, block_hash: bytes) -> None:
-        """Ask for the missing parent of a held block."""
+        """Request the missing parent of a held block."""
         if self.is_far:
             self.report_gap()
         else:
             self.want(block_hash)
 
     def close(self, block_hash: bytes) -> None:
-        """Forget a request: the block came, or is of no use any more."""
+        """Drop a request: the block arrived or is no longer useful."""
         self._asked.pop(block_hash, None)
 
     def timer_fired(self) -> None:
-        """Repeat all requests, each to another seat; ``rearm`` is to be called after further requests."""
+        """Repeat all requests, each to another seat; call ``rearm`` after further requests."""
         self._is_armed = False
         for block_hash in self._asked:
             self._outbox.emit(AskBlock(self._rotation.next(), block_hash))
@@ -97,7 +97,7 @@ class BlockFetch:
 
     @property
     def is_far(self) -> bool:
-        """Whether the gap to a final block is one for windows of blocks, not for single ones."""
+        """Whether the gap to a final block should be closed by windows of blocks, not by single ones."""
         if self._asks_singly:
             return False
         header = self._certificates.final_header
@@ -111,17 +111,17 @@ class BlockFetch:
             self._outbox.emit(Behind(header.height))
 
     def windows_failed(self) -> None:
-        """Ask for single blocks until the next commit, however large the gap is."""
+        """Request single blocks until the next commit, regardless of the size of the gap."""
         self._asks_singly = True
 
     def committed(self) -> None:
-        """Begin again: the root moved, so that the gap is another one."""
+        """Start again: the root moved, so the gap changed."""
         self._reported_height = 0
         self._asks_singly = False
 
 
 class CertificateFetch:
-    """Asks for certificates that others have already, and for those of past views that a vote has to rest on."""
+    """Requests certificates that others have, and those of past views that a vote has to rest on."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class CertificateFetch:
             self._arm()
 
     def lack(self, view: int) -> None:
-        """Ask for the certificate of a past view, without which the current view cannot go on."""
+        """Request the certificate of a past view that the current view needs."""
         self._lacking_view = view
         self._arm()
 
@@ -167,7 +167,7 @@ class CertificateFetch:
             self._outbox.emit(SetTimer(PULL, min(self._pull_ms * (1 + self._tries), self._pull_ms_max)))
 
     def timer_fired(self) -> None:
-        """Ask for what is still missing."""
+        """Request what is still missing."""
         self._is_armed = False
         view, lacking = self._view.number, self._lacking_view
         is_behind, is_lacking = self.hinted_view >= view, self._is_lacking(lacking)

@@ -10,7 +10,7 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Collects effects. ``is_halted``: a Halt was emitted, and the core does nothing from then on."""
+    """Collects effects. ``is_halted``: a Halt was emitted; the core does nothing from then on."""
 
     __slots__ = ("_effects", "emit", "is_halted")
 
@@ -21,7 +21,7 @@ class Outbox:
         self.is_halted = False
 
     def take(self) -> list[Effect]:
-        """Return the effects since the last call, and forget them."""
+        """Return and clear the effects since the last call."""
         if not self._effects:
             return []
         taken = self._effects[:]
@@ -29,7 +29,7 @@ class Outbox:
         return taken
 
     def halt(self, code: str, message: str, time_ms: int = 0) -> None:
-        """Emit Halt; only the first reason counts."""
+        """Emit Halt; only the first reason is kept."""
         if not self.is_halted:
             self.is_halted = True
             self.emit(Halt(code, message, time_ms))

@@ -1,4 +1,4 @@
-"""The votes of the own seat: those asked for, which bind later votes, and the signed ones, which are repeated."""
+"""The own seat's votes: the requested ones, which bind later votes, and the signed ones, which are repeated."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NOTHING_CAST: Final[Mapping[int, Candidate]] = {}
 
 
 class OwnVoteRecord:
-    """What this seat voted in this epoch.
+    """This seat's votes in this epoch.
 
-    A vote is bound from the moment that the core asks for it (``cast``), not from its signature: between the two
-    the core must not ask for a vote that contradicts it.
+    A vote binds from the moment that the core requests it (``cast``), not from its signature: in between the core
+    must not request a contradicting vote.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class OwnVoteRecord:
         self._signed: MinKeyDict[int, OwnVotes] = MinKeyDict()
 
     def cast(self, view: int) -> Mapping[int, Candidate]:
-        """Return by kind what this seat voted for in a view."""
+        """Return this seat's votes in a view, by kind."""
         return self._cast.get(view, _NOTHING_CAST)
 
     def bind(self, kind: int, candidate: Candidate) -> None:
-        """Note that the core asks for a vote, or that the guard holds one."""
+        """Note that the core requests a vote, or that the guard has one."""
         self._cast.setdefault(candidate.view, {})[kind] = candidate
 
     def keep(self, vote: Vote) -> None:
@@ -48,7 +48,7 @@ class OwnVoteRecord:
         self._signed[vote.view] = own
 
     def promises(self, view: int, block_hash: bytes) -> bool:
-        """Tell whether this seat voted NOTARIZE for the block, which promises that others can get it here."""
+        """Tell whether this seat voted NOTARIZE for the block, which promises that others can fetch it here."""
         candidate = self._cast.get(view, _NOTHING_CAST).get(NOTARIZE)
         return candidate is not None and candidate.block_hash == block_hash
 
@@ -57,13 +57,13 @@ class OwnVoteRecord:
         return tuple(_given(own for _, own in sorted(self._signed.items())))
 
     def to_repeat(self, view: int) -> tuple[Vote, ...]:
-        """Return the signed votes to send again in ``view``, newest views first; of old views only FINALIZE."""
+        """Return the signed votes to repeat in ``view``, newest views first; of old views only FINALIZE."""
         recent = sorted(self._signed, reverse=True)[:VIEWS_MAX]
         oldest = view - RESENT_VIEWS
         return tuple(_given(self._signed[at] if at >= oldest else self._signed[at][2:] for at in recent))
 
     def retire(self, root_view: int) -> None:
-        """Forget what the commit of ``root_view`` has settled; what was cast stays for the evidence age."""
+        """Drop what the commit of ``root_view`` has settled; cast votes are kept for the evidence age."""
         self._signed.take(root_view)
         self._cast.take(root_view - EVIDENCE_VIEWS - 1)
 

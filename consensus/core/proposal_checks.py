@@ -1,4 +1,4 @@
-"""The validity checks of proposed blocks, which the shell runs and answers."""
+"""The validity checks of proposed blocks, which the shell performs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ProposalChecks"]
 
 
 class ProposalChecks:
-    """The answer for each block that was checked, and the blocks that still wait for theirs."""
+    """The results of checked blocks, and the blocks whose check is pending."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -18,7 +18,7 @@ class ProposalChecks:
         self._early: set[bytes] = set()
 
     def judge(self, block_hash: bytes) -> bool | None:
-        """Return whether the block is valid; None while that is not known, after asking once."""
+        """Return whether the block is valid; None while unknown, after requesting the check once."""
         if block_hash not in self._is_valid:
             self._is_valid[block_hash] = False
             self._outbox.emit(Check(block_hash))
@@ -28,7 +28,7 @@ class ProposalChecks:
         return self._is_valid[block_hash]
 
     def accept(self, block_hash: bytes) -> None:
-        """Take a block for valid that this node built."""
+        """Mark a block as valid that this node built."""
         self._is_valid[block_hash] = True
 
     def mark_early(self, block_hash: bytes) -> bool:
@@ -39,11 +39,11 @@ class ProposalChecks:
         return True
 
     def is_early(self, block_hash: bytes) -> bool:
-        """Tell whether the block had to wait for this node's clock, or still does."""
+        """Tell whether the block has or had to wait for this node's clock."""
         return block_hash in self._early
 
     def answered(self, block_hash: bytes, *, is_valid: bool | None) -> None:
-        """Keep the answer; None for a block that was dropped meanwhile."""
+        """Store the result; None for a block that was dropped meanwhile."""
         self._pending.discard(block_hash)
         if is_valid is not None:
             self._is_valid[block_hash] = is_valid

@@ -25,7 +25,7 @@ __all__ = ["Parent", "Proposer"]
 
 
 class Parent(NamedTuple):
-    """The block that a proposal stands on, its certificate, and the nullifications of the views skipped since."""
+    """The block below a proposal, its certificate, and the nullifications of the skipped views since."""
 
     block_hash: bytes
     view: int
@@ -34,7 +34,7 @@ class Parent(NamedTuple):
 
 
 class Proposer:
-    """Has a block built on the newest certified block that is executed, and proposes it."""
+    """Requests a block on the newest certified and executed block, and proposes it."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Proposer:
             self.try_propose()
 
     def try_propose(self) -> None:
-        """Have a block built, if this seat leads the view and everything below the block is here."""
+        """Request a block if this seat leads the view and everything below the block is here."""
         view = self._view.number
         if self._seat is None or self._proposed_view == view or self._committee.leader(view) != self._seat:
             return
@@ -118,7 +118,7 @@ class Proposer:
     def _choose_parent(self) -> Parent | None:
         """The newest certified and executed block after which every view is nullified.
 
-        None when a certificate for that is missing, which is asked for.
+        None if a certificate for that is missing; it is then requested.
         """
         nulls: list[Certificate] = []
         view = self._view.number - 1
@@ -136,7 +136,7 @@ class Proposer:
         return Parent(root.block_hash, root.view, root.certificate, nulls)
 
     def built(self, view: int, block_hash: bytes, header: Header) -> None:
-        """Propose a block that was built, unless the view, the own vote or the parent changed meanwhile."""
+        """Propose a built block, unless the view, the own vote or the parent changed meanwhile."""
         if view != self._view.number or self._building_view != view:
             return
         cast = self._own.cast(view)
@@ -159,10 +159,10 @@ class Proposer:
         self._outbox.emit(Propose(candidate, parent.justify, tuple(parent.nulls[:NULLS_MAX])))
 
     def _voters_bitmap(self, parent_hash: bytes) -> bytes:
-        """The seats whose FINALIZE for the parent of the parent is here; empty while they are less than a quorum.
+        """The seats whose FINALIZE for the parent's parent is here; empty if they are less than a quorum.
 
-        One more block interval than the parent's own certificate gives a slow seat; a leader that has just started
-        knows too little to testify.
+        This gives a slow seat one more block interval than the parent's own certificate. A leader that has just
+        started knows too little to report.
         """
         grandparent = self._tree.origin_of(parent_hash)
         origin = self._tree.origin_of(grandparent[0]) if grandparent is not None else None

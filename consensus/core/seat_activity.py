@@ -1,4 +1,4 @@
-"""When each seat was last heard: a silent leader is skipped, and the operator sees how much weight is missing."""
+"""When each seat was last heard: a silent leader is skipped, and the operator sees the missing weight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["SeatActivity"]
 
 
 class SeatActivity:
-    """The times at which votes of the seats arrived. The core writes ``heard_ms`` for each vote it takes in."""
+    """Arrival times of the seats' votes. The core writes ``heard_ms`` for each accepted vote."""
 
     def __init__(
         self, setup: Setup, heard_ms: Mapping[int, int] | None, waited_ms: Mapping[int, int] | None
@@ -20,10 +20,10 @@ class SeatActivity:
         self._silent_ms = setup.parameters.silent_ms
         self.heard_ms: dict[int, int] = dict(heard_ms or {})
         self._waited_ms: dict[int, int] = dict(waited_ms or {})
-        """Since when a seat that was never heard is waited for."""
+        """Since when a never heard seat is waited for."""
 
     def start(self, now_ms: int) -> None:
-        """Begin to wait for all seats that no earlier epoch waited for."""
+        """Start waiting for all seats that no earlier epoch waited for."""
         for seat in range(self._committee.size):
             self._waited_ms.setdefault(seat, now_ms)
 
@@ -32,13 +32,13 @@ class SeatActivity:
         return dict(self.heard_ms)
 
     def waited(self) -> dict[int, int]:
-        """Return since when each seat is waited for that was never heard."""
+        """Return since when each never heard seat is waited for."""
         return dict(self._waited_ms)
 
     def is_silent(self, leader: int, now_ms: int) -> bool:
         """Tell whether the leader was silent while a quorum was not (consensus.md 11.4; local and safe).
 
-        Without the quorum the silence says more about this node's own connection than about the leader.
+        Without a heard quorum, silence may be a fault of this node's own connection.
         """
         since_ms = now_ms - self._silent_ms
         if leader == self._seat:

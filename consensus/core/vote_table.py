@@ -28,7 +28,7 @@ class VoteTable:
         return votes
 
     def entered_view(self, view: int) -> None:
-        """Forget the views that are too old for evidence."""
+        """Drop the views that are too old for evidence."""
         for old in [known for known in self._sets if known < view - EVIDENCE_VIEWS]:
             del self._sets[old]
 

@@ -23,7 +23,10 @@ __all__ = ["Voter"]
 
 
 class Voter:
-    """Judges proposals and casts the own seat's votes. An observer judges too, so that it executes in time."""
+    """Judges proposals and casts the own seat's votes.
+
+    An observer judges too, so that it executes early enough.
+    """
 
     def __init__(
         self,
@@ -64,17 +67,17 @@ class Voter:
         self._proposals[candidate.view] = candidate
 
     def entered_view(self) -> None:
-        """Forget the proposals of past views."""
+        """Drop the proposals of past views."""
         for old in [known for known in self._proposals if known < self._view.number]:
             del self._proposals[old]
 
     @property
     def holds_early(self) -> bool:
-        """Whether the proposal of this view waits for this node's clock, or had to.
+        """Whether the proposal of this view has or had to wait for this node's clock.
 
-        Only a certificate ends such a view before the leader's time-out, not this node's vote. Clocks differ: when
-        the block's time comes near the time-out, some vote for the block and the others against it. All would then
-        wait for the end of the view, each time that this leader leads.
+        Only a certificate ends such a view before the leader's time-out, not this node's vote. Clocks differ: if
+        the block's time is near the time-out, some seats would vote for the block and others against it. All would
+        then wait for the end of the view, whenever this leader leads.
         """
         candidate = self._proposals.get(self._view.number)
         return candidate is not None and self._checks.is_early(candidate.block_hash)
@@ -104,7 +107,7 @@ class Voter:
         self._execution.drive(candidate.block_hash)
 
     def _judge(self, candidate: Candidate) -> bool | None:
-        """Whether the proposal may be voted for (consensus.md R3); None while something is missing."""
+        """Whether the proposal may be voted for (consensus.md R3); None while information is missing."""
         view, parent_view, root = candidate.view, candidate.parent_view, self._tree.root
         certificates, results = self._certificates, self._execution.results
         if parent_view < root.view:
@@ -136,7 +139,7 @@ class Voter:
         return self._checks.judge(candidate.block_hash)
 
     def _follows(self, candidate: Candidate, parent_hash: bytes) -> bool:
-        """Whether the header of a held block is the one that this view's leader has to make on this parent."""
+        """Whether the header of a held block is the one that this view's leader must make on this parent."""
         header = self._tree.headers[candidate.block_hash]
         committee = self._setup.committee
         return (
@@ -152,7 +155,7 @@ class Voter:
         )
 
     def check_answered(self, block_hash: bytes, *, is_valid: bool) -> None:
-        """Take the answer of a check."""
+        """Process the answer of a check."""
         is_held = block_hash in self._tree.headers
         self._checks.answered(block_hash, is_valid=is_valid if is_held else None)
         if is_held:
@@ -165,7 +168,7 @@ class Voter:
     # NULLIFY.
 
     def nullify(self, reason: str) -> None:
-        """Give the current view up, unless this seat voted FINALIZE in it (consensus.md R4)."""
+        """Vote NULLIFY in the current view, unless this seat voted FINALIZE in it (consensus.md R4)."""
         view = self._view.number
         if self._seat is None or self._doppelganger.is_listening or self._certificates.is_epoch_over:
             return
@@ -175,14 +178,14 @@ class Voter:
         self._cast(NULLIFY, Candidate(self._epoch, view, 0, ZERO_HASH), reason)
 
     def check_is_early(self, block_hash: bytes) -> None:
-        """This node's clock does not allow the block yet: nullify if the leader's time is over already."""
+        """This node's clock does not allow the block yet: nullify if the leader's time-out has passed."""
         if not self._checks.mark_early(block_hash):
             return
         if self._view.leader_timed_out == self._view.number and self.holds_early:
             self.nullify("early")
 
     def leader_timed_out(self, *, is_proposing: bool) -> None:
-        """The leader's time is over: nullify if it has not proposed; ``is_proposing``: this node has."""
+        """The leader's time-out passed: nullify if it has not proposed; ``is_proposing``: this node has."""
         self._view.leader_timed_out = self._view.number
         if self.holds_early:
             self.nullify("early")
@@ -200,10 +203,10 @@ class Voter:
         self._open = MinKeyDict((view, None) for view in self._certificates.notarized)
 
     def try_finalize(self, view: int) -> None:
-        """Vote FINALIZE in a view, also in a past one (consensus.md R5). Another result of the parent halts.
+        """Vote FINALIZE in a view, also in a past one (consensus.md R5). A different result of the parent halts.
 
-        Also when the view is final without this vote, as long as the block is not committed here: who finalised is
-        counted for downtime, and a slow seat is not an absent one.
+        The vote is cast even if the view is final without it, while the block is not committed here: FINALIZE
+        votes count for downtime, and a slow seat is not an absent one.
         """
         if self._seat is None or self._doppelganger.is_listening or view not in self._open:
             return
@@ -228,15 +231,15 @@ class Voter:
         self._cast(FINALIZE, certificate.candidate)
 
     def try_finalize_open(self) -> None:
-        """Try all open views: this seat may vote from now on."""
+        """Retry all open views: this seat may vote from now on."""
         for view in sorted(self._open):
             self.try_finalize(view)
 
     def try_finalize_block(self, block_hash: bytes) -> None:
-        """Try the views that notarised a block: its parent was executed, or it has come."""
+        """Retry the views that notarised a block: its parent was executed, or it arrived."""
         for view in tuple(self._certificates.notarized_views(block_hash)):
             self.try_finalize(view)
 
     def committed(self, root_view: int) -> None:
-        """Close the views up to the root's: their blocks are final."""
+        """Close the views up to the root's view: their blocks are final."""
         self._open.take(root_view)
