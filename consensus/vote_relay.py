@@ -53,7 +53,7 @@ ALIVE_VIEWS: Final = 8
 REPEAT_MS: Final = 1_000
 """The same statement is not forwarded again sooner. Seats repeat statements because messages get lost."""
 REPEATS_PER_S_MAX: Final = 512
-"""Repeated statements of the current views that are forwarded in a second, whoever repeats them. A hundred seats
+"""Repeated statements of the current views that are forwarded in a second, from all senders. A hundred seats
 make fewer, so a peer that repeats some of them does not keep the others back."""
 REPEATS_DISTANT_PER_S_MAX: Final = 128
 """Repeated statements of other views that are forwarded in a second, for nodes that are behind or ahead."""

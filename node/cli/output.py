@@ -187,7 +187,7 @@ def _why_no_amount(cleaned: str, whole: str, fraction: str, unit: int) -> str:
 def _plain(value: Any) -> Text:
     from rich.text import Text
 
-    return Text(printable(_cell(value)), overflow="fold")  # square brackets of a stranger are no markup
+    return Text(printable(_cell(value)), overflow="fold")  # square brackets in untrusted text are no markup
 
 
 def _cell(value: Any) -> str:

@@ -482,7 +482,7 @@ class _NetworkPort:
 
     def blame(self, address: bytes, reason: str) -> None:
         """Take points from a peer for a message that only a faulty node sends."""
-        if self._blames.allows(None, trio.current_time()):  # strangers must not fill the disk with lines
+        if self._blames.allows(None, trio.current_time()):  # other nodes must not fill the disk with lines
             _log.warning(
                 "a peer sent a message that only a faulty node sends; it loses points", peer=address, reason=reason
             )

@@ -146,7 +146,7 @@ class GatewayBlobs:
             raise BlobUnavailable("the task does not name this blob")
         others = [maker for maker in makers if maker and maker != self._address]
         connected = [peer.address for peer in self._network.peers()]
-        # Those who surely had it come first, strangers that must be dialled last.
+        # Nodes that certainly had it come first, unknown ones that must be dialled last.
         near = [maker for maker in others if maker in connected]
         return min(limit_bytes, FETCH_BYTES_MAX), list(dict.fromkeys([*near, *connected, *others]))[:SOURCES_MAX]
 

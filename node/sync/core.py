@@ -315,7 +315,7 @@ class SyncCore:
         self._next_number = 0
         self._hope_ms = now_ms
         """When a useful snapshot was last offered."""
-        self._strangers = 0
+        self._mismatches = 0
         self._first_offer_ms: int | None = None
         self._plan: tuple[int, bytes] | None = None
         self._moved_ms = now_ms
@@ -547,7 +547,7 @@ class SyncCore:
             height, block_hash = self._checkpoint
             trusted = checkpoint_root(record, height=height, block_hash=block_hash)
         except RecordInvalid as error:
-            self._strangers += 1
+            self._mismatches += 1
             raise _NotOurCheckpoint(str(error)) from None
         if (trusted.genesis_hash, trusted.epoch_blocks) != (self._root.genesis_hash, self._root.epoch_blocks):
             raise ConfigError("the checkpoint is a block of another chain")
@@ -691,8 +691,10 @@ class SyncCore:
         waited = now_ms - self._hope_ms
         none_has = all(peer.has_answered and not peer.offers for peer in self._peers.values())
         if waited >= self._nothing_ms or (self._peers and none_has and not self._asked and waited >= SETTLE_MS):
-            strangers = f"; {self._strangers} answers know another block at the checkpoint" * bool(self._strangers)
-            self._fail(NoSnapshots(f"no peer offers a snapshot of this chain that can be used{strangers}"))
+            mismatches = f"; {self._mismatches} answers have another block at the checkpoint" * bool(
+                self._mismatches
+            )
+            self._fail(NoSnapshots(f"no peer offers a snapshot of this chain that can be used{mismatches}"))
 
     def _is_usable(self, height: int, lowest: int) -> bool:
         blocks = self._root.epoch_blocks

@@ -200,7 +200,7 @@ class BlobTransfer:
         turn = self._turns.get(peer)
         if turn is None:
             for known, held in list(self._turns.items()):
-                # Idle ones go; of the busy ones whoever has had its turn.
+                # Idle ones are removed, and busy ones whose turn is over.
                 if now - held.asked_at >= _IDLE_S or (
                     len(self._turns) >= self._limits.blob_peers_served_max and now - held.began >= turn_s
                 ):

@@ -164,7 +164,7 @@ class Receiving:
     def swap(self, sender: bytes, message: Swap, now: float) -> list[Effect]:
         """Process the list of receivers to which marked pieces are forwarded."""
         incoming = self._incoming.get((sender, message.root))
-        if incoming is None or sender not in self.trusted:  # a stranger names nobody to whom we then speak
+        if incoming is None or sender not in self.trusted:  # only trusted senders may name peers to send to
             return []
         assembly = incoming.assembly
         if not assembly.parity_count and assembly.layout.size_bytes <= PARITY_MESSAGE_BYTES_MAX:

@@ -337,7 +337,7 @@ class HolePuncher:
             port = _Port(family)
             try:
                 seen, found = await self._see(port, reasons)
-            except BaseException:  # whoever asked for the attempt has gone, say
+            except BaseException:  # for example, the requesting peer has left
                 port.close()
                 raise
             now = trio.current_time()

@@ -502,7 +502,7 @@ class PathSelection:
             its = sum(granted for (other, _), granted in self._granted.items() if other is peer)
             left = max(
                 self._limits.bulk_connections_requested_max - self._granted.total(), 1 - its
-            )  # one each, whoever asks
+            )  # one each, for any request
             room = min(left, self._limits.bulk_connections_max - its)
             for _ in range(min(count - self._granted[peer, path], room)):
                 if not self._dialling.table(peer.address).has_worked(path) and not (
@@ -535,7 +535,7 @@ class PathSelection:
                 await self._carry_bulk(peer, connection, Hello(HelloKind.BULK, peer.conversation, number))
                 is_dead = (
                     connection.is_stalled
-                )  # whoever asked for it closes it too, and that is no fault of the way
+                )  # the end that requested it closes it; that is no fault of the path
         finally:
             self._granted[peer, path] -= 1
             if not self._granted[peer, path]:

@@ -127,7 +127,7 @@ class RecordExchange:
         try:
             record = self.verify(payload)
         except RecordOutOfTime:
-            # Its author chose the end: whoever passed it on found it good a moment ago, or by another clock.
+            # Its author chose the expiry: it was valid for the forwarding peer a moment ago, or by its clock.
             return Verdict.IGNORE
         except RecordInvalid:
             return Verdict.REJECT

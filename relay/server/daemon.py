@@ -109,7 +109,7 @@ def run_relay(
 
     ``make_identity`` returns the relay's identity with a fresh certificate, always of the same node secret,
     which signs the vouchers. It is called again every day. A relay with a price uses ``gateway`` to look up the
-    funds of its payers and to settle their receipts; without a gateway, all payers are strangers.
+    funds of its payers and to settle their receipts; without a gateway, all payers count as unfunded.
     Raises ConfigError if it cannot listen; any other exception is a bug that ended the daemon.
     """
 

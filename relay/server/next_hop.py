@@ -245,7 +245,7 @@ class NextHopLinks:
     async def _link(self, endpoint: Endpoint, client_host: HostUse | None) -> _NextHopLink:
         """Return the open link to a relay. Raises RelayUnreachable, RelayRefused.
 
-        ``client_host`` is a stranger who named it; None: the operator, or somebody of a trusted network.
+        ``client_host`` is the host that requested it; None: the operator, or a host of a trusted network.
         """
         link = self._links.get(endpoint)
         if link is None:

@@ -20,7 +20,7 @@ _PACE_MAX: Final = 2**31 - 1
 CHECK_BYTES: Final = 4 * 1024 * 1024
 """Bytes of one direction between two checks whether they are paid, whatever the speed of the line ..."""
 UNFUNDED_CHECK_BYTES: Final = 256 * 1024
-"""... and the same for strangers: many may begin at once, and each may exceed the limits by this much."""
+"""... and the same for unfunded payers: many may begin at once, and each may exceed the limits by this much."""
 _TCP_LIVE: Final = frozenset({1, 4, 5})
 """TCP states in which the other side may still send: ESTABLISHED, FIN_WAIT1 and FIN_WAIT2."""
 
