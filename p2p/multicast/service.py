@@ -200,7 +200,7 @@ class MulticastService:
                 with trio.fail_after(PUBLISH_S_MAX):
                     await self._fanout.publish(endpoint, members, frame)
             except (OSError, DekubeError, trio.TooSlowError) as error:
-                self._log("relay failed a multicast", relay=relay.hex(), error=str(error))
+                self._log("a relay failed a multicast; another path is used", relay=relay.hex(), error=str(error))
                 self._do(core.publish_failed(root, relay, trio.current_time()))
                 return
             core.published(root, relay, members, trio.current_time())
@@ -251,7 +251,7 @@ class MulticastService:
                 case Finished(size_bytes, members, missing, took_s):
                     self.finished.append(effect)
                     self._log(
-                        "multicast done", bytes=size_bytes, members=members, missing=missing,
+                        "a multicast is done", bytes=size_bytes, members=members, missing=missing,
                         ms=round(1_000 * took_s),
                     )  # fmt: skip
         self._wake.set()

@@ -264,7 +264,7 @@ class DialBack:
         for endpoint in {**known, **self._told}:
             if known.get(endpoint) is not self._told.get(endpoint):
                 verdict = known.get(endpoint, EndpointStatus.UNKNOWN)
-                self._log("own endpoint status changed", endpoint=str(endpoint), verdict=verdict.value)
+                self._log("the status of an own endpoint changed", endpoint=str(endpoint), verdict=verdict.value)
         self._told = known
         configured = self._own.direct
         open_ones = [

@@ -173,7 +173,7 @@ class Dialling:
             try:
                 stream = await self._dialers[endpoint.scheme].dial(endpoint, target)
             except EXPECTED_ERRORS as error:
-                self._log("dial failed", endpoint=str(endpoint), error=str(error))
+                self._log("a dial failed", endpoint=str(endpoint), error=str(error))
         if stream is not None:
             try:
                 purpose = Purpose.PEER if endpoint.scheme == "tcp" else Purpose.CIRCUIT

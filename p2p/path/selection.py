@@ -204,7 +204,7 @@ class PathSelection:
             gone = {ipaddress.ip_address(host) for host in known} - {ipaddress.ip_address(host) for host in hosts}
             known = hosts
             self._counters["roamed"] += 1
-            self._log("own address changed", now=", ".join(hosts))
+            self._log("this machine's own address changed", now=", ".join(hosts))
             for watcher in self.roam_watchers:
                 watcher(frozenset(map(str, gone)))
             for peer in list(self._peers.values()):

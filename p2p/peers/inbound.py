@@ -135,7 +135,7 @@ class InboundConnections:
             try:
                 stream = await listener.accept()
             except OSError as error:  # out of descriptors, or the connection was gone already
-                self._log("accept failed", error=str(error))
+                self._log("a connection could not be accepted; tried again", error=str(error))
                 await trio.sleep(_PAUSE_S)
                 continue
             try:

@@ -238,7 +238,7 @@ class RecordExchange:
                 data = await trio.to_thread.run_sync(_content_of, path, limit)
                 load(data, now_ms=now_ms)
             except (OSError, DecodeError) as error:
-                self._log("file not readable; starting without it", file=path.name, error=str(error))
+                self._log("a file cannot be read; the node starts without it", file=path.name, error=str(error))
 
     async def save(self) -> None:
         """Write the book, and the certificates if they changed."""
@@ -250,7 +250,7 @@ class RecordExchange:
         try:
             await trio.to_thread.run_sync(_replace_files, files)
         except OSError as error:  # a full disk costs what was learnt of peers, not the node
-            self._log("address book not written", error=str(error))
+            self._log("the address book cannot be written; check the disk", error=str(error))
 
 
 def _content_of(path: Path, limit_bytes: int) -> bytes:

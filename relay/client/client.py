@@ -283,5 +283,7 @@ class RelayClient:
         self.client_circuits.end_through(endpoint)
 
     def _avoided(self, endpoint: Endpoint, fault: Fault) -> None:
-        log.warning("relay avoided from now on", relay=str(endpoint), fault=fault.value)
+        log.warning(
+            "a relay is avoided from now on, because of its faults", relay=str(endpoint), fault=fault.value
+        )
         self.reserving.choose_again()

@@ -200,7 +200,9 @@ class Reservations:
         until_s = trio.current_time() + left_ms / 1000 + self._options.backoff_s_max
         if not self._known.will_leave(endpoint, until_s):
             return
-        log.info("relay announced its end", relay=str(endpoint), left_ms=left_ms)
+        log.info(
+            "a relay announced its end; this node reserves at another one", relay=str(endpoint), left_ms=left_ms
+        )
         scope = self._keepers.pop(endpoint, None)
         if scope is not None:
             scope.cancel()
@@ -238,18 +240,24 @@ class Reservations:
                         break
             except RelayRefused as error:
                 self._note_down(endpoint, f"refused the reservation: {error.refusal.label}")
-                log.warning("relay refused the reservation", relay=str(endpoint), reason=error.refusal.label)
+                log.warning(
+                    "a relay refused the reservation; it is asked again later",
+                    relay=str(endpoint),
+                    reason=error.refusal.label,
+                )
                 retry_s = options.backoff_s_max if endpoint not in self._held else 0.0
                 self._known.blame(endpoint, Fault.REFUSED)
             except RelayProtocolError as error:
                 self._note_down(endpoint, f"broke the protocol: {error}")
-                log.warning("relay broke the protocol", relay=str(endpoint), detail=str(error))
+                log.warning(
+                    "a relay broke the protocol; its reputation decreases", relay=str(endpoint), detail=str(error)
+                )
                 self._known.blame(endpoint, Fault.PROTOCOL_VIOLATION)
             except RelayUnreachable as error:
                 self._note_down(endpoint, str(error).removeprefix(f"{endpoint}: "))
                 log.debug("relay not reached", relay=str(endpoint), error=error.code, detail=str(error))
             if self._forget(endpoint):
-                log.warning("relay reservation lost", relay=str(endpoint))
+                log.warning("a reservation was lost; it is requested again", relay=str(endpoint))
             self.choose_again()
             if trio.current_time() - started > options.backoff_s_max:
                 failures = 0
@@ -263,7 +271,9 @@ class Reservations:
         since_s = trio.current_time() if known is None else known.since_s
         self._down[endpoint] = DownRelay(endpoint, since_s, why)
         if known is None and endpoint not in self._held:
-            log.warning("relay is down", relay=str(endpoint), reason=why)
+            log.warning(
+                "a relay is down: it refused a reservation or does not answer", relay=str(endpoint), reason=why
+            )
 
     def _forget(self, endpoint: Endpoint) -> bool:
         if self._held.pop(endpoint, None) is None:
@@ -286,7 +296,7 @@ class Reservations:
                 self._down.pop(link.endpoint, None)
                 self._held[link.endpoint] = Reservation(link.endpoint, voucher, observed)
                 if is_new:
-                    log.info("relay reserved", relay=str(link.endpoint), observed=observed)
+                    log.info("reserved at a relay", relay=str(link.endpoint), observed=observed)
                     self._announce(link.endpoint, self._known.endpoints_of(link.endpoint))
                 return life_s
             case Refused(_, refusal, _, _, alternatives):

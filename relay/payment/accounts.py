@@ -138,7 +138,7 @@ class PayerAccounts:
             try:
                 store.save(unsaved)
             except OSError as error:  # a full disk costs receipts, not circuits
-                log.error("receipts not saved", count=len(unsaved), error=str(error))
+                log.error("receipts cannot be saved; check the disk", count=len(unsaved), error=str(error))
 
         self._saving = self._loop.run_in_executor(None, save)
 
@@ -166,7 +166,7 @@ class PayerAccounts:
             return await self._loop.run_in_executor(None, work)
         except (SettlementUnavailable, OSError) as error:  # no node that answers, or a disk that does not
             self._gateway_after_ms = self._now_ms() + GATEWAY_PAUSE_S * 1000
-            log.warning("settlement paused", error=str(error))
+            log.warning("settlement is paused: no gateway answers", error=str(error))
             return None
         except Exception as error:
             self._on_bug(error)

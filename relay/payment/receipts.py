@@ -70,7 +70,9 @@ class ReceiptStore:
             path = self._path(stored.receipt)
             if not path.exists():
                 if self._count is not None and self._count >= self._receipts_max:
-                    log.error("receipt not saved: too many unsettled receipts", payer=stored.receipt.payer.hex())
+                    log.error(
+                        "a receipt was not saved: too many unsettled receipts", payer=stored.receipt.payer.hex()
+                    )
                     continue
                 self._count = (self._count or 0) + 1
             temporary = path.with_suffix(".new")
@@ -109,7 +111,7 @@ class ReceiptStore:
                 with open(path, "rb") as file:
                     found.append(StoredReceipt.decode(file.read(_FILE_BYTES_MAX + 1)))
             except (OSError, DecodeError) as error:
-                log.warning("receipt not readable", file=path.name, error=str(error))
+                log.warning("a receipt file cannot be read; it is skipped", file=path.name, error=str(error))
         return found
 
     def remove(self, receipt: Receipt) -> None:
@@ -150,5 +152,5 @@ def settle_receipts(
         if refusal in (None, NOTHING_DUE):
             store.remove(receipt)
         else:
-            log.warning("receipt refused", payer=payer.hex(), reason=refusal)
+            log.warning("a receipt was refused by the chain", payer=payer.hex(), reason=refusal)
     return (gateway.funds(payer) if settled else funds), settled

@@ -216,7 +216,7 @@ class RelayDaemon:
         self.links.keep(self._peers)
         self._tick = self._loop.call_later(TICK_S, self._on_tick)
         log.info(
-            "relay listens",
+            "the relay listens",
             address=format_address(self._identity.address),
             host=self.endpoint[0],
             port=self.endpoint[1],
@@ -234,7 +234,7 @@ class RelayDaemon:
             return
         now_ms = self.now_ms()
         self._drain_until_ms = now_ms + self.options.drain_s_max * 1000
-        log.info("relay drains", reservations=self.core.reservations, circuits=self.core.circuits)
+        log.info("the relay drains", reservations=self.core.reservations, circuits=self.core.circuits)
         self.do(self.core.drain(now_ms, self._drain_until_ms))
 
     async def wait_stopped(self) -> None:
@@ -250,7 +250,7 @@ class RelayDaemon:
         self.links.close()
         await self._admission.close()
         await self.accounts.close()
-        log.info("relay stopped", circuits=self.circuits.circuits_total, bytes=self.circuits.bytes_total)
+        log.info("the relay stopped", circuits=self.circuits.circuits_total, bytes=self.circuits.bytes_total)
 
     def identity(self) -> Identity:
         """Return the identity for handshakes, with a certificate of the last day."""

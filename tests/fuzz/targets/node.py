@@ -152,7 +152,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         "node.consensus.compact:short_ids"),
     )  # fmt: skip
     yield "compact word", Target(
-        compact.check_word, compact.WORDS, ("node.consensus.compact:decode_word",
+        compact.check_word, compact.WORDS, ("node.consensus.compact:decode_compact_control",
         "node.consensus.compact:numbers_of"),
     )  # fmt: skip
     yield "batch", Target(
