@@ -14,7 +14,7 @@ import click
 
 from node.cli.arguments import WholeNumber
 from node.cli.commands import CommandGroup
-from node.cli.forks import accuse, settle
+from node.cli.forks import report_fork, switch_chain
 from node.cli.option_conflicts import not_with
 from node.cli.options import ask_passphrase, confirm, home_option, yes_option
 from node.cli.output import counted, in_words, json_option, show, show_fields, show_rows
@@ -52,7 +52,7 @@ def db() -> None:
     """
 
 
-for command in (settle, accuse):
+for command in (switch_chain, report_fork):
     db.add_command(command)
 
 

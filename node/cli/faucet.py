@@ -44,7 +44,7 @@ def faucet() -> None:
 @click.option(
     "--alarm", type=AMOUNT, default="1000", show_default=True, help="Raise the alarm below this balance, in DKB."
 )
-@click.option("--book", type=OUTPUT_FILE, help="Database of past grants.  [default: HOME/faucet.db]")
+@click.option("--database", type=OUTPUT_FILE, help="Database of past grants.  [default: HOME/faucet.db]")
 @click.option(
     "--proxied",
     is_flag=True,
@@ -55,7 +55,7 @@ def faucet() -> None:
 )
 def run(
     session: Session, listen: str, amount: int, per_address: int, per_ip: int, per_day: int, alarm: int,
-    book: Path | None, proxied: bool, ready_file: Path | None,
+    database: Path | None, proxied: bool, ready_file: Path | None,
 ) -> None:  # fmt: skip
     """Run a faucet that pays from the account --key until it is stopped.
 
@@ -79,7 +79,7 @@ def run(
     check_listen("--listen", listen)
     options = FaucetOptions(
         gateways=session.gateways(),
-        book=book or session.home.root / "faucet.db",
+        book=database or session.home.root / "faucet.db",
         chain_id=session.signed_for(),
         listen=listen,
         amount=amount,

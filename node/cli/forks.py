@@ -1,6 +1,6 @@
-"""``dekube db settle
+"""``dekube db switch_chain
 
-accuse``: after a fork, switch to the agreed chain and convict the equivocators.
+report_fork``: after a fork, switch to the agreed chain and convict the equivocators.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from state.primitives.committee import Committee
     from state.store import Store
 
-__all__ = ["accuse", "settle"]
+__all__ = ["report_fork", "switch_chain"]
 
 KEPT_JOURNALS: Final = "journals"
 """Folder in a set-aside database with its journals, by the folder of their vote key."""
@@ -45,7 +45,7 @@ SUBMITTED_MAX: Final = 1_024
 )
 @yes_option
 @json_option
-def settle(home: Home, block: str, again: bool, yes: bool, as_json: bool) -> None:
+def switch_chain(home: Home, block: str, again: bool, yes: bool, as_json: bool) -> None:
     """After a fork, switch the stopped node to the agreed chain.
 
     HEIGHT:HASH is the agreed chain's first block that the other chain lacks. A node that has this block
@@ -57,20 +57,20 @@ def settle(home: Home, block: str, again: bool, yes: bool, as_json: bool) -> Non
 
     \b
     Examples:
-      dekube db settle 184201:0x5f...e1
-      dekube db accuse 184201 --database ~/.dekube/data/chain.left-1 --rpc https://rpc.example
+      dekube db switch-chain 184201:0x5f...e1
+      dekube db report-fork 184201 --database ~/.dekube/data/chain.left-1 --rpc https://rpc.example
     """
     from node.home.config import parse_checkpoint
 
     chosen = parse_checkpoint(block, "HEIGHT:HASH, the hash with its 64 hex digits,")
     load_node_options(home)  # else the folders of a home would be made wherever --home points to
     with live_in(home):
-        fields = _settle(home, chosen, again=again, yes=yes)
+        fields = _switch_chain(home, chosen, again=again, yes=yes)
     title = "On the chosen chain" if fields["on_chain"] else "Left the other chain"
     show_fields(fields, as_json=as_json, title=title)
 
 
-def _settle(home: Home, chosen: Checkpoint, *, again: bool, yes: bool) -> dict[str, Any]:
+def _switch_chain(home: Home, chosen: Checkpoint, *, again: bool, yes: bool) -> dict[str, Any]:
     from consensus.guard_log import blocks_alone
     from node.market.promises import write_durably
     from node.sync.database import snapshots_path
@@ -149,7 +149,7 @@ def _find_aside(home: Home, chosen: Checkpoint) -> Path | None:
     help="Account that receives the reward. Default: the account of the gateway's node.",
 )
 @json_option
-def accuse(session: Session, height: int, database: Path | None, reporter: str | None, as_json: bool) -> None:
+def report_fork(session: Session, height: int, database: Path | None, reporter: str | None, as_json: bool) -> None:
     """After a fork, submit this database's certificates to a gateway of the other chain.
 
     HEIGHT is the first height at which the chains differ. A validator is convicted if it signed
@@ -158,7 +158,7 @@ def accuse(session: Session, height: int, database: Path | None, reporter: str |
 
     \b
     Example:
-      dekube db accuse 184201 --database ~/.dekube/data/chain.left-1 --rpc https://rpc.example
+      dekube db report-fork 184201 --database ~/.dekube/data/chain.left-1 --rpc https://rpc.example
     """
     from consensus.wire import encode_certificate
     from node.chain.forks import certificates_of

@@ -292,11 +292,11 @@ def status(home: Path, as_json: bool) -> None:
 @light.command()
 @click.option("--add", "added", multiple=True, metavar="URL", help="Add this gateway.")
 @click.option("--remove", "removed", multiple=True, metavar="URL", help="Remove this gateway.")
-@click.option("--forgive", multiple=True, metavar="URL", help="Lift the ban of this gateway.")
+@click.option("--unban", multiple=True, metavar="URL", help="Lift the ban of this gateway.")
 @_home_option
 @json_option
 def endpoints(
-    added: tuple[str, ...], removed: tuple[str, ...], forgive: tuple[str, ...], home: Path, as_json: bool
+    added: tuple[str, ...], removed: tuple[str, ...], unban: tuple[str, ...], home: Path, as_json: bool
 ) -> None:
     """Show or change the gateways to query.
 
@@ -308,25 +308,25 @@ def endpoints(
     """
     saved = load_light_file(home)
     known = {endpoint.url: endpoint for endpoint in saved.endpoints}
-    for url in (*removed, *forgive):
+    for url in (*removed, *unban):
         if url not in known:
             raise ConfigError(f"{url} is not an endpoint; the endpoints are: {', '.join(known) or 'none'}")
     for url in added:
         if url in known:
             raise ConfigError(f"{url} is already an endpoint")
-    for url in forgive:
+    for url in unban:
         if not known[url].banned:
             raise ConfigError(f"{url} is not banned")
     for url in added:  # one after the other: each has to be there
         check_endpoints([(url, gateway_source(url))], saved.trusted.genesis_hash)
     saved = with_endpoints(saved, [url for url in (*known, *added) if url not in removed])
-    if removed and all(endpoint.banned and endpoint.url not in forgive for endpoint in saved.endpoints):
+    if removed and all(endpoint.banned and endpoint.url not in unban for endpoint in saved.endpoints):
         left = "all others are banned" if saved.endpoints else "there is no other endpoint"
         raise ConfigError(f"no endpoint would be left: {left}. Nothing was changed; add another with --add")
     for endpoint in saved.endpoints:
-        if endpoint.url in forgive:
+        if endpoint.url in unban:
             endpoint.banned = ""
-    if added or removed or forgive:
+    if added or removed or unban:
         save_light_file(home, saved)
     rows = [{"url": endpoint.url, "banned": endpoint.banned or None} for endpoint in saved.endpoints]
     show_rows(rows, ("url", "banned"), as_json=as_json, title="Endpoints")

@@ -45,10 +45,18 @@ def test_a_node_that_has_seen_a_fork_is_brought_to_the_chain_that_goes_on(tmp_pa
         own = {height: block_at(other, height) for height in range(left["height"], 0, -1)}
         fork = min(height for height, block in own.items() if running.block(LIAR, height)["hash"] != block)
         chosen = str(running.block(LIAR, fork)["hash"]).removeprefix("0x")
-        settled = run_here("db", "settle", "--home", other, f"{fork}:{chosen}", "--yes")
+        settled = run_here("db", "switch-chain", "--home", other, f"{fork}:{chosen}", "--yes")
         assert not settled["on_chain"] and Path(settled["moved_to"]).is_dir()
         accused = run_here(
-            "db", "accuse", fork, "--home", other, "--database", settled["moved_to"], "--rpc", running.url(LIAR)
+            "db",
+            "report-fork",
+            fork,
+            "--home",
+            other,
+            "--database",
+            settled["moved_to"],
+            "--rpc",
+            running.url(LIAR),
         )
         assert (len(accused["convicted"]), accused["percent"]) == (1, 100)
         running.verb("restart", OTHER)

@@ -155,13 +155,13 @@ def test_what_lives_in_a_home_is_told_to_whoever_needs_it_alone(home: Home) -> N
         with live_in(home):
             for arguments in (
                 ("verify",), ("rollback", 1, "--yes"), ("prune",), ("repair",), ("repair", "--force", "--no-sync"),
-                ("settle", f"1:{'ab' * 32}", "--yes"), ("inspect",), ("inspect", "--height", 1), ("sync",),
+                ("switch-chain", f"1:{'ab' * 32}", "--yes"), ("inspect",), ("inspect", "--height", 1), ("sync",),
             ):  # fmt: skip
                 error = run(home, *arguments).exception
                 assert isinstance(error, HomeInUse), (arguments, error)
                 assert f"(pid {os.getpid()})" in str(error)
             if is_there:
-                accused = run(home, "accuse", 1, "--rpc", "http://127.0.0.1:1").exception
+                accused = run(home, "report-fork", 1, "--rpc", "http://127.0.0.1:1").exception
                 assert isinstance(accused, HomeInUse)
         assert [path for path in sorted(home.root.rglob("*")) if "run" not in path.parts] == [
             path for path in before if "run" not in path.parts
@@ -172,7 +172,7 @@ def test_where_no_node_lives_no_home_is_begun(tmp_path: Path) -> None:
     nowhere = Home(tmp_path / "nowhere")
     for verb in ("inspect", "verify", "prune", "repair", "sync"):
         assert isinstance(run(nowhere, verb).exception, ConfigError), verb
-    assert isinstance(run(nowhere, "settle", f"1:{'ab' * 32}").exception, ConfigError)
+    assert isinstance(run(nowhere, "switch-chain", f"1:{'ab' * 32}").exception, ConfigError)
     assert not nowhere.root.exists()
 
 

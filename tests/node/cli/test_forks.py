@@ -1,4 +1,4 @@
-"""After a fork: ``dekube db settle`` and ``accuse`` on a home and on the gateway of the chain that goes on."""
+"""After a fork: ``dekube db switch-chain`` and ``report-fork`` on a home and at a gateway of the other chain."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def run(*arguments: object) -> Result:
 
 
 def settle(home: Home, height: int, block_hash: bytes, *more: str) -> Any:
-    done = run("settle", "--home", home.root, f"{height}:{block_hash.hex()}", "--yes", "--json", *more)
+    done = run("switch-chain", "--home", home.root, f"{height}:{block_hash.hex()}", "--yes", "--json", *more)
     assert done.exception is None, done.exception
     return json.loads(done.stdout)
 
@@ -108,7 +108,7 @@ def test_a_node_of_the_chain_that_goes_on_keeps_all_and_if_it_halts_again_all_bu
     assert (tmp_path / "data" / "snapshots" / "2").exists()
     # At a height that it has not, nothing can be told, and nothing is touched.
     for height in (3, 10_000):
-        done = run("settle", "--home", home.root, f"{height}:{own.hex()}")
+        done = run("switch-chain", "--home", home.root, f"{height}:{own.hex()}")
         assert isinstance(done.exception, ConfigError) and "--checkpoint" in str(done.exception)
     assert home.chain.exists()
 
@@ -116,7 +116,7 @@ def test_a_node_of_the_chain_that_goes_on_keeps_all_and_if_it_halts_again_all_bu
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_a_healthy_database_is_not_moved_aside_without_a_yes(tmp_path: Path, more: tuple[str, ...]) -> None:
     home, own = make_home(tmp_path)
-    done = run("settle", "--home", home.root, f"{FORK}:{'00' * 31}01", *more)
+    done = run("switch-chain", "--home", home.root, f"{FORK}:{'00' * 31}01", *more)
     assert isinstance(done.exception, click.UsageError)
     assert f"has block 0x{own.hex()} at height {FORK}, not block 0x{'00' * 31}01" in str(done.exception)
     assert home.chain.exists() and not list(home.chain.parent.glob("chain.*"))
@@ -128,7 +128,7 @@ def test_a_running_node_is_not_settled(tmp_path: Path) -> None:
     home, _ = make_home(tmp_path)
     node = Node(home.chain)
     try:
-        done = run("settle", "--home", home.root, f"{FORK}:{'ab' * 32}")
+        done = run("switch-chain", "--home", home.root, f"{FORK}:{'ab' * 32}")
         assert isinstance(done.exception, StoreLocked)
     finally:
         node.store.close()
@@ -195,7 +195,7 @@ async def test_a_chain_that_was_left_convicts_on_the_other(tmp_path: Path, is_ke
             assert (home.guard / JOURNAL_FILE).read_bytes() == b""
             assert settle(home, FORK, record.block_hash)["moved_to"] is None, "a second time changes nothing"
 
-            accuse = ("accuse", FORK, "--home", home.root, "--rpc", it.url, "--database", told["moved_to"])
+            accuse = ("report-fork", FORK, "--home", home.root, "--rpc", it.url, "--database", told["moved_to"])
             done = await trio.to_thread.run_sync(
                 lambda: run(*accuse, "--reporter", format_address(BOB.address), "--json")
             )
@@ -209,7 +209,7 @@ async def test_a_chain_that_was_left_convicts_on_the_other(tmp_path: Path, is_ke
             assert {decode_evidence(raw).reporter for raw in other.gossiped} == {BOB.address}
             for height in (1_000, 3):
                 late = await trio.to_thread.run_sync(
-                    lambda height=height: run("accuse", height, *accuse[2:])  # type: ignore[misc]
+                    lambda height=height: run("report-fork", height, *accuse[2:])  # type: ignore[misc]
                 )
                 assert isinstance(late.exception, ConfigError)
     finally:

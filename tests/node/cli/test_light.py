@@ -192,8 +192,8 @@ def test_endpoints_are_added_removed_and_forgiven(tmp_path: Path) -> None:
         assert urls(run("endpoints", "--remove", a, "--remove", DEAD, *home)) == [b]
         for refused, said in (
             (("--remove", a), f"{a} is not an endpoint; the endpoints are: {b}"),
-            (("--forgive", "c"), "c is not an endpoint"),
-            (("--forgive", b), "is not banned"),
+            (("--unban", "c"), "c is not an endpoint"),
+            (("--unban", b), "is not banned"),
             (("--add", b), "is already an endpoint"),
             (("--add", "ftp://x"), "not the URL of a gateway"),
             (("--add", "http://["), "not the URL of a gateway"),
@@ -211,7 +211,7 @@ def test_endpoints_are_added_removed_and_forgiven(tmp_path: Path) -> None:
         save_light_file(file, kept)
         last = run("endpoints", "--remove", b, *home).exception
         assert isinstance(last, ConfigError) and "all others are banned" in str(last)
-        assert urls(run("endpoints", "--remove", b, "--forgive", a, *home)) == [a]
+        assert urls(run("endpoints", "--remove", b, "--unban", a, *home)) == [a]
 
 
 def test_a_wrong_genesis_is_named_and_costs_no_gateway_its_name(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_liar_is_named_and_another_answers(tmp_path: Path) -> None:
         rows = json.loads(run("status", "--home", tmp_path, "--json").stdout)["endpoints"]
         assert [row["url"] for row in rows if row["banned"]] == [false]
         assert "banned" in run("endpoints", "--home", tmp_path).stdout
-        cleared = run("endpoints", "--forgive", false, "--home", tmp_path, "--json")
+        cleared = run("endpoints", "--unban", false, "--home", tmp_path, "--json")
         assert [row["banned"] for row in json.loads(cleared.stdout)] == [None, None]
 
 

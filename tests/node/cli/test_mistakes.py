@@ -462,7 +462,7 @@ def test_a_folder_that_is_no_database_is_left_as_it_is(
     dekube("init", "--home", home, "--genesis", genesis, "--unattended")
     folder.mkdir()
     (folder / "mine.txt").write_text("mine")
-    lines: list[tuple[object, ...]] = [("db", "accuse", 5, "--database", folder, "--home", home)]
+    lines: list[tuple[object, ...]] = [("db", "report-fork", 5, "--database", folder, "--home", home)]
     if place != "docs":
         lines += [("db", *verb.split(), "--home", home) for verb in ("inspect", "verify", "prune", "rollback 1")]
     for line in lines:
