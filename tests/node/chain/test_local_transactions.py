@@ -232,7 +232,7 @@ async def test_a_disk_that_refuses_ends_nothing(world: World) -> None:
     (world.path / "data").write_bytes(b"not a folder")
     with capture_logs() as lines:
         await _kept_until_the_end(world)
-    assert "cannot be kept" in str(lines)
+    assert "cannot be saved" in str(lines)
 
 
 async def _kept_until_the_end(world: World) -> None:
@@ -391,7 +391,7 @@ async def test_a_disk_that_refuses_is_named_once_and_tried_again(
             await nursery.start(keep(world).run)
             world.ledger.admit(raw, account(0).address)
             await trio.sleep(10 * local_transactions.SAVE_S)
-            assert len([line for line in lines if "cannot be kept" in line["event"]]) == 1
+            assert len([line for line in lines if "cannot be saved" in line["event"]]) == 1
             (world.path / "data").unlink()
             await trio.sleep(2 * local_transactions.SAVE_S)
             file = world.path / "data" / "mempool"

@@ -207,7 +207,7 @@ def test_a_path_that_is_none_or_one_too_many_is_refused(shell: Shell, arguments:
 @pytest.mark.parametrize("command", [("new",), ("import", "--mnemonic")])
 def test_no_account_is_called_as_a_stranger_is_paid(shell: Shell, command: tuple[str, ...]) -> None:
     verb, *rest = command
-    with pytest.raises(ConfigError, match="taken for an address"):
+    with pytest.raises(ConfigError, match="that is an address"):
         shell.ask(verb, "0x52908400098527886E0F7030069857D2E4169EE7", *rest, *shell.file, stdin=JUNK + "\n")
     assert not (shell.home / "wallet").exists()
 

@@ -53,10 +53,10 @@ def test_what_is_dumped_is_loaded(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("role = []", "did you mean roles"),
-        (f"[signer]\nvote_key_next = '{'ab' * 32}'", "without an endpoint"),
+        (f"[signer]\nvote_key_next = '{'ab' * 32}'", "set without endpoint"),
         (
             f"[signer]\nendpoint = 'unix:s'\nvote_key = '0x{'ab' * 32}'\nvote_key_next = '{'AB' * 32}'",
-            "vote_key_next is vote_key",
+            "vote_key_next equals vote_key",
         ),
         (f"[signer]\nendpoint = 'unix:s'\nvote_key = '{'ab' * 32}'\nvote_key_next = 'x'", "a vote key"),
         ("[developer]\nprotocol_version = 256", "developer.protocol_version: 256 is out of range; 0 to 255"),
@@ -76,8 +76,8 @@ def test_what_is_dumped_is_loaded(tmp_path: Path) -> None:
         ),
         (f"[mempool]\ntransactions_max = '{10**26}'", "mempool.transactions_max: 10{26} is out of range"),
         ("[mempool]\nbytes_max = 0", "mempool.bytes_max: 0 is out of range; 1 to "),
-        ("[rpc]\nlisten = ':9100'", "rpc.listen and metrics.listen: both have port 9100"),
-        ("[admin]\nlisten = '127.0.0.1:8545'", "rpc.listen and admin.listen: both have port 8545"),
+        ("[rpc]\nlisten = ':9100'", "rpc.listen and metrics.listen: both use port 9100"),
+        ("[admin]\nlisten = '127.0.0.1:8545'", "rpc.listen and admin.listen: both use port 8545"),
         ("[p2p]\ninbound_max = true", "int expected"),
         ("[log]\nlevel = 'loud'", "none of"),
         ("[executor]\nbackend = 'magic'", "not known"),
@@ -122,8 +122,8 @@ def test_addresses_to_listen_at_are_one_or_a_list(tmp_path: Path) -> None:
     for wrong, says in (
         ('[rpc]\nlisten = ["127.0.0.1:1", 2]', "rpc.listen"),
         ('[rpc]\nlisten = [":1", "h"]', "rpc.listen: 'h'"),
-        ('[admin]\nlisten = ["127.0.0.1:1", ":2"]', "not of the loopback"),
-        ('[metrics]\nlisten = [":1", "127.0.0.1:2"]\n[rpc]\nlisten = "127.0.0.1:2"', "both have port 2"),
+        ('[admin]\nlisten = ["127.0.0.1:1", ":2"]', "not on the loopback"),
+        ('[metrics]\nlisten = [":1", "127.0.0.1:2"]\n[rpc]\nlisten = "127.0.0.1:2"', "both use port 2"),
         ('[metrics]\nlisten = [":1", ":1"]', "twice"),
     ):
         path.write_text(KIND + wrong)

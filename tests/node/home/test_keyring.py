@@ -28,7 +28,7 @@ def put(place: Path, number: int = 1) -> SecretKey:
 
 @pytest.mark.parametrize("name", [STRANGER, STRANGER.lower(), "0X" + STRANGER[2:], "0x12", "0x", "0Xsavings"])
 def test_no_account_is_called_as_an_address_is(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="begins with 0x"):
+    with pytest.raises(ConfigError, match="begin with 0x"):
         Keyring(tmp_path).place(name)
     with pytest.raises(ConfigError):
         Keyring(tmp_path).find(name)

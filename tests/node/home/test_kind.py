@@ -115,7 +115,7 @@ def test_a_relay_has_the_gateways_that_it_asks_and_a_signer_none(tmp_path: Path)
     assert gateways_of(relay) == ("http://a", "http://b")
     for name, options in (("relay", RelayHomeOptions()), ("signer", SignerHomeOptions())):
         home = home_of(tmp_path / name, options)
-        with pytest.raises(ConfigError, match=f"the home of a {name} has no gateway of its own; name one"):
+        with pytest.raises(ConfigError, match=f"a {name} has no gateway; name one"):
             gateways_of(home)
 
 

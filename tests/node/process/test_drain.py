@@ -124,7 +124,7 @@ async def test_a_node_ends_soon_where_no_block_tells_that_it_goes(
         with structlog.testing.capture_logs() as logs:
             await worker.duties.leave()
         assert trio.current_time() - began < node.market.duties.LEAVE_QUIET_S + 1
-        assert any("before the chain knows" in line["event"] for line in logs)
+        assert any("before its machine's suspension" in line["event"] for line in logs)
         nursery.cancel_scope.cancel()
     world.store.close()
 

@@ -27,7 +27,7 @@ async def warnings_of(peers: list[str], connected_after_s: float) -> list[str]:
 
 async def test_who_finds_no_peer_is_told_what_to_look_at(autojump_clock: trio.testing.MockClock) -> None:
     [said] = await warnings_of(["0xA@tcp:h:1"], ALONE_S + 1)
-    assert "is genesis.json that of the network?" in said
+    assert "that genesis.json is that of the network" in said
     assert await warnings_of(["0xA@tcp:h:1"], ALONE_S - 1) == []
     assert await warnings_of([], 1e9) == [], "a founder waits for others"
 
