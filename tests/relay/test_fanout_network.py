@@ -24,7 +24,7 @@ from tests.relay.nodes import wait_until
 KIND = 7
 BODY = Random(1).randbytes(1_000_000)
 COUNT = 7
-BUSY = MulticastParameters(expiry_s=120, shun_s=600)
+BUSY = MulticastParameters(expiry_s=120, relay_backoff_s=600)
 """On a busy machine a message and its repair may take long: it is not forgotten, and a failed relay is not
 tried again meanwhile."""
 PATIENT = replace(BUSY, stall_s=10)
