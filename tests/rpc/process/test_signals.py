@@ -13,11 +13,11 @@ import pytest
 LOOPS = {
     "trio": """
 import trio
-from node.process.signals import stop_when_told
+from node.process.signals import stop_on_signal
 import structlog
 async def main():
     async with trio.open_nursery() as nursery:
-        await nursery.start(stop_when_told, structlog.get_logger("t"), nursery.cancel_scope.cancel)
+        await nursery.start(stop_on_signal, structlog.get_logger("t"), nursery.cancel_scope.cancel)
         print("ready", flush=True)
 trio.run(main)
 """,
