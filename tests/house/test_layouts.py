@@ -21,12 +21,12 @@ from p2p.base.endpoint import Endpoint
 from p2p.base.observed_address import OBSERVE_PREAMBLE, ObservedAddress, observed_answer
 from p2p.gossip.core import message_id
 from p2p.multicast import wire as multicast
-from p2p.multicast.pieces import Piece, Shape, encode_piece
+from p2p.multicast.pieces import Piece, PieceLayout, encode_piece
 from p2p.path.endpoint_status import DialBackAnswer
 from p2p.path.hole_punch import PunchMessage
 from p2p.records.records import sign_record
 from p2p.secure.channel import ChannelFrame, Hello, HelloKind
-from p2p.secure.frame import Class, frame
+from p2p.secure.frame import TrafficClass, frame
 from p2p.secure.handshake import Handshake
 from p2p.secure.identity import Identity, Purpose, prologue
 from relay.protocol import fanout
@@ -381,10 +381,10 @@ def test_a_frame_has_the_bytes_of_the_table() -> None:
     values = {"class": 2, "kind": 0xE8, "stream": 0x01020304, "length of the body": 5}
     assert [name for _, name in rows] == [*values, "body"]
     head = b"".join(values[name].to_bytes(int(size), "big") for size, name in rows[:-1])
-    assert frame(Class.GOSSIP, 0xE8, 0x01020304, b"hello") == head + b"hello"
+    assert frame(TrafficClass.GOSSIP, 0xE8, 0x01020304, b"hello") == head + b"hello"
     assert {name: int(number) for name, number, _ in rows_after(
         "network.md", "| Class | Number | `message_bytes_max` |"
-    )} == {cls.name.lower(): cls.value for cls in Class}  # fmt: skip
+    )} == {cls.name.lower(): cls.value for cls in TrafficClass}  # fmt: skip
 
 
 def test_the_words_of_a_connection_have_the_numbers_and_bodies_of_the_table() -> None:
@@ -397,7 +397,7 @@ def test_the_words_of_a_connection_have_the_numbers_and_bodies_of_the_table() ->
     }
     assert "| HELLO | 0xF5 | u8 opening, 16 bytes conversation, u32 generation, u64 received |" in section
     body = b"\x02" + b"c" * 16 + (7).to_bytes(4, "big") + (9).to_bytes(8, "big")
-    assert Hello(HelloKind.BULK, b"c" * 16, 7, 9).encode() == frame(Class.CONSENSUS, 0xF5, 0, body)
+    assert Hello(HelloKind.BULK, b"c" * 16, 7, 9).encode() == frame(TrafficClass.CONSENSUS, 0xF5, 0, body)
 
 
 def test_the_identifier_of_a_gossip_payload_is_that_of_the_text() -> None:
@@ -405,7 +405,7 @@ def test_the_identifier_of_a_gossip_payload_is_that_of_the_text() -> None:
     assert message_id("tx", b"payload") == digest(b"gossip message", b"tx\0payload")[:20]
 
 
-SHAPE: Final = Shape(size_bytes=5_000, piece_bytes=2_048)
+SHAPE: Final = PieceLayout(size_bytes=5_000, piece_bytes=2_048)
 MULTICAST: Final[tuple[tuple[multicast.Control, dict[str, Any]], ...]] = (
     (
         multicast.Announce(b"r" * 32, b"k" * 32, 3, SHAPE),
