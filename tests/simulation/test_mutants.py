@@ -26,6 +26,12 @@ from state.primitives.blocks import Header
 from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Candidate, Vote
 
 SEEDS_MAX = 500
+FOUND_AT = {
+    "last block never proposed again": 110,
+    "last block refused when proposed again": 62,
+    "what was verified beside counts in any epoch": 64,
+}
+"""Seeds that found it last, where those below take seconds: they are tried first, and then all."""
 
 
 class OpenGuard(Guard):
@@ -348,11 +354,12 @@ MUTANTS: dict[str, tuple[str | None, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_seeded_bug_is_found(name: str) -> None:
     kind, bug = MUTANTS[name]
-    assert _first_failing_seed(lambda seed: run_scenario(seed, kind=kind, **bug)) is not None
+    found = _first_failing_seed(lambda seed: run_scenario(seed, kind=kind, **bug), FOUND_AT.get(name, 0))
+    assert found is not None
 
 
-def _first_failing_seed(run: Callable[[int], object]) -> int | None:
-    for seed in range(SEEDS_MAX):
+def _first_failing_seed(run: Callable[[int], object], tried_first: int) -> int | None:
+    for seed in (tried_first, *range(SEEDS_MAX)):
         try:
             run(seed)
         except Violation:

@@ -32,6 +32,8 @@ from rpc.gateway.unsent_bytes import (
 from tests.rpc.gateway.test_heads import Echo
 
 LARGE = 16 * 1024 * 1024
+LOOK_S = 0.002
+"""Between two looks: other processes need the processor meanwhile."""
 ACKNOWLEDGED_S = 1.0
 """Longer than the kernel delays an acknowledgement or a first probe of a closed window."""
 CLOSE = "connection: close\r\n"
@@ -107,7 +109,7 @@ async def application(scope: Any, _receive: Any, send: Any) -> None:
 
 async def until(is_so: Callable[[], bool]) -> None:
     while not is_so():  # noqa: ASYNC110  what is waited for has no event
-        await asyncio.sleep(0)
+        await asyncio.sleep(LOOK_S)
 
 
 @asynccontextmanager
