@@ -56,14 +56,14 @@ picture: $(VENV)/dev.stamp ## README's picture from a new run of the test networ
 check: static unit-quick ## before each commit: lint, types, import contracts, rules of the tree, quick unit tests (5 minutes)
 	@echo "make check: all parts passed"
 
-test: static unit simulation networks ## everything that must pass before a merge (15 minutes)
+test: static unit simulation networks ## everything that must pass before a merge (at most 15 minutes on two cores)
 	@echo "make test: all parts passed"
 
 static: $(VENV)/dev.stamp ## lint and house; beside them the tests are compiled, once for all processes that run them
 	$(MAKE) --no-print-directory -j 2 --output-sync=target lint house collected
 
 collected: $(VENV)/dev.stamp
-	$(BIN)/pytest --collect-only -qq | tail -1
+	$(BIN)/pytest --collect-only -q | tail -1
 
 house: $(VENV)/dev.stamp ## rules of the whole tree: circles, purity, sizes, citations of the specification, sentences
 	$(BIN)/python -m tests.house

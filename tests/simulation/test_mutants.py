@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -359,7 +360,7 @@ def test_a_seeded_bug_is_found(name: str) -> None:
 
 
 def _first_failing_seed(run: Callable[[int], object], tried_first: int) -> int | None:
-    for seed in (tried_first, *range(SEEDS_MAX)):
+    for seed in chain((tried_first,), range(SEEDS_MAX)):
         try:
             run(seed)
         except Violation:
