@@ -1,4 +1,4 @@
-"""Integer price arithmetic: prices of metered work, shares in basis points, splits that lose no unit."""
+"""Integer price arithmetic: prices of work units, shares in basis points, splits that lose no unit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-__all__ = ["BPS", "ROLE_WEIGHTS", "Budget", "Role", "share", "share_up", "split", "split_roles", "work_price"]
+__all__ = [
+    "BPS",
+    "ROLE_WEIGHTS",
+    "TERA",
+    "Budget",
+    "Role",
+    "hour_price",
+    "share",
+    "share_up",
+    "split",
+    "split_roles",
+    "work_price",
+    "work_price_up",
+]
 
 BPS: Final = 10_000
 """Basis points in a whole."""
+TERA: Final = 10**12
+"""Work units that a price is for."""
+HOUR_S: Final = 3_600
 
 
 class Role(IntEnum):
@@ -47,9 +63,19 @@ class Budget(NamedTuple):
         return cls(price, share_up(price, verification_bps), share_up(price, fee_bps))
 
 
-def work_price(gpu_ms: int, price_per_gpu_s: int) -> int:
-    """Return the price of ``gpu_ms`` GPU milliseconds, rounded down."""
-    return gpu_ms * price_per_gpu_s // 1000
+def work_price(units: int, price_per_tera_unit: int) -> int:
+    """Return the price of ``units`` work units, rounded down: what a worker is paid."""
+    return units * price_per_tera_unit // TERA
+
+
+def work_price_up(units: int, price_per_tera_unit: int) -> int:
+    """Return the price of ``units`` work units, rounded up: what is locked for them."""
+    return -(-units * price_per_tera_unit // TERA)
+
+
+def hour_price(rate: int, price_per_tera_unit: int) -> int:
+    """Return what an hour costs of a machine that does ``rate`` work units a second, rounded down."""
+    return work_price(rate * HOUR_S, price_per_tera_unit)
 
 
 def share(amount: int, bps: int) -> int:

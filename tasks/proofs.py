@@ -17,7 +17,7 @@ from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.merkle import MerkleProof, merkle_proof, merkle_root, verify_merkle_proof
-from tasks.spec import GPU_MS_PER_STEP_MAX, SEGMENTS_MAX, STEPS_MAX, WINDOWS_MAX, JobSpec
+from tasks.spec import SEGMENTS_MAX, STEPS_MAX, WINDOWS_MAX, JobSpec
 
 __all__ = [
     "LEAVES_LIMIT_BYTES",
@@ -25,7 +25,6 @@ __all__ = [
     "Code",
     "Finding",
     "LeavesInvalid",
-    "Meter",
     "Opening",
     "SegmentLeaf",
     "WindowProof",
@@ -51,7 +50,6 @@ LEAF_LIMIT_BYTES: Final = 512
 LEAVES_LIMIT_BYTES: Final = SEGMENTS_MAX * LEAF_LIMIT_BYTES
 SAMPLED_MAX: Final = 16
 """Segments of a window that are re-run at most."""
-GPU_MS_MAX: Final = STEPS_MAX * GPU_MS_PER_STEP_MAX
 
 
 class LeavesInvalid(ProtocolError):
@@ -79,19 +77,11 @@ class SegmentLeaf(NamedTuple):
     state_blob: bytes
 
 
-class Meter(NamedTuple):
-    """What a window took: GPU milliseconds with progress, steps, samples."""
-
-    gpu_ms: int
-    steps: int
-    samples: int
-
-
 class WindowProof(NamedTuple):
     """A worker's claim that it did a window: what is on chain (market.md 7.2).
 
     ``leaves_blob`` addresses ``encode_leaves(...)``. ``output_blob`` addresses the state after the window, which
-    the next worker or the requester fetches.
+    the next worker or the requester fetches. No clock of the worker is in it: the price follows from the steps.
     """
 
     task: bytes
@@ -104,7 +94,6 @@ class WindowProof(NamedTuple):
     segments: int
     leaves_blob: bytes
     output_blob: bytes
-    meter: Meter
 
 
 class Code(IntEnum):
@@ -223,7 +212,7 @@ def check_opening(proof: WindowProof, opening: Opening) -> bool:
 
 def window_proof_to_value(proof: WindowProof) -> Value:
     """Return ``proof`` as a codec value."""
-    return [*proof[:-1], list(proof.meter)]
+    return list(proof)
 
 
 def window_proof_from_value(value: Any) -> WindowProof:
@@ -232,16 +221,14 @@ def window_proof_from_value(value: Any) -> WindowProof:
         case [
             bytes(task), int(window), int(step_from), int(step_to), bytes(root_in), bytes(root_out),
             bytes(segments_root), int(segments), bytes(leaves_blob), bytes(output_blob),
-            [int(gpu_ms), int(steps), int(samples)],
         ] if (
             0 <= window < WINDOWS_MAX and 0 <= step_from < step_to <= STEPS_MAX and 0 < segments <= SEGMENTS_MAX
-            and 0 <= gpu_ms <= GPU_MS_MAX and 0 <= steps <= STEPS_MAX and 0 <= samples < 2**63
             and {len(task), len(root_in), len(root_out), len(segments_root), len(leaves_blob), len(output_blob)}
             == {HASH_BYTES}
         ):  # fmt: skip
             return WindowProof(
                 task, window, step_from, step_to, root_in, root_out, segments_root, segments, leaves_blob,
-                output_blob, Meter(gpu_ms, steps, samples),
+                output_blob,
             )  # fmt: skip
     raise DecodeError("not a window proof")
 

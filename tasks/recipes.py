@@ -15,7 +15,7 @@ def digits_spec(
     *,
     dataset_blob: bytes,
     seed: bytes,
-    price: specs.Price,
+    max_price_per_tera_unit: int,
     widths: tuple[int, ...] = (64, 256, 128, 10),
     total_steps: int = 600,
     segment_steps: int = 25,
@@ -38,8 +38,8 @@ def digits_spec(
         seed=seed,
         init_root=bytes(32),
         schedule=specs.Schedule(total_steps, segment_steps, window_steps),
-        price=price,
-        requirements=specs.Requirements(gpus=0, memory_mib=0, score_min=0),
+        max_price_per_tera_unit=max_price_per_tera_unit,
+        requirements=specs.Requirements(gpus=0, memory_mib=0, rate_min=0),
         match_ms=match_ms,
     )
     plan = unrooted.plan()

@@ -28,12 +28,12 @@ __all__ = [
     "JobSpec",
     "Model",
     "Optimiser",
-    "Price",
     "Requirements",
     "Schedule",
     "decode_spec",
     "encode_spec",
     "spec_hash",
+    "step_units_of",
 ]
 
 SPEC_LIMIT_BYTES: Final = 2048
@@ -44,17 +44,20 @@ STEPS_MAX: Final = 1 << 32
 SAMPLES_MAX: Final = 1 << 22
 """As many as a data set has rows."""
 PRICE_MAX: Final = 1 << 100
-GPU_MS_PER_STEP_MAX: Final = 1 << 32
-WINDOW_GPU_MS_MAX: Final = 7 * 24 * 3_600_000
-"""A week of GPU time in one window; deadlines are multiples of it, and must stay within the clock's range."""
+"""Of 10^12 work units."""
+RATE_MAX: Final = (1 << 53) - 1
+"""Work units a second of a machine: JSON shows integers up to here without loss."""
 WINDOW_STATES_BYTES_MAX: Final = 2 << 30
 """The states of a window: its worker holds up to five such windows on its disk, its verifiers fetch from them."""
 SEGMENT_MS_MAX: Final = 120_000
 """A segment costs a verifier at most so long by ``JobSpec.step_ms``: it can be sealed in time, and no draw keeps a
-machine for long, whatever its requester calls a GPU's time."""
+machine for long."""
 STEP_UNITS_PER_MS: Final = 1 << 21
-"""Units of work (about a multiplication and addition each) that one slow processor core does in a millisecond: at
+"""Work units (about a multiplication and addition each) that one slow processor core does in a millisecond: at
 most half of what was measured on a 2.5 GHz Xeon, for models that do not fit its caches (0032)."""
+WINDOW_UNITS_MAX: Final = SEGMENTS_MAX * SEGMENT_MS_MAX * STEP_UNITS_PER_MS
+"""Work units of a window: as many as its segments may have. Deadlines are multiples of the time that a slow core
+takes for them, eight and a half hours, and so stay within the clock's range."""
 UPDATE_UNITS: Final = 2048
 """Units that a step spends on each parameter whatever the batch: the optimiser, ranges, roundings, hashes."""
 ACTIVATION_UNITS: Final = 4096
@@ -115,26 +118,38 @@ class Schedule(NamedTuple):
     window_steps: int
 
 
-class Price(NamedTuple):
-    """The most that is paid: for a GPU-second, and GPU milliseconds that one step may be charged."""
-
-    max_price_per_gpu_s: int
-    gpu_ms_per_step_max: int
-
-
 class Requirements(NamedTuple):
-    """What a worker must have registered. ``gpus`` 0 lets processors do the work."""
+    """What a worker must have registered. ``gpus`` 0 lets processors do the work.
+
+    ``rate_min`` is in work units a second.
+    """
 
     gpus: int
     memory_mib: int
-    score_min: int
+    rate_min: int
+
+
+def step_units_of(plan: TrainingPlan, samples: int) -> int:
+    """Return the work units of one step of ``plan`` over ``samples`` samples: multiply-adds, element operations.
+
+    Units follow time: what they weigh was measured (0032).
+    """
+    features, *outputs = plan.widths
+    epochs = -(-plan.batch // samples) + 1
+    return (
+        plan.parameters * (UPDATE_UNITS + plan.batch)
+        + plan.batch * (ACTIVATION_UNITS * sum(outputs) + INPUT_UNITS * features)
+        + LAYER_UNITS * len(outputs)
+        + EPOCH_UNITS * epochs
+    )
 
 
 class JobSpec(NamedTuple):
     """A training job.
 
     ``seed`` fixes the order of the samples and the initial weights, ``init_root`` commits to the state before the
-    first step. ``match_ms`` is how long a worker is looked for before the task expires.
+    first step. ``max_price_per_tera_unit`` is the most that is paid for 10^12 work units. ``match_ms`` is how long
+    a worker is looked for before the task expires.
     """
 
     kind: str
@@ -147,7 +162,7 @@ class JobSpec(NamedTuple):
     seed: bytes
     init_root: bytes
     schedule: Schedule
-    price: Price
+    max_price_per_tera_unit: int
     requirements: Requirements
     match_ms: int
 
@@ -172,24 +187,28 @@ class JobSpec(NamedTuple):
         step_from = start + segment * self.schedule.segment_steps
         return step_from, min(step_from + self.schedule.segment_steps, stop)
 
-    def gpu_ms_max(self, window: int) -> int:
-        """GPU milliseconds that ``window`` may be charged at most."""
-        start, stop = self.window_range(window)
-        return (stop - start) * self.price.gpu_ms_per_step_max
+    @property
+    def step_units(self) -> int:
+        """Work units of one step: its multiply-adds and element operations (market.md 4.1).
+
+        Raises UnsupportedJob.
+        """
+        return step_units_of(self.plan(), self.dataset.samples)
 
     @property
     def step_ms(self) -> int:
         """Milliseconds that a step costs at most whoever has nothing but one slow processor core (0032)."""
-        plan = self.plan()
-        features, *outputs = plan.widths
-        epochs = -(-self.batch // self.dataset.samples) + 1
-        units = (
-            plan.parameters * (UPDATE_UNITS + self.batch)
-            + self.batch * (ACTIVATION_UNITS * sum(outputs) + INPUT_UNITS * features)
-            + LAYER_UNITS * len(outputs)
-            + EPOCH_UNITS * epochs
-        )
-        return -(-units // STEP_UNITS_PER_MS)
+        return -(-self.step_units // STEP_UNITS_PER_MS)
+
+    def window_units(self, window: int) -> int:
+        """Work units of ``window``: what its price is counted by."""
+        start, stop = self.window_range(window)
+        return (stop - start) * self.step_units
+
+    def segment_units(self, window: int, segment: int) -> int:
+        """Work units of segment ``segment`` of ``window``."""
+        start, stop = self.segment_range(window, segment)
+        return (stop - start) * self.step_units
 
     def plan(self) -> TrainingPlan:
         """Return the engine's view of the job. Raises UnsupportedJob."""
@@ -219,7 +238,7 @@ def _to_value(spec: JobSpec) -> Value:
         spec.seed,
         spec.init_root,
         list(spec.schedule),
-        list(spec.price),
+        spec.max_price_per_tera_unit,
         list(spec.requirements),
         spec.match_ms,
     ]
@@ -243,7 +262,7 @@ _PARTS: Final[tuple[tuple[str, type, tuple[str, ...]], ...]] = (
     ("version", int, ()), ("kind", str, ()), ("level", int, ()), ("profile", str, ()),
     ("model", list, ("name", "widths", "activation")), ("dataset", list, Dataset._fields), ("batch", int, ()),
     ("optimiser", list, Optimiser._fields), ("seed", bytes, ()), ("init_root", bytes, ()),
-    ("schedule", list, Schedule._fields), ("price", list, Price._fields),
+    ("schedule", list, Schedule._fields), ("max_price_per_tera_unit", int, ()),
     ("requirements", list, Requirements._fields), ("match_ms", int, ()),
 )  # fmt: skip
 _INTEGER_LIMIT: Final = 1 << 63
@@ -253,11 +272,10 @@ _RANGES: Final[dict[str, tuple[int, int]]] = {
     "schedule.total_steps": (1, STEPS_MAX),
     "schedule.window_steps": (1, STEPS_MAX),
     "schedule.segment_steps": (1, STEPS_MAX),
-    "price.max_price_per_gpu_s": (1, PRICE_MAX),
-    "price.gpu_ms_per_step_max": (1, GPU_MS_PER_STEP_MAX),
+    "max_price_per_tera_unit": (1, PRICE_MAX),
     "requirements.gpus": (0, GPUS_MAX),
     "requirements.memory_mib": (0, MEMORY_MIB_MAX),
-    "requirements.score_min": (0, (1 << 48) - 1),
+    "requirements.rate_min": (0, RATE_MAX),
     "match_ms": (1, MATCH_MS_MAX),
     **{f"optimiser.{rate}": (0, _INTEGER_LIMIT - 1) for rate in Optimiser._fields[1:]},
 }
@@ -297,9 +315,6 @@ def _fault(value: Value) -> str:
         return f"schedule: {window // segment} segments in a window, at most {SEGMENTS_MAX}"
     if total > window * WINDOWS_MAX:
         return f"schedule: {-(-total // window)} windows, at most {WINDOWS_MAX}"
-    window_ms = window * fields["price.gpu_ms_per_step_max"]
-    if window_ms > WINDOW_GPU_MS_MAX:
-        return f"price.gpu_ms_per_step_max: a window may be charged {window_ms} ms, at most {WINDOW_GPU_MS_MAX}"
     return "model.name, model.activation or optimiser.name: a text expected"
 
 
@@ -318,8 +333,8 @@ def decode_spec(data: bytes) -> JobSpec:
             [str(optimiser), *rates],
             bytes(seed), bytes(init_root),
             [int(total_steps), int(segment_steps), int(window_steps)],
-            [int(max_price), int(gpu_ms_per_step)],
-            [int(gpus), int(memory_mib), int(score_min)],
+            int(max_price),
+            [int(gpus), int(memory_mib), int(rate_min)],
             int(match_ms),
         ] if (
             _integers(widths, len(widths)) and _integers(rates, 5)
@@ -328,9 +343,8 @@ def decode_spec(data: bytes) -> JobSpec:
             and 0 < segment_steps <= window_steps <= total_steps <= STEPS_MAX
             and window_steps % segment_steps == 0 and window_steps // segment_steps <= SEGMENTS_MAX
             and total_steps <= window_steps * WINDOWS_MAX
-            and 0 < max_price <= PRICE_MAX and 0 < gpu_ms_per_step <= GPU_MS_PER_STEP_MAX
-            and window_steps * gpu_ms_per_step <= WINDOW_GPU_MS_MAX
-            and 0 <= gpus <= GPUS_MAX and 0 <= memory_mib <= MEMORY_MIB_MAX and 0 <= score_min < 2**48
+            and 0 < max_price <= PRICE_MAX
+            and 0 <= gpus <= GPUS_MAX and 0 <= memory_mib <= MEMORY_MIB_MAX and 0 <= rate_min <= RATE_MAX
             and 0 < match_ms <= MATCH_MS_MAX
         ):  # fmt: skip
             pass
@@ -353,8 +367,8 @@ def decode_spec(data: bytes) -> JobSpec:
         seed=seed,
         init_root=init_root,
         schedule=Schedule(total_steps, segment_steps, window_steps),
-        price=Price(max_price, gpu_ms_per_step),
-        requirements=Requirements(gpus, memory_mib, score_min),
+        max_price_per_tera_unit=max_price,
+        requirements=Requirements(gpus, memory_mib, rate_min),
         match_ms=match_ms,
     )
     try:

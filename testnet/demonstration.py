@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import trio
 
 from node.cli.output import counted, show_amount, show_rows
+from node.cli.prices import show_hour_price
 from node.cli.tasks.views import show_bill
 from node.home.load import load_node_options
 from node.home.paths import Home
@@ -23,8 +24,8 @@ from tasks.spec import encode_spec
 
 __all__ = ["Document", "RunSource", "TaskSummary", "print_run", "run_demonstration"]
 
-MAX_PRICE_PER_GPU_S: Final = 2 * 10**14
-GPU_MS_PER_STEP_MAX: Final = 500
+MAX_PRICE_PER_TERA_UNIT: Final = 5 * 10**15
+"""Twice what a machine asks for 10^12 work units by default."""
 MACHINES_TIMEOUT_S: Final = 90.0
 TASK_TIMEOUT_S: Final = 600.0
 COMPUTE_MIN: Final = 1
@@ -141,8 +142,7 @@ class _Network:
             control=self._home.control,
             key=None,
             seed=digest(b"demonstration", self._requester.address + height.to_bytes(8)),
-            max_price_per_gpu_s=MAX_PRICE_PER_GPU_S,
-            gpu_ms_per_step_max=GPU_MS_PER_STEP_MAX,
+            max_price_per_tera_unit=MAX_PRICE_PER_TERA_UNIT,
         )
         return TaskSummary(self._job.spec.schedule.total_steps, self._job.spec.windows, self._job.dataset_blob)
 
@@ -189,8 +189,8 @@ def _show_machines(nodes: list[Document]) -> None:
             "machine": node["address"],
             "roles": node["roles"],
             "GPU": [gpu["model"] for gpu in node["gpus"]] or "none: processor",
-            "speed": node["score"],
-            "price": show_amount(int(node["price_per_gpu_s"])) + "/s",
+            "speed": f"{node['rate'] / 10**9:.1f} * 10^9 units/s",
+            "price": show_hour_price(int(node["price_per_device_hour"]), has_gpus=bool(node["gpus"])),
             "bond": show_amount(int(node["bond"])),
         }
         for node in nodes

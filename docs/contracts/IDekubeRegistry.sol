@@ -42,14 +42,14 @@ interface IDekubeRegistry {
     /// @return status 1 active, 2 retiring, 3 suspended.
     /// @return roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate.
     /// @return gpus Number of its GPUs.
-    /// @return pricePerGpuSecond Price in 10^-18 DKB for a GPU-second.
+    /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
     /// @return bond Bond in 10^-18 DKB.
     /// @return slots Tasks that it takes at a time.
     /// @return busySlots Tasks that it has.
     /// @return seenMs When it last acted, in milliseconds since 1970.
     /// @return reputationMilli Its record of verified work in thousandths.
     function nodeOf(address node) external view returns (address operator, uint8 status, uint8 roles, uint32
-        gpus, uint256 pricePerGpuSecond, uint256 bond, uint32 slots, uint32 busySlots, uint64 seenMs, uint32
+        gpus, uint256 pricePerTeraUnit, uint256 bond, uint32 slots, uint32 busySlots, uint64 seenMs, uint32
         reputationMilli);
 
     /// @notice Tell whether a machine is registered.
@@ -106,7 +106,7 @@ interface IDekubeRegistry {
     /// @notice A machine was registered.
     /// @param node Address of the machine.
     /// @param roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate.
-    /// @param price Price in 10^-18 DKB for a GPU-second.
+    /// @param price Price in 10^-18 DKB per 10^12 work units.
     event NodeRegistered(address indexed node, uint256 roles, uint256 price);
 
     /// @notice A machine leaves the market.
@@ -121,6 +121,6 @@ interface IDekubeRegistry {
     /// @notice A machine renewed its record.
     /// @param node Address of the machine.
     /// @param roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate.
-    /// @param price Price in 10^-18 DKB for a GPU-second.
+    /// @param price Price in 10^-18 DKB per 10^12 work units.
     event NodeUpdated(address indexed node, uint256 roles, uint256 price);
 }

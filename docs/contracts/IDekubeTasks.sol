@@ -82,13 +82,13 @@ interface IDekubeTasks {
     ///   demanded, 39 result delivered, 40 result lost.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
-    /// @return pricePerGpuSecond Price in 10^-18 DKB for a GPU-second.
+    /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
     /// @return windows Windows that it is to have.
     /// @return nextWindow The window under way.
     /// @return finalWindows Windows that are verified and paid.
     /// @return deadlineMs Deadline of the phase in milliseconds since 1970; 0: none.
     function taskOf(bytes32 task) external view returns (uint8 phase, uint8 reason, address requester, address
-        worker, uint256 pricePerGpuSecond, uint64 windows, uint64 nextWindow, uint64 finalWindows, uint64
+        worker, uint256 pricePerTeraUnit, uint64 windows, uint64 nextWindow, uint64 finalWindows, uint64
         deadlineMs);
 
     /// @notice Return what createTask must be sent for a specification.
@@ -143,6 +143,6 @@ interface IDekubeTasks {
     /// @notice A task was given to a machine, which may accept it.
     /// @param task Id of the task.
     /// @param worker Machine that does the task; zero where there is none.
-    /// @param price Price in 10^-18 DKB for a GPU-second.
+    /// @param price Price in 10^-18 DKB per 10^12 work units.
     event WorkerAssigned(bytes32 indexed task, address indexed worker, uint256 price);
 }

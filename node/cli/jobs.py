@@ -22,7 +22,6 @@ from tasks.spec import (
     JobSpec,
     Model,
     Optimiser,
-    Price,
     Requirements,
     Schedule,
     decode_spec,
@@ -43,13 +42,12 @@ def spec_from_json(document: Any) -> JobSpec:
     """Return the specification from its JSON form. Raises ConfigError, which names what is wrong."""
     top = _fields(document, "the specification", {
         "kind", "level", "profile", "model", "dataset", "batch", "optimiser", "seed", "init_root", "schedule",
-        "price", "requirements", "match_ms",
-    }, optional={"hash", "raw"})  # fmt: skip
+        "max_price_per_tera_unit", "requirements", "match_ms",
+    }, optional={"hash", "raw", "step_units"})  # fmt: skip
     model = _fields(top["model"], "model", {"name", "widths", "activation"})
     dataset = _fields(top["dataset"], "dataset", {"blob", "root", "samples"})
     optimiser = _fields(top["optimiser"], "optimiser", {"name", *_RATES})
     schedule = _fields(top["schedule"], "schedule", set(Schedule._fields))
-    price = _fields(top["price"], "price", set(Price._fields))
     requirements = _fields(top["requirements"], "requirements", set(Requirements._fields))
     if not isinstance(model["widths"], list):
         raise ConfigError("model.widths: not a list of numbers")
@@ -75,7 +73,7 @@ def spec_from_json(document: Any) -> JobSpec:
         seed=_hash(top["seed"], "seed"),
         init_root=_hash(top["init_root"], "init_root"),
         schedule=Schedule(*(_number(schedule[name], f"schedule.{name}") for name in Schedule._fields)),
-        price=Price(*(_number(price[name], f"price.{name}") for name in Price._fields)),
+        max_price_per_tera_unit=_number(top["max_price_per_tera_unit"], "max_price_per_tera_unit"),
         requirements=Requirements(
             *(_number(requirements[name], f"requirements.{name}") for name in Requirements._fields)
         ),

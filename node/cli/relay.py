@@ -230,7 +230,7 @@ def register(home: Home, url: str, where: str, bond: int | None, yes: bool, as_j
         raise ConfigError(f"--at {where!r}: {error}") from None
     profile = NodeProfile(
         operator=key.address, roles=NodeRole.RELAY, gpus=(), cores=len(os.sched_getaffinity(0)), memory_mib=0,
-        pcie_lanes=0, price_per_gpu_s=1, score=0, slots=1, notice_ms=0, endpoints=(str(endpoint),),
+        pcie_lanes=0, price_per_tera_unit=1, rate=0, slots=1, notice_ms=0, endpoints=(str(endpoint),),
         version=version("dekube-node"),
     )  # fmt: skip
     with checked_responses(), ProgressClient(url) as client:

@@ -6,11 +6,13 @@ from typing import Any, Final
 
 import click
 
+from billing.prices import hour_price
 from node.cli.arguments import AMOUNT
 from node.cli.commands import CommandGroup
 from node.cli.confirm import send, yes_option
 from node.cli.options import ask_home, home_option
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
+from node.cli.prices import PER_TERA_UNIT, show_hour_price
 from node.cli.session import Session, endorsing_options, reading_options, session_options
 from node.home.load import load_node_options
 from node.home.paths import Home
@@ -71,7 +73,7 @@ def list_(session: Session, role: str | None, as_json: bool) -> None:
             "GPU": _gpus(node),
             "speed": _speed(node),
             "slots": f"{node['busy_slots']}/{node['slots']}",
-            "price": show_amount(int(node["price_per_gpu_s"])) + "/s",
+            "price": _hour_price(node),
             "bond": show_amount(int(node["bond"])),
             "record": f"{node['good']} good, {node['bad']} bad",
         }
@@ -104,7 +106,14 @@ def _gpus(node: dict[str, Any]) -> str:
 
 
 def _speed(node: dict[str, Any]) -> str:
-    return f"{node['score'] / 1000:.1f} steps/s" if node["score"] else "unknown"
+    return f"{node['rate'] / 10**9:.1f} * 10^9 units/s" if node["rate"] else "unknown"
+
+
+def _hour_price(node: dict[str, Any]) -> str:
+    """Return what an hour of one of its GPUs, or cores, costs by its own rate; by units where that is unknown."""
+    if not node["rate"]:
+        return f"{show_amount(int(node['price_per_tera_unit']))} {PER_TERA_UNIT}"
+    return show_hour_price(int(node["price_per_device_hour"]), has_gpus=bool(node["gpus"]))
 
 
 @worker.command(name="show")
@@ -140,7 +149,8 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
             "processor": f"{counted(node['cores'], 'core')}, {node['memory_mib']} MiB",
             "speed": _speed(node),
             "slots": f"{node['busy_slots']} of {node['slots']} busy",
-            "price": show_amount(int(node["price_per_gpu_s"])) + " a GPU-second",
+            "price": f"{show_amount(int(node['price_per_tera_unit']))} {PER_TERA_UNIT}",
+            "an hour costs": _hour_price(node) if node["rate"] else None,
             "bond": show_amount(int(node["bond"])),
             "record": f"{node['good']} good, {node['bad']} bad, {node['valid_streak']} in a row",
             "reputation": f"{node['reputation_milli'] / 1000:.3f}",
@@ -250,8 +260,8 @@ def register(session: Session, bond: int | None, yes: bool, as_json: bool) -> No
     """Register this machine on chain and lock a bond.
 
     Use it only when registry.auto_register is off. config.toml sets the offer: roles,
-    registry.price_per_gpu_s, executor.jobs_max. The command measures the machine's speed, which takes about
-    one second.
+    registry.price_per_tera_unit, executor.jobs_max. The command measures the machine's rate, which takes a few
+    seconds.
 
     \b
     Example:
@@ -358,21 +368,23 @@ def retire(session: Session, yes: bool, as_json: bool) -> None:
 
 def _offer(profile: NodeProfile, does: str, bond: str) -> dict[str, Any]:
     roles = ", ".join(role for role in ROLES if NodeRole[role.upper()] & profile.roles)
+    hour = hour_price(profile.rate, profile.price_per_tera_unit)
+    in_hours = f", {show_hour_price(hour, has_gpus=bool(profile.gpus))}" if profile.rate else ""
     return {
         "does": does,
         "roles": roles,
-        "price": f"{show_amount(profile.price_per_gpu_s)} a GPU-second",
+        "price": f"{show_amount(profile.price_per_tera_unit)} {PER_TERA_UNIT}{in_hours}",
         "bond": bond,
     }
 
 
 def _profile(session: Session, address: bytes) -> NodeProfile:
-    from node.market.machine import describe_machine, renewed_score
+    from node.market.machine import describe_machine, renewed_rate
 
     options = load_node_options(session.home)
     if not {"compute", "verify"} & set(options.roles):
         raise ConfigError(f"{session.home.config}: `roles` has neither compute nor verify; add one of them")
-    return describe_machine(address, options, renewed_score(session.home.score).milli)
+    return describe_machine(address, options, renewed_rate(session.home.rate).units_per_s)
 
 
 def _machine_address(session: Session, machine: str | None) -> str:

@@ -96,7 +96,7 @@ BOUNDS: Final = {
     "sync.snapshots": (0, 1_024),
     "executor.jobs_max": (0, 1_024),
     "executor.verifications_max": (0, 1_024),
-    "registry.price_per_gpu_s": (0, 1 << 100),
+    "registry.price_per_tera_unit": (0, 1 << 100),
     "registry.stake": (0, AMOUNT_MAX),
     "processes.signature_workers": (0, 256),
     "developer.protocol_version": (0, PROTOCOL_VERSION_MAX),

@@ -198,7 +198,8 @@ class RegistryOptions:
     """This machine's entry in the on-chain registry (roles compute and verify)."""
 
     auto_register: bool = True
-    price_per_gpu_s: int = 10**14
+    price_per_tera_unit: int = 25 * 10**14
+    """Price of 10^12 work units: 0.36 DKB for an hour of a core that does 4 * 10^10 of them a second."""
     stake: int = 0
     """Stake to lock at registration, in 10^-18 DKB."""
     operator: str = ""

@@ -88,9 +88,9 @@ class Home:
         return self.root / "data" / "peers"
 
     @property
-    def score(self) -> Path:
-        """Measured speed of this machine, with time and method of the measurement (JSON)."""
-        return self.root / "data" / "score"
+    def rate(self) -> Path:
+        """Measured rate of this machine, with time and method of the measurement (JSON)."""
+        return self.root / "data" / "rate"
 
     @property
     def jobs(self) -> Path:

@@ -20,7 +20,7 @@ from node.market.attempts import Attempts, Trouble
 from node.market.blob_search import BlobSearch
 from node.market.cancellation import DAMAGE, Abandoned
 from node.market.inputs import Inputs
-from node.market.machine import Score, describe_machine, known_score, renewed_score
+from node.market.machine import Rate, describe_machine, known_rate, renewed_rate
 from node.market.promises import Promises
 from node.market.verifier import TaskVerifier
 from node.market.wallet import TransactionFailed, TransactionLost, Wallet
@@ -88,11 +88,11 @@ class DutyService:
         self._wallet = wallet
         self._options = options
         self._is_synced = is_synced
-        self._score = home.score
+        self._rate_file = home.rate
         data_dir = home.jobs.parent  # there before the first job is
         self._network = network
         self._is_leaving = False
-        self._speed = Score(0, is_steady=False)
+        self._speed = Rate(0, is_steady=False)
         self._profile: NodeProfile | None = None
         """The profile that this node registered."""
         self.is_draining: Callable[[], bool] = lambda: False
@@ -215,9 +215,9 @@ class DutyService:
             return
         self._worker.known = {entry.task for entry in await self._executor.unfinished()}
         if self._options.registry.auto_register:
-            self._speed = await trio.to_thread.run_sync(known_score, self._score)
+            self._speed = await trio.to_thread.run_sync(known_rate, self._rate_file)
             self._profile = await trio.to_thread.run_sync(
-                describe_machine, self.address, self._options, self._speed.milli
+                describe_machine, self.address, self._options, self._speed.units_per_s
             )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._measure_again)
@@ -311,12 +311,12 @@ class DutyService:
         bond = max(self._options.registry.stake, self._parameters.node_bond_min)
         if node is None:
             await self._wallet.send(REGISTER_NODE, node_payload(profile, bond))
-            _log.info("this machine was registered", bond=format_amount(bond), score=profile.score)
+            _log.info("this machine was registered", bond=format_amount(bond), rate=profile.rate)
             return
         if node.status is NodeStatus.RETIRING:
             return  # its owner wants out: renewing the entry would take that back
-        if not self._is_news(node.profile.score):
-            profile = profile._replace(score=node.profile.score)
+        if not self._is_news(node.profile.rate):
+            profile = profile._replace(rate=node.profile.rate)
         same = node.profile == profile
         seen_ms = self._ledger.head().time_ms - node.seen_ms
         # Below the least bond nothing is offered: one fine, or a share in a jury's fees, would end its business.
@@ -339,9 +339,9 @@ class DutyService:
         Measurements always differ slightly. A disturbed one is too low, never too high.
         """
         measured = self._speed
-        if abs(measured.milli - known) * 100 <= SPEED_SPREAD_PERCENT * max(measured.milli, known):
+        if abs(measured.units_per_s - known) * 100 <= SPEED_SPREAD_PERCENT * max(measured.units_per_s, known):
             return False
-        return measured.milli > 0 and (measured.is_steady or measured.milli > known)
+        return measured.units_per_s > 0 and (measured.is_steady or measured.units_per_s > known)
 
     async def _measure_again(self) -> None:
         """Measure the machine's speed again when it is idle, until a measurement was not disturbed."""
@@ -349,17 +349,19 @@ class DutyService:
             await trio.sleep(MEASURE_AGAIN_S)
             if self._attempts.running or self._is_leaving:
                 continue
-            found = await trio.to_thread.run_sync(renewed_score, self._score)
-            if found.is_steady or found.milli > self._speed.milli:
-                self._speed, self._profile = found, self._profile._replace(score=found.milli)
-                _log.info("this machine's speed was measured again", score=found.milli, steady=found.is_steady)
+            found = await trio.to_thread.run_sync(renewed_rate, self._rate_file)
+            if found.is_steady or found.units_per_s > self._speed.units_per_s:
+                self._speed, self._profile = found, self._profile._replace(rate=found.units_per_s)
+                _log.info(
+                    "this machine's speed was measured again", rate=found.units_per_s, steady=found.is_steady
+                )
 
     async def _return_to_market(self) -> None:
         node = load_node(self._ledger.store, self.address)
         if node is not None and node.status is NodeStatus.SUSPENDED:
             profile = self._profile or node.profile
-            if not self._is_news(node.profile.score):
-                profile = profile._replace(score=node.profile.score)
+            if not self._is_news(node.profile.rate):
+                profile = profile._replace(rate=node.profile.rate)
             await self._wallet.send(UPDATE_NODE, node_payload(profile, 0))
             _log.info("this machine is back on the market")
 

@@ -1,6 +1,6 @@
 """What this machine has and how fast it is, for its entry in the registry.
 
-``python -m node.market.machine`` prints the score: it runs in a process of its own, so that nothing else of the
+``python -m node.market.machine`` prints the rate: it runs in a process of its own, so that nothing else of the
 node runs between its steps and the engine leaves no memory behind.
 """
 
@@ -23,26 +23,24 @@ from node.home.config import parse_operator
 from node.home.files import write_whole
 from node.home.options import NodeOptions
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole
+from tasks.spec import RATE_MAX, step_units_of
 
-__all__ = ["Score", "available_memory_bytes", "describe_machine", "known_score", "measure_score", "renewed_score"]
+__all__ = ["Rate", "available_memory_bytes", "describe_machine", "known_rate", "measure_rate", "renewed_rate"]
 
-SCORE_CPU_S: Final = 1.0
-"""Processor time that a measurement takes, in batches of a few steps, ..."""
-SCORE_WALL_S: Final = 20.0
+RATE_CPU_S: Final = 0.75
+"""Processor time that each program of a measurement takes, in batches of a few steps, ..."""
+RATE_WALL_S: Final = 10.0
 """... and how long it goes on at most on a machine that has no time for it."""
-SCORE_STEPS: Final = 5
-SCORE_DECILE: Final = 9
+RATE_DECILE: Final = 9
 """The batch that counts: of ten, the one that only the fastest exceeds. What disturbs makes batches slower, never
 faster."""
 OTHERS_SHARE_MAX: Final = 0.2
 """Of all cores, what other processes may use meanwhile: they share caches, memory and the halves of cores."""
 STOLEN_SHARE_MAX: Final = 0.02
 """Of all cores, what the machine that this one runs on may take away."""
-SCORE_MILLI: Final = 1000
-SCORE_AGE_MS_MAX: Final = 7 * 24 * 60 * 60 * 1000
-"""A score that was measured longer ago is measured again: machines throttle, and neighbours come and go."""
-SCORE_LIMIT_BYTES: Final = 4096
-SCORE_MAX: Final = 2**48
+RATE_AGE_MS_MAX: Final = 7 * 24 * 60 * 60 * 1000
+"""A rate that was measured longer ago is measured again: machines throttle, and neighbours come and go."""
+RATE_LIMIT_BYTES: Final = 4096
 PROBE_TIMEOUT_S: Final = 60
 CGROUPS: Final = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
@@ -50,22 +48,35 @@ CGROUPS: Final = (
 )
 """Where a container's memory is told, in the second and the first version of control groups: its limit, what is
 used, and what of that is files that give way."""
-REFERENCE_WIDTHS: Final = (64, 256, 128, 10)
+PROGRAM_ROWS: Final = 256
 ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """As jobs run: processor time of several threads would count each of them."""
 
 
-class Score(NamedTuple):
-    """Steps of the reference job a second of processor time, times 1000, 0 if unknown.
+class _Program(NamedTuple):
+    """A training job that the rate is measured with, in batches of ``steps`` steps."""
+
+    widths: tuple[int, ...]
+    batch: int
+    steps: int
+
+
+PROGRAMS: Final = (_Program((64, 256, 128, 10), 64, 5), _Program((1024, 1024, 10), 256, 1))
+"""A model that fits the caches of a core, and one that does not: the rate is the lower of both, so that deadlines
+suit either."""
+
+
+class Rate(NamedTuple):
+    """Work units a second of processor time, 0 if unknown: of the program that gets the fewest done.
 
     ``is_steady``: the machine had little else to do, so that the next measurement will find the same.
     """
 
-    milli: int
+    units_per_s: int
     is_steady: bool
 
 
-def describe_machine(address: bytes, options: NodeOptions, score: int) -> NodeProfile:
+def describe_machine(address: bytes, options: NodeOptions, rate: int) -> NodeProfile:
     """Return the profile of this machine; blocks for a moment where it asks the driver for its cards."""
     roles = NodeRole(0)
     if "compute" in options.roles:
@@ -80,8 +91,8 @@ def describe_machine(address: bytes, options: NodeOptions, score: int) -> NodePr
         cores=len(os.sched_getaffinity(0)),
         memory_mib=_memory_mib(),
         pcie_lanes=0,
-        price_per_gpu_s=options.registry.price_per_gpu_s,
-        score=score,
+        price_per_tera_unit=options.registry.price_per_tera_unit,
+        rate=rate,
         slots=options.executor.jobs_max,
         notice_ms=0,
         endpoints=options.p2p.advertise,
@@ -90,54 +101,56 @@ def describe_machine(address: bytes, options: NodeOptions, score: int) -> NodePr
     )
 
 
-def measure_score() -> Score:
+def measure_rate() -> Rate:
     """Measure the speed of this machine in a process of its own; takes some two seconds."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "node.market.machine"], capture_output=True, timeout=PROBE_TIMEOUT_S,
             check=True, env={**os.environ, **ONE_THREAD},
         )  # fmt: skip
-        milli, is_steady = done.stdout.split()
-        return Score(int(milli), int(is_steady) == 1)
+        units_per_s, is_steady = done.stdout.split()
+        return Rate(int(units_per_s), int(is_steady) == 1)
     except (OSError, subprocess.SubprocessError, ValueError):
-        return Score(0, False)
+        return Rate(0, False)
 
 
-def known_score(path: Path) -> Score:
-    """Return the score that ``path`` keeps of this very machine and its programs, else measure it and keep it."""
-    kept = _kept_score(path, _fingerprint(), _now_ms())
-    return renewed_score(path) if kept is None else Score(kept, True)
+def known_rate(path: Path) -> Rate:
+    """Return the rate that ``path`` keeps of this very machine and its programs, else measure it and keep it."""
+    kept = _kept_rate(path, _fingerprint(), _now_ms())
+    return renewed_rate(path) if kept is None else Rate(kept, True)
 
 
-def renewed_score(path: Path) -> Score:
-    """Measure the score and keep it in ``path``, but for one that was disturbed: it is measured again later."""
-    score = measure_score()
-    if score.milli and score.is_steady:
-        text = json.dumps({"score": score.milli, "measured_ms": _now_ms(), "machine": _fingerprint()}, indent=1)
+def renewed_rate(path: Path) -> Rate:
+    """Measure the rate and keep it in ``path``, but for one that was disturbed: it is measured again later."""
+    rate = measure_rate()
+    if rate.units_per_s and rate.is_steady:
+        text = json.dumps(
+            {"rate": rate.units_per_s, "measured_ms": _now_ms(), "machine": _fingerprint()}, indent=1
+        )
         with suppress(OSError):  # no place for it: measured again the next time
             write_whole(path, text + "\n")
-    return score
+    return rate
 
 
-def _kept_score(path: Path, machine: str, now_ms: int) -> int | None:
-    """Return the score in ``path``; None when there is none, it is old, or of another machine or version."""
+def _kept_rate(path: Path, machine: str, now_ms: int) -> int | None:
+    """Return the rate in ``path``; None when there is none, it is old, or of another machine or version."""
     try:
-        if path.stat().st_size > SCORE_LIMIT_BYTES:
+        if path.stat().st_size > RATE_LIMIT_BYTES:
             return None
         document = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
     match document:
-        case {"score": int(score), "measured_ms": int(measured_ms), "machine": str(of)} if (
-            0 < score < SCORE_MAX and of == machine and 0 <= now_ms - measured_ms <= SCORE_AGE_MS_MAX
+        case {"rate": int(rate), "measured_ms": int(measured_ms), "machine": str(of)} if (
+            0 < rate <= RATE_MAX and of == machine and 0 <= now_ms - measured_ms <= RATE_AGE_MS_MAX
         ):
-            return score
+            return rate
         case _:
             return None
 
 
 def _fingerprint() -> str:
-    """Return what the score depends on: processor, cores that may be used, and versions."""
+    """Return what the rate depends on: processor, cores that may be used, and versions."""
     cores = len(os.sched_getaffinity(0))
     programs = " ".join(f"{name} {version(name)}" for name in ("dekube-node", "numpy"))
     return f"{_processor()}, {cores} cores, python {platform.python_version()}, {programs}"
@@ -223,40 +236,48 @@ def _is_steady(before: _Processors, after: _Processors, own_s: float, passed_s: 
     return others_s <= OTHERS_SHARE_MAX * cores * passed_s and stolen_s <= STOLEN_SHARE_MAX * cores * passed_s
 
 
-def _rate(batches_ns: Sequence[int]) -> int:
-    """Return steps a second, times 1000, of the batch that counts."""
+def _rate(batches_ns: Sequence[int], units: int) -> int:
+    """Return the work units a second of the batch that counts; each batch does ``units`` of them."""
     if not batches_ns:
         return 0
-    counts = sorted(batches_ns, reverse=True)[(len(batches_ns) - 1) * SCORE_DECILE // 10]
-    return SCORE_MILLI * SCORE_STEPS * 1_000_000_000 // max(1, counts)
+    counts = sorted(batches_ns, reverse=True)[(len(batches_ns) - 1) * RATE_DECILE // 10]
+    return units * 1_000_000_000 // max(1, counts)
 
 
-def _score() -> Score:
+def _program_rate(program: _Program) -> int:
+    """Run a program for a while; return how many work units a second it gets done."""
     from tasks.engines.arrays import NumpyArrays
     from tasks.engines.datasets import Dataset
     from tasks.engines.plan import TrainingPlan
     from tasks.engines.training import Trainer, initial_state
 
-    rows, columns = 256, REFERENCE_WIDTHS[0]
-    features = bytes((7 * i) % 17 for i in range(rows * columns))
-    labels = bytes(i % REFERENCE_WIDTHS[-1] for i in range(rows))
-    dataset = Dataset("score", rows, columns, REFERENCE_WIDTHS[-1], 4, rows, features, labels)
+    columns, classes = program.widths[0], program.widths[-1]
+    features = bytes((7 * i) % 17 for i in range(PROGRAM_ROWS * columns))
+    labels = bytes(i % classes for i in range(PROGRAM_ROWS))
+    dataset = Dataset("rate", PROGRAM_ROWS, columns, classes, 4, PROGRAM_ROWS, features, labels)
     plan = TrainingPlan(
-        widths=REFERENCE_WIDTHS, activation="relu", batch=64, seed=bytes(32), learning_rate_nano=1_000_000,
-        beta1_nano=900_000_000, beta2_nano=999_000_000, epsilon_nano=10, weight_decay_nano=0,
+        widths=program.widths, activation="relu", batch=program.batch, seed=bytes(32),
+        learning_rate_nano=1_000_000, beta1_nano=900_000_000, beta2_nano=999_000_000, epsilon_nano=10,
+        weight_decay_nano=0,
     )  # fmt: skip
     trainer = Trainer(plan, dataset, NumpyArrays(), initial_state(plan))
-    trainer.run_segment(SCORE_STEPS)
+    trainer.run_segment(program.steps)
     batches: list[int] = []
-    before, began, used_ns = _Processors.read(), time.perf_counter(), time.process_time_ns()
-    while sum(batches) < SCORE_CPU_S * 1e9 and time.perf_counter() - began < SCORE_WALL_S:
+    began = time.perf_counter()
+    while sum(batches) < RATE_CPU_S * 1e9 and time.perf_counter() - began < RATE_WALL_S:
         started_ns = time.process_time_ns()
-        trainer.run_segment(SCORE_STEPS)
+        trainer.run_segment(program.steps)
         batches.append(time.process_time_ns() - started_ns)
+    return _rate(batches, program.steps * step_units_of(plan, PROGRAM_ROWS))
+
+
+def _measured() -> Rate:
+    before, began, used_ns = _Processors.read(), time.perf_counter(), time.process_time_ns()
+    units_per_s = min(_program_rate(program) for program in PROGRAMS)
     own_s = (time.process_time_ns() - used_ns) / 1e9
-    return Score(_rate(batches), _is_steady(before, _Processors.read(), own_s, time.perf_counter() - began))
+    return Rate(units_per_s, _is_steady(before, _Processors.read(), own_s, time.perf_counter() - began))
 
 
 if __name__ == "__main__":
-    found = _score()
-    print(found.milli, int(found.is_steady))
+    found = _measured()
+    print(found.units_per_s, int(found.is_steady))

@@ -50,8 +50,8 @@ class Job(NamedTuple):
 
 
 def make_digits_job(
-    client: Client, *, control: Path | None, key: SecretKey | None, seed: bytes, max_price_per_gpu_s: int,
-    gpu_ms_per_step_max: int, progress: Progress | None = None, **sizes: Any,
+    client: Client, *, control: Path | None, key: SecretKey | None, seed: bytes, max_price_per_tera_unit: int,
+    progress: Progress | None = None, **sizes: Any,
 ) -> Job:  # fmt: skip
     """Put the digits data set where workers find it and return the job that trains a classifier on it.
 
@@ -64,8 +64,10 @@ def make_digits_job(
     from tasks.recipes import digits_spec  # with NumPy, which what only asks a gateway does without
 
     dataset, blob = _put_digits(client, control, key, progress)
-    price = specs.Price(max_price_per_gpu_s=max_price_per_gpu_s, gpu_ms_per_step_max=gpu_ms_per_step_max)
-    return Job(digits_spec(dataset, dataset_blob=blob, seed=seed, price=price, **sizes), blob)
+    spec = digits_spec(
+        dataset, dataset_blob=blob, seed=seed, max_price_per_tera_unit=max_price_per_tera_unit, **sizes
+    )
+    return Job(spec, blob)
 
 
 def put_digits_of(
@@ -167,7 +169,7 @@ def _detail(window: Any) -> str:
         case "proved":
             proof = window["proof"]
             steps = f"steps {proof['step_from']}-{proof['step_to']}"
-            return f": {steps}, {proof['meter']['gpu_ms']} ms, segments {proof['segment_root'][:18]}..."
+            return f": {steps}, segments {proof['segment_root'][:18]}..."
         case "sealing" | "jury_sealing":
             who = window["jurors"] if window["phase"] == "jury_sealing" else window["verifiers"]
             does = "1 verifier re-runs" if len(who) == 1 else f"{len(who)} verifiers re-run"

@@ -29,6 +29,7 @@ from tasks.executor.service import FINAL_REASONS, Executor
 from tasks.executor.supervisor import ProcessOptions
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.progress import window_span_ms
 from tasks.ledger.queries import Action, WorkDuty, work_duties
 from tasks.ledger.records import load_spec, load_task, load_window
 from tasks.ledger.registry import load_node, profile_to_value
@@ -174,8 +175,7 @@ class Worker:
         dataset, start = await self._supply(task, spec, duty)
         pace_ms = await self._executor.try_task(task, spec, dataset, start=start)
         step_from, step_to = spec.window_range(duty.window)
-        parameters = self._parameters
-        allowed_ms = parameters.window_slack * spec.gpu_ms_max(duty.window) + parameters.window_grace_ms
+        allowed_ms = window_span_ms(spec, duty.window, load_task(self._ledger.store, task).rate, self._parameters)
         if PACE_MARGIN * pace_ms * (step_to - step_from) > allowed_ms:
             raise JobUnfit(f"{pace_ms} ms a step: window {duty.window} would be late")
 
@@ -270,7 +270,7 @@ class Worker:
                 break
         await self._wallet.send(SUBMIT_WINDOW, [window_proof_to_value(proof)])
         _log.info(
-            "window proved", task=task, window=result.window, gpu_ms=result.meter.gpu_ms, device=result.device
+            "window proved", task=task, window=result.window, compute_ms=result.compute_ms, device=result.device
         )
 
     def _store_state(self, result: WindowResult, number: int) -> bytes:

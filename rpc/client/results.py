@@ -287,7 +287,7 @@ class Machine(ResultObject):
     address: bytes
     status: str
     roles: tuple[str, ...]
-    price_per_gpu_s: Amount
+    price_per_tera_unit: Amount
     bond: Amount
     slots: int
     busy_slots: int
@@ -304,7 +304,7 @@ class Task(ResultObject):
     created_height: int
     changed_height: int
     worker: bytes | None
-    price_per_gpu_s: Amount
+    price_per_tera_unit: Amount
     windows: int
     proved_windows: int
     final_windows: int

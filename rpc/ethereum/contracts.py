@@ -64,7 +64,7 @@ def _node_of(reader: Reader, _: Parameters, who: bytes) -> tuple[AbiValue, ...]:
     node = require_node(reader, who)
     profile = node.profile
     return (
-        profile.operator, int(node.status), int(profile.roles), len(profile.gpus), profile.price_per_gpu_s,
+        profile.operator, int(node.status), int(profile.roles), len(profile.gpus), profile.price_per_tera_unit,
         node.bond, profile.slots, node.busy_slots, node.seen_ms, reputation_milli(node),
     )  # fmt: skip
 
@@ -81,7 +81,7 @@ def _task_of(reader: Reader, _: Parameters, task: bytes) -> tuple[AbiValue, ...]
     record = find_task(reader, task)
     return (
         int(record.phase), int(record.reason), record.requester, record.worker or bytes(20),
-        record.price_per_gpu_s, record.target, record.next_window, record.final_windows, record.deadline_ms,
+        record.price_per_tera_unit, record.target, record.next_window, record.final_windows, record.deadline_ms,
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ VIEWS: Final = (
         REGISTRY_ADDRESS,
         Function(
             "nodeOf(address node)",
-            "(address operator, uint8 status, uint8 roles, uint32 gpus, uint256 pricePerGpuSecond, uint256 bond, "
+            "(address operator, uint8 status, uint8 roles, uint32 gpus, uint256 pricePerTeraUnit, uint256 bond, "
             "uint32 slots, uint32 busySlots, uint64 seenMs, uint32 reputationMilli)",
         ),
         _node_of,
@@ -136,7 +136,7 @@ VIEWS: Final = (
         LEDGER_ADDRESS,
         Function(
             "taskOf(bytes32 task)",
-            "(uint8 phase, uint8 reason, address requester, address worker, uint256 pricePerGpuSecond, "
+            "(uint8 phase, uint8 reason, address requester, address worker, uint256 pricePerTeraUnit, "
             "uint64 windows, uint64 nextWindow, uint64 finalWindows, uint64 deadlineMs)",
         ),
         _task_of,

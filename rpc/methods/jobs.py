@@ -30,10 +30,7 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
         "seed": "0x" + spec.seed.hex(),
         "init_root": "0x" + spec.init_root.hex(),
         "schedule": spec.schedule._asdict(),
-        "price": {
-            "max_price_per_gpu_s": str(spec.price.max_price_per_gpu_s),
-            "gpu_ms_per_step_max": spec.price.gpu_ms_per_step_max,
-        },
+        "max_price_per_tera_unit": str(spec.max_price_per_tera_unit),
         "requirements": spec.requirements._asdict(),
         "match_ms": spec.match_ms,
     }

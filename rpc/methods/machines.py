@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from billing.prices import hour_price
 from rpc.methods.accounts import PARTY_PARAM
 from rpc.methods.heights import stamp
 from rpc.methods.method import Json, Method, NodeApi
@@ -33,8 +34,9 @@ def _node(record: NodeRecord) -> Json:
         "cores": profile.cores,
         "memory_mib": profile.memory_mib,
         "pcie_lanes": profile.pcie_lanes,
-        "price_per_gpu_s": str(profile.price_per_gpu_s),
-        "score": profile.score,
+        "price_per_tera_unit": str(profile.price_per_tera_unit),
+        "rate": profile.rate,
+        "price_per_device_hour": str(hour_price(profile.rate, profile.price_per_tera_unit)),
         "slots": profile.slots,
         "busy_slots": record.busy_slots,
         "notice_ms": profile.notice_ms,
@@ -124,8 +126,9 @@ MACHINE_COMPONENTS: Final[dict[str, Schema]] = {
             "cores": NUMBER,
             "memory_mib": NUMBER,
             "pcie_lanes": NUMBER,
-            "price_per_gpu_s": AMOUNT_OUT,
-            "score": NUMBER,
+            "price_per_tera_unit": AMOUNT_OUT,
+            "rate": NUMBER,
+            "price_per_device_hour": AMOUNT_OUT,
             "slots": NUMBER,
             "busy_slots": NUMBER,
             "notice_ms": NUMBER,

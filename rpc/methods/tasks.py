@@ -58,7 +58,8 @@ def _task(record: TaskRecord) -> Json:
         "deadline_ms": record.deadline_ms or None,
         "match_by_ms": record.match_by_ms,
         "worker": _maybe_address(record.worker),
-        "price_per_gpu_s": str(record.price_per_gpu_s),
+        "price_per_tera_unit": str(record.price_per_tera_unit),
+        "rate": record.rate,
         "attempts": record.attempts,
         "excluded": [address(item) for item in record.excluded],
         "started_ms": record.started_ms or None,
@@ -72,7 +73,9 @@ def _task(record: TaskRecord) -> Json:
 
 
 def _spec(raw: bytes) -> Json:
-    return {"hash": hexed(spec_hash(raw)), "raw": hexed(raw)} | spec_to_json(decode_spec(raw))
+    spec = decode_spec(raw)
+    named = {"hash": hexed(spec_hash(raw)), "raw": hexed(raw), "step_units": spec.step_units}
+    return named | spec_to_json(spec)
 
 
 def _find_task(reader: Reader, task_id: bytes) -> tuple[TaskRecord, bytes] | None:
@@ -180,7 +183,8 @@ _TASK_FIELDS: Final[dict[str, Schema]] = {
     "deadline_ms": nullable(NUMBER),
     "match_by_ms": NUMBER,
     "worker": nullable(ADDRESS_OUT),
-    "price_per_gpu_s": AMOUNT_OUT,
+    "price_per_tera_unit": AMOUNT_OUT,
+    "rate": NUMBER,
     "attempts": NUMBER,
     "excluded": array(ADDRESS_OUT),
     "started_ms": nullable(NUMBER),
@@ -199,6 +203,7 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
         {
             "hash": HASH_OUT,
             "raw": BYTES_OUT,
+            "step_units": NUMBER,
             "kind": STRING,
             "level": NUMBER,
             "profile": STRING,
@@ -218,8 +223,8 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "seed": HASH_OUT,
             "init_root": HASH_OUT,
             "schedule": obj({"total_steps": NUMBER, "segment_steps": NUMBER, "window_steps": NUMBER}),
-            "price": obj({"max_price_per_gpu_s": AMOUNT_OUT, "gpu_ms_per_step_max": NUMBER}),
-            "requirements": obj({"gpus": NUMBER, "memory_mib": NUMBER, "score_min": NUMBER}),
+            "max_price_per_tera_unit": AMOUNT_OUT,
+            "requirements": obj({"gpus": NUMBER, "memory_mib": NUMBER, "rate_min": NUMBER}),
             "match_ms": NUMBER,
         },
         description="The job; `raw` is what it was created with.",

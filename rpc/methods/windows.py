@@ -59,7 +59,6 @@ def _window(record: WindowRecord) -> Json:
             "segments": proof.segments,
             "leaves_blob": hexed(proof.leaves_blob),
             "output_blob": hexed(proof.output_blob),
-            "meter": proof.meter._asdict(),
         },
         "sampled": list(record.sampled),
         "verifiers": _seats(record.verifiers),
@@ -115,7 +114,6 @@ WINDOW_COMPONENTS: Final[dict[str, Schema]] = {
                     "segments": NUMBER,
                     "leaves_blob": HASH_OUT,
                     "output_blob": HASH_OUT,
-                    "meter": obj({"gpu_ms": NUMBER, "steps": NUMBER, "samples": NUMBER}),
                 }
             ),
             "sampled": array(NUMBER),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from state.primitives.hashing import ZERO_HASH, digest
 from tasks.executor.job import SegmentRecord
-from tasks.proofs import Code, Finding, Meter, SegmentLeaf, WindowProof, probe_seal, segment_root
+from tasks.proofs import Code, Finding, SegmentLeaf, WindowProof, probe_seal, segment_root
 
 __all__ = ["TaskResult", "Verdict", "WindowResult", "make_leaves", "make_window_proof", "segment_salts"]
 
@@ -27,7 +27,6 @@ class WindowResult:
     window: int
     segments: tuple[SegmentRecord, ...]
     load_state: Callable[[int], bytes]
-    meter: Meter
     device: str
     accuracy: tuple[int, int] | None
 
@@ -41,15 +40,20 @@ class WindowResult:
         """Step after the window's last."""
         return self.segments[-1].step_to
 
+    @property
+    def compute_ms(self) -> int:
+        """What the window took on this machine; nothing is paid by it."""
+        return sum(segment.compute_ms for segment in self.segments)
+
 
 @dataclass(frozen=True)
 class TaskResult:
-    """A job that was run to its end; ``gpu_ms`` counts what this process of the node saw."""
+    """A job that was run to its end; ``compute_ms`` counts what this process of the node saw."""
 
     steps: int
     state_root: bytes
     accuracy: tuple[int, int]
-    gpu_ms: int
+    compute_ms: int
 
 
 @dataclass(frozen=True)
@@ -124,5 +128,4 @@ def make_window_proof(
         segments=len(leaves),
         leaves_blob=leaves_blob,
         output_blob=output_blob,
-        meter=result.meter,
     )

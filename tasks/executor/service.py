@@ -20,7 +20,7 @@ from tasks.executor.job import ChildFrame, Failed, Finished, Hello, Job, Progres
 from tasks.executor.journal import Journal, JournalEntry, TaskJournal
 from tasks.executor.results import TaskResult, Verdict, WindowResult
 from tasks.executor.supervisor import Backend, Capabilities, ProcessBackend, ProcessOptions
-from tasks.proofs import Code, Meter, SegmentLeaf
+from tasks.proofs import Code, SegmentLeaf
 from tasks.spec import JobSpec
 
 __all__ = ["FINAL_REASONS", "Executor", "ExecutorOptions", "JobStatus"]
@@ -248,7 +248,7 @@ class _Run:
         self._starts = 0
         self._last_end: JobEnd | None = None
         self._accuracy: tuple[int, int] | None = None
-        self._gpu_ms = sum(segment.compute_ms for segment in record.segments)
+        self._compute_ms = sum(segment.compute_ms for segment in record.segments)
 
     async def first_segment(self, dataset: bytes) -> int:
         record = self._record
@@ -301,7 +301,7 @@ class _Run:
                     raise
         await self._hand_on()
         return TaskResult(
-            self._record.step, self._record.segments[-1].state_root_after, self._accuracy, self._gpu_ms
+            self._record.step, self._record.segments[-1].state_root_after, self._accuracy, self._compute_ms
         )
 
     async def _listen(self, message: ChildFrame) -> None:
@@ -313,7 +313,7 @@ class _Run:
                 self._note(step)
             case Segment():
                 await trio.to_thread.run_sync(self._accept, message)
-                self._gpu_ms += message.compute_ms
+                self._compute_ms += message.compute_ms
                 self._note(message.step_to)
                 if message.step_to < self._job.total_steps:  # the last window waits for the test's answers
                     await self._hand_on()
@@ -357,12 +357,9 @@ class _Run:
         for window, segments in _whole_windows(self._spec, self._record):
             if segments[-1].step_to == self._job.total_steps and self._accuracy is None:
                 return
-            steps = segments[-1].step_to - segments[0].step_from
-            measured = sum(segment.compute_ms for segment in segments)
-            meter = Meter(min(measured, self._spec.gpu_ms_max(window)), steps, steps * self._spec.batch)
             accuracy = self._accuracy if segments[-1].step_to == self._job.total_steps else None
             load_state = partial(_load_state, self._job, self._record, segments)
-            result = WindowResult(window, segments, load_state, meter, self._device, accuracy)
+            result = WindowResult(window, segments, load_state, self._device, accuracy)
             await self._on_window(result)
             await trio.to_thread.run_sync(self._record.mark_delivered, window + 1)
 

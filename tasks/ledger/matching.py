@@ -32,8 +32,8 @@ __all__ = [
     "match_worker",
 ]
 
-SCORE_WEIGHTS: Final = (5, 2, 2)
-"""Weights of price, speed and reputation. Locality (1) joins when latencies between nodes are measured."""
+SCORE_WEIGHTS: Final = (5, 2)
+"""Weights of price and reputation. Registered speed is a claim, and has none (market.md 6.2)."""
 DRAWN_MAX: Final = 16
 """Workers drawn in one look until one is found that somebody could check: each draw costs as much as there are."""
 
@@ -122,11 +122,11 @@ def _fits(node: NodeRecord, spec: JobSpec, task: TaskRecord, now_ms: int, parame
         is_available(node, now_ms, parameters)
         and node.match_from_ms <= now_ms
         and node.address not in task.excluded
-        and profile.price_per_gpu_s <= spec.price.max_price_per_gpu_s
+        and profile.price_per_tera_unit <= spec.max_price_per_tera_unit
         and node.busy_slots < min(profile.slots, parameters.slots_max)
         and len(profile.gpus) >= wanted.gpus
         and profile.memory_mib >= wanted.memory_mib
-        and profile.score >= wanted.score_min
+        and profile.rate >= wanted.rate_min
         and not (wanted.gpus > 1 and is_limited(profile))
     )
 
@@ -142,27 +142,22 @@ def match_worker(
 ) -> NodeRecord | None:  # fmt: skip
     """Return the worker to assign, or None when no node fits that somebody could check.
 
-    It is the one that ranks best by what it asks, says of itself and has done. Where offers to such came to
-    nothing it is drawn, by bonds and records: words cost nothing, so many could take turns in keeping a task from
-    all others. ``bond_at`` tells the bond at a price for a GPU-second; a node that cannot lock it is passed over.
+    It is the one that ranks best by what it asks and has done. Where offers to such came to nothing it is drawn,
+    by bonds and records: words cost nothing, so many could take turns in keeping a task from all others.
+    ``bond_at`` tells the bond at a price for 10^12 work units; a node that cannot lock it is passed over.
     """
     fitting = [
         node
         for node in candidates(state, NodeRole.COMPUTE, seed, parameters.candidates_max)
         if _fits(node, spec, task, now_ms, parameters)
-        and balance_of(state, node.address) >= bond_at(node.profile.price_per_gpu_s)
+        and balance_of(state, node.address) >= bond_at(node.profile.price_per_tera_unit)
     ]
     if not fitting:
         return None
-    fastest = max([1, *(node.profile.score for node in fitting)])
 
     def rank(node: NodeRecord) -> tuple[int, bytes]:
-        limit = spec.price.max_price_per_gpu_s
-        parts = (
-            1000 * (limit - node.profile.price_per_gpu_s) // limit,
-            1000 * node.profile.score // fastest,
-            reputation_milli(node),
-        )
+        limit = spec.max_price_per_tera_unit
+        parts = (1000 * (limit - node.profile.price_per_tera_unit) // limit, reputation_milli(node))
         score = sum(weight * part for weight, part in zip(SCORE_WEIGHTS, parts, strict=True))
         return -score, digest(b"match-tie", seed + node.address)
 

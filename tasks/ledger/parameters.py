@@ -127,8 +127,9 @@ class TaskParameters:
     accept_ms: int = MINUTE_MS
     prepare_ms: int = 15 * MINUTE_MS
     window_grace_ms: int = 10 * MINUTE_MS
-    window_slack: int = 3
-    """A window may take this many times its largest GPU time, and the grace."""
+    window_slack: int = 10
+    """A window may take so many times its work units at its worker's rate, and the grace. The slowest jobs take
+    4.5 times as long a unit as what the rate is measured with, and the machine may have other work."""
     replace_ms: int = 15 * MINUTE_MS
     replace_ms_max: int = 24 * HOUR_MS
     """A search for a replacement in all, with those that were offered the task and did not start it."""

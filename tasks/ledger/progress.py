@@ -12,6 +12,7 @@ from tasks.ledger import registry
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
 from tasks.ledger.matching import draw_seed, match_worker
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case
+from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import (
     JobReport,
     by_duty_key,
@@ -30,7 +31,7 @@ from tasks.ledger.settlement import (
     release_bond,
     release_idle_bonds,
 )
-from tasks.spec import spec_hash
+from tasks.spec import JobSpec, spec_hash
 
 __all__ = [
     "arm_running",
@@ -47,6 +48,7 @@ __all__ = [
     "try_match",
     "turn_down",
     "wind_up",
+    "window_span_ms",
 ]
 
 DIVERGED_MAX: Final = 2
@@ -103,12 +105,12 @@ def try_match(case: Case) -> None:
     registry.save_node(case.state, node._replace(busy_slots=node.busy_slots + 1))
     case.advance(Event.ASSIGN, Reason.MATCHED)
     case.change(
-        worker=node.address, price_per_gpu_s=node.profile.price_per_gpu_s, busy=1, assigned_ms=case.now,
-        deadline_ms=case.now + parameters.accept_ms,
+        worker=node.address, price_per_tera_unit=node.profile.price_per_tera_unit, rate=node.profile.rate, busy=1,
+        assigned_ms=case.now, deadline_ms=case.now + parameters.accept_ms,
     )  # fmt: skip
     case.state.put(by_task_of_worker_key(node.address, record.created_ms, record.id), b"\x01")
     case.state.put(by_duty_key(node.address, record.id), b"\x01")
-    scope.emit(WORKER_ASSIGNED(record.id, node.address, node.profile.price_per_gpu_s))
+    scope.emit(WORKER_ASSIGNED(record.id, node.address, node.profile.price_per_tera_unit))
 
 
 def free_slot(case: Case) -> None:
@@ -244,13 +246,26 @@ def finish(case: Case) -> None:
         case.change(deadline_ms=case.now + case.parameters.bond_release_ms)
 
 
+def window_span_ms(spec: JobSpec, window: int, rate: int, parameters: TaskParameters) -> int:
+    """Return how long a worker that does ``rate`` work units a second has for ``window``; 0: of unknown rate.
+
+    A slow core's time is the most that anybody has, and the job's least rate the least that a worker is held to.
+    Whoever claims a higher rate than it has is late, and gains nothing by it.
+    """
+    start, stop = spec.window_range(window)
+    work_ms = (stop - start) * spec.step_ms
+    if known := max(rate, spec.requirements.rate_min):
+        work_ms = min(work_ms, -(-1000 * spec.window_units(window) // known))
+    return parameters.window_slack * work_ms + parameters.window_grace_ms
+
+
 def arm_running(case: Case) -> None:
     """Set the deadline of the window under way; there is none while the worker must wait for open windows."""
-    record, parameters, spec = case.record, case.parameters, case.spec
+    record, parameters = case.record, case.parameters
     if len(record.open_windows) >= parameters.open_windows_max:
         case.change(deadline_ms=0)
         return
-    span_ms = parameters.window_slack * spec.gpu_ms_max(record.next_window) + parameters.window_grace_ms
+    span_ms = window_span_ms(case.spec, record.next_window, record.rate, parameters)
     case.change(deadline_ms=case.now + span_ms)
 
 

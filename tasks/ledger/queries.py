@@ -233,7 +233,7 @@ def _work(state: Reader, task: TaskRecord, parameters: TaskParameters) -> list[W
             action = Action.ACCEPT
             spec = load_spec(state, task.id)
             held = _held_bond(state, task)
-            bond = max(0, bond_at(spec, task.price_per_gpu_s, number, parameters) - held)
+            bond = max(0, bond_at(spec, task.price_per_tera_unit, number, parameters) - held)
         case Phase.PREPARING:
             action = Action.START
         case Phase.RUNNING:

@@ -71,7 +71,8 @@ class TaskRecord(NamedTuple):
     how the task will end once its windows are settled. ``excluded`` workers are not matched again. ``attempts``
     counts workers that started, ``vain_offers`` those that were offered the task since a window was last proved.
     ``match_by_ms`` is when the search for a worker under way ends. ``diverged`` are the operators whose workers
-    said that the job diverges in the window that is due next.
+    said that the job diverges in the window that is due next. ``price_per_tera_unit`` and ``rate`` are what the
+    worker's profile had when it was matched.
     """
 
     id: bytes
@@ -86,7 +87,8 @@ class TaskRecord(NamedTuple):
     match_at_ms: int
     match_by_ms: int
     worker: bytes
-    price_per_gpu_s: int
+    price_per_tera_unit: int
+    rate: int
     busy: int
     attempts: int
     vain_offers: int
@@ -94,7 +96,6 @@ class TaskRecord(NamedTuple):
     diverged: tuple[bytes, ...]
     excluded: tuple[bytes, ...]
     started_ms: int
-    window_started_ms: int
     next_window: int
     final_windows: int
     target: int

@@ -28,7 +28,7 @@ from tasks.ledger.deadlines import NODE_SLOT, Due, schedule
 from tasks.ledger.fading import COUNT, faded
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import by_duty_key, by_verifier_key
-from tasks.spec import GPUS_MAX
+from tasks.spec import GPUS_MAX, PRICE_MAX, RATE_MAX
 
 __all__ = [
     "REGISTRY_ADDRESS",
@@ -131,9 +131,9 @@ class NodeProfile(NamedTuple):
 
     ``operator`` is the account behind it; nodes of one operator never check each other, so an account other than
     the node's own must have signed ``operator_words``: ``consent`` is that signature, else empty.
-    ``price_per_gpu_s`` is what it asks for a GPU-second (of a node without GPUs: for a second of its processors).
-    ``notice_ms`` is how long before leaving it says so. ``score`` is its speed
-    in steps of the reference job a second, times 1000.
+    ``price_per_tera_unit`` is what it asks for 10^12 work units. ``rate`` is how many of them one job gets done in
+    a second on one of its GPUs (of a node without GPUs: on one core); 0: unknown. It only sets deadlines.
+    ``notice_ms`` is how long before leaving it says so.
     """
 
     operator: bytes
@@ -142,8 +142,8 @@ class NodeProfile(NamedTuple):
     cores: int
     memory_mib: int
     pcie_lanes: int
-    price_per_gpu_s: int
-    score: int
+    price_per_tera_unit: int
+    rate: int
     slots: int
     notice_ms: int
     endpoints: tuple[str, ...]
@@ -189,7 +189,7 @@ def profile_to_value(profile: NodeProfile) -> Value:
     """Return ``profile`` as a codec value."""
     return [
         profile.operator, int(profile.roles), [list(gpu) for gpu in profile.gpus], profile.cores,
-        profile.memory_mib, profile.pcie_lanes, profile.price_per_gpu_s, profile.score, profile.slots,
+        profile.memory_mib, profile.pcie_lanes, profile.price_per_tera_unit, profile.rate, profile.slots,
         profile.notice_ms, list(profile.endpoints), profile.version, profile.consent,
     ]  # fmt: skip
 
@@ -198,19 +198,19 @@ def profile_from_value(value: Any) -> NodeProfile:
     """Return the profile of a decoded codec value. Raises DecodeError."""
     match value:
         case [
-            bytes(operator), int(roles), list(gpus), int(cores), int(memory), int(lanes), int(price), int(score),
+            bytes(operator), int(roles), list(gpus), int(cores), int(memory), int(lanes), int(price), int(rate),
             int(slots), int(notice), list(endpoints), str(version), bytes(consent),
         ] if (
             len(operator) == ADDRESS_BYTES and 0 < roles < 32 and len(gpus) <= GPUS_MAX
-            and all(0 <= size < SIZE_MAX for size in (cores, memory, lanes, score, notice))
-            and 0 < price < 1 << 100 and 0 < slots < 2**16 and len(version) <= TEXT_MAX
+            and all(0 <= size < SIZE_MAX for size in (cores, memory, lanes, notice)) and 0 <= rate <= RATE_MAX
+            and 0 < price <= PRICE_MAX and 0 < slots < 2**16 and len(version) <= TEXT_MAX
             and len(endpoints) <= ENDPOINTS_MAX and len(consent) in (0, SIGNATURE_BYTES)
             and all(type(item) is str and len(item) <= TEXT_MAX for item in endpoints)
         ):  # fmt: skip
             if len(encode(value)) > PROFILE_LIMIT_BYTES:
                 raise DecodeError(f"a node's profile has at most {PROFILE_LIMIT_BYTES} bytes")
             return NodeProfile(
-                operator, NodeRole(roles), tuple(_gpu(gpu) for gpu in gpus), cores, memory, lanes, price, score,
+                operator, NodeRole(roles), tuple(_gpu(gpu) for gpu in gpus), cores, memory, lanes, price, rate,
                 slots, notice, tuple(endpoints), version, consent,
             )  # fmt: skip
         case _:
@@ -391,7 +391,7 @@ def register(
     node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, 0, *past)
     save_node(state, _fade(node, block.time_ms, parameters))
     _index(state, node)
-    emit(REGISTERED(address, int(profile.roles), profile.price_per_gpu_s))
+    emit(REGISTERED(address, int(profile.roles), profile.price_per_tera_unit))
 
 
 def update(
@@ -416,7 +416,7 @@ def update(
     )  # fmt: skip
     save_node(state, node)
     _index(state, node)
-    emit(UPDATED(address, int(profile.roles), profile.price_per_gpu_s))
+    emit(UPDATED(address, int(profile.roles), profile.price_per_tera_unit))
 
 
 def suspend(state: Overlay, address: bytes, block: BlockContext, emit: Callable[[Event], None]) -> None:

@@ -135,7 +135,7 @@ class Outlook(NamedTuple):
     least_price: int
     most_gpus: int
     most_memory_mib: int
-    most_score: int
+    most_rate: int
     is_whole: bool
 
 
@@ -155,10 +155,10 @@ def look_out(
         affordable=len(capable) - counts["price"],
         free=free,
         why=dict(sorted((why, count) for why, count in counts.items() if count)),
-        least_price=min((node.profile.price_per_gpu_s for node in capable), default=0),
+        least_price=min((node.profile.price_per_tera_unit for node in capable), default=0),
         most_gpus=max((len(node.profile.gpus) for node in found), default=0),
         most_memory_mib=max((node.profile.memory_mib for node in found), default=0),
-        most_score=max((node.profile.score for node in found), default=0),
+        most_rate=max((node.profile.rate for node in found), default=0),
         is_whole=len(nodes) <= MACHINES_MAX,
     )
 
@@ -171,11 +171,11 @@ def _why_not(
     if (
         len(profile.gpus) < wanted.gpus
         or profile.memory_mib < wanted.memory_mib
-        or profile.score < wanted.score_min
+        or profile.rate < wanted.rate_min
         or (wanted.gpus > 1 and is_limited(profile))
     ):
         return "lacks"
-    if profile.price_per_gpu_s > spec.price.max_price_per_gpu_s:
+    if profile.price_per_tera_unit > spec.max_price_per_tera_unit:
         return "price"
     if node.address in excluded:
         return "left"
@@ -211,7 +211,7 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
         for name, amount, most in (
             ("gpus", wanted.gpus, outlook.most_gpus),
             ("memory_mib", wanted.memory_mib, outlook.most_memory_mib),
-            ("score_min", wanted.score_min, outlook.most_score),
+            ("rate_min", wanted.rate_min, outlook.most_rate),
         )
         if amount > most
     )
@@ -227,8 +227,8 @@ def machine_notices(spec: JobSpec, outlook: Outlook) -> list[Objection]:
         return []
     if not outlook.affordable:
         text = (
-            f"its highest price, {format_amount(spec.price.max_price_per_gpu_s)} for a GPU-second, is below what "
-            f"every machine asks that could do it: {format_amount(outlook.least_price)} and more"
+            f"its highest price, {format_amount(spec.max_price_per_tera_unit)} per 10^12 work units, is below "
+            f"what every machine asks that could do it: {format_amount(outlook.least_price)} and more"
         )
         return [Objection("price_below_all", text)]
     if not outlook.free:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from billing.escrow import NOBODY, Pool, Purpose
-from billing.prices import Budget, Role, share, share_up, split, split_roles, work_price
+from billing.prices import Budget, Role, share, share_up, split, split_roles, work_price, work_price_up
 from tasks.ledger import registry
 from tasks.ledger.carriage import dues_of, pay_dues, share_pay
 from tasks.ledger.open_task import Case
@@ -48,18 +48,22 @@ _Source = tuple[Pool, bytes]
 
 
 def budget_of(spec: JobSpec, parameters: TaskParameters) -> Budget:
-    """Return what the requester of ``spec`` locks: the checks of each window at least at their least fee."""
-    gpu_ms = spec.schedule.total_steps * spec.price.gpu_ms_per_step_max
-    price = -(-gpu_ms * spec.price.max_price_per_gpu_s // 1000)
-    budget = Budget.of(price, verification_bps=parameters.verification_bps, fee_bps=parameters.fee_bps)
+    """Return what the requester of ``spec`` locks: the windows at the highest price, and their checks.
+
+    A check costs its least fee at least. Each window is rounded up, and each payment down: what rounding leaves
+    returns to the requester.
+    """
     last = spec.windows - 1  # the others are as long as the first
+    whole, rest = (work_price_up(spec.window_units(at), spec.max_price_per_tera_unit) for at in (0, last))
+    price = last * whole + rest
+    budget = Budget.of(price, verification_bps=parameters.verification_bps, fee_bps=parameters.fee_bps)
     checks = last * check_budget(spec, 0, parameters) + check_budget(spec, last, parameters)
     return budget._replace(verification=max(budget.verification, checks))
 
 
 def check_budget(spec: JobSpec, window: int, parameters: TaskParameters) -> int:
     """Return what the checks of a window may take from the verification pool."""
-    price = work_price(spec.gpu_ms_max(window), spec.price.max_price_per_gpu_s)
+    price = work_price(spec.window_units(window), spec.max_price_per_tera_unit)
     seats = max(parameters.verifiers, parameters.verifiers_new)
     return max(share(price, parameters.verification_bps), seats * parameters.check_fee_min)
 
@@ -69,28 +73,27 @@ def check_fee(charge: int, parameters: TaskParameters) -> int:
     return max(share(charge, parameters.verification_bps), parameters.check_fee_min)
 
 
-def bond_at(spec: JobSpec, price_per_gpu_s: int, window: int, parameters: TaskParameters) -> int:
+def bond_at(spec: JobSpec, price_per_tera_unit: int, window: int, parameters: TaskParameters) -> int:
     """Return the bond of a worker that starts at ``window``: twice the pay of the windows it may have open.
 
     At least it is a part of what it would be at the job's highest price, and the fees of those who check and judge
     these windows: they are paid out of it where a window is rejected.
     """
     ahead = range(window, min(spec.windows, window + parameters.open_windows_max))
-    gpu_ms = sum(spec.gpu_ms_max(number) for number in ahead)
+    units = sum(spec.window_units(number) for number in ahead)
     own, highest = (
-        share_up(work_price(gpu_ms, price), parameters.bond_windows_bps)
-        for price in (price_per_gpu_s, spec.price.max_price_per_gpu_s)
+        share_up(work_price(units, price), parameters.bond_windows_bps)
+        for price in (price_per_tera_unit, spec.max_price_per_tera_unit)
     )
     seats = max(parameters.verifiers, parameters.verifiers_new) + parameters.jury
-    fees = seats * sum(check_fee(work_price(spec.gpu_ms_max(at), price_per_gpu_s), parameters) for at in ahead)
+    prices = [work_price(spec.window_units(at), price_per_tera_unit) for at in ahead]
+    fees = seats * sum(check_fee(price, parameters) for price in prices)
     return max(own, share_up(highest, parameters.bond_floor_bps), fees)
 
 
-def charge_of(case: Case, window: int, gpu_ms: int) -> int:
-    """Return the price of a window: its metered time, but no more than passed, and no more than the job allows."""
-    spec, record = case.spec, case.record
-    passed_ms = (case.now - record.window_started_ms) * max(1, spec.requirements.gpus)
-    return work_price(min(gpu_ms, passed_ms, spec.gpu_ms_max(window)), record.price_per_gpu_s)
+def charge_of(case: Case, window: int) -> int:
+    """Return the price of a window: its work units at the worker's price, however long they took."""
+    return work_price(case.spec.window_units(window), case.record.price_per_tera_unit)
 
 
 def fund_check(case: Case) -> bool:
@@ -146,7 +149,7 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
         vault.pay(Pool.PRICE, relay, part, Purpose.CARRIAGE, Role.RELAY, subject=window.number)
         pay_dues(case.state, window.worker, relay, part)
     left = pay - held - sum(part for _, part in carried)
-    for role, address, part in split_roles(left, {Role.COMPUTE: {window.worker: window.proof.meter.steps}}):
+    for role, address, part in split_roles(left, {Role.COMPUTE: {window.worker: 1}}):
         vault.pay(Pool.PRICE, address, part, Purpose.WINDOW_PAY, role, subject=window.number)
     vault.hold(Pool.PRICE, Pool.HOLD, held, Purpose.WINDOW_HOLD, target_owner=window.worker, subject=window.number)
     fee = min(share(window.charge, parameters.fee_bps), vault.held(Pool.FEE))
@@ -244,14 +247,12 @@ def pay_kill_fee(case: Case, worker: bytes) -> None:
 
 
 def pay_preparation(case: Case) -> None:
-    """Pay a worker whose task was cancelled while it prepared for the time since it accepted, at its own price.
+    """Pay a worker whose task was cancelled while it prepared: one segment, which preparing does, at its price.
 
-    Nothing shows what it did in that time, so it is a claim; but its requester alone decides whether it is paid,
-    and pays no more than it would for a window.
+    Nothing shows how far it is; but its requester alone decides whether it is paid.
     """
-    record, spec = case.record, case.spec
-    passed_ms = (case.now - record.changed_ms) * max(1, spec.requirements.gpus)
-    amount = work_price(min(passed_ms, spec.gpu_ms_max(record.next_window)), record.price_per_gpu_s)
+    record = case.record
+    amount = work_price(case.spec.segment_units(record.next_window, 0), record.price_per_tera_unit)
     case.vault.pay(Pool.PRICE, record.worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
 
 

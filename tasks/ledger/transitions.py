@@ -374,7 +374,8 @@ class _Market:
             match_at_ms=0,
             match_by_ms=now + spec.match_ms,
             worker=b"",
-            price_per_gpu_s=0,
+            price_per_tera_unit=0,
+            rate=0,
             busy=0,
             attempts=0,
             vain_offers=0,
@@ -382,7 +383,6 @@ class _Market:
             diverged=(),
             excluded=(),
             started_ms=0,
-            window_started_ms=0,
             next_window=0,
             final_windows=0,
             target=spec.windows,
@@ -465,7 +465,7 @@ class _Market:
         record = case.record
         if record.phase != Phase.ASSIGNED:
             raise WrongPhase(record.phase.name.lower())
-        bond = bond_at(case.spec, record.price_per_gpu_s, record.next_window, self._parameters)
+        bond = bond_at(case.spec, record.price_per_tera_unit, record.next_window, self._parameters)
         due = max(0, bond - case.vault.held(Pool.BOND, context.sender))
         if payload.amount != due:
             raise PaymentMissing(due=due, got=payload.amount)
@@ -478,9 +478,7 @@ class _Market:
         case = self._as_worker(state, context, payload.task, payload.machine)
         case.advance(Event.START, Reason.STARTED)
         record = case.record
-        case.change(
-            started_ms=record.started_ms or case.now, window_started_ms=case.now, attempts=record.attempts + 1
-        )
+        case.change(started_ms=record.started_ms or case.now, attempts=record.attempts + 1)
         arm_running(case)
         case.save()
 
@@ -513,19 +511,15 @@ class _Market:
         if len(record.open_windows) >= self._parameters.open_windows_max:
             raise TooManyOpenWindows(f"{len(record.open_windows)} windows are open")
         step_from, step_to = spec.window_range(proof.window)
-        steps = step_to - step_from
         if (proof.step_from, proof.step_to) != (step_from, step_to):
             raise ProofMismatch(f"the window covers steps {step_from} to {step_to}")
         if proof.state_root_in != record.state_root:
             raise ProofMismatch("the window does not start at the state that the one before ended in")
         if proof.segments != spec.window_segments(proof.window):
             raise ProofMismatch(f"the window has {spec.window_segments(proof.window)} segments")
-        if (proof.meter.steps, proof.meter.samples) != (steps, steps * spec.batch):
-            raise ProofMismatch("the meter counts other steps or samples than the window has")
         prove(case, proof)
         case.change(
-            next_window=proof.window + 1, state_root=proof.state_root_out, window_started_ms=case.now,
-            vain_offers=0, diverged=(),
+            next_window=proof.window + 1, state_root=proof.state_root_out, vain_offers=0, diverged=()
         )  # fmt: skip
         if proof.window + 1 == record.target:
             free_slot(case)

@@ -74,9 +74,7 @@ def seal_time(spec: JobSpec, segments: int, parameters: TaskParameters) -> SealT
     It fetches the state before each of them and the one after the window; a state is as large as the job's model.
     """
     states_bytes = (segments + 1) * spec.plan().state_limit_bytes
-    # What the requester calls a step's time is its own word; that alone would let it set honest verifiers up.
-    step_ms = max(spec.price.gpu_ms_per_step_max, spec.step_ms)
-    run_ms = parameters.seal_slack * segments * spec.schedule.segment_steps * step_ms
+    run_ms = parameters.seal_slack * segments * spec.schedule.segment_steps * spec.step_ms
     return SealTime(1000 * states_bytes // parameters.seal_bytes_per_s, max(parameters.seal_ms_min, run_ms))
 
 
@@ -92,7 +90,7 @@ def agrees(finding: Finding, opened: Opened) -> bool:
 def prove(case: Case, proof: WindowProof) -> None:
     """Take the proof of the window under way; the beacon of a later block draws who checks it."""
     number = proof.window
-    charge = charge_of(case, number, proof.meter.gpu_ms)
+    charge = charge_of(case, number)
     window = WindowRecord(
         task=case.record.id,
         number=number,

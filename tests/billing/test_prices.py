@@ -3,7 +3,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.prices import ROLE_WEIGHTS, Budget, Role, share, share_up, split, split_roles, work_price
+from billing.prices import (
+    ROLE_WEIGHTS,
+    TERA,
+    Budget,
+    Role,
+    hour_price,
+    share,
+    share_up,
+    split,
+    split_roles,
+    work_price,
+    work_price_up,
+)
 
 AMOUNTS = st.integers(0, 10**30)
 WEIGHTS = st.lists(st.integers(0, 10**9), min_size=1, max_size=12).filter(any)
@@ -54,6 +66,18 @@ def test_a_budget_covers_the_shares_of_any_parts_of_its_price(
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=20), st.integers(1, 10**20))
 def test_parts_of_a_work_never_cost_more_than_the_whole(parts: list[int], price: int) -> None:
     assert sum(work_price(part, price) for part in parts) <= work_price(sum(parts), price)
+    assert sum(work_price_up(part, price) for part in parts) >= work_price_up(sum(parts), price)
+
+
+@given(st.integers(0, 10**18), AMOUNTS)
+def test_what_is_locked_for_work_covers_it_and_is_less_than_one_unit_more(units: int, price: int) -> None:
+    assert 0 <= work_price_up(units, price) - work_price(units, price) <= 1
+    assert work_price(TERA, price) == work_price_up(TERA, price) == price
+
+
+def test_an_hour_costs_what_a_machine_gets_done_in_it() -> None:
+    assert hour_price(4 * 10**10, 25 * 10**14) == 36 * 10**16  # 0.36 DKB: the default price on a core of that rate
+    assert hour_price(0, 25 * 10**14) == 0
 
 
 @given(AMOUNTS, st.integers(0, 10_000))

@@ -82,7 +82,7 @@ EXEMPT = {
     "rpc.gateway.unsent_bytes:UnsentBytes._ask_kernel": "numbers of the kernel's own",
     "p2p.path.dial_back:DialBack._serve": "one number, a port; tests/p2p/path/test_dial_back.py",
     "node.process.control:ControlServer._serve": "answers any line; tests/node/process/test_control.py",
-    "node.market.machine:_kept_score": OWN_FILE,
+    "node.market.machine:_kept_rate": OWN_FILE,
     "node.cli.relay_status:_ready": OWN_FILE,
     "testnet.cluster:Cluster._is_ready": OWN_FILE,
     "testnet.picture:_main": OWN_FILE,

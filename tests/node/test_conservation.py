@@ -56,7 +56,7 @@ from tasks.proofs import (
 from tasks.spec import encode_spec
 from tests.state.transition.chain import signed
 from tests.state.transition.test_hostile import FEE, KEYS, Chaos
-from tests.tasks.world import DKB, leaves_of, probe, proof_of, salt, spec, state_after
+from tests.tasks.world import DKB, WORTH, leaves_of, probe, proof_of, salt, spec, state_after
 
 NONCE = b"n" * 32
 GAS_LIMIT = 2_000_000
@@ -149,9 +149,9 @@ class Everything(Chaos):
         task = draw.choice(self.tasks) if self.tasks else bytes(32)
         match draw.randrange(11):
             case 0 | 1:
-                roles, price = NodeRole.COMPUTE | NodeRole.VERIFY, DKB // 2000
+                roles, price = NodeRole.COMPUTE | NodeRole.VERIFY, WORTH // 2000
                 profile = NodeProfile(
-                    key.address, roles, (), 64, 64_000, 64, price, 100, 1, 0, (), "test"
+                    key.address, roles, (), 64, 64_000, 64, price, 10**10, 1, 0, (), "test"
                 )  # fmt: skip
                 kind = UPDATE_NODE if queries.find_node(self.state, key.address) else REGISTER_NODE
                 return kind, node_payload(profile, draw.choice([0, self.parameters.node_bond_min]))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from billing.prices import hour_price
 from rpc.gateway.surface import DOCUMENT, SURFACE
 from rpc.methods.method import bind
 from rpc.protocol.errors import RpcError
@@ -158,7 +159,10 @@ async def test_lists_are_of_one_height_and_whole() -> None:
     second = await node.call("dekube_getTasks", cursor=first["next"])
     assert second["at"]["height"] == height < world.height
 
-    assert (await node.call("dekube_getNode", hexed(b"\1" * 20)))["node"]["roles"] == ["compute", "verify"]
+    shown = (await node.call("dekube_getNode", hexed(b"\1" * 20)))["node"]
+    assert shown["roles"] == ["compute", "verify"]
+    hour = hour_price(shown["rate"], int(shown["price_per_tera_unit"]))
+    assert int(shown["price_per_device_hour"]) == hour > 0
     assert (await node.call("dekube_getNode", hexed(b"\x77" * 20)))["node"] is None
     assert (await node.call("dekube_getTask", hexed(bytes(32))))["task"] is None
     budget = await node.call("dekube_quoteTask", hexed(encode_spec(spec())))

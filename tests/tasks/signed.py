@@ -28,7 +28,7 @@ from tasks.ledger.transitions import (
     task_id_of,
 )
 from tasks.spec import JobSpec, encode_spec
-from tests.tasks.world import DKB, HONEST, QUICK, Manners, World, spec
+from tests.tasks.world import DKB, HONEST, QUICK, WORTH, Manners, World, spec
 
 VALIDATOR: Final = SecretKey(b"\xf0" * 32)
 KEYS: Final = tuple(SecretKey(bytes([at]) * 32) for at in range(1, 64))
@@ -97,7 +97,7 @@ class SignedWorld(World):
     # Actors
 
     def profile(
-        self, key: SecretKey, *, roles: NodeRole = WORK | CHECK, price: int = DKB // 2000, slots: int = 1,
+        self, key: SecretKey, *, roles: NodeRole = WORK | CHECK, price: int = WORTH // 2000, slots: int = 1,
         operator: SecretKey | None = None,
     ) -> NodeProfile:  # fmt: skip
         """Return the offer of a machine, with the signature of its operator where that is another account."""
@@ -105,7 +105,7 @@ class SignedWorld(World):
         if operator is not None:
             words = operator_words(self.runtime.genesis_hash, key.address)
             owner, consent = operator.address, wallet_form(operator.sign(personal_digest(words)))
-        return NodeProfile(owner, roles, (), 64, 64_000, 64, price, 100, slots, 0, (), "test", consent)
+        return NodeProfile(owner, roles, (), 64, 64_000, 64, price, 10**10, slots, 0, (), "test", consent)
 
     def join(self, key: SecretKey, profile: NodeProfile, manners: Manners = HONEST) -> bytes:
         """Register a machine with the least bond."""

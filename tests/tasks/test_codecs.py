@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from state.primitives.errors import DecodeError
 from tasks.executor.resource_needs import needs_of
 from tasks.executor.supervisor import ProcessOptions
 from tasks.ledger.lifecycle import Phase
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.progress import window_span_ms
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, profile_from_value, profile_to_value
 from tasks.ledger.transitions import rules
 from tasks.proofs import (
@@ -36,20 +39,23 @@ from tasks.proofs import (
     window_proof_to_value,
 )
 from tasks.spec import (
+    RATE_MAX,
     SEGMENT_MS_MAX,
+    SEGMENTS_MAX,
     SPEC_LIMIT_BYTES,
     STEP_UNITS_PER_MS,
     UPDATE_UNITS,
     WINDOW_STATES_BYTES_MAX,
+    WINDOW_UNITS_MAX,
     JobSpec,
     Model,
-    Price,
+    Requirements,
     Schedule,
     decode_spec,
     encode_spec,
     spec_hash,
 )
-from tests.tasks.world import DKB, QUICK, World, leaves_of, probe, proof_of, salt, spec
+from tests.tasks.world import QUICK, World, leaves_of, probe, proof_of, salt, spec
 
 JOB = spec(total=55)
 LEAVES = leaves_of(JOB, 2, b"i" * 32)
@@ -91,7 +97,7 @@ def test_the_encodings_of_a_job_and_a_seal_never_change() -> None:
     assert PROOF.segment_root.hex() == SEGMENT_ROOT
 
 
-SPEC_HASH = "3b2f57f494cb661d0dcab64ad55a94dd5377dacb4d1022d18636bd856962bcee"
+SPEC_HASH = "999c8059e19faec215b24f09ab35ac4366a291ee5bf39f2928664989c301bdf2"
 VERDICT_SEAL = "3bfbd04634f03617f7e982be6d6ee595f559456af1b04fb12cc99810efca0e9e"
 SEGMENT_ROOT = "52f42875a264b2c949f86de2a6363e1cb99381c6b4e497b2f5910f211fe4cf6e"
 
@@ -122,9 +128,9 @@ def test_windows_and_segments_cover_the_steps_once_and_in_order() -> None:
         JOB._replace(schedule=Schedule(10, 5, 20)),
         JOB._replace(schedule=Schedule(1 << 40, 5, 20)),
         JOB._replace(schedule=Schedule(2000, 1, 1000)),
-        JOB._replace(price=Price(0, 100)),
-        JOB._replace(price=Price(1 << 120, 100)),
-        JOB._replace(price=Price(1, 1 << 31)),
+        JOB._replace(max_price_per_tera_unit=0),
+        JOB._replace(max_price_per_tera_unit=(1 << 100) + 1),
+        JOB._replace(requirements=Requirements(0, 0, RATE_MAX + 1)),
         JOB._replace(dataset=JOB.dataset._replace(samples=(1 << 22) + 1)),
         JOB._replace(match_ms=0),
     ],
@@ -142,7 +148,8 @@ def test_the_longest_profile_fits_a_record_and_a_longer_one_is_refused() -> None
         PROFILE._replace(gpus=(Gpu("x", 1),) * 17),
         PROFILE._replace(endpoints=("x",) * 5),
         PROFILE._replace(version="x" * 129),
-        PROFILE._replace(price_per_gpu_s=0),
+        PROFILE._replace(price_per_tera_unit=0),
+        PROFILE._replace(rate=RATE_MAX + 1),
         PROFILE._replace(slots=0),
     ):
         with pytest.raises(DecodeError):
@@ -150,16 +157,17 @@ def test_the_longest_profile_fits_a_record_and_a_longer_one_is_refused() -> None
 
 
 def test_the_longest_job_does_not_leave_the_clocks_range() -> None:
-    week_ms = 7 * 24 * 3_600_000
     steps = SEGMENT_MS_MAX // JOB.step_ms
-    long = JOB._replace(schedule=Schedule(10_000 * steps, steps, steps), price=Price(1, week_ms // steps))
+    window = SEGMENTS_MAX * steps
+    long = JOB._replace(schedule=Schedule(1_000 * window, steps, window))
     assert decode_spec(encode_spec(long)) == long
     with pytest.raises(DecodeError):
-        decode_spec(encode_spec(long._replace(price=Price(1, week_ms // steps + 1))))
+        decode_spec(encode_spec(long._replace(schedule=Schedule(window, steps + 1, window))))
+    slowest = replace(TaskParameters(), window_slack=100)
+    assert 0 < window_span_ms(long, 0, 0, slowest) < 1 << 33
     world = World()
-    world.add_machine(1), world.add_machine(2)
-    once = long._replace(schedule=Schedule(steps, steps, steps), price=Price(DKB // 1000, week_ms // steps))
-    task = world.create(once)
+    world.add_machine(1, rate=0), world.add_machine(2)
+    task = world.create(long._replace(schedule=Schedule(window, steps, window)))
     world.run_to(task, Phase.SETTLED)
 
 
@@ -170,9 +178,9 @@ def test_the_longest_job_does_not_leave_the_clocks_range() -> None:
 def test_no_job_asks_more_of_a_machine_than_is_bounded(
     widths: list[int], classes: int, batch: int, segments: int, steps: int
 ) -> None:
-    """Whatever a requester calls a GPU's time: a segment can be re-run in time, a window's states can be kept."""
+    """A segment can be re-run in time, a window's states can be kept, and its units are bounded."""
     job = JOB._replace(
-        model=Model("mlp", (*widths, classes), "silu"), batch=batch, price=Price(1, 1),
+        model=Model("mlp", (*widths, classes), "silu"), batch=batch, max_price_per_tera_unit=1,
         schedule=Schedule(segments * steps, steps, segments * steps),
     )  # fmt: skip
     try:
@@ -182,6 +190,7 @@ def test_no_job_asks_more_of_a_machine_than_is_bounded(
     plan = found.plan()
     assert steps * plan.parameters * (UPDATE_UNITS + batch) <= SEGMENT_MS_MAX * STEP_UNITS_PER_MS
     assert found.step_ms * steps <= SEGMENT_MS_MAX
+    assert found.window_units(0) <= WINDOW_UNITS_MAX
     assert (segments + 1) * 12 * plan.parameters <= WINDOW_STATES_BYTES_MAX
     needs = needs_of(found, open_windows_max=3)
     assert needs.blobs + needs.journal <= 6 * WINDOW_STATES_BYTES_MAX

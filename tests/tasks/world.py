@@ -39,7 +39,6 @@ from tasks.ledger.transitions import (
 from tasks.proofs import (
     Code,
     Finding,
-    Meter,
     SegmentLeaf,
     WindowProof,
     delivery_digest,
@@ -51,7 +50,7 @@ from tasks.proofs import (
     verdict_seal,
     window_proof_to_value,
 )
-from tasks.spec import Dataset, JobSpec, Model, Optimiser, Price, Requirements, Schedule, encode_spec
+from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
 
 DKB: Final = 10**18
 REQUESTER: Final = b"R" * 20
@@ -65,8 +64,12 @@ QUICK: Final = TaskParameters(
 )  # fmt: skip
 
 
+WORTH: Final = 6_600 * DKB
+"""Price of 10^12 work units at which a window of ``spec()`` costs about 2 DKB."""
+
+
 def spec(
-    *, total: int = 60, segment: int = 5, window: int = 20, price: int = DKB // 1000, match_ms: int = 60_000,
+    *, total: int = 60, segment: int = 5, window: int = 20, price: int = WORTH // 1000, match_ms: int = 60_000,
     gpus: int = 0,
 ) -> JobSpec:  # fmt: skip
     return JobSpec(
@@ -74,7 +77,7 @@ def spec(
         dataset=Dataset(b"d" * 32, b"D" * 32, 1437), batch=32,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=b"s" * 32,
         init_root=b"i" * 32, schedule=Schedule(total, segment, window),
-        price=Price(price, 100), requirements=Requirements(gpus, 0, 0), match_ms=match_ms,
+        max_price_per_tera_unit=price, requirements=Requirements(gpus, 0, 0), match_ms=match_ms,
     )  # fmt: skip
 
 
@@ -107,14 +110,11 @@ def leaves_of(job: JobSpec, window: int, root_in: bytes, *, lie: bool = False) -
     return leaves
 
 
-def proof_of(
-    job: JobSpec, task: bytes, window: int, leaves: Sequence[SegmentLeaf], *, gpu_ms: int = 1_500
-) -> WindowProof:
+def proof_of(job: JobSpec, task: bytes, window: int, leaves: Sequence[SegmentLeaf]) -> WindowProof:
     step_from, step_to = job.window_range(window)
     return WindowProof(
         task, window, step_from, step_to, leaves[0].state_root_before, leaves[-1].state_root_after,
         segment_root(leaves), len(leaves), b"L" * 32, b"O" * 32,
-        Meter(gpu_ms, step_to - step_from, (step_to - step_from) * job.batch),
     )  # fmt: skip
 
 
@@ -219,13 +219,14 @@ class World:
 
     def add_machine(
         self, name: int, *, roles: NodeRole = NodeRole.COMPUTE | NodeRole.VERIFY, manners: Manners = HONEST,
-        price: int = DKB // 2000, score: int = 100, operator: bytes | None = None, gpus: int = 0, slots: int = 1,
+        price: int = WORTH // 2000, rate: int = 10**10, operator: bytes | None = None, gpus: int = 0,
+        slots: int = 1,
     ) -> bytes:  # fmt: skip
         address = bytes([name]) * 20
         self.fund(address, 1_000 * DKB)
         profile = NodeProfile(
             address, roles, tuple(Gpu("card", 1_000) for _ in range(gpus)), 64, 64_000, 64, price,
-            score, slots, 0, (), "test",
+            rate, slots, 0, (), "test",
         )  # fmt: skip
         assert self.send(address, REGISTER_NODE, node_payload(profile, self.parameters.node_bond_min)) is None
         if operator is not None:  # as if it had signed: accounts of this world have no keys

@@ -1,7 +1,7 @@
 """The network that all clients share: four validators as processes, a tap before each gateway, funded accounts.
 
 Its own machines are not registered, so who works and who checks is decided by the clients alone. A machine is
-given the very task that is meant for it by price and score: the dearer it is, the faster, and each task asks for
+given the very task that is meant for it by price and rate: the dearer it is, the faster, and each task asks for
 exactly one of them. One account checks all work; its transactions are numbered here: clients take turns with it.
 """
 
@@ -40,7 +40,6 @@ from tasks.ledger.transitions import REGISTER_NODE
 from tasks.proofs import (
     Code,
     Finding,
-    Meter,
     Opening,
     SegmentLeaf,
     WindowProof,
@@ -57,7 +56,6 @@ from tasks.spec import (
     JobSpec,
     Model,
     Optimiser,
-    Price,
     Requirements,
     Schedule,
     encode_spec,
@@ -72,7 +70,7 @@ VALIDATORS: Final = 4
 PLAYS_MAX: Final = 16
 FUNDS: Final = 20_000 * COIN
 BOND: Final = 100 * COIN
-PRICE: Final = 10**14
+PRICE: Final = 10**18
 PARAMETERS: Final = {
     "tasks.verifiers": 1, "tasks.verifiers_new": 1, "tasks.draw_blocks": 1, "tasks.match_retry_ms": 200,
     "tasks.replace_ms": 500, "tasks.final_ms": 500, "tasks.accept_ms": 120_000, "tasks.prepare_ms": 120_000,
@@ -119,20 +117,20 @@ class Job(NamedTuple):
 
     @property
     def bond(self) -> int:
-        return bond_at(self.spec, self.spec.price.max_price_per_gpu_s, 0, TASK_PARAMETERS)
+        return bond_at(self.spec, self.spec.max_price_per_tera_unit, 0, TASK_PARAMETERS)
 
     @property
     def profile(self) -> bytes:
-        price, score = self.spec.price.max_price_per_gpu_s, self.spec.requirements.score_min
+        price, rate = self.spec.max_price_per_tera_unit, self.spec.requirements.rate_min
         roles = NodeRole.COMPUTE | NodeRole.RELAY
-        return encode(profile_to_value(profile_of(self.worker, roles, price=price, score=score)))
+        return encode(profile_to_value(profile_of(self.worker, roles, price=price, rate=rate)))
 
 
-def profile_of(who: Account, role: NodeRole, *, price: int, score: int) -> NodeProfile:
+def profile_of(who: Account, role: NodeRole, *, price: int, rate: int) -> NodeProfile:
     """Return what ``who`` says of its machine."""
     return NodeProfile(
         operator=who.secret.address, roles=role, gpus=(), cores=8, memory_mib=16_384, pcie_lanes=0,
-        price_per_gpu_s=price, score=score, slots=4, notice_ms=0, endpoints=(), version="wallet tests",
+        price_per_tera_unit=price, rate=rate, slots=4, notice_ms=0, endpoints=(), version="wallet tests",
     )  # fmt: skip
 
 
@@ -158,7 +156,7 @@ def job(number: int) -> Job:
         dataset=Dataset(blob, blob, 1_000), batch=32,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 10_000_000),
         seed=digest(b"wallet-tests", b"seed" + bytes([number])), init_root=bytes(32),
-        schedule=Schedule(1, 1, 1), price=Price(PRICE * (number + 1), 500),
+        schedule=Schedule(1, 1, 1), max_price_per_tera_unit=PRICE * (number + 1),
         requirements=Requirements(0, 0, 1_000 + number), match_ms=600_000,
     )  # fmt: skip
     requester, worker, staker = (account(f"{role}-{number}") for role in ("requester", "worker", "staker"))
@@ -182,7 +180,6 @@ def work_of(task: bytes, spec: JobSpec, verifier: bytes) -> Work:
     leaf = SegmentLeaf(0, 0, 1, spec.init_root, after, bytes(32), 0, probe_seal(probe, salt), bytes(32))
     proof = WindowProof(
         task, 0, 0, 1, spec.init_root, after, segment_root([leaf]), 1, bytes(32), bytes(32),
-        Meter(1, 1, spec.batch),
     )  # fmt: skip
     findings = (Finding(0, Code.COMPUTED, probe, after),)
     openings: list[Opening] = [make_opening([leaf], 0, probe, salt)]
@@ -260,7 +257,7 @@ class World:
 
     async def register_verifier(self) -> None:
         """Register the machine that checks everybody's work."""
-        profile = profile_of(self.verifier, NodeRole.VERIFY, price=1, score=1)
+        profile = profile_of(self.verifier, NodeRole.VERIFY, price=1, rate=1)
         raw = sign_transaction(
             self.verifier.secret, chain_id=CHAIN_ID, nonce=0, kind=REGISTER_NODE,
             payload=[profile_to_value(profile), BOND], gas_limit=150_000, max_fee_per_gas=10**10,

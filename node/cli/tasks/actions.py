@@ -137,7 +137,7 @@ def _why_not(node: Mapping[str, Any], record: Mapping[str, Any], until_ms: int) 
         return "lost or left this task, which is for ever"
     if node["status"] != "active":
         return str(node["status"])
-    if int(node["price_per_gpu_s"]) > int(record["spec"]["price"]["max_price_per_gpu_s"]):
+    if int(node["price_per_tera_unit"]) > int(record["spec"]["max_price_per_tera_unit"]):
         return "above its price limit"
     if max(node["cool_down_until_ms"], node["match_from_ms"]) > until_ms:
         return "in a longer pause after a fault"

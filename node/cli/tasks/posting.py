@@ -17,6 +17,7 @@ from node.cli.files import check_overwrite, overwrite_option
 from node.cli.jobs import read_spec, spec_to_json, write_file
 from node.cli.option_conflicts import not_with, only_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields
+from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
@@ -29,14 +30,13 @@ from state.primitives.transactions import decode_transaction
 from tasks.engines.errors import UnsupportedJob
 from tasks.ledger.screening import check_start, dataset_objections
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
-from tasks.spec import GPU_MS_PER_STEP_MAX, PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
+from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
 
 __all__ = ["DIGITS_ENDS", "create", "quote"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-MAX_PRICE_DEFAULT: Final = "0.0002"
-GPU_MS_PER_STEP_DEFAULT: Final = 500
+MAX_PRICE_DEFAULT: Final = "0.005"
 SEGMENT_STEPS: Final = 25
 DIGITS_ENDS: Final = (64, 10)
 """Features and classes of the built-in data set. A worker refuses a job with other widths, after the fee is
@@ -45,9 +45,7 @@ STEPS_DEFAULT: Final = 600
 WINDOWS_DEFAULT: Final = 3
 
 
-RECIPE: Final = (
-    "--data", "--steps", "--windows", "--widths", "--max-price", "--gpu-ms-per-step", "--match-s", "--seed"
-)  # fmt: skip
+RECIPE: Final = ("--data", "--steps", "--windows", "--widths", "--max-price", "--match-s", "--seed")
 """Defaults for a job without a file."""
 
 
@@ -58,7 +56,6 @@ class _Recipe(NamedTuple):
     windows: int
     widths: str
     max_price: int
-    gpu_ms_per_step: int
     match_s: int
     seed: str
 
@@ -66,11 +63,9 @@ class _Recipe(NamedTuple):
 def _recipe_options(function: _Function) -> _Function:
     def wrapped(
         spec_file: Path | None, data: str, steps: int, windows: int, widths: str, max_price: int,
-        gpu_ms_per_step: int, match_s: int, seed: str, **arguments: Any,
+        match_s: int, seed: str, **arguments: Any,
     ) -> Any:  # fmt: skip
-        recipe = _Recipe(
-            spec_file, data, steps, windows, widths, max_price, gpu_ms_per_step, match_s, seed
-        )  # fmt: skip
+        recipe = _Recipe(spec_file, data, steps, windows, widths, max_price, match_s, seed)
         return function(recipe=recipe, **arguments)
 
     wrapped.__name__, wrapped.__doc__ = function.__name__, function.__doc__
@@ -81,11 +76,8 @@ def _recipe_options(function: _Function) -> _Function:
 "Default: random."),
         click.option("--match-s", default=600, show_default=True, type=WholeNumber(1, 86_400),
                      help="Seconds to search for a worker before the task expires."),
-        click.option("--gpu-ms-per-step", default=GPU_MS_PER_STEP_DEFAULT, show_default=True,
-                     type=WholeNumber(1, GPU_MS_PER_STEP_MAX),
-                     help="Highest GPU time charged per step, in milliseconds."),
         click.option("--max-price", default=MAX_PRICE_DEFAULT, show_default=True, type=AMOUNT,
-                     help="Highest price of a GPU-second, in DKB."),
+                     help="Highest price per 10^12 work units, in DKB."),
         click.option("--widths", default="64,256,128,10", show_default=True, metavar="N,N,...",
                      help="Units of the model's layers, from features to classes."),
         click.option("--windows", default=WINDOWS_DEFAULT, show_default=True, type=WholeNumber(1, 10_000),
@@ -144,8 +136,7 @@ def _digits_job(client: Client, recipe: _Recipe, widths: tuple[int, ...], seed: 
         control=None,
         key=None,
         seed=seed,
-        max_price_per_gpu_s=recipe.max_price,
-        gpu_ms_per_step_max=recipe.gpu_ms_per_step,
+        max_price_per_tera_unit=recipe.max_price,
         widths=widths,
         total_steps=recipe.steps,
         segment_steps=SEGMENT_STEPS,
@@ -169,7 +160,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
 
     \b
     Examples:
-      dekube task quote --steps 1200 --windows 6 --max-price 0.0001
+      dekube task quote --steps 1200 --windows 6 --max-price 0.0025
       dekube task quote --save job.json    # edit it, then: dekube task create --spec job.json
     """
     check_overwrite(save, yes=yes, option="--save")
@@ -192,6 +183,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
         return
     show_fields(
         {
+            "work": f"{counted(job.schedule.total_steps, 'step')} of {job.step_units} units",
             "work, at the price limit": show_amount(amounts.price),
             "verification": show_amount(amounts.verification),
             "protocol fee": show_amount(amounts.fee),
@@ -254,7 +246,7 @@ def create(session: Session, recipe: _Recipe, watches: bool, anyway: bool, yes: 
     \b
     Examples:
       dekube task create --watch
-      dekube task create --steps 1200 --windows 6 --max-price 0.0001 --seed mine
+      dekube task create --steps 1200 --windows 6 --max-price 0.0025 --seed mine
       dekube task create --spec job.json --rpc http://127.0.0.1:8545 --key wallet.json
     """
     key = session.key()
@@ -275,7 +267,7 @@ def create(session: Session, recipe: _Recipe, watches: bool, anyway: bool, yes: 
         what = {
             "does": f"posts a task: {size}",
             "locks": f"{show_amount(locked)}; what is not used comes back",
-            "price": f"at most {show_amount(spec.price.max_price_per_gpu_s)} a GPU-second",
+            "price": f"at most {show_amount(spec.max_price_per_tera_unit)} {PER_TERA_UNIT}",
         }
 
         def bring() -> None:

@@ -11,6 +11,7 @@ import click
 from node.cli.arguments import TASK, WholeNumber
 from node.cli.option_conflicts import not_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
+from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options
 from node.cli.tasks.watch import record_of, show_sums
 from node.cli.terminal import printable
@@ -78,7 +79,7 @@ def list_(
             "phase": item["phase"],
             "windows": f"{item['final_windows']}/{item['windows']}",
             "worker": item["worker"],
-            "price": show_amount(int(item["price_per_gpu_s"])) + "/s" if int(item["price_per_gpu_s"]) else None,
+            "price": show_amount(int(item["price_per_tera_unit"])) if int(item["price_per_tera_unit"]) else None,
             "created": f"height {item['created_height']}",
         }
         for item in items
@@ -115,8 +116,8 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
             "phase": f"{record['phase']} ({record['reason'].replace('_', ' ')})",
             "requester": record["requester"],
             "worker": record["worker"],
-            "price": f"{show_amount(int(record['price_per_gpu_s']))} a GPU-second, at most "
-            f"{show_amount(int(spec['price']['max_price_per_gpu_s']))}",
+            "price": f"{show_amount(int(record['price_per_tera_unit']))} {PER_TERA_UNIT}, at most "
+            f"{show_amount(int(spec['max_price_per_tera_unit']))}",
             "job": f"{spec['kind']} {spec['model']['name']} {'-'.join(map(str, spec['model']['widths']))} in "
             f"{counted(schedule['total_steps'], 'step')}, batch {spec['batch']}, {spec['optimiser']['name']}, "
             f"{spec['profile']}",
@@ -153,12 +154,11 @@ def _show_proofs(windows: list[dict[str, Any]]) -> None:
             "phase": window["phase"],
             "steps": f"{window['proof']['step_from']}-{window['proof']['step_to']}",
             "state after": window["proof"]["state_root_out"],
-            "GPU ms": window["proof"]["meter"]["gpu_ms"],
             "charge": show_amount(int(window["charge"])),
         }
         for window in windows
     ]
-    columns = ("window", "phase", "steps", "state after", "GPU ms", "charge")
+    columns = ("window", "phase", "steps", "state after", "charge")
     show_rows(rows, columns, as_json=False, title="\nProofs of work")
 
 
@@ -216,7 +216,7 @@ def proof(session: Session, task_id: bytes, as_json: bool) -> None:
                 "root of segments": found["segment_root"],
                 "blob of segments": found["leaves_blob"],
                 "blob of the state": found["output_blob"],
-                "measured": f"{found['meter']['gpu_ms']} ms, {counted(found['meter']['samples'], 'sample')}",
+                "charge": show_amount(int(window["charge"])),
                 "re-run segments": window["sampled"],
             },
             as_json=False,

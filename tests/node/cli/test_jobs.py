@@ -24,7 +24,6 @@ from tasks.spec import (
     JobSpec,
     Model,
     Optimiser,
-    Price,
     Requirements,
     Schedule,
     decode_spec,
@@ -44,7 +43,7 @@ def make_spec() -> JobSpec:
         seed=b"\3" * 32,
         init_root=b"\4" * 32,
         schedule=Schedule(100, 10, 50),
-        price=Price(3 * 10**27, 500),
+        max_price_per_tera_unit=3 * 10**27,
         requirements=Requirements(0, 0, 0),
         match_ms=60_000,
     )
@@ -66,7 +65,7 @@ def test_a_job_survives_its_json_form_even_with_amounts_beyond_what_json_readers
 def test_every_valid_job_survives(samples: int, price: int, seed: bytes, activation: str) -> None:
     spec = SPEC._replace(
         seed=seed,
-        price=Price(price, 1),
+        max_price_per_tera_unit=price,
         dataset=SPEC.dataset._replace(samples=min(samples, 1 << 22)),
         model=SPEC.model._replace(activation=activation),
     )

@@ -45,13 +45,13 @@ CHANGE = {"kind": HOSTILE, "holding": "balance", "amount": "-5", "other": None, 
 ENTRY = {"block": PLACE, "transaction": TRANSACTION, "succeeded": True, "changes": [CHANGE], "events": []}
 SEAT = {"address": HOSTILE, "seal": None, "findings": [{"segment": HOSTILE, "code": HOSTILE}]}
 PROOF = window_json(0, "")["proof"] | {
-    "segments": 5, "meter": {"gpu_ms": HOSTILE, "samples": 7}, "leaves_blob": HOSTILE,
+    "segments": 5, "leaves_blob": HOSTILE,
 }  # fmt: skip
 WINDOW = window_json(0, HOSTILE) | {
     "reason": HOSTILE, "proof": PROOF, "verifiers": [SEAT], "jurors": [SEAT], "sampled": [HOSTILE],
 }  # fmt: skip
 SPEC = {
-    "schedule": {"total_steps": 5}, "price": {"max_price_per_gpu_s": "5"}, "kind": HOSTILE, "batch": HOSTILE,
+    "schedule": {"total_steps": 5}, "max_price_per_tera_unit": "5", "kind": HOSTILE, "batch": HOSTILE,
     "model": {"name": HOSTILE, "widths": [HOSTILE]}, "optimiser": {"name": HOSTILE}, "profile": HOSTILE,
     "dataset": {"blob": HOSTILE},
 }  # fmt: skip
@@ -61,7 +61,8 @@ TASK = task_json(HOSTILE) | {
 TASK_CHANGE = change_json(1, HOSTILE, ADDRESS) | {"reason": HOSTILE}
 MACHINE = {
     "address": HOSTILE, "status": HOSTILE, "roles": [HOSTILE], "gpus": [{"model": HOSTILE, "memory_mib": HOSTILE}],
-    "score": 1, "busy_slots": HOSTILE, "slots": HOSTILE, "price_per_gpu_s": "1", "bond": "1", "good": HOSTILE,
+    "price_per_device_hour": "1", "rate": 1,
+    "busy_slots": HOSTILE, "slots": HOSTILE, "price_per_tera_unit": "1", "bond": "1", "good": HOSTILE,
     "bad": HOSTILE, "cool_down_until_ms": 0, "match_from_ms": 0, "operator": HOSTILE, "cores": 1,
     "memory_mib": HOSTILE, "valid_streak": HOSTILE, "reputation_milli": 1, "registered_height": HOSTILE,
     "version": HOSTILE,

@@ -45,8 +45,8 @@ class Requested:
         self.notices: list[tuple[str, str]] = []
         self.reported: Any = None
         self.machines = machines
-        price = {"max_price_per_gpu_s": "100"}
-        self.record = {"excluded": [LOST.lower()], "reason": "no_replacement", "spec": {"price": price}} | task
+        spec = {"max_price_per_tera_unit": "100"}
+        self.record = {"excluded": [LOST.lower()], "reason": "no_replacement", "spec": spec} | task
 
     def __enter__(self) -> Requested:
         return self
@@ -180,7 +180,7 @@ def test_what_a_job_may_wait_for_and_what_was_said_against_it_is_told(
 
 def machine(address: str = OTHER, **fields: Any) -> dict[str, Any]:
     return {
-        "address": address, "roles": ["compute"], "status": "active", "price_per_gpu_s": "100",
+        "address": address, "roles": ["compute"], "status": "active", "price_per_tera_unit": "100",
         "cool_down_until_ms": 0, "match_from_ms": 0,
     } | fields  # fmt: skip
 
@@ -193,7 +193,7 @@ def machine(address: str = OTHER, **fields: Any) -> dict[str, Any]:
         ((machine(LOST),), "of 1 machine for compute none will take this task (1 lost or left this task"),
         ((), "of 0 machines"),
         ((machine(roles=["verify"]),), "of 0 machines"),
-        ((machine(price_per_gpu_s="101"),), "1 above its price limit"),
+        ((machine(price_per_tera_unit="101"),), "1 above its price limit"),
         ((machine(status="retiring"), machine(LOST)), "(1 lost or left this task, which is for ever, 1 retiring)"),
         ((machine(match_from_ms=NOW_MS + REPLACE_MS + 1),), "1 in a longer pause after a fault"),
     ],
@@ -351,7 +351,8 @@ def test_a_bill_is_short_names_pools_and_sums_up_each_party(
 
 def test_the_list_of_machines_shows_their_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: dict[str, Any] = {
-        "gpus": [], "score": 1, "busy_slots": 0, "slots": 1, "bond": "1", "good": 0, "bad": 0,
+        "gpus": [], "rate": 1, "price_per_device_hour": "1", "busy_slots": 0, "slots": 1, "bond": "1", "good": 0,
+        "bad": 0,
     }  # fmt: skip
     client = Requested(
         machines=(
@@ -366,3 +367,28 @@ def test_the_list_of_machines_shows_their_pauses(tmp_path: Path, monkeypatch: py
     done = CliRunner().invoke(group, ["worker", "list", "--home", str(tmp_path)], standalone_mode=False)
     assert done.exception is None
     assert [row["status"] for row in rows] == ["active, paused 42 s", "active, paused 7 s", "active"]
+
+
+@pytest.mark.parametrize(
+    ("of", "price", "speed"),
+    [
+        ({"gpus": [], "rate": 4 * 10**10}, "0.36 DKB a core-hour", "40.0 * 10^9 units/s"),
+        ({"gpus": [{"model": "Card", "memory_mib": 8}], "rate": 4 * 10**10}, "0.36 DKB a GPU-hour", "40.0 *"),
+        ({"gpus": [], "rate": 0}, "0.0025 DKB per 10^12 work units", "unknown"),
+    ],
+)
+def test_what_an_hour_of_a_machine_costs_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: dict[str, Any], price: str, speed: str
+) -> None:
+    shown: dict[str, Any] = {
+        "busy_slots": 0, "slots": 1, "bond": "1", "good": 0, "bad": 0, "price_per_tera_unit": str(25 * 10**14),
+        "price_per_device_hour": str(36 * 10**16 + 7), **of,
+    }  # fmt: skip
+    rows: list[dict[str, str]] = []
+    client = Requested(machines=(machine(**shown),))
+    monkeypatch.setattr(Session, "client", lambda _session: cast(Client, client))
+    monkeypatch.setattr("node.cli.workers.show_rows", lambda shown, *_, **__: rows.extend(shown))
+    done = CliRunner().invoke(group, ["worker", "list", "--home", str(tmp_path)], standalone_mode=False)
+    assert done.exception is None
+    [row] = rows
+    assert row["price"] == price and row["speed"].startswith(speed)

@@ -127,7 +127,6 @@ TASK = "0x" + "ab" * 32
         ("task quote --widths 64,-1,10", "for --widths: '64,-1,10': 1 to 8 layers of 1 to 4096 units"),
         ("task quote --max-price 0", "for --max-price: the price must be above 0 DKB and at most [0-9.]+ DKB"),
         ("task quote --max-price 99999999999999999999", "for --max-price: the price must be above 0 DKB"),
-        ("task quote --gpu-ms-per-step 99999999999", "'--gpu-ms-per-step': 99999999999 is not in the range"),
         ("task quote --steps 99999999999999", "'--steps': 99999999999999 is not in the range"),
         (f"task demand {TASK} 0", "for AMOUNT: the amount must be above zero"),
         ("tx unstake 0", "for AMOUNT: the amount must be above zero"),

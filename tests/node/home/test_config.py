@@ -41,7 +41,7 @@ def test_what_is_dumped_is_loaded(tmp_path: Path) -> None:
         NodeOptions(),
         roles=("validator", "compute"),
         p2p=NetworkOptions(listen="", bootstrap=(PEER,), relays=(PEER.replace("tcp:", ""),)),
-        registry=RegistryOptions(price_per_gpu_s=10**21),
+        registry=RegistryOptions(price_per_tera_unit=10**21),
         rpc=RpcOptions(hosts=('a "quoted" \\ name\n',)),
     )
     file = tmp_path / "config.toml"

@@ -20,7 +20,7 @@ from node.home.options import RegistryOptions
 from node.market.cancellation import work_while
 from node.market.duties import DutyService
 from node.market.inputs import InputUnavailable, Supply
-from node.market.machine import Score
+from node.market.machine import Rate
 from node.market.promises import Published
 from node.market.wallet import TransactionLost
 from node.market.worker import Worker
@@ -664,20 +664,20 @@ async def test_a_check_ends_with_its_deadline_and_frees_the_machine(world: World
 async def test_a_node_registers_itself_once_and_again_when_what_it_offers_changed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scores = iter(Score(milli, is_steady=True) for milli in (1_000, 1_080, 1_300))
-    monkeypatch.setattr(node.market.duties, "known_score", lambda _path: next(scores))
+    rates = iter(Rate(milli, is_steady=True) for milli in (1_000, 1_080, 1_300))
+    monkeypatch.setattr(node.market.duties, "known_rate", lambda _path: next(rates))
     machine = Machine(world, 1, "compute")
     nonces = []
     async with trio.open_nursery() as nursery:
         await nursery.start(machine.network.run)
         for price in (10**14, 10**14, 2 * 10**14):
-            machine.options = replace(machine.options, registry=RegistryOptions(price_per_gpu_s=price))
+            machine.options = replace(machine.options, registry=RegistryOptions(price_per_tera_unit=price))
             await nursery.start(machine.run)
             wanted = price
 
             def is_registered(wanted: int = wanted) -> bool:
                 known = load_node(world.store, machine.wallet.address)
-                return known is not None and known.profile.price_per_gpu_s == wanted
+                return known is not None and known.profile.price_per_tera_unit == wanted
 
             await world.mint_until(is_registered)
             for _ in range(10):
@@ -686,7 +686,7 @@ async def test_a_node_registers_itself_once_and_again_when_what_it_offers_change
             machine.stop()
             nonces.append(world.ledger.pending_nonce(machine.wallet.address))
         nursery.cancel_scope.cancel()
-    # The score differs a little at each start: no reason to write.
+    # The rate differs a little at each start: no reason to write.
     assert nonces == [1, 1, 2]
 
 
@@ -694,22 +694,22 @@ async def test_a_speed_that_was_measured_beside_other_work_is_measured_again_and
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stood as it happened to be at the start: 3.9, 11.1 or 199 steps a second of one machine."""
-    left = [Score(5_200, is_steady=True), Score(5_000, is_steady=False)]
+    left = [Rate(5_200, is_steady=True), Rate(5_000, is_steady=False)]
 
-    def measured() -> Score:
+    def measured() -> Rate:
         if not speed():
-            return Score(900, is_steady=False)
-        return left.pop() if left else Score(5_200, is_steady=True)
+            return Rate(900, is_steady=False)
+        return left.pop() if left else Rate(5_200, is_steady=True)
 
-    monkeypatch.setattr(node.market.duties, "known_score", lambda _path: Score(1_000, is_steady=False))
-    monkeypatch.setattr(node.market.duties, "renewed_score", lambda _path: measured())
+    monkeypatch.setattr(node.market.duties, "known_rate", lambda _path: Rate(1_000, is_steady=False))
+    monkeypatch.setattr(node.market.duties, "renewed_rate", lambda _path: measured())
     monkeypatch.setattr(node.market.duties, "MEASURE_AGAIN_S", 0.05)
     machine = Machine(world, 1, "compute", alone=True)
     machine.options = replace(machine.options, registry=RegistryOptions())
 
     def speed() -> int:
         known = load_node(world.store, machine.wallet.address)
-        return 0 if known is None else known.profile.score
+        return 0 if known is None else known.profile.rate
 
     async with trio.open_nursery() as nursery:
         await nursery.start(machine.run)
@@ -722,13 +722,13 @@ async def test_a_speed_that_was_measured_beside_other_work_is_measured_again_and
         assert speed() == 5_000, "a difference of a few per cent is none"
         machine.stop()
         # A start beside other work does not take the place of what is known to be faster.
-        monkeypatch.setattr(node.market.duties, "known_score", lambda _path: Score(700, is_steady=False))
-        machine.options = replace(machine.options, registry=RegistryOptions(price_per_gpu_s=7))
+        monkeypatch.setattr(node.market.duties, "known_rate", lambda _path: Rate(700, is_steady=False))
+        machine.options = replace(machine.options, registry=RegistryOptions(price_per_tera_unit=7))
         await nursery.start(machine.run)
         await world.mint_until(
             lambda: (
                 (known := load_node(world.store, machine.wallet.address)) is not None
-                and known.profile.price_per_gpu_s == 7
+                and known.profile.price_per_tera_unit == 7
             )
         )
         assert speed() == 5_000
@@ -738,7 +738,7 @@ async def test_a_speed_that_was_measured_beside_other_work_is_measured_again_and
 async def test_a_node_that_cannot_pay_says_so_once_and_registers_when_it_can(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.market.duties, "known_score", lambda _path: Score(1_000, is_steady=True))
+    monkeypatch.setattr(node.market.duties, "known_rate", lambda _path: Rate(1_000, is_steady=True))
     monkeypatch.setattr(node.market.duties, "RETRY_S", 0.02)
     poor = Machine(world, 11, "compute", alone=True)
     poor.options = replace(poor.options, registry=RegistryOptions())
@@ -771,7 +771,7 @@ async def test_a_node_adds_to_its_bond_what_it_lacks_to_be_offered_work(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fine takes it there, or its part of a jury's fees; the rest of what it may stake stays with it."""
-    monkeypatch.setattr(node.market.duties, "known_score", lambda _path: Score(1_000, is_steady=True))
+    monkeypatch.setattr(node.market.duties, "known_rate", lambda _path: Rate(1_000, is_steady=True))
     least = TaskParameters().node_bond_min
 
     class Fined(DutyService):

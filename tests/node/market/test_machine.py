@@ -12,24 +12,24 @@ import pytest
 import node.market.machine
 from node.home.options import ExecutorOptions, NetworkOptions, NodeOptions, RegistryOptions
 from node.market.machine import (
-    SCORE_AGE_MS_MAX,
-    Score,
+    RATE_AGE_MS_MAX,
+    Rate,
     _is_steady,
     _Processors,
     _rate,
     available_memory_bytes,
     describe_machine,
-    known_score,
-    measure_score,
-    renewed_score,
+    known_rate,
+    measure_rate,
+    renewed_rate,
 )
 from state.primitives.codec import decode, encode
 from tasks.ledger.registry import Gpu, NodeRole, profile_from_value, profile_to_value
 
 ADDRESS = b"a" * 20
 OPTIONS = NodeOptions(
-    roles=("compute", "verify"), registry=RegistryOptions(price_per_gpu_s=7), executor=ExecutorOptions(jobs_max=3),
-    p2p=NetworkOptions(advertise=("tcp:h:1",)),
+    roles=("compute", "verify"), registry=RegistryOptions(price_per_tera_unit=7),
+    executor=ExecutorOptions(jobs_max=3), p2p=NetworkOptions(advertise=("tcp:h:1",)),
 )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_a_profile_is_of_this_machine_and_one_that_the_registry_takes(driver: Pa
     assert profile_from_value(decode(encode(profile_to_value(profile)), limit_bytes=4096)) == profile
     assert (profile.operator, profile.roles) == (ADDRESS, NodeRole.COMPUTE | NodeRole.VERIFY)
     assert profile.gpus == (Gpu("NVIDIA H100 80GB HBM3", 81_559), Gpu("NVIDIA, with a comma", 10))
-    assert (profile.price_per_gpu_s, profile.slots, profile.score, profile.endpoints) == (
+    assert (profile.price_per_tera_unit, profile.slots, profile.rate, profile.endpoints) == (
         7,
         3,
         1_234,
@@ -80,15 +80,15 @@ def test_a_verifier_offers_no_cards(driver: Path) -> None:
     assert (profile.gpus, profile.roles) == ((), NodeRole.VERIFY)
 
 
-def test_the_score_is_measured_in_a_process_of_its_own() -> None:
-    assert measure_score().milli > 0
+def test_the_rate_is_measured_in_a_process_of_its_own() -> None:
+    assert measure_rate().units_per_s > 0
     checked = "import sys, node.market.machine; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", checked], check=False).returncode == 0
 
 
-def test_a_score_that_cannot_be_measured_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_that_cannot_be_measured_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent")
-    assert measure_score() == Score(0, is_steady=False)
+    assert measure_rate() == Rate(0, is_steady=False)
 
 
 def test_a_containers_limit_bounds_the_memory_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,59 +107,59 @@ def test_a_containers_limit_bounds_the_memory_there_is(tmp_path: Path, monkeypat
     assert available_memory_bytes() == 0
 
 
-def test_a_score_is_measured_once_for_a_machine_and_anew_when_anything_changes(
+def test_a_rate_is_measured_once_for_a_machine_and_anew_when_anything_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, measured, now_ms = tmp_path / "score", [0], [1_000]
+    path, measured, now_ms = tmp_path / "rate", [0], [1_000]
 
-    def measure() -> Score:
+    def measure() -> Rate:
         measured[0] += 1
-        return Score(measured[0], is_steady=True)
+        return Rate(measured[0], is_steady=True)
 
     def known() -> int:
-        return known_score(path).milli
+        return known_rate(path).units_per_s
 
-    monkeypatch.setattr(node.market.machine, "measure_score", measure)
+    monkeypatch.setattr(node.market.machine, "measure_rate", measure)
     monkeypatch.setattr(node.market.machine, "_now_ms", lambda: now_ms[0])
     assert [known() for _ in range(3)] == [1, 1, 1]
-    now_ms[0] += SCORE_AGE_MS_MAX
+    now_ms[0] += RATE_AGE_MS_MAX
     assert known() == 1
     now_ms[0] += 1
     assert known() == 2, "old"
     now_ms[0] -= 10
     assert known() == 3, "of a clock that was wrong"
-    assert renewed_score(path).milli == 4 and known() == 4, "a person's command measures anew"
+    assert renewed_rate(path).units_per_s == 4 and known() == 4, "a person's command measures anew"
     monkeypatch.setattr(node.market.machine, "_processor", lambda: "another one")
     assert known() == 5
-    for damaged in (b"", b"\xff", b"[]", b"[" * 4_000, b'{"score": true}', b'{"score": -1, "measured_ms": 0}'):
+    for damaged in (b"", b"\xff", b"[]", b"[" * 4_000, b'{"rate": true}', b'{"rate": -1, "measured_ms": 0}'):
         path.write_bytes(damaged)
         measured[0] = 5
         assert known() == 6
 
 
-def test_the_score_of_a_busy_machine_is_used_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = iter((Score(1, is_steady=False), Score(2, is_steady=True)))
-    monkeypatch.setattr(node.market.machine, "measure_score", lambda: next(scores))
-    path = tmp_path / "score"
-    assert [known_score(path).milli for _ in range(3)] == [1, 2, 2]
+def test_the_rate_of_a_busy_machine_is_used_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = iter((Rate(1, is_steady=False), Rate(2, is_steady=True)))
+    monkeypatch.setattr(node.market.machine, "measure_rate", lambda: next(rates))
+    path = tmp_path / "rate"
+    assert [known_rate(path).units_per_s for _ in range(3)] == [1, 2, 2]
 
 
-def test_a_score_that_is_unknown_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node.market.machine, "measure_score", lambda: Score(0, is_steady=True))
-    assert known_score(tmp_path / "score").milli == 0 and not (tmp_path / "score").exists()
-    monkeypatch.setattr(node.market.machine, "measure_score", lambda: Score(7, is_steady=True))
-    assert known_score(tmp_path / "absent" / "score").milli == 7, "no place for it"
+def test_a_rate_that_is_unknown_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.market.machine, "measure_rate", lambda: Rate(0, is_steady=True))
+    assert known_rate(tmp_path / "rate").units_per_s == 0 and not (tmp_path / "rate").exists()
+    monkeypatch.setattr(node.market.machine, "measure_rate", lambda: Rate(7, is_steady=True))
+    assert known_rate(tmp_path / "absent" / "rate").units_per_s == 7, "no place for it"
 
 
-def test_what_disturbs_some_batches_changes_no_score() -> None:
+def test_what_disturbs_some_batches_changes_no_rate() -> None:
     """The machine's speed is that of its undisturbed batches; before, waiting counted as work."""
     undisturbed = [25_000_000 + 100_000 * (at % 5) for at in range(40)]
     disturbed = [time * (1 + 4 * (at % 3 > 0)) for at, time in enumerate(undisturbed)]
-    known, found = _rate(undisturbed), _rate(disturbed)
+    known, found = _rate(undisturbed, 10**9), _rate(disturbed, 10**9)
     assert 0.98 < found / known < 1.02
-    assert known == pytest.approx(1000 * 5 / 0.025, rel=0.02)
-    assert _rate([]) == 0
-    assert _rate([1_000, *undisturbed]) == pytest.approx(known, rel=0.02), "nor does a clock that jumps"
+    assert known == pytest.approx(10**9 / 0.025, rel=0.02)
+    assert _rate([], 5) == 0
+    assert _rate([1_000, *undisturbed], 10**9) == pytest.approx(known, rel=0.02), "nor does a clock that jumps"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def at(height: int) -> dict[str, Any]:
 def task_json(phase: str, history: int = 0, final: int = 0) -> dict[str, Any]:
     return {
         "id": HASH, "requester": ADDRESS, "phase": phase, "reason": "because", "created_height": 1,
-        "changed_height": 2, "worker": None, "price_per_gpu_s": "5", "windows": 2, "proved_windows": final,
+        "changed_height": 2, "worker": None, "price_per_tera_unit": "5", "windows": 2, "proved_windows": final,
         "final_windows": final, "history": history, "spec": {"raw": "0x"},
     }  # fmt: skip
 
@@ -40,7 +40,7 @@ def change(height: int, after: str, actor: bytes) -> TaskChange:
 def window_json(number: int, phase: str) -> dict[str, Any]:
     proof = {
         "step_from": 25 * number, "step_to": 25 * number + 25, "state_root_in": HASH, "state_root_out": HASH,
-        "segment_root": HASH, "output_blob": HASH, "meter": {"gpu_ms": 5},
+        "segment_root": HASH, "output_blob": HASH,
     }  # fmt: skip
     return {
         "number": number, "phase": phase, "reason": "because", "worker": ADDRESS, "height": 5, "proof": proof,

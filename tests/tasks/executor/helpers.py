@@ -32,7 +32,7 @@ def make_spec(
         seed=seed,
         init_root=bytes(32),
         schedule=specs.Schedule(total, segment, window),
-        price=specs.Price(10**18, 1000),
+        max_price_per_tera_unit=10**18,
         requirements=specs.Requirements(0, 0, 0),
         match_ms=60_000,
     )

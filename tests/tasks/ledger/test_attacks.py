@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from billing.escrow import Line, Movement, Pool, Purpose, escrow_totals
-from billing.prices import share
+from billing.prices import share, work_price
 from tasks.ledger import queries
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.parameters import HOUR_MS, MINUTE_MS, TaskParameters
@@ -20,7 +20,8 @@ from tasks.ledger.records import load_window
 from tasks.ledger.registry import NodeRecord, NodeRole, is_new, reputation_milli, require_node
 from tasks.ledger.settlement import bond_at
 from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, RESUME_TASK, START_TASK
-from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, spec
+from tasks.spec import RATE_MAX
+from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, WORTH, Manners, World, spec
 
 DAY_MS: Final = 24 * HOUR_MS
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
@@ -70,11 +71,11 @@ def start_and_leave(world: World, task: bytes, worker: bytes) -> None:
 
 
 def crowd(sybils: int, honest: int = 20) -> tuple[World, set[bytes], set[bytes]]:
-    """A market where ``sybils`` machines that ask for nothing and claim any speed outrank all others."""
+    """A market where ``sybils`` machines that ask for nothing, and claim any speed, outrank all others."""
     world = World(parameters=SLOW)
-    good = {world.add_machine(at + 1, price=DKB // 2000, score=100) for at in range(honest)}
+    good = {world.add_machine(at + 1, price=WORTH // 2000, rate=10**10) for at in range(honest)}
     bad = {
-        world.add_machine(at + 30, roles=WORK, price=1, score=2**39, manners=IDLE) for at in range(sybils)
+        world.add_machine(at + 30, roles=WORK, price=1, rate=RATE_MAX, manners=IDLE) for at in range(sybils)
     }  # fmt: skip
     world.block()
     return world, good, bad
@@ -112,7 +113,7 @@ def test_who_starts_and_leaves_loses_a_part_of_what_the_task_is_worth_however_li
     (worker,) = bad
     assert world.task(task).worker == worker
     start_and_leave(world, task, worker)
-    window = job.gpu_ms_max(0) * job.price.max_price_per_gpu_s // 1000
+    window = work_price(job.window_units(0), job.max_price_per_tera_unit)
     (fine,) = [line.amount for line in bill(world, task) if line.purpose == Purpose.WORKER_FINE]
     assert fine >= window * 7 // 100
     assert (world.task(task).attempts, node_of(world, worker).bad) == (1, 1)
@@ -187,7 +188,7 @@ def pool(world: World, task: bytes) -> int:
 
 
 @given(
-    verifiers=st.integers(1, 3), fee_min=st.sampled_from((0, 10**12, 10**15)), price=st.integers(1, DKB // 1000),
+    verifiers=st.integers(1, 3), fee_min=st.sampled_from((0, 10**12, 10**15)), price=st.integers(1, WORTH // 1000),
     windows=st.integers(1, 4), open_max=st.integers(1, 3), silent=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -221,14 +222,16 @@ def test_the_checks_of_rejected_windows_are_paid_by_their_worker_and_nothing_els
     assert totals.deposited == totals.locked + totals.paid + totals.refunded + totals.burned
 
 
-@given(price=st.integers(1, DKB), own=st.integers(1, DKB), window=st.integers(0, 2), fee_min=st.integers(0, DKB))
+@given(
+    price=st.integers(1, WORTH), own=st.integers(1, WORTH), window=st.integers(0, 2), fee_min=st.integers(0, DKB)
+)  # fmt: skip
 def test_a_bond_covers_the_checks_and_what_the_work_is_worth_to_its_requester(
     price: int, own: int, window: int, fee_min: int
 ) -> None:
     parameters = replace(TaskParameters(), check_fee_min=fee_min)
     job = spec(price=price)
     bond = bond_at(job, min(own, price), window, parameters)
-    worth = sum(job.gpu_ms_max(at) for at in range(window, job.windows)) * price // 1000
+    worth = work_price(sum(job.window_units(at) for at in range(window, job.windows)), price)
     assert bond >= worth // 2
     assert bond >= (parameters.verifiers_new + parameters.jury) * fee_min * (job.windows - window)
     assert bond >= bond_at(job, 1, window, parameters)
@@ -239,7 +242,7 @@ def test_a_bond_covers_the_checks_and_what_the_work_is_worth_to_its_requester(
 
 def farm(world: World, tasks: int, price: int) -> tuple[bytes, list[bytes]]:
     """Settle ``tasks`` of three windows each between a requester, a worker and verifiers of one owner."""
-    worker = world.add_machine(1, roles=WORK, price=price, score=2**39)
+    worker = world.add_machine(1, roles=WORK, price=price, rate=RATE_MAX)
     for at in range(3):
         world.add_machine(at + 2, roles=CHECK)
     made = []
@@ -258,7 +261,7 @@ def test_windows_that_cost_nothing_make_no_reputation() -> None:
     assert is_new(node_of(world, worker), 1, world.parameters)
 
 
-@pytest.mark.parametrize("price", [DKB // 100, DKB])
+@pytest.mark.parametrize("price", [WORTH // 100, WORTH])
 def test_a_reputation_costs_a_share_of_what_can_be_gained_by_it(price: int) -> None:
     parameters = replace(QUICK, new_windows=10, reputation_charge_min=DKB // 100)
     world = World(parameters=parameters)
@@ -270,16 +273,17 @@ def test_a_reputation_costs_a_share_of_what_can_be_gained_by_it(price: int) -> N
     assert (node.good, node.proved) == (len(counted), sum(charges))
     assert counted and burned == sum(share(charge, parameters.fee_bps) for charge in charges)
     # Whatever the price of a window that only one verifier would check: a fifth of it was burned for that.
-    trusted = max(charge for charge in range(0, 20 * price, price // 10) if not is_new(node, charge, parameters))
+    worth = work_price(spec().window_units(0), price)
+    trusted = max(charge for charge in range(0, 20 * worth, worth // 10) if not is_new(node, charge, parameters))
     assert trusted * 19 // 100 <= burned
-    assert is_new(node, trusted + price // 5, parameters)
+    assert is_new(node, trusted + worth // 5, parameters)
 
 
 def test_a_fault_ends_a_record_and_work_for_less_starts_none() -> None:
     world = World(parameters=replace(QUICK, new_windows=2, reputation_charge_min=1, verifiers_new=3))
-    worker, _ = farm(world, 1, DKB // 1000)
+    worker, _ = farm(world, 1, WORTH // 1000)
     assert not is_new(node_of(world, worker), DKB // 1000, world.parameters)
-    task = world.create(spec(price=DKB // 1000))
+    task = world.create(spec(price=WORTH // 1000))
     world.run_to(task, Phase.RUNNING)
     give_up(world, task, worker)
     node = node_of(world, worker)

@@ -34,7 +34,7 @@ from tasks.ledger.carriage import (
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.registry import NodeProfile, NodeRole
 from tasks.ledger.transitions import REGISTER_NODE, RETIRE_NODE, node_payload
-from tests.tasks.world import DKB, HONEST, START_MS, World
+from tests.tasks.world import DKB, HONEST, START_MS, WORTH, World
 
 GENESIS_HASH = b"g" * 32
 PRICE = DKB // 100
@@ -75,7 +75,7 @@ class Market(World):
 
     def enter(self, address: bytes, roles: NodeRole) -> None:
         self.fund(address, 1_000 * DKB)
-        profile = NodeProfile(address, roles, (), 64, 64_000, 64, DKB // 2000, 100, 1, 0, (), "test")
+        profile = NodeProfile(address, roles, (), 64, 64_000, 64, WORTH // 2000, 10**10, 1, 0, (), "test")
         assert self.send(address, REGISTER_NODE, node_payload(profile, self.parameters.node_bond_min)) is None
         if roles & (NodeRole.COMPUTE | NodeRole.VERIFY):
             self.machines[address] = HONEST

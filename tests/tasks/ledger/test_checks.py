@@ -68,21 +68,19 @@ def test_who_cannot_lock_the_least_fees_creates_nothing() -> None:
 
 
 @given(
-    st.integers(1, 10**20), st.integers(1, 10**6), st.integers(1, 8), st.integers(1, 200), st.integers(0, 10**20),
+    st.integers(1, 10**24), st.integers(1, 8), st.integers(1, 200), st.integers(0, 10**20),
     st.integers(1, 8), st.integers(1, 8), st.data(),
 )  # fmt: skip
 def test_the_budget_covers_the_checks_of_all_windows(
-    price: int, step_ms: int, segments: int, steps: int, least: int, verifiers: int, verifiers_new: int,
+    price: int, segments: int, steps: int, least: int, verifiers: int, verifiers_new: int,
     data: st.DataObject,
 ) -> None:  # fmt: skip
     parameters = TaskParameters(check_fee_min=least, verifiers=verifiers, verifiers_new=verifiers_new)
     window_steps = 5 * segments
     job = spec(total=max(steps, window_steps), segment=5, window=window_steps, price=price)
-    job = job._replace(price=job.price._replace(gpu_ms_per_step_max=step_ms))
     whole = 0
     for number in range(job.windows):
-        gpu_ms = data.draw(st.integers(0, job.gpu_ms_max(number)))
-        charge = work_price(gpu_ms, price)
+        charge = work_price(job.window_units(number), data.draw(st.integers(1, price)))
         base = share(charge, parameters.verification_bps)
         count = data.draw(st.integers(1, max(verifiers, verifiers_new)))
         from_pay = min(base * (count - 1), share(charge, 5_000))
@@ -99,19 +97,17 @@ def test_the_budget_covers_the_checks_of_all_windows(
 
 @given(
     st.lists(st.integers(2, 512), min_size=2, max_size=5), st.integers(1, 16), st.integers(1, 1 << 24),
-    st.integers(1, 10**6),
 )  # fmt: skip
 def test_a_verifier_has_time_to_fetch_its_states_over_the_slowest_line(
-    widths: list[int], segments: int, bytes_per_s: int, step_ms: int
+    widths: list[int], segments: int, bytes_per_s: int
 ) -> None:
     parameters = TaskParameters(seal_bytes_per_s=bytes_per_s)
     job = spec()._replace(model=Model("mlp", (*widths, 10), "relu"))
-    job = job._replace(price=job.price._replace(gpu_ms_per_step_max=step_ms))
     time = seal_time(job, segments, parameters)
     states = (segments + 1) * 12 * job.plan().parameters
     assert (time.fetch_ms + 1) * bytes_per_s >= 1000 * states
     steps = segments * job.schedule.segment_steps
-    assert time.run_ms >= max(parameters.seal_ms_min, steps * step_ms, steps * job.step_ms)
+    assert time.run_ms >= max(parameters.seal_ms_min, steps * job.step_ms)
 
 
 def test_the_deadline_of_the_seals_has_room_for_the_states() -> None:

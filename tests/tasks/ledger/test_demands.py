@@ -15,7 +15,7 @@ from tasks.ledger.records import WindowRecord, load_window
 from tasks.ledger.registry import NodeRole, require_node
 from tasks.ledger.settlement import delivery_fees, juror_fee
 from tasks.ledger.transitions import DEMAND_RESULT, POKE
-from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, spec
+from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, WORTH, Manners, World, spec
 
 PARAMETERS = replace(QUICK, bond_release_ms=200_000)
 
@@ -26,7 +26,7 @@ def settled(worker: Manners = HONEST, others: Manners = HONEST, count: int = 6) 
     author = world.add_machine(1, roles=NodeRole.COMPUTE, manners=worker)
     for at in range(count):
         world.add_machine(at + 100, roles=NodeRole.VERIFY)
-    task = world.create(spec(price=DKB))
+    task = world.create(spec(price=WORTH))
     world.run_to(task, Phase.SETTLED)
     for address in world.machines:
         world.machines[address] = worker if address == author else others

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from billing.escrow import Pool, Vault
+from billing.prices import work_price
 from state.view import Overlay
 from state.view.accounts import balance_of
 from tasks.ledger import queries
@@ -18,7 +19,7 @@ from tasks.ledger.records import load_window
 from tasks.ledger.registry import NodeRole, doubts_of, load_node, require_node
 from tasks.ledger.settlement import delivery_fees, juror_fee
 from tasks.ledger.transitions import DEMAND_RESULT, UPDATE_NODE, node_payload
-from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, spec
+from tests.tasks.world import HONEST, QUICK, REQUESTER, WORTH, Manners, World, spec
 
 PARAMETERS: Final = replace(QUICK, check_fee_min=1, samples=4, verifiers=1, new_windows=0, bond_release_ms=200_000)
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
@@ -52,8 +53,8 @@ def play(worker: Manners, verifier: Manners, seed: int, *, samples: int = 4) -> 
     """Let a market do some tasks in which one machine, a worker or a verifier, has manners of its own."""
     world = World(parameters=replace(PARAMETERS, samples=samples), seed=seed)
     # The first of each kind is the one that may deviate: the worker that ranks first, the verifier drawn most.
-    workers = [world.add_machine(1, roles=WORK, manners=worker, price=DKB // 4000)]
-    workers += [world.add_machine(at + 1, roles=WORK, price=DKB // 2000) for at in range(1, WORKERS)]
+    workers = [world.add_machine(1, roles=WORK, manners=worker, price=WORTH // 4000)]
+    workers += [world.add_machine(at + 1, roles=WORK, price=WORTH // 2000) for at in range(1, WORKERS)]
     verifiers = [
         world.add_machine(at + 101, roles=CHECK, manners=verifier if at == 0 else HONEST)
         for at in range(VERIFIERS)
@@ -93,7 +94,7 @@ def play(worker: Manners, verifier: Manners, seed: int, *, samples: int = 4) -> 
         tuple(change[address] for address in workers if address != deviant),
         tuple(change[address] for address in verifiers if address != deviant),
         change[REQUESTER],
-        TASKS * sum(job.gpu_ms_max(at) for at in range(3)) * job.price.max_price_per_gpu_s // 1_000,
+        TASKS * work_price(sum(job.window_units(at) for at in range(3)), job.max_price_per_tera_unit),
         settled, doubts_of(world.state, deviant), argued, fee,
     )  # fmt: skip
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from billing.escrow import Movement, Pool, Purpose, Vault, escrow_totals
-from billing.prices import share, share_up
+from billing.prices import share, share_up, work_price
 from state.view import Overlay
 from state.view.accounts import balance_of
 from tasks.ledger import queries
@@ -39,7 +41,7 @@ from tasks.ledger.transitions import (
     TOP_UP_TASK,
 )
 from tasks.spec import spec_hash
-from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, spec
+from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, WORTH, Manners, World, spec
 
 
 def amounts(world: World, task: bytes, purpose: Purpose) -> list[int]:
@@ -126,13 +128,34 @@ def test_an_honest_task_is_settled_and_its_bill_adds_up() -> None:
     assert balance_of(world.state, worker) == 1_000 * DKB - world.parameters.node_bond_min + sum(charges)
 
 
-def test_metered_time_is_capped_by_the_clock_and_by_the_job() -> None:
-    world, _ = market(HONEST, HONEST)
-    task = world.create(spec(price=DKB))
+@given(
+    total=st.integers(20, 90), price=st.integers(1, 10**22), asked=st.integers(1, 10**22), seed=st.integers(0, 9)
+)  # fmt: skip
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_window_costs_its_units_and_what_rounding_leaves_is_the_requesters(
+    total: int, price: int, asked: int, seed: int
+) -> None:
+    world = World(seed=seed)
+    job, own = spec(total=total, price=price), min(asked, price)
+    machines = [world.add_machine(at, price=own) for at in (1, 2)]
+    before = balance_of(world.state, REQUESTER)
+    task = world.create(job)
+    locked = escrow_totals(world.state, task).deposited
+    assert locked == budget_of(job, world.parameters).total == before - balance_of(world.state, REQUESTER)
     world.run_to(task, Phase.SETTLED)
-    price = DKB // 2000
-    # The machine claims 1,500 ms a window, one second of chain time passes for each.
-    assert [load_window(world.state, task, number).charge for number in range(3)] == [price] * 3
+    charges = [load_window(world.state, task, number).charge for number in range(job.windows)]
+    assert charges == [job.window_units(number) * own // 10**12 for number in range(job.windows)]
+    most = [-(-job.window_units(number) * price // 10**12) for number in range(job.windows)]
+    assert sum(charges) <= budget_of(job, world.parameters).price == sum(most)
+    world.block(world.parameters.bond_release_ms)
+    world.block()
+    lines = queries.bill(world.state, task).lines
+    left = {pool: sum(line.amount for line in lines if (line.purpose, line.pool) == (Purpose.UNSPENT, pool))
+            for pool in (Pool.PRICE, Pool.FEE)}  # fmt: skip
+    paid = sum(line.amount for line in lines if line.movement == Movement.PAID and line.party in machines
+               and line.pool in (Pool.PRICE, Pool.HOLD))  # fmt: skip
+    assert paid + left[Pool.PRICE] == sum(most)
+    assert escrow_totals(world.state, task).locked == 0
 
 
 def test_no_match_expires_with_a_full_refund() -> None:
@@ -266,7 +289,7 @@ def test_cancelling_under_way_pays_the_window_in_progress_and_the_kill_fee() -> 
 
 
 @pytest.mark.parametrize("seconds", [0, 3, 9])
-def test_cancelling_while_the_worker_prepares_pays_it_for_its_time_at_its_own_price(seconds: int) -> None:
+def test_cancelling_while_the_worker_prepares_pays_it_one_segment_at_its_own_price(seconds: int) -> None:
     idle = Manners(silent=frozenset({Action.START}))
     world, _ = market(idle, idle)
     task = world.create()
@@ -274,15 +297,15 @@ def test_cancelling_while_the_worker_prepares_pays_it_for_its_time_at_its_own_pr
     world.block(1_000 * seconds)
     assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
     assert world.task(task).phase == Phase.CANCELLED
-    price = require_node(world.state, worker).profile.price_per_gpu_s
-    paid = min(1_000 * seconds, spec().gpu_ms_max(0)) * price // 1_000
-    assert amounts(world, task, Purpose.KILL_FEE) == ([paid] if paid else [])
+    price = require_node(world.state, worker).profile.price_per_tera_unit
+    paid = work_price(spec().segment_units(0, 0), price)
+    assert paid > 0 and amounts(world, task, Purpose.KILL_FEE) == [paid]
     assert escrow_totals(world.state, task).locked == 0
 
 
 def test_the_pay_for_preparing_leaves_what_open_windows_have_earned() -> None:
     # Two dear windows are proved and open, one step is left: no more than its price is paid for preparing.
-    job = spec(total=41, price=DKB // 2000)
+    job = spec(total=41, price=WORTH // 2000)
     world, _ = market(HONEST, HONEST, HONEST, parameters=replace(QUICK, final_ms=60_000))
     task = world.create(job)
     first = world.run(task, until=lambda task: task.next_window == 2).worker
@@ -292,7 +315,7 @@ def test_the_pay_for_preparing_leaves_what_open_windows_have_earned() -> None:
     assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
     record = world.run_to(task, Phase.CANCELLED)
     assert record.final_windows == 2
-    assert amounts(world, task, Purpose.KILL_FEE) == [job.gpu_ms_max(2) * job.price.max_price_per_gpu_s // 1_000]
+    assert amounts(world, task, Purpose.KILL_FEE) == [work_price(job.step_units, job.max_price_per_tera_unit)]
     world.block(world.parameters.bond_release_ms)
     assert escrow_totals(world.state, task).locked == 0
 

@@ -44,10 +44,11 @@ from tasks.ledger.transitions import (
     UPDATE_NODE,
     node_payload,
 )
-from tests.tasks.world import DKB, QUICK, START_MS, Manners, World, spec
+from tasks.spec import RATE_MAX
+from tests.tasks.world import DKB, QUICK, START_MS, WORTH, Manners, World, spec
 
 NODE = b"n" * 20
-PROFILE = NodeProfile(NODE, NodeRole.COMPUTE, (), 8, 16_000, 16, DKB // 2000, 100, 1, 0, (), "1")
+PROFILE = NodeProfile(NODE, NodeRole.COMPUTE, (), 8, 16_000, 16, WORTH // 2000, 10**10, 1, 0, (), "1")
 
 
 def funded() -> World:
@@ -255,16 +256,15 @@ def test_a_job_of_several_gpus_goes_to_a_machine_that_has_them() -> None:
     assert world.run_to(task, Phase.ASSIGNED).worker == fit
 
 
-def test_price_speed_and_reputation_decide_and_too_dear_is_out() -> None:
+def test_price_and_reputation_decide_and_too_dear_is_out() -> None:
     world = World()
-    world.add_machine(1, price=DKB // 1000 + 1)
-    world.add_machine(2, price=DKB // 1100)
-    cheap = world.add_machine(3, price=DKB // 4000)
+    world.add_machine(1, price=WORTH // 1000 + 1)
+    world.add_machine(2, price=WORTH // 1100)
+    cheap = world.add_machine(3, price=WORTH // 4000)
     assert world.run_to(world.create(), Phase.ASSIGNED).worker == cheap
-    world.add_machine(4, price=DKB // 2100)  # none of the others is as cheap
-    fast = world.add_machine(5, price=DKB // 2000, score=10_000)
-    assert world.run_to(world.create(), Phase.ASSIGNED).worker == fast
-    proven = world.add_machine(6, price=DKB // 2000)
+    world.add_machine(4, price=WORTH // 2100)  # none of the others is as cheap
+    world.add_machine(5, price=WORTH // 2000, rate=RATE_MAX)  # what it says of its speed counts for nothing
+    proven = world.add_machine(6, price=WORTH // 2000)
     save_node(world.state, require_node(world.state, proven)._replace(good_faded=50 * COUNT))
     assert world.run_to(world.create(), Phase.ASSIGNED).worker == proven
 
@@ -326,7 +326,7 @@ def test_draws_follow_the_weights_and_repeat_with_the_seed() -> None:
 
 def test_after_offers_in_vain_bonds_and_not_words_decide_who_is_offered_a_task() -> None:
     world = World()
-    loud = world.add_machine(1, roles=NodeRole.COMPUTE, price=1, score=2**39)
+    loud = world.add_machine(1, roles=NodeRole.COMPUTE, price=1, rate=RATE_MAX)
     bonded = world.add_machine(2, roles=NodeRole.COMPUTE)
     world.add_machine(3, roles=NodeRole.VERIFY)
     payload = node_payload(require_node(world.state, bonded).profile, 8 * QUICK.node_bond_min)

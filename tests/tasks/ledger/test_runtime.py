@@ -48,7 +48,7 @@ from tasks.proofs import (
     window_proof_to_value,
 )
 from tasks.spec import encode_spec
-from tests.tasks.world import DKB, leaves_of, probe, proof_of, salt, spec
+from tests.tasks.world import DKB, WORTH, leaves_of, probe, proof_of, salt, spec
 
 VALIDATOR, REQUESTER, WORKER, VERIFIER = (SecretKey(bytes([at]) * 32) for at in range(1, 5))
 GENESIS = Genesis(
@@ -102,7 +102,7 @@ class Chain:
 def test_a_task_lives_and_is_settled_by_signed_transactions() -> None:
     chain, job = Chain(), spec()
     for key, role in ((WORKER, NodeRole.COMPUTE), (VERIFIER, NodeRole.VERIFY)):
-        profile = NodeProfile(key.address, role, (), 8, 16_000, 0, DKB // 2000, 1, 1, 0, (), "1")
+        profile = NodeProfile(key.address, role, (), 8, 16_000, 0, WORTH // 2000, 1, 1, 0, (), "1")
         chain.send(key, REGISTER_NODE, node_payload(profile, chain.parameters.node_bond_min))
     task = task_id_of(REQUESTER.address, 0)
     chain.send(REQUESTER, CREATE_TASK, [encode_spec(job)])

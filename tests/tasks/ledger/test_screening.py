@@ -25,7 +25,7 @@ from tasks.ledger.screening import (
 )
 from tasks.ledger.transitions import RETIRE_NODE
 from tasks.recipes import digits_spec
-from tasks.spec import GPUS_MAX, Dataset, JobSpec, Model, Price, Requirements, decode_spec, encode_spec
+from tasks.spec import GPUS_MAX, Dataset, JobSpec, Model, Requirements, decode_spec, encode_spec
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 from tests.tasks.world import DKB, QUICK, World, spec
 
@@ -77,7 +77,7 @@ def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
 def test_what_is_said_of_the_digits_is_so() -> None:
     assert read_dataset_facts(make_dataset("digits").encode()) == DIGITS_FACTS
     digits = make_dataset("digits")
-    job = digits_spec(digits, dataset_blob=DIGITS_BLOB, seed=b"s" * 32, price=Price(1, 1))
+    job = digits_spec(digits, dataset_blob=DIGITS_BLOB, seed=b"s" * 32, max_price_per_tera_unit=1)
     assert dataset_objections(job, DIGITS_FACTS) == check_start(job) == []
 
 
@@ -120,9 +120,9 @@ def test_what_no_machine_has_is_refused_and_what_one_has_is_not() -> None:
     world = World()
     world.add_machine(1, gpus=2)
     world.add_machine(2, roles=NodeRole.VERIFY, gpus=8)
-    wanted = spec()._replace(requirements=Requirements(2, 64_000, 100))
+    wanted = spec()._replace(requirements=Requirements(2, 64_000, 10**10))
     assert seen(world, wanted) == ([], [], {})
-    for lacks in (Requirements(3, 0, 0), Requirements(0, 64_001, 0), Requirements(0, 0, 101)):
+    for lacks in (Requirements(3, 0, 0), Requirements(0, 64_001, 0), Requirements(0, 0, 10**10 + 1)):
         objections, _, why = seen(world, wanted._replace(requirements=lacks))
         assert (objections, why) == (["no_such_machine"], {"lacks": 1})
 
