@@ -41,6 +41,14 @@ class NumpyArrays:
         """See Arrays."""
         return values.astype(f"<{code}").tobytes()  # type: ignore[no-any-return]
 
+    def constant(self, value: float) -> Array:
+        """See Arrays."""
+        return np.full((1, 1), value)
+
+    def counting(self, count: int) -> Array:
+        """See Arrays."""
+        return np.arange(count, dtype=np.float64).reshape(1, count)
+
     def matmul(self, left: Array, right: Array) -> Array:
         """See Arrays."""
         return left @ right
@@ -104,7 +112,8 @@ class NumpyArrays:
 
     def round_to_single(self, values: Array, smallest: float) -> Array:
         """See Arrays."""
-        rounded = values.astype(np.float32)
+        with np.errstate(over="ignore"):  # callers look for infinities
+            rounded = values.astype(np.float32)
         kept = np.where(np.abs(rounded) < np.float32(smallest), np.float32(0), rounded)  # NaN is not below
         return kept.astype(np.float64)
 

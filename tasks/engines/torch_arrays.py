@@ -65,6 +65,14 @@ class TorchArrays:
         """See Arrays."""
         return values.cpu().numpy().astype(f"<{code}").tobytes()  # type: ignore[no-any-return]
 
+    def constant(self, value: float) -> Array:
+        """See Arrays."""
+        return self._torch.full((1, 1), value, dtype=self._torch.float64, device=self._device)
+
+    def counting(self, count: int) -> Array:
+        """See Arrays."""
+        return self._torch.arange(count, dtype=self._torch.float64, device=self._device).reshape(1, count)
+
     def matmul(self, left: Array, right: Array) -> Array:
         """See Arrays."""
         return self._torch.matmul(left, right)

@@ -40,6 +40,12 @@ class Arrays(Protocol):
     def content(self, values: Array, code: str) -> bytes:
         """Return an array's values as little-endian bytes, row by row; see ``from_content``."""
 
+    def constant(self, value: float) -> Array:
+        """Return one value as a matrix of one element."""
+
+    def counting(self, count: int) -> Array:
+        """Return the row 0.0, 1.0, ..., count - 1."""
+
     def matmul(self, left: Array, right: Array) -> Array:
         """Return the float64 product; exact only for the operands that ``exact.contract`` prepares."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from state.primitives.errors import DekubeError, ProtocolError
 
-__all__ = ["ElementUndefined", "ProgramInvalid", "StoreDiverged"]
+__all__ = ["ElementUndefined", "ProgramInvalid", "SourceInvalid", "StoreDiverged"]
 
 
 class ProgramInvalid(ProtocolError):
@@ -17,6 +17,12 @@ class ElementUndefined(ProtocolError):
     """A reference function met an input outside its domain: such a value can stand in no honest trace."""
 
     code = "element_undefined"
+
+
+class SourceInvalid(ProtocolError):
+    """Content for a source that is missing, of another length, or holds values that cannot be stored."""
+
+    code = "source_invalid"
 
 
 class StoreDiverged(DekubeError):

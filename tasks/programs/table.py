@@ -8,12 +8,15 @@ from typing import Final
 
 from tasks.programs.operators import Operator
 from tasks.programs.operators.elementwise import ELEMENTWISE
+from tasks.programs.operators.indexing import GATHER, ONE_HOT, TRANSPOSE
 from tasks.programs.operators.rows import CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM
+from tasks.programs.operators.scalars import BIAS_CORRECTION, SAMPLE_ORDER, SCALAR
 from tasks.programs.operators.storage import LOAD, SCALE_BYTES, STORE
 
 __all__ = ["OPERATORS"]
 
 _ALL: Final[tuple[Operator, ...]] = (
-    CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, LOAD, SCALE_BYTES, STORE, *ELEMENTWISE,
+    CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, LOAD, SCALE_BYTES, STORE, GATHER, ONE_HOT, TRANSPOSE,
+    BIAS_CORRECTION, SAMPLE_ORDER, SCALAR, *ELEMENTWISE,
 )  # fmt: skip
 OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType({one.name: one for one in _ALL})

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tasks.programs.bounds import EXPONENT_LOW, Bounds, Integers, Magnitudes
 from tasks.programs.errors import ElementUndefined, ProgramInvalid, StoreDiverged
-from tasks.programs.operators import Attributes, FoldOperator, Operator
+from tasks.programs.operators import Attributes, Context, FoldOperator, Operator
 from tasks.programs.operators.rows import EXPONENT_MAX, EXPONENT_MIN, SUM_BITS, TERMS_MAX, WIDTHS
+from tasks.programs.operators.scalars import NANO, constant_bits
 from tasks.programs.table import OPERATORS
 from tasks.programs.tensors import ElementType, TensorType
 from tests.tasks.programs.engines import NAMES, engine
@@ -130,20 +131,49 @@ def conversions(draw: st.DrawFn) -> Case:
     return Case(OPERATORS[name], (values,), (limit,))
 
 
-CASES = st.one_of(elementwise(), rows_of_fractions(), contractions(), conversions())
+@st.composite
+def moves(draw: st.DrawFn) -> Case:
+    name = draw(st.sampled_from(("gather", "one_hot", "transpose")))
+    element = draw(st.sampled_from(tuple(ElementType)))
+    rows, columns = draw(sides), draw(sides)
+    if name == "one_hot":
+        labels = whole_numbers(draw(seeds), rows, 1, Integers(0, columns), ElementType.UINT8)
+        return Case(OPERATORS[name], (labels,), (columns,))
+    if element.is_integer:
+        values = whole_numbers(draw(seeds), rows, columns, Integers(0, 255), element)
+    else:
+        values = fractions(draw(seeds), rows, columns, draw(ranges(-100, 99)), element)
+    if name == "transpose":
+        return Case(OPERATORS[name], (values,), ())
+    return Case(OPERATORS[name], (values, whole_numbers(draw(seeds), draw(sides), 1, Integers(0, rows - 1))), ())
 
 
-def agree(case: Case, name: str) -> None:
-    found = computed(case.operator, engine(name), case.inputs, case.attributes)
-    assert patterns(found) == patterns(referred(case.operator, case.inputs, case.attributes))
+@st.composite
+def without_inputs(draw: st.DrawFn) -> Case:
+    name = draw(st.sampled_from(("bias_correction", "sample_order", "scalar")))
+    attributes = {
+        "bias_correction": (draw(st.integers(0, NANO - 1)),),
+        "sample_order": (draw(st.integers(1, 40)), draw(st.integers(1, 60))),
+        "scalar": (constant_bits(draw(st.floats(-(2.0**90), 2.0**90, allow_subnormal=False))),),
+    }[name]
+    return _legal(Case(OPERATORS[name], (), attributes))
+
+
+CASES = st.one_of(elementwise(), rows_of_fractions(), contractions(), conversions(), moves(), without_inputs())
+STEPS = st.sampled_from((0, 1, 17, 10**6, (1 << 48) - 1))
+
+
+def agree(case: Case, name: str, context: Context = CONTEXT) -> None:
+    found = computed(case.operator, engine(name), case.inputs, case.attributes, context)
+    assert patterns(found) == patterns(referred(case.operator, case.inputs, case.attributes, context))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_and_references_give_the_same_bits(name: str) -> None:
-    @given(CASES)
-    @settings(max_examples=400, deadline=None)
-    def check(case: Case) -> None:
-        agree(case, name)
+    @given(CASES, STEPS)
+    @settings(max_examples=500, deadline=None)
+    def check(case: Case, step: int) -> None:
+        agree(case, name, Context(step, CONTEXT.seed))
 
     check()
 
@@ -296,6 +326,12 @@ def _shapes(name: str) -> list[tuple[list[TensorType], Attributes]]:
         "load": [([TensorType(ElementType.BINARY32, 2, 3)], ())],
         "store": [([doubles], (40,))],
         "scale_bytes": [([TensorType(ElementType.UINT8, 2, 3)], (4,))],
+        "gather": [([doubles, column], ())],
+        "one_hot": [([column], (3,))],
+        "transpose": [([doubles], ())],
+        "scalar": [([], (constant_bits(0.5),))],
+        "bias_correction": [([], (900_000_000,))],
+        "sample_order": [([], (3, 10))],
     }
     return found[name]
 
@@ -307,11 +343,11 @@ def test_calls_that_do_not_fit_are_refused(name: str) -> None:
     for types, attributes in _shapes(name):
         strange = ElementType.INT64 if name == "scale_bytes" else ElementType.UINT8
         assert operator.units(types, operator.shape(types, attributes), attributes) > 0
-        for wrong in ([*types, other], [*types[:-1], other._replace(element=strange)]):
-            if wrong != types:
+        for wrong in ([*types, other], [*types[:-1], other._replace(element=strange, columns=2)]):
+            if name != "transpose" or len(wrong) > 1:  # any one tensor can be transposed
                 with pytest.raises(ProgramInvalid):
                     operator.shape(wrong, attributes)
-        for numbers in ((*attributes, 1), (-9999,) if attributes else (1,)):
+        for numbers in ((*attributes, 1), (-9999,) * len(attributes) or (1,)):
             with pytest.raises(ProgramInvalid):
                 operator.shape(types, numbers)
 

@@ -1,0 +1,66 @@
+"""Building programs: calls by name, equal calls once, and the short forms that models use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from tasks.programs.operators import Attributes
+from tasks.programs.operators.rows import SUM_BITS
+from tasks.programs.operators.scalars import constant_bits
+from tasks.programs.program import Call, Program, Source, SourceKind
+from tasks.programs.table import OPERATORS
+
+__all__ = ["Builder", "Quantised"]
+
+
+class Quantised(NamedTuple):
+    """Numbers of the tensors that hold rows as integers: the integers, and the exponent of each row."""
+
+    integers: int
+    exponents: int
+    bits: int
+
+
+class Builder:
+    """Collects the calls of a program over ``sources``. A call that stands there already is not made again."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources: Final = tuple(sources)
+        self._numbers: Final[dict[Call, int]] = {}
+
+    def source(self, kind: SourceKind, key: str) -> int:
+        """Return the number of a source. Raises KeyError."""
+        for number, source in enumerate(self._sources):
+            if (source.kind, source.key) == (kind, key):
+                return number
+        raise KeyError(key)
+
+    def call(self, operator: str, *inputs: int, attributes: Attributes = ()) -> int:
+        """Return the number of the result of a call."""
+        found = Call(operator, inputs, attributes)
+        return self._numbers.setdefault(found, len(self._sources) + len(self._numbers))
+
+    def constant(self, value: float) -> int:
+        """Return the number of a tensor of one constant."""
+        return self.call("scalar", attributes=(constant_bits(value),))
+
+    def quantised(self, values: int, bits: int) -> Quantised:
+        """Return the rows of ``values`` as integers of ``bits`` bits."""
+        exponents = self.call("row_exponent", values, attributes=(bits,))
+        return Quantised(self.call("quantise", values, exponents, attributes=(bits,)), exponents, bits)
+
+    def contract(self, left: int, right: int, bits: int) -> int:
+        """Return the products of each row of ``left`` with each row of ``right``."""
+        one, other = self.quantised(left, bits), self.quantised(right, bits)
+        return self.call(
+            "contract", one.integers, other.integers, one.exponents, other.exponents, attributes=(bits,)
+        )
+
+    def row_sum(self, values: int) -> int:
+        """Return the sum of each row."""
+        return self.call("row_sum", values, self.call("row_exponent", values, attributes=(SUM_BITS,)))
+
+    def program(self, stores: Mapping[str, int], probe: int, loss: int) -> Program:
+        """Return the program of all calls. Raises ProgramInvalid."""
+        return Program(self._sources, tuple(self._numbers), stores, probe, loss, OPERATORS)

@@ -1,0 +1,90 @@
+"""The check of a whole program: it stays inside the range in which all engines compute the same bits.
+
+See market.md 4.6. Operators say between what their results lie; here these bounds run through the program, and the
+structure that they rely on is checked.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tasks.programs.bounds import Bounds, Integers
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.operators.rows import SUM_BITS
+from tasks.programs.operators.storage import STORED_EXPONENT_MAX, stored_bounds
+from tasks.programs.program import Call, Program, Source, SourceKind
+from tasks.programs.tensors import ElementType
+
+__all__ = ["check_bounds", "store_limit"]
+
+_BYTE_MAX: Final = 255
+
+
+def check_bounds(program: Program) -> tuple[Bounds, ...]:
+    """Return the bounds of each tensor, by number.
+
+    Raises ProgramInvalid for a program that could leave the exact range, or whose state, probe or loss is not of
+    the right kind.
+    """
+    types = program.types
+    _check_outputs(program)
+    found: list[Bounds] = [_source_bounds(program, source) for source in program.sources]
+    for number, call in enumerate(program.calls, len(found)):
+        _check_exponents(program, call)
+        operator, kinds = program.operators[call.operator], [types[at] for at in call.inputs]
+        try:
+            found.append(operator.bounds([found[at] for at in call.inputs], kinds, call.attributes))
+        except ProgramInvalid as error:
+            raise ProgramInvalid(f"tensor {number}, {call.operator}: {error}") from None
+    return tuple(found)
+
+
+def store_limit(program: Program, number: int) -> int:
+    """Return below which power of two a stored tensor is. Raises ProgramInvalid for one that no store gave."""
+    call = program.call_of(number)
+    if call is None or call.operator != "store":
+        raise ProgramInvalid(f"tensor {number} is no result of a store")
+    return call.attributes[0]
+
+
+def _check_outputs(program: Program) -> None:
+    for number in (*program.stores.values(), program.probe):
+        store_limit(program, number)
+    loss = program.types[program.loss]
+    if loss != (ElementType.BINARY64, 1, 1):
+        raise ProgramInvalid(f"a loss of {loss.rows} by {loss.columns} values of {loss.element.name}")
+    for source in program.sources:
+        if source.kind == SourceKind.STATE:
+            number = program.stores.get(source.key, -1)
+            if number < 0 or program.types[number] != source.type:
+                raise ProgramInvalid(f"the state after the step has no {source.key} of the type before it")
+
+
+def _source_bounds(program: Program, source: Source) -> Bounds:
+    if source.kind == SourceKind.STATE:
+        return stored_bounds(store_limit(program, program.stores[source.key]))
+    if source.type.element == ElementType.UINT8:
+        return Integers(0, _BYTE_MAX)
+    if source.type.element == ElementType.BINARY32:
+        return stored_bounds(STORED_EXPONENT_MAX)
+    raise ProgramInvalid(f"data of {source.type.element.name}")
+
+
+def _check_exponents(program: Program, call: Call) -> None:
+    """Check that exponents of rows are those of the rows that they are used with. Raises ProgramInvalid."""
+    match call:
+        case Call("quantise", (values, exponents), (bits,)):
+            expected = [(exponents, Call("row_exponent", (values,), (bits,)))]
+        case Call("row_sum", (values, exponents), ()):
+            expected = [(exponents, Call("row_exponent", (values,), (SUM_BITS,)))]
+        case Call("contract", (left, right, left_exponents, right_exponents), (bits,)):
+            expected = []
+            for integers, exponents in ((left, left_exponents), (right, right_exponents)):
+                made = program.call_of(integers)
+                values = made.inputs[0] if made and made.inputs else -1
+                expected.append((integers, Call("quantise", (values, exponents), (bits,))))
+        case _:
+            return
+    for number, wanted in expected:
+        if program.call_of(number) != wanted:
+            raise ProgramInvalid(f"{call.operator}: tensor {number} is not the {wanted.operator} of its rows")

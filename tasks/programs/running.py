@@ -1,0 +1,128 @@
+"""Running a program on an engine: steps at full speed, and the contents of all tensors of a disputed step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from tasks.programs.arrays import Array, Arrays
+from tasks.programs.checks import store_limit
+from tasks.programs.errors import SourceInvalid, StoreDiverged
+from tasks.programs.operators import Attributes, Context, Operator
+from tasks.programs.operators.storage import STORED_EXPONENT_MAX, STORED_EXPONENT_MIN
+from tasks.programs.program import Program, SourceKind
+from tasks.programs.tensors import ElementType, TensorType
+
+__all__ = ["Runner", "StepResult", "content_of", "load_tensor"]
+
+_CODES: Final = {
+    ElementType.BINARY64: "f8", ElementType.BINARY32: "f4", ElementType.INT64: "i8", ElementType.UINT8: "u1",
+}  # fmt: skip
+
+
+class StepResult(NamedTuple):
+    """What one step gives, as arrays of the engine: the state after it by name, the probe and the loss."""
+
+    stores: dict[str, Array]
+    probe: Array
+    loss: Array
+
+
+class _Job(NamedTuple):
+    """One call, ready to run; ``last`` are tensors that no later call reads."""
+
+    operator: Operator
+    inputs: tuple[int, ...]
+    attributes: Attributes
+    last: tuple[int, ...]
+
+
+def load_tensor(arrays: Arrays, kind: TensorType, content: bytes, limit: int = STORED_EXPONENT_MAX) -> Array:
+    """Return a tensor's content on the engine.
+
+    Raises SourceInvalid for another length, and for binary32 values that no store with ``limit`` gives.
+    """
+    if len(content) != kind.size_bytes:
+        raise SourceInvalid(f"{len(content)} bytes, not the {kind.size_bytes} of {kind.rows} by {kind.columns}")
+    code = _CODES[kind.element]
+    values = arrays.from_content(content, code, kind.rows, kind.columns)
+    if kind.element == ElementType.BINARY32:
+        canonical = arrays.round_to_single(values, 2.0**STORED_EXPONENT_MIN)
+        if not arrays.all_below(values, 2.0**limit) or arrays.content(canonical, code) != content:
+            raise SourceInvalid("a value that is not finite, too large, below 2^-100, or minus zero")
+    return values
+
+
+def content_of(arrays: Arrays, kind: TensorType, values: Array) -> bytes:
+    """Return the content of a tensor of type ``kind``: its values row by row, little-endian."""
+    return arrays.content(values, _CODES[kind.element])
+
+
+class Runner:
+    """Runs the steps of one program on one engine."""
+
+    def __init__(self, program: Program, arrays: Arrays) -> None:
+        self._program, self._arrays = program, arrays
+        kept = {*range(len(program.sources)), *program.stores.values(), program.probe, program.loss}
+        last: dict[int, int] = {}
+        for at, call in enumerate(program.calls):
+            last |= dict.fromkeys((*call.inputs, at + len(program.sources)), at)
+        ends: dict[int, list[int]] = {}
+        for number, at in last.items():
+            if number not in kept:
+                ends.setdefault(at, []).append(number)
+        self._jobs = tuple(
+            _Job(program.operators[call.operator], call.inputs, call.attributes, tuple(ends.get(at, ())))
+            for at, call in enumerate(program.calls)
+        )
+
+    def sources(self, state: Mapping[str, Array], data: Mapping[str, Array]) -> list[Array]:
+        """Return the arrays that a step starts from, in the order of the sources."""
+        places = {SourceKind.STATE: state, SourceKind.DATA: data}
+        return [places[source.kind][source.key] for source in self._program.sources]
+
+    def load(self, kind: SourceKind, contents: Mapping[str, bytes]) -> dict[str, Array]:
+        """Return the sources of one kind on the engine, given their contents. Raises SourceInvalid."""
+        program, found = self._program, dict[str, Array]()
+        for source in program.sources:
+            if source.kind == kind:
+                if source.key not in contents:
+                    raise SourceInvalid(f"there is no {source.key}")
+                number = program.stores.get(source.key) if kind == SourceKind.STATE else None
+                limit = STORED_EXPONENT_MAX if number is None else store_limit(program, number)
+                try:
+                    found[source.key] = load_tensor(self._arrays, source.type, contents[source.key], limit)
+                except SourceInvalid as error:
+                    raise SourceInvalid(f"{source.key}: {error}") from None
+        return found
+
+    def run(self, sources: Sequence[Array], context: Context) -> StepResult:
+        """Return what one step gives; memory of a tensor ends after the last call that reads it.
+
+        Raises StoreDiverged.
+        """
+        tensors = self._tensors(sources)
+        for number, job in enumerate(self._jobs, len(sources)):
+            tensors[number] = self._one(job, tensors, context, number)
+            for read in job.last:
+                tensors[read] = None
+        program = self._program
+        stores = {name: tensors[number] for name, number in program.stores.items()}
+        return StepResult(stores, tensors[program.probe], tensors[program.loss])
+
+    def trace(self, sources: Sequence[Array], context: Context) -> list[bytes]:
+        """Return the content of every tensor of one step, by number, the sources first. Raises StoreDiverged."""
+        tensors = self._tensors(sources)
+        for number, job in enumerate(self._jobs, len(sources)):
+            tensors[number] = self._one(job, tensors, context, number)
+        kinds = self._program.types
+        return [content_of(self._arrays, kind, values) for kind, values in zip(kinds, tensors, strict=True)]
+
+    def _tensors(self, sources: Sequence[Array]) -> list[Array]:
+        return [*sources, *[None] * len(self._jobs)]
+
+    def _one(self, job: _Job, tensors: list[Array], context: Context, number: int) -> Array:
+        try:
+            return job.operator.run(self._arrays, [tensors[at] for at in job.inputs], job.attributes, context)
+        except StoreDiverged as error:
+            raise StoreDiverged(f"step {context.step}, tensor {number}: {error}") from None

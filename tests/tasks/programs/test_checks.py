@@ -1,0 +1,119 @@
+"""Programs that could leave the exact range, or whose structure does not hold, are refused when they are made."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.programs.bounds import Magnitudes
+from tasks.programs.builder import Builder
+from tasks.programs.checks import check_bounds
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.program import Program, Source, SourceKind
+from tasks.programs.tensors import ElementType, TensorType
+
+STATE = Source(SourceKind.STATE, "w", TensorType(ElementType.BINARY32, 4, 6))
+DATA = Source(SourceKind.DATA, "rows", TensorType(ElementType.UINT8, 9, 6))
+
+
+class Draft(Builder):
+    """A program over one tensor of the state and one of data, both also as binary64."""
+
+    def __init__(self) -> None:
+        super().__init__((STATE, DATA))
+        self.weights = self.call("load", 0)
+        self.bytes = self.call("scale_bytes", 1, attributes=(4,))
+
+    def made(self, values: int, limit: int = 40) -> Program:
+        """Return a program that keeps ``w`` and stores ``values``."""
+        stores = {
+            name: self.call("store", number, attributes=(limit,))
+            for name, number in (("w", self.weights), ("result", values))
+        }
+        probe = self.call("store", self.bytes, attributes=(limit,))
+        return self.program(stores, probe, self.row_sum(self.call("transpose", self.row_sum(self.bytes))))
+
+
+def test_bounds_follow_from_what_a_state_may_hold() -> None:
+    draft = Draft()
+    square = draft.call("multiply", draft.weights, draft.weights)
+    bounds = check_bounds(draft.made(square, limit=30))
+    assert bounds[draft.weights] == Magnitudes(-100, 29)
+    assert bounds[square] == Magnitudes(-200, 59)
+    assert bounds[draft.bytes] == Magnitudes(-4, 3, True, False)
+
+
+def test_a_chain_of_squares_becomes_too_small() -> None:
+    draft = Draft()
+    values = draft.weights
+    for _ in range(3):
+        values = draft.call("multiply", values, values)
+    check_bounds(draft.made(values, limit=20))
+    with pytest.raises(ProgramInvalid, match="multiply: values from 2"):
+        check_bounds(draft.made(draft.call("multiply", values, values), limit=20))
+
+
+def test_values_may_not_grow_beyond_a_row_exponent() -> None:
+    draft = Draft()
+    values = draft.weights
+    for _ in range(4):
+        values = draft.call("multiply", values, values)
+    with pytest.raises(ProgramInvalid, match=r"row_exponent: rows of values up to|outside of"):
+        check_bounds(draft.made(values, limit=100))
+
+
+@pytest.mark.parametrize("operator", ["log", "divide"])
+def test_what_may_be_zero_has_no_logarithm_and_divides_nothing(operator: str) -> None:
+    draft = Draft()
+    inputs = (draft.weights,) * (2 if operator == "divide" else 1)
+    with pytest.raises(ProgramInvalid, match="zero"):
+        check_bounds(draft.made(draft.call(operator, *inputs)))
+    draft = Draft()
+    shifted = draft.call("add", draft.call("exp", draft.weights), draft.constant(1.0))
+    check_bounds(draft.made(draft.call(operator, *(shifted,) * len(inputs))))
+
+
+def test_rows_that_are_gathered_must_exist() -> None:
+    for samples in (9, 10):
+        draft = Draft()
+        rows = draft.call("gather", 1, draft.call("sample_order", attributes=(4, samples)))
+        program = draft.made(draft.call("scale_bytes", rows, attributes=(0,)))
+        if samples == 9:
+            check_bounds(program)
+        else:
+            with pytest.raises(ProgramInvalid, match="rows 0 to 9 of a tensor of 9"):
+                check_bounds(program)
+
+
+def test_the_state_after_a_step_is_stored_and_of_the_same_kind() -> None:
+    draft = Draft()
+    good = draft.made(draft.call("add", draft.bytes, draft.bytes))
+    for stores in ({"result": good.stores["result"]}, {"w": good.stores["result"]}, {"w": draft.weights}):
+        with pytest.raises(ProgramInvalid):
+            check_bounds(draft.program(stores, good.probe, good.loss))
+    with pytest.raises(ProgramInvalid, match="a loss of 9 by 6 values"):
+        check_bounds(draft.program({"w": good.stores["w"]}, good.stores["result"], draft.bytes))
+
+
+def _with_exponents(operator: str, *, wrong: bool) -> Program:
+    """A program whose rows have the exponents of other rows, or of another width."""
+    draft = Draft()
+    right = draft.call("row_exponent", draft.weights, attributes=(15,))
+    doubled = draft.call("row_exponent", draft.call("add", draft.weights, draft.weights), attributes=(15,))
+    integers = draft.call("quantise", draft.weights, right, attributes=(15,))
+    if operator == "quantise":
+        exponents = doubled if wrong else right
+        other = draft.call("quantise", draft.weights, exponents, attributes=(15,))
+        return draft.made(draft.call("contract", integers, other, right, exponents, attributes=(15,)))
+    if operator == "contract":
+        exponents = doubled if wrong else right
+        return draft.made(draft.call("contract", integers, integers, right, exponents, attributes=(15,)))
+    width = 15 if wrong else 40
+    exponents = draft.call("row_exponent", draft.weights, attributes=(width,))
+    return draft.made(draft.call("row_sum", draft.weights, exponents))
+
+
+@pytest.mark.parametrize("operator", ["quantise", "contract", "row_sum"])
+def test_rows_are_used_with_their_own_exponents(operator: str) -> None:
+    check_bounds(_with_exponents(operator, wrong=False))
+    with pytest.raises(ProgramInvalid, match="of its rows"):
+        check_bounds(_with_exponents(operator, wrong=True))
