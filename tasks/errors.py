@@ -8,6 +8,7 @@ __all__ = [
     "AlreadyRevealed",
     "AlreadySealed",
     "BadEvidence",
+    "DeclineTooLate",
     "NodeKnown",
     "NodeUnknown",
     "NotYours",
@@ -15,6 +16,7 @@ __all__ = [
     "OperatorUnproved",
     "ProofMismatch",
     "TaskUnknown",
+    "TooManyDeclines",
     "TooManyOpenWindows",
     "WindowUnknown",
     "WrongPhase",
@@ -89,6 +91,18 @@ class AlreadyRevealed(ProtocolError):
     """The verifier has revealed its verdict on this window."""
 
     code = "already_revealed"
+
+
+class TooManyDeclines(ProtocolError):
+    """The verifier declined as many seats as it may in a day, or the window was drawn for too many machines."""
+
+    code = "too_many_declines"
+
+
+class DeclineTooLate(ProtocolError):
+    """A seat can be declined shortly after its draw, before the verdict is sealed."""
+
+    code = "decline_too_late"
 
 
 class BadEvidence(ProtocolError):

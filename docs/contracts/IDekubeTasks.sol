@@ -63,6 +63,12 @@ interface IDekubeTasks {
     /// @param reason 13 input unavailable, 14 worker left, 15 job diverged.
     function giveUpTask(bytes32 task, uint8 reason) external;
 
+    /// @notice Leave the sender's seat of a window shortly after its draw, without a fine; another machine is
+    ///   drawn.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    function declineSeat(bytes32 task, uint32 window) external;
+
     /// @notice Have drawn machines fetch the result of an ended task of the sender that it cannot have; the
     ///   value sent pays them if they can, and comes back if the worker does not serve it.
     /// @param task Id of the task.
@@ -95,6 +101,18 @@ interface IDekubeTasks {
     /// @param specification The job: canonical CBOR of all that decides the result.
     /// @return budget What is locked in all, in 10^-18 DKB.
     function budgetOf(bytes calldata specification) external view returns (uint256 budget);
+
+    /// @notice A drawn machine left its seat of a window; another is drawn.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param verifier The machine.
+    event SeatDeclined(bytes32 indexed task, uint256 number, address indexed verifier);
+
+    /// @notice A machine was drawn to check a window.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param verifier The machine.
+    event SeatDrawn(bytes32 indexed task, uint256 number, address indexed verifier);
 
     /// @notice A task was created.
     /// @param task Id of the task.

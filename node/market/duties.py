@@ -7,6 +7,7 @@ before a promise on chain.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Final
 
@@ -116,7 +117,10 @@ class DutyService:
         self._worker = self.worker_type(
             ledger, wallet, inputs, executor, promises, blobs, parameters, data_dir=data_dir, secret=secret
         )
-        self._verifier = TaskVerifier(ledger, wallet, inputs, executor, promises, parameters, secret=secret)
+        self._verifier = TaskVerifier(
+            ledger, wallet, inputs, executor, promises, parameters, secret=secret,
+            free_bytes=lambda: shutil.disk_usage(data_dir).free,
+        )  # fmt: skip
 
     def search_with(self, search: BlobSearch) -> None:
         """Use ``search`` for data sets that no peer has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -13,7 +13,7 @@ from node.chain.ledger import NodeLedger
 from node.market.cancellation import work_while
 from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.promises import Promises, VerdictKey
-from node.market.wallet import Wallet
+from node.market.wallet import TransactionFailed, Wallet
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.hashing import digest
@@ -24,7 +24,7 @@ from tasks.ledger.lifecycle import WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import CheckDuty
 from tasks.ledger.records import WindowRecord, load_spec, load_window
-from tasks.ledger.transitions import REVEAL_VERDICT, SEAL_VERDICT
+from tasks.ledger.transitions import DECLINE_SEAT, REVEAL_VERDICT, SEAL_VERDICT
 from tasks.ledger.verification import seal_time
 from tasks.proofs import (
     LEAVES_LIMIT_BYTES,
@@ -52,7 +52,7 @@ class TaskVerifier:
 
     def __init__(
         self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, executor: Executor, promises: Promises,
-        parameters: TaskParameters, *, secret: bytes,
+        parameters: TaskParameters, *, secret: bytes, free_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
         self._ledger = ledger
         self._wallet = wallet
@@ -61,6 +61,8 @@ class TaskVerifier:
         self._promises = promises
         self._parameters = parameters
         self._secret = secret
+        self._free_bytes = free_bytes
+        self._under_way = 0
         self._checks = trio.CapacityLimiter(CHECKS_AT_ONCE_MAX)
 
     async def seal(self, duty: CheckDuty) -> None:
@@ -73,11 +75,42 @@ class TaskVerifier:
         try:
             findings = self._promises.sealed(key, duty.height)
         except (OSError, DecodeError):
-            findings = await work_while(self._ledger, partial(self._can_seal, duty), partial(self._find, duty))
+            if (why := self._lacks(duty)) and await self._decline(duty, why):
+                return
+            self._under_way += 1
+            try:
+                findings = await work_while(self._ledger, partial(self._can_seal, duty), partial(self._find, duty))
+            finally:
+                self._under_way -= 1
             await trio.to_thread.run_sync(self._promises.seal, key, duty.height, findings)
         seal = verdict_seal(duty.task, duty.window, self._wallet.address, findings, self._nonce(duty))
         await self._wallet.send(SEAL_VERDICT, [duty.task, duty.window, seal])
         _log.info("verdict sealed", task=duty.task, window=duty.window, codes=[f.code.name for f in findings])
+
+    def _lacks(self, duty: CheckDuty) -> str:
+        """Return why this machine has no room for a check that it may still decline, or nothing."""
+        spec = load_spec(self._ledger.store, duty.task)
+        time = seal_time(spec, len(duty.segments), self._parameters)
+        drawn_ms = duty.deadline_ms - time.total_ms
+        if duty.is_delivery or self._ledger.head().time_ms > drawn_ms + self._parameters.decline_seat_ms:
+            return ""
+        if self._under_way >= CHECKS_AT_ONCE_MAX:
+            return f"{self._under_way} checks are under way"
+        needed_bytes = (len(duty.segments) + 1) * spec.plan().state_limit_bytes + DATASET_BYTES_MAX
+        free_bytes = self._free_bytes()
+        if free_bytes < needed_bytes:
+            return f"the disk has {free_bytes} bytes free, and the check may need {needed_bytes}"
+        return ""
+
+    async def _decline(self, duty: CheckDuty, why: str) -> bool:
+        """Leave the seat, so that another machine is drawn; tell whether the chain allowed it."""
+        try:
+            await self._wallet.send(DECLINE_SEAT, [duty.task, duty.window])
+        except TransactionFailed as error:
+            _log.warning("a seat cannot be declined", task=duty.task, window=duty.window, code=error.code, why=why)
+            return False
+        _log.info("seat declined", task=duty.task, window=duty.window, why=why)
+        return True
 
     def _can_seal(self, duty: CheckDuty) -> bool:
         """Whether the chain still waits for this verdict."""

@@ -195,6 +195,10 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         {"findings": "A finding for each drawn segment: canonical CBOR.", "nonce": "The nonce of the seal."},
         "Reveal a verdict",
     ),
+    ("tasks", "declineSeat"): Text(
+        "Leave the sender's seat of a window shortly after its draw, without a fine; another machine is drawn.",
+        intent="Decline a check",
+    ),
     ("tasks", "openWindow"): Text(
         "Open the drawn segments of a proved window, as its worker.",
         {"openings": "An opening for each drawn segment: canonical CBOR."},
@@ -232,6 +236,10 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         },
     ),
     ("tasks", "budgetOf"): Text("Return what createTask must be sent for a specification."),
+    ("tasks", "SeatDrawn"): Text("A machine was drawn to check a window.", {"verifier": "The machine."}),
+    ("tasks", "SeatDeclined"): Text(
+        "A drawn machine left its seat of a window; another is drawn.", {"verifier": "The machine."}
+    ),
     ("tasks", "TaskCreated"): Text("A task was created.", {"spec": "Hash of its specification."}),
     ("tasks", "TaskPhase"): Text(
         "A task changed its phase.",

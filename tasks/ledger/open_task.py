@@ -30,7 +30,17 @@ from tasks.ledger.records import (
 )
 from tasks.spec import JobSpec
 
-__all__ = ["CHAIN", "LEDGER_ADDRESS", "LEDGER_EVENTS", "TASK_CREATED", "WORKER_ASSIGNED", "Case", "Scope"]
+__all__ = [
+    "CHAIN",
+    "LEDGER_ADDRESS",
+    "LEDGER_EVENTS",
+    "SEAT_DECLINED",
+    "SEAT_DRAWN",
+    "TASK_CREATED",
+    "WORKER_ASSIGNED",
+    "Case",
+    "Scope",
+]
 
 LEDGER_ADDRESS: Final = (0x0702).to_bytes(ADDRESS_BYTES, "big")
 TASK_CREATED: Final = EventType(
@@ -49,7 +59,13 @@ WINDOW_PHASE: Final = EventType(
     "WindowPhase(bytes32 indexed task, uint256 number, uint256 before, "
     "uint256 phase, uint256 reason, address actor)",
 )
-LEDGER_EVENTS: Final = (TASK_CREATED, TASK_PHASE, WORKER_ASSIGNED, WINDOW_PHASE)
+SEAT_DRAWN: Final = EventType(
+    LEDGER_ADDRESS, "SeatDrawn(bytes32 indexed task, uint256 number, address indexed verifier)"
+)
+SEAT_DECLINED: Final = EventType(
+    LEDGER_ADDRESS, "SeatDeclined(bytes32 indexed task, uint256 number, address indexed verifier)"
+)
+LEDGER_EVENTS: Final = (TASK_CREATED, TASK_PHASE, WORKER_ASSIGNED, WINDOW_PHASE, SEAT_DRAWN, SEAT_DECLINED)
 
 CHAIN: Final = bytes(ADDRESS_BYTES)
 """The actor of what the chain does by itself."""

@@ -52,6 +52,9 @@ _BOUNDS: Final = {
     "verifiers_new": (1, 8),
     "jury": (1, 15),
     "draws_max": (1, 16),
+    "declines_per_day": (0, 1 << 16),
+    "decline_seat_ms": (0, _MS_MAX),
+    "late_fines_per_day_max": (0, 1 << 100),
     "cool_down_doublings_max": (0, 16),
     "decline_doublings_max": (0, 16),
     "slots_max": (1, 1024),
@@ -162,6 +165,12 @@ class TaskParameters:
     """Fresh verifiers that judge a mismatch; odd."""
     draws_max: int = 3
     """Draws of verifiers for one window before it counts as unverifiable."""
+    declines_per_day: int = 8
+    """Seats that a verifier may decline in a day without a fine."""
+    decline_seat_ms: int = 2 * MINUTE_MS
+    """From a draw: so long a seat may be declined."""
+    late_fines_per_day_max: int = 5 * 10**17
+    """Most that verdicts which do not come may cost a machine in a day."""
     draw_blocks: int = 2
     """From a proof, or a mismatch, to the block whose beacon draws who checks it: the leaders from the one to the
     other would all have to be in league to know the draw beforehand."""

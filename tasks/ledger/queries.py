@@ -263,8 +263,8 @@ def verification_duties(state: Reader, verifier: bytes) -> list[CheckDuty]:
         )  # fmt: skip
         segments = (window.disputed,) if is_jury else window.sampled
         seat = next(seat for seat in (window.jurors if is_jury else window.verifiers) if seat.address == verifier)
-        if not reveals and seat.seal:
-            continue  # sealed: nothing to do until the others have
+        if not reveals and (seat.seal or window.vacant):
+            continue  # sealed: nothing to do until the others have; vacant: the time to seal begins with the draw
         duties.append(
             CheckDuty(
                 task_id, number, Action.REVEAL if reveals else Action.SEAL,

@@ -133,6 +133,7 @@ class WindowRecord(NamedTuple):
     ``height`` is that of the block whose proof, mismatch or lack of verdicts asks for the next draw. ``verifiers``
     judge first, ``jurors`` re-run ``disputed`` (a segment, or -1). ``used`` are the machines drawn so far
     and their operators: none of them is drawn again.
+    ``vacant`` has the heights at which seats were declined that nobody was drawn for yet.
     ``ripe`` is 1 when the challenge time is over and only an earlier window is waited for.
     """
 
@@ -151,6 +152,7 @@ class WindowRecord(NamedTuple):
     disputed: int
     jurors: tuple[Seat, ...]
     used: tuple[bytes, ...]
+    vacant: tuple[int, ...]
     charge: int
     fee: int
     ripe: int
@@ -278,6 +280,7 @@ def _window(value: Any) -> WindowRecord:
     fields["verifiers"], fields["jurors"] = _seats(fields["verifiers"]), _seats(fields["jurors"])
     fields["opened"] = tuple(Opened(*items_of(item, int, bytes, bytes)) for item in fields["opened"])
     fields["sampled"] = tuple(items_of(fields["sampled"], *[int] * len(fields["sampled"])))
+    fields["vacant"] = tuple(items_of(fields["vacant"], *[int] * len(fields["vacant"])))
     fields["used"] = tuple(items_of(fields["used"], *[bytes] * len(fields["used"])))
     return WindowRecord(**fields)
 
@@ -289,7 +292,9 @@ def save_window(state: Overlay, window: WindowRecord) -> None:
     values["proof"] = window_proof_to_value(window.proof)
     values["verifiers"], values["jurors"] = _seats_value(window.verifiers), _seats_value(window.jurors)
     values["opened"] = [list(item) for item in window.opened]
-    values["sampled"], values["used"] = list(window.sampled), list(window.used)
+    values["sampled"], values["used"], values["vacant"] = (
+        list(window.sampled), list(window.used), list(window.vacant),
+    )  # fmt: skip
     state.put(_window_key(window.task, window.number), encode(list(values.values())))
 
 

@@ -155,7 +155,10 @@ class NodeRecord(NamedTuple):
     """A registered node; ``good`` and ``bad`` count verified outcomes, ``valid_streak`` good ones in a row.
 
     ``good_faded`` and ``bad_faded`` are the same in millionths, with half of them gone after each half-life up to
-    ``faded_ms``: the reputation is made of them. What follows ``busy_slots`` outlives the registration.
+    ``faded_ms``: the reputation is made of them. ``owed_ms`` is the time on one slow core of the checks that it
+    was drawn for and has not sealed, ``drawn_ms`` those drawn in the block at ``drawn_height``. Of ``day``,
+    in days of the chain's clock, are ``seat_declines`` and ``late_fines``, an amount. What follows outlives the
+    registration.
     ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is offered
     no task, for it left ``declines`` in a row before it had started them; it may check others meanwhile.
     ``doubts`` grow with each argument about whether a blob could be had that it was a side of.
@@ -168,6 +171,12 @@ class NodeRecord(NamedTuple):
     seen_ms: int
     bond: int
     busy_slots: int
+    owed_ms: int
+    drawn_height: int
+    drawn_ms: int
+    day: int
+    seat_declines: int
+    late_fines: int
     failures: int
     cool_down_until_ms: int
     good: int
@@ -388,7 +397,7 @@ def register(
     _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
     past = _load_past(state, address)
     state.delete(_PAST + address)
-    node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, 0, *past)
+    node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, *[0] * 7, *past)
     save_node(state, _fade(node, block.time_ms, parameters))
     _index(state, node)
     emit(REGISTERED(address, int(profile.roles), profile.price_per_tera_unit))

@@ -41,7 +41,7 @@ from tasks.ledger.progress import (
 from tasks.ledger.records import TaskRecord, by_requester_key, save_spec
 from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
 from tasks.ledger.settlement import bond_at, budget_of, close_escrow, pay_preparation
-from tasks.ledger.verification import demand, on_window_due, open_window, prove, reveal, seal
+from tasks.ledger.verification import decline_seat, demand, on_window_due, open_window, prove, reveal, seal
 from tasks.proofs import (
     SAMPLED_MAX,
     Finding,
@@ -57,6 +57,7 @@ __all__ = [
     "ACCEPT_TASK",
     "CANCEL_TASK",
     "CREATE_TASK",
+    "DECLINE_SEAT",
     "DEMAND_RESULT",
     "GIVE_UP_TASK",
     "HOLDINGS",
@@ -96,6 +97,7 @@ TOP_UP_TASK: Final = 0x29
 RESUME_TASK: Final = 0x2A
 GIVE_UP_TASK: Final = 0x2B
 DEMAND_RESULT: Final = 0x2F
+DECLINE_SEAT: Final = 0x14
 
 _CALLS: Final = {
     REGISTER_NODE: CallForm(REGISTRY_ADDRESS, "registerNode(bytes profile)", value_at=1, nested=("profile",)),
@@ -120,6 +122,7 @@ _CALLS: Final = {
     RESUME_TASK: CallForm(LEDGER_ADDRESS, "resumeTask(bytes32 task)"),
     GIVE_UP_TASK: CallForm(LEDGER_ADDRESS, "giveUpTask(bytes32 task, uint8 reason)"),
     DEMAND_RESULT: CallForm(LEDGER_ADDRESS, "demandResult(bytes32 task)", value_at=1),
+    DECLINE_SEAT: CallForm(LEDGER_ADDRESS, "declineSeat(bytes32 task, uint32 window)"),
 }  # fmt: skip
 """How Ethereum's tools call each kind; the budget of a new task is sent with it."""
 
@@ -165,6 +168,13 @@ class Attestation(NamedTuple):
 
     task: bytes
     machine: bytes
+
+
+class SeatOf(NamedTuple):
+    """A verifier's seat of a window."""
+
+    task: bytes
+    window: int
 
 
 class SealedVerdict(NamedTuple):
@@ -283,6 +293,14 @@ def _decode_seal(payload: list[Any]) -> SealedVerdict:
             return SealedVerdict(task, window, sealed)
         case _:
             raise DecodeError("[task, window, seal] expected")
+
+
+def _decode_seat(payload: list[Any]) -> SeatOf:
+    match payload:
+        case [bytes(task), int(window)] if _is_task(task) and 0 <= window < WINDOW_LIMIT:
+            return SeatOf(task, window)
+        case _:
+            raise DecodeError("[task, window] expected")
 
 
 def _decode_reveal(payload: list[Any]) -> RevealedVerdict:
@@ -548,6 +566,12 @@ class _Market:
         registry.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
 
+    def decline(self, state: Overlay, payload: SeatOf, context: Context) -> None:
+        case = self._case(state, context, payload.task)
+        decline_seat(case, payload.window, context.sender)
+        registry.touch(state, context.sender, context.block.time_ms, self._parameters)
+        case.save()
+
     # Anybody, and the chain itself
 
     def poke(self, state: Overlay, task_id: bytes, context: Context) -> None:
@@ -626,6 +650,8 @@ def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
         Rule(TOP_UP_TASK, "top_up_task", 80_000, _decode_amount, lambda p: p.amount, market.top_up),
         Rule(RESUME_TASK, "resume_task", 80_000, _decode_task, _free, market.resume),
         Rule(GIVE_UP_TASK, "give_up_task", 150_000, _decode_give_up, _free, market.give_up),
+        # The draw of another machine is a part of what it does.
+        Rule(DECLINE_SEAT, "decline_seat", 300_000, _decode_seat, _free, market.decline),
         # What the chain does for it: a draw, and the verdicts' deadlines.
         Rule(DEMAND_RESULT, "demand_result", 300_000, _decode_amount, lambda p: p.amount, market.demand),
     )

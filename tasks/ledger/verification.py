@@ -16,11 +16,20 @@ from billing.escrow import Pool, Purpose
 from billing.prices import share
 from state.primitives.codec import encode
 from state.primitives.hashing import digest
-from tasks.errors import AlreadyRevealed, AlreadySealed, BadEvidence, NotYours, WrongPhase
+from tasks.errors import (
+    AlreadyRevealed,
+    AlreadySealed,
+    BadEvidence,
+    DeclineTooLate,
+    NotYours,
+    TooManyDeclines,
+    WrongPhase,
+)
 from tasks.ledger import registry
+from tasks.ledger.capacity import bounded_fine, count_decline, has_room, owe, settle_owed
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason, WindowEvent, WindowPhase
 from tasks.ledger.matching import draw_seed, draw_segments, draw_verifiers, eligible_verifiers
-from tasks.ledger.open_task import Case
+from tasks.ledger.open_task import SEAT_DECLINED, SEAT_DRAWN, Case
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.progress import arm_running, exclude, finish, give_up_idle, lose_worker, wind_up
 from tasks.ledger.records import Opened, Seat, WindowRecord, by_verifier_key
@@ -43,6 +52,7 @@ __all__ = [
     "DELIVERY_PHASES",
     "SealTime",
     "agrees",
+    "decline_seat",
     "delivery_salt",
     "demand",
     "on_window_due",
@@ -58,14 +68,25 @@ _JURY_PHASES: Final = (
     WindowPhase.DISPUTED, WindowPhase.JURY_SEALING, WindowPhase.JURY_REVEALING, *DELIVERY_PHASES,
 )  # fmt: skip
 _SEALING: Final = (WindowPhase.SEALING, WindowPhase.JURY_SEALING, WindowPhase.DELIVERY_SEALING)
+USED_MAX_TO_DECLINE: Final = 128
+"""Machines and operators drawn for a window after which its seats cannot be declined: its record is bounded."""
 _REVEALING: Final = (WindowPhase.REVEALING, WindowPhase.JURY_REVEALING, WindowPhase.DELIVERY_REVEALING)
 
 
 class SealTime(NamedTuple):
-    """The time from a draw to the seals: for fetching the states, and for everything else."""
+    """The time from a draw to the seals: for fetching the states, and for everything else.
+
+    ``work_ms`` is what the check takes on one slow core.
+    """
 
     fetch_ms: int
     run_ms: int
+    work_ms: int
+
+    @property
+    def total_ms(self) -> int:
+        """From the draw to the deadline."""
+        return self.fetch_ms + self.run_ms
 
 
 def seal_time(spec: JobSpec, segments: int, parameters: TaskParameters) -> SealTime:
@@ -74,8 +95,9 @@ def seal_time(spec: JobSpec, segments: int, parameters: TaskParameters) -> SealT
     It fetches the state before each of them and the one after the window; a state is as large as the job's model.
     """
     states_bytes = (segments + 1) * spec.plan().state_limit_bytes
-    run_ms = parameters.seal_slack * segments * spec.schedule.segment_steps * spec.step_ms
-    return SealTime(1000 * states_bytes // parameters.seal_bytes_per_s, max(parameters.seal_ms_min, run_ms))
+    work_ms = segments * spec.schedule.segment_steps * spec.step_ms
+    run_ms = max(parameters.seal_ms_min, parameters.seal_slack * work_ms)
+    return SealTime(1000 * states_bytes // parameters.seal_bytes_per_s, run_ms, work_ms)
 
 
 def agrees(finding: Finding, opened: Opened) -> bool:
@@ -107,6 +129,7 @@ def prove(case: Case, proof: WindowProof) -> None:
         disputed=-1,
         jurors=(),
         used=(),
+        vacant=(),
         charge=charge,
         fee=check_fee(charge, case.parameters),
         ripe=0,
@@ -134,35 +157,48 @@ def _segments_to_check(window: WindowRecord) -> tuple[int, ...]:
     return (window.disputed,) if _is_jury(window) else window.sampled
 
 
+def _seal_time(case: Case, window: WindowRecord) -> SealTime:
+    """Return the time of a check as the window's phase asks for it."""
+    segments = len(_segments_to_check(window))
+    if window.phase == WindowPhase.PROVED:
+        segments = min(window.proof.segments, case.parameters.samples)
+    elif window.phase in DELIVERY_PHASES:
+        segments = 0
+    return seal_time(case.spec, segments, case.parameters)
+
+
 def _dismiss(case: Case, window: WindowRecord, seats: Sequence[Seat]) -> None:
+    """Ask no more of the seats; checks that were not sealed are owed no more."""
     for seat in seats:
-        case.state.delete(by_verifier_key(seat.address, window.task, window.number))
+        key = by_verifier_key(seat.address, window.task, window.number)
+        if not seat.seal and case.state.get(key) is not None:
+            settle_owed(case.state, seat.address, _seal_time(case, window).work_ms)
+        case.state.delete(key)
 
 
 # Draws
 
 
 def _draw(case: Case, window: WindowRecord) -> None:
-    parameters, scope = case.parameters, case.scope
-    if scope.block.height < window.height + parameters.draw_blocks:
+    parameters = case.parameters
+    if case.scope.block.height < window.height + parameters.draw_blocks:
         case.put_window(window._replace(deadline_ms=case.now + 1))
         return
-    seed = draw_seed(
-        b"verifier-draw", scope.block.beacon, window.task, window.number, window.draws, int(window.phase)
-    )
-    # Of the register as it was before the block: one unit more of bond would move the draw to any other node.
-    pool = eligible_verifiers(scope.parent, case.record, window.worker, window.used, seed, case.now, parameters)
-    count = min(_wanted(case, window), len({node.profile.operator for node in pool}))
-    if _is_jury(window) and count % 2 == 0:
-        count -= 1  # an even jury could tie
-    if count <= 0:
+    pool = _pool(case, window)
+    wanted = _wanted(case, window)
+    if _is_jury(window) and min(wanted, pool.operators) % 2 == 0:
+        wanted = min(wanted, pool.operators) - 1  # an even jury could tie
+    if wanted <= 0 or not pool.operators:
         _redraw(case, window, case.now + parameters.draw_retry_ms)
         return
-    nodes = draw_verifiers(seed, pool, count)
-    drawn = [node.address for node in nodes]
-    seats = tuple(Seat(address, b"", None) for address in drawn)
+    if pool.operators_with_room < min(wanted, pool.operators):
+        # Who fills the time of verifiers with other windows shall not choose who checks this one, nor void it.
+        case.put_window(window._replace(deadline_ms=case.now + parameters.draw_retry_ms))
+        return
+    nodes = draw_verifiers(pool.seed, pool.with_room, wanted)
+    seats = tuple(Seat(node.address, b"", None) for node in nodes)
     if window.phase == WindowPhase.PROVED:
-        sampled = draw_segments(seed, window.proof.segments, parameters.samples)
+        sampled = draw_segments(pool.seed, window.proof.segments, parameters.samples)
         window = case.advance_window(
             window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, sampled=sampled, verifiers=seats
         )
@@ -170,12 +206,96 @@ def _draw(case: Case, window: WindowRecord) -> None:
             case.advance(Event.DRAWN, Reason.VERIFIERS_DRAWN)
     else:
         window = case.advance_window(window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, jurors=seats)
-    segments = 0 if window.phase in DELIVERY_PHASES else len(_segments_to_check(window))
-    time = seal_time(case.spec, segments, parameters)
-    deadline_ms = case.now + time.fetch_ms + time.run_ms
-    case.put_window(window._replace(deadline_ms=deadline_ms, used=(*window.used, *_parties(nodes))))
-    for address in drawn:
-        case.state.put(by_verifier_key(address, window.task, window.number), b"\x01")
+    _ask(case, window, nodes)
+
+
+class _DrawPool(NamedTuple):
+    """Machines that may be drawn, and of these the ones that have time; with the seed of the draw."""
+
+    seed: bytes
+    all: tuple[registry.NodeRecord, ...]
+    with_room: tuple[registry.NodeRecord, ...]
+
+    @property
+    def operators(self) -> int:
+        return len({node.profile.operator for node in self.all})
+
+    @property
+    def operators_with_room(self) -> int:
+        return len({node.profile.operator for node in self.with_room})
+
+
+def _pool(case: Case, window: WindowRecord) -> _DrawPool:
+    scope, parameters = case.scope, case.parameters
+    numbers = (window.number, window.draws, int(window.phase), *window.vacant)
+    seed = draw_seed(b"verifier-draw", scope.block.beacon, window.task, *numbers)
+    # Of the register as it was before the block: one unit more of bond would move the draw to any other node.
+    pool = eligible_verifiers(scope.parent, case.record, window.worker, window.used, seed, case.now, parameters)
+    time = _seal_time(case, window)
+    with_room = [
+        node for node in pool if has_room(node, case.state, scope.block.height, time.work_ms, time.run_ms)
+    ]  # fmt: skip
+    return _DrawPool(seed, tuple(pool), tuple(with_room))
+
+
+def _ask(case: Case, window: WindowRecord, nodes: Sequence[registry.NodeRecord]) -> None:
+    """Ask a verdict of drawn machines, and give the window its time to seal."""
+    time = _seal_time(case, window)
+    deadline_ms = case.now + time.total_ms
+    case.put_window(window._replace(deadline_ms=deadline_ms, used=(*window.used, *_parties(nodes)), vacant=()))
+    for node in nodes:
+        owe(case.state, node.address, case.scope.block.height, time.work_ms)
+        case.state.put(by_verifier_key(node.address, window.task, window.number), b"\x01")
+        case.scope.emit(SEAT_DRAWN(window.task, window.number, node.address))
+
+
+def decline_seat(case: Case, number: int, sender: bytes) -> None:
+    """Leave a seat soon after its draw, without a fine; another machine is drawn for it.
+
+    Raises WrongPhase, NotYours, AlreadySealed, DeclineTooLate, TooManyDeclines.
+    """
+    window = case.window(number)
+    # The salt of a demanded result is made of who was drawn: there a seat stays.
+    if window.phase not in (WindowPhase.SEALING, WindowPhase.JURY_SEALING):
+        raise WrongPhase(window.phase.name.lower())
+    at = _my_seat(window, sender)
+    seats = _seats(window)
+    if seats[at].seal:
+        raise AlreadySealed(number)
+    drawn_ms = window.deadline_ms - _seal_time(case, window).total_ms
+    if not window.vacant and case.now > drawn_ms + case.parameters.decline_seat_ms:
+        raise DeclineTooLate(f"{case.now - drawn_ms} ms after the draw")
+    if len(window.used) >= USED_MAX_TO_DECLINE:
+        raise TooManyDeclines(f"{len(window.used)} machines and operators were drawn for this window")
+    count_decline(case.state, sender, case.now, case.parameters)
+    _dismiss(case, window, seats[at : at + 1])
+    window = _with_seats(window, seats[:at] + seats[at + 1 :])
+    vacant = (*window.vacant, case.scope.block.height)
+    case.put_window(window._replace(vacant=vacant, deadline_ms=case.now + 1))
+    case.scope.emit(SEAT_DECLINED(window.task, number, sender))
+
+
+def _fill_seats(case: Case, window: WindowRecord) -> None:
+    """Draw machines for the seats that were declined; those that stay have the new ones' time too."""
+    parameters = case.parameters
+    if case.scope.block.height < window.vacant[-1] + parameters.draw_blocks:
+        case.put_window(window._replace(deadline_ms=case.now + 1))
+        return
+    pool = _pool(case, window)
+    wanted = min(len(window.vacant), pool.operators)
+    if pool.operators_with_room < wanted:
+        case.put_window(window._replace(deadline_ms=case.now + parameters.draw_retry_ms))
+        return
+    if not wanted and not _seats(window):
+        window = window._replace(vacant=())
+        case.put_window(window)
+        _redraw(case, window, case.now + parameters.draw_retry_ms)
+        return
+    nodes = draw_verifiers(pool.seed, pool.with_room, wanted)
+    seats = (*_seats(window), *(Seat(node.address, b"", None) for node in nodes))
+    _ask(case, _with_seats(window, seats), nodes)
+    if all(seat.seal for seat in seats):
+        _close_seals(case, case.window(window.number), Reason.ALL_SEALED)
 
 
 def _parties(nodes: Sequence[registry.NodeRecord]) -> list[bytes]:
@@ -231,8 +351,9 @@ def seal(case: Case, number: int, sender: bytes, verdict: bytes) -> None:
     if seats[at].seal:
         raise AlreadySealed(number)
     seats[at] = seats[at]._replace(seal=verdict)
+    settle_owed(case.state, sender, _seal_time(case, window).work_ms)
     case.put_window(_with_seats(window, seats))
-    if all(seat.seal for seat in seats):
+    if all(seat.seal for seat in seats) and not window.vacant:
         _close_seals(case, case.window(number), Reason.ALL_SEALED)
 
 
@@ -262,7 +383,8 @@ def reveal(case: Case, number: int, sender: bytes, findings: tuple[Finding, ...]
 def _fine_silent(case: Case, window: WindowRecord, silent: Sequence[Seat]) -> None:
     fine = share(window.fee, case.parameters.verifier_fine_bps)
     for seat in silent:
-        registry.fine_node(case.state, seat.address, fine, case.scope.emit, case.scope.block.height)
+        taken = bounded_fine(case.state, seat.address, fine, case.now, case.parameters)
+        registry.fine_node(case.state, seat.address, taken, case.scope.emit, case.scope.block.height)
         registry.mark_failure(case.state, seat.address, case.now, case.scope.emit, case.parameters)
     _dismiss(case, window, silent)
 
@@ -557,6 +679,8 @@ def on_window_due(case: Case, number: int) -> None:
     match window.phase:
         case WindowPhase.PROVED | WindowPhase.DISPUTED | WindowPhase.DEMANDED:
             _draw(case, window)
+        case WindowPhase.SEALING | WindowPhase.JURY_SEALING if window.vacant:
+            _fill_seats(case, window)
         case WindowPhase.SEALING | WindowPhase.JURY_SEALING | WindowPhase.DELIVERY_SEALING:
             _close_seals(case, window, Reason.SEAL_TIMEOUT)
         case WindowPhase.REVEALING | WindowPhase.JURY_REVEALING | WindowPhase.DELIVERY_REVEALING:

@@ -38,7 +38,7 @@ from state.view import Overlay
 from state.view.accounts import Account, balance_of, save_account
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.ledger.lifecycle import Phase, Reason
-from tasks.ledger.queries import Action
+from tasks.ledger.queries import Action, verification_duties
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import NodeRole
 from tasks.ledger.settlement import delivery_fees
@@ -46,6 +46,7 @@ from tasks.ledger.transitions import (
     ACCEPT_TASK,
     CANCEL_TASK,
     CREATE_TASK,
+    DECLINE_SEAT,
     DEMAND_RESULT,
     GIVE_UP_TASK,
     OPEN_WINDOW,
@@ -110,6 +111,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
         ],
         hashes, windows, hashes,
     ),
+    DECLINE_SEAT: st.builds(lambda task, window: [task, window], hashes, windows),
     OPEN_WINDOW: st.builds(lambda task, window: [task, window, [opening_to_value(OPENING)]], hashes, windows),
     POKE: st.builds(lambda task: [task], hashes),
     TOP_UP_TASK: st.builds(lambda task, amount: [task, amount], hashes, amounts),
@@ -260,6 +262,12 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     world.run_to(settled, Phase.SETTLED)
     result = load_window(world.state, settled, world.task(settled).final_windows - 1)
     assert world.send(REQUESTER, DEMAND_RESULT, [settled, delivery_fees(result, world.parameters)]) is None
+
+    declined = world.create()
+    world.run(declined, until=lambda _: any(verification_duties(world.state, name) for name in names))
+    [(verifier, duty)] = [(name, duty) for name in names for duty in verification_duties(world.state, name)]
+    assert world.send(verifier, DECLINE_SEAT, [declined, duty.window]) is None
+    world.run_to(declined, Phase.SETTLED)
 
     given_up = world.create()
     worker = world.run_to(given_up, Phase.ASSIGNED).worker

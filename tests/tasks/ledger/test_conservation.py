@@ -20,6 +20,7 @@ from tasks.ledger.queries import Action
 from tasks.ledger.registry import bond_id
 from tasks.ledger.transitions import (
     CANCEL_TASK,
+    DECLINE_SEAT,
     DEMAND_RESULT,
     GIVE_UP_TASK,
     POKE,
@@ -44,9 +45,9 @@ GAPS_MS: Final = (500, *[1_000] * 12, 3_000, 7_000, 40_000, 130_000)
 def disturb(world: World, tasks: list[bytes], machine: bytes, choice: int) -> None:
     """Do something that may or may not be allowed; what few tasks allow, to one that does if there is one."""
     task = tasks[choice % len(tasks)]
-    fitting = {2: (Phase.PAUSED,), 6: (Phase.SETTLED, Phase.CANCELLED)}.get(choice % 8, ())
+    fitting = {2: (Phase.PAUSED,), 6: (Phase.SETTLED, Phase.CANCELLED)}.get(choice % 9, ())
     task = next((one for one in reversed(tasks) if world.task(one).phase in fitting), task)
-    match choice % 8:
+    match choice % 9:
         case 0:
             world.send(REQUESTER, CANCEL_TASK, [task])
         case 1:
@@ -60,6 +61,9 @@ def disturb(world: World, tasks: list[bytes], machine: bytes, choice: int) -> No
             world.send(machine, POKE, [task])
         case 5:
             world.send(machine, SUSPEND_NODE if choice % 16 > 7 else RETIRE_NODE, [])
+        case 7:
+            for duty in queries.verification_duties(world.state, machine):
+                world.send(machine, DECLINE_SEAT, [duty.task, duty.window])
         case 6:
             world.send(REQUESTER, DEMAND_RESULT, [task, choice * DKB])
         case _:

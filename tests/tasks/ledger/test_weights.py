@@ -106,6 +106,8 @@ def largest(kind: int) -> list[Value]:
             return [window_proof_to_value(proof._replace(step_from=1 << 31, step_to=1 << 31))]
         case transitions.SEAL_VERDICT:
             return [task, window, task]
+        case transitions.DECLINE_SEAT:
+            return [task, window]
         case transitions.REVEAL_VERDICT:
             finding = Finding(255, Code.COMPUTED, b"p" * 32, b"s" * 32)
             return [task, window, findings_to_value((finding,) * SAMPLED_MAX), task]
