@@ -136,16 +136,17 @@ def test_a_majority_of_lying_jurors_decides_and_costs_no_bond() -> None:
 @pytest.mark.parametrize("action", [Action.SEAL, Action.REVEAL])
 def test_silent_verifiers_are_fined_and_others_drawn(action: Action) -> None:
     world, _, silent = market(HONEST, [Manners(silent=frozenset({action}))])
+    assert world.send(silent[0], UPDATE_NODE, node_payload(node_of(world, silent[0]).profile, 10**18)) is None
     task = world.create()
     world.run(task, until=lambda _: node_of(world, silent[0]).failures > 0)
     fined = node_of(world, silent[0])
     fee = load_window(world.state, task, 0).fee
-    assert (fined.bond, fined.bad) == (QUICK.node_bond_min - fee, 1)
+    assert (fined.bond, fined.bad) == (QUICK.node_bond_min + 10**18 - fee, 1)
     assert fee > 0 and fined.cool_down_until_ms > world.time_ms - 1_000
     for name in range(110, 113):
         world.add_machine(name, roles=CHECK)
     world.run_to(task, Phase.SETTLED)
-    # A fine takes the bond below the minimum, which keeps the node off the market until it adds to it.
+    # Whoever stays silent loses its seat, and what it may have of others later it does not use either.
     seats = [seat.address for number in range(3) for seat in load_window(world.state, task, number).verifiers]
     assert len(seats) == 3 and silent[0] not in seats
     assert paid_to(world, task, silent[0]) == []
