@@ -230,15 +230,15 @@ class Vault:
 
     def pay(
         self, pool: Pool, to: bytes, amount: int, purpose: Purpose, role: Role, *,
-        owner: bytes = NOBODY, subject: int | None = None,
+        owner: bytes = NOBODY, subject: int | None = None, earner: bytes | None = None,
     ) -> None:  # fmt: skip
-        """Pay ``amount`` out of ``pool`` as earnings of ``to`` in ``role``."""
+        """Pay ``amount`` out of ``pool`` to ``to``, as what ``earner`` (default: the same) earned in ``role``."""
         if not amount:
             return
         self._change(pool, owner, -amount)
         self._record = self._record._replace(paid=self._record.paid + amount)
         credit(self._state, to, amount)
-        add_earnings(self._state, to, role, amount)
+        add_earnings(self._state, to if earner is None else earner, role, amount)
         self._emit(PAID(self.id, to, amount, purpose))
         self._save(Movement.PAID, purpose, pool, to, amount, subject)
 

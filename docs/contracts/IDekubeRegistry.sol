@@ -21,6 +21,12 @@ interface IDekubeRegistry {
     /// @notice Offer the sender's machine nothing until it renews its record; its bond and duties stay.
     function suspendNode() external;
 
+    /// @notice Have a machine's earnings paid to another account; only its payout address can, at first
+    ///   itself or its operator.
+    /// @param node The machine.
+    /// @param payout The account that is paid from now on.
+    function setPayout(address node, address payout) external;
+
     /// @notice Acknowledge what a payer has signed for bytes that the sender, a registered relay, has
     ///   carried.
     /// @param receipt The payer's newest receipt of a channel: canonical CBOR.
@@ -102,6 +108,11 @@ interface IDekubeRegistry {
     /// @param until Until when, in milliseconds since 1970.
     /// @param failures Failures in a row.
     event NodeCoolDown(address indexed node, uint256 until, uint256 failures);
+
+    /// @notice A machine's earnings go to another account.
+    /// @param node Address of the machine.
+    /// @param payout The account that is paid.
+    event NodePayout(address indexed node, address indexed payout);
 
     /// @notice A machine was registered.
     /// @param node Address of the machine.

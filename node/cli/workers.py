@@ -22,7 +22,7 @@ from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.signing import personal_digest, wallet_form
 from tasks.ledger.registry import NodeProfile, NodeRole, operator_words
-from tasks.ledger.transitions import REGISTER_NODE, RETIRE_NODE, UPDATE_NODE, node_payload
+from tasks.ledger.transitions import REGISTER_NODE, RETIRE_NODE, SET_PAYOUT, UPDATE_NODE, node_payload
 
 __all__ = ["worker"]
 
@@ -145,6 +145,7 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
             "status": ", ".join((node["status"], *_pauses(node, now_ms))),
             "roles": node["roles"],
             "operator": node["operator"],
+            "earnings go to": node["payout"],
             "GPUs": _gpus(node),
             "processor": f"{counted(node['cores'], 'core')}, {node['memory_mib']} MiB",
             "speed": _speed(node),
@@ -331,6 +332,39 @@ def endorse(session: Session, machine: str, as_json: bool) -> None:
         show({"operator": operator, "operator_consent": consent, "words": words.decode()})
         return
     click.echo(f'[registry]\noperator = "{operator}"\noperator_consent = "{consent}"')
+
+
+@worker.command()
+@session_options
+@click.argument("machine")
+@click.argument("address")
+@yes_option
+@json_option
+def payout(session: Session, machine: str, address: str, yes: bool, as_json: bool) -> None:
+    """Pay the earnings of MACHINE to ADDRESS from now on.
+
+    Sign with the account that is paid now: the machine's own at first, or its operator's. No other account
+    can change it back. Each is an address or the name of a wallet account.
+
+    \b
+    Example:
+      dekube worker payout 0xMACHINE 0xADDRESS --key me
+    """
+    who, to = session.address(machine, known=False), session.address(address, known=False)
+    key = session.key()
+    with session.client() as client:
+        node = _find(client, "0x" + who.hex())
+        if node is None:
+            raise ConfigError(f"{format_address(who)} is not registered")
+        if node["payout"].lower() != "0x" + key.address.hex():
+            raise ConfigError(f"only {node['payout']}, which is paid now, can change that; sign with its key")
+        what = {
+            "does": "changes where the machine's earnings go",
+            "machine": format_address(who),
+            "paid from now on": format_address(to),
+        }
+        receipt = send(client, key, SET_PAYOUT, [who, to], what, yes=yes)
+    _show_done(receipt, "0x" + who.hex(), as_json)
 
 
 @worker.command()

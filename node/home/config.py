@@ -44,6 +44,7 @@ __all__ = [
     "parse_host_port",
     "parse_listen",
     "parse_operator",
+    "parse_payout",
     "parse_peer",
     "parse_signer",
     "parse_vote_key",
@@ -192,6 +193,16 @@ def parse_checkpoint(text: str, what: str = "HEIGHT:HASH of the last block of an
     if not (colon and is_height and len(digits) == 64 and len(parsed) == 32):
         raise ConfigError(f"{text!r}: {what} expected")
     return Checkpoint(int(height), parsed)
+
+
+def parse_payout(registry: RegistryOptions) -> bytes | None:
+    """Return the account that earnings are to go to, None where the file names none. Raises ConfigError."""
+    if not registry.payout:
+        return None
+    try:
+        return parse_address(registry.payout)
+    except DecodeError as error:
+        raise ConfigError(f"registry.payout: {error}") from None
 
 
 def parse_operator(registry: RegistryOptions) -> tuple[bytes, bytes] | None:
@@ -358,6 +369,7 @@ def check_options(options: NodeOptions) -> None:
     if not options.p2p.listen and not options.p2p.relays and not options.p2p.bootstrap:
         raise ConfigError("p2p: a node without p2p.listen needs relays or bootstrap peers")
     parse_operator(options.registry)
+    parse_payout(options.registry)
     if options.store.profile not in PROFILES:
         raise ConfigError(f"store.profile: {options.store.profile!r} is none of {', '.join(PROFILES)}")
     if options.sync.mode not in SYNC_MODES:

@@ -206,6 +206,8 @@ class RegistryOptions:
     """The account that operates several machines, which never check each other. Empty: this node's own."""
     operator_consent: str = ""
     """Output of `dekube worker endorse` for this machine, made with the operator's key."""
+    payout: str = ""
+    """The account that this machine's earnings go to; empty: the operator, or the node's own."""
 
 
 @dataclass(frozen=True, slots=True)

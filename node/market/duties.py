@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from node.chain.ledger import NodeLedger
+from node.home.config import parse_payout
 from node.home.options import NodeOptions
 from node.home.paths import Home
 from node.market.attempts import Attempts, Trouble
@@ -41,12 +42,13 @@ from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action, verification_duties, work_duties
 from tasks.ledger.records import by_duty_key, by_verifier_key, load_task
-from tasks.ledger.registry import NodeProfile, NodeStatus, load_node
+from tasks.ledger.registry import NodeProfile, NodeRecord, NodeStatus, load_node
 from tasks.ledger.transitions import (
     OPEN_WINDOW,
     REGISTER_NODE,
     REVEAL_VERDICT,
     SEAL_VERDICT,
+    SET_PAYOUT,
     SUBMIT_WINDOW,
     SUSPEND_NODE,
     UPDATE_NODE,
@@ -93,6 +95,7 @@ class DutyService:
         data_dir = home.jobs.parent  # there before the first job is
         self._network = network
         self._is_leaving = False
+        self._told_payout = False
         self._speed = Rate(0, is_steady=False)
         self._profile: NodeProfile | None = None
         """The profile that this node registered."""
@@ -328,9 +331,25 @@ class DutyService:
         # What is owed to tasks has to be said in time, or it costs another fine: that much stays.
         spare = balance_of(self._ledger.store, self.address) - self._wallet.cost_of(UPDATE_NODE, *OWED)
         more = lacks if spare > lacks else 0
+        await self._move_payout(node)
         if more or not same or seen_ms > self._parameters.registration_valid_ms // 2:
             await self._wallet.send(UPDATE_NODE, node_payload(profile, more))
             _log.info("this machine's registration was renewed", more_bond=format_amount(more))
+
+    async def _move_payout(self, node: NodeRecord) -> None:
+        """Have earnings paid to the account of the configuration, while this node's own is still paid."""
+        payout = parse_payout(self._options.registry)
+        if payout in (None, node.payout):
+            return
+        if node.payout == self.address:
+            await self._wallet.send(SET_PAYOUT, [self.address, payout])
+            _log.info("earnings go to another account", payout=payout)
+        elif not self._told_payout:
+            self._told_payout = True
+            _log.warning(
+                "registry.payout is not where earnings go, and only that account can change it",
+                earnings_go_to=node.payout, configured=payout,
+            )  # fmt: skip
 
     async def _suspend(self) -> None:
         """Suspend this machine, so that it gets no new work; its bond stays locked."""

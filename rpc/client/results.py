@@ -282,9 +282,10 @@ class Contract(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(ResultObject):
-    """A registered machine."""
+    """A registered machine; its earnings go to ``payout``."""
 
     address: bytes
+    payout: bytes
     status: str
     roles: tuple[str, ...]
     price_per_tera_unit: Amount

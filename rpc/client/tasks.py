@@ -263,6 +263,15 @@ def _demand_result(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow
     return send(core, key, DEMAND_RESULT, [task, amount])
 
 
+def _set_payout(core: Core, key: SecretKey, machine: bytes, payout: bytes) -> Flow[Receipt]:
+    """Have the earnings of a machine paid to ``payout``; the signer must be the account that is paid now."""
+    from tasks.ledger.transitions import SET_PAYOUT
+
+    check_address("machine", machine)
+    check_address("payout", payout)
+    return send(core, key, SET_PAYOUT, [machine, payout])
+
+
 def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Stream[TaskUpdate]:
     """Yield each final change of a task and of its windows until the task has ended.
 
@@ -521,6 +530,7 @@ class TaskApi:
     resume_task = FlowMethod(_resume_task)
     top_up_task = FlowMethod(_top_up_task)
     demand_result = FlowMethod(_demand_result)
+    set_payout = FlowMethod(_set_payout)
     follow = StreamMethod(_follow)
     upload = FlowMethod(_put_file)
     result = FlowMethod(_result)

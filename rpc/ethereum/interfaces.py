@@ -111,6 +111,15 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "Offer the sender's machine nothing until it renews its record; its bond and duties stay.",
         intent="Suspend a machine",
     ),
+    ("registry", "setPayout"): Text(
+        "Have a machine's earnings paid to another account; only its payout address can, at first itself or its "
+        "operator.",
+        {"node": "The machine.", "payout": "The account that is paid from now on."},
+        "Change where earnings go",
+    ),
+    ("registry", "NodePayout"): Text(
+        "A machine's earnings go to another account.", {"payout": "The account that is paid."}
+    ),
     ("registry", "nodeOf"): Text(
         "Return a machine's record; reverts with node_unknown.",
         {

@@ -27,6 +27,7 @@ def _node(record: NodeRecord) -> Json:
     return {
         "address": address(record.address),
         "operator": address(profile.operator),
+        "payout": address(record.payout),
         "status": word(record.status),
         "roles": roles(profile.roles),
         "limited": is_limited(profile),
@@ -120,6 +121,7 @@ MACHINE_COMPONENTS: Final[dict[str, Schema]] = {
         {
             "address": ADDRESS_OUT,
             "operator": ADDRESS_OUT,
+            "payout": ADDRESS_OUT,
             "status": words_of(NodeStatus),
             "roles": _TEXTS,
             "limited": BOOLEAN_OUT,

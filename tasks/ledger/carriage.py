@@ -31,7 +31,15 @@ from state.view.records import items_of, read_record
 from tasks.errors import NothingDue, NotYours
 from tasks.ledger.deadlines import CARRIAGE_SLOT, Due, cancel, schedule
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.registry import REGISTRY_ADDRESS, NodeRole, NodeStatus, load_node, node_subject, require_node
+from tasks.ledger.registry import (
+    REGISTRY_ADDRESS,
+    NodeRole,
+    NodeStatus,
+    load_node,
+    node_subject,
+    payout_of,
+    require_node,
+)
 
 __all__ = [
     "CARRIAGE_EVENTS",
@@ -398,9 +406,10 @@ def carriage_rules(check_certificate: CertificateCheck) -> tuple[Rule[Any], ...]
         context.emit(ACKNOWLEDGED(receipt.relay, payer, size_bytes, due))
         if paid:
             left = _spend(state, payer, deposit, paid)
-            credit(state, receipt.relay, paid)
+            to = payout_of(state, receipt.relay)
+            credit(state, to, paid)
             add_earnings(state, receipt.relay, Role.RELAY, paid)
-            context.emit(PAID(receipt.relay, payer, paid, left.amount))
+            context.emit(PAID(to, payer, paid, left.amount))
 
     return (
         Rule(

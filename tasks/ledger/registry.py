@@ -23,7 +23,7 @@ from state.primitives.signing import personal_digest, recover_wallet_signature
 from state.transition.rules import BlockContext
 from state.view import Overlay, Reader, Table
 from state.view.records import items_of, read_record
-from tasks.errors import NodeKnown, NodeUnknown, OperatorUnproved, WrongPhase
+from tasks.errors import NodeKnown, NodeUnknown, NotYours, OperatorUnproved, WrongPhase
 from tasks.ledger.deadlines import NODE_SLOT, Due, schedule
 from tasks.ledger.fading import COUNT, faded
 from tasks.ledger.parameters import TaskParameters
@@ -54,6 +54,7 @@ __all__ = [
     "on_node_due",
     "operator_words",
     "pay_from_bond",
+    "payout_of",
     "profile_from_value",
     "profile_to_value",
     "register",
@@ -62,6 +63,7 @@ __all__ = [
     "retire",
     "save_node",
     "scan_nodes",
+    "set_payout",
     "suspend",
     "touch",
     "update",
@@ -75,7 +77,8 @@ UPDATED: Final = EventType(REGISTRY_ADDRESS, "NodeUpdated(address indexed node, 
 SUSPENDED: Final = EventType(REGISTRY_ADDRESS, "NodeSuspended(address indexed node)")
 RETIRED: Final = EventType(REGISTRY_ADDRESS, "NodeRetired(address indexed node, bool gone)")
 COOLED: Final = EventType(REGISTRY_ADDRESS, "NodeCoolDown(address indexed node, uint256 until, uint256 failures)")
-REGISTRY_EVENTS: Final = (REGISTERED, UPDATED, SUSPENDED, RETIRED, COOLED)
+PAYOUT: Final = EventType(REGISTRY_ADDRESS, "NodePayout(address indexed node, address indexed payout)")
+REGISTRY_EVENTS: Final = (REGISTERED, UPDATED, SUSPENDED, RETIRED, COOLED, PAYOUT)
 
 ENDPOINTS_MAX: Final = 4
 TEXT_MAX: Final = 128
@@ -161,6 +164,7 @@ class NodeRecord(NamedTuple):
     registration.
     ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is offered
     no task, for it left ``declines`` in a row before it had started them; it may check others meanwhile.
+    What it earns is paid to ``payout``, which only that account can change.
     ``doubts`` grow with each argument about whether a blob could be had that it was a side of.
     """
 
@@ -189,6 +193,7 @@ class NodeRecord(NamedTuple):
     declines: int
     match_from_ms: int
     doubts: int
+    payout: bytes
 
 
 _PAST_FROM: Final = NodeRecord._fields.index("failures")
@@ -237,8 +242,11 @@ def _gpu(value: Any) -> Gpu:
 @lru_cache(maxsize=DECODED_NODES_MAX)
 def _record(address: bytes, data: bytes) -> NodeRecord:
     def make(value: Any) -> NodeRecord:
-        profile, status, *numbers = items_of(value, list, *[int] * (len(NodeRecord._fields) - 2))
-        return NodeRecord(address, profile_from_value(profile), NodeStatus(status), *numbers)
+        fields = items_of(value, list, *[int] * (len(NodeRecord._fields) - 3), bytes)
+        profile, status, *rest = fields
+        if len(rest[-1]) != ADDRESS_BYTES:
+            raise DecodeError("not an address")
+        return NodeRecord(address, profile_from_value(profile), NodeStatus(status), *rest)
 
     return read_record(data, make, what=f"node 0x{address.hex()}", limit_bytes=RECORD_LIMIT_BYTES)
 
@@ -334,20 +342,28 @@ def _fade(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> NodeReco
 def _save_past(state: Overlay, node: NodeRecord) -> None:
     """Keep what a node did for when its key registers again; a key without outcomes leaves nothing."""
     past = node[_PAST_FROM:]
-    if any(node._replace(faded_ms=0)[_PAST_FROM:]):
+    if node.payout != node.address or any(node._replace(faded_ms=0)[_PAST_FROM:-1]):
         state.put(_PAST + node.address, encode(list(past)))
 
 
-def _load_past(state: Reader, address: bytes) -> list[int]:
-    """Return what the key did in earlier registrations: zeros for a new one. Raises RecordDamaged."""
-    count = len(NodeRecord._fields) - _PAST_FROM
+def _load_past(state: Reader, address: bytes) -> list[Any]:
+    """Return what the key did in earlier registrations, and its payout address: zeros and its own for a new one.
+
+    Raises RecordDamaged.
+    """
+    count = len(NodeRecord._fields) - 1 - _PAST_FROM
     data = state.get(_PAST + address)
     if data is None:
-        return [0] * count
+        return [*[0] * count, address]
+
+    def make(value: Any) -> list[Any]:
+        past = list(items_of(value, *[int] * count, bytes))
+        if len(past[-1]) != ADDRESS_BYTES:
+            raise DecodeError("not an address")
+        return past
+
     what = f"the record of the retired node 0x{address.hex()}"
-    return read_record(
-        data, lambda value: list(items_of(value, *[int] * count)), what=what, limit_bytes=RECORD_LIMIT_BYTES
-    )
+    return read_record(data, make, what=what, limit_bytes=RECORD_LIMIT_BYTES)
 
 
 def operator_words(genesis_hash: bytes, node: bytes) -> bytes:
@@ -395,10 +411,11 @@ def register(
         raise NodeKnown(address.hex())
     _check_operator(address, profile, block)
     _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
-    past = _load_past(state, address)
+    rest: list[Any] = [0] * (_PAST_FROM - NodeRecord._fields.index("busy_slots")) + _load_past(state, address)
     state.delete(_PAST + address)
-    node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, *[0] * 7, *past)
-    save_node(state, _fade(node, block.time_ms, parameters))
+    node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, *rest)
+    node = _with_payout(_fade(node, block.time_ms, parameters), emit)
+    save_node(state, node)
     _index(state, node)
     emit(REGISTERED(address, int(profile.roles), profile.price_per_tera_unit))
 
@@ -423,9 +440,38 @@ def update(
     node = node._replace(
         profile=profile, status=NodeStatus.ACTIVE, seen_ms=block.time_ms, bond=node.bond + bond
     )  # fmt: skip
+    node = _with_payout(node, emit)
     save_node(state, node)
     _index(state, node)
     emit(UPDATED(address, int(profile.roles), profile.price_per_tera_unit))
+
+
+def _with_payout(node: NodeRecord, emit: Callable[[Event], None]) -> NodeRecord:
+    """Have a named operator paid, where the machine is paid itself."""
+    if node.payout != node.address or node.profile.operator == node.address:
+        return node
+    emit(PAYOUT(node.address, node.profile.operator))
+    return node._replace(payout=node.profile.operator)
+
+
+def set_payout(
+    state: Overlay, sender: bytes, address: bytes, payout: bytes, emit: Callable[[Event], None]
+) -> None:
+    """Have a node's earnings paid to ``payout`` from now on; only who is paid now can say so.
+
+    The operator has no word in it, for the key of the machine can name another one. Raises NodeUnknown, NotYours.
+    """
+    node = require_node(state, address)
+    if sender != node.payout:
+        raise NotYours("the sender is not the machine's payout address")
+    save_node(state, node._replace(payout=payout))
+    emit(PAYOUT(address, payout))
+
+
+def payout_of(state: Reader, address: bytes) -> bytes:
+    """Return where the earnings of a node go: its own address where it has retired and never named another."""
+    node = load_node(state, address)
+    return _load_past(state, address)[-1] if node is None else node.payout
 
 
 def suspend(state: Overlay, address: bytes, block: BlockContext, emit: Callable[[Event], None]) -> None:
@@ -581,6 +627,8 @@ def pay_from_bond(
     if node is None:
         return 0
     amount = min(amount, node.bond)
-    _vault(state, address, emit, height).pay(Pool.BOND, to, amount, purpose, Role.VERIFY, owner=address)
+    _vault(state, address, emit, height).pay(
+        Pool.BOND, payout_of(state, to), amount, purpose, Role.VERIFY, owner=address, earner=to
+    )  # fmt: skip
     save_node(state, node._replace(bond=node.bond - amount))
     return amount

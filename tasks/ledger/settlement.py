@@ -102,10 +102,19 @@ def fund_check(case: Case) -> bool:
     return case.vault.held(Pool.VERIFICATION) >= due
 
 
+def _pay(
+    case: Case, pool: Pool, machine: bytes, amount: int, purpose: Purpose, role: Role, *,
+    owner: bytes = NOBODY, subject: int | None = None,
+) -> None:  # fmt: skip
+    """Pay what a machine earned to its payout address."""
+    to = registry.payout_of(case.state, machine)
+    case.vault.pay(pool, to, amount, purpose, role, owner=owner, subject=subject, earner=machine)
+
+
 def _draw(case: Case, sources: Sequence[_Source], to: bytes, amount: int, purpose: Purpose, subject: int) -> None:
     for pool, owner in sources:
         part = min(amount, case.vault.held(pool, owner))
-        case.vault.pay(pool, to, part, purpose, Role.VERIFY, owner=owner, subject=subject)
+        _pay(case, pool, to, part, purpose, Role.VERIFY, owner=owner, subject=subject)
         amount -= part
 
 
@@ -146,11 +155,11 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
     held = share(pay, parameters.hold_bps)
     carried = share_pay(pay - held, dues_of(case.state, window.worker, case.now))
     for relay, part in carried:
-        vault.pay(Pool.PRICE, relay, part, Purpose.CARRIAGE, Role.RELAY, subject=window.number)
+        _pay(case, Pool.PRICE, relay, part, Purpose.CARRIAGE, Role.RELAY, subject=window.number)
         pay_dues(case.state, window.worker, relay, part)
     left = pay - held - sum(part for _, part in carried)
     for role, address, part in split_roles(left, {Role.COMPUTE: {window.worker: 1}}):
-        vault.pay(Pool.PRICE, address, part, Purpose.WINDOW_PAY, role, subject=window.number)
+        _pay(case, Pool.PRICE, address, part, Purpose.WINDOW_PAY, role, subject=window.number)
     vault.hold(Pool.PRICE, Pool.HOLD, held, Purpose.WINDOW_HOLD, target_owner=window.worker, subject=window.number)
     fee = min(share(window.charge, parameters.fee_bps), vault.held(Pool.FEE))
     vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE, subject=window.number)
@@ -243,7 +252,7 @@ def fine_worker(case: Case, worker: bytes) -> None:
 def pay_kill_fee(case: Case, worker: bytes) -> None:
     """Pay a worker whose task was cancelled under way its share of the price that nobody will earn any more."""
     amount = share(case.vault.held(Pool.PRICE), case.parameters.kill_fee_bps)
-    case.vault.pay(Pool.PRICE, worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
+    _pay(case, Pool.PRICE, worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
 
 
 def pay_preparation(case: Case) -> None:
@@ -253,7 +262,7 @@ def pay_preparation(case: Case) -> None:
     """
     record = case.record
     amount = work_price(case.spec.segment_units(record.next_window, 0), record.price_per_tera_unit)
-    case.vault.pay(Pool.PRICE, record.worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
+    _pay(case, Pool.PRICE, record.worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
 
 
 def release_bond(case: Case, worker: bytes) -> None:
@@ -274,8 +283,7 @@ def close_escrow(case: Case) -> None:
     """Pay out what was held and give the rest back to the requester; only bonds stay, for their time."""
     vault = case.vault
     for worker in vault.owners(Pool.HOLD):
-        vault.pay(
-            Pool.HOLD, worker, vault.held(Pool.HOLD, worker), Purpose.HOLD_RELEASE, Role.COMPUTE, owner=worker
-        )
+        held = vault.held(Pool.HOLD, worker)
+        _pay(case, Pool.HOLD, worker, held, Purpose.HOLD_RELEASE, Role.COMPUTE, owner=worker)
     for pool in (Pool.PRICE, Pool.VERIFICATION, Pool.FEE):
         vault.refund(pool, vault.payer, vault.held(pool), Purpose.UNSPENT)

@@ -69,6 +69,7 @@ __all__ = [
     "RETIRE_NODE",
     "REVEAL_VERDICT",
     "SEAL_VERDICT",
+    "SET_PAYOUT",
     "START_TASK",
     "SUBMIT_WINDOW",
     "SUSPEND_NODE",
@@ -98,12 +99,14 @@ RESUME_TASK: Final = 0x2A
 GIVE_UP_TASK: Final = 0x2B
 DEMAND_RESULT: Final = 0x2F
 DECLINE_SEAT: Final = 0x14
+SET_PAYOUT: Final = 0x15
 
 _CALLS: Final = {
     REGISTER_NODE: CallForm(REGISTRY_ADDRESS, "registerNode(bytes profile)", value_at=1, nested=("profile",)),
     UPDATE_NODE: CallForm(REGISTRY_ADDRESS, "updateNode(bytes profile)", value_at=1, nested=("profile",)),
     RETIRE_NODE: CallForm(REGISTRY_ADDRESS, "retireNode()"),
     SUSPEND_NODE: CallForm(REGISTRY_ADDRESS, "suspendNode()"),
+    SET_PAYOUT: CallForm(REGISTRY_ADDRESS, "setPayout(address node, address payout)"),
     CREATE_TASK: CallForm(LEDGER_ADDRESS, "createTask(bytes specification)", is_payable=True),
     CANCEL_TASK: CallForm(LEDGER_ADDRESS, "cancelTask(bytes32 task)"),
     ACCEPT_TASK: CallForm(LEDGER_ADDRESS, "acceptTask(bytes32 task)", value_at=1),
@@ -140,6 +143,13 @@ class NodeOffer(NamedTuple):
 
     profile: NodeProfile
     bond: int
+
+
+class Payout(NamedTuple):
+    """A node, and the account that its earnings go to."""
+
+    node: bytes
+    payout: bytes
 
 
 class NewTask(NamedTuple):
@@ -225,6 +235,14 @@ def _decode_offer(payload: list[Any]) -> NodeOffer:
             return NodeOffer(profile_from_value(profile), bond)
         case _:
             raise DecodeError("[profile, bond] expected")
+
+
+def _decode_payout(payload: list[Any]) -> Payout:
+    match payload:
+        case [bytes(node), bytes(payout)] if len(node) == len(payout) == ADDRESS_BYTES and any(payout):
+            return Payout(node, payout)
+        case _:
+            raise DecodeError("[node, payout address] expected")
 
 
 def _decode_nothing(payload: list[Any]) -> None:
@@ -364,6 +382,9 @@ class _Market:
 
     def suspend(self, state: Overlay, _payload: None, context: Context) -> None:
         registry.suspend(state, context.sender, context.block, context.emit)
+
+    def set_payout(self, state: Overlay, payload: Payout, context: Context) -> None:
+        registry.set_payout(state, context.sender, payload.node, payload.payout, context.emit)
 
     # Requester
 
@@ -636,6 +657,7 @@ def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
         Rule(UPDATE_NODE, "update_node", 120_000, _decode_offer, lambda p: p.bond, market.update),
         Rule(RETIRE_NODE, "retire_node", 80_000, _decode_nothing, _free, market.retire),
         Rule(SUSPEND_NODE, "suspend_node", 60_000, _decode_nothing, _free, market.suspend),
+        Rule(SET_PAYOUT, "set_payout", 60_000, _decode_payout, _free, market.set_payout),
         Rule(CREATE_TASK, "create_task", 300_000, _decode_create, market.budget, market.create),
         Rule(CANCEL_TASK, "cancel_task", 150_000, _decode_task, _free, market.cancel),
         Rule(ACCEPT_TASK, "accept_task", 150_000, _decode_amount, lambda p: p.amount, market.accept),

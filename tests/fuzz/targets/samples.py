@@ -89,6 +89,7 @@ PAYLOADS = (
     payload(transitions.SUBMIT_WINDOW, [window_proof_to_value(PROOF)]),
     payload(transitions.SEAL_VERDICT, [b"t" * 32, 1, b"s" * 32]),
     payload(transitions.REVEAL_VERDICT, [b"t" * 32, 1, findings_to_value(FINDINGS), b"n" * 32]),
+    payload(transitions.SET_PAYOUT, [b"m" * 20, b"p" * 20]),
     payload(transitions.DECLINE_SEAT, [b"t" * 32, 1]),
     payload(transitions.OPEN_WINDOW, [b"t" * 32, 1, [opening_to_value(OPENING)]]),
     payload(transitions.POKE, [b"t" * 32]),

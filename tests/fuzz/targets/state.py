@@ -270,7 +270,7 @@ def targets() -> Iterator[tuple[str, Target]]:
             "tasks.ledger.carriage:_decode_fund", "tasks.ledger.carriage:_decode_withdraw",
             *(f"tasks.ledger.transitions:_decode_{name}" for name in (
                 "offer", "nothing", "create", "task", "amount", "start", "give_up", "proof", "seal", "reveal",
-                "open", "seat",
+                "open", "seat", "payout",
             )),
         ),
         (DecodeError, InvalidTransaction),

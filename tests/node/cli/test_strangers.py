@@ -64,6 +64,7 @@ MACHINE = {
     "price_per_device_hour": "1", "rate": 1,
     "busy_slots": HOSTILE, "slots": HOSTILE, "price_per_tera_unit": "1", "bond": "1", "good": HOSTILE,
     "bad": HOSTILE, "cool_down_until_ms": 0, "match_from_ms": 0, "operator": HOSTILE, "cores": 1,
+    "payout": HOSTILE,
     "memory_mib": HOSTILE, "valid_streak": HOSTILE, "reputation_milli": 1, "registered_height": HOSTILE,
     "version": HOSTILE,
 }  # fmt: skip

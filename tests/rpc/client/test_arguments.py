@@ -84,6 +84,7 @@ WRONG: list[tuple[str, Use]] = [
     ("task: a hash", lambda c: c.top_up_task(KEY, TO, 1)),
     ("amount: an amount", lambda c: c.top_up_task(KEY, TASK, -1)),
     ("amount: an amount", lambda c: c.demand_result(KEY, TASK, -1)),
+    ("payout: an address", lambda c: c.set_payout(KEY, KEY.address, b"short")),
     ("blob: a hash", lambda c: c.is_held(TO)),
     ("blob: a hash", lambda c: c.download(TEXT, Path("unused"))),
     ("task: a hash", lambda c: c.download(TASK, Path("unused"), task=TO)),

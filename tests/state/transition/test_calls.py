@@ -56,6 +56,7 @@ from tasks.ledger.transitions import (
     RETIRE_NODE,
     REVEAL_VERDICT,
     SEAL_VERDICT,
+    SET_PAYOUT,
     START_TASK,
     SUBMIT_WINDOW,
     SUSPEND_NODE,
@@ -111,6 +112,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
         ],
         hashes, windows, hashes,
     ),
+    SET_PAYOUT: st.builds(lambda payout: [ALICE.address, payout], st.binary(min_size=20, max_size=20).filter(any)),
     DECLINE_SEAT: st.builds(lambda task, window: [task, window], hashes, windows),
     OPEN_WINDOW: st.builds(lambda task, window: [task, window, [opening_to_value(OPENING)]], hashes, windows),
     POKE: st.builds(lambda task: [task], hashes),
@@ -258,6 +260,7 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     profile = PROFILE._replace(operator=names[0], roles=NodeRole.COMPUTE | NodeRole.VERIFY)
     assert world.send(names[0], SUSPEND_NODE, []) is None
     assert world.send(names[0], UPDATE_NODE, node_payload(profile, 0)) is None
+    assert world.send(names[0], SET_PAYOUT, [names[0], BOB.address]) is None
     settled = world.create()
     world.run_to(settled, Phase.SETTLED)
     result = load_window(world.state, settled, world.task(settled).final_windows - 1)

@@ -26,6 +26,7 @@ from tasks.ledger.transitions import (
     POKE,
     RESUME_TASK,
     RETIRE_NODE,
+    SET_PAYOUT,
     SUSPEND_NODE,
     TOP_UP_TASK,
     UPDATE_NODE,
@@ -66,6 +67,7 @@ def disturb(world: World, tasks: list[bytes], machine: bytes, choice: int) -> No
                 world.send(machine, DECLINE_SEAT, [duty.task, duty.window])
         case 6:
             world.send(REQUESTER, DEMAND_RESULT, [task, choice * DKB])
+            world.send(machine, SET_PAYOUT, [machine, machine if choice % 2 else REQUESTER])
         case _:
             node = queries.find_node(world.state, machine)
             if node is not None:

@@ -108,6 +108,8 @@ def largest(kind: int) -> list[Value]:
             return [task, window, task]
         case transitions.DECLINE_SEAT:
             return [task, window]
+        case transitions.SET_PAYOUT:
+            return [b"m" * 20, b"p" * 20]
         case transitions.REVEAL_VERDICT:
             finding = Finding(255, Code.COMPUTED, b"p" * 32, b"s" * 32)
             return [task, window, findings_to_value((finding,) * SAMPLED_MAX), task]
