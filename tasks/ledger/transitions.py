@@ -664,7 +664,7 @@ def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
         Rule(START_TASK, "start_task", 100_000, _decode_start, _free, market.start),
         Rule(SUBMIT_WINDOW, "submit_window", 200_000, _decode_proof, _free, market.submit),
         Rule(SEAL_VERDICT, "seal_verdict", 250_000, _decode_seal, _free, market.seal),
-        Rule(REVEAL_VERDICT, "reveal_verdict", 700_000, _decode_reveal, _free, market.reveal),
+        Rule(REVEAL_VERDICT, "reveal_verdict", 750_000, _decode_reveal, _free, market.reveal),
         # Its payload is the largest: room in a block is paid for by weight alone.
         Rule(OPEN_WINDOW, "open_window", 1_000_000, _decode_open, _free, market.open),
         # A search for a worker looks at candidates_max nodes and as many verifiers.
