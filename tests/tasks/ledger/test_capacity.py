@@ -18,10 +18,14 @@ from tests.tasks.world import DKB, HONEST, QUICK, Manners, spec
 PARAMETERS: Final = replace(
     QUICK, seal_slack=3, reveal_ms=60_000, draw_retry_ms=20_000, accept_ms=60_000, prepare_ms=60_000
 )
-CHECK_MS: Final = 200_000
+SEGMENT_STEPS: Final = 100_000 // spec().step_ms
+"""Near the bound: 100 of at most 120 s on one slow core."""
+JUNK: Final = spec(
+    total=2 * SEGMENT_STEPS, segment=SEGMENT_STEPS, window=2 * SEGMENT_STEPS, match_ms=3_600_000
+)  # fmt: skip
+CHECK_MS: Final = 2 * SEGMENT_STEPS * JUNK.step_ms
 """What one core takes for the two segments of a window of ``JUNK``."""
 IDLE: Final = Manners(silent=frozenset(Action))
-JUNK: Final = spec(total=2_000, segment=1_000, window=2_000, match_ms=3_600_000)
 
 
 class SlowVerifiers:
