@@ -90,6 +90,8 @@ IMPURE: Final[dict[str, str]] = {
     "state.store.store": "reads and writes the database, from several threads",
     "state.store.undo": "reads the database, with a cache that threads share",
     "state.store.views": "writes to the database that it is given; turns the library's errors into its own",
+    "tasks.simulation.__main__": "the command line of tasks.simulation.campaign",
+    "tasks.simulation.campaign": "plays markets in processes and keeps their results in files",
     "tasks.executor.child": "the job's process: its pipes, its limits",
     "tasks.executor.sandbox": "shuts the job's process in; reads its pipes",
     "tasks.executor.service": "runs jobs for the node (trio)",

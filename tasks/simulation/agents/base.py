@@ -1,0 +1,267 @@
+"""Honest agents: a machine that computes and verifies, and a requester. Strategic ones override decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from state.primitives.hashing import digest
+from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.queries import Action as Asked
+from tasks.ledger.queries import CheckDuty, WorkDuty
+from tasks.proofs import Code, Finding, delivery_digest
+from tasks.simulation.market import Account, Action, Offer, View
+from tasks.simulation.work import (
+    CHECK,
+    JURY,
+    RESULT,
+    Costs,
+    Made,
+    OffChain,
+    Use,
+    make_window,
+    true_probe,
+    true_state,
+)
+from tasks.spec import JobSpec
+
+__all__ = ["Agent", "Machine", "Requester", "computed", "unavailable", "units_of"]
+
+UNAVAILABLE: Final = bytes(32)
+
+
+class Agent:
+    """A policy for some accounts. ``spent`` is the cost of the work that it did."""
+
+    def __init__(self, *accounts: Account) -> None:
+        self.accounts: Final = accounts
+        self.address: Final = accounts[0].address
+        self.spent = 0
+
+    def act(self, view: View) -> list[Action]:
+        """Return what it does in the next block."""
+        raise NotImplementedError
+
+    def wake_ms(self) -> Iterable[int]:
+        """Return when it wants to be asked again, though nothing happens on chain."""
+        return ()
+
+
+def units_of(job: JobSpec, window: int, segments: Iterable[int], step_units: int) -> int:
+    """Return the units of some segments of a window."""
+    ranges = [job.segment_range(window, segment) for segment in segments]
+    return step_units * sum(stop - start for start, stop in ranges)
+
+
+def unavailable(segments: Iterable[int]) -> tuple[Finding, ...]:
+    """Return the findings that say that nothing could be fetched."""
+    return tuple(Finding(segment, Code.UNAVAILABLE, UNAVAILABLE, UNAVAILABLE) for segment in segments)
+
+
+def computed(made: Made, segments: Iterable[int]) -> tuple[Finding, ...]:
+    """Return the findings that agree with a window, which only those can give who know its probes."""
+    return tuple(Finding(at, Code.COMPUTED, made.probes[at], made.leaves[at].state_root_after) for at in segments)
+
+
+class Machine(Agent):
+    """An honest machine: it takes what it is offered, computes all of it, and re-runs what it is drawn for.
+
+    It does one window and one check at a time. Each method is a decision that a strategy may take in another way.
+    """
+
+    def __init__(self, account: Account, offer: Offer, costs: Costs, off: OffChain) -> None:
+        super().__init__(account)
+        self.account: Final = account
+        self.offer = offer
+        self.costs: Final = costs
+        self.off: Final = off
+        self.made: Final[dict[tuple[bytes, int], Made]] = {}
+        self._work_ready: dict[tuple[bytes, int, bytes], int] = {}
+        self._check_ready: dict[tuple[bytes, int, int, bool], int] = {}
+        self._findings: dict[tuple[bytes, int, int, bool], tuple[Finding, ...]] = {}
+        self._work_free_ms = 0
+        self._check_free_ms = 0
+        self._wakes: set[int] = set()
+        self._is_registered = False
+
+    def act(self, view: View) -> list[Action]:
+        """Do what is asked of it now."""
+        self._wakes = {at for at in self._wakes if at > view.time_ms}
+        if not self._is_registered:
+            self._is_registered = True
+            return [view.register(self.account, self.offer)]
+        actions: list[Action] = []
+        for work in view.work(self.address):
+            actions += self.work(view, work)
+        for check in view.checks(self.address):
+            actions += self.check(view, check)
+        return actions
+
+    def wake_ms(self) -> Iterable[int]:
+        """Return when its computing ends."""
+        return self._wakes
+
+    def wait(self, until_ms: int) -> None:
+        """Ask to be asked again at a time."""
+        self._wakes.add(until_ms)
+
+    # Decisions of a worker
+
+    def forges(self, _view: View, _duty: WorkDuty, _segments: int) -> Iterable[int]:
+        """Return which segments of a window it does not run."""
+        return ()
+
+    def meter_ms(self, _view: View, _job: JobSpec, _window: int, honest_ms: int) -> int:
+        """Return the GPU time that it claims for a window; it submits when so much time has passed."""
+        return honest_ms
+
+    def serves(self, _who: bytes, _use: Use) -> bool:
+        """Tell whether it gives what it made to somebody who asks."""
+        return True
+
+    def leaves(self, view: View, duty: WorkDuty) -> Reason | None:
+        """Return why it gives a task up where it stands, or None."""
+        if duty.action == Asked.START and duty.task in self.off.withheld_inputs:
+            return Reason.INPUT_UNAVAILABLE
+        return None
+
+    def ignores(self, _view: View, _duty: WorkDuty) -> bool:
+        """Tell whether it does nothing where it is asked."""
+        return False
+
+    # A worker
+
+    def work(self, view: View, duty: WorkDuty) -> list[Action]:
+        """Return what a task gets of it now."""
+        if self.ignores(view, duty):
+            return []
+        if duty.action in (Asked.ACCEPT, Asked.START, Asked.COMPUTE):
+            reason = self.leaves(view, duty)
+            if reason is not None:
+                return [view.give_up(self.address, duty.task, reason)]
+        match duty.action:
+            case Asked.ACCEPT:
+                return [view.accept(self.address, duty)]
+            case Asked.START:
+                return [view.start(self.address, duty)]
+            case Asked.COMPUTE:
+                return [] if duty.blocked else self._compute(view, duty)
+            case _:
+                return [view.open(self.address, self.made[duty.task, duty.window], duty.segments)]
+
+    def _compute(self, view: View, duty: WorkDuty) -> list[Action]:
+        job, number = view.job(duty.task), duty.window
+        place = duty.task, number, duty.state_root
+        segments = job.window_segments(number)
+        step_units = self.off.step_units[duty.task]
+        if place not in self._work_ready:
+            honest_ms = self.costs.time_ms(units_of(job, number, range(segments), step_units))
+            begun_ms = max(view.time_ms, self._work_free_ms)
+            self._work_free_ms = begun_ms + self.meter_ms(view, job, number, honest_ms)
+            self._work_ready[place] = self._work_free_ms
+        ready_ms = self._work_ready[place]
+        if view.time_ms < ready_ms:
+            self.wait(ready_ms)
+            return []
+        forged = frozenset(self.forges(view, duty, segments))
+        honest = [segment for segment in range(segments) if segment not in forged]
+        self.spent += self.costs.per_unit * units_of(job, number, honest, step_units)
+        honest_ms = self.costs.time_ms(units_of(job, number, range(segments), step_units))
+        secret = digest(b"sim-secret", self.address + number.to_bytes(4, "big"))
+        made = make_window(job, duty.task, number, duty.state_root, secret, forged)
+        self.made[duty.task, number] = made
+        self.off.publish(made, self.serves)
+        return [view.submit(self.address, made, self.meter_ms(view, job, number, honest_ms))]
+
+    # A verifier
+
+    def find(self, view: View, duty: CheckDuty) -> tuple[Finding, ...] | None:
+        """Return what it reports; None to say nothing. An honest one runs each segment and pays for it."""
+        use = RESULT if duty.is_delivery else JURY if duty.is_jury else CHECK
+        leaves = self.off.leaves(duty.task, duty.window, self.address, use)
+        if leaves is None:
+            return unavailable(duty.segments)
+        if duty.is_delivery:
+            root = leaves[-1].state_root_after
+            return (Finding(duty.segments[0], Code.COMPUTED, delivery_digest(duty.salt, root), root),)
+        job, step_units = view.job(duty.task), self.off.step_units[duty.task]
+        self.spent += self.costs.per_unit * units_of(job, duty.window, duty.segments, step_units)
+        return tuple(
+            Finding(
+                at, Code.COMPUTED, true_probe(duty.task, leaves[at].state_root_before, leaves[at].step_from),
+                true_state(duty.task, leaves[at].state_root_before, leaves[at].step_to),
+            )
+            for at in duty.segments
+        )  # fmt: skip
+
+    def check_ms(self, view: View, duty: CheckDuty) -> int:
+        """Return how long a check keeps it busy."""
+        if duty.is_delivery:
+            return 0
+        units = units_of(view.job(duty.task), duty.window, duty.segments, self.off.step_units[duty.task])
+        return self.costs.time_ms(units)
+
+    def check(self, view: View, duty: CheckDuty) -> list[Action]:
+        """Return its seal when it has run the segments, and its findings when they are asked for."""
+        place = duty.task, duty.window, duty.height, duty.is_jury
+        nonce = digest(b"sim-nonce", self.address + duty.task + duty.height.to_bytes(8, "big"))
+        if duty.action == Asked.REVEAL:
+            findings = self._findings.get(place)
+            return [] if findings is None else [view.reveal(self.address, duty, findings, nonce)]
+        if place not in self._check_ready:
+            begun_ms = max(view.time_ms, self._check_free_ms)
+            self._check_free_ms = self._check_ready[place] = begun_ms + self.check_ms(view, duty)
+        ready_ms = self._check_ready[place]
+        if view.time_ms < ready_ms:
+            if ready_ms < duty.deadline_ms:
+                self.wait(ready_ms)
+            return []
+        found = self.find(view, duty)
+        if found is None:
+            return []
+        self._findings[place] = found
+        return [view.seal(self.address, duty, found, nonce)]
+
+
+class Requester(Agent):
+    """An honest requester: it posts its jobs, goes on after a pause, and waits."""
+
+    RESUMES_MAX = 2
+
+    def __init__(self, account: Account, jobs: Sequence[tuple[JobSpec, int]], off: OffChain) -> None:
+        """``jobs`` are specifications with the units of one step of each."""
+        super().__init__(account)
+        self.off: Final = off
+        self.tasks: Final[list[bytes]] = []
+        self._jobs = list(jobs)
+        self._resumes: dict[bytes, int] = {}
+        self._is_ready = False
+
+    def act(self, view: View) -> list[Action]:
+        """Post what is left to post; resume what pauses."""
+        if not self._is_ready:  # machines register in the first block
+            self._is_ready = True
+            return []
+        known = tuple(self.tasks)
+        return self._post(view) + [action for task in known for action in self.tend(view, task)]
+
+    def _post(self, view: View) -> list[Action]:
+        # First among its transactions of the block: the id of a task has the nonce in it.
+        if not self._jobs:
+            return []
+        job, step_units = self._jobs.pop(0)
+        task = view.next_task_id(self.address)
+        self.off.step_units[task] = step_units
+        self.on_post(task)
+        self.tasks.append(task)
+        return [view.create(self.address, job)]
+
+    def on_post(self, task: bytes) -> None:
+        """Do what belongs to a new task off the chain."""
+
+    def tend(self, view: View, task: bytes) -> list[Action]:
+        """Return what it does about one of its tasks."""
+        if view.task(task).phase == Phase.PAUSED and self._resumes.get(task, 0) < self.RESUMES_MAX:
+            self._resumes[task] = self._resumes.get(task, 0) + 1
+            return [view.resume(self.address, task)]
+        return []

@@ -1,0 +1,22 @@
+"""What strategic agents of one owner know of each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tasks.simulation.work import Made
+
+__all__ = ["Plot"]
+
+
+@dataclass
+class Plot:
+    """The accounts of one owner, the secrets of their windows, and what they paid off the chain."""
+
+    members: set[bytes] = field(default_factory=set)
+    made: dict[tuple[bytes, int], Made] = field(default_factory=dict)
+    accused: set[bytes] = field(default_factory=set)
+    """Tasks whose results its verifiers call unavailable, wherever they are drawn."""
+    bribe: int = 0
+    """What a verifier of others gets for agreeing with a window of this plot."""
+    bribes_paid: int = 0

@@ -1,0 +1,56 @@
+"""Requesters that want something else than the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasks.ledger.lifecycle import ENDED, Phase
+from tasks.simulation.agents.base import Requester
+from tasks.simulation.agents.plot import Plot
+from tasks.simulation.market import Account, Action, View
+from tasks.simulation.work import OffChain
+from tasks.spec import JobSpec
+
+__all__ = ["GriefingRequester"]
+
+
+class GriefingRequester(Requester):
+    """Cancels at a chosen phase, offers inputs that nobody can fetch, or demands results that it has."""
+
+    cancels_in: Phase | None = None
+    cancels_after_windows = 0
+    withholds_inputs = False
+    demands = False
+    accuses = False
+    """Whether verifiers of its plot call the windows of its tasks unavailable while they are checked."""
+
+    def __init__(self, account: Account, jobs: Sequence[tuple[JobSpec, int]], off: OffChain, plot: Plot) -> None:
+        super().__init__(account, jobs, off)
+        self.plot = plot
+        self._asked: set[tuple[bytes, str]] = set()
+
+    def on_post(self, task: bytes) -> None:
+        """Withhold the inputs; have the task's results called unavailable."""
+        if self.withholds_inputs:
+            self.off.withheld_inputs.add(task)
+        if self.demands or self.accuses:
+            self.plot.accused.add(task)
+
+    def tend(self, view: View, task: bytes) -> list[Action]:
+        """Cancel or demand once."""
+        record = view.task(task)
+        if (
+            record.phase == self.cancels_in
+            and record.next_window >= self.cancels_after_windows
+            and self._once(task, "cancel")
+        ):
+            return [view.cancel(self.address, task)]
+        if self.demands and record.phase in ENDED and record.final_windows and self._once(task, "demand"):
+            return [view.demand(self.address, task, view.demand_price(record))]
+        return super().tend(view, task)
+
+    def _once(self, task: bytes, what: str) -> bool:
+        if (task, what) in self._asked:
+            return False
+        self._asked.add((task, what))
+        return True

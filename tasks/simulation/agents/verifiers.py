@@ -1,0 +1,89 @@
+"""Verifiers that do not run what they are drawn for, or that do not say what they found."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from state.primitives.hashing import digest
+from tasks.ledger.queries import CheckDuty
+from tasks.proofs import Code, Finding
+from tasks.simulation.agents.base import Machine, computed, unavailable
+from tasks.simulation.agents.plot import Plot
+from tasks.simulation.dice import Dice
+from tasks.simulation.market import Account, Offer, View
+from tasks.simulation.work import CHECK, JURY, Costs, OffChain
+
+__all__ = ["LAZY_WAYS", "BribableVerifier", "Friend", "LazyVerifier"]
+
+LAZY_WAYS: Final = ("silent", "guess", "unavailable", "juror copies", "juror silent")
+
+
+class LazyVerifier(Machine):
+    """Spares itself the work in one of several ways, in a share of its checks."""
+
+    way = "guess"
+    rate = 1.0
+
+    def __init__(self, account: Account, offer: Offer, costs: Costs, off: OffChain, dice: Dice) -> None:
+        super().__init__(account, offer, costs, off)
+        self._dice = dice
+
+    def find(self, view: View, duty: CheckDuty) -> tuple[Finding, ...] | None:
+        """Return a finding that cost nothing."""
+        if duty.is_delivery or not self._dice.chance(self.rate):
+            return super().find(view, duty)
+        leaves = self.off.leaves(duty.task, duty.window, self.address, JURY if duty.is_jury else CHECK)
+        if self.way.startswith("juror"):
+            if not duty.is_jury:
+                return super().find(view, duty)
+            if self.way == "juror silent":
+                return None
+            # The worker's opening stands on chain before the jury is drawn.
+            opened = view.window(duty.task, duty.window).opened
+            (result,) = [shown for shown in opened if shown.segment == duty.segments[0]]
+            return (Finding(result.segment, Code.COMPUTED, result.probe_root, result.state_root_after),)
+        if self.way == "unavailable":
+            return unavailable(duty.segments)
+        if self.way == "silent" or leaves is None:
+            return None
+        # States are public, probes are sealed: it can only guess these.
+        guess = digest(b"sim-guess", self.address)
+        return tuple(Finding(at, Code.COMPUTED, guess, leaves[at].state_root_after) for at in duty.segments)
+
+
+class Friend(Machine):
+    """A verifier that agrees with its friends' windows without running them, and is honest with all others."""
+
+    lies_about_others = False
+    """Whether it calls the windows of all others unavailable."""
+
+    def __init__(self, account: Account, offer: Offer, costs: Costs, off: OffChain, plot: Plot) -> None:
+        super().__init__(account, offer, costs, off)
+        self.plot = plot
+
+    def find(self, view: View, duty: CheckDuty) -> tuple[Finding, ...] | None:
+        """Agree with friends; accuse whom the plot accuses."""
+        made = self.plot.made.get((duty.task, duty.window))
+        if duty.task in self.plot.accused and (duty.is_delivery or self.lies_about_others):
+            return unavailable(duty.segments)
+        if duty.is_delivery or made is None:
+            return super().find(view, duty)
+        return computed(made, duty.segments)
+
+
+class BribableVerifier(Machine):
+    """Agrees with a window of the plot if the bribe is more than it can lose by that, and is honest otherwise."""
+
+    def __init__(self, account: Account, offer: Offer, costs: Costs, off: OffChain, plot: Plot) -> None:
+        super().__init__(account, offer, costs, off)
+        self.plot = plot
+
+    def find(self, view: View, duty: CheckDuty) -> tuple[Finding, ...] | None:
+        """Compare the bribe with the fee and the fine that a verdict against it would cost."""
+        made = self.plot.made.get((duty.task, duty.window))
+        window = view.window(duty.task, duty.window)
+        at_stake = 2 * window.fee if len(window.verifiers) > 1 or duty.is_jury else 0
+        if made is None or duty.is_delivery or not made.forged or self.plot.bribe <= at_stake:
+            return super().find(view, duty)
+        self.plot.bribes_paid += self.plot.bribe
+        return computed(made, duty.segments)

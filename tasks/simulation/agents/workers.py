@@ -1,0 +1,112 @@
+"""Workers that earn or harm otherwise than by honest work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tasks.ledger.lifecycle import Reason
+from tasks.ledger.queries import Action as Asked
+from tasks.ledger.queries import WorkDuty
+from tasks.simulation.agents.base import Machine
+from tasks.simulation.agents.plot import Plot
+from tasks.simulation.dice import Dice
+from tasks.simulation.market import Account, Action, Offer, View
+from tasks.simulation.work import RESULT, Costs, OffChain, Use
+from tasks.spec import JobSpec
+
+__all__ = ["ForgingWorker", "JunkWorker", "MeterLiar", "Quitter", "Withholder"]
+
+
+class PlottingWorker(Machine):
+    """A worker whose friends know the secrets of its windows."""
+
+    def __init__(self, account: Account, offer: Offer, costs: Costs, off: OffChain, plot: Plot) -> None:
+        super().__init__(account, offer, costs, off)
+        self.plot = plot
+
+    def work(self, view: View, duty: WorkDuty) -> list[Action]:
+        """Do as it does, and tell its friends what it made."""
+        actions = super().work(view, duty)
+        self.plot.made.update(self.made)
+        return actions
+
+
+class ForgingWorker(PlottingWorker):
+    """Leaves out a share of the segments in a share of the windows, and takes the pay for all."""
+
+    windows_share = 1.0
+    segments_share = 1.0
+    honest_first = 0
+    """Windows of each task that it computes before."""
+
+    def __init__(
+        self, account: Account, offer: Offer, costs: Costs, off: OffChain, plot: Plot, dice: Dice
+    ) -> None:
+        super().__init__(account, offer, costs, off, plot)
+        self._dice = dice
+
+    def forges(self, _view: View, duty: WorkDuty, segments: int) -> Iterable[int]:
+        """Return a share of the segments."""
+        if duty.window < self.honest_first or not self._dice.chance(self.windows_share):
+            return ()
+        return [segment for segment in range(segments) if self._dice.chance(self.segments_share)]
+
+
+class JunkWorker(ForgingWorker):
+    """Proves windows at once, without work, for what they do to others."""
+
+    def meter_ms(self, _view: View, _job: JobSpec, _window: int, _honest_ms: int) -> int:
+        """Take no time."""
+        return 0
+
+
+class MeterLiar(Machine):
+    """Works honestly and bills a multiple of its time, as far as the job allows; it waits so long."""
+
+    factor = 2.0
+
+    def meter_ms(self, _view: View, job: JobSpec, window: int, honest_ms: int) -> int:
+        """Return the multiple."""
+        return max(honest_ms, min(int(honest_ms * self.factor), job.gpu_ms_max(window)))
+
+
+class Quitter(Machine):
+    """Takes tasks and leaves them at a chosen place with a chosen reason."""
+
+    place = Asked.START
+    reason = Reason.WORKER_LEFT
+    is_silent = False
+    """Whether it lets the deadline pass instead of saying so."""
+    rate = 1.0
+    """Share of its tasks that it leaves."""
+
+    def __init__(self, account: Account, offer: Offer, costs: Costs, off: OffChain, dice: Dice) -> None:
+        super().__init__(account, offer, costs, off)
+        self._dice = dice
+        self._leaves: dict[bytes, bool] = {}
+
+    def _is_left(self, duty: WorkDuty) -> bool:
+        if duty.task not in self._leaves:
+            self._leaves[duty.task] = self._dice.chance(self.rate)
+        return self._leaves[duty.task] and duty.action == self.place
+
+    def leaves(self, view: View, duty: WorkDuty) -> Reason | None:
+        """Leave at the chosen place."""
+        return self.reason if not self.is_silent and self._is_left(duty) else super().leaves(view, duty)
+
+    def ignores(self, _view: View, duty: WorkDuty) -> bool:
+        """Say nothing at the chosen place."""
+        return self.is_silent and self._is_left(duty)
+
+
+class Withholder(ForgingWorker):
+    """Serves what it made only to its friends, to everybody until the task ends, or to all."""
+
+    serves_checks = False
+    serves_results = False
+
+    def serves(self, who: bytes, use: Use) -> bool:
+        """Serve as it is set."""
+        if who in self.plot.members:
+            return True
+        return self.serves_results if use == RESULT else self.serves_checks

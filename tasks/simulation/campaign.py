@@ -1,0 +1,141 @@
+"""A campaign: all jobs of a plan on some processes, resumable, with a report.
+
+What is done is kept in a file of lines, one for each job. The file belongs to the code that made it. With other
+code it is set aside, and the campaign starts from the beginning.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from tasks.simulation.report import judge, markdown
+from tasks.simulation.rules import WITHOUT
+from tasks.simulation.search import CONFIRM_FROM, Job, Plan, Score, best, evaluate, explore
+from tasks.simulation.strategies import JUDGED, Strategy
+
+__all__ = ["PLANS", "Campaign"]
+
+_PACKAGES: Final = ("billing", "state", "tasks")
+PLANS: Final = {
+    plan.name: plan
+    for plan in (
+        Plan("sample", settings=2, markets=1, best=1, confirmed=1, absent_settings=1, absent_markets=1),
+        Plan("short", settings=24, markets=2, best=2, confirmed=12, absent_settings=6, absent_markets=2),
+        Plan("nightly", settings=200, markets=3, best=5, confirmed=24, absent_settings=12, absent_markets=3),
+    )
+}
+
+
+def _code_digest() -> str:
+    root = Path(__file__).resolve().parents[2]
+    hashed = blake2b(digest_size=16)
+    for package in _PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            hashed.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return hashed.hexdigest()
+
+
+class Campaign:
+    """One plan in one directory: ``state.jsonl`` is what is done, ``report.json`` and ``.md`` what it came to."""
+
+    def __init__(
+        self, plan: Plan, directory: Path, *, strategies: Sequence[Strategy] = JUDGED,
+        rules: Iterable[str] = tuple(WITHOUT), processes: int = 1,
+    ) -> None:  # fmt: skip
+        self._plan = plan
+        self._strategies = strategies
+        self._rules = tuple(rules)
+        self._processes = processes
+        self._directory = directory
+        self._path = directory / "state.jsonl"
+        self._done: dict[str, Score] = {}
+        self.set_aside: Path | None = None
+        """Where the results of other code, or of another plan, were put."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._load({"plan": list(plan), "code": _code_digest()})
+
+    def _load(self, head: dict[str, Any]) -> None:
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        records = []
+        for line in lines:
+            try:
+                records.append(json.loads(line))
+            except ValueError:  # torn by a crash: nothing after it counts
+                break
+        if records and records[0] == head:
+            for key, score in records[1:]:
+                self._done[key] = Score(tuple(score[0]), *score[1:])
+        elif len(records) > 1:
+            numbers = (self._path.with_name(f"{self._path.name}.{number}") for number in count(1))
+            self.set_aside = next(path for path in numbers if not path.exists())
+            self._path.rename(self.set_aside)
+            records = []
+        kept = records if records and records[0] == head else [head]
+        self._path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+    def run(self, on_job: Callable[[int, int], None] = lambda _done, _of: None) -> dict[str, Any]:
+        """Play what is missing and return the report; ``on_job`` hears how many jobs of the phase are done."""
+        plan = self._plan
+        explored = self._play(explore(self._strategies, "", plan.settings, plan.markets), on_job)
+        chosen = {
+            strategy.name: best([one for one in explored if one[0].strategy == strategy.name], plan.best)
+            for strategy in self._strategies
+        }
+        confirming = [_confirming(job, plan) for jobs in chosen.values() for job in jobs]
+        leading = [_confirming(jobs[0], plan) for jobs in chosen.values()]
+        confirmed = self._play(confirming, on_job)
+        for rule in self._rules:
+            looks = explore(self._strategies, rule, plan.absent_settings, plan.absent_markets)
+            found = self._play(looks, on_job)
+            explored += found
+            confirmed += self._play(self._absent(rule, leading, found), on_job)
+        report = judge(plan.name, explored, confirmed)
+        (self._directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        (self._directory / "report.md").write_text(markdown(report))
+        return report
+
+    def _absent(self, rule: str, leading: Sequence[Job], found: Sequence[tuple[Job, Score]]) -> list[Job]:
+        """Return what is confirmed without a rule: the best settings with it, and the best ones without it."""
+        jobs = [job._replace(rule=rule) for job in leading]
+        for strategy in self._strategies:
+            mine = [one for one in found if one[0].strategy == strategy.name]
+            jobs += [_confirming(job, self._plan) for job in best(mine, 1)]
+        return list({_key(job): job for job in jobs}.values())
+
+    def _play(self, jobs: Sequence[Job], on_job: Callable[[int, int], None]) -> list[tuple[Job, Score]]:
+        missing = [job for job in jobs if _key(job) not in self._done]
+        done = len(jobs) - len(missing)
+        with self._path.open("a") as state:
+            for job, score in self._scores(missing):
+                state.write(json.dumps([_key(job), list(score)]) + "\n")
+                state.flush()
+                os.fsync(state.fileno())
+                self._done[_key(job)] = score
+                done += 1
+                on_job(done, len(jobs))
+        return [(job, self._done[_key(job)]) for job in jobs]
+
+    def _scores(self, jobs: Sequence[Job]) -> Iterable[tuple[Job, Score]]:
+        if self._processes == 1:
+            for job in jobs:
+                yield job, evaluate(job)
+            return
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self._processes, mp_context=context) as pool:
+            yield from zip(jobs, pool.map(evaluate, jobs), strict=True)
+
+
+def _confirming(job: Job, plan: Plan) -> Job:
+    return job._replace(first=CONFIRM_FROM, markets=plan.confirmed)
+
+
+def _key(job: Job) -> str:
+    return json.dumps([job.strategy, job.rule, dict(sorted(job.setting.items())), job.first, job.markets])

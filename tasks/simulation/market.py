@@ -1,0 +1,458 @@
+"""A market in a box: one chain with the real rules, without a network. Only this module knows transactions.
+
+``View`` is what an agent may see and the actions that it may return. ``Market`` puts actions into blocks with
+chosen times and executes these by ``state.transition.Runtime``. Transactions are decoded from their bytes; their
+signatures are not checked, for the senders are known.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Final, NamedTuple
+
+from billing.escrow import Movement, Purpose, check_escrows
+from state.primitives.codec import Value, encode
+from state.primitives.errors import DecodeError, ProtocolError
+from state.primitives.genesis import Genesis, GenesisValidator, read_parameters
+from state.primitives.hashing import digest
+from state.primitives.keys import SIGNATURE_BYTES, SecretKey
+from state.primitives.receipts import decode_receipt
+from state.primitives.signing import personal_digest
+from state.primitives.transactions import decode_transaction
+from state.primitives.vrf import VRF_PROOF_BYTES, vrf_key_of, vrf_output
+from state.transition.runtime import BlockInput, Checked, Execution, Runtime
+from state.view import Overlay, Reader
+from state.view.accounts import balance_of, nonce_of
+from tasks.ledger import queries
+from tasks.ledger.deadlines import due_before, matches_due
+from tasks.ledger.lifecycle import ENDED, Phase, Reason
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.queries import CheckDuty, WorkDuty
+from tasks.ledger.records import TaskRecord, WindowRecord, load_window
+from tasks.ledger.registry import NodeProfile, NodeRecord, NodeRole, load_node, operator_words, save_node
+from tasks.ledger.settlement import delivery_fees
+from tasks.ledger.transitions import (
+    ACCEPT_TASK,
+    CANCEL_TASK,
+    CREATE_TASK,
+    DEMAND_RESULT,
+    GIVE_UP_TASK,
+    HOLDINGS,
+    INVARIANTS,
+    OPEN_WINDOW,
+    REGISTER_NODE,
+    RESUME_TASK,
+    REVEAL_VERDICT,
+    SEAL_VERDICT,
+    START_TASK,
+    SUBMIT_WINDOW,
+    hooks,
+    node_payload,
+    rules,
+    task_id_of,
+)
+from tasks.proofs import (
+    Finding,
+    Meter,
+    WindowProof,
+    findings_to_value,
+    make_opening,
+    opening_to_value,
+    segment_root,
+    verdict_seal,
+    window_proof_to_value,
+)
+from tasks.simulation.dice import Dice
+from tasks.simulation.work import Made
+from tasks.spec import Dataset, JobSpec, Model, Optimiser, Price, Requirements, Schedule, encode_spec
+
+__all__ = ["DKB", "Account", "Action", "JobShape", "Market", "Offer", "View", "job_of"]
+
+DKB: Final = 10**18
+START_MS: Final = 1_700_000_000_000
+BLOCK_MS: Final = 1_000
+CHAIN_ID: Final = 7
+FEE_CAP: Final = 10**12
+_FAR_MS: Final = 1 << 50
+_PAGE: Final = 64
+_BATCH: Final = 32
+PROOFS: Final = 32
+_VALIDATOR: Final = SecretKey(b"\x01" * 32)
+_IDLE_FEE: Final = 100_000_000
+"""The chain is idle but for this market: its base fee is the least."""
+
+
+class Action(NamedTuple):
+    """A transaction that an agent wants: made by a ``View``, opaque to agents."""
+
+    sender: bytes
+    kind: int
+    payload: list[Value]
+
+
+class Offer(NamedTuple):
+    """What a machine says of itself; ``operator`` is the account that it declares, or None for itself."""
+
+    roles: NodeRole
+    price_per_gpu_s: int
+    score: int
+    bond: int
+    slots: int = 1
+    operator: Account | None = None
+
+
+class JobShape(NamedTuple):
+    """What makes a job here: everything else of a specification changes nothing in this model."""
+
+    windows: int
+    segments: int
+    segment_steps: int
+    step_ms_max: int
+    price_max: int
+    match_ms: int
+    seed: bytes
+
+
+class Account:
+    """An address with its key; keys sign only that an operator knows its machine."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.key: Final = SecretKey(digest(b"sim-account", name.encode() + number.to_bytes(8, "big")))
+        self.address: Final = self.key.address
+
+
+def job_of(shape: JobShape) -> JobSpec:
+    """Return a specification of this shape."""
+    window = shape.segments * shape.segment_steps
+    return JobSpec(
+        kind="train", level=3, profile="exact/1", model=Model("mlp", (64, 32, 10), "relu"),
+        dataset=Dataset(b"d" * 32, b"D" * 32, 1437), batch=_BATCH,
+        optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=shape.seed,
+        init_root=b"i" * 32, schedule=Schedule(window * shape.windows, shape.segment_steps, window),
+        price=Price(shape.price_max, shape.step_ms_max), requirements=Requirements(0, 0, 0),
+        match_ms=shape.match_ms,
+    )  # fmt: skip
+
+
+@cache
+def _proofs() -> tuple[bytes, ...]:
+    """Return VRF proofs that execution takes, for verifying them is not its part. Each block mixes one more in."""
+    proofs: list[bytes] = []
+    dice = Dice(b"proofs")
+    while len(proofs) < PROOFS:
+        proof = dice.bytes() + bytes(VRF_PROOF_BYTES - 32)
+        try:
+            vrf_output(proof)
+        except DecodeError:  # not a point of the curve
+            continue
+        proofs.append(proof)
+    return tuple(proofs)
+
+
+class _State:
+    """The finalised state, its keys sorted within each table."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self._keys: dict[int, list[bytes]] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._values.get(key)
+
+    def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        found: list[tuple[bytes, bytes]] = []
+        for table in range(start[0], stop[0] + 1):
+            keys = self._keys.get(table, [])
+            first, last = bisect_left(keys, start), bisect_left(keys, stop)
+            found += [(key, self._values[key]) for key in keys[first : min(last, first + limit - len(found))]]
+        return found
+
+    def apply(self, changes: Mapping[bytes, bytes | None]) -> None:
+        for key, value in changes.items():
+            keys = self._keys.setdefault(key[0], [])
+            if value is None:
+                if self._values.pop(key, None) is not None:
+                    del keys[bisect_left(keys, key)]
+            else:
+                if key not in self._values:
+                    insort(keys, key)
+                self._values[key] = value
+
+
+class View:
+    """A chain as an agent sees it, and the actions that it has."""
+
+    state: Reader
+    parameters: TaskParameters
+    genesis_hash: bytes
+    time_ms: int
+    height: int
+
+    # What is on chain
+
+    def balance(self, address: bytes) -> int:
+        """Return the free balance of an account."""
+        return balance_of(self.state, address)
+
+    def node(self, address: bytes) -> NodeRecord | None:
+        """Return a machine's record."""
+        return load_node(self.state, address)
+
+    def task(self, task: bytes) -> TaskRecord:
+        """Return a task."""
+        return queries.find_task(self.state, task)
+
+    def job(self, task: bytes) -> JobSpec:
+        """Return the specification of a task."""
+        return queries.task_spec(self.state, task)
+
+    def window(self, task: bytes, number: int) -> WindowRecord:
+        """Return a window."""
+        return load_window(self.state, task, number)
+
+    def work(self, address: bytes) -> list[WorkDuty]:
+        """Return what tasks ask of a worker now."""
+        return queries.work_duties(self.state, address, self.parameters)
+
+    def checks(self, address: bytes) -> list[CheckDuty]:
+        """Return what windows ask of a verifier now."""
+        return queries.verification_duties(self.state, address)
+
+    def tasks_of(self, requester: bytes) -> list[TaskRecord]:
+        """Return the tasks of a requester."""
+        return list(queries.tasks_by_requester(self.state, requester, None, queries.PAGE_MAX).items)
+
+    def next_task_id(self, requester: bytes) -> bytes:
+        """Return the id of the task that the requester's next transaction creates."""
+        return task_id_of(requester, nonce_of(self.state, requester))
+
+    def demand_price(self, task: TaskRecord) -> int:
+        """Return what a requester puts down to have a result fetched."""
+        return delivery_fees(self.window(task.id, task.final_windows - 1), self.parameters)
+
+    # What an agent can do
+
+    def register(self, account: Account, offer: Offer) -> Action:
+        """Register a machine."""
+        operator, consent = account.address, b""
+        if offer.operator is not None:
+            operator = offer.operator.address
+            words = personal_digest(operator_words(self.genesis_hash, account.address))
+            consent = offer.operator.key.sign(words)
+        profile = NodeProfile(
+            operator, offer.roles, (), 64, 64_000, 64, offer.price_per_gpu_s, offer.score, offer.slots, 0, (),
+            "simulated", consent,
+        )  # fmt: skip
+        return Action(account.address, REGISTER_NODE, node_payload(profile, offer.bond))
+
+    def create(self, sender: bytes, job: JobSpec) -> Action:
+        """Create a task."""
+        return Action(sender, CREATE_TASK, [encode_spec(job)])
+
+    def cancel(self, sender: bytes, task: bytes) -> Action:
+        """Cancel a task."""
+        return Action(sender, CANCEL_TASK, [task])
+
+    def resume(self, sender: bytes, task: bytes) -> Action:
+        """End a pause of a task."""
+        return Action(sender, RESUME_TASK, [task])
+
+    def demand(self, sender: bytes, task: bytes, amount: int) -> Action:
+        """Have drawn machines fetch the result of a task."""
+        return Action(sender, DEMAND_RESULT, [task, amount])
+
+    def accept(self, sender: bytes, duty: WorkDuty) -> Action:
+        """Accept a task, with the bond that it asks."""
+        return Action(sender, ACCEPT_TASK, [duty.task, duty.bond])
+
+    def start(self, sender: bytes, duty: WorkDuty) -> Action:
+        """Say that the first segment was done."""
+        return Action(sender, START_TASK, [duty.task, b"m" * 32])
+
+    def give_up(self, sender: bytes, task: bytes, reason: Reason) -> Action:
+        """Leave a task."""
+        return Action(sender, GIVE_UP_TASK, [task, int(reason)])
+
+    def submit(self, sender: bytes, made: Made, gpu_ms: int) -> Action:
+        """Prove a window, with ``gpu_ms`` on its meter."""
+        leaves = made.leaves
+        steps = leaves[-1].step_to - leaves[0].step_from
+        proof = WindowProof(
+            made.task, made.window, leaves[0].step_from, leaves[-1].step_to, leaves[0].state_root_before,
+            made.state_root_out, segment_root(leaves), len(leaves), b"L" * 32, b"O" * 32,
+            Meter(gpu_ms, steps, steps * _BATCH),
+        )  # fmt: skip
+        return Action(sender, SUBMIT_WINDOW, [window_proof_to_value(proof)])
+
+    def open(self, sender: bytes, made: Made, segments: Sequence[int]) -> Action:
+        """Open sampled segments of a window."""
+        openings: list[Value] = [
+            opening_to_value(make_opening(made.leaves, at, made.probes[at], made.salts[at])) for at in segments
+        ]
+        return Action(sender, OPEN_WINDOW, [made.task, made.window, openings])
+
+    def seal(self, sender: bytes, duty: CheckDuty, findings: Sequence[Finding], nonce: bytes) -> Action:
+        """Seal a verdict."""
+        seal = verdict_seal(duty.task, duty.window, sender, findings, nonce)
+        return Action(sender, SEAL_VERDICT, [duty.task, duty.window, seal])
+
+    def reveal(self, sender: bytes, duty: CheckDuty, findings: Sequence[Finding], nonce: bytes) -> Action:
+        """Reveal a sealed verdict."""
+        return Action(sender, REVEAL_VERDICT, [duty.task, duty.window, findings_to_value(findings), nonce])
+
+
+class Branch(View):
+    """What the chain would be after a block that its leader has not published."""
+
+    def __init__(self, market: Market, execution: Execution) -> None:
+        overlay = Overlay(market.state)
+        overlay.changes = execution.changes
+        self.state = overlay
+        self.parameters, self.genesis_hash = market.parameters, market.genesis_hash
+        self.time_ms, self.height = market.time_ms, market.height
+
+
+Leader = Callable[[View, View], int]
+"""What a dishonest leader makes of a block of its own: a view of the chain with it and one without it, where the
+next leader's stands in its place; returns 1 to skip its own."""
+
+
+@dataclass
+class Figures:
+    """What blocks took, and what was refused."""
+
+    gas_max: int = 0
+    changes_max: int = 0
+    events_max: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class Market(View):
+    """A chain of its own for ``accounts``, each with a balance. Only ``wait_until`` moves its time."""
+
+    def __init__(self, accounts: Mapping[bytes, int], parameters: Mapping[str, int], dice: Dice) -> None:
+        stake = 1_000 * DKB
+        self._dice = dice.fork("beacon")
+        vrf_key = vrf_key_of(_VALIDATOR).public
+        self.genesis: Final = Genesis(
+            CHAIN_ID, "simulation", START_MS, True, tuple(accounts.items()),
+            (GenesisValidator(_VALIDATOR.address, _VALIDATOR.vote_key, vrf_key, stake),),
+            (("chain.base_fee_initial", _IDLE_FEE), *((f"tasks.{name}", at) for name, at in parameters.items())),
+        )  # fmt: skip
+        self.parameters = read_parameters(TaskParameters, "tasks", self.genesis)
+        self.runtime: Final = Runtime(
+            self.genesis, rules=rules(self.parameters), hooks=hooks(self.parameters), invariants=INVARIANTS,
+            holdings=HOLDINGS, check_invariants=True,
+        )  # fmt: skip
+        self.genesis_hash = self.runtime.genesis_hash
+        self._state = _State()
+        self._state.apply(self.runtime.genesis_changes())
+        self.state = self._state
+        self.height, self.time_ms, self._view = 0, START_MS, 0
+        self.figures = Figures()
+        self.leader: Leader | None = None
+        self.leads_share = 0.0
+        """Share of the blocks that the dishonest leader leads."""
+
+    def vouch(self, address: bytes, proved: int) -> None:
+        """Give a machine a record, as if it had proved windows worth ``proved``."""
+        node = load_node(self.state, address)
+        assert node is not None, "only a registered machine has a record"
+        overlay = Overlay(self.state)
+        save_node(overlay, node._replace(proved=proved))
+        self._state.apply(overlay.changes)
+
+    def wait_until(self, time_ms: int) -> None:
+        """Let no block come before ``time_ms``, and none sooner than a block time after the last."""
+        self.time_ms = max(self.time_ms + BLOCK_MS, time_ms)
+
+    def next_due_ms(self) -> int | None:
+        """Return when the chain itself does something next, or None."""
+        due = due_before(self.state, _FAR_MS, 1) + matches_due(self.state, _FAR_MS, 4)
+        return min((at.time_ms for at in due), default=None)
+
+    def block(self, actions: Iterable[Action]) -> bool:
+        """Put actions into the next block, at the present time; tell whether anything happened in it."""
+        self.height += 1
+        base_fee = self.runtime.base_fee(self.state)
+        checked = self.runtime.select(self.state, base_fee, self._transactions(actions))
+        self.runtime.check_body(self.state, base_fee, checked)
+        execution = self._execute(1, base_fee, checked)
+        skipped = 0
+        if self.leader is not None and self._dice.chance(self.leads_share):
+            other = self._execute(2, base_fee, checked)
+            skipped = self.leader(Branch(self, execution), Branch(self, other))
+            execution = other if skipped else execution
+        self._view += 1 + skipped
+        self._state.apply(execution.changes)
+        self._note(execution)
+        return bool(execution.receipts) or execution.block_receipt is not None
+
+    def _execute(self, view: int, base_fee: int, checked: Sequence[Checked]) -> Execution:
+        block = BlockInput(self.height, 0, self._view + view, 0, self.time_ms, base_fee, self._proof())
+        return self.runtime.execute(self.state, block, checked)
+
+    def _proof(self) -> bytes:
+        return self._dice.pick(_proofs())
+
+    def _transactions(self, actions: Iterable[Action]) -> list[Checked]:
+        nonces: dict[bytes, int] = {}
+        made: list[Checked] = []
+        for sender, kind, payload in actions:
+            nonce = nonces.get(sender, nonce_of(self.state, sender))
+            body = encode(
+                [CHAIN_ID, nonce, 0, FEE_CAP, self.runtime.rules[kind].gas, kind, payload, bytes(SIGNATURE_BYTES)]
+            )
+            transaction = decode_transaction(b"\x44" + body)
+            transaction.sender = sender
+            try:
+                made.append(self.runtime.check(transaction))
+            except ProtocolError as error:
+                self.figures.refused[error.code] += 1
+                continue
+            nonces[sender] = nonce + 1
+        return made
+
+    def _note(self, execution: Execution) -> None:
+        figures = self.figures
+        figures.gas_max = max(figures.gas_max, execution.gas_used)
+        figures.changes_max = max(figures.changes_max, len(execution.changes))
+        figures.events_max = max(figures.events_max, sum(map(len, execution.events)))
+        for raw in execution.receipts:
+            if (reason := decode_receipt(raw).reason) is not None:
+                figures.refused[reason] += 1
+
+    # What it came to
+
+    def is_over(self) -> bool:
+        """Tell whether every task has ended."""
+        live = [phase for phase in Phase if phase not in ENDED]
+        return not any(queries.tasks_by_phase(self.state, phase, None, 1).items for phase in live)
+
+    def check_sums(self) -> None:
+        """Raise AssertionError unless all money is accounted for, in each escrow and in all."""
+        self.runtime.check_whole_supply(self.state)
+        check_escrows(self.state)
+
+    def wealth(self, address: bytes) -> int:
+        """Return what an account has, its machine's bond included."""
+        node = self.node(address)
+        return self.balance(address) + (node.bond if node is not None else 0)
+
+    def bond_lost(self, address: bytes, registered: int, tasks: Iterable[bytes]) -> int:
+        """Return what a machine lost of its bonds: of the ``registered`` one and of those for ``tasks``."""
+        node = self.node(address)
+        lost = registered - (node.bond if node is not None else registered)
+        for task in tasks:
+            for line in queries.bill(self.state, task).lines:
+                if line.party != address:
+                    continue
+                if line.purpose == Purpose.WORKER_BOND and line.movement == Movement.LOCKED:
+                    lost += line.amount
+                elif line.purpose == Purpose.BOND_RETURN:
+                    lost -= line.amount
+        return lost

@@ -1,0 +1,143 @@
+"""The search over a strategy's own parameters: many settings on few markets, then the best ones on many new ones.
+
+The best of many noisy figures is too high. So the markets that the best settings are reported from are none of
+those that they were chosen by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import product
+from math import prod, sqrt
+from typing import Any, Final, NamedTuple
+
+from tasks.simulation.dice import Dice
+from tasks.simulation.rules import ALL_RULES, WITHOUT, Absent
+from tasks.simulation.stage import Outcome, Setting, draw_conditions, honest_cast, play
+from tasks.simulation.strategies import STRATEGIES, Strategy
+
+__all__ = ["CONFIRM_FROM", "Job", "Plan", "Score", "best", "evaluate", "explore", "settings_of"]
+
+CONFIRM_FROM: Final = 1_000_000
+"""The first number of the markets that confirm; those of the search begin with 0."""
+MILLI: Final = 1_000
+_BASELINES_MAX: Final = 4_096
+_BY_NAME: Final = {strategy.name: strategy for strategy in STRATEGIES}
+
+
+class Plan(NamedTuple):
+    """How much is played: ``settings`` of each strategy on ``markets``, the ``best`` on ``confirmed`` others.
+
+    ``absent_settings`` and ``absent_markets`` are the same for each rule that is switched off.
+    """
+
+    name: str
+    settings: int
+    markets: int
+    best: int
+    confirmed: int
+    absent_settings: int
+    absent_markets: int
+
+
+class Job(NamedTuple):
+    """One setting on some markets; ``rule`` is the absent one, or empty."""
+
+    strategy: str
+    rule: str
+    setting: Setting
+    first: int
+    markets: int
+
+
+class Score(NamedTuple):
+    """What a setting came to. Gains and losses are in thousandths of the price of one window of the market."""
+
+    gains_milli: tuple[int, ...]
+    """Profit above that of the same accounts when they are honest, for each market."""
+    honest_loss_milli: int
+    """The most that one honest machine lost of its bonds."""
+    forged_windows_paid: int
+    tasks_failed: int
+    tasks: int
+    gas_max: int
+    changes_max: int
+    events_max: int
+    unfinished: int
+    """Markets with a task that had not ended when the run did."""
+
+    @property
+    def mean_milli(self) -> float:
+        """The mean gain."""
+        return sum(self.gains_milli) / len(self.gains_milli)
+
+    @property
+    def error_milli(self) -> float:
+        """The standard error of the mean gain; 0 of one market."""
+        count, mean = len(self.gains_milli), self.mean_milli
+        if count < 2:
+            return 0.0
+        return sqrt(sum((gain - mean) ** 2 for gain in self.gains_milli) / (count - 1) / count)
+
+
+def settings_of(strategy: Strategy, count: int) -> list[dict[str, Any]]:
+    """Return ``count`` different settings of a strategy, or all that there are, always the same ones."""
+    names, values = list(strategy.space), [tuple(strategy.space[name]) for name in strategy.space]
+    total = prod(len(items) for items in values)
+    if total <= count:
+        return [dict(zip(names, chosen, strict=True)) for chosen in product(*values)]
+    dice, found = Dice(strategy.name.encode()), dict[tuple[Any, ...], None]()
+    while len(found) < count:
+        found[tuple(dice.pick(items) for items in values)] = None
+    return [dict(zip(names, chosen, strict=True)) for chosen in found]
+
+
+@lru_cache(maxsize=_BASELINES_MAX)
+def _honest(number: int, share: int, rule: str, own_tasks: bool) -> Outcome:
+    return play(honest_cast, {"share": share}, number, _rules(rule), own_tasks=own_tasks)
+
+
+def _rules(rule: str) -> Absent:
+    return WITHOUT[rule] if rule else ALL_RULES
+
+
+def evaluate(job: Job) -> Score:
+    """Play a job's markets, each with the strategy and with honest agents in its place."""
+    strategy = _BY_NAME[job.strategy]
+    assert strategy.cast is not None, "only what can be judged is played"
+    gains: list[int] = []
+    losses: list[int] = []
+    outcomes: list[Outcome] = []
+    for number in range(job.first, job.first + job.markets):
+        outcome = play(strategy.cast, job.setting, number, _rules(job.rule), own_tasks=strategy.own_tasks)
+        honest = _honest(number, int(job.setting["share"]), job.rule, strategy.own_tasks)
+        price = draw_conditions(Dice(number.to_bytes(8, "big")).fork("conditions")).window_price
+        gains.append(MILLI * (outcome.profit - honest.profit) // price)
+        losses.append(MILLI * max(0, outcome.honest_loss) // price)
+        outcomes.append(outcome)
+    return Score(
+        gains_milli=tuple(gains),
+        honest_loss_milli=max(losses),
+        forged_windows_paid=sum(at.forged_windows_paid for at in outcomes),
+        tasks_failed=sum(at.tasks_failed for at in outcomes),
+        tasks=sum(at.tasks for at in outcomes),
+        gas_max=max(at.gas_max for at in outcomes),
+        changes_max=max(at.changes_max for at in outcomes),
+        events_max=max(at.events_max for at in outcomes),
+        unfinished=sum(not at.is_over for at in outcomes),
+    )
+
+
+def explore(strategies: Iterable[Strategy], rule: str, settings: int, markets: int) -> list[Job]:
+    """Return the jobs that look for the best setting of each strategy."""
+    return [
+        Job(strategy.name, rule, setting, 0, markets)
+        for strategy in strategies
+        for setting in settings_of(strategy, settings)
+    ]
+
+
+def best(found: Sequence[tuple[Job, Score]], count: int) -> list[Job]:
+    """Return the ``count`` jobs with the highest mean gain."""
+    return [job for job, _ in sorted(found, key=lambda one: -one[1].mean_milli)[:count]]

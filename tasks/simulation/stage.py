@@ -1,0 +1,273 @@
+"""One market from its number: conditions drawn from the seed, honest machines, one plot, and the outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from tasks.ledger.lifecycle import Phase, WindowPhase
+from tasks.ledger.registry import NodeRole
+from tasks.simulation.agents.base import Agent, Machine, Requester
+from tasks.simulation.agents.plot import Plot
+from tasks.simulation.dice import Dice
+from tasks.simulation.market import DKB, Account, JobShape, Leader, Market, Offer, job_of
+from tasks.simulation.rules import ALL_RULES, Absent
+from tasks.simulation.work import Costs, OffChain
+from tasks.spec import JobSpec
+
+__all__ = ["Conditions", "Outcome", "Setting", "Stage", "draw_conditions", "play"]
+
+Setting = Mapping[str, int | float | str | bool]
+"""A strategy's own parameters. ``share`` is the percentage of bonds that its verifiers have."""
+
+BLOCKS_MAX: Final = 600
+HONEST_MACHINES: Final = 8
+VERIFIERS_MAX: Final = 4
+BOND: Final = 10 * DKB
+"""The least bond of a machine by the default parameters."""
+FUNDS: Final = 100_000 * DKB
+SEASONED: Final = 10**6 * DKB
+MATCH_MS: Final = 3_600_000
+WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
+VALUE_MILLI: Final = 2_000
+"""What a correct window is worth to a requester, in thousandths of what it costs to compute."""
+
+
+class Conditions(NamedTuple):
+    """What differs from market to market and is nobody's choice. Prices are those of a whole window."""
+
+    windows: int
+    segments: int
+    step_units: int
+    segment_steps: int
+    cost_per_unit: int
+    margin_milli: int
+    """What honest machines ask, in thousandths of their cost."""
+    headroom_milli: int
+    """The job's highest time, in thousandths of that of the reference machine."""
+    price_slack_milli: int
+    """The job's highest price, in thousandths of what honest machines ask."""
+    speeds_milli: tuple[int, ...]
+    is_seasoned: bool
+    """Whether the machines have a record, or are new."""
+
+    @property
+    def window_units(self) -> int:
+        """Units of a window."""
+        return self.segments * self.segment_steps * self.step_units
+
+    @property
+    def window_cost(self) -> int:
+        """What computing a window costs."""
+        return self.window_units * self.cost_per_unit
+
+    @property
+    def window_price(self) -> int:
+        """What an honest machine asks for a window."""
+        return self.window_cost * self.margin_milli // 1000
+
+
+def draw_conditions(dice: Dice) -> Conditions:
+    """Draw what a market is like."""
+    segments, segment_steps = dice.pick((16, 32, 64)), 10
+    window_ms = dice.between(30_000, 3_600_000)
+    step_units = max(1, window_ms // (segments * segment_steps))
+    cost = dice.between(10**15, 5 * 10**18)
+    return Conditions(
+        windows=1 + dice.below(4), segments=segments, step_units=step_units, segment_steps=segment_steps,
+        cost_per_unit=max(1, cost // (step_units * segments * segment_steps)),
+        margin_milli=1_250 + dice.below(750), headroom_milli=1_200 + dice.below(1_800),
+        price_slack_milli=1_200 + dice.below(1_800),
+        speeds_milli=tuple(900 + dice.below(200) for _ in range(HONEST_MACHINES)),
+        is_seasoned=dice.chance(0.5),
+    )  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    """What a market came to; amounts in 10^-18 DKB."""
+
+    profit: int
+    """The plot's: change of what its accounts have, plus the value of correct results, minus the cost of work."""
+    honest_loss: int
+    """The most that an honest machine lost of its bonds."""
+    honest_profit: int
+    """Of all honest machines together."""
+    forged_windows_paid: int
+    """Windows with a forged segment that a requester outside the plot has paid for."""
+    tasks_failed: int
+    """Tasks of requesters outside the plot that were not settled."""
+    tasks: int
+    gas_max: int
+    changes_max: int
+    events_max: int
+    refused: dict[str, int]
+    is_over: bool
+    """Whether every task ended within the blocks that a run may have."""
+
+
+@dataclass
+class Stage:
+    """Accounts and conditions of one market, before roles are given."""
+
+    conditions: Conditions
+    share: int
+    dice: Dice
+    own_tasks: bool = False
+    """Whether the plot's requester posts the tasks."""
+    off: OffChain = field(default_factory=OffChain)
+    plot: Plot = field(default_factory=Plot)
+    leader: Leader | None = None
+    honest_kind: Callable[[Account, Offer, Costs, OffChain], Machine] = Machine
+
+    def __post_init__(self) -> None:
+        self.worker = Account("worker", 0)
+        self.requester, self.operator = Account("requester", 0), Account("operator", 0)
+        total = HONEST_MACHINES * BOND * self.share // (100 - self.share)
+        count = max(1, min(VERIFIERS_MAX, total // BOND))
+        self.verifiers = [Account("friend", number) for number in range(count)]
+        self.verifier_bond = max(BOND, total // count)
+        self.honest = [Account("honest", number) for number in range(HONEST_MACHINES)]
+        accounts = [self.worker, *self.verifiers] + [self.requester] * self.own_tasks
+        self.plot.members = {account.address for account in accounts}
+
+    def ask(self, costs: Costs, discount_milli: int = 1_000) -> int:
+        """Return the price of a second that leaves an honest machine its margin."""
+        return max(1, costs.per_s * self.conditions.margin_milli * discount_milli // 10**6)
+
+    def costs(self, number: int) -> Costs:
+        """Return the costs of the honest machine ``number``; those of the plot are as the first one's."""
+        return Costs(self.conditions.speeds_milli[number], self.conditions.cost_per_unit)
+
+    def worker_offer(self) -> Offer:
+        """Return the honest offer of the plot's worker: a little below all others, so that it is matched."""
+        costs = self.costs(0)
+        return Offer(WORK, self.ask(costs, 900), costs.speed_milli, BOND)
+
+    def verifier_offer(self) -> Offer:
+        """Return the offer of the plot's verifiers."""
+        return Offer(CHECK, self.ask(self.costs(0)), self.costs(0).speed_milli, self.verifier_bond)
+
+    def jobs(self, tasks: int) -> list[tuple[JobSpec, int]]:
+        """Return the jobs of a requester, with the units of a step."""
+        at = self.conditions
+        costs = Costs(1_000, at.cost_per_unit)
+        step_ms_max = max(1, at.step_units * at.headroom_milli // 1000)
+        price_max = self.ask(costs) * at.price_slack_milli // 1000
+        shapes = (
+            JobShape(
+                at.windows, at.segments, at.segment_steps, step_ms_max, price_max, MATCH_MS, bytes([task]) * 32
+            )
+            for task in range(tasks)
+        )
+        return [(job_of(shape), at.step_units) for shape in shapes]
+
+    def honest_worker(self) -> Machine:
+        """Return the plot's worker as an honest one."""
+        return Machine(self.worker, self.worker_offer(), self.costs(0), self.off)
+
+    def honest_verifiers(self) -> list[Machine]:
+        """Return the plot's verifiers as honest ones."""
+        return [Machine(account, self.verifier_offer(), self.costs(0), self.off) for account in self.verifiers]
+
+    def honest_requester(self) -> Requester:
+        """Return a requester that wants its results."""
+        return Requester(self.requester, self.jobs(TASKS), self.off)
+
+    def honest_machines(self) -> list[Machine]:
+        """Return the machines outside the plot."""
+        return [
+            self.honest_kind(
+                account, Offer(WORK | CHECK, self.ask(self.costs(at)), self.costs(at).speed_milli, BOND),
+                self.costs(at), self.off,
+            )
+            for at, account in enumerate(self.honest)
+        ]  # fmt: skip
+
+
+TASKS: Final = 2
+Cast = Callable[[Stage, Setting], Sequence[Agent]]
+"""Gives the accounts of the plot their agents; returns those, the requester of its tasks included."""
+
+
+def honest_cast(stage: Stage, _setting: Setting) -> Sequence[Agent]:
+    """Give the plot's accounts honest agents."""
+    agents: list[Agent] = [stage.honest_worker(), *stage.honest_verifiers()]
+    return [*agents, stage.honest_requester()] if stage.own_tasks else agents
+
+
+def play(
+    cast: Cast, setting: Setting, number: int, rules: Absent = ALL_RULES, *, own_tasks: bool = False
+) -> Outcome:
+    """Play the market ``number`` with the plot as ``cast`` makes it; the same number is the same market."""
+    dice = Dice(number.to_bytes(8, "big"))
+    share = int(setting.get("share", 20))
+    stage = Stage(draw_conditions(dice.fork("conditions")), share, dice, own_tasks)
+    plotting = list(cast(stage, setting))
+    machines = stage.honest_machines()
+    requesters = [] if own_tasks else [stage.honest_requester()]
+    agents: list[Agent] = [*plotting, *machines, *requesters]
+    funds = {agent.address: FUNDS for agent in agents}
+    if rules.ignores_operators:
+        for agent in agents:
+            if isinstance(agent, Machine):
+                agent.offer = agent.offer._replace(operator=None)
+    market = Market(funds, rules.parameters, dice)
+    market.leader, market.leads_share = stage.leader, share / 100
+    _run(market, agents, stage)
+    market.check_sums()
+    return _outcome(market, stage, plotting, machines)
+
+
+def _run(market: Market, agents: Sequence[Agent], stage: Stage) -> None:
+    while market.height < BLOCKS_MAX:
+        actions = [action for agent in agents for action in agent.act(market)]
+        has_news = market.block(actions)
+        if market.height == 1 and stage.conditions.is_seasoned:
+            for agent in agents:
+                if market.node(agent.address) is not None:
+                    market.vouch(agent.address, SEASONED)
+        if has_news:  # machines look at once at what changed
+            market.wait_until(0)
+            continue
+        times = [at for agent in agents for at in agent.wake_ms()]
+        due_ms = market.next_due_ms()
+        if due_ms is not None:
+            times.append(due_ms)
+        if not times:
+            return
+        market.wait_until(min(times))
+
+
+def _outcome(market: Market, stage: Stage, plotting: Sequence[Agent], machines: Sequence[Machine]) -> Outcome:
+    def profit(agents: Iterable[Agent]) -> int:
+        return sum(market.wealth(agent.address) - FUNDS - agent.spent for agent in agents)
+
+    tasks = market.tasks_of(stage.requester.address)
+    ids = [task.id for task in tasks]
+    correct = forged = 0
+    for task in tasks:
+        for number in range(task.next_window):
+            window = market.window(task.id, number)
+            if window.phase not in (WindowPhase.FINAL, WindowPhase.LOST):
+                continue
+            if stage.off.is_forged(task.id, number, window.proof.state_root_out):
+                forged += 1
+            else:
+                correct += 1
+    value = correct * stage.conditions.window_cost * VALUE_MILLI // 1000 * stage.own_tasks
+    failed = sum(task.phase != Phase.SETTLED for task in tasks)
+    figures = market.figures
+    return Outcome(
+        profit=profit(plotting) + value - stage.plot.bribes_paid,
+        honest_loss=max(market.bond_lost(machine.address, machine.offer.bond, ids) for machine in machines),
+        honest_profit=profit(machines),
+        forged_windows_paid=0 if stage.own_tasks else forged,
+        tasks_failed=0 if stage.own_tasks else failed,
+        tasks=len(tasks),
+        gas_max=figures.gas_max,
+        changes_max=figures.changes_max,
+        events_max=figures.events_max,
+        refused=dict(figures.refused),
+        is_over=market.is_over(),
+    )

@@ -1,0 +1,280 @@
+"""The strategies that are judged: who plays what, which of its own parameters are searched, and what it needs.
+
+A strategy that needs a rule that does not exist yet has ``needs`` and no cast: it is reported as not yet judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.queries import Action as Asked
+from tasks.simulation.agents.base import Agent
+from tasks.simulation.agents.leader import DishonestLeader
+from tasks.simulation.agents.requesters import GriefingRequester
+from tasks.simulation.agents.verifiers import LAZY_WAYS, BribableVerifier, Friend, LazyVerifier
+from tasks.simulation.agents.workers import ForgingWorker, JunkWorker, MeterLiar, Quitter, Withholder
+from tasks.simulation.stage import TASKS, Cast, Setting, Stage
+
+__all__ = ["JUDGED", "STRATEGIES", "Strategy"]
+
+Values = tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | tuple[bool, ...]
+SHARES: Final = (10, 20, 33, 45)
+PARTS: Final = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
+BOTH: Final = (False, True)
+
+
+class Strategy(NamedTuple):
+    """``text`` says what it does, ``space`` has the values of each of its parameters."""
+
+    name: str
+    text: str
+    space: Mapping[str, Values] = {}
+    cast: Cast | None = None
+    own_tasks: bool = False
+    """Whether the plot posts the tasks; else a requester outside it does."""
+    needs: str = ""
+
+
+def _friends(stage: Stage) -> list[Friend]:
+    return [
+        Friend(account, stage.verifier_offer(), stage.costs(0), stage.off, stage.plot)
+        for account in stage.verifiers
+    ]
+
+
+def _forger(stage: Stage, setting: Setting) -> ForgingWorker:
+    worker = ForgingWorker(
+        stage.worker, stage.worker_offer(), stage.costs(0), stage.off, stage.plot, stage.dice.fork("forger")
+    )
+    worker.windows_share = float(setting["windows"])
+    worker.segments_share = float(setting["segments"])
+    worker.honest_first = int(setting.get("honest_first", 0))
+    return worker
+
+
+def _forging(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    return [_forger(stage, setting), *stage.honest_verifiers()]
+
+
+def _colluding(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    return [_forger(stage, setting), *_friends(stage)]
+
+
+def _sybil(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """The colluding set; with ``declares`` its machines name one operator, so that they never check each other."""
+    agents = [_forger(stage, setting), *_friends(stage)]
+    if setting["declares"]:
+        for agent in agents:
+            agent.offer = agent.offer._replace(operator=stage.operator)
+    return agents
+
+
+def _leading(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    stage.leader = DishonestLeader(stage.plot)
+    return _colluding(stage, setting)
+
+
+def _bribing(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    stage.honest_kind = partial(BribableVerifier, plot=stage.plot)
+    stage.plot.bribe = int(stage.conditions.window_price * float(setting["bribe"]))
+    return _colluding(stage, setting)
+
+
+def _lazy(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    verifiers = []
+    for number, account in enumerate(stage.verifiers):
+        dice = stage.dice.fork(f"lazy {number}")
+        verifier = LazyVerifier(account, stage.verifier_offer(), stage.costs(0), stage.off, dice)
+        verifier.way, verifier.rate = str(setting["way"]), float(setting["rate"])
+        verifiers.append(verifier)
+    return [stage.honest_worker(), *verifiers]
+
+
+def _copying(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """Jurors that copy the opening. Every juror sees one, for the plot's worker forges and is caught."""
+    return [_forger(stage, setting), *_lazy(stage, setting)[1:]]
+
+
+def _metering(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    worker = MeterLiar(stage.worker, stage.worker_offer(), stage.costs(0), stage.off)
+    worker.factor = float(setting["factor"])
+    return [worker, *stage.honest_verifiers()]
+
+
+def _asking(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    worker = stage.honest_worker()
+    job, _ = stage.jobs(1)[0]
+    price = int(worker.offer.price_per_gpu_s * float(setting["price"]))
+    score = int(worker.offer.score * float(setting.get("score", 1)))
+    price = max(1, min(price, job.price.max_price_per_gpu_s))
+    worker.offer = worker.offer._replace(price_per_gpu_s=price, score=max(1, score))
+    return [worker, *stage.honest_verifiers()]
+
+
+def _withholding(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    worker = Withholder(
+        stage.worker, stage.worker_offer(), stage.costs(0), stage.off, stage.plot, stage.dice.fork("forger")
+    )
+    worker.windows_share = float(setting["windows"])
+    worker.segments_share = float(setting["segments"])
+    worker.serves_checks, worker.serves_results = bool(setting["serves_checks"]), bool(setting["serves_results"])
+    return [worker, *_friends(stage)]
+
+
+_PLACES: Final = {"accept": Asked.ACCEPT, "start": Asked.START, "compute": Asked.COMPUTE, "open": Asked.OPEN}
+_REASONS: Final = {
+    "left": Reason.WORKER_LEFT, "diverged": Reason.JOB_DIVERGED, "unfit": Reason.JOB_UNFIT,
+    "inputs": Reason.INPUT_UNAVAILABLE,
+}  # fmt: skip
+
+
+def _quitting(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    offer = stage.worker_offer()
+    offer = offer._replace(price_per_gpu_s=max(1, int(offer.price_per_gpu_s * float(setting["price"]))))
+    worker = Quitter(stage.worker, offer, stage.costs(0), stage.off, stage.dice.fork("quitter"))
+    worker.place, worker.reason = _PLACES[str(setting["place"])], _REASONS[str(setting["reason"])]
+    worker.is_silent, worker.rate = bool(setting["silent"]), float(setting["rate"])
+    return [worker, *stage.honest_verifiers()]
+
+
+_CANCELS: Final = {
+    "never": None, "matching": Phase.MATCHING, "assigned": Phase.ASSIGNED, "preparing": Phase.PREPARING,
+    "running": Phase.RUNNING,
+}  # fmt: skip
+
+
+def _griefing(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    requester = GriefingRequester(stage.requester, stage.jobs(TASKS), stage.off, stage.plot)
+    requester.cancels_in = _CANCELS[str(setting["cancels"])]
+    requester.cancels_after_windows = int(setting["cancels_after"])
+    requester.withholds_inputs = bool(setting["withholds"])
+    requester.demands, requester.accuses = bool(setting["demands"]), bool(setting["accuses"])
+    friends = _friends(stage)
+    for friend in friends:
+        friend.lies_about_others = requester.accuses
+    # Its own worker offers nothing that is matched, so that the machines of others do the work.
+    idle = stage.honest_worker()
+    idle.offer = idle.offer._replace(price_per_gpu_s=1 << 90)
+    return [idle, *friends, requester]
+
+
+def _overloading(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """Tasks of the plot, with windows that its own worker proves at once and others must re-run."""
+    tasks = int(setting["tasks"])
+    slow = stage.conditions.step_units * int(setting["slowness"])
+    jobs = [(job, slow) for job, _ in stage.jobs(tasks)]
+    requester = GriefingRequester(stage.requester, jobs, stage.off, stage.plot)
+    worker = JunkWorker(
+        stage.worker, stage.worker_offer()._replace(slots=tasks, price_per_gpu_s=1), stage.costs(0), stage.off,
+        stage.plot, stage.dice.fork("forger"),
+    )  # fmt: skip
+    return [worker, *_friends(stage), requester]
+
+
+_RATES: Final = tuple(round(at / 10, 1) for at in range(1, 11))
+_PRICES: Final = tuple(round(1 + at / 20, 2) for at in range(51))
+_FORGING: Final[Mapping[str, Values]] = {
+    "share": SHARES, "windows": (0.25, 0.5, 1.0), "segments": PARTS, "honest_first": (0, 1, 2),
+}  # fmt: skip
+STRATEGIES: Final[tuple[Strategy, ...]] = (
+    Strategy("forging worker", "leaves out segments, alone", _FORGING, _forging),
+    Strategy("colluding set", "forges, and its verifiers agree", _FORGING, _colluding),
+    Strategy(
+        "sybil machines",
+        "the same, with its machines declared or not as of one operator",
+        {**_FORGING, "declares": BOTH},
+        _sybil,
+    ),
+    Strategy("dishonest leader", "forges, and skips blocks that draw strangers", _FORGING, _leading),
+    Strategy(
+        "briber",
+        "forges, and pays whoever is drawn for agreeing",
+        {"share": SHARES, "windows": (0.5, 1.0), "segments": PARTS, "bribe": (0.01, 0.05, 0.1, 0.2, 0.4, 0.8)},
+        _bribing,
+    ),
+    Strategy(
+        "lazy verifier",
+        "reports without running",
+        {"share": SHARES, "way": LAZY_WAYS, "rate": _RATES},
+        _lazy,
+    ),
+    Strategy(
+        "copier",
+        "as a juror copies what the worker opened; its own worker forges, so that juries sit",
+        {"share": SHARES, "way": ("juror copies",), "rate": (0.25, 0.5, 0.75, 1.0), "windows": (1.0,),
+         "segments": PARTS, "honest_first": (0, 1, 2)},
+        _copying,
+    ),
+    Strategy(
+        "meter liar",
+        "bills a multiple of its time",
+        {"share": (20,), "factor": tuple(round(1 + at / 100, 2) for at in range(1, 211))},
+        _metering,
+    ),
+    Strategy(
+        "rate liar",
+        "claims a multiple of its speed, and asks for more",
+        {"share": (20,), "score": (2.0, 10.0, 1000.0, 1e9), "price": _PRICES},
+        _asking,
+    ),
+    Strategy(
+        "price shader",
+        "asks for less or more than its cost and margin",
+        {"share": (20,), "price": tuple(round(0.5 + at / 80, 4) for at in range(201))},
+        _asking,
+    ),
+    Strategy(
+        "withholding worker",
+        "serves verifiers or the requester only if they are its friends",
+        {
+            "share": SHARES,
+            "windows": (0.5, 1.0),
+            "segments": (0.0, *PARTS),
+            "serves_checks": BOTH,
+            "serves_results": BOTH,
+        },
+        _withholding,
+    ),
+    Strategy(
+        "griefing worker",
+        "takes tasks and leaves them",
+        {
+            "share": (20,),
+            "place": tuple(_PLACES),
+            "reason": tuple(_REASONS),
+            "silent": BOTH,
+            "rate": (0.25, 0.5, 0.75, 1.0),
+            "price": (0.01, 0.5, 1.0),
+        },
+        _quitting,
+    ),
+    Strategy(
+        "griefing requester",
+        "cancels, withholds inputs, or has its verifiers deny that work or results are served",
+        {
+            "share": SHARES,
+            "cancels": tuple(_CANCELS),
+            "cancels_after": (0, 1),
+            "withholds": BOTH,
+            "demands": BOTH,
+            "accuses": BOTH,
+        },
+        _griefing,
+        own_tasks=True,
+    ),
+    Strategy(
+        "overloading requester",
+        "posts tasks of junk windows that honest verifiers must re-run",
+        {"share": SHARES, "tasks": (1, 2, 3, 4, 6, 8, 12), "slowness": (1, 2, 3, 4, 6, 8, 12, 16)},
+        _overloading,
+        own_tasks=True,
+    ),
+    Strategy("auction shader", "shades bids and asks in the call auction", needs="the call auction (9.9)"),
+    Strategy("slot flooder", "fills the dispute game's places with its own games", needs="the game (9.3)"),
+    Strategy("line cutter", "challenges, then cuts the accused's line", needs="the game (9.3)"),
+    Strategy("garbage custodian", "keeps bytes that open to nothing", needs="custody of results (9.6)"),
+)  # fmt: skip
+JUDGED: Final = tuple(strategy for strategy in STRATEGIES if strategy.cast is not None)
