@@ -29,7 +29,7 @@ PLANS: Final = {
     for plan in (
         Plan("sample", settings=2, markets=1, best=1, confirmed=1, absent_settings=1, absent_markets=1),
         Plan("short", settings=24, markets=2, best=2, confirmed=12, absent_settings=6, absent_markets=2),
-        Plan("nightly", settings=200, markets=3, best=5, confirmed=24, absent_settings=12, absent_markets=3),
+        Plan("nightly", settings=200, markets=3, best=3, confirmed=48, absent_settings=12, absent_markets=3),
     )
 }
 

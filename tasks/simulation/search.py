@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import product
 from math import prod, sqrt
 from typing import Any, Final, NamedTuple
 
@@ -82,11 +81,9 @@ class Score(NamedTuple):
 
 
 def settings_of(strategy: Strategy, count: int) -> list[dict[str, Any]]:
-    """Return ``count`` different settings of a strategy, or all that there are, always the same ones."""
+    """Return ``count`` different settings of a strategy, or all there are; fewer are the first of more."""
     names, values = list(strategy.space), [tuple(strategy.space[name]) for name in strategy.space]
-    total = prod(len(items) for items in values)
-    if total <= count:
-        return [dict(zip(names, chosen, strict=True)) for chosen in product(*values)]
+    count = min(count, prod(len(items) for items in values))
     dice, found = Dice(strategy.name.encode()), dict[tuple[Any, ...], None]()
     while len(found) < count:
         found[tuple(dice.pick(items) for items in values)] = None

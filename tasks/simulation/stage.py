@@ -16,7 +16,7 @@ from tasks.simulation.rules import ALL_RULES, Absent
 from tasks.simulation.work import Costs, OffChain
 from tasks.spec import JobSpec
 
-__all__ = ["Conditions", "Outcome", "Setting", "Stage", "draw_conditions", "play"]
+__all__ = ["BLOCKS_MAX", "Conditions", "Outcome", "Setting", "Stage", "draw_conditions", "play", "run_market"]
 
 Setting = Mapping[str, int | float | str | bool]
 """A strategy's own parameters. ``share`` is the percentage of bonds that its verifiers have."""
@@ -28,10 +28,11 @@ BOND: Final = 10 * DKB
 """The least bond of a machine by the default parameters."""
 FUNDS: Final = 100_000 * DKB
 SEASONED: Final = 10**6 * DKB
+UNPAYABLE: Final = 1 << 90
 MATCH_MS: Final = 3_600_000
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
-VALUE_MILLI: Final = 2_000
-"""What a correct window is worth to a requester, in thousandths of what it costs to compute."""
+VALUE_MILLI: Final = 3_000
+"""What a correct window is worth to a requester, in thousandths of its cost: more than its price."""
 
 
 class Conditions(NamedTuple):
@@ -166,6 +167,12 @@ class Stage:
         """Return the plot's worker as an honest one."""
         return Machine(self.worker, self.worker_offer(), self.costs(0), self.off)
 
+    def idle_worker(self) -> Machine:
+        """Return the plot's worker as one that asks more than anybody pays."""
+        worker = self.honest_worker()
+        worker.offer = worker.offer._replace(price_per_gpu_s=UNPAYABLE)
+        return worker
+
     def honest_verifiers(self) -> list[Machine]:
         """Return the plot's verifiers as honest ones."""
         return [Machine(account, self.verifier_offer(), self.costs(0), self.off) for account in self.verifiers]
@@ -191,18 +198,23 @@ Cast = Callable[[Stage, Setting], Sequence[Agent]]
 
 
 def honest_cast(stage: Stage, _setting: Setting) -> Sequence[Agent]:
-    """Give the plot's accounts honest agents."""
-    agents: list[Agent] = [stage.honest_worker(), *stage.honest_verifiers()]
-    return [*agents, stage.honest_requester()] if stage.own_tasks else agents
+    """Give the plot's accounts honest agents. Where it posts the tasks, machines of others do the work."""
+    if stage.own_tasks:
+        return [stage.idle_worker(), *stage.honest_verifiers(), stage.honest_requester()]
+    return [stage.honest_worker(), *stage.honest_verifiers()]
 
 
 def play(
-    cast: Cast, setting: Setting, number: int, rules: Absent = ALL_RULES, *, own_tasks: bool = False
-) -> Outcome:
-    """Play the market ``number`` with the plot as ``cast`` makes it; the same number is the same market."""
+    cast: Cast, setting: Setting, number: int, rules: Absent = ALL_RULES, *, own_tasks: bool = False,
+    conditions: Conditions | None = None,
+) -> Outcome:  # fmt: skip
+    """Play the market ``number`` with the plot as ``cast`` makes it; the same number is the same market.
+
+    Its conditions are drawn unless given. Raises AssertionError if money is made or lost.
+    """
     dice = Dice(number.to_bytes(8, "big"))
     share = int(setting.get("share", 20))
-    stage = Stage(draw_conditions(dice.fork("conditions")), share, dice, own_tasks)
+    stage = Stage(conditions or draw_conditions(dice.fork("conditions")), share, dice, own_tasks)
     plotting = list(cast(stage, setting))
     machines = stage.honest_machines()
     requesters = [] if own_tasks else [stage.honest_requester()]
@@ -214,16 +226,22 @@ def play(
                 agent.offer = agent.offer._replace(operator=None)
     market = Market(funds, rules.parameters, dice)
     market.leader, market.leads_share = stage.leader, share / 100
-    _run(market, agents, stage)
+    run_market(market, agents, is_seasoned=stage.conditions.is_seasoned)
     market.check_sums()
     return _outcome(market, stage, plotting, machines)
 
 
-def _run(market: Market, agents: Sequence[Agent], stage: Stage) -> None:
-    while market.height < BLOCKS_MAX:
+def run_market(
+    market: Market, agents: Sequence[Agent], *, is_seasoned: bool, blocks: int = BLOCKS_MAX
+) -> None:  # fmt: skip
+    """Let agents act block by block until nothing is left to happen, for ``blocks`` at most.
+
+    Time passes as fast as nothing happens. ``is_seasoned`` machines have a record from the first block on.
+    """
+    while market.height < blocks:
         actions = [action for agent in agents for action in agent.act(market)]
         has_news = market.block(actions)
-        if market.height == 1 and stage.conditions.is_seasoned:
+        if market.height == 1 and is_seasoned:
             for agent in agents:
                 if market.node(agent.address) is not None:
                     market.vouch(agent.address, SEASONED)

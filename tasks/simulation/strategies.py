@@ -155,10 +155,7 @@ def _griefing(stage: Stage, setting: Setting) -> Sequence[Agent]:
     friends = _friends(stage)
     for friend in friends:
         friend.lies_about_others = requester.accuses
-    # Its own worker offers nothing that is matched, so that the machines of others do the work.
-    idle = stage.honest_worker()
-    idle.offer = idle.offer._replace(price_per_gpu_s=1 << 90)
-    return [idle, *friends, requester]
+    return [stage.idle_worker(), *friends, requester]
 
 
 def _overloading(stage: Stage, setting: Setting) -> Sequence[Agent]:

@@ -1,0 +1,182 @@
+"""Attacks on the market that the present rules do not stop; each test says what holds once they do.
+
+The names are those of the findings: A of an attack that was played with signed transactions, N of one that was
+found by reading. A reason quotes what the attack gains today, in prices of a window. The rule that stops it
+removes the mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from billing.escrow import Purpose
+from tasks.ledger import queries
+from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.queries import Action as Asked
+from tasks.simulation.agents.base import Agent, Machine, Requester
+from tasks.simulation.agents.requesters import GriefingRequester
+from tasks.simulation.agents.workers import Quitter
+from tasks.simulation.dice import Dice
+from tasks.simulation.market import DKB, Account, Action, Market, Offer, View
+from tasks.simulation.search import Job, Score, evaluate
+from tasks.simulation.stage import BLOCKS_MAX, FUNDS, WORK, Conditions, Setting, Stage, run_market
+
+MARKETS: Final = 8
+PLAIN: Final = Conditions(
+    windows=2, segments=16, step_units=1_000, segment_steps=10, cost_per_unit=10**12, margin_milli=1_500,
+    headroom_milli=2_000, price_slack_milli=2_000, speeds_milli=(1_000,) * 8, is_seasoned=True,
+)  # fmt: skip
+"""Windows of 160 s at 0.24 DKB."""
+
+
+def score_of(strategy: str, setting: Setting, markets: int = MARKETS) -> Score:
+    return evaluate(Job(strategy, "", setting, 0, markets))
+
+
+class Arena:
+    """A market with given agents besides eight honest machines."""
+
+    def __init__(self, number: int = 0, conditions: Conditions = PLAIN) -> None:
+        self.stage = Stage(conditions, 20, Dice(number.to_bytes(8, "big")))
+
+    def play(self, agents: Sequence[Agent], blocks: int = BLOCKS_MAX) -> Market:
+        everybody = [*agents, *self.stage.honest_machines()]
+        market = Market({agent.address: FUNDS for agent in everybody}, {}, self.stage.dice)
+        run_market(market, everybody, is_seasoned=True, blocks=blocks)
+        market.check_sums()
+        return market
+
+
+def claimants(arena: Arena, count: int, place: Asked, bond: int) -> list[Machine]:
+    """Machines that cost nearly nothing, rank first, and say of every job that it diverges."""
+    made: list[Machine] = []
+    for number in range(count):
+        offer = Offer(WORK, 1, 10**9, bond)
+        account = Account("claimant", number)
+        machine = Quitter(account, offer, arena.stage.costs(0), arena.stage.off, Dice(b"claim"))
+        machine.place, machine.reason = place, Reason.JOB_DIVERGED
+        made.append(machine)
+    return made
+
+
+def killed_by_claims(place: Asked, bond: int, markets: int = 16) -> int:
+    """Return how many of the honest tasks, one in a market, fail because two machines claim that they diverge."""
+    killed = 0
+    for number in range(markets):
+        arena = Arena(number)
+        requester = Requester(arena.stage.requester, arena.stage.jobs(1), arena.stage.off)
+        market = arena.play([*claimants(arena, 2, place, bond), requester])
+        killed += sum(market.task(task).reason == Reason.JOB_DIVERGED for task in requester.tasks)
+    return killed
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="for gas: two machines with half as much bond as all others end 7 of 16 tasks, with the least bond 4",
+)
+def test_a2_two_machines_do_not_end_a_task_by_claiming_that_it_diverges() -> None:
+    assert killed_by_claims(Asked.START, 40 * DKB) == 0
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="+0.44 of a window's price at a third of the bonds; a worker loses 1.04 of it from its bond",
+)
+def test_a4_a_requester_gains_nothing_by_verifiers_that_deny_a_result() -> None:
+    setting: Setting = {
+        "share": 33, "cancels": "never", "cancels_after": 0, "withholds": False, "demands": True, "accuses": False,
+    }  # fmt: skip
+    score = score_of("griefing requester", setting)
+    assert score.mean_milli <= 0 and score.honest_loss_milli == 0
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="4 forged windows paid in 8 markets; an honest verifier loses 0.34 of a window's price to jurors",
+)
+def test_a9_a_third_of_the_bonds_passes_no_forged_window_and_costs_honest_verifiers_nothing() -> None:
+    score = score_of("colluding set", {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0})
+    assert (score.forged_windows_paid, score.honest_loss_milli) == (0, 0)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the fees are 50 times the pay of windows of 10^13, and half of it for windows of 10^15"
+)
+@pytest.mark.parametrize("window_price", [10**13, 10**15])
+def test_a10_verification_costs_at_most_eight_hundredths_of_the_price(window_price: int) -> None:
+    units = PLAIN.window_units
+    arena = Arena(0, PLAIN._replace(cost_per_unit=window_price * 2 // 3 // units))
+    requester = arena.stage.honest_requester()
+    market = arena.play([requester])
+    pay = fees = 0
+    for task in requester.tasks:
+        assert market.task(task).phase == Phase.SETTLED
+        for line in queries.bill(market.state, task).lines:
+            pay += line.amount * (line.purpose in (Purpose.WINDOW_PAY, Purpose.HOLD_RELEASE))
+            fees += line.amount * (line.purpose == Purpose.VERIFIER_FEE)
+    assert fees * 100 <= 8 * (pay + fees)
+
+
+class LateRequester(Requester):
+    """Posts its jobs once another requester has posted all of its own."""
+
+    FROM_HEIGHT = 30
+
+    def act(self, view: View) -> list[Action]:
+        """Wait, then do as others do."""
+        return super().act(view) if view.height >= self.FROM_HEIGHT else []
+
+
+@pytest.mark.xfail(strict=True, reason="26 such jobs: a job of somebody else is not matched within two minutes")
+def test_a13_jobs_whose_inputs_nobody_can_fetch_do_not_pause_machines_for_others() -> None:
+    arena = Arena()
+    stage = arena.stage
+    junk = GriefingRequester(Account("junk", 0), stage.jobs(26), stage.off, stage.plot)
+    junk.withholds_inputs = True
+    honest = LateRequester(stage.requester, stage.jobs(1), stage.off)
+    market = arena.play([junk, honest], blocks=120)
+    (task,) = honest.tasks
+    history = queries.task_history(market.state, task)
+    waited_ms = [entry.time_ms - history[0].time_ms for entry in history if entry.reason == Reason.MATCHED]
+    assert waited_ms and waited_ms[0] <= 10_000
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="+0.20 of a window's price with bribes of a fifth of it; 15 forged windows paid in 8 markets",
+)
+def test_n5_bribing_the_drawn_verifier_is_dearer_than_working() -> None:
+    setting: Setting = {"share": 10, "windows": 1.0, "segments": 1.0, "bribe": 0.2}
+    score = score_of("briber", setting)
+    assert score.mean_milli <= 0 and score.forged_windows_paid == 0
+
+
+@pytest.mark.xfail(strict=True, reason="10 forged windows paid in 16 markets; 6 if the same plot skips no block")
+def test_n6_a_leader_that_skips_blocks_passes_no_forged_window() -> None:
+    setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
+    assert score_of("dishonest leader", setting, 16).forged_windows_paid == 0
+
+
+@pytest.mark.xfail(
+    strict=True, reason="4 forged windows paid in 8 markets; an honest verifier loses 0.34 of a window's price"
+)
+def test_n9_who_serves_friends_alone_passes_no_forged_window_and_costs_honest_verifiers_nothing() -> None:
+    setting: Setting = {
+        "share": 33, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,
+    }  # fmt: skip
+    score = score_of("withholding worker", setting)
+    assert (score.forged_windows_paid, score.honest_loss_milli) == (0, 0)
+
+
+@pytest.mark.xfail(strict=True, reason="it costs the gas of three transactions, and no mark")
+def test_n12_a_false_claim_of_divergence_under_way_costs_who_makes_it() -> None:
+    arena = Arena()
+    (machine,) = claimants(arena, 1, Asked.COMPUTE, 10 * DKB)
+    requester = arena.stage.honest_requester()
+    market = arena.play([machine, requester])
+    node = market.node(machine.address)
+    assert node is not None
+    assert market.bond_lost(machine.address, machine.offer.bond, requester.tasks) > 0 or node.bad > 0

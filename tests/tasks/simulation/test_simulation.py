@@ -1,0 +1,168 @@
+"""Markets with strategic agents: honest ones lose nothing, forgery is found, search and report hold."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tasks.simulation import campaign
+from tasks.simulation.campaign import PLANS, Campaign
+from tasks.simulation.dice import Dice
+from tasks.simulation.report import judge, markdown
+from tasks.simulation.rules import WITHOUT
+from tasks.simulation.search import Job, Score, best, evaluate, settings_of
+from tasks.simulation.stage import Outcome, Setting, draw_conditions, honest_cast, play
+from tasks.simulation.strategies import JUDGED, STRATEGIES, Strategy
+
+BY_NAME = {strategy.name: strategy for strategy in STRATEGIES}
+Values = dict[str, int | float | str | bool]
+FORGES_ALL: Final[Values] = {"share": 10, "windows": 1.0, "segments": 1.0, "honest_first": 0}
+
+
+def cheat(name: str, setting: Setting, number: int) -> Outcome:
+    strategy = BY_NAME[name]
+    assert strategy.cast is not None
+    return play(strategy.cast, setting, number, own_tasks=strategy.own_tasks)
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("own_tasks", [False, True])
+def test_honest_machines_lose_nothing_and_every_task_is_settled(number: int, own_tasks: bool) -> None:
+    outcome = play(honest_cast, {"share": 33}, number, own_tasks=own_tasks)
+    assert (outcome.honest_loss, outcome.forged_windows_paid, outcome.tasks_failed) == (0, 0, 0)
+    assert outcome.refused == {}
+    assert outcome.is_over and outcome.tasks == 2
+    assert 0 < outcome.gas_max < 300_000_000
+
+
+def test_the_same_number_is_the_same_market_and_another_is_not() -> None:
+    first, again, other = (cheat("colluding set", FORGES_ALL, number) for number in (3, 3, 4))
+    assert first == again != other
+
+
+def test_forged_windows_are_paid_only_where_friends_check_them() -> None:
+    alone = [cheat("forging worker", FORGES_ALL, number) for number in range(6)]
+    assert [outcome.forged_windows_paid for outcome in alone] == [0] * 6
+    together = [cheat("colluding set", FORGES_ALL | {"share": 45}, number) for number in range(6)]
+    assert sum(outcome.forged_windows_paid for outcome in together) > 0
+
+
+def test_who_forges_alone_earns_less_than_who_works() -> None:
+    score = evaluate(Job("forging worker", "", FORGES_ALL, 0, 6))
+    assert max(score.gains_milli) <= 0
+    assert score.mean_milli < -500
+
+
+def test_each_strategy_has_two_hundred_settings_that_differ() -> None:
+    for strategy in JUDGED:
+        assert prod(len(values) for values in strategy.space.values()) >= 200, strategy.name
+        found = settings_of(strategy, 200)
+        assert len({json.dumps(setting) for setting in found}) == 200
+        assert found[:12] == settings_of(strategy, 12)
+        assert all(setting["share"] in strategy.space["share"] for setting in found)
+
+
+def test_what_needs_a_later_rule_is_never_reported_as_judged() -> None:
+    waiting = [strategy for strategy in STRATEGIES if strategy.needs]
+    assert waiting and all(strategy.cast is None for strategy in waiting)
+    job = Job(JUDGED[0].name, "", settings_of(JUDGED[0], 1)[0], 0, 1)
+    score = evaluate(job)
+    report = judge("test", [(job, score)], [(job, score)])
+    for strategy in waiting:
+        assert report["strategies"][strategy.name] == {"verdict": "not yet judged", "needs": strategy.needs}
+        assert strategy.name not in report["gaining"]
+    assert report["strategies"][JUDGED[0].name]["verdict"] == "too few markets"
+
+
+def score_of(*gains: int, loss: int = 0) -> Score:
+    return Score(gains, loss, 0, 0, len(gains), 1, 1, 1, 0)
+
+
+def test_a_strategy_gains_if_its_mean_is_clear_of_its_error() -> None:
+    name, setting = "price shader", {"share": 20, "price": 1.0}
+    job = Job(name, "", setting, 0, 8)
+    for score, verdict in (
+        (score_of(*[300, 400] * 4), "gains"),
+        (score_of(*[-900, 1000] * 4), "does not gain"),
+        (score_of(*[5] * 8), "does not gain"),
+        (score_of(300, 400), "too few markets"),
+    ):
+        report = judge("test", [], [(job, score)])
+        assert report["strategies"][name]["verdict"] == verdict
+        assert report["gaining"] == ([name] if verdict == "gains" else [])
+
+
+def test_a_rule_is_reported_by_what_its_absence_changes() -> None:
+    name, setting = "price shader", {"share": 20, "price": 1.0}
+    present = Job(name, "", setting, 0, 8), score_of(*[-100] * 8)
+    hold = Job(name, "hold", setting, 0, 8), score_of(*[250] * 8, loss=70)
+    jury = Job(name, "jury", setting, 0, 8), score_of(*[-100] * 8)
+    report = judge("test", [], [present, hold, jury])
+    changed = report["without"]["hold"]["strategies"][name]
+    assert (changed["gain_with"], changed["gain_without"], changed["honest_loss_prevented"]) == (-0.1, 0.25, 0.07)
+    assert not report["without"]["hold"]["changes_nothing"]
+    assert report["without"]["jury"]["changes_nothing"]
+    assert "| jury: one juror decides | nothing |" in markdown(report)
+
+
+def test_the_best_settings_come_first() -> None:
+    jobs = [Job("price shader", "", {"price": price}, 0, 1) for price in (1.0, 2.0, 3.0)]
+    found = list(zip(jobs, [score_of(1), score_of(9), score_of(4)], strict=True))
+    assert best(found, 2) == [jobs[1], jobs[2]]
+
+
+def test_each_absent_rule_makes_a_market_that_runs() -> None:
+    cast = BY_NAME["colluding set"].cast
+    assert cast is not None
+    for rule in WITHOUT.values():
+        assert play(cast, FORGES_ALL | {"share": 33}, 1, rule).is_over
+
+
+def test_conditions_differ_from_market_to_market() -> None:
+    drawn = [draw_conditions(Dice(number.to_bytes(8, "big"))) for number in range(50)]
+    assert len({at.window_price for at in drawn}) == 50
+    assert {at.is_seasoned for at in drawn} == {True, False}
+
+
+def test_a_sample_of_all_strategies_runs_and_is_reported(tmp_path: Path) -> None:
+    report = Campaign(PLANS["sample"], tmp_path, rules=()).run()
+    assert set(report["strategies"]) == set(BY_NAME)
+    assert report["sums_exact"] and report["unfinished_markets"] == 0
+    assert 0 < report["block_units_max"] <= 300_000_000
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    assert "| slot flooder | not yet judged" in (tmp_path / "report.md").read_text()
+
+
+def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[Strategy] = [BY_NAME["meter liar"], BY_NAME["griefing worker"]]
+
+    def run() -> dict[str, object]:
+        return Campaign(PLANS["sample"], tmp_path, strategies=chosen, rules=("hold",)).run()
+
+    report = run()
+    path = tmp_path / "state.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:4]) + lines[4][:20])  # three results, and one that a crash has torn
+    played: list[Job] = []
+
+    def counted(job: Job) -> Score:
+        played.append(job)
+        return evaluate(job)
+
+    monkeypatch.setattr(campaign, "evaluate", counted)
+    assert run() == report
+    assert len(played) == len(lines) - 4
+    assert run() == report and len(played) == len(lines) - 4
+
+
+def test_results_of_other_code_are_set_aside_and_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [BY_NAME["meter liar"]]
+    Campaign(PLANS["sample"], tmp_path, strategies=chosen, rules=()).run()
+    monkeypatch.setattr(campaign, "_code_digest", lambda: "other")
+    later = Campaign(PLANS["sample"], tmp_path, strategies=chosen, rules=())
+    assert later.set_aside == tmp_path / "state.jsonl.1"
+    assert later.set_aside.exists() and len((tmp_path / "state.jsonl").read_text().splitlines()) == 1
