@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from tasks.simulation.campaign import PLANS, Campaign
+from tasks.simulation.picture import measure, svg
 from tasks.simulation.report import markdown
 from tasks.simulation.rules import WITHOUT
 from tasks.simulation.search import Job, evaluate
@@ -61,6 +62,17 @@ def run(
 def replay(strategy: str, setting: str, rule: str, first: int, markets: int) -> None:
     """Play one SETTING (a JSON object, as in the report) of a STRATEGY again and print its score."""
     click.echo(evaluate(Job(strategy, rule, json.loads(setting), first, markets)))
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--markets", default=24, show_default=True, help="Number of markets for each point.")
+def picture(path: Path, markets: int) -> None:
+    """Write to PATH an SVG of what a colluding set gains against its share of the bonds."""
+    caption = (
+        f"Gain of a colluding set against its share of bonds, in prices of a window; {markets} markets a point"
+    )
+    path.write_text(svg(measure(markets), caption))
 
 
 if __name__ == "__main__":

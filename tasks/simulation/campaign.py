@@ -27,9 +27,9 @@ _PACKAGES: Final = ("billing", "state", "tasks")
 PLANS: Final = {
     plan.name: plan
     for plan in (
-        Plan("sample", settings=2, markets=1, best=1, confirmed=1, absent_settings=1, absent_markets=1),
-        Plan("short", settings=24, markets=2, best=2, confirmed=12, absent_settings=6, absent_markets=2),
-        Plan("nightly", settings=200, markets=3, best=3, confirmed=48, absent_settings=12, absent_markets=3),
+        Plan("sample", 2, 1, narrowed=1, narrowed_markets=1, best=1, confirmed=1, absent_settings=1),
+        Plan("short", 24, 2, narrowed=6, narrowed_markets=6, best=2, confirmed=16, absent_settings=6),
+        Plan("nightly", 200, 2, narrowed=20, narrowed_markets=10, best=2, confirmed=60, absent_settings=12),
     )
 }
 
@@ -72,7 +72,7 @@ class Campaign:
                 break
         if records and records[0] == head:
             for key, score in records[1:]:
-                self._done[key] = Score(tuple(score[0]), *score[1:])
+                self._done[key] = Score(tuple(score[0]), tuple(score[1]), *score[2:])
         elif len(records) > 1:
             numbers = (self._path.with_name(f"{self._path.name}.{number}") for number in count(1))
             self.set_aside = next(path for path in numbers if not path.exists())
@@ -85,30 +85,34 @@ class Campaign:
         """Play what is missing and return the report; ``on_job`` hears how many jobs of the phase are done."""
         plan = self._plan
         explored = self._play(explore(self._strategies, "", plan.settings, plan.markets), on_job)
-        chosen = {
-            strategy.name: best([one for one in explored if one[0].strategy == strategy.name], plan.best)
-            for strategy in self._strategies
-        }
-        confirming = [_confirming(job, plan) for jobs in chosen.values() for job in jobs]
-        leading = [_confirming(jobs[0], plan) for jobs in chosen.values()]
-        confirmed = self._play(confirming, on_job)
+        narrowed = self._play(
+            [
+                job._replace(first=plan.markets, markets=plan.narrowed_markets)
+                for job in self._best(explored, plan.narrowed)
+            ],
+            on_job,
+        )
+        chosen = [_confirming(job, plan) for job in self._best(narrowed, plan.best)]
+        leading = [_confirming(job, plan) for job in self._best(narrowed, 1)]
+        confirmed = self._play(chosen, on_job)
+        explored += narrowed
         for rule in self._rules:
-            looks = explore(self._strategies, rule, plan.absent_settings, plan.absent_markets)
-            found = self._play(looks, on_job)
+            found = self._play(explore(self._strategies, rule, plan.absent_settings, plan.markets), on_job)
             explored += found
-            confirmed += self._play(self._absent(rule, leading, found), on_job)
+            absent = [job._replace(rule=rule) for job in leading]
+            absent += [_confirming(job, plan) for job in self._best(found, 1)]
+            confirmed += self._play(list({_key(job): job for job in absent}.values()), on_job)
         report = judge(plan.name, explored, confirmed)
         (self._directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         (self._directory / "report.md").write_text(markdown(report))
         return report
 
-    def _absent(self, rule: str, leading: Sequence[Job], found: Sequence[tuple[Job, Score]]) -> list[Job]:
-        """Return what is confirmed without a rule: the best settings with it, and the best ones without it."""
-        jobs = [job._replace(rule=rule) for job in leading]
-        for strategy in self._strategies:
-            mine = [one for one in found if one[0].strategy == strategy.name]
-            jobs += [_confirming(job, self._plan) for job in best(mine, 1)]
-        return list({_key(job): job for job in jobs}.values())
+    def _best(self, found: Sequence[tuple[Job, Score]], count: int) -> list[Job]:
+        return [
+            job
+            for strategy in self._strategies
+            for job in best([one for one in found if one[0].strategy == strategy.name], count)
+        ]
 
     def _play(self, jobs: Sequence[Job], on_job: Callable[[int, int], None]) -> list[tuple[Job, Score]]:
         missing = [job for job in jobs if _key(job) not in self._done]

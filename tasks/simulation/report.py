@@ -39,8 +39,9 @@ def _entry(explored: Results, confirmed: Results) -> dict[str, Any]:
         "best_gain": round(gain / 1000, 3),
         "standard_error": round(error / 1000, 3),
         "setting": dict(job.setting),
-        "settings": len(explored),
+        "settings": len({_frozen(job) for job, _ in explored}),
         "markets": sum(job.markets for job, _ in both),
+        "harm": round(score.harm_milli / 1000, 3),
         "honest_loss_max": round(max(score.honest_loss_milli for _, score in both) / 1000, 3),
         "forged_windows_paid": sum(score.forged_windows_paid for _, score in both),
         "tasks_failed": sum(score.tasks_failed for _, score in both),
@@ -115,17 +116,18 @@ def markdown(report: Mapping[str, Any]) -> str:
         "",
         f"{report['markets']:,} markets. Gains are in prices of a window, above honesty, ± one standard error.",
         "",
-        "| strategy | verdict | best gain | honest loss | forged windows paid | settings | best setting |",
-        "|---|---|---|---|---|---|---|",
+        "| strategy | verdict | best gain | harm | honest loss | forged windows paid | settings | best setting |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, entry in report["strategies"].items():
         if "needs" in entry:
-            lines.append(f"| {name} | not yet judged: needs {entry['needs']} | | | | | |")
+            lines.append(f"| {name} | not yet judged: needs {entry['needs']} | | | | | | |")
             continue
         setting = ", ".join(f"{key} {value}" for key, value in entry["setting"].items())
         lines.append(
             f"| {name} | {entry['verdict']} | {entry['best_gain']} ± {entry['standard_error']} "
-            f"| {entry['honest_loss_max']} | {entry['forged_windows_paid']} | {entry['settings']} | {setting} |"
+            f"| {entry['harm']} | {entry['honest_loss_max']} | {entry['forged_windows_paid']} "
+            f"| {entry['settings']} | {setting} |"
         )
     if report["without"]:
         lines += [

@@ -1,4 +1,4 @@
-"""The search over a strategy's own parameters: many settings on few markets, then the best ones on many new ones.
+"""The search over a strategy's own parameters: many settings on few markets, then better ones on more.
 
 The best of many noisy figures is too high. So the markets that the best settings are reported from are none of
 those that they were chosen by.
@@ -16,7 +16,7 @@ from tasks.simulation.rules import ALL_RULES, WITHOUT, Absent
 from tasks.simulation.stage import Outcome, Setting, draw_conditions, honest_cast, play
 from tasks.simulation.strategies import STRATEGIES, Strategy
 
-__all__ = ["CONFIRM_FROM", "Job", "Plan", "Score", "best", "evaluate", "explore", "settings_of"]
+__all__ = ["CONFIRM_FROM", "Job", "Plan", "Score", "best", "evaluate", "explore", "gain_milli", "settings_of"]
 
 CONFIRM_FROM: Final = 1_000_000
 """The first number of the markets that confirm; those of the search begin with 0."""
@@ -26,18 +26,19 @@ _BY_NAME: Final = {strategy.name: strategy for strategy in STRATEGIES}
 
 
 class Plan(NamedTuple):
-    """How much is played: ``settings`` of each strategy on ``markets``, the ``best`` on ``confirmed`` others.
+    """How much is played of each strategy, in three rounds of fewer settings on more markets, each on new ones.
 
-    ``absent_settings`` and ``absent_markets`` are the same for each rule that is switched off.
+    ``absent_settings`` on ``markets`` are tried where a rule is switched off, beside the best with all rules.
     """
 
     name: str
     settings: int
     markets: int
+    narrowed: int
+    narrowed_markets: int
     best: int
     confirmed: int
     absent_settings: int
-    absent_markets: int
 
 
 class Job(NamedTuple):
@@ -55,6 +56,8 @@ class Score(NamedTuple):
 
     gains_milli: tuple[int, ...]
     """Profit above that of the same accounts when they are honest, for each market."""
+    harms_milli: tuple[int, ...]
+    """What the honest machines together earn less because of it, for each market."""
     honest_loss_milli: int
     """The most that one honest machine lost of its bonds."""
     forged_windows_paid: int
@@ -70,6 +73,11 @@ class Score(NamedTuple):
     def mean_milli(self) -> float:
         """The mean gain."""
         return sum(self.gains_milli) / len(self.gains_milli)
+
+    @property
+    def harm_milli(self) -> float:
+        """The mean harm."""
+        return sum(self.harms_milli) / len(self.harms_milli)
 
     @property
     def error_milli(self) -> float:
@@ -99,22 +107,38 @@ def _rules(rule: str) -> Absent:
     return WITHOUT[rule] if rule else ALL_RULES
 
 
+def _price(number: int) -> int:
+    return draw_conditions(Dice(number.to_bytes(8, "big")).fork("conditions")).window_price
+
+
+def gain_milli(strategy: Strategy, setting: Setting, number: int, rules: Absent) -> int:
+    """Return the gain of one market by rules that need no name."""
+    assert strategy.cast is not None, "only what can be judged is played"
+    outcome, honest = (
+        play(cast, setting, number, rules, own_tasks=strategy.own_tasks) for cast in (strategy.cast, honest_cast)
+    )
+    return MILLI * (outcome.profit - honest.profit) // _price(number)
+
+
 def evaluate(job: Job) -> Score:
     """Play a job's markets, each with the strategy and with honest agents in its place."""
     strategy = _BY_NAME[job.strategy]
     assert strategy.cast is not None, "only what can be judged is played"
     gains: list[int] = []
+    harms: list[int] = []
     losses: list[int] = []
     outcomes: list[Outcome] = []
     for number in range(job.first, job.first + job.markets):
         outcome = play(strategy.cast, job.setting, number, _rules(job.rule), own_tasks=strategy.own_tasks)
         honest = _honest(number, int(job.setting["share"]), job.rule, strategy.own_tasks)
-        price = draw_conditions(Dice(number.to_bytes(8, "big")).fork("conditions")).window_price
+        price = _price(number)
         gains.append(MILLI * (outcome.profit - honest.profit) // price)
+        harms.append(MILLI * (honest.honest_profit - outcome.honest_profit) // price)
         losses.append(MILLI * max(0, outcome.honest_loss) // price)
         outcomes.append(outcome)
     return Score(
         gains_milli=tuple(gains),
+        harms_milli=tuple(harms),
         honest_loss_milli=max(losses),
         forged_windows_paid=sum(at.forged_windows_paid for at in outcomes),
         tasks_failed=sum(at.tasks_failed for at in outcomes),

@@ -6,12 +6,14 @@ import json
 from math import prod
 from pathlib import Path
 from typing import Final
+from xml.etree import ElementTree
 
 import pytest
 
 from tasks.simulation import campaign
 from tasks.simulation.campaign import PLANS, Campaign
 from tasks.simulation.dice import Dice
+from tasks.simulation.picture import HEIGHT, WIDTH, Point, svg
 from tasks.simulation.report import judge, markdown
 from tasks.simulation.rules import WITHOUT
 from tasks.simulation.search import Job, Score, best, evaluate, settings_of
@@ -79,7 +81,7 @@ def test_what_needs_a_later_rule_is_never_reported_as_judged() -> None:
 
 
 def score_of(*gains: int, loss: int = 0) -> Score:
-    return Score(gains, loss, 0, 0, len(gains), 1, 1, 1, 0)
+    return Score(gains, gains, loss, 0, 0, len(gains), 1, 1, 1, 0)
 
 
 def test_a_strategy_gains_if_its_mean_is_clear_of_its_error() -> None:
@@ -166,3 +168,25 @@ def test_results_of_other_code_are_set_aside_and_not_used(tmp_path: Path, monkey
     later = Campaign(PLANS["sample"], tmp_path, strategies=chosen, rules=())
     assert later.set_aside == tmp_path / "state.jsonl.1"
     assert later.set_aside.exists() and len((tmp_path / "state.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_picture_has_a_line_for_each_series_and_stays_within_its_frame() -> None:
+    lines = {"one": [Point(10, -0.5), Point(45, 0.25)], "two": [Point(10, 0.0), Point(45, 1.0)]}
+    picture = ElementTree.fromstring(svg(lines, "a caption"))
+    found = [element for element in picture.iter() if element.tag.endswith("polyline")]
+    assert len(found) == 2
+    for line in found:
+        for place in line.attrib["points"].split():
+            across, down = map(float, place.split(","))
+            assert 0 <= across <= WIDTH and 0 <= down <= HEIGHT
+    assert [element.text for element in picture.iter() if element.text in lines] == ["one", "two"]
+
+
+def test_only_the_market_module_knows_transactions() -> None:
+    folder = Path(campaign.__file__).parent
+    knows = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.py")
+        if "tasks.ledger.transitions" in path.read_text() or "state.primitives.transactions" in path.read_text()
+    }
+    assert knows == {"market.py"}
