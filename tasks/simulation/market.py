@@ -57,7 +57,6 @@ from tasks.ledger.transitions import (
 )
 from tasks.proofs import (
     Finding,
-    Meter,
     WindowProof,
     findings_to_value,
     make_opening,
@@ -68,7 +67,7 @@ from tasks.proofs import (
 )
 from tasks.simulation.dice import Dice
 from tasks.simulation.work import Made
-from tasks.spec import Dataset, JobSpec, Model, Optimiser, Price, Requirements, Schedule, encode_spec
+from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
 
 __all__ = ["DKB", "Account", "Action", "JobShape", "Market", "Offer", "View", "job_of"]
 
@@ -98,8 +97,8 @@ class Offer(NamedTuple):
     """What a machine says of itself; ``operator`` is the account that it declares, or None for itself."""
 
     roles: NodeRole
-    price_per_gpu_s: int
-    score: int
+    price_per_tera_unit: int
+    rate: int
     bond: int
     slots: int = 1
     operator: Account | None = None
@@ -111,7 +110,6 @@ class JobShape(NamedTuple):
     windows: int
     segments: int
     segment_steps: int
-    step_ms_max: int
     price_max: int
     match_ms: int
     seed: bytes
@@ -133,7 +131,7 @@ def job_of(shape: JobShape) -> JobSpec:
         dataset=Dataset(b"d" * 32, b"D" * 32, 1437), batch=_BATCH,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=shape.seed,
         init_root=b"i" * 32, schedule=Schedule(window * shape.windows, shape.segment_steps, window),
-        price=Price(shape.price_max, shape.step_ms_max), requirements=Requirements(0, 0, 0),
+        max_price_per_tera_unit=shape.price_max, requirements=Requirements(0, 0, 0),
         match_ms=shape.match_ms,
     )  # fmt: skip
 
@@ -244,7 +242,7 @@ class View:
             words = personal_digest(operator_words(self.genesis_hash, account.address))
             consent = offer.operator.key.sign(words)
         profile = NodeProfile(
-            operator, offer.roles, (), 64, 64_000, 64, offer.price_per_gpu_s, offer.score, offer.slots, 0, (),
+            operator, offer.roles, (), 64, 64_000, 64, offer.price_per_tera_unit, offer.rate, offer.slots, 0, (),
             "simulated", consent,
         )  # fmt: skip
         return Action(account.address, REGISTER_NODE, node_payload(profile, offer.bond))
@@ -277,14 +275,12 @@ class View:
         """Leave a task."""
         return Action(sender, GIVE_UP_TASK, [task, int(reason)])
 
-    def submit(self, sender: bytes, made: Made, gpu_ms: int) -> Action:
-        """Prove a window, with ``gpu_ms`` on its meter."""
+    def submit(self, sender: bytes, made: Made) -> Action:
+        """Prove a window."""
         leaves = made.leaves
-        steps = leaves[-1].step_to - leaves[0].step_from
         proof = WindowProof(
             made.task, made.window, leaves[0].step_from, leaves[-1].step_to, leaves[0].state_root_before,
             made.state_root_out, segment_root(leaves), len(leaves), b"L" * 32, b"O" * 32,
-            Meter(gpu_ms, steps, steps * _BATCH),
         )  # fmt: skip
         return Action(sender, SUBMIT_WINDOW, [window_proof_to_value(proof)])
 

@@ -14,7 +14,7 @@ from tasks.simulation.dice import Dice
 from tasks.simulation.market import DKB, Account, JobShape, Leader, Market, Offer, job_of
 from tasks.simulation.rules import ALL_RULES, Absent
 from tasks.simulation.work import Costs, OffChain
-from tasks.spec import JobSpec
+from tasks.spec import SEGMENT_MS_MAX, JobSpec
 
 __all__ = ["BLOCKS_MAX", "Conditions", "Outcome", "Setting", "Stage", "draw_conditions", "play", "run_market"]
 
@@ -29,6 +29,12 @@ BOND: Final = 10 * DKB
 FUNDS: Final = 100_000 * DKB
 SEASONED: Final = 10**6 * DKB
 UNPAYABLE: Final = 1 << 90
+_STEP: Final = job_of(JobShape(1, 1, 1, 1, 1, bytes(32)))
+STEP_UNITS: Final = _STEP.step_units
+SEGMENT_STEPS_MAX: Final = SEGMENT_MS_MAX // _STEP.step_ms
+"""Steps of the longest segment that a job may have."""
+RATE: Final = 5 * 10**9
+"""Work units a second of a machine: more than twice those of a slow core, by which deadlines are set."""
 MATCH_MS: Final = 3_600_000
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
 VALUE_MILLI: Final = 3_000
@@ -36,51 +42,55 @@ VALUE_MILLI: Final = 3_000
 
 
 class Conditions(NamedTuple):
-    """What differs from market to market and is nobody's choice. Prices are those of a whole window."""
+    """What differs from market to market and is nobody's choice."""
 
     windows: int
     segments: int
-    step_units: int
     segment_steps: int
-    cost_per_unit: int
+    cost_per_tera: int
+    """What 10^12 work units cost to compute."""
     margin_milli: int
     """What honest machines ask, in thousandths of their cost."""
-    headroom_milli: int
-    """The job's highest time, in thousandths of that of the reference machine."""
     price_slack_milli: int
     """The job's highest price, in thousandths of what honest machines ask."""
-    speeds_milli: tuple[int, ...]
+    rates: tuple[int, ...]
+    """Work units a second of each honest machine."""
     is_seasoned: bool
     """Whether the machines have a record, or are new."""
 
     @property
     def window_units(self) -> int:
-        """Units of a window."""
-        return self.segments * self.segment_steps * self.step_units
+        """Work units of a window."""
+        return self.segments * self.segment_steps * STEP_UNITS
 
     @property
     def window_cost(self) -> int:
         """What computing a window costs."""
-        return self.window_units * self.cost_per_unit
+        return self.window_units * self.cost_per_tera // 10**12
+
+    @property
+    def ask(self) -> int:
+        """The price of 10^12 work units that leaves an honest machine its margin."""
+        return max(1, self.cost_per_tera * self.margin_milli // 1000)
 
     @property
     def window_price(self) -> int:
         """What an honest machine asks for a window."""
-        return self.window_cost * self.margin_milli // 1000
+        return self.window_units * self.ask // 10**12
 
 
 def draw_conditions(dice: Dice) -> Conditions:
     """Draw what a market is like."""
-    segments, segment_steps = dice.pick((16, 32, 64)), 10
+    segments = dice.pick((16, 32, 64))
     window_ms = dice.between(30_000, 3_600_000)
-    step_units = max(1, window_ms // (segments * segment_steps))
+    steps = window_ms * RATE // (1000 * segments * STEP_UNITS)
+    segment_steps = max(1, min(steps, SEGMENT_STEPS_MAX))
     cost = dice.between(10**15, 5 * 10**18)
     return Conditions(
-        windows=1 + dice.below(4), segments=segments, step_units=step_units, segment_steps=segment_steps,
-        cost_per_unit=max(1, cost // (step_units * segments * segment_steps)),
-        margin_milli=1_250 + dice.below(750), headroom_milli=1_200 + dice.below(1_800),
-        price_slack_milli=1_200 + dice.below(1_800),
-        speeds_milli=tuple(900 + dice.below(200) for _ in range(HONEST_MACHINES)),
+        windows=1 + dice.below(4), segments=segments, segment_steps=segment_steps,
+        cost_per_tera=max(1, cost * 10**12 // (segments * segment_steps * STEP_UNITS)),
+        margin_milli=1_250 + dice.below(750), price_slack_milli=1_200 + dice.below(1_800),
+        rates=tuple(RATE * (900 + dice.below(200)) // 1000 for _ in range(HONEST_MACHINES)),
         is_seasoned=dice.chance(0.5),
     )  # fmt: skip
 
@@ -132,36 +142,26 @@ class Stage:
         accounts = [self.worker, *self.verifiers] + [self.requester] * self.own_tasks
         self.plot.members = {account.address for account in accounts}
 
-    def ask(self, costs: Costs, discount_milli: int = 1_000) -> int:
-        """Return the price of a second that leaves an honest machine its margin."""
-        return max(1, costs.per_s * self.conditions.margin_milli * discount_milli // 10**6)
-
     def costs(self, number: int) -> Costs:
         """Return the costs of the honest machine ``number``; those of the plot are as the first one's."""
-        return Costs(self.conditions.speeds_milli[number], self.conditions.cost_per_unit)
+        return Costs(self.conditions.rates[number], self.conditions.cost_per_tera)
 
     def worker_offer(self) -> Offer:
         """Return the honest offer of the plot's worker: a little below all others, so that it is matched."""
-        costs = self.costs(0)
-        return Offer(WORK, self.ask(costs, 900), costs.speed_milli, BOND)
+        return Offer(WORK, max(1, self.conditions.ask * 9 // 10), self.costs(0).rate, BOND)
 
     def verifier_offer(self) -> Offer:
         """Return the offer of the plot's verifiers."""
-        return Offer(CHECK, self.ask(self.costs(0)), self.costs(0).speed_milli, self.verifier_bond)
+        return Offer(CHECK, self.conditions.ask, self.costs(0).rate, self.verifier_bond)
 
-    def jobs(self, tasks: int) -> list[tuple[JobSpec, int]]:
-        """Return the jobs of a requester, with the units of a step."""
+    def jobs(self, tasks: int, segment_steps: int | None = None) -> list[JobSpec]:
+        """Return the jobs of a requester, with other segments than those of the conditions if these are given."""
         at = self.conditions
-        costs = Costs(1_000, at.cost_per_unit)
-        step_ms_max = max(1, at.step_units * at.headroom_milli // 1000)
-        price_max = self.ask(costs) * at.price_slack_milli // 1000
-        shapes = (
-            JobShape(
-                at.windows, at.segments, at.segment_steps, step_ms_max, price_max, MATCH_MS, bytes([task]) * 32
-            )
+        steps, price_max = segment_steps or at.segment_steps, at.ask * at.price_slack_milli // 1000
+        return [
+            job_of(JobShape(at.windows, at.segments, steps, price_max, MATCH_MS, bytes([task]) * 32))
             for task in range(tasks)
-        )
-        return [(job_of(shape), at.step_units) for shape in shapes]
+        ]
 
     def honest_worker(self) -> Machine:
         """Return the plot's worker as an honest one."""
@@ -170,7 +170,7 @@ class Stage:
     def idle_worker(self) -> Machine:
         """Return the plot's worker as one that asks more than anybody pays."""
         worker = self.honest_worker()
-        worker.offer = worker.offer._replace(price_per_gpu_s=UNPAYABLE)
+        worker.offer = worker.offer._replace(price_per_tera_unit=UNPAYABLE)
         return worker
 
     def honest_verifiers(self) -> list[Machine]:
@@ -185,7 +185,7 @@ class Stage:
         """Return the machines outside the plot."""
         return [
             self.honest_kind(
-                account, Offer(WORK | CHECK, self.ask(self.costs(at)), self.costs(at).speed_milli, BOND),
+                account, Offer(WORK | CHECK, self.conditions.ask, self.costs(at).rate, BOND),
                 self.costs(at), self.off,
             )
             for at, account in enumerate(self.honest)

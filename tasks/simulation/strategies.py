@@ -15,8 +15,9 @@ from tasks.simulation.agents.base import Agent
 from tasks.simulation.agents.leader import DishonestLeader
 from tasks.simulation.agents.requesters import GriefingRequester
 from tasks.simulation.agents.verifiers import LAZY_WAYS, BribableVerifier, Friend, LazyVerifier
-from tasks.simulation.agents.workers import ForgingWorker, JunkWorker, MeterLiar, Quitter, Withholder
-from tasks.simulation.stage import TASKS, Cast, Setting, Stage
+from tasks.simulation.agents.workers import ForgingWorker, JunkWorker, Quitter, Withholder
+from tasks.simulation.stage import SEGMENT_STEPS_MAX, TASKS, Cast, Setting, Stage
+from tasks.spec import RATE_MAX
 
 __all__ = ["JUDGED", "STRATEGIES", "Strategy"]
 
@@ -98,19 +99,12 @@ def _copying(stage: Stage, setting: Setting) -> Sequence[Agent]:
     return [_forger(stage, setting), *_lazy(stage, setting)[1:]]
 
 
-def _metering(stage: Stage, setting: Setting) -> Sequence[Agent]:
-    worker = MeterLiar(stage.worker, stage.worker_offer(), stage.costs(0), stage.off)
-    worker.factor = float(setting["factor"])
-    return [worker, *stage.honest_verifiers()]
-
-
 def _asking(stage: Stage, setting: Setting) -> Sequence[Agent]:
     worker = stage.honest_worker()
-    job, _ = stage.jobs(1)[0]
-    price = int(worker.offer.price_per_gpu_s * float(setting["price"]))
-    score = int(worker.offer.score * float(setting.get("score", 1)))
-    price = max(1, min(price, job.price.max_price_per_gpu_s))
-    worker.offer = worker.offer._replace(price_per_gpu_s=price, score=max(1, score))
+    highest = stage.jobs(1)[0].max_price_per_tera_unit
+    price = max(1, min(int(worker.offer.price_per_tera_unit * float(setting["price"])), highest))
+    rate = min(RATE_MAX, max(1, int(worker.offer.rate * float(setting.get("rate", 1)))))
+    worker.offer = worker.offer._replace(price_per_tera_unit=price, rate=rate)
     return [worker, *stage.honest_verifiers()]
 
 
@@ -133,7 +127,7 @@ _REASONS: Final = {
 
 def _quitting(stage: Stage, setting: Setting) -> Sequence[Agent]:
     offer = stage.worker_offer()
-    offer = offer._replace(price_per_gpu_s=max(1, int(offer.price_per_gpu_s * float(setting["price"]))))
+    offer = offer._replace(price_per_tera_unit=max(1, int(offer.price_per_tera_unit * float(setting["price"]))))
     worker = Quitter(stage.worker, offer, stage.costs(0), stage.off, stage.dice.fork("quitter"))
     worker.place, worker.reason = _PLACES[str(setting["place"])], _REASONS[str(setting["reason"])]
     worker.is_silent, worker.rate = bool(setting["silent"]), float(setting["rate"])
@@ -161,11 +155,11 @@ def _griefing(stage: Stage, setting: Setting) -> Sequence[Agent]:
 def _overloading(stage: Stage, setting: Setting) -> Sequence[Agent]:
     """Tasks of the plot, with windows that its own worker proves at once and others must re-run."""
     tasks = int(setting["tasks"])
-    slow = stage.conditions.step_units * int(setting["slowness"])
-    jobs = [(job, slow) for job, _ in stage.jobs(tasks)]
+    steps = min(SEGMENT_STEPS_MAX, stage.conditions.segment_steps * int(setting["slowness"]))
+    jobs = stage.jobs(tasks, steps)
     requester = GriefingRequester(stage.requester, jobs, stage.off, stage.plot)
     worker = JunkWorker(
-        stage.worker, stage.worker_offer()._replace(slots=tasks, price_per_gpu_s=1), stage.costs(0), stage.off,
+        stage.worker, stage.worker_offer()._replace(slots=tasks, price_per_tera_unit=1), stage.costs(0), stage.off,
         stage.plot, stage.dice.fork("forger"),
     )  # fmt: skip
     return [worker, *_friends(stage), requester]
@@ -206,15 +200,9 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         _copying,
     ),
     Strategy(
-        "meter liar",
-        "bills a multiple of its time",
-        {"share": (20,), "factor": tuple(round(1 + at / 100, 2) for at in range(1, 211))},
-        _metering,
-    ),
-    Strategy(
         "rate liar",
         "claims a multiple of its speed, and asks for more",
-        {"share": (20,), "score": (2.0, 10.0, 1000.0, 1e9), "price": _PRICES},
+        {"share": (20,), "rate": (0.01, 0.5, 2.0, 10.0, 1000.0, 1e9), "price": _PRICES},
         _asking,
     ),
     Strategy(

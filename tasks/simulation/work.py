@@ -25,22 +25,18 @@ _STATE_BLOB = b"B" * 32
 
 
 class Costs(NamedTuple):
-    """What computing costs a machine. A unit is a millisecond of the reference machine.
+    """What computing costs a machine: ``rate`` work units a second, ``per_tera`` for 10^12 of them."""
 
-    ``speed_milli`` is its speed in thousandths of that machine's, ``per_unit`` the cost of a unit.
-    """
-
-    speed_milli: int
-    per_unit: int
+    rate: int
+    per_tera: int
 
     def time_ms(self, units: int) -> int:
         """Return how long ``units`` take."""
-        return -(-units * 1000 // self.speed_milli)
+        return -(-units * 1000 // self.rate)
 
-    @property
-    def per_s(self) -> int:
-        """The cost of a second at full load."""
-        return self.per_unit * self.speed_milli
+    def cost(self, units: int) -> int:
+        """Return what ``units`` cost."""
+        return units * self.per_tera // 10**12
 
 
 class Made(NamedTuple):
@@ -101,10 +97,8 @@ Audience = Callable[[bytes, Use], bool]
 
 @dataclass
 class OffChain:
-    """What machines publish, and facts about jobs that every machine measures when it runs them."""
+    """What machines publish, and to whom."""
 
-    step_units: dict[bytes, int] = field(default_factory=dict)
-    """Units of one step of each task."""
     withheld_inputs: set[bytes] = field(default_factory=set)
     """Tasks whose inputs nobody can fetch."""
     windows: dict[tuple[bytes, int], tuple[Made, Audience]] = field(default_factory=dict)

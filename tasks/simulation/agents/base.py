@@ -47,10 +47,9 @@ class Agent:
         return ()
 
 
-def units_of(job: JobSpec, window: int, segments: Iterable[int], step_units: int) -> int:
-    """Return the units of some segments of a window."""
-    ranges = [job.segment_range(window, segment) for segment in segments]
-    return step_units * sum(stop - start for start, stop in ranges)
+def units_of(job: JobSpec, window: int, segments: Iterable[int]) -> int:
+    """Return the work units of some segments of a window."""
+    return sum(job.segment_units(window, segment) for segment in segments)
 
 
 def unavailable(segments: Iterable[int]) -> tuple[Finding, ...]:
@@ -111,8 +110,8 @@ class Machine(Agent):
         """Return which segments of a window it does not run."""
         return ()
 
-    def meter_ms(self, _view: View, _job: JobSpec, _window: int, honest_ms: int) -> int:
-        """Return the GPU time that it claims for a window; it submits when so much time has passed."""
+    def takes_ms(self, honest_ms: int) -> int:
+        """Return how long it takes for a window that takes ``honest_ms`` where all of it is run."""
         return honest_ms
 
     def serves(self, _who: bytes, _use: Use) -> bool:
@@ -153,25 +152,22 @@ class Machine(Agent):
         job, number = view.job(duty.task), duty.window
         place = duty.task, number, duty.state_root
         segments = job.window_segments(number)
-        step_units = self.off.step_units[duty.task]
         if place not in self._work_ready:
-            honest_ms = self.costs.time_ms(units_of(job, number, range(segments), step_units))
             begun_ms = max(view.time_ms, self._work_free_ms)
-            self._work_free_ms = begun_ms + self.meter_ms(view, job, number, honest_ms)
-            self._work_ready[place] = self._work_free_ms
+            honest_ms = self.costs.time_ms(job.window_units(number))
+            self._work_free_ms = self._work_ready[place] = begun_ms + self.takes_ms(honest_ms)
         ready_ms = self._work_ready[place]
         if view.time_ms < ready_ms:
             self.wait(ready_ms)
             return []
         forged = frozenset(self.forges(view, duty, segments))
         honest = [segment for segment in range(segments) if segment not in forged]
-        self.spent += self.costs.per_unit * units_of(job, number, honest, step_units)
-        honest_ms = self.costs.time_ms(units_of(job, number, range(segments), step_units))
+        self.spent += self.costs.cost(units_of(job, number, honest))
         secret = digest(b"sim-secret", self.address + number.to_bytes(4, "big"))
         made = make_window(job, duty.task, number, duty.state_root, secret, forged)
         self.made[duty.task, number] = made
         self.off.publish(made, self.serves)
-        return [view.submit(self.address, made, self.meter_ms(view, job, number, honest_ms))]
+        return [view.submit(self.address, made)]
 
     # A verifier
 
@@ -184,8 +180,7 @@ class Machine(Agent):
         if duty.is_delivery:
             root = leaves[-1].state_root_after
             return (Finding(duty.segments[0], Code.COMPUTED, delivery_digest(duty.salt, root), root),)
-        job, step_units = view.job(duty.task), self.off.step_units[duty.task]
-        self.spent += self.costs.per_unit * units_of(job, duty.window, duty.segments, step_units)
+        self.spent += self.costs.cost(units_of(view.job(duty.task), duty.window, duty.segments))
         return tuple(
             Finding(
                 at, Code.COMPUTED, true_probe(duty.task, leaves[at].state_root_before, leaves[at].step_from),
@@ -198,8 +193,7 @@ class Machine(Agent):
         """Return how long a check keeps it busy."""
         if duty.is_delivery:
             return 0
-        units = units_of(view.job(duty.task), duty.window, duty.segments, self.off.step_units[duty.task])
-        return self.costs.time_ms(units)
+        return self.costs.time_ms(units_of(view.job(duty.task), duty.window, duty.segments))
 
     def check(self, view: View, duty: CheckDuty) -> list[Action]:
         """Return its seal when it has run the segments, and its findings when they are asked for."""
@@ -228,8 +222,7 @@ class Requester(Agent):
 
     RESUMES_MAX = 2
 
-    def __init__(self, account: Account, jobs: Sequence[tuple[JobSpec, int]], off: OffChain) -> None:
-        """``jobs`` are specifications with the units of one step of each."""
+    def __init__(self, account: Account, jobs: Sequence[JobSpec], off: OffChain) -> None:
         super().__init__(account)
         self.off: Final = off
         self.tasks: Final[list[bytes]] = []
@@ -249,9 +242,8 @@ class Requester(Agent):
         # First among its transactions of the block: the id of a task has the nonce in it.
         if not self._jobs:
             return []
-        job, step_units = self._jobs.pop(0)
+        job = self._jobs.pop(0)
         task = view.next_task_id(self.address)
-        self.off.step_units[task] = step_units
         self.on_post(task)
         self.tasks.append(task)
         return [view.create(self.address, job)]

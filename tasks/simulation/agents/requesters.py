@@ -24,7 +24,7 @@ class GriefingRequester(Requester):
     accuses = False
     """Whether verifiers of its plot call the windows of its tasks unavailable while they are checked."""
 
-    def __init__(self, account: Account, jobs: Sequence[tuple[JobSpec, int]], off: OffChain, plot: Plot) -> None:
+    def __init__(self, account: Account, jobs: Sequence[JobSpec], off: OffChain, plot: Plot) -> None:
         super().__init__(account, jobs, off)
         self.plot = plot
         self._asked: set[tuple[bytes, str]] = set()

@@ -12,9 +12,8 @@ from tasks.simulation.agents.plot import Plot
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import Account, Action, Offer, View
 from tasks.simulation.work import RESULT, Costs, OffChain, Use
-from tasks.spec import JobSpec
 
-__all__ = ["ForgingWorker", "JunkWorker", "MeterLiar", "Quitter", "Withholder"]
+__all__ = ["ForgingWorker", "JunkWorker", "Quitter", "Withholder"]
 
 
 class PlottingWorker(Machine):
@@ -55,19 +54,9 @@ class ForgingWorker(PlottingWorker):
 class JunkWorker(ForgingWorker):
     """Proves windows at once, without work, for what they do to others."""
 
-    def meter_ms(self, _view: View, _job: JobSpec, _window: int, _honest_ms: int) -> int:
+    def takes_ms(self, _honest_ms: int) -> int:
         """Take no time."""
         return 0
-
-
-class MeterLiar(Machine):
-    """Works honestly and bills a multiple of its time, as far as the job allows; it waits so long."""
-
-    factor = 2.0
-
-    def meter_ms(self, _view: View, job: JobSpec, window: int, honest_ms: int) -> int:
-        """Return the multiple."""
-        return max(honest_ms, min(int(honest_ms * self.factor), job.gpu_ms_max(window)))
 
 
 class Quitter(Machine):

@@ -140,7 +140,7 @@ def test_a_sample_of_all_strategies_runs_and_is_reported(tmp_path: Path) -> None
 
 
 def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[Strategy] = [BY_NAME["meter liar"], BY_NAME["griefing worker"]]
+    chosen: list[Strategy] = [BY_NAME["rate liar"], BY_NAME["griefing worker"]]
 
     def run() -> dict[str, object]:
         return Campaign(PLANS["sample"], tmp_path, strategies=chosen, rules=("hold",)).run()
@@ -162,7 +162,7 @@ def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatc
 
 
 def test_results_of_other_code_are_set_aside_and_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = [BY_NAME["meter liar"]]
+    chosen = [BY_NAME["rate liar"]]
     Campaign(PLANS["sample"], tmp_path, strategies=chosen, rules=()).run()
     monkeypatch.setattr(campaign, "_code_digest", lambda: "other")
     later = Campaign(PLANS["sample"], tmp_path, strategies=chosen, rules=())
