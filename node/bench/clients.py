@@ -20,8 +20,8 @@ import uvloop
 
 from node.bench.lone_node import CHAIN_ID, SENDERS, account_of, key_of
 from rpc.client import Client
+from rpc.gateway.method_table import METHOD_TABLE
 from rpc.gateway.node.client import NodeClient
-from rpc.gateway.surface import SURFACE
 from rpc.methods.method import Submission
 from rpc.process.limits import raise_descriptor_limit, tune_collector
 from state.primitives.signing import sign_dynamic
@@ -307,7 +307,7 @@ class LoadGenerator:
 
         This process does the gateway's work on the bytes, and its cost counts as the gateway's.
         """
-        posting = SURFACE[SUBMIT_RAW if is_ethereum else SUBMIT_NATIVE].submission
+        posting = METHOD_TABLE[SUBMIT_RAW if is_ethereum else SUBMIT_NATIVE].submission
         assert posting is not None
         tune_collector()  # as a gateway does
         try:

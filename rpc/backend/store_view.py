@@ -348,7 +348,7 @@ def _first(found: list[Checked]) -> list[PooledTransaction]:
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Give the store's answers the fields that the RPC surface promises."""
+    """Give the store's answers the fields of the RPC schemas."""
     try:
         yield
     except StorePruned as error:

@@ -178,7 +178,7 @@ def gas_limit_of(what: Description) -> int:
 
 
 def transaction_gas_max(what: Description) -> int:
-    """Return the most gas that a transaction of Ethereum's forms may ask for at this surface."""
+    """Return the most gas that a transaction of Ethereum's forms may request by RPC."""
     return min(gas_limit_of(what), GAS_SHOWN_MAX)
 
 

@@ -114,7 +114,7 @@ Observer = Callable[[str, str], None]
 class Dispatcher:
     """Runs requests against the method table. ``clock`` gives seconds for the rate limits.
 
-    ``absent`` returns a hint for the error about an unknown method.
+    ``hint_of`` returns a hint for the error about an unknown method.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Dispatcher:
         options: DispatchOptions,
         clock: Callable[[], float],
         observe: Observer = lambda _method, _outcome: None,
-        absent: Callable[[str], str] = lambda _method: "",
+        hint_of: Callable[[str], str] = lambda _method: "",
         memory_quota: MemoryQuota | None = None,
     ) -> None:
         self._node = node
@@ -136,7 +136,7 @@ class Dispatcher:
         self._options = options
         self._clock = clock
         self._observe = observe
-        self._absent = absent
+        self._hint_of = hint_of
         self._memory_quota = memory_quota or MemoryQuota()
         self._large_from = min(BYTES_OF_UNIT, options.body_bytes_max)
         self._answer_free = min(ANSWER_BYTES_OF_UNIT, options.answer_bytes_max)
@@ -333,11 +333,11 @@ class Dispatcher:
             found = self._table.get(request["method"])
             if found is None:
                 self._charge(caller, 1)
-                absent = request["method"][:64]
-                message = f"the method {absent} does not exist/is not available"
-                if hint := self._absent(absent):
+                unknown = request["method"][:64]
+                message = f"the method {unknown} does not exist/is not available"
+                if hint := self._hint_of(unknown):
                     message = f"{message}: {hint}"
-                raise RpcError("method_not_found", message, method=absent)
+                raise RpcError("method_not_found", message, method=unknown)
             method, expected = found
             name = method.name
             if not is_paid:

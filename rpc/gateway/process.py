@@ -28,11 +28,11 @@ from rpc.gateway.blobs import BlobEndpoint, BlobOptions
 from rpc.gateway.connections import ConnectionLimiter, ConnectionOptions
 from rpc.gateway.dispatch import Dispatcher, DispatchOptions
 from rpc.gateway.limits import is_loopback
+from rpc.gateway.method_table import METHOD_TABLE, missing_method_hint
 from rpc.gateway.metrics import Metrics
 from rpc.gateway.node.client import NodeClient, NodeClientOptions
 from rpc.gateway.protocols import make_protocols
 from rpc.gateway.subscriptions import SessionOptions, SubscriptionHub
-from rpc.gateway.surface import SURFACE, absent
 from rpc.gateway.unsent_bytes import bound_kernel
 from rpc.process.limits import raise_descriptor_limit, tune_collector
 from rpc.process.log_output import LOG_OUTPUT, configure_structlog, open_standard_descriptors
@@ -143,7 +143,7 @@ async def serve(options: GatewayOptions) -> None:
     limiter = ConnectionLimiter(options.connections)
     metrics = Metrics(node, limiter)
     dispatcher = Dispatcher(
-        node, SURFACE, options.dispatch, loop.time, metrics.observe, absent, limiter.memory_quota
+        node, METHOD_TABLE, options.dispatch, loop.time, metrics.observe, missing_method_hint, limiter.memory_quota
     )
     readiness = ReadinessOptions(
         options.ready_blocks_behind_max, options.ready_peers_min, options.ready_disk_mib_min

@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rpc.gateway.dispatch import Caller, Dispatcher
 from rpc.gateway.limits import caller_key
+from rpc.gateway.method_table import METHOD_TABLE
 from rpc.gateway.metrics import Metrics
 from rpc.gateway.node.client import NodeClient
-from rpc.gateway.surface import SURFACE
 from rpc.methods.method import Json, Method
 from rpc.protocol.errors import NodeUnavailable, RpcError, as_rpc_error
 from rpc.protocol.requests import LiveRequests
@@ -83,7 +83,7 @@ def rest_api(
     api = FastAPI(title="DEKUBE node", docs_url=None, redoc_url=None)
     api.add_middleware(_HeadAsGet)
     api.add_exception_handler(405, _refuse_method)
-    for method in SURFACE.values():
+    for method in METHOD_TABLE.values():
         for path in method.routes or ():
             _add_route(api, calls, path, method)
 
@@ -101,7 +101,7 @@ def rest_api(
     @api.get("/status")
     async def status(request: Request) -> Response:
         """How far this node is."""
-        return await calls.answer(SURFACE["dekube_status"], {}, request)
+        return await calls.answer(METHOD_TABLE["dekube_status"], {}, request)
 
     @api.get("/metrics", response_class=PlainTextResponse)
     async def expose() -> Response:
@@ -111,7 +111,7 @@ def rest_api(
     @api.get("/openrpc.json")
     async def openrpc(request: Request) -> Response:
         """The OpenRPC document."""
-        return await calls.answer(SURFACE["rpc.discover"], {}, request)
+        return await calls.answer(METHOD_TABLE["rpc.discover"], {}, request)
 
     @api.get("/docs", response_class=HTMLResponse)
     async def docs() -> str:
@@ -281,7 +281,7 @@ def _page_head(title: str) -> str:
 
 def _docs() -> str:
     rows = []
-    for method in SURFACE.values():
+    for method in METHOD_TABLE.values():
         params = ", ".join(param.name if param.required else f"[{param.name}]" for param in method.all_params)
         notes = "".join(
             f"<li><code>{html.escape(param.name)}</code> {html.escape(param.text)}</li>" for param in method.params

@@ -1,4 +1,4 @@
-"""Errors of the JSON-RPC surface: a number of JSON-RPC, a stable reason, and fields for programs (rpc.md 5)."""
+"""Errors of JSON-RPC: a number of JSON-RPC, a stable reason, and fields for programs (rpc.md 5)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import orjson
 
 from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, PendingAnswer
-from rpc.gateway.surface import SURFACE
+from rpc.gateway.method_table import METHOD_TABLE
 from rpc.methods.method import NodeApi
 from rpc.methods.schema import make_cursor
 from rpc.protocol.errors import NodeUnavailable
@@ -31,7 +31,7 @@ class Away:
 
 def dispatcher() -> Dispatcher:
     options = DispatchOptions(rate_per_s=0, burst=0)
-    return Dispatcher(cast(NodeApi, Away()), SURFACE, options, lambda: 0.0)
+    return Dispatcher(cast(NodeApi, Away()), METHOD_TABLE, options, lambda: 0.0)
 
 
 def request(method: str, params: Any, identifier: Any = 1) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def samples() -> list[bytes]:
     )  # fmt: skip
     random = Random(1)
     found = []
-    for name, method in SURFACE.items():
+    for name, method in METHOD_TABLE.items():
         for _ in range(4):
             listed = [random.choice(values) for _ in method.all_params]
             found.append(request(name, listed))

@@ -21,8 +21,8 @@ from node.chain.evidence import EvidenceService
 from node.chain.mempool import Mempool, MempoolOptions
 from rpc.backend.server import Backend, BackendOptions
 from rpc.backend.store_view import StoreView, describe
+from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.gateway.process import GatewayOptions, gateway_command, options_to_json
-from rpc.gateway.surface import DOCUMENT, SURFACE
 from rpc.protocol.records import Head, KnownNode, Network, Peer, Submitted, Sync
 from state.primitives.blocks import encode_block
 from state.primitives.codec import Value
@@ -221,7 +221,7 @@ class Gateway:
     async def checked_call(self, method: str, *params: Any, **named: Any) -> Any:
         """Return what ``call`` does, once it is as the method's schema says."""
         result = await self.call(method, *params, **named)
-        validate(result, SURFACE[method].result, DOCUMENT["components"]["schemas"], method)
+        validate(result, METHOD_TABLE[method].result, DOCUMENT["components"]["schemas"], method)
         self.checked.add(method)
         return result
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rpc.ethereum import params
-from rpc.gateway.surface import SURFACE
+from rpc.gateway.method_table import METHOD_TABLE
 from rpc.methods import schema
 from rpc.methods.schema import CURSOR, Param, ParamType, Schema, choice, data, make_cursor, natural, text
 from rpc.protocol.errors import RpcError
@@ -90,7 +90,7 @@ def types() -> dict[str, ParamType[Any]]:
     found |= {"choice": choice("x", "yy"), "data": data(3), "data of some": data(3, bytes_min=2)}
     found |= {"text": text(3), "natural": natural(2, 3)}
     known = {id(kind) for kind in found.values()}
-    for method in SURFACE.values():
+    for method in METHOD_TABLE.values():
         for param in method.all_params:
             if id(param.type) not in known:
                 known.add(id(param.type))
@@ -159,6 +159,6 @@ def test_a_cursor_is_a_string_of_the_schema() -> None:
     ],
 )
 def test_bounds_of_parameters(method: str, name: str, allowed: list[Any], refused: list[Any]) -> None:
-    [param] = [param for param in SURFACE[method].params if param.name == name]
+    [param] = [param for param in METHOD_TABLE[method].params if param.name == name]
     for value, is_allowed in (*((one, True) for one in allowed), *((one, False) for one in refused)):
         assert is_valid(value, param.type.schema) == is_read(value, param.type) == is_allowed, value

@@ -9,8 +9,8 @@ import pytest
 import rpc
 import rpc.ethereum.errors
 import rpc.protocol.errors
-from rpc.gateway.surface import DOCUMENT as SPECIFIED
-from rpc.gateway.surface import SURFACE, table_of
+from rpc.gateway.method_table import DOCUMENT as SPECIFIED
+from rpc.gateway.method_table import METHOD_TABLE, table_of
 from rpc.methods.method import Method
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "rpc.md"
@@ -19,7 +19,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "rpc.md"
 def method_table() -> str:
     """Return the table of methods as it has to stand in docs/rpc.md."""
     lines = ["| method | parameters | what |", "|---|---|---|"]
-    for method in SURFACE.values():
+    for method in METHOD_TABLE.values():
         names = [p.name if p.required else f"{p.name}?" for p in method.all_params if p.name != "min_height"]
         lines.append(f"| `{method.name}` | {', '.join(names) or '-'} | {method.summary} |")
     return "\n".join(lines) + "\n"
@@ -40,13 +40,13 @@ def test_what_a_module_has_of_methods_is_dispatched() -> None:
             for name, methods in vars(module).items():
                 if name.endswith("METHODS") and not name.startswith("_"):
                     found |= {method.name: method for method in methods}
-    assert found.keys() == SURFACE.keys() - {"rpc.discover"}
-    assert all(SURFACE[name] is method for name, method in found.items())
+    assert found.keys() == METHOD_TABLE.keys() - {"rpc.discover"}
+    assert all(METHOD_TABLE[name] is method for name, method in found.items())
 
 
 def test_every_native_method_states_its_rest_paths() -> None:
     paths = []
-    for method in SURFACE.values():
+    for method in METHOD_TABLE.values():
         if method.name.startswith("dekube_"):
             assert method.routes is not None, f"{method.name}: name its REST paths, or () for none"
         for path in method.routes or ():
@@ -80,9 +80,9 @@ def test_every_reason_of_a_number_is_described() -> None:
 
 
 def test_two_methods_of_one_name_are_refused() -> None:
-    method = SURFACE["dekube_head"]
+    method = METHOD_TABLE["dekube_head"]
     with pytest.raises(AssertionError):
-        table_of((method, SURFACE["dekube_status"], method))
+        table_of((method, METHOD_TABLE["dekube_status"], method))
 
 
 if __name__ == "__main__":  # writes the table anew

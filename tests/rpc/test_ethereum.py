@@ -23,8 +23,8 @@ from rpc.ethereum.contracts import VIEWS, abi_json
 from rpc.ethereum.logs import bloom_of
 from rpc.ethereum.params import BLOCK, FILTER, SYNC_WAIT, SYNC_WAIT_MS
 from rpc.gateway.dispatch import DispatchOptions
+from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.gateway.process import GatewayOptions
-from rpc.gateway.surface import DOCUMENT, SURFACE
 from rpc.methods.log_filter import LogFilter
 from rpc.methods.parameters import parameters_of
 from rpc.methods.poll_filters import FILTERS_PER_CALLER_MAX, LIFETIME_S, PollFilters
@@ -62,7 +62,9 @@ from tests.rpc.harness import (
 from tests.rpc.validate import validate
 
 COMPONENTS = DOCUMENT["components"]["schemas"]
-ETHEREUM = {name for name, method in SURFACE.items() if method.group == "ethereum" and not method.needs_session}
+ETHEREUM = {
+    name for name, method in METHOD_TABLE.items() if method.group == "ethereum" and not method.needs_session
+}
 NOWHERE = "0x" + "00" * 32
 EMPTY_LIST_ROOT = hexed(keccak(rlp(b"")))
 UNSTAKE = Function("unstake(uint256 amount)")
@@ -106,7 +108,7 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path, monkeypat
         assert await call("web3_sha3", "0x") == hexed(keccak(b""))
         assert await call("eth_accounts") == []
         assert await call("net_peerCount") == "0x1"
-        assert set(await call("rpc_modules")) == {name.replace(".", "_").split("_")[0] for name in SURFACE}
+        assert set(await call("rpc_modules")) == {name.replace(".", "_").split("_")[0] for name in METHOD_TABLE}
         assert await call("eth_syncing") is False
         assert await call("eth_blockNumber") == "0x0"
         rules = (await call("eth_config"))["current"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rpc.gateway.surface import SURFACE, absent
+from rpc.gateway.method_table import METHOD_TABLE, missing_method_hint
 from state.primitives.blocks import decode_header
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import CALL_KIND, decode_transaction
@@ -261,9 +261,9 @@ async def test_the_mempool_is_told_over_a_websocket(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["eth_sign", "personal_sign", "debug_traceCall", "engine_x", "admin_peers"])
 def test_what_is_not_there_says_what_is(name: str) -> None:
-    assert absent(name)
-    assert name not in SURFACE
-    assert absent("eth_nonsense") == absent("") == ""
+    assert missing_method_hint(name)
+    assert name not in METHOD_TABLE
+    assert missing_method_hint("eth_nonsense") == missing_method_hint("") == ""
 
 
 def test_the_kind_of_a_call_is_that_of_ethereums_forms_alone() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from billing.prices import hour_price
-from rpc.gateway.surface import DOCUMENT, SURFACE
+from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.methods.method import bind
 from rpc.protocol.errors import RpcError
 from rpc.protocol.records import Description, Head
@@ -59,7 +59,7 @@ class WorldNode:
         return height.to_bytes(32, "big")
 
     async def call(self, name: str, *params: Any, **named: Any) -> Any:
-        method = SURFACE[name]
+        method = METHOD_TABLE[name]
         values = bind(method.params, named or list(params))
         result = await method.handle(self, *values)
         validate(result, method.result, COMPONENTS, name)
@@ -70,7 +70,7 @@ class WorldNode:
         items: list[Any] = []
         cursor = None
         while True:
-            names = [param.name for param in SURFACE[name].params]
+            names = [param.name for param in METHOD_TABLE[name].params]
             page = await self.call(
                 name, **dict(zip(names, params, strict=False)), **named, cursor=cursor, limit=limit
             )

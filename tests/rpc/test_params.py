@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc.gateway.limits import caller_key, caller_limiter
-from rpc.gateway.surface import DOCUMENT, SURFACE
+from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.methods.method import bind
 from rpc.methods.openrpc import describe
 from rpc.methods.schema import (
@@ -38,7 +38,7 @@ HEXLIKE = st.from_regex(r"0x[0-9a-fA-F]{0,66}", fullmatch=True)
 
 @given(JSON | HEXLIKE)
 def test_every_parameter_reads_or_refuses(value: Any) -> None:
-    for method in SURFACE.values():
+    for method in METHOD_TABLE.values():
         for param in method.all_params:
             try:
                 param.read(value)
@@ -52,7 +52,7 @@ def test_every_parameter_reads_or_refuses(value: Any) -> None:
 
 @given(JSON)
 def test_binding_any_parameters_gives_values_or_invalid_params(given_params: Any) -> None:
-    for method in SURFACE.values():
+    for method in METHOD_TABLE.values():
         try:
             values = bind(method.all_params, given_params)
         except RpcError as error:
@@ -102,11 +102,11 @@ def test_types(kind: Any, good: list[Any], bad: list[Any]) -> None:
 
 
 def test_discovery_is_the_dispatch_table() -> None:
-    assert describe(SURFACE, title="", description="")["methods"] == DOCUMENT["methods"]
-    assert [method["name"] for method in DOCUMENT["methods"]] == list(SURFACE)
+    assert describe(METHOD_TABLE, title="", description="")["methods"] == DOCUMENT["methods"]
+    assert [method["name"] for method in DOCUMENT["methods"]] == list(METHOD_TABLE)
     for method in DOCUMENT["methods"]:
         assert [param["name"] for param in method["params"]] == [
-            p.name for p in SURFACE[method["name"]].all_params
+            p.name for p in METHOD_TABLE[method["name"]].all_params
         ]
         assert method["summary"]
         assert method["x-cost"] >= 1

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions, PendingAnswer, PendingTransaction
+from rpc.gateway.method_table import METHOD_TABLE
 from rpc.gateway.node.batcher import Batcher
-from rpc.gateway.surface import SURFACE
 from rpc.protocol.errors import NodeUnavailable, RpcError
 from rpc.protocol.records import Head
 from rpc.protocol.waiter import Waiter
@@ -28,7 +28,7 @@ from state.transition.errors import CallRefused, NonceTooLow
 ASKER = Caller("somebody")
 KEY = SecretKey(b"\x01" * 32)
 NATIVE, RAW = "dekube_sendTransaction", "eth_sendRawTransaction"
-TABLE: Final = {name: SURFACE[name] for name in (NATIVE, RAW, "dekube_head")}
+TABLE: Final = {name: METHOD_TABLE[name] for name in (NATIVE, RAW, "dekube_head")}
 TO: Final = b"\x02" * 20
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from rpc.gateway.surface import DOCUMENT
+from rpc.gateway.method_table import DOCUMENT
 from tests.wallets.tap import Judge, Verdict, Wire
 
 CHAIN = {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId"}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from rpc.gateway.surface import SURFACE
+from rpc.gateway.method_table import METHOD_TABLE
 from tests.wallets.clients import Client, clients
 from tests.wallets.scenario import Play
 from tests.wallets.tap import Judge, Verdict
@@ -67,7 +67,7 @@ class Report:
         return "\n".join([*lines, f"A: {PLAYS[0]}; B: {PLAYS[1]}"])
 
     def write(self, verdict: Verdict) -> Any:
-        ethereum = {name for name in SURFACE if not name.startswith("dekube_")}
+        ethereum = {name for name in METHOD_TABLE if not name.startswith("dekube_")}
         document = {
             "steps": self.counts,
             "seconds": self.seconds,

@@ -21,7 +21,7 @@ from node.home.config import load_options
 from node.home.options import LogOptions
 from node.process.drain import Drain, RemainingWork
 from node.telemetry.logs import configure_logs
-from rpc.gateway.surface import SURFACE
+from rpc.gateway.method_table import METHOD_TABLE
 from state.primitives.address import format_address
 from state.primitives.errors import ConfigError
 from state.primitives.transactions import decode_transaction
@@ -214,8 +214,8 @@ async def test_the_port_takes_the_owner_alone(tmp_path: Path, nursery: trio.Nurs
 
 def test_nothing_of_the_owner_is_at_the_gateway_and_all_of_it_is_described() -> None:
     assert {method["name"] for method in DOCUMENT["methods"]} == set(TABLE)
-    assert not any(name.startswith("admin") for name in SURFACE)
-    assert not set(TABLE) & set(SURFACE) - {"rpc.discover"}
+    assert not any(name.startswith("admin") for name in METHOD_TABLE)
+    assert not set(TABLE) & set(METHOD_TABLE) - {"rpc.discover"}
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:1", "192.0.2.1:1", "[::]:1", "example.org:1", "127.0.0.1"])

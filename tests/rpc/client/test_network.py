@@ -11,7 +11,7 @@ import trio
 
 import rpc.client
 from rpc.client import Client, ClientError
-from rpc.gateway.surface import SURFACE
+from rpc.gateway.method_table import METHOD_TABLE
 from state.transition.transfer import TRANSFER_KIND
 from tests.rpc.harness import ALICE, BOB, COIN, VALIDATORS, Node, gateway, served, transfer
 from tests.rpc.methods.test_evidence import faults
@@ -45,7 +45,7 @@ def asked() -> set[str]:
 
 
 def test_every_native_method_has_a_typed_one() -> None:
-    native = {name for name in SURFACE if name.startswith("dekube_")}
+    native = {name for name in METHOD_TABLE if name.startswith("dekube_")}
     typed = native & asked()
     assert native - typed == set(UNTYPED)
 

@@ -21,9 +21,9 @@ from websockets.sync.client import connect
 
 from rpc.gateway.connections import ConnectionOptions
 from rpc.gateway.dispatch import DispatchOptions
+from rpc.gateway.method_table import METHOD_TABLE
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.subscriptions import SessionOptions
-from rpc.gateway.surface import SURFACE
 from rpc.methods.schema import make_cursor
 from rpc.protocol.errors import INTERNAL_ERROR
 from state.primitives.codec import Value
@@ -123,7 +123,7 @@ JUNK = st.recursive(
 )
 WAITS = {"dekube_waitForReceipt", "eth_sendRawTransactionSync"}
 """Take their time when they are asked rightly; in the corpus instead."""
-METHODS = st.sampled_from([*sorted({*SURFACE} - WAITS), "", "eth_", "rpc.", "eth_sign", "x" * 1_000, "\0"])
+METHODS = st.sampled_from([*sorted({*METHOD_TABLE} - WAITS), "", "eth_", "rpc.", "eth_sign", "x" * 1_000, "\0"])
 REQUEST = st.fixed_dictionaries(
     {"jsonrpc": st.just("2.0"), "id": _LEAF, "method": METHODS, "params": st.lists(JUNK, max_size=4) | JUNK}
 )

@@ -25,10 +25,10 @@ from rpc.gateway.app import ALLOWED_HEADERS, allowed_headers
 from rpc.gateway.connections import ConnectionOptions
 from rpc.gateway.dispatch import DispatchOptions
 from rpc.gateway.fast_path import BURST_MAX, CHUNK_BYTES
+from rpc.gateway.method_table import METHOD_TABLE
 from rpc.gateway.node.client import NodeClient
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.rest import _front_page, rest_api
-from rpc.gateway.surface import SURFACE
 from tests.rpc.harness import Gateway, Node, gateway, mint, served
 from tests.rpc.raw import Wire, call, chunked, post
 
@@ -374,7 +374,7 @@ async def test_a_page_of_get_has_head_and_one_of_post_has_not() -> None:
 @pytest.mark.filterwarnings("error")
 def test_the_openapi_document_has_each_operation_once() -> None:
     paths = rest_api(NOTHING, NOTHING, NOTHING, NOTHING).openapi()["paths"]
-    declared = {path for method in SURFACE.values() for path in method.routes or ()}
+    declared = {path for method in METHOD_TABLE.values() for path in method.routes or ()}
     assert paths.keys() > declared | {"/readyz", "/status", "/metrics", "/docs"}
     assert all(operations.keys() == {"get"} for operations in paths.values())
     ids = [operations["get"]["operationId"] for operations in paths.values()]

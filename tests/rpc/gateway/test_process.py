@@ -17,8 +17,8 @@ from consensus.wire import decode_certificate
 from rpc.client import Call, Client, ClientError, GatewayUnreachable
 from rpc.gateway.connections import ConnectionOptions
 from rpc.gateway.dispatch import DispatchOptions
+from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.gateway.process import GatewayOptions
-from rpc.gateway.surface import DOCUMENT, SURFACE
 from rpc.methods.schema import make_cursor
 from rpc.protocol.records import KnownNode
 from state.primitives.blocks import decode_header, header_hash
@@ -186,8 +186,10 @@ async def test_every_method_answers_as_its_schema_says(tmp_path: Path) -> None:
         assert (await call("dekube_getSlashes"))["items"] == []
         assert (await call("dekube_getEvidence", 1))["evidence"] == []
 
-        native = {name for name, method in SURFACE.items() if not method.needs_session}
-        elsewhere = {name for name in native if SURFACE[name].group in ("tasks", "nodes", "billing", "ethereum")}
+        native = {name for name, method in METHOD_TABLE.items() if not method.needs_session}
+        elsewhere = {
+            name for name in native if METHOD_TABLE[name].group in ("tasks", "nodes", "billing", "ethereum")
+        }
         elsewhere |= {"dekube_submitEvidence", "dekube_submitFork"}  # test_evidence.py
         assert native - elsewhere - it.checked == set()
 

@@ -17,10 +17,10 @@ import trio
 from rpc.backend.store_view import POOL_BYTES_MAX, _first
 from rpc.gateway.dispatch import Caller, Dispatcher, DispatchOptions
 from rpc.gateway.memory_quota import HeldBytes, MemoryQuota
+from rpc.gateway.method_table import METHOD_TABLE
 from rpc.gateway.node.client import NodeClient
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.subscriptions import Selector, Session, SessionOptions, SubscriptionHub
-from rpc.gateway.surface import SURFACE
 from rpc.methods.log_filter import CHOICES_OF_FILTER, LogFilter
 from rpc.methods.method import Method
 from rpc.methods.poll_filters import FILTERS_MAX, PollFilters
@@ -36,7 +36,7 @@ from tests.rpc.test_ethereum import who
 
 
 def test_whatever_reads_the_state_in_a_thread_waits_for_its_turn() -> None:
-    for method in SURFACE.values():
+    for method in METHOD_TABLE.values():
         source = inspect.getsource(method.handle)
         if any(name in source for name in ("node.query(", "_logs(", "node.block(", "find_block(")):
             assert method.queue is not None, method.name
@@ -388,7 +388,7 @@ def test_who_leaves_as_the_node_answers_listens_to_nothing(is_batch: bool) -> No
         link = Source(5)
         hub = SubscriptionHub(cast(NodeClient, link))
         one = session(hub, [])
-        it = Dispatcher(cast(Any, link), SURFACE, DispatchOptions(), asyncio.get_running_loop().time)
+        it = Dispatcher(cast(Any, link), METHOD_TABLE, DispatchOptions(), asyncio.get_running_loop().time)
         link.holds = True
         call_ = {"jsonrpc": "2.0", "id": 1, "method": "eth_subscribe", "params": ["newPendingTransactions"]}
         body = json.dumps([call_] if is_batch else call_).encode()

@@ -14,9 +14,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from rpc.gateway.dispatch import DispatchOptions
+from rpc.gateway.method_table import DOCUMENT
 from rpc.gateway.process import GatewayOptions
 from rpc.gateway.subscriptions import NOTIFICATIONS, SLOW_READER, SessionOptions
-from rpc.gateway.surface import DOCUMENT
 from state.primitives.hashing import keccak
 from state.transition.staking import STAKE_KIND, STAKED, STAKING_ADDRESS, stake_payload
 from tests.rpc.harness import ALICE, BOB, COIN, Gateway, Node, gateway, hexed, served, transfer

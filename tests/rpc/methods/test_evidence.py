@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rpc.gateway.surface import DOCUMENT, SURFACE
+from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from state.primitives.address import format_address
 from state.primitives.blocks import encode_block
 from state.primitives.keys import verify_vote
@@ -143,7 +143,7 @@ async def test_a_fork_that_a_person_brings_convicts_who_signed_both_chains(tmp_p
             node.mint(2)
             own, other = node.certificate(b"a" * 32, 7), node.certificate(b"b" * 32, 7)
             told = await it.call("dekube_submitFork", hexed(own), hexed(other), hexed(BOB.address))
-            validate(told, SURFACE["dekube_submitFork"].result, COMPONENTS, "fork")
+            validate(told, METHOD_TABLE["dekube_submitFork"].result, COMPONENTS, "fork")
             assert {(one["operator"], one["fault"], one["is_new"]) for one in told["convicted"]} == {
                 (format_address(key.address), "E2", True) for key in VALIDATORS
             }

@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from billing.escrow import BILLING_EVENTS, Purpose
+from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.gateway.node.client import NodeClientOptions
 from rpc.gateway.process import GatewayOptions
-from rpc.gateway.surface import DOCUMENT, SURFACE
 from state.primitives.hashing import keccak
 from state.primitives.receipts import EventType
 from state.primitives.signing import sign_dynamic
@@ -98,7 +98,7 @@ async def pages(it: Gateway, who: bytes, limit: int) -> list[Any]:
     cursor = None
     while True:
         page = await it.call("dekube_getAccountHistory", hexed(who), cursor, limit)
-        validate(page, SURFACE["dekube_getAccountHistory"].result, COMPONENTS, "history")
+        validate(page, METHOD_TABLE["dekube_getAccountHistory"].result, COMPONENTS, "history")
         items += page["items"]
         cursor = page["next"]
         if cursor is None:

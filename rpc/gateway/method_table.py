@@ -11,7 +11,7 @@ from rpc.gateway import native
 from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.openrpc import describe
 
-__all__ = ["ABSENT", "DOCUMENT", "SURFACE", "absent", "table_of"]
+__all__ = ["DOCUMENT", "METHOD_HINTS", "METHOD_TABLE", "missing_method_hint", "table_of"]
 
 _ERRORS: Final = (
     (-32700, "parse error", "parse_error"),
@@ -59,10 +59,10 @@ def table_of(methods: Iterable[Method]) -> dict[str, Method]:
     return table
 
 
-SURFACE: Final[dict[str, Method]] = table_of((*native.METHODS, *ethereum.METHODS, _DISCOVER))
+METHOD_TABLE: Final[dict[str, Method]] = table_of((*native.METHODS, *ethereum.METHODS, _DISCOVER))
 """Every method by its name."""
 DOCUMENT: Final[dict[str, Any]] = describe(
-    SURFACE,
+    METHOD_TABLE,
     title="DEKUBE node",
     description="Amounts are decimal strings of 10^-18 DKB. Every answer says in `at` for which finalised block "
     "it holds. Errors carry a stable `data.reason`. The methods of Ethereum's clients have Ethereum's own "
@@ -75,7 +75,7 @@ DOCUMENT: Final[dict[str, Any]] = describe(
 )
 
 _NO_KEYS: Final = "the node keeps nobody's keys: sign in the wallet and use eth_sendRawTransaction"
-ABSENT: Final[Mapping[str, str]] = {
+METHOD_HINTS: Final[Mapping[str, str]] = {
     "eth_sendTransaction": _NO_KEYS,
     "eth_sign": _NO_KEYS,
     "eth_signTransaction": _NO_KEYS,
@@ -88,7 +88,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "eth_simulateV1": "use eth_call, or dekube_simulateTransaction",
 }
 """Methods of other nodes that do not exist here, and what to use instead."""
-_ABSENT_SPACES: Final[Mapping[str, str]] = {
+_NAMESPACE_HINTS: Final[Mapping[str, str]] = {
     "personal": _NO_KEYS,
     "wallet": "ask the wallet",
     "debug": "there is no EVM to trace",
@@ -98,6 +98,6 @@ _ABSENT_SPACES: Final[Mapping[str, str]] = {
 }
 
 
-def absent(name: str) -> str:
+def missing_method_hint(name: str) -> str:
     """Return a hint for the error about an unknown method."""
-    return ABSENT.get(name) or _ABSENT_SPACES.get(name.partition("_")[0], "")
+    return METHOD_HINTS.get(name) or _NAMESPACE_HINTS.get(name.partition("_")[0], "")
