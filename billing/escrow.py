@@ -2,12 +2,14 @@
 
 See market.md R1.
 
-An escrow knows no tasks: its id is 32 bytes, its pools belong to addresses. Each change keeps
-``locked + paid + refunded + burned = deposited``; a change that would not is a bug and stops the node.
+An escrow knows no tasks: its id is 32 bytes. Each change keeps ``locked + paid + refunded + burned = deposited``;
+a change that would not is a bug and stops the node. The record has the sum of each pool, so its size is bounded.
+What a pool holds of an owner has a key of its own.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import partial
@@ -30,6 +32,7 @@ __all__ = [
     "BILLING_EVENTS",
     "HOLDING",
     "LINES_PAGE_MAX",
+    "OWNERS_PAGE_MAX",
     "Line",
     "Movement",
     "Pool",
@@ -58,13 +61,17 @@ REFUNDED: Final = EventType(
 BURNED: Final = EventType(BILLING_ADDRESS, "Burned(bytes32 indexed escrow, uint256 amount, uint256 purpose)")
 BILLING_EVENTS: Final = (LOCKED, PAID, REFUNDED, BURNED)
 
-RECORD_LIMIT_BYTES: Final = 64 * 1024
+RECORD_LIMIT_BYTES: Final = 256
+SHARE_LIMIT_BYTES: Final = 40
 LINE_LIMIT_BYTES: Final = 256
 LINES_PAGE_MAX: Final = 1000
+OWNERS_PAGE_MAX: Final = 64
+"""Owners that one look into a pool returns, at most."""
 NUMBERS_MAX: Final = 1 << 32
 """No line has so high a number."""
 NOBODY: Final = bytes(ADDRESS_BYTES)
 _ESCROW: Final = bytes([Table.ESCROW])
+_SHARE: Final = bytes([Table.ESCROW_SHARE])
 _BILL: Final = bytes([Table.BILL])
 _EARNINGS: Final = bytes([Table.EARNINGS])
 
@@ -89,6 +96,7 @@ class Movement(IntEnum):
     HELD = 5
 
 
+_OWNED: Final = frozenset({Pool.HOLD, Pool.BOND})
 _SUMMED: Final = (Movement.LOCKED, Movement.PAID, Movement.REFUNDED, Movement.BURNED)
 
 
@@ -147,7 +155,8 @@ class _Record(NamedTuple):
     paid: int
     refunded: int
     burned: int
-    pools: dict[tuple[int, bytes], int]
+    pools: tuple[int, ...]
+    """What each pool holds, in the order of ``Pool``."""
 
 
 def _record(data: bytes) -> _Record:
@@ -156,9 +165,21 @@ def _record(data: bytes) -> _Record:
 
 def _record_of(value: Any) -> _Record:
     payer, lines, deposited, paid, refunded, burned, pools = items_of(value, bytes, *[int] * 5, list)
-    entries = [items_of(entry, int, bytes, int) for entry in pools]
-    held = {(int(Pool(pool)), owner): amount for pool, owner, amount in entries}
-    return _Record(payer, lines, deposited, paid, refunded, burned, held)
+    return _Record(payer, lines, deposited, paid, refunded, burned, tuple(items_of(pools, *[int] * len(Pool))))
+
+
+def _share_key(escrow_id: bytes, pool: int, owner: bytes = b"") -> bytes:
+    return _SHARE + escrow_id + bytes([pool]) + owner
+
+
+def _share(data: bytes) -> int:
+    return read_record(data, _share_of, what="a share of an escrow", limit_bytes=SHARE_LIMIT_BYTES)
+
+
+def _share_of(value: Any) -> int:
+    if type(value) is not int or value <= 0:
+        raise DecodeError("a positive amount expected")
+    return value
 
 
 class Vault:
@@ -186,7 +207,7 @@ class Vault:
         """Open a new, empty escrow; what is left in the end goes back to ``payer``."""
         if len(escrow_id) != HASH_BYTES or state.get(_ESCROW + escrow_id) is not None:
             raise AssertionError(f"escrow {escrow_id.hex()} exists or has no proper id")
-        return cls(state, escrow_id, _Record(payer, 0, 0, 0, 0, 0, {}), emit, height)
+        return cls(state, escrow_id, _Record(payer, 0, 0, 0, 0, 0, (0,) * len(Pool)), emit, height)
 
     @classmethod
     def load(cls, state: Overlay, escrow_id: bytes, emit: Callable[[Event], None], height: int) -> Vault:
@@ -212,11 +233,22 @@ class Vault:
 
     def held(self, pool: Pool, owner: bytes = NOBODY) -> int:
         """Return what ``pool`` holds of ``owner``."""
-        return self._record.pools.get((pool, owner), 0)
+        if pool not in _OWNED:
+            return self._record.pools[pool - 1]
+        data = self._state.get(_share_key(self.id, pool, owner))
+        return 0 if data is None else _share(data)
 
-    def owners(self, pool: Pool) -> tuple[bytes, ...]:
-        """Return whose money ``pool`` holds, in order."""
-        return tuple(sorted(owner for kind, owner in self._record.pools if kind == pool))
+    def total(self, pool: Pool) -> int:
+        """Return what ``pool`` holds of all owners."""
+        return self._record.pools[pool - 1]
+
+    def owners(self, pool: Pool, *, after: bytes = b"", limit: int = OWNERS_PAGE_MAX) -> tuple[bytes, ...]:
+        """Return up to ``limit`` owners above ``after`` whose money ``pool`` holds, in order."""
+        if not self.total(pool):
+            return ()
+        start = _share_key(self.id, pool, after + b"\x00" if after else b"")
+        entries = self._state.scan(start, _share_key(self.id, pool + 1), min(limit, OWNERS_PAGE_MAX))
+        return tuple(key[-ADDRESS_BYTES:] for key, _ in entries)
 
     def lock(self, pool: Pool, source: bytes, amount: int, purpose: Purpose, *, owner: bytes = NOBODY) -> None:
         """Take ``amount`` from the free balance of ``source``. Raises InsufficientBalance before it writes."""
@@ -279,14 +311,18 @@ class Vault:
         self._save(Movement.HELD, purpose, target, target_owner, amount, subject)
 
     def _change(self, pool: Pool, owner: bytes, amount: int) -> None:
-        pools = self._record.pools
-        held = pools.get((pool, owner), 0) + amount
-        if held < 0:
-            raise AssertionError(f"escrow {self.id.hex()}: pool {pool.name} lacks {-held}")
-        if held:
-            pools[(pool, owner)] = held
-        else:
-            pools.pop((pool, owner), None)
+        held = self.held(pool, owner) + amount
+        if held < 0 or (pool not in _OWNED and owner != NOBODY):
+            raise AssertionError(f"escrow {self.id.hex()}: pool {pool.name} lacks {-held}, or has no owners")
+        pools = list(self._record.pools)
+        pools[pool - 1] += amount
+        self._record = self._record._replace(pools=tuple(pools))
+        if pool in _OWNED:
+            key = _share_key(self.id, pool, owner)
+            if held:
+                self._state.put(key, encode(held))
+            else:
+                self._state.delete(key)
 
     def _save(
         self, movement: Movement, purpose: Purpose, pool: Pool, party: bytes, amount: int, subject: int | None
@@ -298,7 +334,7 @@ class Vault:
             self._key,
             encode([
                 record.payer, record.lines, record.deposited, record.paid, record.refunded, record.burned,
-                [[kind, owner, held] for (kind, owner), held in sorted(record.pools.items())],
+                list(record.pools),
             ]),
         )  # fmt: skip
         self._state.put(
@@ -308,13 +344,13 @@ class Vault:
 
 
 def _check(escrow_id: bytes, record: _Record) -> None:
-    locked = sum(record.pools.values())
-    if locked + record.paid + record.refunded + record.burned != record.deposited:
+    locked = sum(record.pools)
+    if min(record.pools) < 0 or locked + record.paid + record.refunded + record.burned != record.deposited:
         raise AssertionError(f"escrow {escrow_id.hex()} does not balance: {record}")
 
 
 def _locked(data: bytes) -> int:
-    return sum(_record(data).pools.values())
+    return sum(_record(data).pools)
 
 
 HOLDING: Final = Holding(Table.ESCROW, _locked)
@@ -327,7 +363,7 @@ def escrow_totals(state: Reader, escrow_id: bytes) -> Totals:
     if data is None:
         raise EscrowUnknown(escrow_id.hex())
     record = _record(data)
-    return Totals(record.deposited, sum(record.pools.values()), record.paid, record.refunded, record.burned)
+    return Totals(record.deposited, sum(record.pools), record.paid, record.refunded, record.burned)
 
 
 def bill_lines(
@@ -381,8 +417,23 @@ def add_earnings(state: Overlay, address: bytes, role: Role, amount: int) -> Non
 
 
 def check_escrow(state: Reader, escrow_id: bytes) -> None:
-    """Check one escrow against its bill, line by line. Raises AssertionError where they differ."""
+    """Check one escrow against its bill, line by line, and against the shares of all owners.
+
+    Raises AssertionError where they differ.
+    """
     _check_since(state, escrow_id, None)
+    record = _record(state.get(_ESCROW + escrow_id) or b"")
+    for pool in _OWNED:
+        held, start, stop = 0, _share_key(escrow_id, pool), _share_key(escrow_id, pool + 1)
+        while entries := state.scan(start, stop, LINES_PAGE_MAX):
+            held += sum(_share(value) for _, value in entries)
+            start = entries[-1][0] + b"\x00"
+        _check_shares(escrow_id, pool, held, record.pools[pool - 1])
+
+
+def _check_shares(escrow_id: bytes, pool: int, held: int, booked: int) -> None:
+    if held != booked:
+        raise AssertionError(f"escrow {escrow_id.hex()}: owners hold {held} of pool {pool}, the record {booked}")
 
 
 def _check_since(state: Reader, escrow_id: bytes, before: _Record | None) -> None:
@@ -420,12 +471,24 @@ def check_touched_escrows(state: Overlay) -> None:
     changed: the bill of who pays for years is long. Raises AssertionError.
     """
     booked: dict[bytes, int] = {}
+    held: Counter[tuple[bytes, int]] = Counter()
+    """By how much the sum of a pool exceeds what was added for its owners: nothing, in the end."""
     for key, value in list(state.changes.items()):
         if key[:1] == _ESCROW and value is not None:
             data = state.base.get(key)
             before = None if data is None else _record(data)
             booked[key[1:]] = 0 if before is None else before.lines
             _check_since(state, key[1:], before)
+            for pool in _OWNED:
+                held[key[1:], pool] += _record(value).pools[pool - 1]
+                held[key[1:], pool] -= 0 if before is None else before.pools[pool - 1]
+        elif key[:1] == _SHARE:
+            data = state.base.get(key)
+            pool_of = key[1 : 1 + HASH_BYTES], key[1 + HASH_BYTES]
+            held[pool_of] -= 0 if value is None else _share(value)
+            held[pool_of] += 0 if data is None else _share(data)
+    for (escrow_id, pool_number), missing in held.items():
+        _check_shares(escrow_id, pool_number, -missing, 0)
     for key in state.changes:
         if key[:1] == _BILL and int.from_bytes(key[-4:], "big") < booked.get(key[1:-4], NUMBERS_MAX):
             raise AssertionError(f"a line of the bill of escrow {key[1:-4].hex()} was changed after its block")

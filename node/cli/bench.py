@@ -27,6 +27,7 @@ _BENCHES: Final = {
     "simulate": ("node.bench.simulate", "Run consensus scenarios in the deterministic simulator."),
     "rpc": ("node.bench.rpc", "Load the JSON-RPC gateway."),
     "light": ("node.bench.light", "Verify epoch records and account proofs as a light client."),
+    "market": ("node.bench.market", "Execute the worst blocks over a market of many tasks and machines."),
     "train": ("node.bench.train", "Train with the exact engine and with plain NumPy."),
 }
 

@@ -33,6 +33,7 @@ from tasks.ledger.progress import window_span_ms
 from tasks.ledger.queries import Action, WorkDuty, work_duties
 from tasks.ledger.records import load_spec, load_task, load_window
 from tasks.ledger.registry import load_node, profile_to_value
+from tasks.ledger.settlement import open_windows_of
 from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, OPEN_WINDOW, START_TASK, SUBMIT_WINDOW
 from tasks.proofs import decode_leaves, encode_leaves, make_opening, opening_to_value, window_proof_to_value
 from tasks.spec import JobSpec
@@ -110,13 +111,14 @@ class Worker:
 
     def _lack_of_room(self, task: bytes, spec: JobSpec) -> str:
         """Return what the machine lacks for a job beside those it has taken on, or an empty text."""
-        state, windows = self._ledger.store, self._parameters.open_windows_max
+        state, parameters = self._ledger.store, self._parameters
         process_max = ProcessOptions().memory_mib << 20
-        asked = needs_of(spec, open_windows_max=windows)
+        asked = needs_of(spec, open_windows_max=open_windows_of(spec, load_task(state, task).rate, parameters))
         taken = Needs(0, 0, 0, 0)
         others = {duty.task for duty in work_duties(state, self._wallet.address, self._parameters)} - {task}
         for other in others:
-            taken += needs_of(load_spec(state, other), open_windows_max=windows)
+            job = load_spec(state, other)
+            taken += needs_of(job, open_windows_max=open_windows_of(job, load_task(state, other).rate, parameters))
         # Of tasks that ask for no more work, windows may wait for their verdicts and results for their requesters.
         budget = self._blobs.budget_bytes - self._blobs.kept_bytes(self._promises.blobs_of({task, *others}))
         free = shutil.disk_usage(self._data_dir).free - DISK_SPARE_BYTES
@@ -136,7 +138,10 @@ class Worker:
 
         Who cannot pay for a transaction when it is due is late, and fined for it.
         """
-        windows = min(spec.windows, self._parameters.open_windows_max + 1)
+        windows = min(
+            spec.windows,
+            open_windows_of(spec, load_task(self._ledger.store, duty.task).rate, self._parameters) + 1,
+        )
         needed = duty.bond + self._wallet.cost_of(
             ACCEPT_TASK, START_TASK, GIVE_UP_TASK, *windows * (SUBMIT_WINDOW, OPEN_WINDOW)
         )

@@ -45,12 +45,16 @@ class Table(IntEnum):
     """task id || window -> WindowProof and its verification."""
     DEADLINE = 0x23
     """time_ms (8) || task id -> event to fire."""
+    PARKED = 0x24
+    """class of requirement (3) || turn (1) || highest price, inverted (16) || task id -> nothing."""
     ESCROW = 0x30
     """task id -> escrow account."""
     EARNINGS = 0x31
     """address -> what billing paid to it, by role."""
     BILL = 0x32
     """escrow id || line number (4) -> one movement of that escrow."""
+    ESCROW_SHARE = 0x34
+    """escrow id || pool (1) || owner -> what the pool holds of the owner."""
     CARRIAGE = 0x33
     """payer || relay -> what the payer has acknowledged that the relay carried, and what of it is still due."""
 

@@ -11,12 +11,15 @@ __all__ = [
     "FIRST_MATCH_SLOT",
     "MATCH_SLOT",
     "NODE_SLOT",
+    "RANKS",
     "TASK_SLOT",
+    "WAKE_SLOT",
     "Due",
     "cancel",
     "due_before",
     "matches_due",
     "schedule",
+    "wakes_due",
     "window_slot",
 ]
 
@@ -27,17 +30,27 @@ CARRIAGE_SLOT: Final = 2**32 - 3
 MATCH_SLOT: Final = 2**32 - 2
 """A further look for a worker."""
 NODE_SLOT: Final = 2**32 - 1
-_QUEUE_OF: Final = {FIRST_MATCH_SLOT: 1 << 62, MATCH_SLOT: 1 << 63}
+WAKE_SLOT: Final = 2**32 - 5
+"""A machine changed, or its pause is over: it looks at the tasks that are parked."""
+_QUEUE_OF: Final = {WAKE_SLOT: 1 << 61, FIRST_MATCH_SLOT: 1 << 62, MATCH_SLOT: 1 << 63}
 """Looks for a worker queue up apart, above all times: tasks that nobody takes delay nothing else."""
+RANKS: Final = 64
+_RANK_BITS: Final = 54
+"""First looks are in the order of the ranks of their budgets, the largest first; times have fewer bits."""
+_TIME_MASK: Final = (1 << _RANK_BITS) - 1
 _QUEUE: Final = bytes([Table.DEADLINE])
 
 
 class Due(NamedTuple):
-    """``subject`` (a task's id, or the address of a node or payer after 12 zero bytes) is due in ``slot``."""
+    """``subject`` (a task's id, or the address of a node or payer after 12 zero bytes) is due in ``slot``.
+
+    ``rank`` is that of a task's budget, below ``RANKS``; it counts for first looks alone.
+    """
 
     time_ms: int
     subject: bytes
     slot: int
+    rank: int = 0
 
 
 def window_slot(window: int) -> int:
@@ -46,7 +59,8 @@ def window_slot(window: int) -> int:
 
 
 def _key(due: Due) -> bytes:
-    return _QUEUE + _time_field(due.slot, due.time_ms) + due.subject + due.slot.to_bytes(4, "big")
+    rank = (RANKS - 1 - due.rank) << _RANK_BITS if due.slot == FIRST_MATCH_SLOT else 0
+    return _QUEUE + _time_field(due.slot, rank | due.time_ms) + due.subject + due.slot.to_bytes(4, "big")
 
 
 def _time_field(slot: int, time_ms: int) -> bytes:
@@ -71,10 +85,42 @@ def due_before(state: Reader, time_ms: int, limit: int) -> list[Due]:
 def matches_due(state: Reader, time_ms: int, limit: int) -> list[Due]:
     """Return up to ``limit`` looks for a worker that are due, the earliest first; the rest keeps its place.
 
-    First looks go before others, which have a quarter at least.
+    First looks go before others, which have a quarter at least. Of first looks the tasks with the largest budgets
+    have half, those with the next rank half of the rest, and so on: many small ones delay no larger one.
     """
-    first = _due(state, FIRST_MATCH_SLOT, time_ms, limit - limit // 4)
+    further = len(_due(state, MATCH_SLOT, time_ms, limit // 4))
+    first = _first_looks(state, time_ms, limit - further)
     return first + _due(state, MATCH_SLOT, time_ms, limit - len(first))
+
+
+def wakes_due(state: Reader, time_ms: int, limit: int) -> list[Due]:
+    """Return up to ``limit`` machines that are to look at the parked tasks, the earliest first."""
+    return _due(state, WAKE_SLOT, time_ms, limit)
+
+
+def _first_looks(state: Reader, time_ms: int, limit: int) -> list[Due]:
+    """Return first looks; all that there are are due, but for those of the block's future."""
+    found: list[list[Due]] = []
+    start, stop = (_QUEUE + (1 << bits).to_bytes(8, "big") for bits in (62, 63))
+    while entries := state.scan(start, stop, limit):
+        rank = RANKS - 1 - (_field(entries[0][0]) - (1 << 62) >> _RANK_BITS)
+        end = _field(entries[0][0]) >> _RANK_BITS
+        mine = [key for key, _ in entries if _field(key) >> _RANK_BITS == end]
+        dues = [Due(_field(key) & _TIME_MASK, key[9:41], int.from_bytes(key[41:45], "big"), rank) for key in mine]
+        found.append([due for due in dues if due.time_ms <= time_ms])
+        start = _QUEUE + (end + 1 << _RANK_BITS).to_bytes(8, "big")
+    chosen: list[Due] = []
+    for each in found:
+        share = -(-(limit - len(chosen)) // 2)
+        chosen += each[:share]
+        del each[:share]
+    for each in found:  # what the shares left over
+        chosen += each[: limit - len(chosen)]
+    return chosen
+
+
+def _field(key: bytes) -> int:
+    return int.from_bytes(key[1:9], "big")
 
 
 def _due(state: Reader, slot: int, time_ms: int, limit: int) -> list[Due]:

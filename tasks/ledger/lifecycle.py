@@ -149,6 +149,7 @@ class WindowEvent(IntEnum):
     DROP = 9
     """It stands on a window that does not count, or nobody could check it."""
     DEMAND = 10
+    EXTEND = 11
 
 
 NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
@@ -159,6 +160,7 @@ NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
     (WindowPhase.REVEALING, WindowEvent.CLOSE_REVEALS): WindowPhase.OPENING,
     (WindowPhase.REVEALING, WindowEvent.REDRAW): WindowPhase.PROVED,
     (WindowPhase.OPENING, WindowEvent.AGREE): WindowPhase.ACCEPTED,
+    (WindowPhase.OPENING, WindowEvent.EXTEND): WindowPhase.OPENING,
     (WindowPhase.OPENING, WindowEvent.MISMATCH): WindowPhase.DISPUTED,
     (WindowPhase.OPENING, WindowEvent.REJECT): WindowPhase.VOID,
     (WindowPhase.DISPUTED, WindowEvent.DRAW): WindowPhase.JURY_SEALING,
@@ -251,6 +253,8 @@ class Reason(IntEnum):
     RESULT_DEMANDED = 38
     RESULT_DELIVERED = 39
     RESULT_LOST = 40
+    OPENING_LATE = 41
+    """The worker did not open in time, and gets one extension for a fine."""
 
 
 def group_of(phase: Phase) -> str:

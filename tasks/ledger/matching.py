@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Final
 
 from state.primitives.hashing import digest
@@ -11,6 +12,7 @@ from state.view.accounts import balance_of
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord
 from tasks.ledger.registry import (
+    NodeProfile,
     NodeRecord,
     NodeRole,
     candidates,
@@ -23,19 +25,33 @@ from tasks.spec import JobSpec
 
 __all__ = [
     "SCORE_WEIGHTS",
+    "Miss",
     "draw_seed",
     "draw_segments",
     "draw_verifiers",
     "draw_weighted",
     "eligible_verifiers",
+    "has_slot",
     "is_paused",
     "match_worker",
+    "may_admit",
 ]
 
 SCORE_WEIGHTS: Final = (5, 2)
 """Weights of price and reputation. Registered speed is a claim, and has none (market.md 6.2)."""
 DRAWN_MAX: Final = 16
 """Workers drawn in one look until one is found that somebody could check: each draw costs as much as there are."""
+
+
+class Miss(Enum):
+    """Why a look found no worker."""
+
+    NOBODY = 1
+    """No machine fits: only a change of the registry helps."""
+    UNSEEN = 2
+    """None of those that were looked at fits, but there are more."""
+    UNCHECKED = 3
+    """Nobody could check a machine that fits."""
 
 
 def draw_seed(purpose: bytes, beacon: bytes, task: bytes, *numbers: int) -> bytes:
@@ -116,18 +132,30 @@ def is_paused(node: NodeRecord, now_ms: int) -> bool:
     return max(node.cool_down_until_ms, node.match_from_ms) > now_ms
 
 
-def _fits(node: NodeRecord, spec: JobSpec, task: TaskRecord, now_ms: int, parameters: TaskParameters) -> bool:
-    wanted, profile = spec.requirements, node.profile
+def has_slot(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> bool:
+    """Tell whether a machine may be given one more task now."""
     return (
         is_available(node, now_ms, parameters)
         and node.match_from_ms <= now_ms
-        and node.address not in task.excluded
-        and profile.price_per_tera_unit <= spec.max_price_per_tera_unit
-        and node.busy_slots < min(profile.slots, parameters.slots_max)
+        and node.busy_slots < min(node.profile.slots, parameters.slots_max)
+    )
+
+
+def may_admit(profile: NodeProfile, spec: JobSpec) -> bool:
+    """Tell whether a machine is what a job requires, at a price that it pays."""
+    wanted = spec.requirements
+    return (
+        profile.price_per_tera_unit <= spec.max_price_per_tera_unit
         and len(profile.gpus) >= wanted.gpus
         and profile.memory_mib >= wanted.memory_mib
         and profile.rate >= wanted.rate_min
         and not (wanted.gpus > 1 and is_limited(profile))
+    )
+
+
+def _fits(node: NodeRecord, spec: JobSpec, task: TaskRecord, now_ms: int, parameters: TaskParameters) -> bool:
+    return (
+        has_slot(node, now_ms, parameters) and node.address not in task.excluded and may_admit(node.profile, spec)
     )
 
 
@@ -137,23 +165,24 @@ def _drawn(seed: bytes, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
 
 
 def match_worker(
-    state: Reader, task: TaskRecord, spec: JobSpec, seed: bytes, now_ms: int, bond_at: Callable[[int], int],
-    parameters: TaskParameters,
-) -> NodeRecord | None:  # fmt: skip
-    """Return the worker to assign, or None when no node fits that somebody could check.
+    state: Reader, task: TaskRecord, spec: JobSpec, seed: bytes, now_ms: int, bond_at: Callable[[NodeRecord], int],
+    parameters: TaskParameters, offered: NodeRecord | None = None,
+) -> NodeRecord | Miss:  # fmt: skip
+    """Return the worker to assign, or why there is none; with ``offered`` no other machine is looked at.
 
     It is the one that ranks best by what it asks and has done. Where offers to such came to nothing it is drawn,
     by bonds and records: words cost nothing, so many could take turns in keeping a task from all others.
-    ``bond_at`` tells the bond at a price for 10^12 work units; a node that cannot lock it is passed over.
+    ``bond_at`` tells the bond of a node; one that cannot lock it is passed over.
     """
+    limit_nodes = parameters.candidates_max
+    nodes = candidates(state, NodeRole.COMPUTE, seed, limit_nodes) if offered is None else [offered]
     fitting = [
         node
-        for node in candidates(state, NodeRole.COMPUTE, seed, parameters.candidates_max)
-        if _fits(node, spec, task, now_ms, parameters)
-        and balance_of(state, node.address) >= bond_at(node.profile.price_per_tera_unit)
+        for node in nodes
+        if _fits(node, spec, task, now_ms, parameters) and balance_of(state, node.address) >= bond_at(node)
     ]
     if not fitting:
-        return None
+        return Miss.UNSEEN if len(nodes) == limit_nodes else Miss.NOBODY
 
     def rank(node: NodeRecord) -> tuple[int, bytes]:
         limit = spec.max_price_per_tera_unit
@@ -176,4 +205,4 @@ def match_worker(
             of_others[operator] = [verifier for verifier in verifiers if _may_check(verifier, (operator,))]
         if any(_may_check(verifier, (node.address,)) for verifier in of_others[operator]):
             return node
-    return None
+    return Miss.UNCHECKED

@@ -16,6 +16,7 @@ from tasks.errors import WrongPhase
 from tasks.ledger.deadlines import FIRST_MATCH_SLOT, MATCH_SLOT, TASK_SLOT, Due, cancel, schedule, window_slot
 from tasks.ledger.lifecycle import NEXT_PHASE, NEXT_WINDOW_PHASE, Event, Phase, Reason, WindowEvent
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.parking import move_parked
 from tasks.ledger.records import (
     HistoryEntry,
     TaskRecord,
@@ -152,7 +153,7 @@ class Case:
         number = self.record.history
         self.change(
             phase=phase, reason=reason, changed_height=block.height, changed_ms=self.now, deadline_ms=0,
-            match_at_ms=0, history=number + 1,
+            match_at_ms=0, parked=0, history=number + 1,
         )  # fmt: skip
         append_history(
             self.state,
@@ -214,6 +215,7 @@ class Case:
         if record is before:
             return
         self._requeue(TASK_SLOT, before.deadline_ms if before else 0, record.deadline_ms)
+        move_parked(state, before, record)
         for slot in (FIRST_MATCH_SLOT, MATCH_SLOT):
             self._requeue(slot, _match_at(before, slot), _match_at(record, slot))
         if before is None or before.phase != record.phase:
@@ -227,9 +229,9 @@ class Case:
         if old_ms == new_ms:
             return
         if old_ms:
-            cancel(self.state, Due(old_ms, self.record.id, slot))
+            cancel(self.state, Due(old_ms, self.record.id, slot, self.record.rank))
         if new_ms:
-            schedule(self.state, Due(new_ms, self.record.id, slot))
+            schedule(self.state, Due(new_ms, self.record.id, slot, self.record.rank))
 
 
 def _match_at(record: TaskRecord | None, slot: int) -> int:

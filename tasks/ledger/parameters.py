@@ -31,6 +31,10 @@ _BOUNDS: Final = {
     "seal_ms_min": (1, _MS_MAX),
     "reveal_ms": (1, _MS_MAX),
     "final_ms": (1, _MS_MAX),
+    "final_ms_min": (1, _MS_MAX),
+    "final_value": (1, 1 << 100),
+    "opening_extra_ms": (1, _MS_MAX),
+    "opening_fine_bps": (0, _WHOLE_BPS),
     "bond_release_ms": (1, _MS_MAX),
     "new_windows": (0, 1 << 32),
     "reputation_charge_min": (0, 1 << 100),
@@ -43,7 +47,7 @@ _BOUNDS: Final = {
     "bond_windows_bps": (0, 100 * _WHOLE_BPS),
     "bond_floor_bps": (0, _WHOLE_BPS),
     "verifier_fine_bps": (0, 100 * _WHOLE_BPS),
-    "open_windows_max": (1, 16),
+    "open_windows_max": (1, 64),
     "attempts_max": (1, 64),
     "offers_ranked": (0, 64),
     "excluded_max": (1, 128),
@@ -68,6 +72,7 @@ _BOUNDS: Final = {
     "candidates_max": (1, 4096),
     "matches_per_block": (1, 256),
     "deadlines_per_block": (1, 1024),
+    "wakes_per_block": (1, 256),
 }
 """What keeps records within their limits and blocks within their time."""
 
@@ -119,8 +124,8 @@ class TaskParameters:
     bond_floor_bps: int = 2_500
     """Of what that would be at the job's highest price, at least: a machine that asks for nothing has something to
     lose."""
-    open_windows_max: int = 3
-    """Windows of a task proved but not final, at most."""
+    open_windows_max: int = 64
+    """Windows of a task proved but not final, at most; the bond that their worker has locked covers them."""
     late_fine_bps: int = 500
     """Of a worker's bond, for a lost or abandoned task."""
     verifier_fine_bps: int = 10_000
@@ -180,10 +185,20 @@ class TaskParameters:
     seal_bytes_per_s: int = 256 * 1024
     """Line of the slowest verifier: fetching the states that it needs adds to its time at this rate."""
     reveal_ms: int = 2 * MINUTE_MS
+    opening_extra_ms: int = 30 * MINUTE_MS
+    """A worker that did not open in time gets so long once more, for a fine."""
+    opening_fine_bps: int = 500
+    """That fine, as a share of the window's price."""
     final_ms: int = 30 * MINUTE_MS
-    """From the verdicts to the final window."""
+    """From the verdicts to the final window, where ``final_value`` or more is at stake."""
+    final_ms_min: int = 2 * MINUTE_MS
+    """The same where nothing is; never longer than ``final_ms``."""
+    final_value: int = 10**18
+    """Price of the worker's open windows from which on finality takes ``final_ms``."""
     bond_release_ms: int = 24 * HOUR_MS
     deadlines_per_block: int = 256
+    wakes_per_block: int = 16
+    """Machines that look at parked tasks in a block, after they changed."""
 
     def __post_init__(self) -> None:
         check_bounds("tasks", self, _BOUNDS)

@@ -5,20 +5,24 @@ See market.md 5.4.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from billing.escrow import Pool
+from state.view.accounts import balance_of
 from tasks.ledger import registry
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
-from tasks.ledger.matching import draw_seed, match_worker
-from tasks.ledger.open_task import WORKER_ASSIGNED, Case
+from tasks.ledger.matching import Miss, draw_seed, has_slot, match_worker, may_admit
+from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.parking import parked_for, wake_order
 from tasks.ledger.records import (
     JobReport,
     by_duty_key,
     by_task_of_worker_key,
     forget_report,
     load_report,
+    load_spec,
     load_spec_bytes,
     save_report,
 )
@@ -27,9 +31,12 @@ from tasks.ledger.settlement import (
     close_escrow,
     fine_worker,
     fund_check,
+    has_room,
     pay_kill_fee,
     release_bond,
-    release_idle_bonds,
+    release_bonds,
+    release_holds,
+    window_work_ms,
 )
 from tasks.spec import JobSpec, spec_hash
 
@@ -47,12 +54,15 @@ __all__ = [
     "search",
     "try_match",
     "turn_down",
+    "wake",
     "wind_up",
     "window_span_ms",
 ]
 
 DIVERGED_MAX: Final = 2
 """Reports of different operators that a job diverges in the same window; so many end it."""
+WAKES_MAX: Final = 8
+"""Parked tasks that one change of a machine wakes."""
 _REPORTED: Final = frozenset({Reason.INPUT_UNAVAILABLE, Reason.JOB_DIVERGED, Reason.JOB_UNFIT})
 """What a worker may say against a job."""
 _END_EVENTS = {Phase.SETTLED: Event.SETTLE, Phase.FAILED: Event.FAIL, Phase.CANCELLED: Event.CANCEL}
@@ -86,8 +96,48 @@ def _put_off(case: Case) -> None:
     case.change(match_at_ms=case.now + max(least_ms, min(most_ms, searched_ms // 2)))
 
 
-def try_match(case: Case) -> None:
-    """Assign the best worker there is, or wait; a task that cannot pay its verifiers pauses."""
+def _park(case: Case, miss: Miss) -> None:
+    """Have the task wait for a machine to change; where more machines are than were seen, look again as well."""
+    case.change(parked=max(1, case.record.parked), match_at_ms=0)
+    if miss != Miss.NOBODY:
+        _put_off(case)
+
+
+def _bond_of(case: Case, node: registry.NodeRecord) -> int:
+    profile = node.profile
+    return bond_at(case.spec, profile.price_per_tera_unit, case.record.next_window, case.parameters, profile.rate)
+
+
+def wake(scope: Scope, address: bytes) -> None:
+    """Offer a machine that changed to parked tasks that it admits, ``WAKES_MAX`` and its free slots at most.
+
+    A task that is not assigned to it goes behind the others of its class. One whose bond it cannot lock stays.
+    """
+    woken, seed = 0, draw_seed(b"wake", scope.block.beacon, registry.node_subject(address))
+    node = registry.load_node(scope.state, address)
+    if node is None or not node.profile.roles & registry.NodeRole.COMPUTE:
+        return
+    if not has_slot(node, scope.block.time_ms, scope.parameters):
+        return
+    for task_id in list(parked_for(scope.state, node.profile, seed)):
+        if not may_admit(node.profile, load_spec(scope.state, task_id)):
+            continue
+        case = Case.load(scope, task_id)
+        bond = _bond_of(case, node)
+        if address not in case.record.excluded and balance_of(scope.state, address) >= bond:
+            woken += 1
+            try_match(case, offered=node)
+            case.save()
+            node = registry.require_node(scope.state, address)
+            if woken == WAKES_MAX or not has_slot(node, scope.block.time_ms, scope.parameters):
+                return
+
+
+def try_match(case: Case, offered: registry.NodeRecord | None = None) -> None:
+    """Assign the best worker there is, or park; a task that cannot pay its verifiers pauses.
+
+    With ``offered`` no other machine is looked at.
+    """
     record, parameters, scope = case.record, case.parameters, case.scope
     if not fund_check(case):
         if record.phase == Phase.MATCHING:
@@ -97,16 +147,24 @@ def try_match(case: Case) -> None:
     seed = draw_seed(b"worker-match", scope.block.beacon, record.id, record.history)
     node = match_worker(
         case.state, record, case.spec, seed, case.now,
-        lambda price: bond_at(case.spec, price, record.next_window, parameters), parameters,
+        lambda node: _bond_of(case, node), parameters, offered,
     )  # fmt: skip
-    if node is None:
-        _put_off(case)
+    if isinstance(node, Miss):
+        if offered is None:
+            _park(case, node)
+        else:
+            case.change(parked=wake_order(record))
+        return
+    if case.state.get(by_duty_key(node.address, record.id)) is not None:  # its earlier windows are not settled
+        exclude(case, node.address)
+        _park(case, Miss.UNSEEN)
         return
     registry.save_node(case.state, node._replace(busy_slots=node.busy_slots + 1))
     case.advance(Event.ASSIGN, Reason.MATCHED)
     case.change(
         worker=node.address, price_per_tera_unit=node.profile.price_per_tera_unit, rate=node.profile.rate, busy=1,
-        assigned_ms=case.now, deadline_ms=case.now + parameters.accept_ms,
+        assigned_ms=case.now, deadline_ms=case.now + parameters.accept_ms, own_from=record.next_window,
+        open_charge=0,
     )  # fmt: skip
     case.state.put(by_task_of_worker_key(node.address, record.created_ms, record.id), b"\x01")
     case.state.put(by_duty_key(node.address, record.id), b"\x01")
@@ -120,13 +178,23 @@ def free_slot(case: Case) -> None:
     node = registry.load_node(case.state, case.record.worker)
     if node is not None:
         registry.save_node(case.state, node._replace(busy_slots=node.busy_slots - 1))
+        registry.wake_at(case.state, node, case.now)
     case.change(busy=0)
 
 
-def give_up_idle(case: Case) -> None:
-    """Let go of workers that have left and have nothing open: bonds return, duties end."""
-    for worker in release_idle_bonds(case):
-        case.state.delete(by_duty_key(worker, case.record.id))
+def give_up_idle(case: Case, workers: Iterable[bytes]) -> None:
+    """Let go of those of ``workers`` that have left and have nothing open: bonds return, duties end.
+
+    The open windows of a worker follow one another: nobody gets a task again that asks something of it. Those of
+    each of ``workers`` are the first or the last that are open.
+    """
+    record = case.record
+    ends = {number for number in (record.final_windows, record.next_window - 1) if number in record.open_windows}
+    busy = {case.window(number).worker for number in ends} | {record.worker}
+    for worker in dict.fromkeys(workers):
+        if worker not in busy:
+            release_bond(case, worker)
+            case.state.delete(by_duty_key(worker, record.id))
 
 
 def _vacate(case: Case) -> None:
@@ -135,9 +203,7 @@ def _vacate(case: Case) -> None:
         return
     free_slot(case)
     case.change(worker=b"")
-    if all(window.worker != worker for window in case.open_windows()):
-        case.state.delete(by_duty_key(worker, case.record.id))
-    give_up_idle(case)
+    give_up_idle(case, [worker])
 
 
 def exclude(case: Case, worker: bytes) -> None:
@@ -242,8 +308,29 @@ def finish(case: Case) -> None:
         free_slot(case)
         case.state.delete(by_duty_key(record.worker, record.id))
     case.advance(_END_EVENTS[ending], reason)
-    if case.vault.owners(Pool.BOND):
-        case.change(deadline_ms=case.now + case.parameters.bond_release_ms)
+    _arm_ended(case)
+
+
+def _arm_ended(case: Case) -> None:
+    """Set when an ended task goes on: at once while holds are left, else when its bonds return."""
+    if case.vault.total(Pool.HOLD):
+        case.change(deadline_ms=case.now + 1)
+    elif case.vault.total(Pool.BOND):
+        returns_ms = case.record.changed_ms + case.parameters.bond_release_ms
+        case.change(deadline_ms=max(case.now + 1, returns_ms))
+
+
+def _on_ended_due(case: Case) -> None:
+    if case.vault.total(Pool.HOLD):
+        release_holds(case)
+        _arm_ended(case)
+        return
+    last = case.record.final_windows - 1
+    if last >= 0 and (asked_ms := case.window(last).deadline_ms):
+        case.change(deadline_ms=asked_ms + 1)  # its worker answers for what is asked of it until that ends
+        return
+    release_bonds(case)
+    _arm_ended(case)
 
 
 def window_span_ms(spec: JobSpec, window: int, rate: int, parameters: TaskParameters) -> int:
@@ -252,17 +339,13 @@ def window_span_ms(spec: JobSpec, window: int, rate: int, parameters: TaskParame
     A slow core's time is the most that anybody has, and the job's least rate the least that a worker is held to.
     Whoever claims a higher rate than it has is late, and gains nothing by it.
     """
-    start, stop = spec.window_range(window)
-    work_ms = (stop - start) * spec.step_ms
-    if known := max(rate, spec.requirements.rate_min):
-        work_ms = min(work_ms, -(-1000 * spec.window_units(window) // known))
-    return parameters.window_slack * work_ms + parameters.window_grace_ms
+    return parameters.window_slack * window_work_ms(spec, window, rate) + parameters.window_grace_ms
 
 
 def arm_running(case: Case) -> None:
     """Set the deadline of the window under way; there is none while the worker must wait for open windows."""
     record, parameters = case.record, case.parameters
-    if len(record.open_windows) >= parameters.open_windows_max:
+    if not has_room(case):
         case.change(deadline_ms=0)
         return
     span_ms = window_span_ms(case.spec, record.next_window, record.rate, parameters)
@@ -287,11 +370,6 @@ def on_task_due(case: Case) -> None:
         case Phase.PAUSED:
             wind_up(case, Phase.FAILED, Reason.GRACE_OVER)
         case phase if phase in ENDED:
-            last = case.record.final_windows - 1
-            if last >= 0 and (asked_ms := case.window(last).deadline_ms):
-                case.change(deadline_ms=asked_ms + 1)  # its worker answers for what is asked of it until that ends
-                return
-            for worker in case.vault.owners(Pool.BOND):
-                release_bond(case, worker)
+            _on_ended_due(case)
         case phase:
             raise AssertionError(f"{phase.name} has no deadline of its own")

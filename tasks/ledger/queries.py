@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from billing.escrow import LINES_PAGE_MAX, Line, Pool, Totals, Vault, bill_lines, escrow_totals
-from billing.prices import Budget
+from billing.prices import Budget, work_price
 from state.primitives.hashing import HASH_BYTES
 from state.view import Overlay, Reader
 from tasks.ledger.lifecycle import Phase, WindowPhase
@@ -29,7 +29,7 @@ from tasks.ledger.records import (
     load_window,
 )
 from tasks.ledger.registry import NodeRecord, load_node, scan_nodes
-from tasks.ledger.settlement import bond_at, budget_of
+from tasks.ledger.settlement import bond_at, budget_of, may_open
 from tasks.ledger.verification import DELIVERY_PHASES, delivery_salt
 from tasks.spec import JobSpec
 
@@ -226,14 +226,14 @@ def work_duties(state: Reader, worker: bytes, parameters: TaskParameters) -> lis
 
 def _work(state: Reader, task: TaskRecord, parameters: TaskParameters) -> list[WorkDuty]:
     number = task.next_window
-    blocked = len(task.open_windows) >= parameters.open_windows_max
+    held, spec = _held_bond(state, task), load_spec(state, task.id)
+    charge = work_price(spec.window_units(min(number, spec.windows - 1)), task.price_per_tera_unit)
+    blocked = not may_open(task, spec, charge, held, parameters)
     bond = 0
     match task.phase:
         case Phase.ASSIGNED:
             action = Action.ACCEPT
-            spec = load_spec(state, task.id)
-            held = _held_bond(state, task)
-            bond = max(0, bond_at(spec, task.price_per_tera_unit, number, parameters) - held)
+            bond = max(0, bond_at(spec, task.price_per_tera_unit, number, parameters, task.rate) - held)
         case Phase.PREPARING:
             action = Action.START
         case Phase.RUNNING:

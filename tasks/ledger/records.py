@@ -70,6 +70,8 @@ class TaskRecord(NamedTuple):
     due next, from ``state_root``; windows below ``final_windows`` are final. ``ending`` and ``ending_reason`` say
     how the task will end once its windows are settled. ``excluded`` workers are not matched again. ``attempts``
     counts workers that started, ``vain_offers`` those that were offered the task since a window was last proved.
+    ``parked`` is 0, or the turn of a task that waits for a machine to change. ``rank`` is the class of its budget.
+    Windows from ``own_from`` on are of the present worker; those of them that are not final cost ``open_charge``.
     ``match_by_ms`` is when the search for a worker under way ends. ``diverged`` are the operators whose workers
     said that the job diverges in the window that is due next. ``price_per_tera_unit`` and ``rate`` are what the
     worker's profile had when it was matched.
@@ -104,6 +106,15 @@ class TaskRecord(NamedTuple):
     ending: int
     ending_reason: int
     history: int
+    parked: int
+    rank: int
+    own_from: int
+    open_charge: int
+
+    @property
+    def own_windows(self) -> range:
+        """Windows that the present worker has proved and that are not final."""
+        return range(max(self.own_from, self.final_windows), self.next_window)
 
     @property
     def open_windows(self) -> range:

@@ -24,7 +24,7 @@ from state.transition.rules import BlockContext
 from state.view import Overlay, Reader, Table
 from state.view.records import items_of, read_record
 from tasks.errors import NodeKnown, NodeUnknown, NotYours, OperatorUnproved, WrongPhase
-from tasks.ledger.deadlines import NODE_SLOT, Due, schedule
+from tasks.ledger.deadlines import NODE_SLOT, WAKE_SLOT, Due, schedule
 from tasks.ledger.fading import COUNT, faded
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import by_duty_key, by_verifier_key
@@ -67,6 +67,7 @@ __all__ = [
     "suspend",
     "touch",
     "update",
+    "wake_at",
 ]
 
 REGISTRY_ADDRESS: Final = (0x0701).to_bytes(ADDRESS_BYTES, "big")
@@ -417,6 +418,7 @@ def register(
     node = _with_payout(_fade(node, block.time_ms, parameters), emit)
     save_node(state, node)
     _index(state, node)
+    wake_at(state, node, block.time_ms)
     emit(REGISTERED(address, int(profile.roles), profile.price_per_tera_unit))
 
 
@@ -443,6 +445,7 @@ def update(
     node = _with_payout(node, emit)
     save_node(state, node)
     _index(state, node)
+    wake_at(state, node, block.time_ms)
     emit(UPDATED(address, int(profile.roles), profile.price_per_tera_unit))
 
 
@@ -524,6 +527,12 @@ def _has_duties(state: Reader, address: bytes) -> bool:
     return any(state.scan(first, first + b"\xff" * (HASH_BYTES + 5), 1) for first in firsts)
 
 
+def wake_at(state: Overlay, node: NodeRecord, time_ms: int) -> None:
+    """Have the machine look at parked tasks at ``time_ms``: it has more room then, or asks for less."""
+    if node.profile.roles & NodeRole.COMPUTE:
+        schedule(state, Due(time_ms, node_subject(node.address), WAKE_SLOT))
+
+
 def touch(state: Overlay, address: bytes, now_ms: int, parameters: TaskParameters) -> None:
     """Note that the node acted, and fade its counts."""
     node = load_node(state, address)
@@ -589,6 +598,7 @@ def mark_decline(state: Overlay, address: bytes, now_ms: int, held_ms: int, para
     pause_ms = (parameters.decline_ms + held_ms) << min(declines, parameters.decline_doublings_max)
     node = node._replace(declines=declines + 1, match_from_ms=max(node.match_from_ms, now_ms + pause_ms))
     save_node(state, node)
+    wake_at(state, node, node.match_from_ms)
 
 
 def mark_failure(
@@ -605,6 +615,7 @@ def mark_failure(
         cool_down_until_ms=now_ms + pause_ms,
     )  # fmt: skip
     save_node(state, node)
+    wake_at(state, node, node.cool_down_until_ms)
     emit(COOLED(address, node.cool_down_until_ms, node.failures))
 
 

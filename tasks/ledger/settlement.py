@@ -15,10 +15,11 @@ from tasks.ledger import registry
 from tasks.ledger.carriage import dues_of, pay_dues, share_pay
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.records import WindowRecord
+from tasks.ledger.records import TaskRecord, WindowRecord
 from tasks.spec import JobSpec
 
 __all__ = [
+    "RELEASES_MAX",
     "bond_at",
     "budget_of",
     "charge_of",
@@ -26,11 +27,16 @@ __all__ = [
     "check_fee",
     "close_escrow",
     "delivery_fees",
+    "final_ms_of",
+    "fine_opening",
     "fine_worker",
     "forfeit_hold",
     "fund_check",
     "give_back_demand",
+    "has_room",
     "juror_fee",
+    "may_open",
+    "open_windows_of",
     "pay_delivery",
     "pay_final_window",
     "pay_for_lost_result",
@@ -39,11 +45,20 @@ __all__ = [
     "pay_preparation",
     "pay_void_verifiers",
     "release_bond",
-    "release_idle_bonds",
+    "release_bonds",
+    "release_holds",
+    "window_work_ms",
+    "windows_covered",
 ]
 
 VERIFIERS_SHARE_BPS_MAX: Final = 5_000
 """Of a newcomer's pay that its additional verifiers may take."""
+WINDOWS_COVERED_MIN: Final = 3
+"""A bond covers so many windows at least."""
+SPEED_OPEN: Final = 2
+"""A machine twice as fast as it registered may fill the time until finality with open windows."""
+RELEASES_MAX: Final = 16
+"""Workers of an ended task that one step pays what was held, or gives their bonds back; the next block goes on."""
 _Source = tuple[Pool, bytes]
 
 
@@ -73,13 +88,15 @@ def check_fee(charge: int, parameters: TaskParameters) -> int:
     return max(share(charge, parameters.verification_bps), parameters.check_fee_min)
 
 
-def bond_at(spec: JobSpec, price_per_tera_unit: int, window: int, parameters: TaskParameters) -> int:
+def bond_at(
+    spec: JobSpec, price_per_tera_unit: int, window: int, parameters: TaskParameters, rate: int = 0
+) -> int:
     """Return the bond of a worker that starts at ``window``: twice the pay of the windows it may have open.
 
     At least it is a part of what it would be at the job's highest price, and the fees of those who check and judge
     these windows: they are paid out of it where a window is rejected.
     """
-    ahead = range(window, min(spec.windows, window + parameters.open_windows_max))
+    ahead = range(window, min(spec.windows, window + windows_covered(spec, rate, parameters)))
     units = sum(spec.window_units(number) for number in ahead)
     own, highest = (
         share_up(work_price(units, price), parameters.bond_windows_bps)
@@ -89,6 +106,60 @@ def bond_at(spec: JobSpec, price_per_tera_unit: int, window: int, parameters: Ta
     prices = [work_price(spec.window_units(at), price_per_tera_unit) for at in ahead]
     fees = seats * sum(check_fee(price, parameters) for price in prices)
     return max(own, share_up(highest, parameters.bond_floor_bps), fees)
+
+
+def final_ms_of(value: int, parameters: TaskParameters) -> int:
+    """Return how long after its verdicts a window is final, when ``value`` is at stake."""
+    least_ms = min(parameters.final_ms_min, parameters.final_ms)
+    at_stake = min(value, parameters.final_value)
+    return least_ms + (parameters.final_ms - least_ms) * at_stake // parameters.final_value
+
+
+def window_work_ms(spec: JobSpec, window: int, rate: int) -> int:
+    """Return the time of a window at ``rate`` work units a second, 0: unknown; a slow core's time at most."""
+    start, stop = spec.window_range(window)
+    work_ms = (stop - start) * spec.step_ms
+    known = max(rate, spec.requirements.rate_min)
+    return min(work_ms, -(-1000 * spec.window_units(window) // known)) if known else work_ms
+
+
+def windows_covered(spec: JobSpec, rate: int, parameters: TaskParameters, speed: int = 1) -> int:
+    """Return how many open windows a worker's bond covers: as many as keep it busy until the first is final.
+
+    That takes the time of finality, of what is open then, and of the verdicts. A machine ``speed`` times as fast
+    as ``rate`` fills that time with so many more.
+    """
+    window_ms = max(1, window_work_ms(spec, 0, rate))
+    price = work_price(spec.window_units(0), spec.max_price_per_tera_unit)
+    wait_ms = final_ms_of(price * parameters.final_ms // window_ms, parameters) + parameters.reveal_ms
+    return min(parameters.open_windows_max, max(WINDOWS_COVERED_MIN, 1 - (-speed * wait_ms // window_ms)))
+
+
+def open_windows_of(spec: JobSpec, rate: int, parameters: TaskParameters) -> int:
+    """Return how many windows of a job its worker may have open at most: it keeps the states of all of them."""
+    return windows_covered(spec, rate, parameters, SPEED_OPEN)
+
+
+def may_open(record: TaskRecord, spec: JobSpec, charge: int, bond: int, parameters: TaskParameters) -> bool:
+    """Tell whether a worker that has locked ``bond`` may have one more window open, which costs ``charge``.
+
+    The bond covers the price of its open windows, and the fees of their checks and juries. One is always allowed.
+    """
+    if len(record.open_windows) >= parameters.open_windows_max:
+        return False
+    value, count = record.open_charge + charge, len(record.own_windows) + 1
+    if count > open_windows_of(spec, record.rate, parameters):
+        return False
+    seats = max(parameters.verifiers, parameters.verifiers_new) + parameters.jury
+    fees = seats * max(share(value, parameters.verification_bps), count * parameters.check_fee_min)
+    return count == 1 or max(share_up(value, parameters.bond_windows_bps), fees) <= bond
+
+
+def has_room(case: Case) -> bool:
+    """Tell whether the worker may prove the window that is due, as far as its bond and the bound go."""
+    record = case.record
+    charge = charge_of(case, record.next_window)
+    return may_open(record, case.spec, charge, case.vault.held(Pool.BOND, record.worker), case.parameters)
 
 
 def charge_of(case: Case, window: int) -> int:
@@ -165,20 +236,24 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
     vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE, subject=window.number)
 
 
-def _void_sources(blamed: bytes) -> list[_Source]:
+def _void_sources(blamed: bytes, *, is_silent: bool = False) -> list[_Source]:
     budget = (Pool.VERIFICATION, NOBODY)
-    return [(Pool.HOLD, blamed), (Pool.BOND, blamed), budget] if blamed else [budget]
+    if not blamed:
+        return [budget]
+    return [(Pool.BOND, blamed), budget] if is_silent else [(Pool.HOLD, blamed), (Pool.BOND, blamed), budget]
 
 
-def pay_void_verifiers(case: Case, window: WindowRecord, *, blamed: bytes) -> None:
+def pay_void_verifiers(case: Case, window: WindowRecord, *, blamed: bytes, is_silent: bool = False) -> None:
     """Pay the verifiers whose verdicts on a void window stood.
 
     Whoever is to blame for the void pays them, out of what it forfeits and out of its bond; the requester where
-    nobody is, or that is used up.
+    nobody is, or that is used up. What was held of verified windows is not taken for silence.
     """
     addresses = [seat.address for seat in window.verifiers if seat.findings is not None]
     amount = window.fee * len(addresses)
-    _pay_evenly(case, _void_sources(blamed), addresses, amount, Purpose.VERIFIER_FEE, window.number)
+    _pay_evenly(
+        case, _void_sources(blamed, is_silent=is_silent), addresses, amount, Purpose.VERIFIER_FEE, window.number
+    )
 
 
 def juror_fee(window: WindowRecord) -> int:
@@ -249,6 +324,12 @@ def fine_worker(case: Case, worker: bytes) -> None:
     case.vault.burn(Pool.BOND, amount, Purpose.WORKER_FINE, owner=worker)
 
 
+def fine_opening(case: Case, window: WindowRecord) -> None:
+    """Burn the fine for an opening that did not come in time, out of the bond of the window's worker."""
+    fine = min(share(window.charge, case.parameters.opening_fine_bps), case.vault.held(Pool.BOND, window.worker))
+    case.vault.burn(Pool.BOND, fine, Purpose.WORKER_FINE, owner=window.worker, subject=window.number)
+
+
 def pay_kill_fee(case: Case, worker: bytes) -> None:
     """Pay a worker whose task was cancelled under way its share of the price that nobody will earn any more."""
     amount = share(case.vault.held(Pool.PRICE), case.parameters.kill_fee_bps)
@@ -266,24 +347,33 @@ def pay_preparation(case: Case) -> None:
 
 
 def release_bond(case: Case, worker: bytes) -> None:
-    """Give a worker its bond back."""
+    """Give a worker its bond back; it may take another task with it."""
+    node = registry.load_node(case.state, worker)
+    if node is not None:
+        registry.wake_at(case.state, node, case.now)
     case.vault.refund(Pool.BOND, worker, case.vault.held(Pool.BOND, worker), Purpose.BOND_RETURN, owner=worker)
 
 
-def release_idle_bonds(case: Case) -> list[bytes]:
-    """Give back the bonds of workers that left and have no window open; returns their addresses."""
-    busy = {window.worker for window in case.open_windows()} | {case.record.worker}
-    idle = [worker for worker in case.vault.owners(Pool.BOND) if worker not in busy]
-    for worker in idle:
+def release_bonds(case: Case) -> None:
+    """Give the next ``RELEASES_MAX`` workers of an ended task their bonds back."""
+    for worker in case.vault.owners(Pool.BOND, limit=RELEASES_MAX):
         release_bond(case, worker)
-    return idle
+
+
+def release_holds(case: Case) -> None:
+    """Pay the next ``RELEASES_MAX`` workers of an ended task what was held of their pay."""
+    vault = case.vault
+    for worker in vault.owners(Pool.HOLD, limit=RELEASES_MAX):
+        held = vault.held(Pool.HOLD, worker)
+        _pay(case, Pool.HOLD, worker, held, Purpose.HOLD_RELEASE, Role.COMPUTE, owner=worker)
 
 
 def close_escrow(case: Case) -> None:
-    """Pay out what was held and give the rest back to the requester; only bonds stay, for their time."""
+    """Pay out what was held and give the rest back to the requester; only bonds stay, for their time.
+
+    Of more than ``RELEASES_MAX`` workers the first are paid; ``release_holds`` pays the others.
+    """
     vault = case.vault
-    for worker in vault.owners(Pool.HOLD):
-        held = vault.held(Pool.HOLD, worker)
-        _pay(case, Pool.HOLD, worker, held, Purpose.HOLD_RELEASE, Role.COMPUTE, owner=worker)
+    release_holds(case)
     for pool in (Pool.PRICE, Pool.VERIFICATION, Pool.FEE):
         vault.refund(pool, vault.payer, vault.held(pool), Purpose.UNSPENT)

@@ -19,7 +19,15 @@ from state.view import Overlay
 from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
 from tasks.ledger import registry
 from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
-from tasks.ledger.deadlines import CARRIAGE_SLOT, NODE_SLOT, TASK_SLOT, due_before, matches_due
+from tasks.ledger.deadlines import (
+    CARRIAGE_SLOT,
+    NODE_SLOT,
+    RANKS,
+    TASK_SLOT,
+    due_before,
+    matches_due,
+    wakes_due,
+)
 from tasks.ledger.deadlines import cancel as take_due
 from tasks.ledger.lifecycle import Event, Phase, Reason
 from tasks.ledger.open_task import LEDGER_ADDRESS, TASK_CREATED, Case, Scope
@@ -36,11 +44,12 @@ from tasks.ledger.progress import (
     search,
     try_match,
     turn_down,
+    wake,
     wind_up,
 )
 from tasks.ledger.records import TaskRecord, by_requester_key, save_spec
 from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
-from tasks.ledger.settlement import bond_at, budget_of, close_escrow, pay_preparation
+from tasks.ledger.settlement import bond_at, budget_of, charge_of, close_escrow, may_open, pay_preparation
 from tasks.ledger.verification import decline_seat, demand, on_window_due, open_window, prove, reveal, seal
 from tasks.proofs import (
     SAMPLED_MAX,
@@ -131,6 +140,8 @@ _CALLS: Final = {
 
 EVENTS_PER_BLOCK_MAX: Final = 4096
 """Deadlines wait for the next block when those before them told so much: a receipt of events is bounded."""
+POKED_WINDOWS_MAX: Final = 3
+"""Open windows of a task whose windows may be poked."""
 AMOUNT_LIMIT: Final = 1 << 127
 WINDOW_LIMIT: Final = 1 << 32
 
@@ -430,6 +441,10 @@ class _Market:
             ending=0,
             ending_reason=0,
             history=0,
+            parked=0,
+            own_from=0,
+            open_charge=0,
+            rank=min(budget.total.bit_length() // 2, RANKS - 1),
         )
         case = Case(scope, record, is_new=True)
         case.vault = vault
@@ -504,7 +519,7 @@ class _Market:
         record = case.record
         if record.phase != Phase.ASSIGNED:
             raise WrongPhase(record.phase.name.lower())
-        bond = bond_at(case.spec, record.price_per_tera_unit, record.next_window, self._parameters)
+        bond = bond_at(case.spec, record.price_per_tera_unit, record.next_window, self._parameters, record.rate)
         due = max(0, bond - case.vault.held(Pool.BOND, context.sender))
         if payload.amount != due:
             raise PaymentMissing(due=due, got=payload.amount)
@@ -547,8 +562,9 @@ class _Market:
             raise WrongPhase(record.phase.name.lower())
         if proof.window != record.next_window:
             raise ProofMismatch(f"window {record.next_window} is due, not {proof.window}")
-        if len(record.open_windows) >= self._parameters.open_windows_max:
-            raise TooManyOpenWindows(f"{len(record.open_windows)} windows are open")
+        charge = charge_of(case, proof.window)
+        if not may_open(record, spec, charge, case.vault.held(Pool.BOND, record.worker), self._parameters):
+            raise TooManyOpenWindows(f"{len(record.open_windows)} windows are open, or the bond covers no more")
         step_from, step_to = spec.window_range(proof.window)
         if (proof.step_from, proof.step_to) != (step_from, step_to):
             raise ProofMismatch(f"the window covers steps {step_from} to {step_to}")
@@ -558,7 +574,8 @@ class _Market:
             raise ProofMismatch(f"the window has {spec.window_segments(proof.window)} segments")
         prove(case, proof)
         case.change(
-            next_window=proof.window + 1, state_root=proof.state_root_out, vain_offers=0, diverged=()
+            next_window=proof.window + 1, state_root=proof.state_root_out, vain_offers=0, diverged=(),
+            open_charge=record.open_charge + charge,
         )  # fmt: skip
         if proof.window + 1 == record.target:
             free_slot(case)
@@ -598,7 +615,9 @@ class _Market:
     def poke(self, state: Overlay, task_id: bytes, context: Context) -> None:
         case = self._case(state, context, task_id)
         last = case.record.final_windows - 1
-        windows = case.open_windows() if last < 0 else [*case.open_windows(), case.window(last)]
+        # Where more are open, one deadline may void or pay them all: that is for the end of a block.
+        windows = case.open_windows() if len(case.record.open_windows) <= POKED_WINDOWS_MAX else []
+        windows += [] if last < 0 else [case.window(last)]
         due_window = next((window for window in windows if 0 < window.deadline_ms <= case.now), None)
         if 0 < case.record.deadline_ms <= case.now:
             on_task_due(case)
@@ -620,6 +639,7 @@ class _Market:
             emitted += 1
             emit(event)
 
+        wakes = parameters.wakes_per_block
         looks = matches_due(state, block.time_ms, parameters.matches_per_block)  # not of who becomes free below
         for due in due_before(state, block.time_ms, parameters.deadlines_per_block):
             if emitted >= EVENTS_PER_BLOCK_MAX:
@@ -639,6 +659,11 @@ class _Market:
             elif case.window(due.slot - 1).deadline_ms == due.time_ms:
                 on_window_due(case, due.slot - 1)
             case.save()
+        for due in wakes_due(state, block.time_ms, wakes):
+            if emitted >= EVENTS_PER_BLOCK_MAX:
+                break
+            take_due(state, due)
+            wake(Scope(state, block, count, parameters), due.subject[-ADDRESS_BYTES:])
         for due in looks:
             if emitted >= EVENTS_PER_BLOCK_MAX:
                 break
@@ -653,12 +678,14 @@ def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
     """Return the market's kinds of transactions."""
     market = _Market(parameters)
     own = (
-        Rule(REGISTER_NODE, "register_node", 150_000, _decode_offer, lambda p: p.bond, market.register),
-        Rule(UPDATE_NODE, "update_node", 120_000, _decode_offer, lambda p: p.bond, market.update),
+        # A machine that changed looks at parked tasks, and eight may be assigned to it.
+        Rule(REGISTER_NODE, "register_node", 3_000_000, _decode_offer, lambda p: p.bond, market.register),
+        Rule(UPDATE_NODE, "update_node", 3_000_000, _decode_offer, lambda p: p.bond, market.update),
         Rule(RETIRE_NODE, "retire_node", 80_000, _decode_nothing, _free, market.retire),
         Rule(SUSPEND_NODE, "suspend_node", 60_000, _decode_nothing, _free, market.suspend),
         Rule(SET_PAYOUT, "set_payout", 60_000, _decode_payout, _free, market.set_payout),
-        Rule(CREATE_TASK, "create_task", 300_000, _decode_create, market.budget, market.create),
+        # A search for a worker follows.
+        Rule(CREATE_TASK, "create_task", 2_200_000, _decode_create, market.budget, market.create),
         Rule(CANCEL_TASK, "cancel_task", 150_000, _decode_task, _free, market.cancel),
         Rule(ACCEPT_TASK, "accept_task", 150_000, _decode_amount, lambda p: p.amount, market.accept),
         Rule(START_TASK, "start_task", 100_000, _decode_start, _free, market.start),
@@ -670,7 +697,7 @@ def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
         # A search for a worker looks at candidates_max nodes and as many verifiers.
         Rule(POKE, "poke", 2_000_000, _decode_task, _free, market.poke),
         Rule(TOP_UP_TASK, "top_up_task", 80_000, _decode_amount, lambda p: p.amount, market.top_up),
-        Rule(RESUME_TASK, "resume_task", 80_000, _decode_task, _free, market.resume),
+        Rule(RESUME_TASK, "resume_task", 2_000_000, _decode_task, _free, market.resume),
         Rule(GIVE_UP_TASK, "give_up_task", 150_000, _decode_give_up, _free, market.give_up),
         # The draw of another machine is a part of what it does.
         Rule(DECLINE_SEAT, "decline_seat", 300_000, _decode_seat, _free, market.decline),

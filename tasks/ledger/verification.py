@@ -37,6 +37,8 @@ from tasks.ledger.settlement import (
     charge_of,
     check_fee,
     delivery_fees,
+    final_ms_of,
+    fine_opening,
     forfeit_hold,
     give_back_demand,
     pay_delivery,
@@ -376,7 +378,11 @@ def reveal(case: Case, number: int, sender: bytes, findings: tuple[Finding, ...]
     seats[at] = seats[at]._replace(findings=findings)
     _dismiss(case, window, seats[at : at + 1])
     case.put_window(_with_seats(window, seats))
-    if all(seat.findings is not None for seat in seats):
+    if window.phase == WindowPhase.JURY_REVEALING:
+        # A jury may void as many windows as are open: the end of the block does that, within its budget.
+        if all(seat.findings is not None for seat in seats):
+            case.put_window(case.window(number)._replace(deadline_ms=case.now))
+    elif all(seat.findings is not None for seat in seats):
         _close_reveals(case, case.window(number), Reason.ALL_REVEALED)
 
 
@@ -469,7 +475,11 @@ def _check_leaf(case: Case, window: WindowRecord, opening: Opening) -> None:
 
 
 def _accept(case: Case, window: WindowRecord, reason: Reason) -> None:
-    case.advance_window(window.number, WindowEvent.AGREE, reason, deadline_ms=case.now + case.parameters.final_ms)
+    record = case.record
+    is_own = window.number >= record.own_from and window.worker == record.worker
+    value = record.open_charge if is_own else window.charge
+    deadline_ms = case.now + final_ms_of(value, case.parameters)
+    case.advance_window(window.number, WindowEvent.AGREE, reason, deadline_ms=deadline_ms)
 
 
 def _judge(case: Case, window: WindowRecord) -> None:
@@ -614,37 +624,52 @@ def _end_demand(case: Case, window: WindowRecord, event: WindowEvent, reason: Re
 
 def _void(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes) -> None:
     _dismiss(case, window, (*window.verifiers, *window.jurors))
-    pay_void_verifiers(case, window, blamed=blamed)
+    pay_void_verifiers(case, window, blamed=blamed, is_silent=reason == Reason.NOT_OPENED)
+    _close(case, window)
     case.advance_window(window.number, event, reason)
 
 
-def _void_from(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes) -> None:
-    """Void a window and all that stand on it; the task continues from the state before it.
+def _close(case: Case, window: WindowRecord) -> None:
+    """Note that a window of the present worker is open no more."""
+    if window.number >= case.record.own_from and window.worker == case.record.worker:
+        case.change(open_charge=case.record.open_charge - window.charge)
+
+
+def _void_from(
+    case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes
+) -> list[bytes]:  # fmt: skip
+    """Void a window and all that stand on it; the task continues from the state before it. Return their workers.
 
     ``blamed`` is whose fault that is, or empty; it bears the checks of all of them.
     """
     _void(case, window, event, reason, blamed=blamed)
+    workers = [window.worker]
     for number in range(window.number + 1, case.record.next_window):
-        _void(case, case.window(number), WindowEvent.DROP, Reason.PREDECESSOR_VOID, blamed=blamed)
+        later = case.window(number)
+        _void(case, later, WindowEvent.DROP, Reason.PREDECESSOR_VOID, blamed=blamed)
+        workers.append(later.worker)
     case.change(next_window=window.number, state_root=window.proof.state_root_in)
+    return workers
 
 
 def _reject(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes) -> None:
     author = window.worker
-    _void_from(case, window, event, reason, blamed=blamed)
+    workers = _void_from(case, window, event, reason, blamed=blamed)
     if blamed:
-        forfeit_hold(case, author)
+        if reason != Reason.NOT_OPENED:  # what was verified before is not taken for silence
+            forfeit_hold(case, author)
         registry.mark_failure(case.state, author, case.now, case.scope.emit, case.parameters)
     exclude(case, author)
+    give_up_idle(case, workers)
     if case.record.worker:  # another worker than the author built on a void state: it leaves without blame
         lose_worker(case, reason)
     else:
-        give_up_idle(case)
         finish(case)
 
 
 def _fail_unchecked(case: Case, window: WindowRecord) -> None:
-    _void_from(case, window, WindowEvent.DROP, Reason.NO_VERIFIER, blamed=b"")
+    workers = _void_from(case, window, WindowEvent.DROP, Reason.NO_VERIFIER, blamed=b"")
+    give_up_idle(case, workers)
     wind_up(case, Phase.FAILED, Reason.NO_VERIFIER)
 
 
@@ -653,7 +678,10 @@ def _finalise(case: Case, window: WindowRecord) -> None:
     if window.number != case.record.final_windows:
         case.put_window(window._replace(ripe=1, deadline_ms=0))
         return
+    workers = []
     while True:
+        workers.append(window.worker)
+        _close(case, window)
         case.change(final_windows=window.number + 1, final_root=window.proof.state_root_out)
         pay_final_window(case, window)
         window = case.advance_window(window.number, WindowEvent.FINALISE, Reason.CHALLENGE_OVER)
@@ -668,7 +696,7 @@ def _finalise(case: Case, window: WindowRecord) -> None:
             break
     if case.record.phase == Phase.RUNNING and not case.record.deadline_ms:
         arm_running(case)
-    give_up_idle(case)
+    give_up_idle(case, workers)
     finish(case)
 
 
@@ -685,6 +713,12 @@ def on_window_due(case: Case, number: int) -> None:
             _close_seals(case, window, Reason.SEAL_TIMEOUT)
         case WindowPhase.REVEALING | WindowPhase.JURY_REVEALING | WindowPhase.DELIVERY_REVEALING:
             _close_reveals(case, window, Reason.REVEAL_TIMEOUT)
+        case WindowPhase.OPENING if window.reason != Reason.OPENING_LATE:
+            fine_opening(case, window)
+            case.advance_window(
+                number, WindowEvent.EXTEND, Reason.OPENING_LATE,
+                deadline_ms=case.now + case.parameters.opening_extra_ms,
+            )  # fmt: skip
         case WindowPhase.OPENING:
             _reject(case, window, WindowEvent.REJECT, Reason.NOT_OPENED, blamed=window.worker)
         case WindowPhase.ACCEPTED:

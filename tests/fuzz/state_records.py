@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from billing.escrow import _line, _record, add_earnings, earnings_of
+from billing.escrow import _line, _record, _share, add_earnings, earnings_of
 from billing.prices import Role
 from state.primitives.codec import Value, encode
 from state.primitives.committee import Committee
@@ -164,9 +164,14 @@ def state_records(
             ("tasks.ledger.records:load_report",),
         ),
         "escrow": StateRecord(
-            lambda state: state.put(b"e", encode([WHO, 1, 5, 1, 1, 0, [[1, WHO, 3]]])),
+            lambda state: state.put(b"e", encode([WHO, 1, 5, 1, 1, 0, [3, 0, 0, 0, 0]])),
             lambda state: _record(state.get(b"e") or b""),
             ("billing.escrow:_record",),
+        ),
+        "share of an escrow": StateRecord(
+            lambda state: state.put(b"share", encode(5)),
+            lambda state: _share(state.get(b"share") or b""),
+            ("billing.escrow:_share", "billing.escrow:_share_of"),
         ),
         "line of a bill": StateRecord(
             lambda state: state.put(b"bill", encode([1, 1, 1, 1, WHO, 5, None])),

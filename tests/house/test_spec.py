@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 
+from billing import escrow
 from billing import relay as relay_receipts
 from consensus import block_serving, inbound, light, signer, sync, vote_relay, wire
 from consensus.core import limits
@@ -53,7 +54,8 @@ from tasks import proofs
 from tasks import spec as specification
 from tasks.engines import datasets, plan
 from tasks.engines import state as training_state
-from tasks.ledger import carriage, registry, transitions
+from tasks.ledger import carriage, parking, progress, registry, settlement, transitions
+from tasks.ledger import records as task_records
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.programs import tensors
@@ -147,6 +149,20 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "windows_max_of_task": specification.WINDOWS_MAX,
         "leaf_bytes_max": proofs.LEAF_LIMIT_BYTES,
         "sampled_max": proofs.SAMPLED_MAX,
+        "node_record_bytes_max": registry.RECORD_LIMIT_BYTES,
+        "task_record_bytes_max": task_records.TASK_LIMIT_BYTES,
+        "window_record_bytes_max": task_records.WINDOW_LIMIT_BYTES,
+        "history_bytes_max": task_records.HISTORY_LIMIT_BYTES,
+        "report_bytes_max": task_records.REPORT_LIMIT_BYTES,
+        "escrow_record_bytes_max": escrow.RECORD_LIMIT_BYTES,
+        "escrow_share_bytes_max": escrow.SHARE_LIMIT_BYTES,
+        "line_bytes_max": escrow.LINE_LIMIT_BYTES,
+        "carriage_record_bytes_max": carriage.RECORD_LIMIT_BYTES,
+        "releases_max_of_task": settlement.RELEASES_MAX,
+        "poked_windows_max": transitions.POKED_WINDOWS_MAX,
+        "wakes_max": progress.WAKES_MAX,
+        "looks_max": parking.LOOKS_MAX,
+        "turns_max": parking.TURNS_MAX,
         "layers_max": plan.LAYERS_MAX,
         "width_max": plan.WIDTH_MAX,
         "parameters_max": plan.PARAMETERS_MAX,

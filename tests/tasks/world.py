@@ -60,7 +60,7 @@ QUICK: Final = TaskParameters(
     prepare_ms=10_000, window_grace_ms=20_000, replace_ms=30_000, pause_ms=60_000, draw_retry_ms=2_000,
     seal_ms_min=10_000, seal_slack=1, reveal_ms=5_000, final_ms=3_000, bond_release_ms=20_000, cool_down_ms=4_000,
     cool_down_doublings_max=2, match_retry_ms=2_000, retire_ms=10_000, check_fee_min=10**12,
-    decline_ms=1_000, decline_doublings_max=2, reputation_charge_min=1,
+    decline_ms=1_000, decline_doublings_max=2, reputation_charge_min=1, open_windows_max=3, opening_extra_ms=5_000,
 )  # fmt: skip
 
 

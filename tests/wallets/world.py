@@ -260,7 +260,7 @@ class World:
         profile = profile_of(self.verifier, NodeRole.VERIFY, price=1, rate=1)
         raw = sign_transaction(
             self.verifier.secret, chain_id=CHAIN_ID, nonce=0, kind=REGISTER_NODE,
-            payload=[profile_to_value(profile), BOND], gas_limit=150_000, max_fee_per_gas=10**10,
+            payload=[profile_to_value(profile), BOND], gas_limit=3_000_000, max_fee_per_gas=10**10,
         )  # fmt: skip
         sent = await self.ask(0, "dekube_sendTransaction", "0x" + raw.hex())
         receipt = await self.ask(0, "dekube_waitForReceipt", hash=sent["hash"], timeout_ms=60_000)

@@ -15,6 +15,7 @@ TINY = {
     "transport": ("bulk_mib=4", "small_messages=2000", "wan=0"),
     "relay": ("megabytes=8", "circuits=2", "reservations=4", "wan=0"),
     "light": ("records=2", "accounts=500"),
+    "market": ("tasks=300", "machines=40", "repeats=1"),
     "train": ("steps=8", "batch=16"),
     "rpc": ("accounts=20", "seconds=1", "rate_per_s=50", "websockets=20", "network_seconds=0"),
 }

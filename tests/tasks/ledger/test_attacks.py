@@ -196,7 +196,12 @@ def test_the_checks_of_rejected_windows_are_paid_by_their_worker_and_nothing_els
     verifiers: int, fee_min: int, price: int, windows: int, open_max: int, silent: bool, seed: int
 ) -> None:
     parameters = replace(
-        QUICK, verifiers=verifiers, verifiers_new=verifiers, check_fee_min=fee_min, open_windows_max=open_max
+        QUICK,
+        verifiers=verifiers,
+        verifiers_new=verifiers,
+        check_fee_min=fee_min,
+        open_windows_max=open_max,
+        opening_fine_bps=0,
     )
     world = World(parameters=parameters, seed=seed)
     manners = Manners(silent=frozenset({Action.OPEN})) if silent else Manners(lies=True)

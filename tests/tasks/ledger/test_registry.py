@@ -24,6 +24,7 @@ from tasks.ledger.queries import Action
 from tasks.ledger.registry import (
     Gpu,
     NodeProfile,
+    NodeRecord,
     NodeRole,
     NodeStatus,
     candidates,
@@ -339,7 +340,7 @@ def test_after_offers_in_vain_bonds_and_not_words_decide_who_is_offered_a_task()
             seed = digest(b"seed", at.to_bytes(4, "big"))
             record = task._replace(vain_offers=vain_offers)
             node = match_worker(world.state, record, spec(), seed, world.time_ms, lambda _: 0, QUICK)
-            assert node is not None
+            assert isinstance(node, NodeRecord)
             found[node.address] += 1
         return found
 

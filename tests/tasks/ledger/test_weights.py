@@ -146,8 +146,8 @@ def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: di
     check(dearest)
 
 
-def test_the_last_word_of_a_jury_pays_for_all_that_it_ends(dearest: dict[int, int]) -> None:
-    """It voids as many windows as may be open, with all their verifiers, of a machine that is new."""
+def test_the_last_word_of_a_jury_leaves_what_it_ends_to_the_end_of_the_block(dearest: dict[int, int]) -> None:
+    """That voids as many windows as may be open, with all their verifiers, of a machine that is new."""
     parameters = replace(
         QUICK, samples=TaskParameters().samples, verifiers_new=3, new_windows=10, final_ms=100_000,
         seal_ms_min=60_000, reveal_ms=60_000, jury=3,
@@ -167,5 +167,5 @@ def test_the_last_word_of_a_jury_pays_for_all_that_it_ends(dearest: dict[int, in
     world.run(task, until=lambda record: record.reason == Reason.WORK_REJECTED)
     assert world.task(task).next_window == 0 and worker in world.task(task).excluded
     assert world.task(task).phase == Phase.DEGRADED
-    assert dearest[SEAL_VERDICT] and dearest[REVEAL_VERDICT] > 3_000
+    assert dearest[SEAL_VERDICT] and 0 < dearest[REVEAL_VERDICT] < 1_500
     check(dearest)

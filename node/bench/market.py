@@ -1,0 +1,385 @@
+"""`dekube bench market`: the worst blocks that anybody can buy, over a market of many tasks and machines.
+
+The state lies in a database as a node has it, but without a trie. Each block is executed from the same state, so
+that none helps another. Its transactions are signed and recovered before: a node does that in other processes.
+Times are of the processor, so that other work on the machine counts little.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from time import process_time
+from typing import Any, Final, NamedTuple
+
+from billing.escrow import Pool, Purpose, Vault
+from node.bench.transfers import secret_of
+from node.chain.runtime import make_runtime
+from state.primitives.codec import Value
+from state.primitives.genesis import Genesis, GenesisValidator
+from state.primitives.hashing import digest
+from state.primitives.keys import SecretKey
+from state.primitives.transactions import decode_transaction, sign_transaction
+from state.primitives.vrf import vrf_key_of
+from state.store.database import open_database
+from state.store.options import StoreOptions
+from state.store.readers import scan_state
+from state.store.records import STATE
+from state.transition.rules import BlockContext
+from state.transition.runtime import BlockInput, Execution, Runtime
+from state.view import Overlay, Reader
+from state.view.accounts import credit
+from tasks.ledger import registry
+from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.records import Opened, Seat, TaskRecord, WindowRecord, by_duty_key, save_spec
+from tasks.ledger.registry import NodeProfile, NodeRole
+from tasks.ledger.transitions import OPEN_WINDOW, POKE, UPDATE_NODE, node_payload
+from tasks.proofs import (
+    Code,
+    Finding,
+    Opening,
+    SegmentLeaf,
+    WindowProof,
+    make_opening,
+    opening_to_value,
+    probe_seal,
+    segment_root,
+)
+from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
+
+__all__ = ["run"]
+
+CHAIN_ID: Final = 2**31 - 3
+START_MS: Final = 1_700_000_000_000
+NOW_MS: Final = START_MS + 1_000_000
+DKB: Final = 10**18
+PRICE: Final = 3 * DKB
+"""What machines ask for; parked tasks pay half of it."""
+GAS_LIMIT: Final = 300_000_000
+_BATCH: Final = 50_000
+_ACCOUNT: Final = 10**24
+_SALT, _PROBE = b"s" * 32, b"p" * 32
+_MEMORIES: Final = (0, 1 << 4, 1 << 8, 1 << 12, 1 << 15)
+_SPEEDS: Final = (0, 1 << 6, 1 << 12)
+Fill = Callable[[Overlay], None]
+
+
+class _Disk:
+    """A state in a database."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = open_database(path, StoreOptions())
+
+    def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._db.get(STATE + key)
+        return value
+
+    def scan(self, start: bytes, stop: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        return scan_state(self._db, start, stop, limit)
+
+    def write(self, changes: dict[bytes, bytes | None]) -> None:
+        with self._db.write_batch() as batch:
+            for key, value in changes.items():
+                if value is not None:
+                    batch.put(STATE + key, value)
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class _Block(NamedTuple):
+    """What is put into the state before a block, and the block's transactions: sender, kind, payload."""
+
+    fill: Fill
+    body: tuple[tuple[SecretKey, int, list[Value]], ...]
+
+
+def _job(number: int = 0, *, price: int = PRICE // 2, windows: int = 3, match_ms: int = 86_400_000) -> JobSpec:
+    """Return a job that no machine takes at its price, of one of the classes of requirements."""
+    wanted = Requirements(0, _MEMORIES[number % len(_MEMORIES)], _SPEEDS[number % len(_SPEEDS)])
+    return JobSpec(
+        kind="train", level=3, profile="exact/1", model=Model("mlp", (64, 32, 10), "relu"),
+        dataset=Dataset(b"d" * 32, b"D" * 32, 1437), batch=32,
+        optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=b"s" * 32,
+        init_root=b"i" * 32, schedule=Schedule(20 * windows, 5, 20), max_price_per_tera_unit=price,
+        requirements=wanted, match_ms=match_ms,
+    )  # fmt: skip
+
+
+def _context(time_ms: int, runtime: Runtime) -> BlockContext:
+    return BlockContext(
+        1, time_ms, 1, bytes(20), digest(b"beacon", b"bench"), runtime.chain, CHAIN_ID, runtime.genesis_hash, 0
+    )
+
+
+def _ignore(_event: object) -> None:
+    """Events of what is filled in are of no interest."""
+
+
+class _Market:
+    """Writes tasks and machines as the rules would, without their transactions."""
+
+    def __init__(self, state: Overlay, runtime: Runtime, parameters: TaskParameters) -> None:
+        self.state = state
+        self.parameters = parameters
+        self.block = _context(START_MS, runtime)
+
+    def machine(self, key: SecretKey, *, price: int = PRICE) -> None:
+        address = key.address
+        credit(self.state, address, _ACCOUNT)
+        roles = NodeRole.COMPUTE | NodeRole.VERIFY
+        profile = NodeProfile(address, roles, (), 64, 64_000, 64, price, 1 << 13, 16, 0, (), "bench")
+        bond = self.parameters.node_bond_min
+        registry.register(self.state, address, profile, bond, self.block, _ignore, self.parameters)
+
+    def task(self, number: int, job: JobSpec, requester: bytes, **fields: Any) -> Case:
+        """Write a task with its escrow; returns it open for changes."""
+        task_id = digest(b"bench-task", number.to_bytes(8, "big"))
+        save_spec(self.state, task_id, encode_spec(job))
+        times = dict.fromkeys(TaskRecord._fields, 0)
+        values: dict[str, Any] = {
+            **times, "id": task_id, "requester": requester, "phase": Phase.MATCHING, "reason": Reason.ADMITTED,
+            "created_ms": START_MS, "changed_ms": START_MS, "match_by_ms": NOW_MS + 86_400_000, "worker": b"",
+            "diverged": (), "excluded": (), "target": job.windows, "state_root": job.init_root,
+            "final_root": job.init_root, "history": 2, "deadline_ms": NOW_MS + 86_400_000, **fields,
+        }  # fmt: skip
+        vault = Vault.create(self.state, task_id, requester, _ignore, 0)
+        for pool, purpose in ((Pool.PRICE, Purpose.PRICE), (Pool.VERIFICATION, Purpose.VERIFICATION)):
+            vault.lock(pool, requester, 10 * DKB, purpose)
+        case = Case(Scope(self.state, self.block, _ignore, self.parameters), TaskRecord(**values), is_new=True)
+        case.vault = vault
+        return case
+
+    def parked(self, number: int, requester: bytes) -> None:
+        self.task(number, _job(number), requester, parked=1).save()
+
+    def running(self, number: int, requester: bytes, worker: bytes, verifiers: list[bytes], windows: int) -> bytes:
+        """Write a task whose first ``windows`` windows wait for their worker's opening; returns its id."""
+        job = _job(price=PRICE, windows=windows + 1)
+        case = self.task(
+            number, job, requester, phase=Phase.RUNNING, reason=Reason.STARTED, worker=worker, busy=0, attempts=1,
+            price_per_tera_unit=PRICE, next_window=windows, started_ms=START_MS,
+        )  # fmt: skip
+        case.vault.lock(Pool.BOND, worker, DKB, Purpose.WORKER_BOND, owner=worker)
+        self.state.put(by_duty_key(worker, case.record.id), b"\x01")
+        for window in range(windows):
+            leaves = _leaves(job, window)
+            case.begin_window(_window(case.record.id, job, window, leaves, worker, verifiers))
+        case.save()
+        return case.record.id
+
+
+def _leaves(job: JobSpec, window: int) -> list[SegmentLeaf]:
+    roots = [digest(b"bench-state", bytes([window, at])) for at in range(job.window_segments(window) + 1)]
+    return [
+        SegmentLeaf(
+            at, *job.segment_range(window, at), roots[at], roots[at + 1], b"b" * 32, 0,
+            probe_seal(_PROBE, _SALT), b"B" * 32,
+        )
+        for at in range(len(roots) - 1)
+    ]  # fmt: skip
+
+
+def _window(
+    task: bytes, job: JobSpec, number: int, leaves: list[SegmentLeaf], worker: bytes, verifiers: list[bytes]
+) -> WindowRecord:
+    step_from, step_to = job.window_range(number)
+    proof = WindowProof(
+        task, number, step_from, step_to, leaves[0].state_root_before, leaves[-1].state_root_after,
+        segment_root(leaves), len(leaves), b"L" * 32, b"O" * 32,
+    )  # fmt: skip
+    findings = tuple(Finding(leaf.segment, Code.COMPUTED, _PROBE, leaf.state_root_after) for leaf in leaves)
+    seats = tuple(Seat(verifier, b"v" * 32, findings) for verifier in verifiers)
+    opened: tuple[Opened, ...] = ()
+    return WindowRecord(
+        task, number, WindowPhase.OPENING, Reason.OPENING_LATE, proof, worker, 0, NOW_MS + 60_000, 0,
+        tuple(leaf.segment for leaf in leaves), seats, opened, -1, (), tuple(verifiers), (), DKB // 1000,
+        5 * 10**14, 0,
+    )  # fmt: skip
+
+
+class _Bench:
+    """The filled state and the blocks over it."""
+
+    def __init__(self, disk: _Disk, tasks: int, machines: int) -> None:
+        self.tasks = tasks
+        self.keys = [secret_of(number) for number in range(max(machines, 4))]
+        self.requester = secret_of(1 << 40)
+        self.validator = secret_of((1 << 40) + 1)
+        stake = GenesisValidator(
+            self.validator.address, self.validator.vote_key, vrf_key_of(self.validator).public, 1_000 * DKB
+        )
+        self.runtime = make_runtime(Genesis(CHAIN_ID, "bench", START_MS, True, (), (stake,), ()))
+        self.parameters = TaskParameters()
+        self.disk = disk
+        for changes in self._filled():
+            disk.write(changes)
+
+    def _filled(self) -> Iterator[dict[bytes, bytes | None]]:
+        yield self.runtime.genesis_changes()
+        for start in range(0, max(self.tasks, len(self.keys)), _BATCH):
+            state = Overlay(self.disk)
+            market = _Market(state, self.runtime, self.parameters)
+            if not start:
+                credit(state, self.requester.address, 10**30)
+            for key in self.keys[start : start + _BATCH]:
+                market.machine(key)
+            for number in range(start, min(self.tasks, start + _BATCH)):
+                market.parked(number, self.requester.address)
+            yield {key: value for key, value in state.changes.items() if not _is_wake(key)}
+
+    def pokes(self) -> _Block:
+        """Only pokes, each of a task whose search is due and which a machine takes."""
+        count = GAS_LIMIT // self.runtime.rules[POKE].gas
+        ids: list[bytes] = []
+
+        def fill(state: Overlay) -> None:
+            for case in self._searching(state, count):
+                ids.append(case.record.id)
+                case.save()
+
+        fill(Overlay(self.disk))
+        return _Block(fill, tuple((self.requester, POKE, [task]) for task in ids[:count]))
+
+    def _searching(self, state: Overlay, count: int) -> Iterator[Case]:
+        market = _Market(state, self.runtime, self.parameters)
+        for at in range(count):
+            yield market.task(
+                self.tasks + at, _job(price=2 * PRICE), self.requester.address, match_at_ms=NOW_MS - 1, history=at
+            )
+
+    def looks(self) -> _Block:
+        """No transaction: first searches for all of which there is a worker."""
+
+        def fill(state: Overlay) -> None:
+            for case in self._searching(state, 4 * self.parameters.matches_per_block):
+                case.change(match_at_ms=case.record.changed_ms)
+                case.save()
+
+        return _Block(fill, ())
+
+    def openings(self) -> _Block:
+        """Only openings of windows with three verifiers."""
+        count = GAS_LIMIT // self.runtime.rules[OPEN_WINDOW].gas
+        worker, verifiers = self.keys[0], [key.address for key in self.keys[1:4]]
+        leaves = _leaves(_job(price=PRICE, windows=2), 0)
+        shown: list[Opening] = [make_opening(leaves, at, _PROBE, _SALT) for at in range(len(leaves))]
+        ids: list[bytes] = []
+
+        def fill(state: Overlay) -> None:
+            market = _Market(state, self.runtime, self.parameters)
+            running = partial(market.running, requester=self.requester.address, worker=worker.address)
+            ids.extend(running(self.tasks + at, verifiers=verifiers, windows=1) for at in range(count))
+
+        fill(Overlay(self.disk))
+        values: list[Value] = [opening_to_value(opening) for opening in shown]
+        return _Block(fill, tuple((worker, OPEN_WINDOW, [task, 0, values]) for task in ids[:count]))
+
+    def updates(self) -> _Block:
+        """Only updates of machines that ask for next to nothing now: each wakes parked tasks."""
+        count = min(len(self.keys), GAS_LIMIT // self.runtime.rules[UPDATE_NODE].gas)
+        body = []
+        for key in self.keys[:count]:
+            node = registry.require_node(self.disk, key.address)
+            body.append((key, UPDATE_NODE, node_payload(node.profile._replace(price_per_tera_unit=1), 0)))
+        return _Block(lambda state: None, tuple(body))
+
+    def deadlines(self) -> _Block:
+        """No transaction: deadlines, each of which voids as many windows as a task may have open."""
+        return _Block(self._fill_deadlines, ())
+
+    def _fill_deadlines(self, state: Overlay) -> None:
+        market = _Market(state, self.runtime, self.parameters)
+        verifiers = [key.address for key in self.keys[1:4]]
+        for at in range(64):
+            number = 2 * self.tasks + at
+            windows = self.parameters.open_windows_max
+            task = market.running(number, self.requester.address, self.keys[0].address, verifiers, windows)
+            case = Case.load(Scope(state, market.block, _ignore, self.parameters), task)
+            case.put_window(case.window(0)._replace(deadline_ms=NOW_MS - 1))
+            case.save()
+
+    def everything(self) -> _Block:
+        """Updates, and at the end of the block deadlines and first searches in full."""
+        updates, looks = self.updates(), self.looks()
+
+        def fill(state: Overlay) -> None:
+            looks.fill(state)
+            self._fill_deadlines(state)
+
+        return _Block(fill, updates.body)
+
+    def execute(self, block: _Block, repeats: int) -> tuple[float, Execution]:
+        """Return the median time of ``repeats`` executions in milliseconds, and what one of them did."""
+        times = []
+        proof = vrf_key_of(self.validator).prove((1).to_bytes(8, "big"))
+        for _ in range(repeats):
+            parent: Overlay = Overlay(self.disk)
+            block.fill(parent)
+            checked = [self.runtime.check(transaction) for transaction in self._signed(parent, block)]
+            given = BlockInput(1, 0, 1, 0, NOW_MS, self.runtime.base_fee(parent), proof)
+            gc.collect()
+            begun_s = process_time()
+            execution = self.runtime.execute(parent, given, checked)
+            times.append(1000 * (process_time() - begun_s))
+        refused = [receipt for receipt in execution.receipts if receipt[1] != 1]
+        if refused:
+            raise AssertionError(f"{len(refused)} of {len(checked)} transactions were refused")
+        return statistics.median(times), execution
+
+    def _signed(self, state: Reader, block: _Block) -> Iterator[Any]:
+        nonces: dict[bytes, int] = {}
+        for key, kind, payload in block.body:
+            nonce = nonces.get(key.address, 0)
+            nonces[key.address] = nonce + 1
+            raw = sign_transaction(
+                key, chain_id=CHAIN_ID, nonce=nonce, kind=kind, payload=payload, gas_limit=GAS_LIMIT,
+                max_fee_per_gas=10**10, max_priority_fee_per_gas=0,
+            )  # fmt: skip
+            transaction = decode_transaction(raw)
+            transaction.recover_sender()
+            yield transaction
+
+
+def _is_wake(key: bytes) -> bool:
+    """Tell whether a change is a machine's look that its registration asks for: the state is at rest."""
+    return key[0] == 0x23 and key[1] & 0x20 != 0 and not key[1] & 0xC0
+
+
+def _matched(execution: Execution) -> int:
+    topic = WORKER_ASSIGNED.topic
+    return sum(event.topics[0] == topic for events in execution.events for event in events)
+
+
+def run(*, tasks: int = 100_000, machines: int = 1_000, repeats: int = 3) -> dict[str, float]:
+    """Fill a state with ``tasks`` parked tasks and ``machines`` machines; return the times of the worst blocks.
+
+    ``matches_per_s`` counts the workers that first searches assign, by the time of the block in which they do.
+    """
+    with tempfile.TemporaryDirectory(prefix="dekube-market-") as name:
+        disk = _Disk(Path(name))
+        try:
+            begun_s = process_time()
+            bench = _Bench(disk, tasks, machines)
+            figures: dict[str, float] = {
+                "tasks": tasks, "machines": machines, "fill_s": round(process_time() - begun_s, 1),
+            }  # fmt: skip
+            for block in (
+                bench.pokes, bench.openings, bench.updates, bench.deadlines, bench.looks, bench.everything,
+            ):  # fmt: skip
+                taken_ms, execution = bench.execute(block(), repeats)
+                figures[f"{block.__name__}_block_ms"] = round(taken_ms, 1)
+                if block == bench.looks:
+                    figures["matches_per_s"] = round(1000 * _matched(execution) / taken_ms)
+                if block == bench.updates:
+                    figures["woken_and_matched"] = _matched(execution)
+        finally:
+            disk.close()
+    times = [value for name, value in figures.items() if name.endswith("_block_ms")]
+    return {"worst_block_ms": max(times), **figures}
