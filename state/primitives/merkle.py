@@ -18,9 +18,14 @@ __all__ = [
     "EMPTY_ROOT",
     "LEAVES_MAX",
     "MerkleProof",
+    "MerkleTree",
+    "ancestor_of",
+    "leaf_hash",
+    "level_width",
     "merkle_proof",
     "merkle_proofs",
     "merkle_root",
+    "root_of_top",
     "verify_merkle_proof",
 ]
 
@@ -48,16 +53,82 @@ def _root(count: int, top: bytes) -> bytes:
     return blake2b(count.to_bytes(8, "big") + top, digest_size=32, person=b"merkle-root").digest()
 
 
+class MerkleTree:
+    """All nodes of a tree, to show any part of it. Level 0 has the hashes of the leaves."""
+
+    __slots__ = ("leaves", "levels")
+
+    def __init__(self, leaves: Sequence[bytes]) -> None:
+        """Raises ValueError for no leaves."""
+        if not leaves:
+            raise ValueError("a tree has leaves")
+        self.leaves = len(leaves)
+        self.levels = [[_leaf(leaf) for leaf in leaves]]
+        while len(self.levels[-1]) > 1:
+            self.levels.append(_above(self.levels[-1]))
+
+    @property
+    def root(self) -> bytes:
+        """The same as ``merkle_root`` of the leaves."""
+        return _root(self.leaves, self.levels[-1][0])
+
+    def siblings(self, index: int) -> tuple[bytes, ...]:
+        """Return the siblings of leaf ``index``, from the leaf upwards. Raises IndexError."""
+        if not 0 <= index < self.leaves:
+            raise IndexError(index)
+        return tuple(
+            level[index >> depth ^ 1]
+            for depth, level in enumerate(self.levels[:-1])
+            if index >> depth ^ 1 < len(level)
+        )
+
+    def nodes(self, level: int, index: int, depth: int) -> tuple[bytes, ...]:
+        """Return the nodes ``depth`` levels below node ``index`` of ``level``. Raises IndexError."""
+        if not 0 <= level - depth <= level < len(self.levels) or not 0 <= index < len(self.levels[level]):
+            raise IndexError((level, index, depth))
+        return tuple(self.levels[level - depth][index << depth : (index + 1) << depth])
+
+
+def _above(level: list[bytes]) -> list[bytes]:
+    above = [_inner(level[i] + level[i + 1]) for i in range(0, len(level) - 1, 2)]
+    return above + level[-1:] if len(level) % 2 else above
+
+
+def leaf_hash(leaf: bytes) -> bytes:
+    """Return the node of a leaf."""
+    return _leaf(leaf)
+
+
+def level_width(leaves: int, level: int) -> int:
+    """Return the number of nodes of a level; level 0 are the leaves."""
+    return -(-leaves >> level)
+
+
+def ancestor_of(nodes: Sequence[bytes], depth: int) -> bytes:
+    """Return the node ``depth`` levels above ``nodes``, which are all its descendants of their level.
+
+    Only the last node of a level has no sibling, so a count that is not 2^depth ends its level.
+    """
+    level = list(nodes)
+    for _ in range(depth):
+        level = _above(level)
+    if len(level) != 1:
+        raise ValueError(f"{len(nodes)} nodes have no common node {depth} levels above")
+    return level[0]
+
+
+def root_of_top(leaves: int, top: bytes) -> bytes:
+    """Return the root of a tree of ``leaves`` leaves whose single uppermost node is ``top``."""
+    return _root(leaves, top)
+
+
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
     """Return the root over ``leaves`` in their order; EMPTY_ROOT for none."""
     if not leaves:
         return EMPTY_ROOT
     level = [_leaf(leaf) for leaf in leaves]
     while len(level) > 1:
-        above = [_inner(level[i] + level[i + 1]) for i in range(0, len(level) - 1, 2)]
-        if len(level) % 2:
-            above.append(level[-1])
-        level = above
+        level = _above(level)
     return _root(len(leaves), level[0])
 
 
@@ -70,33 +141,16 @@ def merkle_proof(leaves: Sequence[bytes], index: int) -> MerkleProof:
     while len(level) > 1:
         if at ^ 1 < len(level):
             siblings.append(level[at ^ 1])
-        above = [_inner(level[i] + level[i + 1]) for i in range(0, len(level) - 1, 2)]
-        if len(level) % 2:
-            above.append(level[-1])
-        level, at = above, at // 2
+        level, at = _above(level), at // 2
     return MerkleProof(index, len(leaves), tuple(siblings))
 
 
 def merkle_proofs(leaves: Sequence[bytes]) -> tuple[bytes, tuple[MerkleProof, ...]]:
     """Return the root over ``leaves`` and the proof of each, every leaf hashed once."""
-    levels = [[_leaf(leaf) for leaf in leaves]]
-    while len(levels[-1]) > 1:
-        level = levels[-1]
-        above = [_inner(level[i] + level[i + 1]) for i in range(0, len(level) - 1, 2)]
-        levels.append(above + level[-1:] if len(level) % 2 else above)
-    proofs = tuple(
-        MerkleProof(
-            index,
-            len(leaves),
-            tuple(
-                level[index >> depth ^ 1]
-                for depth, level in enumerate(levels[:-1])
-                if index >> depth ^ 1 < len(level)
-            ),
-        )
-        for index in range(len(leaves))
-    )
-    return (_root(len(leaves), levels[-1][0]) if leaves else EMPTY_ROOT), proofs
+    if not leaves:
+        return EMPTY_ROOT, ()
+    tree = MerkleTree(leaves)
+    return tree.root, tuple(MerkleProof(at, tree.leaves, tree.siblings(at)) for at in range(tree.leaves))
 
 
 def verify_merkle_proof(root: bytes, leaf: bytes, proof: MerkleProof) -> bool:

@@ -76,7 +76,10 @@ class Program:
     """A program whose shapes were checked.
 
     ``stores`` are the tensors that make the state after the step, by their name there; ``probe`` and ``loss`` are
-    tensors too. ``operators`` is the table that the calls were checked against. Raises ProgramInvalid.
+    tensors too. No call reads a store or the probe: so whatever a wrong element follows from stands in the trace,
+    the state before, or the data. ``operators`` is the table that the calls were checked against.
+
+    Raises ProgramInvalid.
     """
 
     sources: tuple[Source, ...]
@@ -93,6 +96,8 @@ class Program:
         outputs = [*self.stores.values(), self.probe, self.loss]
         if not all(len(self.sources) <= number < count for number in outputs) or len(set(outputs)) != len(outputs):
             raise ProgramInvalid("a state, the probe and the loss are results of different calls")
+        if not set(outputs[:-1]).isdisjoint(at for call in self.calls for at in call.inputs):
+            raise ProgramInvalid("no call reads what makes the state after the step, nor the probe")
         if len({(source.kind, source.key) for source in self.sources}) != len(self.sources):
             raise ProgramInvalid("two sources have one name")
 

@@ -52,6 +52,7 @@ from state.transition import errors as transition
 from state.view.tables import Table
 from tasks import proofs
 from tasks import spec as specification
+from tasks.dispute import game, moves
 from tasks.engines import datasets, plan
 from tasks.engines import state as training_state
 from tasks.ledger import carriage, parking, progress, registry, settlement, transitions
@@ -175,6 +176,9 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "match_ms_max": specification.MATCH_MS_MAX,
         "tensor_leaf_bytes": training_state.TENSOR_LEAF_BYTES,
         "program_leaf_bytes": tensors.LEAF_BYTES,
+        "dispute_moves_max": game.MOVES_MAX,
+        "dispute_move_bytes_max": moves.MOVE_LIMIT_BYTES,
+        "dispute_fanout": moves.FANOUT,
         "events_per_block_max": transitions.EVENTS_PER_BLOCK_MAX,
         "receipt_bytes_max_of_relay": relay_receipts.RECEIPT_BYTES_MAX,
         "receipt_life_ms": relay_receipts.RECEIPT_LIFE_MS,

@@ -1,0 +1,98 @@
+"""Decoders of disputes, and the game itself: no move of either side does more than lose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from random import Random
+
+from tasks.dispute.commitments import Question, decode_record, encode_record
+from tasks.dispute.errors import MoveRefused
+from tasks.dispute.game import Game, Side, begin, play, turn_of
+from tasks.dispute.moves import Move, Name, Partials, PickTerms, decode_move, encode_move
+from tasks.dispute.players import Accused, Challenger
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.tensors import ElementType, TensorType, unpack_leaf
+from tests.fuzz.targets.base import Target, canonical
+from tests.tasks.dispute.toys import Segment, influential, random_program, random_sources
+
+_KIND = TensorType(ElementType.BINARY64, 2, 17)
+
+
+def _changed(content: bytes, is_wrong: bool) -> bytes:
+    return bytes([*content[:-3], content[-3] ^ 1, *content[-2:]]) if is_wrong else content
+
+
+@cache
+def _game(seed: int) -> tuple[Question, tuple[Game, ...], tuple[Move, ...]]:
+    """Return a whole game that is played on chain: each of its states, and its moves."""
+    random = Random(seed)
+    program = random_program(random)
+    sources = random_sources(program, random)
+    honest = Segment(program, 5, 17, sources)
+    wrong = max(number for number in influential(program) if program.types[number].element.size == 8)
+    liar = Segment(program, 5, 17, sources, {3: lambda number, content: _changed(content, number == wrong)})
+    question = liar.question()
+    accused, challenger = Accused(question, liar.witness()), Challenger(question, honest.witness())
+    games, moves = [begin(question)], list[Move]()
+    while (side := turn_of(games[-1])) is not None:
+        move = accused.move(games[-1]) if side is Side.ACCUSED else challenger.move(games[-1], moves)
+        games.append(play(question, games[-1], side, move))
+        moves.append(move)
+    return question, tuple(games), tuple(moves)
+
+
+def _play_everywhere(data: bytes) -> None:
+    """Make one move in every state of a game, whoever is to move there."""
+    move = decode_move(data)
+    assert encode_move(move) == data
+    question, games, _ = _game(4)
+    for game in games:
+        side = turn_of(game)
+        if side is None:
+            continue
+        try:
+            after = play(question, game, side, move)
+        except MoveRefused:
+            continue
+        assert after.moves == game.moves + 1
+
+
+def _samples(seed: int) -> tuple[bytes, ...]:
+    moves = _game(seed)[2]
+    openings = next(move.openings for move in moves if isinstance(move, Name))
+    folds = (Partials((1, -2, 1 << 100), openings), PickTerms(3, openings), PickTerms(0, ()))
+    return tuple(encode_move(move) for move in (*moves, *folds))
+
+
+def targets() -> Iterator[tuple[str, Target]]:
+    _, games, _ = _game(4)
+    record = next(game.record for game in games if game.record is not None)
+    yield (
+        "move of a dispute",
+        Target(
+            _play_everywhere,
+            _samples(4),
+            (
+                "tasks.dispute.moves:decode_move",
+                "tasks.dispute.moves:_openings",
+                "tasks.dispute.moves:_leaf",
+                "tasks.dispute.commitments:hashes",
+            ),
+            memory=400,
+        ),
+    )
+    yield (
+        "record of a step",
+        Target(
+            canonical(decode_record, encode_record), (encode_record(record),),
+            ("tasks.dispute.commitments:decode_record",),
+        ),
+    )  # fmt: skip
+    yield (
+        "leaf of a tensor",
+        Target(
+            lambda data: unpack_leaf(_KIND, 1, data), (bytes(8),), ("tasks.programs.tensors:unpack_leaf",),
+            (ProgramInvalid,),
+        ),
+    )  # fmt: skip
