@@ -1,0 +1,119 @@
+"""A game as a record of the chain: its canonical bytes (market.md 7.7)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from state.primitives.codec import Value, decode, encode
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
+from state.primitives.merkle import LEAVES_MAX
+from tasks.dispute.commitments import RECORD_LIMIT_BYTES, StepRecord, decode_record, encode_record
+from tasks.dispute.game import MOVES_MAX, Descent, Ending, Fold, Game, Stage
+from tasks.dispute.judge import Element
+from tasks.dispute.moves import CONTENT_LIMIT_BYTES, FANOUT, FOLD_BITS_MAX, TENSOR_NUMBER_MAX, Tree
+from tasks.programs.tensors import DIMENSION_MAX
+
+__all__ = ["GAME_LIMIT_BYTES", "decode_game", "encode_game"]
+
+GAME_LIMIT_BYTES: Final = FANOUT * (CONTENT_LIMIT_BYTES + 3) + 1024
+"""A game has at most FANOUT shown leaves, and little else."""
+STEPS_MAX: Final = 1 << 32
+
+
+def encode_game(game: Game) -> bytes:
+    """Return the canonical bytes of a game."""
+    return encode([
+        int(game.stage),
+        game.moves,
+        None if game.descent is None else list(game.descent),
+        list(game.shown),
+        game.step + 1,
+        None if game.record is None else encode_record(game.record),
+        game.state_before,
+        game.trace_root,
+        None if game.element is None else list(game.element),
+        None if game.fold is None else list(game.fold),
+        list(game.partials),
+        0 if game.ending is None else int(game.ending),
+    ])  # fmt: skip
+
+
+def decode_game(data: bytes) -> Game:
+    """Return the game of canonical bytes. Raises DecodeError."""
+    match decode(data, limit_bytes=GAME_LIMIT_BYTES):
+        case [
+            int(stage), int(moves), (list() | None) as descent, list(shown), int(step),
+            (bytes() | None) as record, bytes(before), bytes(trace), (list() | None) as element,
+            (list() | None) as fold, list(partials), int(ending),
+        ] if (
+            0 <= moves <= MOVES_MAX and 0 <= step <= STEPS_MAX
+            and len(before) in (0, HASH_BYTES) and len(trace) in (0, HASH_BYTES)
+            and len(shown) <= FANOUT
+            and all(type(item) is bytes and len(item) <= CONTENT_LIMIT_BYTES for item in shown)
+            and len(partials) <= FANOUT and all(_is_fold(value) for value in partials)
+        ):  # fmt: skip
+            return Game(
+                stage=_member(Stage, stage),
+                moves=moves,
+                descent=None if descent is None else _descent(descent),
+                shown=tuple(shown),
+                step=step - 1,
+                record=None if record is None else _record(record),
+                state_before=before,
+                trace_root=trace,
+                element=None if element is None else _element(element),
+                fold=None if fold is None else _fold(fold),
+                partials=tuple(partials),
+                ending=None if ending == 0 else _member(Ending, ending),
+            )
+    raise DecodeError("not a game")
+
+
+def _member(kind: Any, number: int) -> Any:
+    try:
+        return kind(number)
+    except ValueError as error:
+        raise DecodeError(str(error)) from None
+
+
+def _is_fold(value: Value) -> bool:
+    return type(value) is int and value.bit_length() <= FOLD_BITS_MAX
+
+
+def _record(data: bytes) -> StepRecord:
+    if len(data) > RECORD_LIMIT_BYTES:
+        raise DecodeError("too large for the record of a step")
+    return decode_record(data)
+
+
+def _descent(value: list[Any]) -> Descent:
+    match value:
+        case [
+            (Tree.STEPS | Tree.TRACE | Tree.AFTER | Tree.TENSOR) as tree, int(tensor), bytes(root), int(leaves),
+            int(level), int(position), bytes(node),
+        ] if (
+            0 <= tensor < TENSOR_NUMBER_MAX and len(root) == HASH_BYTES and 0 < leaves <= LEAVES_MAX
+            and 0 <= level <= LEAVES_MAX.bit_length() and 0 <= position < LEAVES_MAX
+            and len(node) in (0, HASH_BYTES)
+        ):  # fmt: skip
+            return Descent(tree, tensor, root, leaves, level, position, node)
+    raise DecodeError("not a descent")
+
+
+def _element(value: list[Any]) -> Element:
+    match value:
+        case [int(tensor), int(row), int(column)] if (
+            0 <= tensor < TENSOR_NUMBER_MAX and 0 <= row < DIMENSION_MAX and 0 <= column < DIMENSION_MAX
+        ):
+            return Element(tensor, row, column)
+    raise DecodeError("not an element")
+
+
+def _fold(value: list[Any]) -> Fold:
+    match value:
+        case [int(first), int(terms), (int() | None) as total] if (
+            0 <= first < DIMENSION_MAX and 0 < terms <= DIMENSION_MAX and (total is None or _is_fold(total))
+        ):
+            return Fold(first, terms, total)
+    raise DecodeError("not a fold")
