@@ -26,6 +26,7 @@ __all__ = [
     "merkle_proofs",
     "merkle_root",
     "root_of_top",
+    "verify_leaf_hash",
     "verify_merkle_proof",
 ]
 
@@ -60,10 +61,20 @@ class MerkleTree:
 
     def __init__(self, leaves: Sequence[bytes]) -> None:
         """Raises ValueError for no leaves."""
-        if not leaves:
+        self._grow([_leaf(leaf) for leaf in leaves])
+
+    @classmethod
+    def of_hashes(cls, hashes: Sequence[bytes]) -> MerkleTree:
+        """Return the tree over leaves of which only the hashes are known. Raises ValueError for none."""
+        tree = cls.__new__(cls)
+        tree._grow(list(hashes))
+        return tree
+
+    def _grow(self, lowest: list[bytes]) -> None:
+        if not lowest:
             raise ValueError("a tree has leaves")
-        self.leaves = len(leaves)
-        self.levels = [[_leaf(leaf) for leaf in leaves]]
+        self.leaves = len(lowest)
+        self.levels = [lowest]
         while len(self.levels[-1]) > 1:
             self.levels.append(_above(self.levels[-1]))
 
@@ -155,9 +166,14 @@ def merkle_proofs(leaves: Sequence[bytes]) -> tuple[bytes, tuple[MerkleProof, ..
 
 def verify_merkle_proof(root: bytes, leaf: bytes, proof: MerkleProof) -> bool:
     """Return whether ``leaf`` is at ``proof.position`` of the ``proof.leaves`` leaves under ``root``."""
-    if not 0 <= proof.position < proof.leaves <= LEAVES_MAX:
+    return verify_leaf_hash(root, _leaf(leaf), proof)
+
+
+def verify_leaf_hash(root: bytes, node: bytes, proof: MerkleProof) -> bool:
+    """Return the same for a leaf of which only the hash is known."""
+    if not 0 <= proof.position < proof.leaves <= LEAVES_MAX or len(node) != HASH_BYTES:
         return False
-    node, at, width, used = _leaf(leaf), proof.position, proof.leaves, 0
+    at, width, used = proof.position, proof.leaves, 0
     while width > 1:
         if at ^ 1 < width:
             if used == len(proof.siblings) or len(proof.siblings[used]) != HASH_BYTES:

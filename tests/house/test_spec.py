@@ -52,6 +52,7 @@ from state.transition import errors as transition
 from state.view.tables import Table
 from tasks import proofs
 from tasks import spec as specification
+from tasks.custody import chunks, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan
 from tasks.engines import state as training_state
@@ -176,6 +177,9 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "match_ms_max": specification.MATCH_MS_MAX,
         "tensor_leaf_bytes": training_state.TENSOR_LEAF_BYTES,
         "program_leaf_bytes": tensors.LEAF_BYTES,
+        "chunk_bytes": chunks.CHUNK_BYTES,
+        "inputs_max": keys.INPUTS_MAX,
+        "share_holders_max": shares.HOLDERS_MAX,
         "dispute_moves_max": game.MOVES_MAX,
         "dispute_move_bytes_max": moves.MOVE_LIMIT_BYTES,
         "dispute_fanout": moves.FANOUT,

@@ -1,0 +1,170 @@
+"""Blobs in custody: chunks under a key, with roots of what they are and of how they lie (market.md 11.3).
+
+Chunk i of a blob lies as ChaCha20 (RFC 8439) under a key that is derived from the blob's key and i. Two roots
+commit to the blob: over its plain chunks and over its cipher chunks. Neither needs a tag: every chunk is checked
+against them. A machine that keeps what it cannot read also keeps the hashes of the plain chunks. So it can show a
+chunk with all that the holder of the key needs to prove in one step that the chunk is garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+from state.primitives.codec import encode
+from state.primitives.hashing import HASH_BYTES
+from state.primitives.merkle import (
+    MerkleProof,
+    MerkleTree,
+    leaf_hash,
+    merkle_root,
+    verify_leaf_hash,
+    verify_merkle_proof,
+)
+from tasks.custody.errors import ChunkInvalid
+from tasks.custody.keys import KEY_BYTES
+
+__all__ = [
+    "CHUNK_BYTES",
+    "BlobCommitment",
+    "ChunkProof",
+    "CipherBlob",
+    "Custody",
+    "check_chunk",
+    "crypt_chunk",
+    "is_garbage",
+    "read_chunk",
+]
+
+CHUNK_BYTES: Final = 16 * 1024
+CHUNKS_MAX: Final = 1 << 28
+_NONCE: Final = bytes(16)
+"""Each key is for one chunk, so its counter and nonce begin with zero."""
+
+
+class BlobCommitment(NamedTuple):
+    """What stands on chain of a blob: its size in bytes, and the roots over its plain and its cipher chunks."""
+
+    size: int
+    plain_root: bytes
+    cipher_root: bytes
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return -(-self.size // CHUNK_BYTES)
+
+    def chunk_size(self, index: int) -> int:
+        """Return the bytes of a chunk. Raises ChunkInvalid."""
+        if not 0 <= index < self.chunks <= CHUNKS_MAX:
+            raise ChunkInvalid(f"the blob has {self.chunks} chunks, no chunk {index}")
+        return min(CHUNK_BYTES, self.size - index * CHUNK_BYTES)
+
+
+class ChunkProof(NamedTuple):
+    """A cipher chunk with its path, and the hash of the plain chunk with its path."""
+
+    number: int
+    cipher: bytes
+    cipher_siblings: tuple[bytes, ...]
+    plain_hash: bytes
+    plain_siblings: tuple[bytes, ...]
+
+
+def crypt_chunk(blob_key: bytes, index: int, chunk: bytes) -> bytes:
+    """Encrypt or decrypt a chunk: the two are the same. Raises ChunkInvalid."""
+    if len(blob_key) != KEY_BYTES or not 0 <= index < CHUNKS_MAX or len(chunk) > CHUNK_BYTES:
+        raise ChunkInvalid("a key of 32 bytes, and a chunk of 16 KiB at most")
+    key = HKDFExpand(algorithm=SHA256(), length=KEY_BYTES, info=encode(["dekube chunk", index])).derive(blob_key)
+    return Cipher(ChaCha20(key, _NONCE), mode=None).encryptor().update(chunk)
+
+
+def _chunks(content: bytes) -> list[bytes]:
+    return [content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)]
+
+
+class CipherBlob:
+    """A blob made ready for custody by one who has its plain content and its key.
+
+    ``chunks`` and ``plain_hashes`` are what a custodian gets; it keeps both.
+    """
+
+    def __init__(self, blob_key: bytes, content: bytes) -> None:
+        """Raises ChunkInvalid for an empty blob, or one that is too large."""
+        if not 0 < len(content) <= CHUNKS_MAX * CHUNK_BYTES:
+            raise ChunkInvalid("a blob has content")
+        plain = [content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)]
+        self.chunks = [crypt_chunk(blob_key, index, chunk) for index, chunk in enumerate(plain)]
+        self.plain_hashes = [leaf_hash(chunk) for chunk in plain]
+        self.commitment = BlobCommitment(len(content), merkle_root(plain), merkle_root(self.chunks))
+
+
+class Custody:
+    """What a custodian keeps of a blob that it cannot read.
+
+    It checks both roots before it signs a receipt: so it can show any chunk with all that somebody who has the key
+    needs to prove that the chunk is garbage.
+    """
+
+    def __init__(self, commitment: BlobCommitment, chunks: Sequence[bytes], plain_hashes: Sequence[bytes]) -> None:
+        """Raises ChunkInvalid for anything but the blob's chunks and the hashes under its plain root."""
+        count = commitment.chunks
+        if not 0 < count <= CHUNKS_MAX or not count == len(chunks) == len(plain_hashes):
+            raise ChunkInvalid(f"{count} chunks and as many hashes expected")
+        if any(len(chunk) != commitment.chunk_size(index) for index, chunk in enumerate(chunks)):
+            raise ChunkInvalid("a chunk has another size")
+        if any(len(item) != HASH_BYTES for item in plain_hashes):
+            raise ChunkInvalid(f"a hash has {HASH_BYTES} bytes")
+        self._chunks, self._hashes = chunks, plain_hashes
+        self._cipher, self._plain = MerkleTree(chunks), MerkleTree.of_hashes(plain_hashes)
+        if (self._plain.root, self._cipher.root) != (commitment.plain_root, commitment.cipher_root):
+            raise ChunkInvalid("the chunks or the hashes are not those under the blob's roots")
+        self._commitment = commitment
+
+    def proof(self, index: int) -> ChunkProof:
+        """Return what answers a demand for a chunk. Raises ChunkInvalid."""
+        self._commitment.chunk_size(index)
+        return ChunkProof(
+            index,
+            self._chunks[index],
+            self._cipher.siblings(index),
+            self._hashes[index],
+            self._plain.siblings(index),
+        )
+
+
+def check_chunk(commitment: BlobCommitment, proof: ChunkProof) -> None:
+    """Check that a proof shows a chunk of a blob as it lies in custody: what every validator judges.
+
+    Raises ChunkInvalid.
+    """
+    count, index = commitment.chunks, proof.number
+    if len(proof.cipher) != commitment.chunk_size(index):
+        raise ChunkInvalid(f"chunk {index} has another size")
+    path = MerkleProof(index, count, proof.cipher_siblings)
+    if not verify_merkle_proof(commitment.cipher_root, proof.cipher, path):
+        raise ChunkInvalid(f"chunk {index} is not under the root of cipher chunks")
+    path = MerkleProof(index, count, proof.plain_siblings)
+    if not verify_leaf_hash(commitment.plain_root, proof.plain_hash, path):
+        raise ChunkInvalid(f"the hash of plain chunk {index} is not under the root of plain chunks")
+
+
+def is_garbage(commitment: BlobCommitment, blob_key: bytes, proof: ChunkProof) -> bool:
+    """Tell whether a revealed key proves that a chunk in custody is not what the blob's author committed to.
+
+    Raises ChunkInvalid where the proof is not about this blob: then nothing is proved.
+    """
+    check_chunk(commitment, proof)
+    return leaf_hash(crypt_chunk(blob_key, proof.number, proof.cipher)) != proof.plain_hash
+
+
+def read_chunk(commitment: BlobCommitment, blob_key: bytes, proof: ChunkProof) -> bytes | None:
+    """Return the plain chunk that a custodian served; None if it is garbage. Raises ChunkInvalid."""
+    check_chunk(commitment, proof)
+    plain = crypt_chunk(blob_key, proof.number, proof.cipher)
+    return plain if leaf_hash(plain) == proof.plain_hash else None

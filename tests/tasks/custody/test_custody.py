@@ -1,0 +1,195 @@
+"""Keys, wraps, chunks in custody, shares of a key: honest use works, and each falsified part is found."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state.primitives.merkle import merkle_root
+from tasks.custody.chunks import (
+    CHUNK_BYTES,
+    BlobCommitment,
+    CipherBlob,
+    Custody,
+    crypt_chunk,
+    is_garbage,
+    read_chunk,
+)
+from tasks.custody.errors import ChunkInvalid, KeyInvalid, SharesInvalid, WrapInvalid
+from tasks.custody.keys import (
+    KeyCommitments,
+    KeyName,
+    check_key,
+    derive_key,
+    input_key_name,
+    window_key_name,
+)
+from tasks.custody.shares import join_shares, share_hash, split_key, split_randomness_bytes
+from tasks.custody.wraps import public_key_of, unwrap_keys, unwrap_task_key, wrap_keys, wrap_task_key
+
+TASK, OTHER = b"t" * 32, b"o" * 32
+WORKER, VERIFIER = b"w" * 20, b"v" * 20
+KEY = bytes(range(32))
+SECRET = b"\x07" * 32
+
+
+# Keys
+
+
+def test_a_key_is_checked_against_the_task_before_a_byte_is_fetched() -> None:
+    commitments = KeyCommitments(KEY, 2, 5)
+    for name in (input_key_name(0), input_key_name(1), window_key_name(0), window_key_name(4)):
+        key, proof = derive_key(KEY, name), commitments.proof(name)
+        check_key(commitments.root, 2, 5, name, key, proof)
+        with pytest.raises(KeyInvalid):
+            check_key(commitments.root, 2, 5, name, key[:-1] + b"\x00", proof)
+        with pytest.raises(KeyInvalid):
+            check_key(commitments.root, 2, 5, name, derive_key(b"k" * 32, name), proof)
+
+
+def test_a_key_of_one_name_is_no_key_of_another() -> None:
+    commitments = KeyCommitments(KEY, 2, 5)
+    name, other = window_key_name(1), window_key_name(2)
+    with pytest.raises(KeyInvalid):
+        check_key(commitments.root, 2, 5, other, derive_key(KEY, name), commitments.proof(name))
+    with pytest.raises(KeyInvalid):
+        check_key(commitments.root, 2, 5, KeyName(3, 0), derive_key(KEY, name), commitments.proof(name))
+    with pytest.raises(KeyInvalid):
+        commitments.proof(window_key_name(5))
+    assert len({derive_key(KEY, KeyName(kind, at)) for kind in (1, 2) for at in range(5)}) == 10
+
+
+# Wraps
+
+
+def test_a_wrap_opens_for_its_task_holder_and_purpose_alone() -> None:
+    public = public_key_of(SECRET)
+    wrap = wrap_task_key(KEY, public, task=TASK, worker=WORKER)
+    assert len(wrap) == 80
+    assert unwrap_task_key(wrap, SECRET, task=TASK, worker=WORKER) == KEY
+    names = [window_key_name(3), input_key_name(0)]
+    keys = {name: derive_key(KEY, name) for name in names}
+    seat = wrap_keys(keys, public, task=TASK, holder=VERIFIER)
+    assert unwrap_keys(seat, SECRET, names, task=TASK, holder=VERIFIER) == keys
+    for attempt in (
+        lambda: unwrap_task_key(wrap, SECRET, task=OTHER, worker=WORKER),
+        lambda: unwrap_task_key(wrap, SECRET, task=TASK, worker=VERIFIER),
+        lambda: unwrap_task_key(wrap, b"\x08" * 32, task=TASK, worker=WORKER),
+        lambda: unwrap_task_key(wrap[:-1] + b"\x00", SECRET, task=TASK, worker=WORKER),
+        lambda: unwrap_task_key(wrap[:20], SECRET, task=TASK, worker=WORKER),
+        lambda: unwrap_task_key(seat, SECRET, task=TASK, worker=VERIFIER),
+        lambda: unwrap_keys(seat, SECRET, names[:1], task=TASK, holder=VERIFIER),
+        lambda: wrap_task_key(KEY, bytes(32), task=TASK, worker=WORKER),
+        lambda: wrap_task_key(KEY, public[:-1], task=TASK, worker=WORKER),
+    ):
+        with pytest.raises(WrapInvalid):
+            attempt()
+
+
+# Chunks
+
+
+def _blob(random: Random, size: int) -> tuple[bytes, CipherBlob]:
+    content = random.randbytes(size)
+    return content, CipherBlob(KEY, content)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3 * CHUNK_BYTES + 5), st.randoms(use_true_random=False))
+def test_what_lies_in_custody_comes_back(size: int, random: Random) -> None:
+    content, blob = _blob(random, size)
+    custody = Custody(blob.commitment, blob.chunks, blob.plain_hashes)
+    got = [read_chunk(blob.commitment, KEY, custody.proof(at)) for at in range(blob.commitment.chunks)]
+    assert b"".join(chunk or b"" for chunk in got) == content
+    assert not any(is_garbage(blob.commitment, KEY, custody.proof(at)) for at in range(len(got)))
+
+
+def test_a_worker_that_puts_garbage_into_custody_is_proved_to() -> None:
+    """MARKET N3: random bytes under honest roots of the plain content, one chunk or all of them."""
+    random = Random(1)
+    content, blob = _blob(random, 2 * CHUNK_BYTES + 7)
+    chunks = list(blob.chunks)
+    chunks[1] = random.randbytes(CHUNK_BYTES)
+    lied = blob.commitment._replace(cipher_root=merkle_root(chunks))
+    custody = Custody(lied, chunks, blob.plain_hashes)  # a custodian cannot tell
+    assert [is_garbage(lied, KEY, custody.proof(at)) for at in range(3)] == [False, True, False]
+    assert read_chunk(lied, KEY, custody.proof(1)) is None
+    assert read_chunk(lied, KEY, custody.proof(2)) == content[2 * CHUNK_BYTES :]
+
+
+def test_nobody_proves_garbage_of_an_honest_blob() -> None:
+    random = Random(2)
+    _, blob = _blob(random, 3 * CHUNK_BYTES)
+    custody = Custody(blob.commitment, blob.chunks, blob.plain_hashes)
+    proof = custody.proof(1)
+    for false in (
+        proof._replace(cipher=random.randbytes(CHUNK_BYTES)),
+        proof._replace(plain_hash=random.randbytes(32)),
+        proof._replace(number=2),
+        proof._replace(number=3),
+        proof._replace(cipher=proof.cipher[:-1]),
+        proof._replace(plain_siblings=()),
+        custody.proof(0)._replace(number=1),
+    ):
+        with pytest.raises(ChunkInvalid):
+            is_garbage(blob.commitment, KEY, false)
+
+
+def test_a_custodian_signs_for_nothing_but_both_roots() -> None:
+    _, blob = _blob(Random(3), CHUNK_BYTES + 1)
+    for chunks, hashes in (
+        (blob.chunks[:1], blob.plain_hashes),
+        (blob.chunks[::-1], blob.plain_hashes),
+        (blob.chunks, blob.plain_hashes[::-1]),
+        (blob.chunks, [*blob.plain_hashes[:1], b"x" * 31]),
+    ):
+        with pytest.raises(ChunkInvalid):
+            Custody(blob.commitment, chunks, hashes)
+    with pytest.raises(ChunkInvalid):
+        Custody(BlobCommitment(0, bytes(32), bytes(32)), [], [])
+
+
+def test_no_two_chunks_share_a_stream() -> None:
+    streams = {crypt_chunk(key, at, bytes(64)) for key in (KEY, b"k" * 32) for at in range(50)}
+    assert len(streams) == 100
+
+
+# Shares
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 16), st.data())
+def test_any_threshold_of_shares_makes_the_key_and_false_ones_are_known(holders: int, data: st.DataObject) -> None:
+    threshold = data.draw(st.integers(1, holders))
+    random = Random(holders * 100 + threshold)
+    key = data.draw(st.sampled_from([bytes(32), b"\xff" * 32, KEY]))
+    shares = split_key(key, threshold, holders, random.randbytes(split_randomness_bytes(threshold, holders)))
+    commitments = [share_hash(TASK, share) for share in shares]
+    chosen = random.sample(shares, threshold)
+    assert join_shares(TASK, commitments, threshold, {share.holder: share for share in chosen}) == key
+    with pytest.raises(SharesInvalid):
+        join_shares(TASK, commitments, threshold, {share.holder: share for share in chosen[1:]})
+    false = chosen[0]._replace(value=bytes(33)) if any(chosen[0].value) else chosen[0]._replace(salt=b"x" * 16)
+    with pytest.raises(SharesInvalid):
+        join_shares(TASK, commitments, threshold, {share.holder: share for share in (false, *chosen[1:])})
+    with pytest.raises(SharesInvalid):
+        join_shares(OTHER, commitments, threshold, {share.holder: share for share in chosen})
+
+
+def test_what_stands_on_chain_may_not_change() -> None:
+    """Values of market.md 11: another node has to derive the same."""
+    assert (
+        derive_key(KEY, window_key_name(3)).hex()
+        == "8fe9d8c7dd11d8acb31388eb2f43f29dfd43c625f082d90d73f81ea32d59d6a7"
+    )
+    assert (
+        KeyCommitments(KEY, 1, 2).root.hex() == "b30970d345d8850c5e6ad32c5ab54679ee74b55c08dcc5e71f3a4094fb0e06cf"
+    )
+    assert crypt_chunk(KEY, 1, bytes(16)).hex() == "9b0e06920e51a27144fac32541c0c1df"
+    assert (
+        share_hash(TASK, split_key(KEY, 1, 1, bytes(16))[0]).hex()
+        == "063030cd1ad950af5b1b998d9017b646e3710e7102bebf55d8ce514811bebf97"
+    )
