@@ -9,6 +9,7 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.merkle import LEAVES_MAX
 from tasks.dispute.commitments import StepRecord, decode_record, encode_record, hashes
+from tasks.programs.operators import FOLD_BITS_MAX
 from tasks.programs.program import CALLS_MAX
 from tasks.programs.tensors import DIMENSION_MAX, LEAF_BYTES
 
@@ -37,7 +38,8 @@ TENSORS_MAX: Final = 8
 LEAVES_OPENED_MAX: Final = 64
 CONTENT_LIMIT_BYTES: Final = 256
 """A leaf of any tree: values of a tensor, a record, a named root."""
-FOLD_BITS_MAX: Final = 112
+FOLD_LIMIT: Final = 1 << (FOLD_BITS_MAX - 1)
+"""Partial folds lie from -FOLD_LIMIT to below FOLD_LIMIT."""
 TENSOR_NUMBER_MAX: Final = 2 * CALLS_MAX
 
 
@@ -189,7 +191,7 @@ def decode_move(data: bytes) -> Move:
         ):
             return Name(tensor, row, column, _openings(openings))
         case [5, list(values), list(openings)] if 0 < len(values) <= FANOUT and all(
-            type(value) is int and value.bit_length() <= FOLD_BITS_MAX for value in values
+            type(value) is int and -FOLD_LIMIT <= value < FOLD_LIMIT for value in values
         ):
             return Partials(tuple(values), _openings(openings))
         case [6, int(child), list(openings)] if 0 <= child < FANOUT:

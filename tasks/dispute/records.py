@@ -11,7 +11,7 @@ from state.primitives.merkle import LEAVES_MAX
 from tasks.dispute.commitments import RECORD_LIMIT_BYTES, StepRecord, decode_record, encode_record
 from tasks.dispute.game import MOVES_MAX, Descent, Ending, Fold, Game, Stage
 from tasks.dispute.judge import Element
-from tasks.dispute.moves import CONTENT_LIMIT_BYTES, FANOUT, FOLD_BITS_MAX, TENSOR_NUMBER_MAX, Tree
+from tasks.dispute.moves import CONTENT_LIMIT_BYTES, FANOUT, FOLD_LIMIT, TENSOR_NUMBER_MAX, Tree
 from tasks.programs.tensors import DIMENSION_MAX
 
 __all__ = ["GAME_LIMIT_BYTES", "decode_game", "encode_game"]
@@ -78,7 +78,7 @@ def _member(kind: Any, number: int) -> Any:
 
 
 def _is_fold(value: Value) -> bool:
-    return type(value) is int and value.bit_length() <= FOLD_BITS_MAX
+    return type(value) is int and -FOLD_LIMIT <= value < FOLD_LIMIT
 
 
 def _record(data: bytes) -> StepRecord:

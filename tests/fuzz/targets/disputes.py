@@ -61,7 +61,7 @@ def _play_everywhere(data: bytes) -> None:
 def _samples(seed: int) -> tuple[bytes, ...]:
     moves = _game(seed)[2]
     openings = next(move.openings for move in moves if isinstance(move, Name))
-    folds = (Partials((1, -2, 1 << 100), openings), PickTerms(3, openings), PickTerms(0, ()))
+    folds = (Partials((1, -2, 1 << 62), openings), PickTerms(3, openings), PickTerms(0, ()))
     return tuple(encode_move(move) for move in (*moves, *folds))
 
 

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, Final
 
 from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, steps_root
+from tasks.programs.bounds import Bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Operator, Read
 from tasks.programs.program import Call, Program, Source, SourceKind
@@ -42,6 +43,9 @@ class Elementwise:
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         return output.values
 
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        raise NotImplementedError
+
     def run(self, arrays: Any, inputs: Sequence[Any], attributes: Attributes, context: Context) -> Any:
         raise NotImplementedError
 
@@ -68,6 +72,9 @@ class Fold:
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         return output.values * inputs[0].columns
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        raise NotImplementedError
 
     def run(self, arrays: Any, inputs: Sequence[Any], attributes: Attributes, context: Context) -> Any:
         raise NotImplementedError
@@ -112,6 +119,9 @@ class Transpose:
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         return output.values
 
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        raise NotImplementedError
+
     def run(self, arrays: Any, inputs: Sequence[Any], attributes: Attributes, context: Context) -> Any:
         raise NotImplementedError
 
@@ -133,6 +143,9 @@ class Corner:
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         return 1
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        raise NotImplementedError
 
     def run(self, arrays: Any, inputs: Sequence[Any], attributes: Attributes, context: Context) -> Any:
         raise NotImplementedError
