@@ -38,6 +38,12 @@ EXEMPT = {
     "node.cli.run:_process_at": "three numbers of the kernel about who listens at a socket",
     "testnet.bench_sync:_damage_and_repair": "what a command that it started has printed",
     "tasks.dispute.commitments:add_losses": "packs numbers that were decoded",
+    "tasks.custody.chunks:read_chunk": "checks a chunk against roots; its parts were decoded",
+    "tasks.engines.arrays:NumpyArrays.from_content": "values of a length that was checked",
+    "tasks.engines.torch_arrays:TorchArrays.from_content": "values of a length that was checked",
+    "tasks.programs.operators.rows:RowMaximum.finish": "the bits of one number",
+    "tasks.programs.operators.rows:RowMaximum.term": "the bits of one number",
+    "tasks.programs.operators.storage:stored": "the bits of one number",
     # Records of the state
     "tasks.ledger.open_task:Case.load": OF_A_TARGET,
     "billing.escrow:Vault.load": OF_A_TARGET,

@@ -1,4 +1,4 @@
-"""Decoders of disputes, and the game itself: no move of either side does more than lose."""
+"""Decoders of disputes and keys, and the game itself: no move of either side does more than lose."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from collections.abc import Iterator
 from functools import cache
 from random import Random
 
+from tasks.custody.errors import WrapInvalid
+from tasks.custody.keys import derive_key, input_key_name, window_key_name
+from tasks.custody.wraps import public_key_of, unwrap_keys, wrap_keys
 from tasks.dispute.commitments import Question, decode_record, encode_record
 from tasks.dispute.errors import MoveRefused
 from tasks.dispute.game import Game, Side, begin, play, turn_of
 from tasks.dispute.moves import Move, Name, Partials, PickTerms, decode_move, encode_move
 from tasks.dispute.players import Accused, Challenger
+from tasks.dispute.records import decode_game, encode_game
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.tensors import ElementType, TensorType, unpack_leaf
 from tests.fuzz.targets.base import Target, canonical
 from tests.tasks.dispute.toys import Segment, influential, random_program, random_sources
 
+_SECRET = b"\x07" * 32
 _KIND = TensorType(ElementType.BINARY64, 2, 17)
 
 
@@ -83,12 +88,32 @@ def targets() -> Iterator[tuple[str, Target]]:
         ),
     )
     yield (
+        "game",
+        Target(
+            canonical(decode_game, encode_game),
+            tuple(encode_game(game) for game in games),
+            ("tasks.dispute.records:decode_game", "tasks.dispute.records:_record"),
+        ),
+    )
+    yield (
         "record of a step",
         Target(
             canonical(decode_record, encode_record), (encode_record(record),),
             ("tasks.dispute.commitments:decode_record",),
         ),
     )  # fmt: skip
+    names = [window_key_name(2), input_key_name(0)]
+    keys = {name: derive_key(bytes(32), name) for name in names}
+    yield (
+        "wrapped keys",
+        Target(
+            lambda data: unwrap_keys(data, _SECRET, names, task=bytes(32), holder=bytes(20)),
+            (wrap_keys(keys, public_key_of(_SECRET), task=bytes(32), holder=bytes(20)),),
+            ("tasks.custody.wraps:unwrap_keys", "tasks.custody.wraps:_open"),
+            (WrapInvalid,),
+            cost=4,
+        ),
+    )
     yield (
         "leaf of a tensor",
         Target(
