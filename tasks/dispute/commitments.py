@@ -16,7 +16,8 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.merkle import MerkleTree, merkle_root
 from tasks.programs.program import PlaceKind, Program, SourceKind
-from tasks.programs.tensors import TensorType, leaves_of
+from tasks.programs.states import step_leaf, tensor_leaf
+from tasks.programs.tensors import leaves_of
 
 __all__ = [
     "Question",
@@ -24,16 +25,12 @@ __all__ = [
     "StepRecord",
     "StepTrace",
     "add_losses",
-    "data_root",
     "decode_record",
     "encode_record",
-    "state_root",
     "steps_root",
-    "tensor_leaf",
 ]
 
 RECORD_LIMIT_BYTES: Final = 96
-_STEP: Final = "step"
 
 
 class StepRecord(NamedTuple):
@@ -69,26 +66,6 @@ def add_losses(total: int, loss: int) -> int:
     left, right = struct.unpack("<2d", struct.pack("<2Q", total, loss))
     (bits,) = struct.unpack("<Q", struct.pack("<d", left + right))
     return int(bits)
-
-
-def tensor_leaf(name: str, kind: TensorType, root: bytes) -> bytes:
-    """Return the leaf that stands for a named tensor in a state or in a task's data."""
-    return encode([name, int(kind.element), kind.rows, kind.columns, root])
-
-
-def step_leaf(step: int) -> bytes:
-    """Return the first leaf of a state: the number of steps that it has had."""
-    return encode([_STEP, step])
-
-
-def state_root(step: int, tensors: Sequence[tuple[str, TensorType, bytes]]) -> bytes:
-    """Return the root of a state from (name, type, root) of its tensors, in the order of names."""
-    return merkle_root([step_leaf(step), *(tensor_leaf(*tensor) for tensor in tensors)])
-
-
-def data_root(tensors: Sequence[tuple[str, TensorType, bytes]]) -> bytes:
-    """Return the root of a task's data from (name, type, root) of its tensors, in the order of names."""
-    return merkle_root([tensor_leaf(*tensor) for tensor in tensors])
 
 
 class Question(NamedTuple):

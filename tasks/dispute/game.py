@@ -29,8 +29,6 @@ from tasks.dispute.commitments import (
     add_losses,
     decode_record,
     encode_record,
-    step_leaf,
-    tensor_leaf,
 )
 from tasks.dispute.errors import MoveInconsistent, MoveRefused
 from tasks.dispute.judge import Commitments, Element, element_of, open_tensors, tensor_is_under
@@ -48,6 +46,7 @@ from tasks.dispute.moves import (
     Tree,
 )
 from tasks.programs.program import PlaceKind
+from tasks.programs.states import step_leaf, tensor_leaf
 from tasks.programs.tensors import leaf_size
 
 __all__ = [

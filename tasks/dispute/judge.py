@@ -11,12 +11,13 @@ from functools import reduce
 from typing import Final, NamedTuple, cast
 
 from state.primitives.merkle import MerkleProof, verify_merkle_proof
-from tasks.dispute.commitments import Question, StepRecord, tensor_leaf
+from tasks.dispute.commitments import Question, StepRecord
 from tasks.dispute.errors import MoveInconsistent
 from tasks.dispute.moves import TensorOpening
 from tasks.programs.errors import ElementUndefined, ProgramInvalid
 from tasks.programs.operators import Context, FoldOperator, Operator, Read
 from tasks.programs.program import Call, PlaceKind, Program, SourceKind
+from tasks.programs.states import tensor_leaf
 from tasks.programs.tensors import Number, TensorType, leaf_of, pack_values, unpack_leaf
 
 __all__ = ["Commitments", "Element", "Opened", "element_of", "open_tensors", "tensor_is_under"]

@@ -28,12 +28,12 @@ from tasks.dispute.moves import (
 from tasks.dispute.views import ChainView, ServedView, View, leaf_content, open_leaves
 from tasks.programs.tensors import LEAF_BYTES, Number, leaf_of, leaves_of, unpack_leaf
 
-__all__ = ["Accused", "Challenger"]
+__all__ = ["Accused", "Challenger", "Reader"]
 
 _NOTHING: Final[tuple[TensorOpening, ...]] = ()
 
 
-class _Reader:
+class Reader:
     """Runs the reference functions of one element on a trace, and notes which leaves they read."""
 
     def __init__(self, question: Question, trace: StepTrace, element: Element) -> None:
@@ -123,7 +123,7 @@ class Accused:
     def _partials(self, game: Game) -> Move:
         assert game.fold is not None and game.element is not None
         trace = self._witness.trace(game.step)
-        reader = _Reader(self._question, trace, game.element)
+        reader = Reader(self._question, trace, game.element)
         values = reader.partials(game.fold.first, game.fold.terms)
         openings = _NOTHING
         if game.fold.total is None:
@@ -240,7 +240,7 @@ class Challenger:
             if own.contents[tensor][start + at : start + at + size] != shown[at : at + size]
         )
         element = Element(tensor, *divmod(at // size, kind.columns))
-        reader = _Reader(self._question, own, element)
+        reader = Reader(self._question, own, element)
         if reader.call.terms <= FANOUT:
             reader.read_element()
         claimed, _ = leaf_of(kind, element.row, element.column)
@@ -249,7 +249,7 @@ class Challenger:
     def _pick_terms(self, game: Game, moves: Sequence[Move]) -> Move:
         assert game.fold is not None and game.element is not None
         own = self._witness.trace(game.step)
-        reader = _Reader(self._question, own, game.element)
+        reader = Reader(self._question, own, game.element)
         child = _first_difference(game.partials, reader.partials(game.fold.first, game.fold.terms))
         blocks = blocks_of(game.fold.terms)
         if blocks[child] > FANOUT:

@@ -213,13 +213,15 @@ class _Classifier:
                 ("adam_v", build.call("multiply", gradient, gradient), rates.beta2_nano),
             )
         ]
-        m, v = (build.call("store", moment, attributes=(MOMENT_LIMIT,)) for moment in moments)
-        root = build.call("square_root", build.call("multiply", build.call("load", v), unbias))
+        # The parameter follows from the rounded moments. No call reads what is stored, so they are rounded apart.
+        m, v = (build.call("load", build.call("store", moment, attributes=(MOMENT_LIMIT,))) for moment in moments)
+        stored_m, stored_v = (build.call("store", moment, attributes=(MOMENT_LIMIT,)) for moment in (m, v))
+        root = build.call("square_root", build.call("multiply", v, unbias))
         divisor = build.call("add", root, build.constant(rates.epsilon_nano / NANO))
-        change = build.call("divide", build.call("multiply", build.call("load", m), size), divisor)
+        change = build.call("divide", build.call("multiply", m, size), divisor)
         kept = self._state(f"parameter/{name}")
         keep = 1.0 - rate * (rates.weight_decay_nano / NANO)
         if decays and keep != 1.0:
             kept = times(kept, keep)
         parameter = build.call("store", build.call("subtract", kept, change), attributes=(PARAMETER_LIMIT,))
-        return {f"adam_m/{name}": m, f"adam_v/{name}": v, f"parameter/{name}": parameter}
+        return {f"adam_m/{name}": stored_m, f"adam_v/{name}": stored_v, f"parameter/{name}": parameter}

@@ -9,9 +9,19 @@ from state.primitives.codec import encode
 from state.primitives.merkle import merkle_root
 from tasks.programs.tensors import TensorType
 
-__all__ = ["state_leaves", "state_root"]
+__all__ = ["state_leaves", "state_root", "step_leaf", "tensor_leaf"]
 
 _STEP: Final = "step"
+
+
+def step_leaf(step: int) -> bytes:
+    """Return the first leaf of a state: the number of steps that led to it."""
+    return encode([_STEP, step])
+
+
+def tensor_leaf(name: str, kind: TensorType, root: bytes) -> bytes:
+    """Return the leaf of a named tensor in a state or in a task's data."""
+    return encode([name, int(kind.element), kind.rows, kind.columns, root])
 
 
 def state_leaves(step: int, tensors: Mapping[str, tuple[TensorType, bytes]]) -> list[bytes]:
@@ -19,11 +29,7 @@ def state_leaves(step: int, tensors: Mapping[str, tuple[TensorType, bytes]]) -> 
 
     The tensor at ``position`` of that order is leaf ``position + 1``.
     """
-    leaves = [encode([_STEP, step])]
-    for name in sorted(tensors):
-        kind, root = tensors[name]
-        leaves.append(encode([name, int(kind.element), kind.rows, kind.columns, root]))
-    return leaves
+    return [step_leaf(step), *(tensor_leaf(name, *tensors[name]) for name in sorted(tensors))]
 
 
 def state_root(step: int, tensors: Mapping[str, tuple[TensorType, bytes]]) -> bytes:

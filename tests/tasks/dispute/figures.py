@@ -1,0 +1,79 @@
+"""``python -m tests.tasks.dispute.figures [GAMES] [STEPS]``: moves, bytes and judging time of disputes, as JSON.
+
+The job is the classifier of digits with the widths of the demonstration. Each game is played twice: with the data
+served to the challenger, and with everything shown on chain.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from random import Random
+from statistics import median
+from typing import Any
+
+from tasks.dispute import game as rules
+from tasks.dispute.game import Side
+from tasks.engines.builtin_datasets import make_dataset
+from tests.tasks.dispute import liars
+from tests.tasks.dispute.liars import Job, lie, play_out
+from tests.tasks.programs.engines import engine
+from tests.tasks.programs.test_classifier import SEED, contents_of, first_state, program_for
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": round(median(values), 3), "max": round(max(values), 3)}
+
+
+def main(games: int = 60, steps: int = 256) -> dict[str, Any]:
+    """Return the figures."""
+    arrays, data = engine("numpy"), make_dataset("digits")
+    program = program_for(data, (64, 256, 128, 10), "relu", 64)
+    job = Job(program, SEED, first_state(program), contents_of(data), 0, steps)
+    honest = job.run(arrays)
+    judged: list[float] = []
+    play = rules.play
+
+    def timed(*arguments: Any) -> Any:
+        start = time.process_time()
+        try:
+            return play(*arguments)
+        finally:
+            judged.append(1000 * (time.process_time() - start))
+
+    vars(liars)["play"] = timed
+    found: dict[str, list[float]] = {}
+    endings: dict[str, int] = {}
+    seed = 0
+    while len(found.get("served_moves", [])) < games:
+        random = Random(seed)
+        seed += 1
+        tensor = random.randrange(len(program.sources), len(program.types))
+        # A lie near the end: what follows has to be run again for each liar.
+        place = steps - 1 - random.randrange(8)
+        liar = lie(job, honest, arrays, place, tensor, random)
+        if liar.witness.records == honest.records:
+            continue
+        for mode in ("served", "on_chain"):
+            played = play_out(
+                liar.question, liar.witness, honest.witness(), served=mode == "served", clever=random
+            )
+            ending = played.game.ending
+            assert ending is not None and ending.loser is Side.ACCUSED, (seed, ending)
+            endings[ending.name.lower()] = endings.get(ending.name.lower(), 0) + 1
+            after = played.sizes[played.searched :]
+            for name, value in (
+                ("moves", len(after)), ("bytes", sum(after)),
+                ("search_moves", played.searched), ("search_bytes", sum(played.sizes[: played.searched])),
+                ("all_moves", len(played.sizes)), ("all_bytes", sum(played.sizes)),
+            ):  # fmt: skip
+                found.setdefault(f"{mode}_{name}", []).append(value)
+    return {
+        "games": games, "steps": steps, "calls": len(program.calls), "endings": endings,
+        "judge_ms": _spread(judged), **{name: _spread(values) for name, values in sorted(found.items())},
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*map(int, sys.argv[1:])), indent=2))

@@ -1,0 +1,190 @@
+"""A liar on the real classifier: one value of one tensor of one step is false, and all else follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import NamedTuple
+
+from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, add_losses, steps_root
+from tasks.dispute.game import Game, Side, begin, play, turn_of
+from tasks.dispute.judge import Element, element_of
+from tasks.dispute.moves import Move, Partials, ShowTrace, decode_move, encode_move
+from tasks.dispute.players import Accused, Challenger, Reader
+from tasks.dispute.running import SegmentRun
+from tasks.programs.arrays import Arrays
+from tasks.programs.operators import Context
+from tasks.programs.program import Program
+from tasks.programs.running import content_of, load_tensor
+from tasks.programs.tensors import ElementType, pack_values
+
+
+class Job(NamedTuple):
+    """What a segment starts from."""
+
+    program: Program
+    seed: bytes
+    state: Mapping[str, bytes]
+    data: Mapping[str, bytes]
+    step_from: int
+    steps: int
+
+    def run(self, arrays: Arrays) -> SegmentRun:
+        """Run the segment honestly."""
+        return SegmentRun(
+            self.program, arrays, seed=self.seed, state=self.state, data=self.data, step_from=self.step_from,
+            steps=self.steps,
+        )  # fmt: skip
+
+
+def false_trace(honest: StepTrace, arrays: Arrays, seed: bytes, tensor: int, random: Random) -> StepTrace:
+    """Return a trace with one false value in ``tensor``; what follows from it is computed honestly."""
+    program = honest.program
+    contents = list(honest.contents)
+    contents[tensor] = _false_content(honest, seed, tensor, random)
+    values = [
+        load_tensor(arrays, kind, content) if kind.element != ElementType.BINARY32 else arrays.from_content(
+            content, "f4", kind.rows, kind.columns
+        )
+        for kind, content in zip(program.types, contents, strict=True)
+    ]  # fmt: skip
+    wrong = {tensor}
+    for number, call in enumerate(program.calls, len(program.sources)):
+        if number != tensor and wrong.intersection(call.inputs):
+            inputs = [values[at] for at in call.inputs]
+            operator = program.operators[call.operator]
+            values[number] = operator.run(arrays, inputs, call.attributes, Context(honest.step, seed))
+            contents[number] = content_of(arrays, program.types[number], values[number])
+            wrong.add(number)
+    return StepTrace(program, honest.step, contents)
+
+
+def _false_content(honest: StepTrace, seed: bytes, tensor: int, random: Random) -> bytes:
+    """Change one value; of a fold to what one more in the fold makes, so that a liar has partial folds to show."""
+    kind, content = honest.program.types[tensor], honest.contents[tensor]
+    row, column = random.randrange(kind.rows), random.randrange(kind.columns)
+    reader = Reader(_anywhere(honest, seed), honest, Element(tensor, row, column))
+    if reader.call.fold is None:
+        return _changed(content, kind.element, random)
+    total = reader.call.combined(reader.terms(0, reader.call.terms))
+    false = pack_values(kind.element, [reader.call.value_of_fold(reader.read, total + 1)])
+    at = row * kind.row_bytes + column * kind.element.size
+    return content[:at] + false + content[at + kind.element.size :]
+
+
+def _anywhere(trace: StepTrace, seed: bytes) -> Question:
+    """Return a question about the program of a trace: only program and seed count."""
+    return Question(trace.program, seed, b"", trace.step, 1, b"", b"", b"", 0)
+
+
+class CleverAccused:
+    """Makes the partial folds of a false fold fit its value, in a block of its choice."""
+
+    def __init__(self, question: Question, witness: SegmentWitness, random: Random) -> None:
+        self._honest = Accused(question, witness)
+        self._question, self._random = question, random
+
+    def move(self, game: Game) -> Move:
+        """Return the move that is due."""
+        move = self._honest.move(game)
+        if not isinstance(move, Partials):
+            return move
+        assert game.fold is not None and game.element is not None
+        call = element_of(self._question, self._question.step_from + game.step, game.element)
+        values, at = list(move.values), self._random.randrange(len(move.values))
+        # The false value is that of one more, so one more has to be shown, and then found again in each block.
+        wanted = call.combined(values) + 1 if game.fold.total is None else game.fold.total
+        adds = call.combined([1, 1]) == 2
+        values[at] = values[at] + wanted - call.combined(values) if adds else wanted
+        return move._replace(values=tuple(values))
+
+
+def _changed(content: bytes, element: ElementType, random: Random) -> bytes:
+    """Change a value in its lower bits; a zero becomes a small number."""
+    size = element.size
+    at = random.randrange(len(content) // size) * size
+    value = bytearray(content[at : at + size])
+    if element.is_integer:
+        value[0] ^= 1
+    elif not any(value):
+        value[-1] = 0x3C
+    else:
+        value[random.randrange(size - 2)] ^= 1 << random.randrange(8)
+    return content[:at] + bytes(value) + content[at + size :]
+
+
+class Lie(NamedTuple):
+    """A liar's segment, the step of the lie, and what it can show."""
+
+    question: Question
+    witness: SegmentWitness
+    place: int
+
+
+def lie(job: Job, honest: SegmentRun, arrays: Arrays, place: int, tensor: int, random: Random) -> Lie:
+    """Return the segment of a liar that is honest but for one value, and goes on from what followed."""
+    program = job.program
+    false = false_trace(honest.trace(place), arrays, job.seed, tensor, random)
+    before = honest.records[place - 1].loss_total if place else 0
+    records = [*honest.records[:place], false.record(before)]
+    later: SegmentRun | None = None
+    if place + 1 < job.steps:
+        state = {name: false.contents[number] for name, number in program.stores.items()}
+        later = Job(
+            program, job.seed, state, job.data, job.step_from + place + 1, job.steps - place - 1
+        ).run(arrays)  # fmt: skip
+        losses = records[-1].loss_total
+        for at, record in enumerate(later.records):
+            loss = later.trace(at).loss
+            losses = add_losses(losses, loss)
+            records.append(record._replace(loss_total=losses))
+
+    def trace(at: int) -> StepTrace:
+        if at < place:
+            return honest.trace(at)
+        if at == place:
+            return false
+        assert later is not None
+        return later.trace(at - place - 1)
+
+    return Lie(question_of(job, honest, records), SegmentWitness(tuple(records), trace), place)
+
+
+def question_of(job: Job, honest: SegmentRun, records: Sequence[StepRecord]) -> Question:
+    first = honest.trace(0)
+    return Question(
+        job.program, job.seed, first.data_tree.root, job.step_from, job.steps, first.before_tree.root,
+        records[-1].state_root, steps_root(records), records[-1].loss_total,
+    )  # fmt: skip
+
+
+class Played(NamedTuple):
+    """A finished game with the bytes of its moves; ``searched`` of them found the step."""
+
+    game: Game
+    sizes: tuple[int, ...]
+    searched: int
+
+
+def play_out(
+    question: Question, accused: SegmentWitness, challenger: SegmentWitness, *, served: bool,
+    clever: Random | None = None,
+) -> Played:  # fmt: skip
+    """Play a game to its end with honest software on both sides, or a clever liar's for the accused."""
+    one = Accused(question, accused) if clever is None else CleverAccused(question, accused, clever)
+    other = None
+    game, moves, sizes, searched = begin(question), list[Move](), list[int](), 0
+    while (side := turn_of(game)) is not None:
+        if other is None and game.step >= 0 and side is Side.CHALLENGER:
+            other = Challenger(question, challenger, accused.trace(game.step) if served else None)
+        if side is Side.ACCUSED:
+            move = one.move(game)
+        else:
+            move = (other or Challenger(question, challenger)).move(game, moves)
+        data = encode_move(move)
+        game = play(question, game, side, decode_move(data))
+        if isinstance(move, ShowTrace):
+            searched = len(moves)
+        moves.append(move)
+        sizes.append(len(data))
+    return Played(game, tuple(sizes), searched)
