@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import hypot
+from math import hypot, sqrt
 from typing import Any, Final
 
 from tasks.simulation.rules import WITHOUT
@@ -92,17 +92,32 @@ def _without(rule: str, confirmed: Results, judged: Mapping[str, Any]) -> dict[s
         present = {_frozen(job): found for job, found in _of(confirmed, name, "")}
         pairs = [(present[_frozen(job)], found) for job, found in absent if _frozen(job) in present]
         loss = max((after.honest_loss_milli - before.honest_loss_milli for before, after in pairs), default=0)
-        if abs(gain) > max(ERRORS * error, CHANGE_MILLI / 1000) or abs(loss) > CHANGE_MILLI:
+        harms = [
+            after_milli - before_milli
+            for before, after in pairs
+            for before_milli, after_milli in zip(before.harms_milli, after.harms_milli, strict=True)
+        ]
+        if abs(gain) > max(ERRORS * error, CHANGE_MILLI / 1000) or _is_clear(harms):
             changes[name] = {
                 "gain_with": entry["best_gain"],
                 "gain_without": round(score.mean_milli / 1000, 3),
                 "standard_error": round(error, 3),
+                "harm_prevented": round(sum(harms) / len(harms) / 1000, 3) if harms else 0.0,
                 "honest_loss_prevented": round(loss / 1000, 3),
                 "forged_windows_prevented": sum(
                     after.forged_windows_paid - before.forged_windows_paid for before, after in pairs
                 ),
             }
     return {"text": WITHOUT[rule].text, "changes_nothing": not changes, "strategies": changes}
+
+
+def _is_clear(differences: Sequence[int]) -> bool:
+    """Tell whether the mean of paired differences is clear of its standard error, and of nothing."""
+    if len(differences) < MARKETS_MIN:
+        return False
+    mean = sum(differences) / len(differences)
+    spread = sum((difference - mean) ** 2 for difference in differences) / (len(differences) - 1)
+    return abs(mean) > max(ERRORS * sqrt(spread / len(differences)), CHANGE_MILLI)
 
 
 def _frozen(job: Job) -> tuple[tuple[str, object], ...]:
@@ -132,12 +147,12 @@ def markdown(report: Mapping[str, Any]) -> str:
     if report["without"]:
         lines += [
             "",
-            "| without | strategy: best gain with the rule, without it; honest loss prevented |",
+            "| without | strategy: best gain with the rule, without it; harm prevented |",
             "|---|---|",
         ]
     for rule, entry in report["without"].items():
         changes = "; ".join(
-            f"{name}: {change['gain_with']}, {change['gain_without']}; {change['honest_loss_prevented']}"
+            f"{name}: {change['gain_with']}, {change['gain_without']}; {change['harm_prevented']}"
             for name, change in entry["strategies"].items()
         )
         lines.append(f"| {rule}: {entry['text']} | {changes or 'nothing'} |")
