@@ -42,10 +42,12 @@ TYPED: Final[dict[str, Any]] = {
 ALWAYS_FAIL: Final = {"poke": "nothing_due", "demandResult": "wrong_phase"}
 """The block itself does at its end what somebody could poke for, so nothing is left when a wallet comes; and a
 task that has not ended has no result."""
+ONLY_VERIFIER: Final = {"declineSeat": "not_yours"}
+"""The network has one verifier: if it declined its seat, nobody could check the window."""
 STATE_REASONS: Final = {
     "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",
     "registerNode": "payment_missing", "updateNode": "node_unknown",
-    "retireNode": "node_unknown", "suspendNode": "node_unknown",
+    "retireNode": "node_unknown", "suspendNode": "node_unknown", "setPayout": "node_unknown",
     "stake": "stake_too_small", "unstake": "stake_insufficient", "nodeOf": "node_unknown",
     "escrowOf": "escrow_unknown", "budgetOf": "budgetOf: ",
 }  # fmt: skip
@@ -326,6 +328,7 @@ class Play:
         for task in (self._task, self._other):
             await self._write(job.worker, "acceptTask", task, value=job.bond, event="TaskPhase")
         await self._write(job.worker, "updateNode", "0x" + job.profile.hex(), value=BOND, event="NodeUpdated")
+        await self._write(job.worker, "setPayout", job.worker.address, job.worker.address, event="NodePayout")
         await self._write(
             job.worker, "settleCarriage", *await self._carriage(job.worker), event="CarriageAcknowledged"
         )
@@ -354,6 +357,8 @@ class Play:
     async def _check_and_give_up(self) -> None:
         job, said, verifier = self._job, self._said, self._world.verifier
         await self._phase(self._task, Phase.VERIFYING)
+        for name, reason in ONLY_VERIFIER.items():
+            await self._write_in_vain(job.requester, name, self._task, "0", reason=reason)
         await self._write(
             verifier, "sealVerdict", self._task, "0", "0x" + said.seal.hex(), event="WindowPhase",
             nonce=self._world.next_verifier_nonce(),
@@ -494,6 +499,6 @@ class Play:
         views = {item["name"] for item in functions if item["stateMutability"] == "view"}
         writes = {item["name"] for item in functions} - views
         assert self.read == views, views ^ self.read
-        assert self.written | ALWAYS_FAIL.keys() == writes, writes ^ self.written
+        assert self.written | ALWAYS_FAIL.keys() | ONLY_VERIFIER.keys() == writes, writes ^ self.written
         assert self.failed_in_receipt == writes - NEVER_BY_STATE, writes ^ self.failed_in_receipt
         assert self.reverted >= views | writes

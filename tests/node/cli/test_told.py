@@ -117,7 +117,7 @@ TASK = "0x" + "ab" * 32
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("wallet new a%b", r"'a%b': the name of an account has letters"),
+        ("wallet new a%b", r"'a%b': the name of an account has 1 to 64 letters"),
         ("wallet address {}/json", r"/json: version 3 expected"),
         ("wallet import x --keystore {}/csv", r"/csv: not valid JSON \(line 1\); a keystore file"),
         ("wallet sign m --key {}/json", r"/json: version 3 expected"),
