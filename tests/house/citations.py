@@ -54,6 +54,16 @@ def headings(document: str) -> set[str]:
     return {first or second for first, second in _HEADING.findall(path.read_text())}
 
 
+def repeated() -> list[str]:
+    """Return numbers of headings and rules that a document in docs/spec has twice."""
+    found = []
+    for path in sorted(SPEC.glob("*.md")):
+        numbers = [first or second for first, second in _HEADING.findall(path.read_text())]
+        twice = sorted({number for number in numbers if numbers.count(number) > 1})
+        found += [f"{path.name} has {number} twice" for number in twice]
+    return found
+
+
 def unresolved() -> list[Citation]:
     """Return citations that name no heading of docs/spec."""
     known = {citation.document: headings(citation.document) for citation in citations()}

@@ -403,6 +403,10 @@ def test_every_citation_of_the_specification_names_a_place_that_there_is() -> No
     assert len(citations.citations()) >= citations.CITATIONS_MIN
 
 
+def test_no_number_of_a_heading_or_rule_stands_twice() -> None:
+    assert citations.repeated() == []
+
+
 def test_the_kinds_of_transactions_are_those_of_the_runtime() -> None:
     genesis = Genesis(chain_id=1, name="spec", time_ms=0, testnet=True, allocations=(), validators=())
     listed = {}
