@@ -86,7 +86,7 @@ class Arrays(Protocol):
         """Return integral float64 values as an integer array (64 bits)."""
 
     def to_doubles(self, values: Array) -> Array:
-        """Return bytes or integers as float64, rounded to the nearest, halves to even."""
+        """Return bytes, integers or truth values as float64, rounded to the nearest, halves to even."""
 
     def take_rows(self, values: Array, rows: Array) -> Array:
         """Return the rows of a matrix that an integer column names, in its order."""

@@ -153,7 +153,7 @@ def _log(arrays: Arrays, inputs: Sequence[Array], attributes: Attributes) -> Arr
     fraction = arrays.fraction(values)
     above = fraction > _SQRT_2
     fraction = arrays.where(above, fraction * 0.5, fraction)
-    whole = arrays.exponent(values) + arrays.where(above, 1.0, 0.0)
+    whole = arrays.exponent(values) + arrays.to_doubles(above)
     ratio = (fraction - 1.0) / (fraction + 1.0)
     square = ratio * ratio
     result = square * _LOG_TERMS[0]

@@ -84,7 +84,7 @@ class OneHot:
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""
-        return arrays.where(arrays.to_doubles(inputs[0]) == arrays.counting(attributes[0]), 1.0, 0.0)
+        return arrays.to_doubles(arrays.to_doubles(inputs[0]) == arrays.counting(attributes[0]))
 
     def element(
         self,

@@ -100,7 +100,7 @@ class RowExponent(Fold):
         exponents = arrays.to_doubles(arrays.exponent(largest))
         threshold = WIDTHS[attributes[0]].threshold
         if threshold < 2.0:
-            exponents = exponents + arrays.where(arrays.fraction(largest) >= threshold, 1.0, 0.0)
+            exponents = exponents + arrays.to_doubles(arrays.fraction(largest) >= threshold)
         return arrays.clip(exponents, EXPONENT_MIN, EXPONENT_MAX)
 
     def length(self, inputs: Sequence[TensorType], attributes: Attributes) -> int:
@@ -215,7 +215,8 @@ class Contract(Fold):
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         """See Operator."""
-        return work(self.name, output, output.values * inputs[0].columns)
+        left, right = inputs[:2]
+        return work(self.name, output, output.values * left.columns, left.values + right.values)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""

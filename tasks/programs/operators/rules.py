@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tasks.programs.errors import ElementUndefined, ProgramInvalid
@@ -17,45 +18,50 @@ _LARGEST: Final = float.fromhex("0x1.fffffffffffffp+1023")
 
 
 class Cost(NamedTuple):
-    """Work units of an operator: for each call, each element of the result, and each term that is folded."""
+    """Work units of an operator.
+
+    They are for each call, each element of the result, each term that is folded, and each value that a contraction
+    reads: products of few rows take as long as their inputs take to come from memory.
+    """
 
     call: int
     element: int
     term: int = 0
+    read: int = 0
 
 
-UNITS: Final[dict[str, Cost]] = {
+UNITS: Final[Mapping[str, Cost]] = MappingProxyType({
     "add": Cost(40_000, 12),
-    "bias_correction": Cost(40_000, 0),
-    "bound": Cost(40_000, 12),
-    "contract": Cost(160_000, 64, 1),
+    "bias_correction": Cost(80_000, 0),
+    "bound": Cost(60_000, 14),
+    "contract": Cost(900_000, 64, 1, 12),
     "divide": Cost(40_000, 16),
-    "exp": Cost(400_000, 240),
-    "gather": Cost(80_000, 12),
+    "exp": Cost(1_500_000, 500),
+    "gather": Cost(220_000, 40),
     "load": Cost(10_000, 0),
-    "log": Cost(400_000, 280),
+    "log": Cost(1_900_000, 700),
     "multiply": Cost(40_000, 12),
-    "one_hot": Cost(80_000, 24),
-    "quantise": Cost(80_000, 24),
-    "row_exponent": Cost(160_000, 16, 16),
-    "row_maximum": Cost(80_000, 8, 8),
-    "row_sum": Cost(160_000, 16, 32),
-    "sample_order": Cost(400_000, 400),
-    "scalar": Cost(40_000, 0),
-    "scale_bytes": Cost(40_000, 16),
-    "select": Cost(80_000, 24),
-    "square_root": Cost(80_000, 32),
-    "store": Cost(160_000, 64),
+    "one_hot": Cost(260_000, 40),
+    "quantise": Cost(440_000, 72),
+    "row_exponent": Cost(750_000, 32, 24),
+    "row_maximum": Cost(160_000, 16, 16),
+    "row_sum": Cost(900_000, 96, 64),
+    "sample_order": Cost(200_000, 8_000),
+    "scalar": Cost(60_000, 0),
+    "scale_bytes": Cost(120_000, 16),
+    "select": Cost(110_000, 28),
+    "square_root": Cost(260_000, 56),
+    "store": Cost(480_000, 80),
     "subtract": Cost(40_000, 12),
-    "transpose": Cost(10_000, 0),
-}
-"""About the time of one multiplication and addition in a large contraction (docs/decisions/0035-programs.md)."""
+    "transpose": Cost(25_000, 0),
+})  # fmt: skip
+"""A unit is about one multiplication and addition of a large contraction (docs/decisions/0035-programs.md)."""
 
 
-def work(name: str, output: TensorType, terms: int = 0) -> int:
-    """Return the work units of a call that gives ``output`` and folds ``terms`` terms in all."""
+def work(name: str, output: TensorType, terms: int = 0, values: int = 0) -> int:
+    """Return the work units of a call that gives ``output``, folds ``terms`` terms and reads ``values`` values."""
     cost = UNITS[name]
-    return cost.call + cost.element * output.values + cost.term * terms
+    return cost.call + cost.element * output.values + cost.term * terms + cost.read * values
 
 
 def expect(name: str, inputs: Sequence[TensorType], *elements: ElementType) -> None:

@@ -15,21 +15,20 @@ from hypothesis import strategies as st
 
 from tasks.engines.builtin_datasets import make_dataset
 from tasks.engines.datasets import Dataset
-from tasks.engines.order import initial_weights
 from tasks.programs.bounds import Integers, Magnitudes
 from tasks.programs.checks import check_bounds
-from tasks.programs.classifier import ACTIVATIONS, FEATURES, LABELS, ClassifierShape, Rates, classifier_program
+from tasks.programs.classifier import ACTIVATIONS, ClassifierShape, Rates, classifier_program
 from tasks.programs.errors import ElementUndefined, ProgramInvalid, SourceInvalid, StoreDiverged
 from tasks.programs.operators import Context
 from tasks.programs.operators.scalars import NANO
 from tasks.programs.program import PlaceKind, Program, SourceKind
 from tasks.programs.running import Runner
 from tasks.programs.tensors import ElementType, Number, TensorType, unpack_leaf
-from tests.tasks.engines.helpers import made_up_dataset
+from tests.tasks.engines.helpers import SEED, made_up_dataset
 from tests.tasks.programs.engines import NAMES, engine
+from tests.tasks.programs.models import contents_of, first_state
 from tests.tasks.programs.values import bits, watched
 
-SEED = bytes(range(32))
 DATA = made_up_dataset()
 FAST = Rates(5_000_000, weight_decay_nano=10_000_000)
 NUMPY = engine("numpy")
@@ -41,23 +40,6 @@ def program_for(
     return classifier_program(
         ClassifierShape(widths, activation, batch, data.rows, data.train_rows, data.shift), rates
     )
-
-
-def first_state(program: Program) -> dict[str, bytes]:
-    """Weights as tasks begin with, zero biases and moments."""
-    found: dict[str, bytes] = {}
-    for source in program.sources:
-        if source.kind == SourceKind.STATE:
-            group, layer, part = source.key.split("/")
-            found[source.key] = bytes(source.type.size_bytes)
-            if (group, part) == ("parameter", "weight"):
-                weights = initial_weights(SEED, int(layer), source.type.columns, source.type.rows).T
-                found[source.key] = (weights.astype("<f4") + np.float32(0)).tobytes()
-    return found
-
-
-def contents_of(data: Dataset) -> dict[str, bytes]:
-    return {FEATURES: data.features, LABELS: data.labels}
 
 
 class Run:

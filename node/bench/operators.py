@@ -1,0 +1,178 @@
+"""``dekube bench operators``: whether work units follow time, for every operator over shapes (market.md 4.6).
+
+A ratio says how many times longer a unit of the operator takes than a unit of the challenge program, which is one
+large contraction. Work is paid by units, so a large ratio is work that is paid too little. Figures are processor
+time of one thread, the least of several rounds, so other work on the machine matters little. NumPy's products use
+one thread if OPENBLAS_NUM_THREADS=1 is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from time import thread_time
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tasks.engines.arrays import NumpyArrays
+from tasks.engines.torch_arrays import TorchArrays, has_gpu
+from tasks.programs.arrays import Array, Arrays
+from tasks.programs.operators import Attributes, Context
+from tasks.programs.operators.scalars import constant_bits
+from tasks.programs.table import OPERATORS
+from tasks.programs.tensors import ElementType, TensorType
+
+__all__ = ["run"]
+
+_SHAPES: Final = ((1, 1), (64, 10), (64, 256), (256, 64), (1, 4_096), (4_096, 1), (512, 1_024), (8, 32_768))
+_PRODUCTS: Final = ((1, 1, 1), (1, 64, 256), (64, 64, 256), (256, 64, 64), (64, 256, 10), (1, 4_096, 1_024),
+                    (512, 512, 512), (16, 32_768, 16), (1_024, 64, 1_024))  # fmt: skip
+"""Rows, terms and rows of the other side."""
+_CHALLENGE: Final = (1_024, 1_024, 1_024)
+_SEED: Final = bytes(32)
+_REPEATED_S: Final = 0.002
+_INTEGERS: Final = 1 << 14
+
+
+class _Case(NamedTuple):
+    """One call: its types, inputs on the engine and attributes."""
+
+    name: str
+    shape: tuple[int, ...]
+    types: tuple[TensorType, ...]
+    inputs: tuple[Array, ...]
+    attributes: Attributes
+
+    def units(self) -> int:
+        operator = OPERATORS[self.name]
+        return operator.units(self.types, operator.shape(self.types, self.attributes), self.attributes)
+
+
+def run(*, rounds: int = 9, torch: int = 1) -> dict[str, float]:
+    """Measure and return the worst ratio of each operator on each engine, and the worst of all."""
+    engines: dict[str, Callable[[], Arrays]] = {"numpy": NumpyArrays}
+    if torch and find_spec("torch") is not None:
+        engines["torch"] = _torch_on_one_thread
+        if has_gpu():
+            engines["cuda"] = lambda: TorchArrays("cuda")
+    figures: dict[str, float] = {}
+    for engine, make in engines.items():
+        found = measure(make(), rounds)
+        figures[f"{engine}_units_per_s"] = found.units_per_s
+        worst: dict[str, float] = {}
+        for case, ratio in found.ratios:
+            worst[case.name] = max(ratio, worst.get(case.name, 0.0))
+        figures |= {f"{engine}_{name}_ratio": ratio for name, ratio in sorted(worst.items())}
+        figures[f"{engine}_worst_ratio"] = max(worst.values())
+    return figures
+
+
+def _torch_on_one_thread() -> Arrays:
+    import torch
+
+    arrays = TorchArrays()
+    torch.set_num_threads(1)
+    return arrays
+
+
+class Measured(NamedTuple):
+    """Units a second of the challenge program, and the ratio of each call."""
+
+    units_per_s: float
+    ratios: list[tuple[_Case, float]]
+
+
+def measure(arrays: Arrays, rounds: int) -> Measured:
+    """Time all operators on one engine, in rounds, so that a busy second spoils one round of a case only."""
+    challenge = _product(arrays, "contract", _CHALLENGE, 15)
+    cases = [challenge, *_cases(arrays)]
+    least = [_time_s(arrays, case) for case in cases]
+    for _ in range(rounds - 1):
+        least = [min(time_s, _time_s(arrays, case)) for time_s, case in zip(least, cases, strict=True)]
+    units_per_s = challenge.units() / least[0]
+    ratios = [
+        (case, time_s * units_per_s / case.units()) for case, time_s in zip(cases[1:], least[1:], strict=True)
+    ]
+    return Measured(units_per_s, ratios)
+
+
+def _time_s(arrays: Arrays, case: _Case) -> float:
+    """Return the seconds of one call, of about ``_REPEATED_S`` in all."""
+    operator = OPERATORS[case.name]
+    step = 0
+
+    def timed(count: int) -> float:
+        nonlocal step
+        started = thread_time()
+        for _ in range(count):
+            result = operator.run(arrays, case.inputs, case.attributes, Context(step, _SEED))
+            step += 1
+        if not arrays.device.startswith("cpu"):
+            arrays.store(result)  # waits for the device
+        return thread_time() - started
+
+    timed(1)
+    count = max(1, int(_REPEATED_S / max(timed(1), 1e-6)))
+    return timed(count) / count
+
+
+def _cases(arrays: Arrays) -> Iterator[_Case]:
+    for shape in _SHAPES:
+        yield from _elementwise(arrays, shape)
+        yield from _rows(arrays, shape)
+    for sides in _PRODUCTS:
+        for bits in (15, 20):
+            yield _product(arrays, "contract", sides, bits)
+    yield _Case("scalar", (), (), (), (constant_bits(0.5),))
+    yield _Case("bias_correction", (), (), (), (999_000_000,))
+    for batch in (1, 64, 4_096):
+        yield _Case("sample_order", (batch,), (), (), (batch, 1_437))
+        yield _Case("sample_order", (batch,), (), (), (batch, 1 << 22))
+
+
+def _fractions(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(5).random(shape) + 0.5
+
+
+def _elementwise(arrays: Arrays, shape: tuple[int, int]) -> Iterator[_Case]:
+    kind = TensorType(ElementType.BINARY64, *shape)
+    values = arrays.load(_fractions(shape))
+    for name, count in (
+        ("add", 2), ("bound", 1), ("divide", 2), ("exp", 1), ("log", 1), ("multiply", 2), ("select", 3),
+        ("square_root", 1), ("store", 1), ("subtract", 2), ("transpose", 1),
+    ):  # fmt: skip
+        attributes = {"bound": (0,), "store": (100,)}.get(name, ())
+        yield _Case(name, shape, (kind,) * count, (values,) * count, attributes)
+    yield _Case("load", shape, (kind._replace(element=ElementType.BINARY32),), (values,), ())
+    bytes_kind = kind._replace(element=ElementType.UINT8)
+    yield _Case("scale_bytes", shape, (bytes_kind,), (arrays.load_bytes(np.ones(shape)),), (4,))
+    column = TensorType(ElementType.INT64, shape[0], 1)
+    numbers = arrays.load(np.arange(shape[0])[::-1].reshape(-1, 1))
+    yield _Case("gather", shape, (kind, column), (values, numbers), ())
+    yield _Case("one_hot", shape, (column,), (numbers,), (shape[1],))
+
+
+def _rows(arrays: Arrays, shape: tuple[int, int]) -> Iterator[_Case]:
+    for turned in (False, True):  # as the transposed memory of a tensor too
+        kind = TensorType(ElementType.BINARY64, *(shape[::-1] if turned else shape))
+        values = arrays.load(_fractions(shape))
+        values = values.T if turned else values
+        column = TensorType(ElementType.INT64, kind.rows, 1)
+        exponents = arrays.load(np.zeros((kind.rows, 1)))
+        yield _Case("row_maximum", (*shape, turned), (kind,), (values,), ())
+        yield _Case("row_sum", (*shape, turned), (kind, column), (values, exponents), ())
+        for bits in (15, 40):
+            yield _Case("row_exponent", (*shape, turned, bits), (kind,), (values,), (bits,))
+            yield _Case("quantise", (*shape, turned, bits), (kind, column), (values, exponents), (bits,))
+
+
+def _product(arrays: Arrays, name: str, shape: Sequence[int], bits: int) -> _Case:
+    rows, terms, others = shape
+    kinds = [TensorType(ElementType.INT64, count, terms) for count in (rows, others)]
+    columns = [TensorType(ElementType.INT64, count, 1) for count in (rows, others)]
+    inputs: list[Any] = [
+        arrays.load(np.random.default_rng(7).integers(-_INTEGERS, _INTEGERS, (kind.rows, terms))) for kind in kinds
+    ]
+    inputs += [arrays.load(np.zeros((kind.rows, 1))) for kind in columns]
+    return _Case(name, (*shape, bits), (*kinds, *columns), tuple(inputs), (bits,))
