@@ -18,8 +18,10 @@ from tasks.dispute.game import Side
 from tasks.engines.builtin_datasets import make_dataset
 from tests.tasks.dispute import liars
 from tests.tasks.dispute.liars import Job, lie, play_out
+from tests.tasks.engines.helpers import SEED
 from tests.tasks.programs.engines import engine
-from tests.tasks.programs.test_classifier import SEED, contents_of, first_state, program_for
+from tests.tasks.programs.models import contents_of, first_state
+from tests.tasks.programs.test_classifier import program_for
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -10,8 +10,10 @@ import pytest
 
 from tasks.dispute.game import Ending
 from tests.tasks.dispute.liars import Job, lie, play_out, question_of
+from tests.tasks.engines.helpers import SEED
 from tests.tasks.programs.engines import engine
-from tests.tasks.programs.test_classifier import DATA, SEED, contents_of, first_state, program_for
+from tests.tasks.programs.models import contents_of, first_state
+from tests.tasks.programs.test_classifier import DATA, program_for
 
 GAMES = int(os.environ.get("DISPUTE_GAMES", "12"))
 ARRAYS = engine("numpy")
