@@ -20,7 +20,7 @@ TESTNET_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: dev ml help testnet picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
-  release sim-nightly sim-release market soak networks cluster test-wallets test-clients compose lock wheels image clean
+  release sim-nightly sim-release market disputes soak networks cluster test-wallets test-clients compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -89,7 +89,7 @@ fuzz: $(VENV)/dev.stamp ## N (100,000) mutated inputs to each decoder that has n
 simulation: $(VENV)/dev.stamp ## consensus simulation: 300 seeds of replicas, 100 of whole nodes, and more
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --without-nightly tests/simulation
 
-nightly: nightly-tests test-clients fuzz sim-nightly market ## what is too long for `make test`; fuzz, sim-nightly and market resume where they stopped
+nightly: nightly-tests test-clients fuzz sim-nightly market disputes ## what is too long for `make test`; fuzz, sim-nightly and market resume where they stopped
 
 nightly-tests: $(VENV)/dev.stamp ## tests marked nightly, which `make test` leaves out
 	$(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile -m nightly
@@ -102,6 +102,9 @@ sim-nightly: $(VENV)/dev.stamp ## 100,000 seeds of each kind, Twins, crash point
 
 market: $(VENV)/dev.stamp ## 10,000 markets with strategic agents; build/market/nightly/report.md; resumes where it stopped
 	$(BIN)/python -m tasks.simulation run nightly
+
+disputes: $(VENV)/dev.stamp ## 10,000 random games of disputes: liars and lying challengers lose each
+	DISPUTE_GAMES=1100 $(BIN)/pytest -q -n $(JOBS) tests/tasks/dispute
 
 sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds of each kind, every Twins scenario of three rounds; resumes where it stopped
 	$(BIN)/python -m node.simulation run release
