@@ -36,6 +36,7 @@ from tasks.ledger.screening import (
     Objection,
     Outlook,
     check_start,
+    cost_notices,
     dataset_objections,
     look_out,
     machine_notices,
@@ -99,7 +100,10 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
     budget = quote(job, parameters)
     seen = await node.query(height, _look, job, spec, node.head.time_ms, parameters, task)
     objections = [*seen.start, *machine_objections(job, seen.outlook)]
-    notices = machine_notices(job, seen.outlook)
+    gas = {kind.name: kind.gas for kind in node.description.kinds}
+    notices = [
+        *cost_notices(job, parameters, gas, node.head.base_fee_next), *machine_notices(job, seen.outlook)
+    ]  # fmt: skip
     facts = await node.request(BlobRequests.dataset_facts, job.dataset.blob)
     if facts is None:
         text = f"the node that is asked does not hold the data set {hexed(job.dataset.blob)}"

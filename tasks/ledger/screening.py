@@ -7,9 +7,10 @@ from the chain, whose rules know neither blobs nor NumPy: whoever is about to po
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from billing.prices import TERA
 from state.primitives.amounts import format_amount
 from state.primitives.errors import DekubeError
 from state.view import Reader
@@ -17,6 +18,7 @@ from tasks.engines.datasets import DATASET_BYTES_MAX, Dataset
 from tasks.ledger.matching import is_paused
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import NodeRecord, NodeRole, NodeStatus, is_available, is_limited, scan_nodes
+from tasks.ledger.settlement import budget_of
 from tasks.spec import JobSpec
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Objection",
     "Outlook",
     "check_start",
+    "cost_notices",
     "dataset_objections",
     "look_out",
     "machine_notices",
@@ -35,6 +38,11 @@ MACHINES_MAX: Final = 1024
 """Machines that are looked at; where there are more, nothing is said of all of them."""
 QUICK_PARAMETERS_MAX: Final = 1 << 20
 """Parameters of a model whose start is computed for a stranger: some 40 ms. Whoever posts a job computes any."""
+
+
+_KINDS_OF_TASK: Final = ("create_task", "accept_task", "start_task")
+_KINDS_OF_WINDOW: Final = ("submit_window", "seal_verdict", "reveal_verdict", "open_window")
+"""What is sent at least for a task, and for each of its windows."""
 
 
 class Objection(NamedTuple):
@@ -217,6 +225,28 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
     )
     text = f"no registered machine has what the job requires: {asked or 'not all of it in one machine'}"
     return [Objection("no_such_machine", text)]
+
+
+def cost_notices(
+    spec: JobSpec, parameters: TaskParameters, gas: Mapping[str, int], base_fee: int
+) -> list[Objection]:  # fmt: skip
+    """Return that checks and gas cost more than the work, and from which size on they do not.
+
+    ``gas`` is by the kinds of transactions, ``base_fee`` the present one.
+    """
+    seats = max(parameters.verifiers, parameters.verifiers_new)
+    once = base_fee * sum(gas[kind] for kind in _KINDS_OF_TASK)
+    each = seats * parameters.check_fee_min + base_fee * sum(gas[kind] for kind in _KINDS_OF_WINDOW)
+    costs, price = once + spec.windows * each, budget_of(spec, parameters).price
+    if costs <= price:
+        return []
+    step_price = max(1, spec.step_units * spec.max_price_per_tera_unit)
+    least_steps = -(-(once + each) * TERA // step_price)
+    text = (
+        f"checks and gas of its windows cost {format_amount(costs)}, its work {format_amount(price)} at most; "
+        f"in one window of {least_steps} steps they would cost as much as the work"
+    )
+    return [Objection("costs_exceed_work", text)]
 
 
 def machine_notices(spec: JobSpec, outlook: Outlook) -> list[Objection]:

@@ -12,7 +12,7 @@ from billing.prices import hour_price
 from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.methods.method import bind
 from rpc.protocol.errors import RpcError
-from rpc.protocol.records import Description, Head
+from rpc.protocol.records import Description, Head, KindInfo
 from rpc.protocol.requests import BlobRequests
 from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
@@ -22,6 +22,7 @@ from tasks.ledger.lifecycle import Reason
 from tasks.ledger.records import JobReport, save_report
 from tasks.ledger.registry import NodeRole
 from tasks.ledger.screening import DatasetFacts, read_dataset_facts
+from tasks.ledger.transitions import rules
 from tasks.spec import Requirements, encode_spec, spec_hash
 from tests.rpc.harness import hexed
 from tests.rpc.validate import validate
@@ -31,13 +32,16 @@ from tests.tasks.world import QUICK, REQUESTER, Manners, World, spec
 COMPONENTS = DOCUMENT["components"]["schemas"]
 
 
+KINDS = tuple(KindInfo(rule.kind, rule.name, rule.gas) for rule in rules(QUICK))
+
+
 class WorldNode:
     """As much of a node as these methods ask: the state of a world, its head, its parameters."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         numbers = tuple((f"tasks.{field.name}", getattr(world.parameters, field.name)) for field in fields(QUICK))
-        self.description = Description(7, "w", b"g" * 32, 0, 1, b"a" * 20, (), "v", (), numbers, ())
+        self.description = Description(7, "w", b"g" * 32, 0, 1, b"a" * 20, (), "v", KINDS, numbers, ())
         self.kinds: Mapping[int, str] = {}
         self.facts: DatasetFacts | None = None
         self.events: Mapping[tuple[bytes, bytes], EventType] = EVENTS
@@ -177,6 +181,10 @@ async def test_a_quote_says_what_is_known_against_a_job() -> None:
     quoted = await node.call("dekube_quoteTask", raw)
     assert (quoted["objections"], quoted["reported"]) == ([], None)
     assert [item["code"] for item in quoted["notices"]] == ["no_machine", "dataset_not_held"]
+    cheap = hexed(encode_spec(job._replace(max_price_per_tera_unit=1)))
+    assert "costs_exceed_work" in [
+        item["code"] for item in (await node.call("dekube_quoteTask", cheap))["notices"]
+    ]
     node.facts = read_dataset_facts(b"a,b\n1,2\n")
     worker = world.add_machine(1, price=2 * 10**18)
     quoted = await node.call("dekube_quoteTask", raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -17,15 +18,17 @@ from tasks.ledger.screening import (
     MACHINES_MAX,
     DatasetFacts,
     check_start,
+    cost_notices,
     dataset_objections,
     look_out,
     machine_notices,
     machine_objections,
     read_dataset_facts,
 )
-from tasks.ledger.transitions import RETIRE_NODE
+from tasks.ledger.settlement import budget_of
+from tasks.ledger.transitions import RETIRE_NODE, rules
 from tasks.recipes import digits_spec
-from tasks.spec import GPUS_MAX, Dataset, JobSpec, Model, Requirements, decode_spec, encode_spec
+from tasks.spec import GPUS_MAX, Dataset, JobSpec, Model, Requirements, Schedule, decode_spec, encode_spec
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 from tests.tasks.world import DKB, QUICK, World, spec
 
@@ -114,6 +117,25 @@ def seen(
 ) -> tuple[list[str], list[str], dict[str, int]]:
     outlook = look_out(world.state, job, world.time_ms, world.parameters, excluded)
     return codes(machine_objections(job, outlook)), codes(machine_notices(job, outlook)), outlook.why
+
+
+GAS = {rule.name: rule.gas for rule in rules(QUICK)}
+
+
+def test_a_job_whose_checks_cost_more_than_its_work_is_told_the_least_size() -> None:
+    job = spec(price=DKB // 1000)
+    least_fee = replace(QUICK, check_fee_min=budget_of(job, QUICK).price)
+    [(code, text)] = cost_notices(job, least_fee, GAS, 1)
+    assert code == "costs_exceed_work"
+    steps = int(re.search(r"one window of (\d+) steps", text)[1])  # type: ignore[index]
+
+    def of(count: int) -> JobSpec:
+        return job._replace(schedule=Schedule(count, count, count))
+
+    assert cost_notices(of(steps), least_fee, GAS, 1) == []
+    assert codes(cost_notices(of(steps - 1), least_fee, GAS, 1)) == ["costs_exceed_work"]
+    assert codes(cost_notices(job, replace(QUICK, check_fee_min=0), GAS, 10**18)) == ["costs_exceed_work"]
+    assert cost_notices(job, replace(QUICK, check_fee_min=0), GAS, 0) == []
 
 
 def test_what_no_machine_has_is_refused_and_what_one_has_is_not() -> None:
