@@ -154,6 +154,8 @@ def try_match(case: Case, offered: registry.NodeRecord | None = None) -> None:
             _park(case, node)
         else:
             case.change(parked=wake_order(record))
+            if node == Miss.UNCHECKED and not record.match_at_ms:  # a verifier that comes wakes nobody
+                _put_off(case)
         return
     if case.state.get(by_duty_key(node.address, record.id)) is not None:  # its earlier windows are not settled
         exclude(case, node.address)

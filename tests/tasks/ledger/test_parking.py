@@ -19,6 +19,7 @@ from tasks.ledger.progress import WAKES_MAX
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, is_limited, require_node
 from tasks.ledger.transitions import GIVE_UP_TASK, UPDATE_NODE, node_payload
 from tests.tasks.queued import QueuedWorld
+from tests.tasks.signed import KEYS, SignedWorld
 from tests.tasks.world import DKB, QUICK, WORTH, World, spec
 
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
@@ -152,6 +153,19 @@ def test_the_end_of_a_pause_wakes_a_task(leave: Phase) -> None:
     world.time_ms = until_ms
     assert blocks_until(world, lambda: world.task(second).worker == worker) <= 2
     assert not world.task(first).worker  # it is not offered the task that it left
+
+
+def test_a_woken_task_whose_machine_nobody_could_check_searches_again() -> None:
+    """A verifier that registers wakes nobody: the task looks again by itself, as after a search of its own."""
+    world = SignedWorld()
+    task = world.create(spec(match_ms=3_600_000))
+    world.block()
+    assert world.task(task).parked and not world.task(task).match_at_ms
+    worker = world.join(KEYS[1], world.profile(KEYS[1], roles=WORK))
+    world.block()
+    world.join(KEYS[2], world.profile(KEYS[2], roles=CHECK))
+    assert blocks_until(world, lambda: world.task(task).worker == worker) <= 10
+    assert not parked(world)
 
 
 def test_a_parked_task_still_expires() -> None:
