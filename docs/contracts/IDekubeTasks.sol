@@ -85,7 +85,7 @@ interface IDekubeTasks {
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
-    ///   demanded, 39 result delivered, 40 result lost.
+    ///   demanded, 39 result delivered, 40 result lost, 41 opening late.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
     /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
@@ -133,7 +133,7 @@ interface IDekubeTasks {
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
-    ///   demanded, 39 result delivered, 40 result lost.
+    ///   demanded, 39 result delivered, 40 result lost, 41 opening late.
     /// @param actor Who caused it; zero: the chain itself.
     /// @param evidence Hash of what shows it, such as the transaction.
     event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
@@ -153,7 +153,7 @@ interface IDekubeTasks {
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
-    ///   demanded, 39 result delivered, 40 result lost.
+    ///   demanded, 39 result delivered, 40 result lost, 41 opening late.
     /// @param actor Who caused it; zero: the chain itself.
     event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
         address actor);

@@ -343,8 +343,8 @@ def endorse(session: Session, machine: str, as_json: bool) -> None:
 def payout(session: Session, machine: str, address: str, yes: bool, as_json: bool) -> None:
     """Pay the earnings of MACHINE to ADDRESS from now on.
 
-    Sign with the account that is paid now: the machine's own at first, or its operator's. No other account
-    can change it back. Each is an address or the name of a wallet account.
+    Sign with the account that is paid now. At first that is the machine's own, or its operator's. No other
+    account can change it back. Each is an address or the name of a wallet account.
 
     \b
     Example:

@@ -7,8 +7,8 @@ from functools import cache
 from random import Random
 
 from tasks.custody.errors import WrapInvalid
-from tasks.custody.keys import derive_key, input_key_name, window_key_name
-from tasks.custody.wraps import public_key_of, unwrap_keys, wrap_keys
+from tasks.custody.keys import input_key_name, window_key_name
+from tasks.custody.wraps import unwrap_keys
 from tasks.dispute.commitments import Question, decode_record, encode_record
 from tasks.dispute.errors import MoveRefused
 from tasks.dispute.game import Game, Side, begin, play, turn_of
@@ -21,6 +21,12 @@ from tests.fuzz.targets.base import Target, canonical
 from tests.tasks.dispute.toys import Segment, influential, random_program, random_sources
 
 _SECRET = b"\x07" * 32
+_WRAP = bytes.fromhex(
+    "f543e606fa4d67c88f5f4672051c72f323ecc50572fd3fc0528102ccf516130c12ca0d24d188510ecf8c95cf9c286413"
+    "2f99f066e3f5dbd657188dfd28dc894f56a7990976d7a76cdaaf5915df21f93617fe4029d2e37d0be4b528b8c6e10e94"
+    "2f887fa48f7ce7f0b87dff79013358868cf7230b3ddc99680a2f26"
+)
+"""Two keys, wrapped once: a wrap has random bytes, and a sample is the same in each process."""
 _KIND = TensorType(ElementType.BINARY64, 2, 17)
 
 
@@ -103,12 +109,11 @@ def targets() -> Iterator[tuple[str, Target]]:
         ),
     )  # fmt: skip
     names = [window_key_name(2), input_key_name(0)]
-    keys = {name: derive_key(bytes(32), name) for name in names}
     yield (
         "wrapped keys",
         Target(
             lambda data: unwrap_keys(data, _SECRET, names, task=bytes(32), holder=bytes(20)),
-            (wrap_keys(keys, public_key_of(_SECRET), task=bytes(32), holder=bytes(20)),),
+            (_WRAP,),
             ("tasks.custody.wraps:unwrap_keys", "tasks.custody.wraps:_open"),
             (WrapInvalid,),
             cost=4,
