@@ -48,7 +48,7 @@ PRICE_MAX: Final = 1 << 100
 RATE_MAX: Final = (1 << 53) - 1
 """Work units a second of a machine: JSON shows integers up to here without loss."""
 WINDOW_STATES_BYTES_MAX: Final = 2 << 30
-"""The states of a window: its worker holds up to five such windows on its disk, its verifiers fetch from them."""
+"""The states of a window: its worker keeps those of every open window on its disk, where verifiers fetch them."""
 SEGMENT_MS_MAX: Final = 120_000
 """A segment costs a verifier at most so long by ``JobSpec.step_ms``: it can be sealed in time, and no draw keeps a
 machine for long."""

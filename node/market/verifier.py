@@ -13,19 +13,21 @@ from node.chain.ledger import NodeLedger
 from node.market.cancellation import work_while
 from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.promises import Promises, VerdictKey
-from node.market.wallet import TransactionFailed, Wallet
+from node.market.wallet import TransactionFailed, TransactionLost, Wallet
 from state.primitives.codec import encode
-from state.primitives.errors import DecodeError, ProtocolError
+from state.primitives.errors import DecodeError, InvalidTransaction, ProtocolError
 from state.primitives.hashing import digest
 from tasks.engines.datasets import DATASET_BYTES_MAX
 from tasks.executor.results import Verdict
 from tasks.executor.service import Executor
+from tasks.ledger.capacity import declines_left
 from tasks.ledger.lifecycle import WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import CheckDuty
 from tasks.ledger.records import WindowRecord, load_spec, load_window
+from tasks.ledger.registry import load_node
 from tasks.ledger.transitions import DECLINE_SEAT, REVEAL_VERDICT, SEAL_VERDICT
-from tasks.ledger.verification import seal_time
+from tasks.ledger.verification import SealTime, seal_time
 from tasks.proofs import (
     LEAVES_LIMIT_BYTES,
     Code,
@@ -62,7 +64,10 @@ class TaskVerifier:
         self._parameters = parameters
         self._secret = secret
         self._free_bytes = free_bytes
-        self._under_way = 0
+        self._fetching_ms: list[int] = []
+        """Of each check under way, how long the slowest line of the rules takes to fetch its states."""
+        self.seats_declined = 0
+        """Seats declined since the start."""
         self._checks = trio.CapacityLimiter(CHECKS_AT_ONCE_MAX)
 
     async def seal(self, duty: CheckDuty) -> None:
@@ -77,38 +82,54 @@ class TaskVerifier:
         except (OSError, DecodeError):
             if (why := self._lacks(duty)) and await self._decline(duty, why):
                 return
-            self._under_way += 1
+            fetch_ms = self._seal_time(duty).fetch_ms
+            self._fetching_ms.append(fetch_ms)
             try:
                 findings = await work_while(self._ledger, partial(self._can_seal, duty), partial(self._find, duty))
             finally:
-                self._under_way -= 1
+                self._fetching_ms.remove(fetch_ms)
             await trio.to_thread.run_sync(self._promises.seal, key, duty.height, findings)
         seal = verdict_seal(duty.task, duty.window, self._wallet.address, findings, self._nonce(duty))
         await self._wallet.send(SEAL_VERDICT, [duty.task, duty.window, seal])
         _log.info("verdict sealed", task=duty.task, window=duty.window, codes=[f.code.name for f in findings])
 
     def _lacks(self, duty: CheckDuty) -> str:
-        """Return why this machine has no room for a check that it may still decline, or nothing."""
-        spec = load_spec(self._ledger.store, duty.task)
-        time = seal_time(spec, len(duty.segments), self._parameters)
-        drawn_ms = duty.deadline_ms - time.total_ms
-        if duty.is_delivery or self._ledger.head().time_ms > drawn_ms + self._parameters.decline_seat_ms:
+        """Return why this machine has no room for a check that it may still decline, or nothing.
+
+        The chain draws no machine for more than it can re-run in time (market.md 6.4). So checks that are small
+        wait for their turn; a day's declines are for what the chain does not know: the line and the disk.
+        """
+        state, now_ms, parameters = self._ledger.store, self._ledger.head().time_ms, self._parameters
+        spec, time = load_spec(state, duty.task), self._seal_time(duty)
+        if duty.is_delivery or now_ms > duty.deadline_ms - time.total_ms + parameters.decline_seat_ms:
             return ""
-        if self._under_way >= CHECKS_AT_ONCE_MAX:
-            return f"{self._under_way} checks are under way"
+        machine = load_node(state, self._wallet.address)
+        if machine is None or not declines_left(machine, now_ms, parameters):
+            return ""  # it would be refused, and paid for
+        under_way = len(self._fetching_ms)
+        fetch_ms = sum(self._fetching_ms) + time.fetch_ms
+        if under_way >= CHECKS_AT_ONCE_MAX and fetch_ms > time.total_ms - time.run_ms // 2:
+            return f"{under_way} checks are under way, and their states may take {fetch_ms} ms to fetch"
         needed_bytes = (len(duty.segments) + 1) * spec.plan().state_limit_bytes + DATASET_BYTES_MAX
         free_bytes = self._free_bytes()
         if free_bytes < needed_bytes:
             return f"the disk has {free_bytes} bytes free, and the check may need {needed_bytes}"
         return ""
 
+    def _seal_time(self, duty: CheckDuty) -> SealTime:
+        return seal_time(load_spec(self._ledger.store, duty.task), len(duty.segments), self._parameters)
+
     async def _decline(self, duty: CheckDuty, why: str) -> bool:
-        """Leave the seat, so that another machine is drawn; tell whether the chain allowed it."""
+        """Leave the seat, so that another machine is drawn; tell whether the chain allowed it.
+
+        If not, the check is tried all the same: room may come before it is due.
+        """
         try:
             await self._wallet.send(DECLINE_SEAT, [duty.task, duty.window])
-        except TransactionFailed as error:
+        except (TransactionFailed, InvalidTransaction, TransactionLost) as error:
             _log.warning("a seat cannot be declined", task=duty.task, window=duty.window, code=error.code, why=why)
             return False
+        self.seats_declined += 1
         _log.info("seat declined", task=duty.task, window=duty.window, why=why)
         return True
 

@@ -37,7 +37,10 @@ class Needs(NamedTuple):
 
 
 def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
-    """Return what the worker of ``spec`` needs while ``open_windows_max`` windows may wait for their verdicts."""
+    """Return what the worker of ``spec`` needs while ``open_windows_max`` windows may wait for their verdicts.
+
+    A job of fewer windows never has more of them open than it has.
+    """
     plan = spec.plan()
     dataset = min(DATASET_BYTES_MAX, 2 * spec.dataset.samples * (plan.widths[0] + 1))
     window = (spec.schedule.window_steps // spec.schedule.segment_steps + 1) * plan.state_limit_bytes
@@ -48,5 +51,5 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
         + DATASET_COPIES * dataset,
         node=STATE_COPIES * plan.state_limit_bytes + DATASET_COPIES * dataset,
         journal=window + 2 * plan.state_limit_bytes,
-        blobs=(open_windows_max + 1) * window + dataset,
+        blobs=(min(open_windows_max, spec.windows) + 1) * window + dataset,
     )

@@ -9,7 +9,7 @@ from tasks.errors import TooManyDeclines
 from tasks.ledger.parameters import DAY_MS, TaskParameters
 from tasks.ledger.registry import NodeRecord, load_node, require_node, save_node
 
-__all__ = ["bounded_fine", "count_decline", "has_room", "owe", "settle_owed"]
+__all__ = ["bounded_fine", "count_decline", "declines_left", "has_room", "owe", "settle_owed"]
 
 ROOM_DIVISOR: Final = 2
 """Half of the time to seal is kept free for what a machine does beside."""
@@ -53,10 +53,15 @@ def _today(node: NodeRecord, now_ms: int) -> NodeRecord:
     return node if node.day == day else node._replace(day=day, seat_declines=0, late_fines=0)
 
 
+def declines_left(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> int:
+    """Return how many seats a machine may still decline today."""
+    return max(0, parameters.declines_per_day - _today(node, now_ms).seat_declines)
+
+
 def count_decline(state: Overlay, address: bytes, now_ms: int, parameters: TaskParameters) -> None:
     """Count a declined seat. Raises TooManyDeclines after as many as a machine may decline in a day."""
     node = _today(require_node(state, address), now_ms)
-    if node.seat_declines >= parameters.declines_per_day:
+    if not declines_left(node, now_ms, parameters):
         raise TooManyDeclines(f"{node.seat_declines} seats declined today")
     save_node(state, node._replace(seat_declines=node.seat_declines + 1))
 

@@ -218,6 +218,12 @@ def test_a_step_is_called_twice_as_long_as_it_was_measured(
     assert job.step_ms >= 1.95 * measured_ms
 
 
+def test_a_job_needs_no_room_for_more_open_windows_than_it_has() -> None:
+    job = JOB._replace(schedule=Schedule(20, 5, 10))
+    assert needs_of(job, open_windows_max=64) == needs_of(job, open_windows_max=2)
+    assert needs_of(job, open_windows_max=2).blobs > needs_of(job, open_windows_max=1).blobs
+
+
 def test_the_largest_models_can_be_trained_a_step_a_segment() -> None:
     for widths, batch in (((4096, 3900, 150, 2), 4096), ((4096, 4080, 10), 4096), ((1448,) * 8 + (10,), 1024)):
         job = JOB._replace(model=Model("mlp", widths, "silu"), batch=batch, schedule=Schedule(55, 1, 5))

@@ -33,6 +33,7 @@ from state.primitives.receipts import Receipt
 from state.store.cache import Cache
 from state.store.records import STATE
 from state.transition.transfer import TRANSFER_KIND
+from state.view.accounts import load_account
 from tasks.executor.errors import JobFailed
 from tasks.executor.job import Train
 from tasks.executor.resource_needs import needs_of
@@ -43,7 +44,7 @@ from tasks.ledger.lifecycle import ENDED, Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action, CheckDuty, WorkDuty
 from tasks.ledger.records import TaskRecord, WindowRecord, load_spec_bytes, load_task, load_window
-from tasks.ledger.registry import load_node
+from tasks.ledger.registry import load_node, require_node
 from tasks.ledger.transitions import CREATE_TASK, DEMAND_RESULT, GIVE_UP_TASK, SEAL_VERDICT, task_id_of
 from tasks.ledger.verification import seal_time
 from tasks.proofs import Code, Finding
@@ -587,6 +588,52 @@ async def test_a_job_that_this_machine_has_no_room_for_is_declined(
     assert [line["error"].startswith(lack) for line in logs if line.get("code") == "job_unfit"] == [True]
     assert market.record.reason == Reason.WORKER_DECLINED
     assert Purpose.WORKER_BOND not in {line.purpose for line in queries.bill(world.store, market.task).lines}
+
+
+async def test_a_verifier_without_room_declines_its_seat_and_the_next_one_checks(world: World) -> None:
+    worker, *verifiers = Machine(world, 1, "compute"), Machine(world, 2, "verify"), Machine(world, 3, "verify")
+    market = Market(world, worker, *verifiers)
+
+    def declined() -> list[int]:
+        return [require_node(world.store, machine.wallet.address).seat_declines for machine in verifiers]
+
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10))
+        await nursery.start(worker.run)
+        for machine in verifiers:
+            await nursery.start(machine.run)
+            assert machine.duties is not None
+            # Whoever is drawn first has a full disk; who is drawn in its place has room.
+            machine.duties._verifier._free_bytes = lambda: 0 if not any(declined()) else 1 << 40
+        await world.mint_until(lambda: market.record.phase in ENDED)
+        counted = [machine.duties._verifier.seats_declined for machine in verifiers if machine.duties is not None]
+        nursery.cancel_scope.cancel()
+    assert market.record.phase == Phase.SETTLED
+    assert sorted(declined()) == [0, 1] and counted == declined()
+    paid = [Purpose.VERIFIER_FEE in market.paid(machine) for machine in verifiers]
+    assert paid == [not count for count in counted]
+    assert {require_node(world.store, machine.wallet.address).bad for machine in verifiers} == {0}
+
+
+async def test_a_verifier_that_may_decline_no_more_checks_and_pays_for_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PARAMETERS, "tasks.declines_per_day", 0)
+    world = World(tmp_path)
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10))
+        await nursery.start(worker.run)
+        before = load_account(world.store, verifier.wallet.address).nonce
+        await nursery.start(verifier.run)
+        assert verifier.duties is not None
+        verifier.duties._verifier._free_bytes = lambda: 0
+        await world.mint_until(lambda: market.record.phase in ENDED)
+        nursery.cancel_scope.cancel()
+    assert market.record.phase == Phase.SETTLED
+    assert load_account(world.store, verifier.wallet.address).nonce == before + 2  # a seal and its opening
+    world.store.close()
 
 
 async def test_a_job_that_diverges_under_way_is_given_up_at_once_and_unfined(world: World) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from tasks.ledger import queries
+from tasks.ledger.capacity import declines_left
 from tasks.ledger.lifecycle import ENDED, Phase, WindowPhase
 from tasks.ledger.parameters import DAY_MS, TaskParameters
 from tasks.ledger.queries import Action, CheckDuty
@@ -141,6 +142,13 @@ def test_seats_are_declined_soon_and_not_too_often() -> None:
     again = world.create(spec(total=20))
     world.run(again, until=lambda record: record.next_window == 1 and seats(world, again) != [])
     assert world.send(first, DECLINE_SEAT, [again, 0]) == "too_many_declines"
+    machine = require_node(world.state, first)
+    today = machine.day * DAY_MS
+    assert [declines_left(machine, now, parameters) for now in (today, today + DAY_MS - 1, today + DAY_MS)] == [
+        0,
+        0,
+        1,
+    ]
     world.block(DAY_MS)
     assert require_node(world.state, first).bad == 1, "then it is late like any other"
 
