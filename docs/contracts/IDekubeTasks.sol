@@ -60,7 +60,7 @@ interface IDekubeTasks {
 
     /// @notice Give up a task, as its worker.
     /// @param task Id of the task.
-    /// @param reason 13 input unavailable, 14 worker left, 15 job diverged.
+    /// @param reason 13 input unavailable, 14 worker left, 15 job diverged, 37 job unfit.
     function giveUpTask(bytes32 task, uint8 reason) external;
 
     /// @notice Leave the sender's seat of a window shortly after its draw, without a fine; another machine is

@@ -282,13 +282,22 @@ class Contract(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(ResultObject):
-    """A registered machine; its earnings go to ``payout``."""
+    """A registered machine; its earnings go to ``payout``.
+
+    ``rate`` is what it claims to do, in work units a second on one GPU or core, 0 if unknown. By it and its price
+    ``price_per_device_hour`` is what an hour of one costs. ``owed_ms`` is the work of checks that it has to do, in
+    time of a slow core.
+    """
 
     address: bytes
+    operator: bytes
     payout: bytes
     status: str
     roles: tuple[str, ...]
     price_per_tera_unit: Amount
+    rate: int
+    price_per_device_hour: Amount
+    owed_ms: int
     bond: Amount
     slots: int
     busy_slots: int
@@ -296,7 +305,11 @@ class Machine(ResultObject):
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ResultObject):
-    """A task: ``phase`` it is in, and how many of its ``windows`` are proved and final."""
+    """A task: ``phase`` it is in, and how many of its ``windows`` are proved and final.
+
+    ``rate`` is the worker's when it was matched. A ``parked`` task waits for a machine that changes.
+    ``open_charge`` is the price of the worker's windows that are proved and not final: its bond covers them.
+    """
 
     id: bytes
     requester: bytes
@@ -310,6 +323,9 @@ class Task(ResultObject):
     proved_windows: int
     final_windows: int
     history: int
+    rate: int = 0
+    parked: bool = False
+    open_charge: Amount = 0
 
     @property
     def has_ended(self) -> bool:

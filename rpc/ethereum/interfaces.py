@@ -229,7 +229,7 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "Give up a task, as its worker.",
         {
             "reason": f"{int(Reason.INPUT_UNAVAILABLE)} input unavailable, {int(Reason.WORKER_LEFT)} worker left, "
-            f"{int(Reason.JOB_DIVERGED)} job diverged."
+            f"{int(Reason.JOB_DIVERGED)} job diverged, {int(Reason.JOB_UNFIT)} job unfit."
         },
         "Give up a task",
     ),

@@ -18,7 +18,7 @@ from rpc.methods.pages import (
     start_of_page,
 )
 from rpc.methods.queues import QueueKind
-from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, hexed
+from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, BYTES_OUT, HASH_OUT, address, hexed
 from rpc.methods.schema import ADDRESS, HASH, NUMBER, STRING, Param, Schema, array, choice, nullable, obj, ref
 from rpc.protocol.errors import RpcError
 from state.primitives.hashing import HASH_BYTES
@@ -58,6 +58,7 @@ def _task(record: TaskRecord) -> Json:
         "deadline_ms": record.deadline_ms or None,
         "match_by_ms": record.match_by_ms,
         "worker": _maybe_address(record.worker),
+        "parked": record.parked > 0,
         "price_per_tera_unit": str(record.price_per_tera_unit),
         "rate": record.rate,
         "attempts": record.attempts,
@@ -66,6 +67,7 @@ def _task(record: TaskRecord) -> Json:
         "windows": record.target,
         "proved_windows": record.next_window,
         "final_windows": record.final_windows,
+        "open_charge": str(record.open_charge),
         "state_root": hexed(record.state_root),
         "final_root": hexed(record.final_root) if record.final_root else None,
         "history": record.history,
@@ -183,6 +185,7 @@ _TASK_FIELDS: Final[dict[str, Schema]] = {
     "deadline_ms": nullable(NUMBER),
     "match_by_ms": NUMBER,
     "worker": nullable(ADDRESS_OUT),
+    "parked": BOOLEAN_OUT,
     "price_per_tera_unit": AMOUNT_OUT,
     "rate": NUMBER,
     "attempts": NUMBER,
@@ -191,13 +194,18 @@ _TASK_FIELDS: Final[dict[str, Schema]] = {
     "windows": NUMBER,
     "proved_windows": NUMBER,
     "final_windows": NUMBER,
+    "open_charge": AMOUNT_OUT,
     "state_root": HASH_OUT,
     "final_root": nullable(HASH_OUT),
     "history": NUMBER,
 }
 
 TASK_COMPONENTS: Final[dict[str, Schema]] = {
-    "Task": obj(_TASK_FIELDS),
+    "Task": obj(
+        _TASK_FIELDS,
+        description="A task. `parked`: it waits for a machine that changes. `open_charge`: the price of the "
+        "worker's windows that are proved and not final.",
+    ),
     "TaskWithSpec": obj(_TASK_FIELDS | {"spec": ref("Spec")}),
     "Spec": obj(
         {

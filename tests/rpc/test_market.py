@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from billing.prices import hour_price
+from rpc.client.results import Machine, Task, read_result
 from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.methods.method import bind
 from rpc.protocol.errors import RpcError
@@ -167,6 +168,11 @@ async def test_lists_are_of_one_height_and_whole() -> None:
     assert shown["roles"] == ["compute", "verify"]
     hour = hour_price(shown["rate"], int(shown["price_per_tera_unit"]))
     assert int(shown["price_per_device_hour"]) == hour > 0
+    machine = read_result(Machine, shown)
+    assert (machine.rate, machine.price_per_device_hour, machine.owed_ms) == (shown["rate"], hour, 0)
+    assert machine.payout == machine.operator == b"\1" * 20
+    waiting = read_result(Task, (await node.call("dekube_getTask", tasks[0]))["task"])
+    assert (waiting.parked, waiting.open_charge, waiting.rate) == (True, 0, 0)
     assert (await node.call("dekube_getNode", hexed(b"\x77" * 20)))["node"] is None
     assert (await node.call("dekube_getTask", hexed(bytes(32))))["task"] is None
     budget = await node.call("dekube_quoteTask", hexed(encode_spec(spec())))

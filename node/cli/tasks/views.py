@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -124,6 +124,7 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
             "data set": spec["dataset"]["blob"],
             "windows": f"{record['final_windows']} of {record['windows']} final, "
             f"{record['proved_windows']} proved",
+            **_waits(record),
             "created": f"height {record['created_height']}",
             "changed": f"height {record['changed_height']}",
             "state root": record["final_root"] or record["state_root"],
@@ -139,6 +140,13 @@ def show_(session: Session, task_id: bytes, as_json: bool) -> None:
     show_rows(rows, ("height", "phase", "why", "by"), as_json=False, title="\nHistory")
     _show_proofs(windows)
     _show_verdicts(windows)
+
+
+def _waits(record: Mapping[str, Any]) -> dict[str, str]:
+    if record.get("parked"):  # a gateway of an earlier version does not say
+        return {"waits for": "a machine that fits: one that registers, changes its entry or has a slot free again"}
+    open_charge = int(record.get("open_charge", 0))
+    return {"not final yet": show_amount(open_charge)} if open_charge else {}
 
 
 def _actor(change: dict[str, Any]) -> str:

@@ -61,7 +61,7 @@ TASK = task_json(HOSTILE) | {
 TASK_CHANGE = change_json(1, HOSTILE, ADDRESS) | {"reason": HOSTILE}
 MACHINE = {
     "address": HOSTILE, "status": HOSTILE, "roles": [HOSTILE], "gpus": [{"model": HOSTILE, "memory_mib": HOSTILE}],
-    "price_per_device_hour": "1", "rate": 1,
+    "price_per_device_hour": "1", "rate": 1, "owed_ms": 1,
     "busy_slots": HOSTILE, "slots": HOSTILE, "price_per_tera_unit": "1", "bond": "1", "good": HOSTILE,
     "bad": HOSTILE, "cool_down_until_ms": 0, "match_from_ms": 0, "operator": HOSTILE, "cores": 1,
     "payout": HOSTILE,
