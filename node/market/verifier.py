@@ -143,7 +143,8 @@ class TaskVerifier:
         return (
             (window.phase, window.height) == (phase, duty.height)
             and any(seat.address == self._wallet.address and not seat.seal for seat in seats)
-            and self._ledger.head().time_ms < duty.deadline_ms
+            # Where another seat was declined the time to seal begins again; it is no longer the one of ``duty``.
+            and (bool(window.vacant) or self._ledger.head().time_ms < window.deadline_ms)
         )
 
     async def reveal(self, duty: CheckDuty) -> None:
