@@ -18,9 +18,9 @@ ROOM_DIVISOR: Final = 2
 def has_room(parent: NodeRecord, state: Reader, height: int, work_ms: int, run_ms: int) -> bool:
     """Tell whether a machine that owes what ``parent`` says can re-run ``work_ms`` more within ``run_ms``.
 
-    ``parent`` is its record before the block; what it was drawn for in this block adds to that. So the leader can
-    neither make room nor take it by the verdicts that it lets in. A machine that owes nothing has room for one
-    check of any size.
+    What it fetches for that has its own time. ``parent`` is its record before the block; what it was drawn for
+    in this block adds to that. So the leader can neither make room nor take it by the verdicts that it lets
+    in. A machine that owes nothing has room for one check of any size.
     """
     now = load_node(state, parent.address)
     owed_ms = parent.owed_ms
@@ -29,22 +29,22 @@ def has_room(parent: NodeRecord, state: Reader, height: int, work_ms: int, run_m
     return not owed_ms or owed_ms + work_ms <= run_ms // ROOM_DIVISOR
 
 
-def owe(state: Overlay, address: bytes, height: int, work_ms: int) -> None:
-    """Note that a machine was drawn in the block at ``height`` to re-run ``work_ms``."""
+def owe(state: Overlay, address: bytes, height: int, check_ms: int) -> None:
+    """Note that a machine was drawn in the block at ``height`` for a check that takes ``check_ms``."""
     node = require_node(state, address)
     drawn_ms = node.drawn_ms if node.drawn_height == height else 0
     save_node(
         state,
-        node._replace(owed_ms=node.owed_ms + work_ms, drawn_height=height, drawn_ms=drawn_ms + work_ms),
+        node._replace(owed_ms=node.owed_ms + check_ms, drawn_height=height, drawn_ms=drawn_ms + check_ms),
     )
 
 
-def settle_owed(state: Overlay, address: bytes, work_ms: int) -> None:
-    """Note that a machine owes ``work_ms`` no more."""
+def settle_owed(state: Overlay, address: bytes, check_ms: int) -> None:
+    """Note that a machine owes a check that takes ``check_ms`` no more."""
     node = require_node(state, address)
-    if node.owed_ms < work_ms:
-        raise AssertionError(f"node 0x{address.hex()} owes {node.owed_ms} ms, not {work_ms}")
-    save_node(state, node._replace(owed_ms=node.owed_ms - work_ms))
+    if node.owed_ms < check_ms:
+        raise AssertionError(f"node 0x{address.hex()} owes {node.owed_ms} ms, not {check_ms}")
+    save_node(state, node._replace(owed_ms=node.owed_ms - check_ms))
 
 
 def _today(node: NodeRecord, now_ms: int) -> NodeRecord:

@@ -158,13 +158,14 @@ class NodeProfile(NamedTuple):
 class NodeRecord(NamedTuple):
     """A registered node; ``good`` and ``bad`` count verified outcomes, ``valid_streak`` good ones in a row.
 
-    ``good_faded`` and ``bad_faded`` are the same in millionths, with half of them gone after each half-life up to
-    ``faded_ms``: the reputation is made of them. ``owed_ms`` is the time on one slow core of the checks that it
-    was drawn for and has not sealed, ``drawn_ms`` those drawn in the block at ``drawn_height``. Of ``day``,
-    in days of the chain's clock, are ``seat_declines`` and ``late_fines``, an amount. What follows outlives the
-    registration.
-    ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is offered
-    no task, for it left ``declines`` in a row before it had started them; it may check others meanwhile.
+    ``good_faded`` and ``bad_faded`` are the same in millionths, with half of them gone after each half-life up
+    to ``faded_ms``: the reputation is made of them. ``owed_ms`` is the time on one slow core and the slowest
+    line of the checks that it was drawn for and has not sealed, ``drawn_ms`` those drawn in the block at
+    ``drawn_height``. Of ``day``, in days of the chain's clock, are ``seat_declines`` and ``late_fines``, an
+    amount. What follows outlives the registration.
+    ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is
+    offered no task, for it left ``declines`` in a row before it had started them; it may check others
+    meanwhile.
     What it earns is paid to ``payout``, which only that account can change.
     ``doubts`` grow with each argument about whether a blob could be had that it was a side of.
     """

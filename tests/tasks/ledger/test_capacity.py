@@ -13,6 +13,7 @@ from tasks.ledger.queries import Action, CheckDuty
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import require_node
 from tasks.ledger.transitions import DECLINE_SEAT, UPDATE_NODE, node_payload
+from tasks.ledger.verification import seal_time
 from tests.tasks.signed import CHECK, KEYS, REQUESTER_KEY, WORK, SignedWorld
 from tests.tasks.world import DKB, HONEST, QUICK, Manners, spec
 
@@ -30,10 +31,10 @@ IDLE: Final = Manners(silent=frozenset(Action))
 
 
 class SlowVerifiers:
-    """Honest machines that re-run one segment after the other, on one core each."""
+    """Honest machines that do one check after the other, on one core and the slowest line each."""
 
-    def __init__(self, world: SignedWorld, machines: list[bytes]) -> None:
-        self.world, self.machines = world, machines
+    def __init__(self, world: SignedWorld, machines: list[bytes], check_ms: int = CHECK_MS) -> None:
+        self.world, self.machines, self.check_ms = world, machines, check_ms
         self.free_ms = dict.fromkeys(machines, 0)
         self.done_ms: dict[tuple[bytes, bytes], int] = {}
 
@@ -45,7 +46,7 @@ class SlowVerifiers:
 
     def _is_done(self, machine: bytes, duty: CheckDuty) -> bool:
         if (machine, duty.task) not in self.done_ms:
-            self.free_ms[machine] = max(self.world.time_ms, self.free_ms[machine]) + CHECK_MS
+            self.free_ms[machine] = max(self.world.time_ms, self.free_ms[machine]) + self.check_ms
             self.done_ms[machine, duty.task] = self.free_ms[machine]
         return self.done_ms[machine, duty.task] <= self.world.time_ms
 
@@ -67,6 +68,30 @@ def test_a3_windows_near_the_segment_bound_cost_honest_verifiers_nothing() -> No
     nodes = [require_node(world.state, machine) for machine in machines]
     assert [node.bad for node in nodes] == [0, 0], "an honest verifier was drawn for more than it can do"
     assert all(node.bond >= PARAMETERS.node_bond_min for node in nodes)
+    assert {world.task(task).phase for task in tasks} == {Phase.SETTLED}, "and every window is checked"
+
+
+def test_checks_that_fetch_large_states_for_little_work_cost_honest_verifiers_nothing() -> None:
+    """Eight windows at once for two verifiers, each of which fetches the states of one at a time."""
+    parameters = replace(PARAMETERS, seal_bytes_per_s=1024)
+    job = spec(total=40, match_ms=3_600_000)
+    time = seal_time(job, parameters.samples, parameters)
+    assert time.fetch_ms > 10 * time.work_ms
+    world = SignedWorld(parameters)
+    worker = world.join(KEYS[1], world.profile(KEYS[1], roles=WORK, slots=16))
+    machines = [world.join(key, world.profile(key, roles=CHECK)) for key in KEYS[2:4]]
+    verifiers = SlowVerifiers(world, machines, time.fetch_ms + time.work_ms)
+    tasks = [world.create(job) for _ in range(8)]
+    for _ in range(1_000):
+        world.block(5_000)
+        for duty in queries.work_duties(world.state, worker, parameters):
+            world.work(worker, duty, HONEST)
+        verifiers.act()
+        if all(world.task(task).phase in ENDED for task in tasks):
+            break
+    nodes = [require_node(world.state, machine) for machine in machines]
+    assert [node.bad for node in nodes] == [0, 0], "an honest verifier was drawn for more than it can fetch"
+    assert [node.owed_ms for node in nodes] == [0, 0]
     assert {world.task(task).phase for task in tasks} == {Phase.SETTLED}, "and every window is checked"
 
 
