@@ -55,6 +55,11 @@ class NodeMetricsSource:
             ),
             ("dekube_jobs_running", "Jobs of the executor that run", len(node.duties.jobs())),
             ("dekube_job_ends", "Job processes that ended by themselves since the start", node.duties.job_ends),
+            (
+                "dekube_parked_tasks",
+                "Tasks of the chain that found no machine and wait for one, counted to 1,000",
+                node.duties.parked_tasks(),
+            ),
         ):
             families.append(GaugeMetricFamily(name, text, value=float(value)))
         network = node.network
@@ -75,9 +80,14 @@ class NodeMetricsSource:
         events = CounterMetricFamily("dekube_network_events", "Events of the network by name", labels=["event"])
         for event, count in node.network.counters.items():
             events.add_metric([event], count)
+        market = CounterMetricFamily(
+            "dekube_market_events", "What this machine left or did late in the market", labels=["event"]
+        )
+        for event, count in node.duties.market_events.items():
+            market.add_metric([event], count)
         stages = CounterMetricFamily(
             "dekube_stage_cpu_seconds", "CPU time of the node process by stage of its work", labels=["stage"]
         )
         for stage, seconds in node.stages.seconds().items():
             stages.add_metric([stage], seconds)
-        return [*families, events, stages]
+        return [*families, events, market, stages]

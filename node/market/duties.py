@@ -40,6 +40,7 @@ from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import ProcessOptions
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.parking import count_parked
 from tasks.ledger.queries import Action, verification_duties, work_duties
 from tasks.ledger.records import by_duty_key, by_verifier_key, load_task
 from tasks.ledger.registry import NodeProfile, NodeRecord, NodeStatus, load_node
@@ -71,7 +72,7 @@ LEAVE_QUIET_S: Final = 4.0
 """... and how long without a new block."""
 LEAVE_LOOK_S: Final = 0.1
 COUNT_MAX: Final = 1_000
-"""Tasks and verdicts are counted up to this number."""
+"""Tasks, parked tasks and verdicts are counted up to this number."""
 OWED: Final = (SUBMIT_WINDOW, OPEN_WINDOW, SEAL_VERDICT, REVEAL_VERDICT)
 """Transactions for which the account reserves the fees when it raises its bond."""
 MOVED_ON: Final = ("wrong_phase", "not_yours", "proof_mismatch", "already_sealed", "already_revealed")
@@ -167,6 +168,19 @@ class DutyService:
         tasks, checks = by_duty_key(self.address), by_verifier_key(self.address)
         owed = len(state.scan(checks, checks + b"\xff" * (HASH_BYTES + 5), COUNT_MAX))
         return len(state.scan(tasks, tasks + b"\xff" * (HASH_BYTES + 1), COUNT_MAX)), owed, self._attempts.running
+
+    @property
+    def market_events(self) -> dict[str, int]:
+        """What this machine left or did late since the start; the names are labels of a metric."""
+        return {
+            "task_declined": self._worker.tasks_declined,
+            "seat_declined": self._verifier.seats_declined,
+            "opening_late": self._worker.late_openings,
+        }
+
+    def parked_tasks(self) -> int:
+        """Return how many tasks of the chain found no machine and wait for one that changes."""
+        return count_parked(self._ledger.store, COUNT_MAX)
 
     @property
     def is_offered(self) -> bool:

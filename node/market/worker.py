@@ -74,6 +74,10 @@ class Worker:
         self._secret = secret
         self.known: set[bytes] = set()
         """Tasks of which the executor may have a journal."""
+        self.tasks_declined = 0
+        """Tasks left before they were started, since the start of the node."""
+        self.late_openings = 0
+        """Windows opened in the extension that costs a fine, since the start of the node."""
 
     def _work_duty(self, task: bytes) -> WorkDuty | None:
         for duty in work_duties(self._ledger.store, self._wallet.address, self._parameters):
@@ -105,6 +109,7 @@ class Worker:
         lack = await trio.to_thread.run_sync(self._lack_of_room, task, spec) or self._lack_of_funds(spec, duty)
         if lack:
             await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.JOB_UNFIT)])
+            self.tasks_declined += 1
             raise JobUnfit(lack)
         await self._wallet.send(ACCEPT_TASK, [task, duty.bond])
         _log.info("accepted", task=task)
@@ -170,6 +175,7 @@ class Worker:
                 why = str(error)
         if scope.cancelled_caught or reason != Reason.STARTED:
             await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
+            self.tasks_declined += 1
             await self._executor.forget(task)
             raise JobUnfit(why)
         await self._wallet.send(START_TASK, [task, self._machine()])
@@ -298,5 +304,10 @@ class Worker:
         leaves = decode_leaves(await trio.to_thread.run_sync(self._blobs.read, duty.state_blob))
         salts = segment_salts(self._secret, duty.task, duty.window, len(leaves))
         openings = [make_opening(leaves, i, probes[i], salts[i]) for i in duty.segments]
+        is_late = load_window(self._ledger.store, duty.task, duty.window).reason == Reason.OPENING_LATE
         await self._wallet.send(OPEN_WINDOW, [duty.task, duty.window, [opening_to_value(o) for o in openings]])
-        _log.info("window opened", task=duty.task, window=duty.window)
+        if is_late:
+            self.late_openings += 1
+            _log.warning("window opened late, which cost a fine", task=duty.task, window=duty.window)
+        else:
+            _log.info("window opened", task=duty.task, window=duty.window)

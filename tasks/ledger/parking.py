@@ -17,7 +17,7 @@ from tasks.ledger.records import TaskRecord, load_spec
 from tasks.ledger.registry import NodeProfile, is_limited
 from tasks.spec import GPUS_MAX, JobSpec
 
-__all__ = ["CLASSES_LOOKED_MAX", "LOOKS_MAX", "move_parked", "parked_for", "wake_order"]
+__all__ = ["CLASSES_LOOKED_MAX", "LOOKS_MAX", "count_parked", "move_parked", "parked_for", "wake_order"]
 
 CLASSES_LOOKED_MAX: Final = 64
 """Classes of tasks that one look of a machine goes over."""
@@ -118,6 +118,11 @@ def parked_for(state: Reader, profile: NodeProfile, seed: bytes) -> Iterator[byt
                     yield key[-HASH_BYTES:]
                 if not left:
                     return
+
+
+def count_parked(state: Reader, limit: int) -> int:
+    """Return how many tasks are parked; those beyond ``limit`` are not counted."""
+    return len(state.scan(_PARKED, bytes([Table.PARKED + 1]), limit))
 
 
 def wake_order(task: TaskRecord) -> int:

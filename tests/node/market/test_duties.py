@@ -584,6 +584,9 @@ async def test_a_job_that_this_machine_has_no_room_for_is_declined(
             await nursery.start(worker.run)
             await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
             await world.mint_until(lambda: any(line.get("code") == "job_unfit" for line in logs))
+            duties = worker.duties
+            assert duties is not None and duties.market_events["task_declined"] == 1
+            await world.mint_until(lambda: duties.parked_tasks() == 1)  # nobody else is there to take it
         nursery.cancel_scope.cancel()
     assert [line["error"].startswith(lack) for line in logs if line.get("code") == "job_unfit"] == [True]
     assert market.record.reason == Reason.WORKER_DECLINED
@@ -606,13 +609,42 @@ async def test_a_verifier_without_room_declines_its_seat_and_the_next_one_checks
             # Whoever is drawn first has a full disk; who is drawn in its place has room.
             machine.duties._verifier._free_bytes = lambda: 0 if not any(declined()) else 1 << 40
         await world.mint_until(lambda: market.record.phase in ENDED)
-        counted = [machine.duties._verifier.seats_declined for machine in verifiers if machine.duties is not None]
+        counted = [m.duties.market_events["seat_declined"] for m in verifiers if m.duties is not None]
         nursery.cancel_scope.cancel()
     assert market.record.phase == Phase.SETTLED
     assert sorted(declined()) == [0, 1] and counted == declined()
     paid = [Purpose.VERIFIER_FEE in market.paid(machine) for machine in verifiers]
     assert paid == [not count for count in counted]
     assert {require_node(world.store, machine.wallet.address).bad for machine in verifiers} == {0}
+
+
+async def test_a_worker_that_was_off_opens_its_window_in_the_extension(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+
+    def is_in(phase: WindowPhase, reason: Reason | None = None) -> bool:
+        window = market.window(0)
+        return window is not None and window.phase == phase and reason in (None, window.reason)
+
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, make_spec(10, 5, 10))
+        await nursery.start(worker.run)
+        await nursery.start(verifier.run)
+        await world.mint_until(lambda: is_in(WindowPhase.REVEALING))
+        worker.stop()
+        await world.mint_until(lambda: is_in(WindowPhase.OPENING))
+        world.mint(after_ms=PARAMETERS["tasks.reveal_ms"] + 1)
+        assert is_in(WindowPhase.OPENING, Reason.OPENING_LATE)
+        await nursery.start(worker.run)
+        await world.mint_until(lambda: market.record.phase in ENDED)
+        assert worker.duties is not None and worker.duties.market_events["opening_late"] == 1
+        nursery.cancel_scope.cancel()
+    assert market.record.phase == Phase.SETTLED
+    fines = [
+        line.amount for line in queries.bill(world.store, market.task).lines if line.purpose == Purpose.WORKER_FINE
+    ]
+    window = market.window(0)
+    assert window is not None and fines == [-(-window.charge * 500 // 10_000)]
 
 
 async def test_a_verifier_that_may_decline_no_more_checks_and_pays_for_no_refusal(
