@@ -152,7 +152,7 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
             "slots": f"{node['busy_slots']} of {node['slots']} busy",
             "price": f"{show_amount(int(node['price_per_tera_unit']))} {PER_TERA_UNIT}",
             "an hour costs": _hour_price(node) if node["rate"] else None,
-            "checks to do": f"{node['owed_ms'] / 1000:.1f} s of a slow core" if node["owed_ms"] else None,
+            "checks to do": f"{node['owed_ms'] / 1000:.1f} s on a slow core and line" if node["owed_ms"] else None,
             "bond": show_amount(int(node["bond"])),
             "record": f"{node['good']} good, {node['bad']} bad, {node['valid_streak']} in a row",
             "reputation": f"{node['reputation_milli'] / 1000:.3f}",

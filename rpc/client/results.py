@@ -285,8 +285,8 @@ class Machine(ResultObject):
     """A registered machine; its earnings go to ``payout``.
 
     ``rate`` is what it claims to do, in work units a second on one GPU or core, 0 if unknown. By it and its price
-    ``price_per_device_hour`` is what an hour of one costs. ``owed_ms`` is the work of checks that it has to do, in
-    time of a slow core.
+    ``price_per_device_hour`` is what an hour of one costs. ``owed_ms`` is the time that
+    the checks take which it has to do, on one slow core and a slow line.
     """
 
     address: bytes

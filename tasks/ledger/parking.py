@@ -1,9 +1,9 @@
 """Tasks that wait for a machine, by what they require: a machine that changes finds those that it admits.
 
 See market.md R13. A parked task costs nothing until a machine changes. Its place is by class: GPUs, memory and
-speed in coarse steps. Within a class who was woken in vain less often comes first, and then the highest price. So
-a look of a machine goes over classes, not over tasks, and whoever parks tasks that it does not admit delays none
-that it does.
+speed in coarse steps. Within a class who was woken in vain or passed over less often comes first, and then the
+highest price. So a look of a machine goes over classes, not over tasks, and whoever parks tasks that it does not
+admit delays none that it does for long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CLASSES_LOOKED_MAX", "LOOKS_MAX", "count_parked", "move_parked", "pa
 CLASSES_LOOKED_MAX: Final = 64
 """Classes of tasks that one look of a machine goes over."""
 TURNS_MAX: Final = 8
-"""A task that was woken in vain more often comes no later for that."""
+"""A task that was woken in vain or passed over more often comes no later for that."""
 LOOKS_MAX: Final = 128
 """Parked tasks that one look of a machine reads."""
 _MEMORY_STEP_BITS: Final = 4
@@ -126,5 +126,5 @@ def count_parked(state: Reader, limit: int) -> int:
 
 
 def wake_order(task: TaskRecord) -> int:
-    """Return the turn of a task that was woken and not matched: behind others of its class."""
+    """Return the turn of a task that was woken and not matched, or passed over: behind others of its class."""
     return min(task.parked + 1, TURNS_MAX)

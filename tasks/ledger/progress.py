@@ -22,7 +22,6 @@ from tasks.ledger.records import (
     by_task_of_worker_key,
     forget_report,
     load_report,
-    load_spec,
     load_spec_bytes,
     save_report,
 )
@@ -61,6 +60,8 @@ __all__ = [
 
 DIVERGED_MAX: Final = 2
 """Reports of different operators that a job diverges in the same window; so many end it."""
+PASSED_MAX: Final = 32
+"""Parked tasks that a machine cannot take and that one look of it puts behind others."""
 WAKES_MAX: Final = 8
 """Parked tasks that one change of a machine wakes."""
 _REPORTED: Final = frozenset({Reason.INPUT_UNAVAILABLE, Reason.JOB_DIVERGED, Reason.JOB_UNFIT})
@@ -111,26 +112,37 @@ def _bond_of(case: Case, node: registry.NodeRecord) -> int:
 def wake(scope: Scope, address: bytes) -> None:
     """Offer a machine that changed to parked tasks that it admits, ``WAKES_MAX`` and its free slots at most.
 
-    A task that is not assigned to it goes behind the others of its class. One whose bond it cannot lock stays.
+    A task that is not assigned to it goes behind the others of its class. So do ``PASSED_MAX`` of those that it
+    cannot take: else as many as a look reads would hide all others from it, and they cost their requester nothing.
     """
-    woken, seed = 0, draw_seed(b"wake", scope.block.beacon, registry.node_subject(address))
+    woken, passed, seed = 0, 0, draw_seed(b"wake", scope.block.beacon, registry.node_subject(address))
     node = registry.load_node(scope.state, address)
     if node is None or not node.profile.roles & registry.NodeRole.COMPUTE:
         return
     if not has_slot(node, scope.block.time_ms, scope.parameters):
         return
     for task_id in list(parked_for(scope.state, node.profile, seed)):
-        if not may_admit(node.profile, load_spec(scope.state, task_id)):
-            continue
         case = Case.load(scope, task_id)
-        bond = _bond_of(case, node)
-        if address not in case.record.excluded and balance_of(scope.state, address) >= bond:
+        if _can_take(case, node):
             woken += 1
             try_match(case, offered=node)
             case.save()
             node = registry.require_node(scope.state, address)
             if woken == WAKES_MAX or not has_slot(node, scope.block.time_ms, scope.parameters):
                 return
+        elif passed < PASSED_MAX and (turn := wake_order(case.record)) != case.record.parked:
+            passed += 1
+            case.change(parked=turn)
+            case.save()
+
+
+def _can_take(case: Case, node: registry.NodeRecord) -> bool:
+    """Tell whether a machine admits a task, has not left it, and can lock its bond."""
+    return (
+        may_admit(node.profile, case.spec)
+        and node.address not in case.record.excluded
+        and balance_of(case.state, node.address) >= _bond_of(case, node)
+    )
 
 
 def try_match(case: Case, offered: registry.NodeRecord | None = None) -> None:

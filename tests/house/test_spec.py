@@ -163,6 +163,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "releases_max_of_task": settlement.RELEASES_MAX,
         "poked_windows_max": transitions.POKED_WINDOWS_MAX,
         "wakes_max": progress.WAKES_MAX,
+        "passed_max": progress.PASSED_MAX,
         "looks_max": parking.LOOKS_MAX,
         "turns_max": parking.TURNS_MAX,
         "layers_max": plan.LAYERS_MAX,

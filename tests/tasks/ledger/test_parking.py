@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.view import EMPTY, Overlay, Table
+from state.view.accounts import balance_of
 from tasks.ledger.deadlines import FIRST_MATCH_SLOT, Due, cancel, matches_due, schedule
 from tasks.ledger.lifecycle import Phase, Reason
-from tasks.ledger.parking import parked_for
+from tasks.ledger.parking import LOOKS_MAX, parked_for
 from tasks.ledger.progress import WAKES_MAX
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, is_limited, require_node
-from tasks.ledger.transitions import GIVE_UP_TASK, UPDATE_NODE, node_payload
+from tasks.ledger.settlement import bond_at
+from tasks.ledger.transitions import GIVE_UP_TASK, REGISTER_NODE, UPDATE_NODE, node_payload
+from tasks.spec import Requirements
 from tests.tasks.queued import QueuedWorld
 from tests.tasks.signed import KEYS, SignedWorld
 from tests.tasks.world import DKB, QUICK, WORTH, World, spec
@@ -166,6 +169,31 @@ def test_a_woken_task_whose_machine_nobody_could_check_searches_again() -> None:
     world.join(KEYS[2], world.profile(KEYS[2], roles=CHECK))
     assert blocks_until(world, lambda: world.task(task).worker == worker) <= 10
     assert not parked(world)
+
+
+@pytest.mark.parametrize("reason", ["requires more", "bond"])
+def test_tasks_that_a_machine_cannot_take_hide_no_other_for_long(reason: str) -> None:
+    """As many as a look reads, of the class of an honest task and at a higher price; a look passes some over."""
+    world = SignedWorld()
+    world.join(KEYS[1], world.profile(KEYS[1], roles=CHECK))
+    needs = Requirements(0, 40_000, 0)
+    junk = spec(price=WORTH // 4, match_ms=3_600_000)._replace(
+        requirements=needs._replace(memory_mib=65_000) if reason == "requires more" else needs
+    )
+    for _ in range(LOOKS_MAX):
+        world.create(junk)
+    honest = world.create(spec(match_ms=3_600_000)._replace(requirements=needs))
+    world.block()
+    assert world.task(honest).parked and not world.task(honest).match_at_ms
+    worker = KEYS[2].address
+    profile = world.profile(KEYS[2], roles=WORK)
+    free = bond_at(junk, profile.price_per_tera_unit, 0, QUICK, profile.rate) // 2
+    bond = balance_of(world.state, worker) - free if reason == "bond" else QUICK.node_bond_min
+    assert world.send(worker, REGISTER_NODE, node_payload(profile, bond)) is None
+    assert world.task(honest).phase == Phase.MATCHING
+    assert world.send(worker, UPDATE_NODE, node_payload(profile, 0)) is None
+    assert world.task(honest).worker == worker, "the first look passed some over"
+    parked(world)
 
 
 def test_a_parked_task_still_expires() -> None:
