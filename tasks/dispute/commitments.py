@@ -6,6 +6,7 @@ segment's seal. So nobody who did not do the work knows the probes.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 RECORD_LIMIT_BYTES: Final = 96
+_NAN_BITS: Final = 0x7FF8 << 48
 
 
 class StepRecord(NamedTuple):
@@ -62,10 +64,13 @@ def steps_root(records: Sequence[StepRecord]) -> bytes:
 
 
 def add_losses(total: int, loss: int) -> int:
-    """Return the bits of the sum of two binary64 values given by their bits."""
+    """Return the bits of the sum of two binary64 values given by their bits.
+
+    Bits of a NaN depend on the machine: every sum that is one has the same. Only a liar's sums are.
+    """
     left, right = struct.unpack("<2d", struct.pack("<2Q", total, loss))
     (bits,) = struct.unpack("<Q", struct.pack("<d", left + right))
-    return int(bits)
+    return _NAN_BITS if math.isnan(left + right) else int(bits)
 
 
 class Question(NamedTuple):

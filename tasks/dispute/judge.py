@@ -6,7 +6,8 @@ value than the accused's own committed result. Values are compared by their bits
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Final, NamedTuple, cast
 
@@ -14,7 +15,7 @@ from state.primitives.merkle import MerkleProof, verify_merkle_proof
 from tasks.dispute.commitments import Question, StepRecord
 from tasks.dispute.errors import MoveInconsistent
 from tasks.dispute.moves import TensorOpening
-from tasks.programs.errors import ElementUndefined, ProgramInvalid
+from tasks.programs.errors import ElementDiverged, ElementUndefined, ProgramInvalid
 from tasks.programs.operators import Context, FoldOperator, Operator, Read
 from tasks.programs.program import Call, PlaceKind, Program, SourceKind
 from tasks.programs.states import tensor_leaf
@@ -45,22 +46,39 @@ class Element(NamedTuple):
 
 
 class Opened:
-    """Values of tensors that were shown to stand under the accused's commitments."""
+    """Leaves of tensors that were shown to stand under the accused's commitments, by (tensor, leaf)."""
 
-    def __init__(self, program: Program, values: dict[tuple[int, int], tuple[Number, ...]]) -> None:
+    def __init__(self, program: Program, leaves: Mapping[tuple[int, int], bytes]) -> None:
+        """Raises MoveInconsistent for a leaf of another length."""
         self._program = program
-        self._values = values
+        self._leaves = leaves
+        try:
+            self._values = {
+                (tensor, leaf): unpack_leaf(program.types[tensor], leaf, content)
+                for (tensor, leaf), content in leaves.items()
+            }
+        except ProgramInvalid as error:
+            raise MoveInconsistent(str(error)) from None
 
     def value(self, tensor: int, row: int, column: int) -> Number:
         """Return a value. Raises MoveInconsistent if it was not opened."""
+        key, at = self._place(tensor, row, column)
+        return self._values[key][at]
+
+    def bits(self, tensor: int, row: int, column: int) -> bytes:
+        """Return the bytes of a value as they were committed to. Raises MoveInconsistent if it was not opened."""
+        key, at = self._place(tensor, row, column)
+        size = self._program.types[tensor].element.size
+        return self._leaves[key][at * size : (at + 1) * size]
+
+    def _place(self, tensor: int, row: int, column: int) -> tuple[tuple[int, int], int]:
         try:
             leaf, at = leaf_of(self._program.types[tensor], row, column)
         except IndexError:
             raise MoveInconsistent("a value outside of its tensor") from None
-        values = self._values.get((tensor, leaf))
-        if values is None:
+        if (tensor, leaf) not in self._values:
             raise MoveInconsistent(f"value {row}, {column} of tensor {tensor} was not opened")
-        return values[at]
+        return (tensor, leaf), at
 
 
 def tensor_is_under(
@@ -95,7 +113,7 @@ def tensor_is_under(
 def open_tensors(question: Question, bound: Commitments, openings: Sequence[TensorOpening]) -> Opened:
     """Check openings and return their values. Raises MoveInconsistent."""
     program = question.program
-    values: dict[tuple[int, int], tuple[Number, ...]] = {}
+    leaves: dict[tuple[int, int], bytes] = {}
     for opening in openings:
         if not tensor_is_under(question, bound, opening.tensor, opening.root, opening.siblings):
             raise MoveInconsistent(f"tensor {opening.tensor} does not stand under the commitments of the step")
@@ -106,11 +124,8 @@ def open_tensors(question: Question, bound: Commitments, openings: Sequence[Tens
                 raise MoveInconsistent(
                     f"leaf {leaf.leaf} does not stand under the root of tensor {opening.tensor}"
                 )
-            try:
-                values[opening.tensor, leaf.leaf] = unpack_leaf(kind, leaf.leaf, leaf.content)
-            except ProgramInvalid as error:
-                raise MoveInconsistent(str(error)) from None
-    return Opened(program, values)
+            leaves[opening.tensor, leaf.leaf] = leaf.content
+    return Opened(program, leaves)
 
 
 class JudgedCall:
@@ -148,7 +163,7 @@ class JudgedCall:
 
     def claimed(self, opened: Opened) -> bytes:
         """Return the bytes of the accused's value. Raises MoveInconsistent."""
-        return self._bytes(opened.value(*self.element))
+        return opened.bits(*self.element)
 
     def _bytes(self, value: Number) -> bytes:
         return pack_values(self.type.element, [value])
@@ -176,9 +191,14 @@ class JudgedCall:
         return reduce(self.fold.combine, values)
 
     def computed(self, opened: Opened) -> bytes | None:
-        """Return the bytes of the right value; None if undefined on these inputs. Raises MoveInconsistent."""
+        """Return the bytes of the right value; None if undefined on these inputs. Raises MoveInconsistent.
+
+        No bytes at all are right for a value with which the step diverged.
+        """
         try:
             return self._bytes(self.value(self._read(opened)))
+        except ElementDiverged:
+            return b""
         except _UNDEFINED:
             return None
 
@@ -201,7 +221,10 @@ class JudgedCall:
         tensors = self.call.inputs
 
         def read(source: int, row: int, column: int) -> Number:
-            return opened.value(tensors[source], row, column)
+            value = opened.value(tensors[source], row, column)
+            if isinstance(value, float) and math.isnan(value):
+                raise ElementUndefined("bits of a NaN do not survive a copy on every machine")
+            return value
 
         return read
 

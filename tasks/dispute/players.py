@@ -7,6 +7,7 @@ what it computed itself. So a node that restarts in the middle of a game goes on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from tasks.dispute.commitments import Question, SegmentWitness, StepTrace, encode_record
@@ -26,6 +27,7 @@ from tasks.dispute.moves import (
     Tree,
 )
 from tasks.dispute.views import ChainView, ServedView, View, leaf_content, open_leaves
+from tasks.programs.errors import ElementDiverged, ProgramInvalid
 from tasks.programs.tensors import LEAF_BYTES, Number, leaf_of, leaves_of, unpack_leaf
 
 __all__ = ["Accused", "Challenger", "Reader"]
@@ -151,6 +153,7 @@ class Challenger:
         self._question = question
         self._witness = witness
         self._served = served
+        self._checked: StepTrace | None = None
         self._steps = witness.tree()
 
     def move(self, game: Game, moves: Sequence[Move]) -> Move:
@@ -183,25 +186,39 @@ class Challenger:
         return Pick(_first_difference(game.shown, tree.nodes(at.level, at.position, depth)))
 
     def _served_view(self, game: Game) -> StepTrace | None:
-        """Return the trace that was served, if it is what the accused committed to."""
+        """Return the trace that was served, if it is what the accused committed to.
+
+        What the step starts from is taken from one's own trace: it is not disputed, and nothing here ties what was
+        served of it to a root.
+        """
         served, record = self._served, game.record
-        if (
-            served is None or record is None
-            or served.step != self._question.step_from + game.step
-            or served.trace_tree.root != game.trace_root
-            or served.after_tree.root != record.state_root
-            or served.tree(served.program.probe).root != record.probe_root
-        ):  # fmt: skip
+        if served is None or record is None:
             return None
-        return served
+        if self._checked is None:
+            own = self._witness.trace(game.step)
+            sources = len(own.program.sources)
+            contents = [*own.contents[:sources], *served.contents[sources:]]
+            try:
+                trace = StepTrace(own.program, own.step, contents)
+                if (trace.trace_tree.root, trace.after_tree.root, trace.tree(trace.program.probe).root) != (
+                    game.trace_root, record.state_root, record.probe_root,
+                ):  # fmt: skip
+                    return None
+            except (ProgramInvalid, ValueError):  # a tensor of another length, or another number of them
+                return None
+            self._checked = trace
+        return self._checked
 
     def _search(self, game: Game, moves: Sequence[Move]) -> Move:
         own = self._witness.trace(game.step)
         served = self._served_view(game)
         if served is not None:
-            tensor = next(
+            differing = (
                 number for number, content in enumerate(own.contents) if content != served.contents[number]
             )
+            tensor = next(differing, None)
+            if tensor is None:
+                raise ValueError("the disputed step is right: there is nothing to name")
             return self._name(own, tensor, served.contents[tensor], 0, ServedView(served))
         view = ChainView(self._question, game, own, moves)
         return self._ask(game, own, view)
@@ -242,7 +259,8 @@ class Challenger:
         element = Element(tensor, *divmod(at // size, kind.columns))
         reader = Reader(self._question, own, element)
         if reader.call.terms <= FANOUT:
-            reader.read_element()
+            with suppress(ElementDiverged):  # it was read, and no value is right
+                reader.read_element()
         claimed, _ = leaf_of(kind, element.row, element.column)
         return Name(*element, open_leaves(view, {**reader.leaves, tensor: {claimed}}))
 

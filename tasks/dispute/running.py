@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from state.primitives.hashing import digest
 from tasks.dispute.commitments import SegmentWitness, StepRecord, StepTrace, add_losses
 from tasks.programs.arrays import Array, Arrays
+from tasks.programs.errors import StoreDiverged
 from tasks.programs.operators import Context
 from tasks.programs.program import Program, SourceKind
 from tasks.programs.running import Runner, StepResult, content_of
@@ -20,6 +22,13 @@ __all__ = ["SegmentRun"]
 
 KEPT_STATES_MAX: Final = 16
 """States kept of a segment: a trace re-runs the steps from the last one before it, a sixteenth of them at most."""
+_MARK_BITS: Final = 22
+
+
+def _mark(secret: bytes) -> bytes:
+    """Return the bits of a quiet binary32 NaN: no store gives one."""
+    number = int.from_bytes(digest(b"diverged-mark", secret)[:4], "big")
+    return (0x7FC0_0000 | number % (1 << _MARK_BITS)).to_bytes(4, "little")
 
 
 class SegmentRun:
@@ -27,22 +36,34 @@ class SegmentRun:
 
     def __init__(
         self, program: Program, arrays: Arrays, *, seed: bytes, state: Mapping[str, bytes],
-        data: Mapping[str, bytes], step_from: int, steps: int,
+        data: Mapping[str, bytes], step_from: int, steps: int, secret: bytes | None = None,
     ) -> None:  # fmt: skip
-        """Run it. ``state`` and ``data`` are contents of tensors by name. Raises SourceInvalid, StoreDiverged."""
+        """Run it. ``state`` and ``data`` are contents of tensors by name. Raises SourceInvalid, StoreDiverged.
+
+        A challenger of a segment that should have diverged gives a ``secret``: the run then ends in the diverged
+        step, which has no right record. What stands there follows from the secret, so that no accused committed
+        to the same by chance or design.
+        """
         self.program, self.step_from = program, step_from
         self._arrays, self._seed = arrays, seed
         self._runner = Runner(program, arrays)
         self._data = self._runner.load(SourceKind.DATA, data)
         self._every = -(-steps // KEPT_STATES_MAX)
         self._kept: dict[int, dict[str, Array]] = {}
+        self._mark = None if secret is None else _mark(secret)
         current = self._runner.load(SourceKind.STATE, state)
         records: list[StepRecord] = []
         losses = 0
         for place in range(steps):
             if place % self._every == 0:
                 self._kept[place] = current
-            result = self._step(place, current)
+            try:
+                result = self._step(place, current)
+            except StoreDiverged:
+                if self._mark is None:
+                    raise
+                records += [self.trace(place).record(losses)] * (steps - place)
+                break
             records.append(self._record(place, result, losses))
             current, losses = result.stores, records[-1].loss_total
         self.records = tuple(records)
@@ -78,7 +99,8 @@ class SegmentRun:
         for before in range(start, place):
             state = self._step(before, state).stores
         step = self.step_from + place
-        contents = self._runner.trace(self._runner.sources(state, self._data), Context(step, self._seed))
+        sources = self._runner.sources(state, self._data)
+        contents = self._runner.trace(sources, Context(step, self._seed), self._mark)
         return StepTrace(self.program, step, contents)
 
     def witness(self) -> SegmentWitness:

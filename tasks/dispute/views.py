@@ -15,7 +15,7 @@ from tasks.dispute.commitments import Question, StepTrace
 from tasks.dispute.game import Game, Stage, begin, play, turn_of
 from tasks.dispute.moves import LeafOpening, Move, Nodes, TensorOpening, Tree
 from tasks.programs.program import PlaceKind, Program
-from tasks.programs.tensors import TensorType, leaves_of
+from tasks.programs.tensors import LEAF_BYTES, TensorType, leaf_size, leaves_of
 
 __all__ = ["ChainView", "ServedView", "View", "leaf_content", "open_leaves", "shown_nodes"]
 
@@ -43,9 +43,9 @@ class View(Protocol):
 
 def leaf_content(kind: TensorType, content: bytes, leaf: int) -> bytes:
     """Return one leaf of a tensor's values."""
-    start = leaf // kind.leaves_per_row * kind.row_bytes
-    row = content[start : start + kind.row_bytes]
-    return leaves_of(TensorType(kind.element, 1, kind.columns), row)[leaf % kind.leaves_per_row]
+    row, at = divmod(leaf, kind.leaves_per_row)
+    start = row * kind.row_bytes + at * LEAF_BYTES
+    return content[start : start + leaf_size(kind, leaf)]
 
 
 def open_leaves(view: View, leaves: Mapping[int, Iterable[int]]) -> tuple[TensorOpening, ...]:

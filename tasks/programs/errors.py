@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from state.primitives.errors import DekubeError, ProtocolError
 
-__all__ = ["ElementUndefined", "ProgramInvalid", "SourceInvalid", "StoreDiverged"]
+__all__ = ["ElementDiverged", "ElementUndefined", "ProgramInvalid", "SourceInvalid", "StoreDiverged"]
 
 
 class ProgramInvalid(ProtocolError):
@@ -17,6 +17,12 @@ class ElementUndefined(ProtocolError):
     """A reference function met an input outside its domain: such a value can stand in no honest trace."""
 
     code = "element_undefined"
+
+
+class ElementDiverged(ElementUndefined):
+    """A store met a number that is not below its limit: the step has diverged, and no stored value is right."""
+
+    code = "element_diverged"
 
 
 class SourceInvalid(ProtocolError):

@@ -9,7 +9,7 @@ from tasks.programs.arrays import Array, Arrays
 from tasks.programs.checks import store_limit
 from tasks.programs.errors import SourceInvalid, StoreDiverged
 from tasks.programs.operators import Attributes, Context, Operator
-from tasks.programs.operators.storage import STORED_EXPONENT_MAX, STORED_EXPONENT_MIN
+from tasks.programs.operators.storage import STORED_EXPONENT_MAX, STORED_EXPONENT_MIN, diverged_content
 from tasks.programs.program import Program, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
 
@@ -110,13 +110,29 @@ class Runner:
         stores = {name: tensors[number] for name, number in program.stores.items()}
         return StepResult(stores, tensors[program.probe], tensors[program.loss])
 
-    def trace(self, sources: Sequence[Array], context: Context) -> list[bytes]:
-        """Return the content of every tensor of one step, by number, the sources first. Raises StoreDiverged."""
-        tensors = self._tensors(sources)
+    def trace(self, sources: Sequence[Array], context: Context, mark: bytes | None = None) -> list[bytes]:
+        """Return the content of every tensor of one step, by number, the sources first.
+
+        With ``mark``, 4 bytes, a diverged store has these where no value is right, and what follows from it is
+        all zeros. Otherwise raises StoreDiverged.
+        """
+        tensors, kinds = self._tensors(sources), self._program.types
+        marked: dict[int, bytes] = {}
         for number, job in enumerate(self._jobs, len(sources)):
-            tensors[number] = self._one(job, tensors, context, number)
-        kinds = self._program.types
-        return [content_of(self._arrays, kind, values) for kind, values in zip(kinds, tensors, strict=True)]
+            if not marked.keys().isdisjoint(job.inputs):
+                marked[number] = bytes(kinds[number].size_bytes)
+                continue
+            try:
+                tensors[number] = self._one(job, tensors, context, number)
+            except StoreDiverged:
+                if mark is None:
+                    raise
+                values = content_of(self._arrays, kinds[job.inputs[0]], tensors[job.inputs[0]])
+                marked[number] = diverged_content(values, job.attributes[0], mark)
+        return [
+            marked[number] if number in marked else content_of(self._arrays, kind, tensors[number])
+            for number, kind in enumerate(kinds)
+        ]
 
     def _tensors(self, sources: Sequence[Array]) -> list[Array]:
         return [*sources, *[None] * len(self._jobs)]

@@ -8,12 +8,20 @@ from typing import Final
 
 from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Bounds, Magnitudes, magnitudes
-from tasks.programs.errors import ElementUndefined, ProgramInvalid, StoreDiverged
+from tasks.programs.errors import ElementDiverged, ElementUndefined, ProgramInvalid, StoreDiverged
 from tasks.programs.operators import Attributes, Context, Read
 from tasks.programs.operators.rules import canonical, expect, expect_attributes, whole, work
 from tasks.programs.tensors import ElementType, Number, TensorType
 
-__all__ = ["LOAD", "SCALE_BYTES", "STORE", "STORED_EXPONENT_MAX", "STORED_EXPONENT_MIN", "stored_bounds"]
+__all__ = [
+    "LOAD",
+    "SCALE_BYTES",
+    "STORE",
+    "STORED_EXPONENT_MAX",
+    "STORED_EXPONENT_MIN",
+    "diverged_content",
+    "stored_bounds",
+]
 
 STORED_EXPONENT_MIN: Final = -100
 """Stored magnitudes below 2^-100 are zero: no engine meets a subnormal binary32."""
@@ -80,6 +88,17 @@ def stored(value: float, limit: int) -> float:
     raise ElementUndefined(f"{value!r} is not below 2^{limit}")
 
 
+def diverged_content(values: bytes, limit: int, mark: bytes) -> bytes:
+    """Return what a diverged store makes of binary64 values: ``mark``, of 4 bytes, where no value is right."""
+    found = bytearray()
+    for (value,) in struct.iter_unpack("<d", values):
+        try:
+            found += struct.pack("<f", stored(value, limit))
+        except ElementUndefined:
+            found += mark
+    return bytes(found)
+
+
 class Store:
     """``store(values; limit)``: rounded to binary32, halves to even; below 2^-100 it is +0.
 
@@ -121,8 +140,12 @@ class Store:
         row: int,
         column: int,
     ) -> Number:
-        """See Operator."""
-        return stored(canonical(read(0, row, column)), attributes[0])
+        """See Operator. Raises ElementDiverged too."""
+        value = canonical(read(0, row, column))
+        try:
+            return stored(value, attributes[0])
+        except ElementUndefined as error:
+            raise ElementDiverged(str(error)) from None
 
 
 class ScaleBytes:
