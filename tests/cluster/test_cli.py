@@ -161,7 +161,7 @@ def test_who_sits_and_what_moved_an_account_can_be_seen(net: Network) -> None:
     assert f" of {len(seats)} in epoch " in said
 
     entries = ask(net, "wallet", "history")  # it registered its machine, so something has moved
-    assert entries and all(entry["changes"] for entry in entries)
+    assert any(entry["changes"] for entry in entries)  # a seat that it was drawn for moves nothing
     assert ask(net, "wallet", "history", own, "--limit", 1) == entries[:1]
     assert own.lower() in json.dumps(entries).lower()
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ async def play_all(it: World, client: Client, number: int, report: Report) -> No
             await play.run()
             play.check_whole()
         except (AssertionError, trio.TooSlowError) as error:
-            report.failures.append(f"{client.name}, {name}: {type(error).__name__}: {error}")
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            report.failures.append(f"{client.name}, {name}: {place.name} {place.lineno}: {place.line}: {error!r}")
         report.add(client.name, name, play.done)
         report.seconds[f"{client.name}, {name}"] = round(time.monotonic() - started, 1)
 

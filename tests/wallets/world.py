@@ -61,7 +61,7 @@ from tasks.spec import (
     encode_spec,
 )
 from testnet.cluster import lay_out
-from testnet.plan import CHAIN_ID, COIN
+from testnet.plan import CHAIN_ID, COIN, TESTNET_PARAMETERS
 from tests.cluster.network import Network, wait_for
 from tests.cluster.ports import free_ports
 from tests.wallets.tap import Tap
@@ -78,7 +78,11 @@ PARAMETERS: Final = {
 }  # fmt: skip
 """What somebody must do in time has much of it, what only time does comes at once."""
 TASK_PARAMETERS: Final = TaskParameters(
-    **{name.removeprefix("tasks."): value for name, value in PARAMETERS.items()}
+    **{
+        name.removeprefix("tasks."): value
+        for name, value in (TESTNET_PARAMETERS | PARAMETERS).items()
+        if name.startswith("tasks.")
+    }
 )
 HEIGHT_PATIENCE_S: Final = 60.0
 
