@@ -53,11 +53,14 @@ def _check_outputs(program: Program) -> None:
     loss = program.types[program.loss]
     if loss != (ElementType.BINARY64, 1, 1):
         raise ProgramInvalid(f"a loss of {loss.rows} by {loss.columns} values of {loss.element.name}")
-    for source in program.sources:
-        if source.kind == SourceKind.STATE:
-            number = program.stores.get(source.key, -1)
-            if number < 0 or program.types[number] != source.type:
-                raise ProgramInvalid(f"the state after the step has no {source.key} of the type before it")
+    before = {source.key: source.type for source in program.sources if source.kind == SourceKind.STATE}
+    for name, kind in before.items():
+        number = program.stores.get(name, -1)
+        if number < 0 or program.types[number] != kind:
+            raise ProgramInvalid(f"the state after the step has no {name} of the type before it")
+    # The state after one step is the state before the next, with as many leaves.
+    if new := sorted(program.stores.keys() - before.keys()):
+        raise ProgramInvalid(f"the state before the step has no {new[0]}")
 
 
 def _source_bounds(program: Program, source: Source) -> Bounds:

@@ -24,12 +24,9 @@ class Draft(Builder):
         self.bytes = self.call("scale_bytes", 1, attributes=(4,))
 
     def made(self, values: int, limit: int = 40) -> Program:
-        """Return a program that keeps ``w`` and stores ``values``."""
-        stores = {
-            name: self.call("store", number, attributes=(limit,))
-            for name, number in (("w", self.weights), ("result", values))
-        }
-        probe = self.call("store", self.bytes, attributes=(limit,))
+        """Return a program that keeps ``w`` and has ``values`` as its probe."""
+        stores = {"w": self.call("store", self.weights, attributes=(limit,))}
+        probe = self.call("store", values, attributes=(limit,))
         return self.program(stores, probe, self.row_sum(self.call("transpose", self.row_sum(self.bytes))))
 
 
@@ -87,11 +84,17 @@ def test_rows_that_are_gathered_must_exist() -> None:
 def test_the_state_after_a_step_is_stored_and_of_the_same_kind() -> None:
     draft = Draft()
     good = draft.made(draft.call("add", draft.bytes, draft.bytes))
-    for stores in ({"result": good.stores["result"]}, {"w": good.stores["result"]}, {"w": draft.weights}):
-        with pytest.raises(ProgramInvalid):
+    other = draft.call("store", draft.bytes, attributes=(40,))
+    for stores, said in (
+        ({"result": other}, "the state after the step has no w"),
+        ({"w": other}, "the state after the step has no w of the type"),
+        ({"w": draft.weights}, "no call reads what makes the state"),
+        ({"w": good.stores["w"], "x": other}, "the state before the step has no x"),
+    ):
+        with pytest.raises(ProgramInvalid, match=said):
             check_bounds(draft.program(stores, good.probe, good.loss))
     with pytest.raises(ProgramInvalid, match="a loss of 9 by 6 values"):
-        check_bounds(draft.program({"w": good.stores["w"]}, good.stores["result"], draft.bytes))
+        check_bounds(draft.program({"w": good.stores["w"]}, good.probe, draft.bytes))
 
 
 def _with_exponents(operator: str, *, wrong: bool) -> Program:
