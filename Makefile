@@ -20,7 +20,7 @@ TESTNET_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: dev ml help testnet picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
-  release sim-nightly sim-release market disputes soak networks cluster test-wallets test-clients compose lock wheels image clean
+  release sim-nightly sim-release market disputes soak networks after-test cluster test-wallets test-clients compose lock wheels image clean
 
 help: ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -116,8 +116,12 @@ soak: $(VENV)/dev.stamp ## generated networks of processes from number SEED on, 
 CLUSTER = tests/cluster tests/testnet tests/node/bench
 NETWORKS = $(BIN)/pytest -q -n $(NETWORK_JOBS) --dist loadfile --no-loadscope-reorder --without-nightly
 
-networks: $(VENV)/dev.stamp ## cluster, test-wallets and compose at once: what waits beside what computes (MORE_NETWORKS: other folders)
-	$(NETWORKS) -m "cluster or compose" $(CLUSTER) tests/wallets $(MORE_NETWORKS)
+networks: $(VENV)/dev.stamp ## cluster and test-wallets at once: what waits beside what computes
+	$(NETWORKS) -m cluster $(CLUSTER) tests/wallets
+
+after-test: $(VENV)/dev.stamp ## what follows `make test` before a merge: containers, and beside them compiled clients (CLIENTS, BLOCKS)
+	$(if $(CLIENTS),DEKUBE_TEST_CLIENTS=$(CLIENTS)) $(if $(BLOCKS),DEKUBE_TEST_CLIENTS_BLOCKS=$(BLOCKS)) \
+	  $(BIN)/pytest -q -n 2 --dist loadfile -m "cluster or compose" tests/testnet/test_compose.py tests/clients
 
 cluster: $(VENV)/dev.stamp ## networks of processes of this machine
 	$(NETWORKS) -m cluster $(CLUSTER)
