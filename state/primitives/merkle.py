@@ -147,13 +147,8 @@ def merkle_proof(leaves: Sequence[bytes], index: int) -> MerkleProof:
     """Return the proof that ``leaves[index]`` is under ``merkle_root(leaves)``. Raises IndexError."""
     if not 0 <= index < len(leaves):
         raise IndexError(index)
-    level = [_leaf(leaf) for leaf in leaves]
-    at, siblings = index, []
-    while len(level) > 1:
-        if at ^ 1 < len(level):
-            siblings.append(level[at ^ 1])
-        level, at = _above(level), at // 2
-    return MerkleProof(index, len(leaves), tuple(siblings))
+    tree = MerkleTree(leaves)
+    return MerkleProof(index, tree.leaves, tree.siblings(index))
 
 
 def merkle_proofs(leaves: Sequence[bytes]) -> tuple[bytes, tuple[MerkleProof, ...]]:

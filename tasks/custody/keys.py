@@ -1,7 +1,7 @@
 """Keys of a task: one secret of its requester, and all others derived from it (market.md 11.1).
 
-The task commits to all keys by a Merkle root over their hashes. So whoever is given a key checks it before it
-fetches a byte, and a key that was revealed is judged by every validator.
+The task commits to all keys by a Merkle root over their hashes. A machine that is given a key checks it
+before it fetches a byte, and every validator can judge a key that was revealed.
 """
 
 from __future__ import annotations

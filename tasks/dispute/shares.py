@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from billing.prices import share, share_up
+
 __all__ = ["Shares", "challenge_bond", "share_out"]
 
-BPS: Final = 10_000
 ONE_VERIFIER_BPS: Final = 3_500
 """To the drawn verifier whose committed verdict differed, if it was the only one."""
 EACH_VERIFIER_BPS: Final = 2_500
@@ -58,16 +59,16 @@ def share_out(
     if bond < 0 or costs < 0 or min(successors, default=0) < 0:
         raise AssertionError("amounts are not negative")
     each = ONE_VERIFIER_BPS if verifiers == 1 else EACH_VERIFIER_BPS
-    paid_verifiers = tuple(bond * each // BPS for _ in range(min(verifiers, 2)))
+    paid_verifiers = tuple(share(bond, each) for _ in range(min(verifiers, 2)))
     outsider = requester = 0
     if verifiers < 2:
-        outsider = bond * OUTSIDER_BPS // BPS if has_outsider else 0
-        requester = bond * REQUESTER_BPS // BPS
-    least_burned = -(-bond * BURNED_BPS_MIN // BPS)
+        outsider = share(bond, OUTSIDER_BPS) if has_outsider else 0
+        requester = share(bond, REQUESTER_BPS)
+    least_burned = share_up(bond, BURNED_BPS_MIN)
     left = bond - sum(paid_verifiers) - outsider - requester - least_burned
     paid_costs = min(costs, left)
     left -= paid_costs
-    room = min(left, bond * SUCCESSORS_BPS_MAX // BPS)
+    room = min(left, share(bond, SUCCESSORS_BPS_MAX))
     whole = sum(successors)
     paid = tuple(cost if whole <= room else cost * room // whole for cost in successors)
     burned = bond - sum(paid_verifiers) - outsider - requester - paid_costs - sum(paid)
@@ -77,4 +78,4 @@ def share_out(
 def challenge_bond(bond: int, seals: int) -> int:
     """Return what the next outsider's challenge on a window costs after ``seals`` others. It doubles by fours."""
     doublings = min(seals // CHALLENGES_PER_DOUBLING, DOUBLINGS_MAX)
-    return -(-bond * CHALLENGE_BPS // BPS) << doublings
+    return share_up(bond, CHALLENGE_BPS) << doublings

@@ -26,8 +26,18 @@ from tasks.programs.tensors import (
 F8, F4, I8 = ElementType.BINARY64, ElementType.BINARY32, ElementType.INT64
 
 
+class WithoutKernel:
+    """What runs by its reference function alone."""
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        raise NotImplementedError
+
+    def run(self, arrays: Any, inputs: Sequence[Any], attributes: Attributes, context: Context) -> Any:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Elementwise:
+class Elementwise(WithoutKernel):
     """An operator on matrices of one shape."""
 
     name: str
@@ -43,12 +53,6 @@ class Elementwise:
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         return output.values
 
-    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
-        raise NotImplementedError
-
-    def run(self, arrays: Any, inputs: Sequence[Any], attributes: Attributes, context: Context) -> Any:
-        raise NotImplementedError
-
     def element(
         self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, context: Context, row: int,
         column: int,
@@ -57,7 +61,7 @@ class Elementwise:
 
 
 @dataclass(frozen=True)
-class Fold:
+class Fold(WithoutKernel):
     """A contraction of two integer matrices along their rows, or the maximum of each row of one."""
 
     name: str
@@ -72,12 +76,6 @@ class Fold:
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         return output.values * inputs[0].columns
-
-    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
-        raise NotImplementedError
-
-    def run(self, arrays: Any, inputs: Sequence[Any], attributes: Attributes, context: Context) -> Any:
-        raise NotImplementedError
 
     def length(self, inputs: Sequence[TensorType], attributes: Attributes) -> int:
         return inputs[0].columns
@@ -107,7 +105,7 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Transpose:
+class Transpose(WithoutKernel):
     """The transposed matrix."""
 
     name: str = "transpose"
@@ -119,12 +117,6 @@ class Transpose:
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         return output.values
 
-    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
-        raise NotImplementedError
-
-    def run(self, arrays: Any, inputs: Sequence[Any], attributes: Attributes, context: Context) -> Any:
-        raise NotImplementedError
-
     def element(
         self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, context: Context, row: int,
         column: int,
@@ -133,7 +125,7 @@ class Transpose:
 
 
 @dataclass(frozen=True)
-class Corner:
+class Corner(WithoutKernel):
     """The first value, as a matrix of one value."""
 
     name: str = "corner"
@@ -143,12 +135,6 @@ class Corner:
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         return 1
-
-    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
-        raise NotImplementedError
-
-    def run(self, arrays: Any, inputs: Sequence[Any], attributes: Attributes, context: Context) -> Any:
-        raise NotImplementedError
 
     def element(
         self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, context: Context, row: int,

@@ -36,10 +36,12 @@ def written_down() -> dict[str, str]:
     return vectors
 
 
-def in_a_process(engine: str, settings: dict[str, str]) -> dict[str, str]:
+def in_a_process(
+    engine: str, settings: dict[str, str], module: str = "tests.tasks.engines.fingerprint"
+) -> dict[str, str]:  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if name in {"PATH", "LD_LIBRARY_PATH", "HOME"}}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.tasks.engines.fingerprint", engine],
+        [sys.executable, "-m", module, engine],
         cwd=ROOT,
         env=kept | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"} | settings,
         capture_output=True,

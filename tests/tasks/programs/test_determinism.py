@@ -6,15 +6,13 @@ The vectors may change only together with the name of the profile, once tasks us
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.tasks.engines.test_determinism import SETTINGS, supports
+from tests.tasks.engines.test_determinism import in_a_process as fingerprint_in_a_process
 from tests.tasks.programs.engines import engine
 from tests.tasks.programs.fingerprint import fingerprint
 
@@ -28,18 +26,7 @@ def written_down() -> dict[str, str]:
 
 
 def in_a_process(name: str, settings: dict[str, str]) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key in {"PATH", "LD_LIBRARY_PATH", "HOME"}}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tasks.programs.fingerprint", name],
-        cwd=ROOT,
-        env=kept | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"} | settings,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    return fingerprint_in_a_process(name, settings, "tests.tasks.programs.fingerprint")
 
 
 def test_the_bits_are_those_written_down() -> None:
