@@ -6,8 +6,6 @@ segment's seal. So nobody who did not do the work knows the probes.
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -19,20 +17,19 @@ from state.primitives.merkle import MerkleTree, merkle_root
 from tasks.programs.program import PlaceKind, Program, SourceKind
 from tasks.programs.states import step_leaf, tensor_leaf
 from tasks.programs.tensors import leaves_of
+from tasks.programs.work import add_losses
 
 __all__ = [
     "Question",
     "SegmentWitness",
     "StepRecord",
     "StepTrace",
-    "add_losses",
     "decode_record",
     "encode_record",
     "steps_root",
 ]
 
 RECORD_LIMIT_BYTES: Final = 96
-_NAN_BITS: Final = 0x7FF8 << 48
 
 
 class StepRecord(NamedTuple):
@@ -61,16 +58,6 @@ def decode_record(data: bytes) -> StepRecord:
 def steps_root(records: Sequence[StepRecord]) -> bytes:
     """Return the Merkle root over the records of a segment's steps."""
     return merkle_root([encode_record(record) for record in records])
-
-
-def add_losses(total: int, loss: int) -> int:
-    """Return the bits of the sum of two binary64 values given by their bits.
-
-    Bits of a NaN depend on the machine: every sum that is one has the same. Only a liar's sums are.
-    """
-    left, right = struct.unpack("<2d", struct.pack("<2Q", total, loss))
-    (bits,) = struct.unpack("<Q", struct.pack("<d", left + right))
-    return _NAN_BITS if math.isnan(left + right) else int(bits)
 
 
 class Question(NamedTuple):

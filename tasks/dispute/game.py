@@ -26,7 +26,6 @@ from state.primitives.merkle import (
 from tasks.dispute.commitments import (
     Question,
     StepRecord,
-    add_losses,
     decode_record,
     encode_record,
 )
@@ -48,6 +47,7 @@ from tasks.dispute.moves import (
 from tasks.programs.program import PlaceKind
 from tasks.programs.states import step_leaf, tensor_leaf
 from tasks.programs.tensors import leaf_size
+from tasks.programs.work import add_losses
 
 __all__ = [
     "MOVES_MAX",

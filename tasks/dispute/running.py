@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from state.primitives.hashing import digest
-from tasks.dispute.commitments import SegmentWitness, StepRecord, StepTrace, add_losses
+from tasks.dispute.commitments import SegmentWitness, StepRecord, StepTrace
 from tasks.programs.arrays import Array, Arrays
 from tasks.programs.errors import StoreDiverged
 from tasks.programs.operators import Context
@@ -17,6 +17,7 @@ from tasks.programs.program import Program, SourceKind
 from tasks.programs.running import Runner, StepResult, content_of
 from tasks.programs.states import state_root
 from tasks.programs.tensors import tensor_root
+from tasks.programs.work import add_losses
 
 __all__ = ["SegmentRun"]
 

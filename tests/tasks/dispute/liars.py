@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
-from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, add_losses, steps_root
+from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, steps_root
 from tasks.dispute.game import Game, Side, begin, play, turn_of
 from tasks.dispute.judge import Element, element_of
 from tasks.dispute.moves import Move, Partials, ShowTrace, decode_move, encode_move
@@ -17,6 +17,7 @@ from tasks.programs.operators import Context
 from tasks.programs.program import Program
 from tasks.programs.running import content_of, load_tensor
 from tasks.programs.tensors import ElementType, pack_values
+from tasks.programs.work import add_losses
 
 
 class Job(NamedTuple):

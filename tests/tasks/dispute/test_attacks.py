@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, add_losses
+from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace
 from tasks.dispute.game import Ending
 from tasks.dispute.judge import Element, Opened, element_of
 from tasks.dispute.running import SegmentRun
@@ -25,8 +25,6 @@ from tests.tasks.engines.helpers import SEED
 from tests.tasks.programs.engines import engine
 from tests.tasks.programs.models import contents_of
 from tests.tasks.programs.test_classifier import DATA, extreme_state, program_for
-
-INFINITY, SIGNALLING = 0x7FF0 << 48, (0x7FF0 << 48) + 1
 
 
 def _lie() -> tuple[Segment, Segment]:
@@ -68,14 +66,6 @@ def test_a_served_tensor_of_another_length_is_not_served(length: int) -> None:
     contents[-1] = bytes(length)
     ending = _ending(honest, liar, StepTrace(liar.program, 0, contents))
     assert ending in (Ending.ELEMENT_WRONG, Ending.ACCUSED_INCONSISTENT)
-
-
-@pytest.mark.parametrize(
-    ("total", "loss"),
-    [(INFINITY, INFINITY | 1 << 63), (SIGNALLING, 0), (0, SIGNALLING | 1 << 63), ((1 << 64) - 1, SIGNALLING)],
-)
-def test_a_sum_of_losses_that_is_no_number_has_the_same_bits_everywhere(total: int, loss: int) -> None:
-    assert add_losses(total, loss) == 0x7FF8 << 48
 
 
 def test_bits_of_a_nan_decide_nothing() -> None:
