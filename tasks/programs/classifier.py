@@ -122,7 +122,8 @@ class _Classifier:
         inputs, sums = self._forward(features)
         loss, gradient = self._loss(sums[-1], targets)
         gradients = self._backward(inputs, sums, gradient)
-        probe = build.call("store", gradients[0].weight, attributes=(PROBE_LIMIT,))
+        # It takes the whole way back, and has so few values that its hash costs nothing.
+        probe = build.call("store", gradients[0].bias, attributes=(PROBE_LIMIT,))
         stores: dict[str, int] = {}
         for layer, found in enumerate(gradients):
             stores |= self._updated(f"{layer}/weight", found.weight, decays=True)
