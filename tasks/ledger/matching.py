@@ -16,6 +16,7 @@ from tasks.ledger.registry import (
     NodeRecord,
     NodeRole,
     candidates,
+    draw_weight,
     is_available,
     is_limited,
     load_node,
@@ -108,9 +109,9 @@ def _may_check(node: NodeRecord, barred: Sequence[bytes]) -> bool:
 
 
 def draw_verifiers(seed: bytes, pool: Sequence[NodeRecord], count: int) -> list[NodeRecord]:
-    """Return up to ``count`` machines of different operators, drawn by their bonds."""
+    """Return up to ``count`` machines of different operators, drawn by bond times reputation."""
     owners = [node.profile.operator for node in pool]
-    return [pool[at] for at in draw_weighted(seed, [node.bond for node in pool], count, owners)]
+    return [pool[at] for at in draw_weighted(seed, [draw_weight(node) for node in pool], count, owners)]
 
 
 def eligible_verifiers(

@@ -41,6 +41,7 @@ __all__ = [
     "bond_id",
     "candidates",
     "doubts_of",
+    "draw_weight",
     "fine_node",
     "is_available",
     "is_limited",
@@ -90,6 +91,9 @@ DOUBT: Final = 2
 """What an argument about a blob adds to the doubts of both sides; each window that is verified takes one away. So
 who is honest has none in the long run, unless a third of those that it meets want to give it some."""
 DOUBTS_MAX: Final = 1 << 16
+DRAW_STEPS_MILLI: Final = (750, 900, 975)
+"""Reputations from which on a bond counts once more in the draws of verifiers: 2, 8 and 38 good outcomes of late
+without a bad one. Who is new has none of them, so a fault is not worth a new key."""
 DECODED_NODES_MAX: Final = 4096
 """Decoded records that are remembered: matches and draws look at the same nodes again and again."""
 _NODE: Final = bytes([Table.NODE])
@@ -330,6 +334,14 @@ def is_available(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> b
 def reputation_milli(node: NodeRecord) -> int:
     """Return (good + 1) / (good + 4 bad + 2) in thousandths, of the faded counts (market.md 3.4)."""
     return 1000 * (node.good_faded + COUNT) // (node.good_faded + 4 * node.bad_faded + 2 * COUNT)
+
+
+def draw_weight(node: NodeRecord) -> int:
+    """Return the weight of a verifier in a draw: its bond, times 1 to 4 by its reputation (market.md 6.3).
+
+    A machine that divides its bond among several keys has no more weight by it.
+    """
+    return node.bond * (1 + sum(reputation_milli(node) >= step for step in DRAW_STEPS_MILLI))
 
 
 def _fade(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> NodeRecord:

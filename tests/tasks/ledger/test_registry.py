@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from math import isqrt
+from typing import Final
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from state.view.accounts import balance_of
 from tasks.ledger import queries
 from tasks.ledger.fading import COUNT, faded
 from tasks.ledger.lifecycle import Phase
-from tasks.ledger.matching import draw_segments, draw_weighted, match_worker
+from tasks.ledger.matching import draw_segments, draw_verifiers, draw_weighted, match_worker
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
 from tasks.ledger.registry import (
@@ -28,6 +29,7 @@ from tasks.ledger.registry import (
     NodeRole,
     NodeStatus,
     candidates,
+    draw_weight,
     is_limited,
     mark_decline,
     mark_failure,
@@ -323,6 +325,47 @@ def test_draws_follow_the_weights_and_repeat_with_the_seed() -> None:
         assert len(set(segments)) == 2 and segments == tuple(sorted(segments))
         picks.update(segments)
     assert all(200 < picks[at] < 300 for at in range(8))
+
+
+RECORDS: Final = st.tuples(st.integers(0, 10**9), st.integers(0, 10**8))
+
+
+def recorded(node: NodeRecord, bond: int, record: tuple[int, int]) -> NodeRecord:
+    return node._replace(bond=bond, good_faded=record[0], bad_faded=record[1])
+
+
+@given(parts=st.lists(st.tuples(st.integers(1, 1 << 100), RECORDS), min_size=1, max_size=8))
+def test_no_bond_weighs_more_in_parts_than_whole(parts: list[tuple[int, tuple[int, int]]]) -> None:
+    """Each outcome counts for one key, so the whole has the outcomes of all its parts, or of the best."""
+    base = funded_node()
+    nodes = [recorded(base, bond, record) for bond, record in parts]
+    best = max(parts, key=lambda part: reputation_milli(recorded(base, *part)))[1]
+    whole = recorded(base, sum(bond for bond, _ in parts), best)
+    assert sum(draw_weight(node) for node in nodes) <= draw_weight(whole) <= 4 * whole.bond
+    assert draw_weight(recorded(base, whole.bond, (0, 0))) == whole.bond, "who is new has the least"
+
+
+def test_verifiers_are_drawn_by_bond_times_reputation() -> None:
+    world = World()
+    names = [world.add_machine(at, roles=NodeRole.VERIFY) for at in range(1, 6)]
+    records = [(10, 0, 0), (10, 2, 0), (10, 8, 0), (10, 38, 0), (20, 38, 20)]
+    pool = [
+        recorded(require_node(world.state, name), bond * DKB, (good * COUNT, bad * COUNT))
+        for name, (bond, good, bad) in zip(names, records, strict=True)
+    ]
+    assert [draw_weight(node) // (10 * DKB) for node in pool] == [1, 2, 3, 4, 2]
+    counts: Counter[bytes] = Counter()
+    for at in range(6_000):
+        [drawn] = draw_verifiers(digest(b"seed", at.to_bytes(4, "big")), pool, 1)
+        counts[drawn.address] += 1
+    for name, weight in zip(names, (1, 2, 3, 4, 2), strict=True):
+        assert abs(counts[name] - 500 * weight) < 120, counts
+
+
+def funded_node() -> NodeRecord:
+    world = funded()
+    assert world.send(NODE, REGISTER_NODE, node_payload(PROFILE, 10 * DKB)) is None
+    return require_node(world.state, NODE)
 
 
 def test_after_offers_in_vain_bonds_and_not_words_decide_who_is_offered_a_task() -> None:
