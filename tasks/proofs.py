@@ -1,9 +1,10 @@
-"""Proofs of work: segments, windows, sealed probes and sealed verdicts (market.md 7.1 and 7.3).
+"""Proofs of work: segments, windows, sealed work digests and sealed verdicts (market.md 7.1 and 7.3).
 
 A worker commits to each segment of a window in a ``SegmentLeaf``; the leaves' Merkle root stands in the
 ``WindowProof`` on chain, the leaves themselves in a blob. A verifier re-runs sampled segments and seals its
-findings before anyone opens anything. The probe (one intermediate tensor of each step) cannot be had from public
-data, only by doing the work: the worker hides it in the leaf under a salt, revealed after the verifiers' seals.
+findings before anyone opens anything. The work digest (over an intermediate tensor of each step) cannot be had
+from public data, only by doing the work: the worker hides it in the leaf under a salt, revealed after the
+verifiers' seals.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ __all__ = [
     "make_opening",
     "opening_from_value",
     "opening_to_value",
-    "probe_seal",
     "segment_root",
     "verdict_seal",
     "window_proof_from_value",
     "window_proof_to_value",
+    "work_seal",
 ]
 
 LEAF_LIMIT_BYTES: Final = 512
@@ -62,8 +63,8 @@ class SegmentLeaf(NamedTuple):
     """One segment of a window: steps ``step_from`` (inclusive) to ``step_to`` (exclusive).
 
     ``segment`` counts from 0 in each window. ``state_blob`` is the content address of the state *before* the
-    segment, from which a verifier starts. ``loss_bits`` is the IEEE 754 binary64 pattern of the mean loss, as an
-    integer. ``seal`` is ``probe_seal(probe_root, salt)``.
+    segment, from which a verifier starts. ``loss_bits`` is the IEEE 754 binary64 pattern of the sum of the
+    steps' losses, as an integer. ``seal`` is ``work_seal(work_digest, salt)``.
     """
 
     segment: int
@@ -71,7 +72,6 @@ class SegmentLeaf(NamedTuple):
     step_to: int
     state_root_before: bytes
     state_root_after: bytes
-    batch_root: bytes
     loss_bits: int
     seal: bytes
     state_blob: bytes
@@ -100,36 +100,38 @@ class Code(IntEnum):
     """What a verifier found of a segment."""
 
     COMPUTED = 1
-    """It re-ran the segment; the finding carries its probe root and state root."""
+    """It re-ran the segment; the finding carries its work digest, state root and sum of losses."""
     UNAVAILABLE = 2
     """The leaves, the dataset, the state before the segment or the one after the window could not be fetched, or
     do not fit their roots."""
 
 
 class Finding(NamedTuple):
-    """A verifier's result for one sampled segment; both roots are zero when nothing was computed.
+    """A verifier's result for one sampled segment; all of it is zero when nothing was computed.
 
-    Of a demanded result, ``probe_root`` is its ``delivery_digest`` and ``state_root_after`` its root.
+    Of a demanded result, ``work_digest`` is its ``delivery_digest``, ``state_root_after`` its root, and
+    ``loss_bits`` 0.
     """
 
     segment: int
     code: Code
-    probe_root: bytes
+    work_digest: bytes
     state_root_after: bytes
+    loss_bits: int
 
 
 class Opening(NamedTuple):
-    """A worker's opening of one sampled segment: its leaf, the path to the segment root, the probe's salt."""
+    """A worker's opening of one sampled segment: its leaf, the path to the segment root, the seal's salt."""
 
     leaf: SegmentLeaf
     siblings: tuple[bytes, ...]
     salt: bytes
-    probe_root: bytes
+    work_digest: bytes
 
 
-def probe_seal(probe_root: bytes, salt: bytes) -> bytes:
-    """Return the seal that hides ``probe_root`` under ``salt`` (32 random bytes, one for each segment)."""
-    return digest(b"probe-seal", salt + probe_root)
+def work_seal(work_digest: bytes, salt: bytes) -> bytes:
+    """Return the seal that hides ``work_digest`` under ``salt`` (32 random bytes, one for each segment)."""
+    return digest(b"work-seal", salt + work_digest)
 
 
 def verdict_seal(task: bytes, window: int, verifier: bytes, findings: Sequence[Finding], nonce: bytes) -> bytes:
@@ -150,13 +152,13 @@ def encode_leaf(leaf: SegmentLeaf) -> bytes:
 def _leaf_from_value(value: Any) -> SegmentLeaf:
     match value:
         case [
-            int(segment), int(step_from), int(step_to), bytes(before), bytes(after), bytes(batch_root),
-            int(loss_bits), bytes(seal), bytes(state_blob),
+            int(segment), int(step_from), int(step_to), bytes(before), bytes(after), int(loss_bits),
+            bytes(seal), bytes(state_blob),
         ] if (
             0 <= segment < SEGMENTS_MAX and 0 <= step_from < step_to <= STEPS_MAX and 0 <= loss_bits < 2**64
-            and {len(before), len(after), len(batch_root), len(seal), len(state_blob)} == {HASH_BYTES}
+            and {len(before), len(after), len(seal), len(state_blob)} == {HASH_BYTES}
         ):  # fmt: skip
-            return SegmentLeaf(segment, step_from, step_to, before, after, batch_root, loss_bits, seal, state_blob)
+            return SegmentLeaf(segment, step_from, step_to, before, after, loss_bits, seal, state_blob)
     raise DecodeError("not a segment leaf")
 
 
@@ -196,16 +198,16 @@ def segment_root(leaves: Sequence[SegmentLeaf]) -> bytes:
     return merkle_root([encode_leaf(leaf) for leaf in leaves])
 
 
-def make_opening(leaves: Sequence[SegmentLeaf], segment: int, probe_root: bytes, salt: bytes) -> Opening:
+def make_opening(leaves: Sequence[SegmentLeaf], segment: int, work_digest: bytes, salt: bytes) -> Opening:
     """Return the opening of ``segment`` of a window's ``leaves``."""
     proof = merkle_proof([encode_leaf(leaf) for leaf in leaves], segment)
-    return Opening(leaves[segment], proof.siblings, salt, probe_root)
+    return Opening(leaves[segment], proof.siblings, salt, work_digest)
 
 
 def check_opening(proof: WindowProof, opening: Opening) -> bool:
-    """Tell whether ``opening`` shows a leaf under the proof's segment root and the probe that its seal hides."""
+    """Tell whether ``opening`` shows a leaf under the proof's segment root and what its seal hides."""
     path = MerkleProof(opening.leaf.segment, proof.segments, opening.siblings)
-    return opening.leaf.seal == probe_seal(opening.probe_root, opening.salt) and verify_merkle_proof(
+    return opening.leaf.seal == work_seal(opening.work_digest, opening.salt) and verify_merkle_proof(
         proof.segment_root, encode_leaf(opening.leaf), path
     )
 
@@ -236,7 +238,14 @@ def window_proof_from_value(value: Any) -> WindowProof:
 def findings_to_value(findings: Sequence[Finding]) -> list[Value]:
     """Return ``findings`` as a codec value."""
     return [
-        [finding.segment, int(finding.code), finding.probe_root, finding.state_root_after] for finding in findings
+        [
+            finding.segment,
+            int(finding.code),
+            finding.work_digest,
+            finding.state_root_after,
+            finding.loss_bits,
+        ]
+        for finding in findings
     ]
 
 
@@ -247,10 +256,11 @@ def findings_from_value(value: Any) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for item in value:
         match item:
-            case [int(segment), (1 | 2) as code, bytes(probe_root), bytes(after)] if (
-                0 <= segment < SEGMENTS_MAX and len(probe_root) == len(after) == HASH_BYTES
-            ):
-                findings.append(Finding(segment, Code(code), probe_root, after))
+            case [int(segment), (1 | 2) as code, bytes(work_digest), bytes(after), int(loss_bits)] if (
+                0 <= segment < SEGMENTS_MAX and len(work_digest) == len(after) == HASH_BYTES
+                and 0 <= loss_bits < 2**64
+            ):  # fmt: skip
+                findings.append(Finding(segment, Code(code), work_digest, after, loss_bits))
             case _:
                 raise DecodeError("not a finding")
     if any(a.segment >= b.segment for a, b in pairwise(findings)):
@@ -260,16 +270,16 @@ def findings_from_value(value: Any) -> tuple[Finding, ...]:
 
 def opening_to_value(opening: Opening) -> Value:
     """Return ``opening`` as a codec value."""
-    return [list(opening.leaf), list(opening.siblings), opening.salt, opening.probe_root]
+    return [list(opening.leaf), list(opening.siblings), opening.salt, opening.work_digest]
 
 
 def opening_from_value(value: Any) -> Opening:
     """Return the opening of a decoded codec value. Raises DecodeError."""
     match value:
-        case [list(leaf), list(siblings), bytes(salt), bytes(probe_root)] if (
+        case [list(leaf), list(siblings), bytes(salt), bytes(work_digest)] if (
             len(siblings) <= SEGMENTS_MAX.bit_length()
             and all(type(item) is bytes and len(item) == HASH_BYTES for item in siblings)
-            and len(salt) == len(probe_root) == HASH_BYTES
+            and len(salt) == len(work_digest) == HASH_BYTES
         ):
-            return Opening(_leaf_from_value(leaf), tuple(siblings), salt, probe_root)
+            return Opening(_leaf_from_value(leaf), tuple(siblings), salt, work_digest)
     raise DecodeError("not an opening")

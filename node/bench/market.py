@@ -48,8 +48,8 @@ from tasks.proofs import (
     WindowProof,
     make_opening,
     opening_to_value,
-    probe_seal,
     segment_root,
+    work_seal,
 )
 from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
 
@@ -64,7 +64,7 @@ PRICE: Final = 3 * DKB
 GAS_LIMIT: Final = 300_000_000
 _BATCH: Final = 50_000
 _ACCOUNT: Final = 10**24
-_SALT, _PROBE = b"s" * 32, b"p" * 32
+_SALT, _WORK = b"s" * 32, b"p" * 32
 _MEMORIES: Final = (0, 1 << 4, 1 << 8, 1 << 12, 1 << 15)
 _SPEEDS: Final = (0, 1 << 6, 1 << 12)
 Fill = Callable[[Overlay], None]
@@ -179,8 +179,8 @@ def _leaves(job: JobSpec, window: int) -> list[SegmentLeaf]:
     roots = [digest(b"bench-state", bytes([window, at])) for at in range(job.window_segments(window) + 1)]
     return [
         SegmentLeaf(
-            at, *job.segment_range(window, at), roots[at], roots[at + 1], b"b" * 32, 0,
-            probe_seal(_PROBE, _SALT), b"B" * 32,
+            at, *job.segment_range(window, at), roots[at], roots[at + 1], 0,
+            work_seal(_WORK, _SALT), b"B" * 32,
         )
         for at in range(len(roots) - 1)
     ]  # fmt: skip
@@ -194,7 +194,7 @@ def _window(
         task, number, step_from, step_to, leaves[0].state_root_before, leaves[-1].state_root_after,
         segment_root(leaves), len(leaves), b"L" * 32, b"O" * 32,
     )  # fmt: skip
-    findings = tuple(Finding(leaf.segment, Code.COMPUTED, _PROBE, leaf.state_root_after) for leaf in leaves)
+    findings = tuple(Finding(leaf.segment, Code.COMPUTED, _WORK, leaf.state_root_after, 0) for leaf in leaves)
     seats = tuple(Seat(verifier, b"v" * 32, findings) for verifier in verifiers)
     opened: tuple[Opened, ...] = ()
     return WindowRecord(
@@ -269,7 +269,7 @@ class _Bench:
         count = GAS_LIMIT // self.runtime.rules[OPEN_WINDOW].gas
         worker, verifiers = self.keys[0], [key.address for key in self.keys[1:4]]
         leaves = _leaves(_job(price=PRICE, windows=2), 0)
-        shown: list[Opening] = [make_opening(leaves, at, _PROBE, _SALT) for at in range(len(leaves))]
+        shown: list[Opening] = [make_opening(leaves, at, _WORK, _SALT) for at in range(len(leaves))]
         ids: list[bytes] = []
 
         def fill(state: Overlay) -> None:

@@ -39,9 +39,9 @@ _NAME: Final = re.compile(r"([0-9a-f]{64})-([0-9]{1,10})-(window|verdict|verdict
 
 
 class Published(NamedTuple):
-    """A window that is stored as blobs: the probes that open its commitments, and the blobs' names."""
+    """A window that is stored as blobs: the work digests that open its commitments, and the blobs' names."""
 
-    probes: tuple[bytes, ...]
+    digests: tuple[bytes, ...]
     states: tuple[bytes, ...]
     leaves: bytes
     output: bytes
@@ -63,10 +63,10 @@ class VerdictKey(NamedTuple):
 def decode_published(data: bytes) -> Published:
     """Read the record of a published window. Raises DecodeError."""
     match decode(data, limit_bytes=PROMISE_LIMIT_BYTES):
-        case [list(probes), list(states), bytes(leaves), bytes(output)] if all(
-            type(item) is bytes and len(item) == HASH_BYTES for item in (*probes, *states, leaves, output)
+        case [list(digests), list(states), bytes(leaves), bytes(output)] if all(
+            type(item) is bytes and len(item) == HASH_BYTES for item in (*digests, *states, leaves, output)
         ):
-            return Published(tuple(probes), tuple(states), leaves, output)
+            return Published(tuple(digests), tuple(states), leaves, output)
         case _:
             raise DecodeError("not the record of a published window")
 
@@ -116,7 +116,7 @@ class Promises:
             self._blobs.pin(name)
         if before is not None:
             self._unpin(before.blobs)
-        value = encode([list(published.probes), list(published.states), published.leaves, published.output])
+        value = encode([list(published.digests), list(published.states), published.leaves, published.output])
         write_durably(self._window_path(task, window), value)
 
     def abandon(self, names: Iterable[bytes]) -> None:

@@ -259,8 +259,8 @@ class Worker:
                 )
             leaves = make_leaves(result, salts, names[:-1])
             leaves_blob = await trio.to_thread.run_sync(self._blobs.add, encode_leaves(leaves))
-            probes = tuple(segment.probe_root for segment in result.segments)
-            published = Published(probes, tuple(names[:-1]), leaves_blob, names[-1])
+            digests = tuple(segment.work_digest for segment in result.segments)
+            published = Published(digests, tuple(names[:-1]), leaves_blob, names[-1])
             await trio.to_thread.run_sync(self._promises.publish, task, result.window, published)
             self._check_kept(published)
         except BaseException:
@@ -300,10 +300,9 @@ class Worker:
         published = self._promises.published(duty.task, duty.window)
         if published is None:
             raise InputUnavailable(f"window {duty.window} of task {duty.task.hex()} was not published here")
-        probes = published.probes
         leaves = decode_leaves(await trio.to_thread.run_sync(self._blobs.read, duty.state_blob))
         salts = segment_salts(self._secret, duty.task, duty.window, len(leaves))
-        openings = [make_opening(leaves, i, probes[i], salts[i]) for i in duty.segments]
+        openings = [make_opening(leaves, i, published.digests[i], salts[i]) for i in duty.segments]
         is_late = load_window(self._ledger.store, duty.task, duty.window).reason == Reason.OPENING_LATE
         await self._wallet.send(OPEN_WINDOW, [duty.task, duty.window, [opening_to_value(o) for o in openings]])
         if is_late:

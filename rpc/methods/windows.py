@@ -8,7 +8,7 @@ from rpc.methods.method import Json, Method, NodeApi
 from rpc.methods.names import word, words_of
 from rpc.methods.pages import CURSOR_PARAM, FIRST_PARAM, LIMIT_PARAM, NEXT_OUT, numbered_page
 from rpc.methods.queues import QueueKind
-from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, HASH_OUT, address, hexed
+from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BYTES_OUT, HASH_OUT, address, hexed
 from rpc.methods.schema import NUMBER, STRING, Schema, array, nullable, obj, ref
 from rpc.methods.tasks import TASK_ID, unknown_task
 from state.view import Reader
@@ -18,6 +18,11 @@ from tasks.ledger.queries import task_windows
 from tasks.ledger.records import WindowRecord
 
 __all__ = ["WINDOW_COMPONENTS", "WINDOW_METHODS"]
+
+
+def _bits(loss_bits: int) -> str:
+    """Return a binary64 number, given by its bits, as 8 bytes: JSON has neither NaN nor infinity."""
+    return hexed(loss_bits.to_bytes(8, "big"))
 
 
 def _seats(seats: Any) -> Json:
@@ -31,8 +36,9 @@ def _seats(seats: Any) -> Json:
                 {
                     "segment": finding.segment,
                     "code": word(finding.code),
-                    "probe_root": hexed(finding.probe_root),
+                    "work_digest": hexed(finding.work_digest),
                     "state_root_after": hexed(finding.state_root_after),
+                    "loss_bits": _bits(finding.loss_bits),
                 }
                 for finding in seat.findings
             ],
@@ -65,8 +71,9 @@ def _window(record: WindowRecord) -> Json:
         "opened": [
             {
                 "segment": item.segment,
-                "probe_root": hexed(item.probe_root),
+                "work_digest": hexed(item.work_digest),
                 "state_root_after": hexed(item.state_root_after),
+                "loss_bits": _bits(item.loss_bits),
             }
             for item in record.opened
         ],
@@ -90,8 +97,14 @@ def _windows(reader: Reader, task_id: bytes, start: int, limit: int) -> list[Win
         raise unknown_task(task_id) from None
 
 
+_RESULT: Final[dict[str, Schema]] = {
+    "work_digest": HASH_OUT,
+    "state_root_after": HASH_OUT,
+    "loss_bits": BYTES_OUT,
+}
 _FINDING: Final = obj(
-    {"segment": NUMBER, "code": STRING, "probe_root": HASH_OUT, "state_root_after": HASH_OUT},
+    {"segment": NUMBER, "code": STRING} | _RESULT,
+    description="`loss_bits` is the sum of the losses of the segment's steps: a binary64 number, big-endian.",
 )
 
 WINDOW_COMPONENTS: Final[dict[str, Schema]] = {
@@ -118,7 +131,7 @@ WINDOW_COMPONENTS: Final[dict[str, Schema]] = {
             ),
             "sampled": array(NUMBER),
             "verifiers": array(ref("Verdict")),
-            "opened": array(obj({"segment": NUMBER, "probe_root": HASH_OUT, "state_root_after": HASH_OUT})),
+            "opened": array(obj({"segment": NUMBER} | _RESULT)),
             "disputed": nullable(NUMBER),
             "jurors": array(ref("Verdict")),
             "draws": NUMBER,

@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 
 from state.primitives.hashing import digest
-from state.primitives.merkle import merkle_root
 from tasks.engines import exact
 from tasks.engines.adamw import AdamW, Slot
 from tasks.engines.arrays import Array, Arrays
@@ -23,6 +22,7 @@ from tasks.engines.mlp import Gradients, Layer, gradients, logits
 from tasks.engines.order import DataOrder, initial_weights
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.state import TrainingState
+from tasks.programs.work import WORK_START, add_losses, extend_work
 
 __all__ = ["Evaluation", "SegmentResult", "Trainer", "evaluation_rows_max", "initial_state"]
 
@@ -41,13 +41,12 @@ EVALUATION_OUTPUT_UNITS: Final = 4096
 
 @dataclass(frozen=True)
 class SegmentResult:
-    """What a segment commits to. ``loss_bits`` is the float64 pattern of the mean loss of its steps."""
+    """What a segment commits to. ``loss_bits`` is the float64 pattern of the sum of its steps' losses."""
 
     step_from: int
     step_to: int
     state_root: bytes
-    batch_root: bytes
-    probe_root: bytes
+    work_digest: bytes
     loss_bits: int
 
 
@@ -103,30 +102,24 @@ class Trainer:
     def run_segment(self, steps: int, on_step: Callable[[int], None] = lambda _step: None) -> SegmentResult:
         """Do ``steps`` steps; ``on_step`` hears the number of steps done after each. Raises Diverged."""
         step_from = self.step
-        batch_leaves: list[bytes] = []
-        probe_leaves: list[bytes] = []
-        loss_sum = 0.0
+        work, losses = WORK_START, 0
         for _ in range(steps):
             at = self.step.to_bytes(8, "big")
             picked = self._order.batch(self.step)
             rows, labels = self._rows[picked], self._labels[picked]
-            batch_leaves.append(
-                digest(b"train-batch", at + picked.astype("<u4").tobytes() + rows.tobytes() + labels.tobytes())
-            )
             with np.errstate(all="ignore"):  # what overflows is found by _check_range
                 found = self._one_step(rows, labels)
             probe = exact.storable(self._arrays, found.layers[0].weight)
-            probe_leaves.append(digest(b"train-probe", at + self._bytes(probe)))
-            loss_sum += float(self._arrays.store(found.loss)[0, 0])
+            loss = struct.pack("<d", float(self._arrays.store(found.loss)[0, 0]))
+            losses = add_losses(losses, int.from_bytes(loss, "little"))
+            work = extend_work(work, digest(b"train-probe", at + self._bytes(probe)), losses)
             on_step(self.step)
-        loss = loss_sum / steps
         return SegmentResult(
             step_from=step_from,
             step_to=self.step,
             state_root=self.state().root(self._plan),
-            batch_root=merkle_root(batch_leaves),
-            probe_root=merkle_root(probe_leaves),
-            loss_bits=int.from_bytes(struct.pack(">d", loss), "big"),
+            work_digest=work,
+            loss_bits=losses,
         )
 
     def _one_step(self, rows: np.ndarray, labels: np.ndarray) -> Gradients:

@@ -144,8 +144,7 @@ class SegmentRecord:
     step_to: int
     state_root_before: bytes
     state_root_after: bytes
-    batch_root: bytes
-    probe_root: bytes
+    work_digest: bytes
     loss_bits: int
     compute_ms: int
 
@@ -237,13 +236,13 @@ def decode_child_frame(body: bytes, plan: TrainingPlan) -> ChildFrame:
         case [2, int(step)] if 0 <= step < STEPS_MAX:
             return Progress(step)
         case [
-            3, int(step_from), int(step_to), bytes(before), bytes(after), bytes(batch_root), bytes(probe_root),
+            3, int(step_from), int(step_to), bytes(before), bytes(after), bytes(work_digest),
             int(loss_bits), int(compute_ms), bytes(state),
         ] if (
             0 <= step_from < step_to < STEPS_MAX and 0 <= loss_bits < 1 << 64 and 0 <= compute_ms < 1 << 48
-            and all(len(root) == 32 for root in (before, after, batch_root, probe_root))
+            and all(len(root) == 32 for root in (before, after, work_digest))
         ):  # fmt: skip
-            return Segment(step_from, step_to, before, after, batch_root, probe_root, loss_bits, compute_ms, state)
+            return Segment(step_from, step_to, before, after, work_digest, loss_bits, compute_ms, state)
         case [4, int(right), int(samples)] if 0 <= right <= samples < 1 << 32:
             return Finished(right, samples)
         case [5, str(reason), str(text)] if len(reason) <= 64 and len(text) <= TEXT_MAX:

@@ -236,12 +236,10 @@ class TaskJournal:
         limit_bytes = child_frame_limit(self._job.plan)
         match decode(_read(path, limit_bytes), limit_bytes=limit_bytes):
             case [
-                int(step_from), int(step_to), bytes(before), bytes(after), bytes(batch_root),
-                bytes(probe_root), int(loss_bits), int(compute_ms), bytes(state),
+                int(step_from), int(step_to), bytes(before), bytes(after),
+                bytes(work_digest), int(loss_bits), int(compute_ms), bytes(state),
             ] if 0 <= step_from < step_to <= self._job.total_steps:  # fmt: skip
-                return Segment(
-                    step_from, step_to, before, after, batch_root, probe_root, loss_bits, compute_ms, state
-                )
+                return Segment(step_from, step_to, before, after, work_digest, loss_bits, compute_ms, state)
             case _:
                 raise DecodeError(f"{path.name} is not a segment")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from state.primitives.hashing import ZERO_HASH, digest
 from tasks.executor.job import SegmentRecord
-from tasks.proofs import Code, Finding, SegmentLeaf, WindowProof, probe_seal, segment_root
+from tasks.proofs import Code, Finding, SegmentLeaf, WindowProof, segment_root, work_seal
 
 __all__ = ["TaskResult", "Verdict", "WindowResult", "make_leaves", "make_window_proof", "segment_salts"]
 
@@ -62,33 +62,34 @@ class Verdict:
 
     segment: int
     code: Code
-    probe_root: bytes
+    work_digest: bytes
     state_root_after: bytes
+    loss_bits: int
     mismatches: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether everything that the leaf shows agrees; the probe is compared when the worker opens it."""
+        """Whether everything that the leaf shows agrees; the work digest is compared when the worker opens it."""
         return self.code is Code.COMPUTED and not self.mismatches
 
     @property
     def finding(self) -> Finding:
         """The verdict as the chain takes it."""
-        return Finding(self.segment, self.code, self.probe_root, self.state_root_after)
+        return Finding(self.segment, self.code, self.work_digest, self.state_root_after, self.loss_bits)
 
     @classmethod
     def unavailable(cls, segment: int, why: str) -> Verdict:
         """A verdict that nothing could be computed, because of ``why``."""
-        return cls(segment, Code.UNAVAILABLE, ZERO_HASH, ZERO_HASH, (why,))
+        return cls(segment, Code.UNAVAILABLE, ZERO_HASH, ZERO_HASH, 0, (why,))
 
 
 def segment_salts(secret: bytes, task: bytes, window: int, count: int) -> tuple[bytes, ...]:
-    """Return the salts of a window's probes: derived, so that a restarted worker can still open its seals.
+    """Return the salts of a window's seals: derived, so that a restarted worker can still open its seals.
 
     ``secret`` is 32 bytes that only this worker knows.
     """
     return tuple(
-        digest(b"probe-salt", secret + task + window.to_bytes(8, "big") + segment.to_bytes(8, "big"))
+        digest(b"work-salt", secret + task + window.to_bytes(8, "big") + segment.to_bytes(8, "big"))
         for segment in range(count)
     )
 
@@ -104,9 +105,8 @@ def make_leaves(
             step_to=segment.step_to,
             state_root_before=segment.state_root_before,
             state_root_after=segment.state_root_after,
-            batch_root=segment.batch_root,
             loss_bits=segment.loss_bits,
-            seal=probe_seal(segment.probe_root, salt),
+            seal=work_seal(segment.work_digest, salt),
             state_blob=blob,
         )
         for index, (segment, salt, blob) in enumerate(zip(result.segments, salts, state_blobs, strict=True))

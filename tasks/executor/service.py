@@ -188,7 +188,7 @@ class Executor:
                 except (JobFailed, JobStalled) as error:
                     reason = code_of(error)
                     if reason == "diverged":  # so the leaf's end state cannot exist
-                        return Verdict(leaf.segment, Code.COMPUTED, ZERO_HASH, ZERO_HASH, ("diverged",))
+                        return Verdict(leaf.segment, Code.COMPUTED, ZERO_HASH, ZERO_HASH, 0, ("diverged",))
                     if reason in FINAL_REASONS:
                         return Verdict.unavailable(leaf.segment, str(error))
                     self.note_end(task, error, segment=leaf.step_from)
@@ -229,11 +229,12 @@ def _check_start(job: Job, leaf: SegmentLeaf, state: bytes) -> None:
 def _compare(leaf: SegmentLeaf, found: Segment) -> Verdict:
     pairs = (
         ("state_root_after", leaf.state_root_after, found.state_root_after),
-        ("batch_root", leaf.batch_root, found.batch_root),
         ("loss_bits", leaf.loss_bits, found.loss_bits),
     )
     mismatches = tuple(name for name, claimed, computed in pairs if claimed != computed)
-    return Verdict(leaf.segment, Code.COMPUTED, found.probe_root, found.state_root_after, mismatches)
+    return Verdict(
+        leaf.segment, Code.COMPUTED, found.work_digest, found.state_root_after, found.loss_bits, mismatches
+    )
 
 
 class _Run:

@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 TASK_LIMIT_BYTES: Final = 8 * 1024
-WINDOW_LIMIT_BYTES: Final = 32 * 1024
+WINDOW_LIMIT_BYTES: Final = 48 * 1024
 HISTORY_LIMIT_BYTES: Final = 256
 HISTORY_PAGE: Final = 256
 REPORT_LIMIT_BYTES: Final = 256
@@ -134,8 +134,9 @@ class Opened(NamedTuple):
     """What the worker opened of a sampled segment."""
 
     segment: int
-    probe_root: bytes
+    work_digest: bytes
     state_root_after: bytes
+    loss_bits: int
 
 
 class WindowRecord(NamedTuple):
@@ -289,7 +290,7 @@ def _window(value: Any) -> WindowRecord:
     fields["phase"], fields["reason"] = WindowPhase(fields["phase"]), Reason(fields["reason"])
     fields["proof"] = window_proof_from_value(fields["proof"])
     fields["verifiers"], fields["jurors"] = _seats(fields["verifiers"]), _seats(fields["jurors"])
-    fields["opened"] = tuple(Opened(*items_of(item, int, bytes, bytes)) for item in fields["opened"])
+    fields["opened"] = tuple(Opened(*items_of(item, int, bytes, bytes, int)) for item in fields["opened"])
     fields["sampled"] = tuple(items_of(fields["sampled"], *[int] * len(fields["sampled"])))
     fields["vacant"] = tuple(items_of(fields["vacant"], *[int] * len(fields["vacant"])))
     fields["used"] = tuple(items_of(fields["used"], *[bytes] * len(fields["used"])))

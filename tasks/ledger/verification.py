@@ -111,8 +111,9 @@ def agrees(finding: Finding, opened: Opened) -> bool:
     """Tell whether a verifier found for a segment what the worker committed to."""
     return (
         finding.code == Code.COMPUTED
-        and finding.probe_root == opened.probe_root
+        and finding.work_digest == opened.work_digest
         and finding.state_root_after == opened.state_root_after
+        and finding.loss_bits == opened.loss_bits
     )
 
 
@@ -448,7 +449,8 @@ def open_window(case: Case, number: int, sender: bytes, openings: tuple[Opening,
     for opening in openings:
         _check_leaf(case, window, opening)
     opened = tuple(
-        Opened(opening.leaf.segment, opening.probe_root, opening.leaf.state_root_after) for opening in openings
+        Opened(leaf.segment, work_digest, leaf.state_root_after, leaf.loss_bits)
+        for leaf, _, _, work_digest in openings
     )
     window = window._replace(opened=opened)
     case.put_window(window)
@@ -593,7 +595,7 @@ def delivery_salt(window: WindowRecord) -> bytes:
 
 def _judge_delivery(case: Case, window: WindowRecord) -> None:
     found = Counter(
-        (finding.code, finding.probe_root, finding.state_root_after)
+        (finding.code, finding.work_digest, finding.state_root_after)
         for seat in window.jurors
         for finding in seat.findings or ()
     )
@@ -606,7 +608,7 @@ def _judge_delivery(case: Case, window: WindowRecord) -> None:
         seat.address
         for seat in window.jurors
         for finding in seat.findings or ()
-        if (finding.code, finding.probe_root, finding.state_root_after) == outcome
+        if (finding.code, finding.work_digest, finding.state_root_after) == outcome
     ]
     if code == Code.COMPUTED:
         pay_delivery(case, window, right, blamed=())

@@ -287,7 +287,7 @@ class View:
     def open(self, sender: bytes, made: Made, segments: Sequence[int]) -> Action:
         """Open sampled segments of a window."""
         openings: list[Value] = [
-            opening_to_value(make_opening(made.leaves, at, made.probes[at], made.salts[at])) for at in segments
+            opening_to_value(make_opening(made.leaves, at, made.digests[at], made.salts[at])) for at in segments
         ]
         return Action(sender, OPEN_WINDOW, [made.task, made.window, openings])
 

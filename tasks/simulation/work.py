@@ -2,7 +2,7 @@
 
 A state after a segment is a function of the task, the state before and the step. So everybody who pays for running
 a segment finds the same result, and nobody else does. What is published off the chain (states, leaves, results) is
-in one object that all agents share. It hands out only what its publisher serves, and never the probes.
+in one object that all agents share. It hands out only what its publisher serves, and never the work digests.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from state.primitives.hashing import digest
-from tasks.proofs import SegmentLeaf, probe_seal
+from tasks.proofs import SegmentLeaf, work_seal
 from tasks.spec import JobSpec
 
-__all__ = ["Costs", "Made", "OffChain", "Use", "make_window", "true_probe", "true_state"]
+__all__ = ["Costs", "Made", "OffChain", "Use", "make_window", "true_digest", "true_state"]
 
 Use = str
 """What a blob is fetched for: ``check``, ``jury`` or ``result``."""
 CHECK, JURY, RESULT = "check", "jury", "result"
-_BATCH_ROOT = b"b" * 32
 _STATE_BLOB = b"B" * 32
 
 
@@ -40,12 +39,12 @@ class Costs(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A window as its worker made it. ``probes`` and ``salts`` are secrets until they are opened."""
+    """A window as its worker made it. ``digests`` and ``salts`` are secrets until they are opened."""
 
     task: bytes
     window: int
     leaves: tuple[SegmentLeaf, ...]
-    probes: tuple[bytes, ...]
+    digests: tuple[bytes, ...]
     salts: tuple[bytes, ...]
     forged: frozenset[int]
 
@@ -60,35 +59,33 @@ def true_state(task: bytes, before: bytes, step_to: int) -> bytes:
     return digest(b"sim-state", task + before + step_to.to_bytes(8, "big"))
 
 
-def true_probe(task: bytes, before: bytes, step_from: int) -> bytes:
-    """Return the probe root that only running the segment from ``before`` gives."""
-    return digest(b"sim-probe", task + before + step_from.to_bytes(8, "big"))
+def true_digest(task: bytes, before: bytes, step_from: int) -> bytes:
+    """Return the work digest that only running the segment from ``before`` gives."""
+    return digest(b"sim-work", task + before + step_from.to_bytes(8, "big"))
 
 
 def make_window(
     job: JobSpec, task: bytes, window: int, root_in: bytes, secret: bytes, forged: Iterable[int] = ()
 ) -> Made:
-    """Return a window whose ``forged`` segments were not run: state and probe of those are other hashes."""
+    """Return a window whose ``forged`` segments were not run: state and work digest of those are other hashes."""
     lies = frozenset(forged)
     leaves: list[SegmentLeaf] = []
-    probes: list[bytes] = []
+    digests: list[bytes] = []
     salts: list[bytes] = []
     before = root_in
     for segment in range(job.window_segments(window)):
         step_from, step_to = job.segment_range(window, segment)
-        after, probe = true_state(task, before, step_to), true_probe(task, before, step_from)
+        after, work = true_state(task, before, step_to), true_digest(task, before, step_from)
         if segment in lies:
-            after, probe = digest(b"sim-lie-state", secret + after), digest(b"sim-lie-probe", secret + probe)
+            after, work = digest(b"sim-lie-state", secret + after), digest(b"sim-lie-work", secret + work)
         salt = digest(b"sim-salt", secret + task + step_from.to_bytes(8, "big"))
         leaves.append(
-            SegmentLeaf(
-                segment, step_from, step_to, before, after, _BATCH_ROOT, 0, probe_seal(probe, salt), _STATE_BLOB
-            )
+            SegmentLeaf(segment, step_from, step_to, before, after, 0, work_seal(work, salt), _STATE_BLOB)
         )
-        probes.append(probe)
+        digests.append(work)
         salts.append(salt)
         before = after
-    return Made(task, window, tuple(leaves), tuple(probes), tuple(salts), lies)
+    return Made(task, window, tuple(leaves), tuple(digests), tuple(salts), lies)
 
 
 Audience = Callable[[bytes, Use], bool]

@@ -77,7 +77,7 @@ def state_records(
     window = _plain(
         WindowRecord, task=TASK, number=3, proof=proof, sampled=(1, 2), used=(WHO,), disputed=-1,
         verifiers=(Seat(WHO, b"", None), Seat(WHO, b"s" * 32, findings)),
-        opened=(Opened(1, b"p" * 32, b"s" * 32),),
+        opened=(Opened(1, b"p" * 32, b"s" * 32, 7),),
     )  # fmt: skip
     task = _plain(TaskRecord, id=TASK, excluded=(WHO, WHO))
     where = "state.transition."

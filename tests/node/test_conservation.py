@@ -56,7 +56,7 @@ from tasks.proofs import (
 from tasks.spec import encode_spec
 from tests.state.transition.chain import signed
 from tests.state.transition.test_hostile import FEE, KEYS, Chaos
-from tests.tasks.world import DKB, WORTH, leaves_of, probe, proof_of, salt, spec, state_after
+from tests.tasks.world import DKB, WORTH, leaves_of, proof_of, salt, spec, state_after, work_of
 
 NONCE = b"n" * 32
 GAS_LIMIT = 3_000_000
@@ -121,7 +121,7 @@ class Everything(Chaos):
                 leaves = self.published[duty.task, duty.window]
                 openings: list[Value] = [
                     opening_to_value(
-                        make_opening(leaves, at, probe(leaves[at].step_from), salt(leaves[at].step_from))
+                        make_opening(leaves, at, work_of(leaves[at].step_from), salt(leaves[at].step_from))
                     )
                     for at in duty.segments
                 ]
@@ -134,8 +134,8 @@ class Everything(Chaos):
             leaves = [self.published[duty.task, duty.window][at] for at in duty.segments]
             findings = self.found[kept] = tuple(
                 Finding(
-                    leaf.segment, Code.COMPUTED, probe(leaf.step_from),
-                    state_after(leaf.state_root_before, leaf.step_to),
+                    leaf.segment, Code.COMPUTED, work_of(leaf.step_from),
+                    state_after(leaf.state_root_before, leaf.step_to), 0,
                 )
                 for leaf in leaves
             )  # fmt: skip

@@ -55,12 +55,12 @@ from tasks.spec import (
     encode_spec,
     spec_hash,
 )
-from tests.tasks.world import QUICK, World, leaves_of, probe, proof_of, salt, spec
+from tests.tasks.world import QUICK, World, leaves_of, proof_of, salt, spec, work_of
 
 JOB = spec(total=55)
 LEAVES = leaves_of(JOB, 2, b"i" * 32)
 PROOF = proof_of(JOB, b"t" * 32, 2, LEAVES)
-OPENING = make_opening(LEAVES, 1, probe(LEAVES[1].step_from), salt(LEAVES[1].step_from))
+OPENING = make_opening(LEAVES, 1, work_of(LEAVES[1].step_from), salt(LEAVES[1].step_from))
 PROFILE = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (), 8, 16_000, 16, 10**15, 100, 1, 0, ("tcp:h:1",), "1.0")
 VALUES = st.recursive(
     st.none() | st.integers(-(2**255), 2**255) | st.binary(max_size=40) | st.text(max_size=10),
@@ -84,22 +84,22 @@ def test_round_trips() -> None:
     assert opening_from_value(received(opening_to_value(OPENING))) == OPENING
     assert profile_from_value(received(profile_to_value(PROFILE))) == PROFILE
     findings = (
-        Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32),
-        Finding(3, Code.UNAVAILABLE, bytes(32), bytes(32)),
+        Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32, 7),
+        Finding(3, Code.UNAVAILABLE, bytes(32), bytes(32), 0),
     )
     assert findings_from_value(received(findings_to_value(findings))) == findings
 
 
 def test_the_encodings_of_a_job_and_a_seal_never_change() -> None:
     assert spec_hash(encode_spec(JOB)).hex() == SPEC_HASH
-    findings = (Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32),)
+    findings = (Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32, 7),)
     assert verdict_seal(b"t" * 32, 1, b"v" * 20, findings, b"n" * 32).hex() == VERDICT_SEAL
     assert PROOF.segment_root.hex() == SEGMENT_ROOT
 
 
 SPEC_HASH = "999c8059e19faec215b24f09ab35ac4366a291ee5bf39f2928664989c301bdf2"
-VERDICT_SEAL = "3bfbd04634f03617f7e982be6d6ee595f559456af1b04fb12cc99810efca0e9e"
-SEGMENT_ROOT = "52f42875a264b2c949f86de2a6363e1cb99381c6b4e497b2f5910f211fe4cf6e"
+VERDICT_SEAL = "faa25106ad822ecc8f506ce50be42d62928c3ae37076122b5404da41fd5df8d4"
+SEGMENT_ROOT = "fe00d7a1070ec46d9ef6a9400448bd8b1612011f0231d2d7b0e68ca56c6ad00a"
 
 
 def test_windows_and_segments_cover_the_steps_once_and_in_order() -> None:

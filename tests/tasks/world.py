@@ -45,10 +45,10 @@ from tasks.proofs import (
     findings_to_value,
     make_opening,
     opening_to_value,
-    probe_seal,
     segment_root,
     verdict_seal,
     window_proof_to_value,
+    work_seal,
 )
 from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
 
@@ -86,8 +86,8 @@ def state_after(before: bytes, step: int, *, lie: bool = False) -> bytes:
     return digest(b"test-lie" if lie else b"test-state", before + step.to_bytes(8, "big"))
 
 
-def probe(step: int) -> bytes:
-    return digest(b"test-probe", step.to_bytes(8, "big"))
+def work_of(step: int) -> bytes:
+    return digest(b"test-work", step.to_bytes(8, "big"))
 
 
 def salt(step: int) -> bytes:
@@ -102,8 +102,8 @@ def leaves_of(job: JobSpec, window: int, root_in: bytes, *, lie: bool = False) -
         after = state_after(before, step_to, lie=lie)
         leaves.append(
             SegmentLeaf(
-                segment, step_from, step_to, before, after, b"b" * 32, 0,
-                probe_seal(probe(step_from), salt(step_from)), b"B" * 32,
+                segment, step_from, step_to, before, after, 0,
+                work_seal(work_of(step_from), salt(step_from)), b"B" * 32,
             )
         )  # fmt: skip
         before = after
@@ -273,7 +273,7 @@ class World:
                 leaves = self.published[duty.task, duty.window]
                 openings: list[Value] = [
                     opening_to_value(
-                        make_opening(leaves, at, probe(leaves[at].step_from), salt(leaves[at].step_from))
+                        make_opening(leaves, at, work_of(leaves[at].step_from), salt(leaves[at].step_from))
                     )
                     for at in duty.segments
                 ]
@@ -288,15 +288,15 @@ class World:
             result = self.published[duty.task, duty.window][-1].state_root_after
             result = digest(b"test-lie", result) if manners.lies else result
             return (
-                Finding(duty.segments[0], Code.COMPUTED, delivery_digest(duty.salt, b"state" + result), result),
+                Finding(duty.segments[0], Code.COMPUTED, delivery_digest(duty.salt, b"state" + result), result, 0),
             )
         if manners.blind or theirs.picky > duty.is_jury or duty.is_delivery:
-            return tuple(Finding(at, Code.UNAVAILABLE, bytes(32), bytes(32)) for at in duty.segments)
+            return tuple(Finding(at, Code.UNAVAILABLE, bytes(32), bytes(32), 0) for at in duty.segments)
         leaves = [self.published[duty.task, duty.window][at] for at in duty.segments]
         return tuple(
             Finding(
-                leaf.segment, Code.COMPUTED, probe(leaf.step_from),
-                state_after(leaf.state_root_before, leaf.step_to, lie=manners.lies),
+                leaf.segment, Code.COMPUTED, work_of(leaf.step_from),
+                state_after(leaf.state_root_before, leaf.step_to, lie=manners.lies), 0,
             )
             for leaf in leaves
         )  # fmt: skip

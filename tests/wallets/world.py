@@ -46,10 +46,10 @@ from tasks.proofs import (
     findings_to_value,
     make_opening,
     opening_to_value,
-    probe_seal,
     segment_root,
     verdict_seal,
     window_proof_to_value,
+    work_seal,
 )
 from tasks.spec import (
     Dataset,
@@ -179,14 +179,14 @@ class Work(NamedTuple):
 
 def work_of(task: bytes, spec: JobSpec, verifier: bytes) -> Work:
     """Return what is said of the only window of ``task``."""
-    words = (b"after", b"probe", b"salt", b"nonce")
-    after, probe, salt, nonce = (digest(b"wallet-tests", word + task) for word in words)
-    leaf = SegmentLeaf(0, 0, 1, spec.init_root, after, bytes(32), 0, probe_seal(probe, salt), bytes(32))
+    words = (b"after", b"work", b"salt", b"nonce")
+    after, work, salt, nonce = (digest(b"wallet-tests", word + task) for word in words)
+    leaf = SegmentLeaf(0, 0, 1, spec.init_root, after, 0, work_seal(work, salt), bytes(32))
     proof = WindowProof(
         task, 0, 0, 1, spec.init_root, after, segment_root([leaf]), 1, bytes(32), bytes(32),
     )  # fmt: skip
-    findings = (Finding(0, Code.COMPUTED, probe, after),)
-    openings: list[Opening] = [make_opening([leaf], 0, probe, salt)]
+    findings = (Finding(0, Code.COMPUTED, work, after, 0),)
+    openings: list[Opening] = [make_opening([leaf], 0, work, salt)]
     return Work(
         encode(window_proof_to_value(proof)), encode(findings_to_value(findings)), nonce,
         verdict_seal(task, 0, verifier, findings, nonce), encode([opening_to_value(one) for one in openings]),

@@ -20,7 +20,7 @@ from tasks.simulation.work import (
     OffChain,
     Use,
     make_window,
-    true_probe,
+    true_digest,
     true_state,
 )
 from tasks.spec import JobSpec
@@ -54,12 +54,14 @@ def units_of(job: JobSpec, window: int, segments: Iterable[int]) -> int:
 
 def unavailable(segments: Iterable[int]) -> tuple[Finding, ...]:
     """Return the findings that say that nothing could be fetched."""
-    return tuple(Finding(segment, Code.UNAVAILABLE, UNAVAILABLE, UNAVAILABLE) for segment in segments)
+    return tuple(Finding(segment, Code.UNAVAILABLE, UNAVAILABLE, UNAVAILABLE, 0) for segment in segments)
 
 
 def computed(made: Made, segments: Iterable[int]) -> tuple[Finding, ...]:
-    """Return the findings that agree with a window, which only those can give who know its probes."""
-    return tuple(Finding(at, Code.COMPUTED, made.probes[at], made.leaves[at].state_root_after) for at in segments)
+    """Return the findings that agree with a window, which only those can give who know its work digests."""
+    return tuple(
+        Finding(at, Code.COMPUTED, made.digests[at], made.leaves[at].state_root_after, 0) for at in segments
+    )
 
 
 class Machine(Agent):
@@ -179,12 +181,12 @@ class Machine(Agent):
             return unavailable(duty.segments)
         if duty.is_delivery:
             root = leaves[-1].state_root_after
-            return (Finding(duty.segments[0], Code.COMPUTED, delivery_digest(duty.salt, root), root),)
+            return (Finding(duty.segments[0], Code.COMPUTED, delivery_digest(duty.salt, root), root, 0),)
         self.spent += self.costs.cost(units_of(view.job(duty.task), duty.window, duty.segments))
         return tuple(
             Finding(
-                at, Code.COMPUTED, true_probe(duty.task, leaves[at].state_root_before, leaves[at].step_from),
-                true_state(duty.task, leaves[at].state_root_before, leaves[at].step_to),
+                at, Code.COMPUTED, true_digest(duty.task, leaves[at].state_root_before, leaves[at].step_from),
+                true_state(duty.task, leaves[at].state_root_before, leaves[at].step_to), 0,
             )
             for at in duty.segments
         )  # fmt: skip

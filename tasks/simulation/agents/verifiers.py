@@ -41,14 +41,14 @@ class LazyVerifier(Machine):
             # The worker's opening stands on chain before the jury is drawn.
             opened = view.window(duty.task, duty.window).opened
             (result,) = [shown for shown in opened if shown.segment == duty.segments[0]]
-            return (Finding(result.segment, Code.COMPUTED, result.probe_root, result.state_root_after),)
+            return (Finding(result.segment, Code.COMPUTED, result.work_digest, result.state_root_after, 0),)
         if self.way == "unavailable":
             return unavailable(duty.segments)
         if self.way == "silent" or leaves is None:
             return None
-        # States are public, probes are sealed: it can only guess these.
+        # States are public, work digests are sealed: it can only guess these.
         guess = digest(b"sim-guess", self.address)
-        return tuple(Finding(at, Code.COMPUTED, guess, leaves[at].state_root_after) for at in duty.segments)
+        return tuple(Finding(at, Code.COMPUTED, guess, leaves[at].state_root_after, 0) for at in duty.segments)
 
 
 class Friend(Machine):

@@ -33,7 +33,7 @@ from tasks.spec import encode_spec
 from tests.consensus.test_wire import BLOCK
 from tests.p2p.helpers import NOW_MS, identity
 from tests.state.transition.chain import genesis as small_genesis
-from tests.tasks.world import leaves_of, probe, proof_of, salt, spec
+from tests.tasks.world import leaves_of, proof_of, salt, spec, work_of
 
 KEY = SecretKey(b"k" * 32)
 RUNTIME = make_runtime(small_genesis())
@@ -55,10 +55,13 @@ RAW = sign_transaction(KEY, chain_id=7, nonce=3, kind=1, payload=[b"a" * 20, 10*
 JOB = spec(total=55)
 LEAVES = leaves_of(JOB, 2, b"i" * 32)
 PROOF = proof_of(JOB, b"t" * 32, 2, LEAVES)
-OPENING = make_opening(LEAVES, 1, probe(LEAVES[1].step_from), salt(LEAVES[1].step_from))
+OPENING = make_opening(LEAVES, 1, work_of(LEAVES[1].step_from), salt(LEAVES[1].step_from))
 PROFILE = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (Gpu("H100", 81_559),), 8, 16_000, 16, 10**15, 100, 1, 0,
                       ("tcp:h:1",), "1.0")  # fmt: skip
-FINDINGS = (Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32), Finding(3, Code.UNAVAILABLE, bytes(32), bytes(32)))
+FINDINGS = (
+    Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32, 7),
+    Finding(3, Code.UNAVAILABLE, bytes(32), bytes(32), 0),
+)
 CARRIED = Carried(
     b"g" * 32, b"r" * 20, identity(3).address, b"c" * 32, NOW_MS, 1, 2**30, 10**16, NOW_MS + 1
 ).signed_by(identity(3).signer)

@@ -55,7 +55,7 @@ from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 
 RUN = Job.of(make_spec())
 STATE = initial_state(RUN.plan)
-SEGMENT = Segment(0, 5, STATE.root(RUN.plan), STATE.root(RUN.plan), b"b" * 32, b"p" * 32, 7, 12, STATE.encode())
+SEGMENT = Segment(0, 5, STATE.root(RUN.plan), STATE.root(RUN.plan), b"w" * 32, 7, 12, STATE.encode())
 
 
 def read_job_frames(data: bytes) -> None:

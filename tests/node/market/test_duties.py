@@ -305,7 +305,7 @@ async def test_a_verdict_is_found_once_for_its_first_seal_may_be_on_its_way(
         assert verifier.duties is not None
 
         async def nothing_there(duty: CheckDuty) -> tuple[Finding, ...]:
-            return tuple(Finding(segment, Code.UNAVAILABLE, bytes(32), bytes(32)) for segment in duty.segments)
+            return tuple(Finding(segment, Code.UNAVAILABLE, bytes(32), bytes(32), 0) for segment in duty.segments)
 
         monkeypatch.setattr(verifier.duties._verifier, "_find", nothing_there)
         await world.mint_until(lambda: market.record.phase == Phase.SETTLED)

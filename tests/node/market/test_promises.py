@@ -33,7 +33,7 @@ from tasks.spec import encode_spec
 from tests.tasks.world import World, spec
 
 ME, OTHER = bytes([1]) * 20, bytes([2]) * 20
-FINDINGS = (Finding(3, Code.COMPUTED, b"p" * 32, b"s" * 32),)
+FINDINGS = (Finding(3, Code.COMPUTED, b"p" * 32, b"s" * 32, 7),)
 
 
 def published_of(*contents: bytes, store: BlobStore) -> Published:

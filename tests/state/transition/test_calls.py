@@ -108,7 +108,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     SEAL_VERDICT: st.builds(lambda task, window, seal: [task, window, seal], hashes, windows, hashes),
     REVEAL_VERDICT: st.builds(
         lambda task, window, nonce: [
-            task, window, findings_to_value((Finding(3, Code.COMPUTED, b"p" * 32, b"e" * 32),)), nonce,
+            task, window, findings_to_value((Finding(3, Code.COMPUTED, b"p" * 32, b"e" * 32, 7),)), nonce,
         ],
         hashes, windows, hashes,
     ),

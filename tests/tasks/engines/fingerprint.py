@@ -55,8 +55,7 @@ def fingerprint(arrays: Arrays) -> dict[str, str]:
         for steps in (1, 19):
             result = trainer.run_segment(steps)
             found[f"{name}_{trainer.step}_state_root"] = result.state_root.hex()
-            found[f"{name}_{trainer.step}_batch_root"] = result.batch_root.hex()
-            found[f"{name}_{trainer.step}_probe_root"] = result.probe_root.hex()
+            found[f"{name}_{trainer.step}_work_digest"] = result.work_digest.hex()
             found[f"{name}_{trainer.step}_loss_bits"] = f"{result.loss_bits:016x}"
     return found
 

@@ -135,13 +135,12 @@ def test_a_skipped_step_changes_every_root() -> None:
     assert skipped.state_root != honest.state_root
 
 
-def test_other_data_changes_the_batch_and_probe_roots() -> None:
+def test_other_data_changes_the_work_digest() -> None:
     used = int(DataOrder(SEED, DATA.train_rows, RELU.batch).batch(0)[0]) * DATA.columns
     features = bytearray(DATA.features)
     features[used] ^= 1
     honest, other = run(RELU, 1), run(RELU, 1, data=replace(DATA, features=bytes(features)))
-    assert other.batch_root != honest.batch_root
-    assert other.probe_root != honest.probe_root
+    assert other.work_digest != honest.work_digest
 
 
 def test_training_that_diverges_says_so_at_the_same_step() -> None:

@@ -30,7 +30,7 @@ from tests.tasks.executor.helpers import make_order, make_spec
 
 JOB = Job.of(make_spec())
 ROOT = bytes(32)
-SEGMENT = Segment(0, 5, ROOT, ROOT, ROOT, ROOT, 2**64 - 1, 7, b"state")
+SEGMENT = Segment(0, 5, ROOT, ROOT, ROOT, 2**64 - 1, 7, b"state")
 FRAMES: list[ChildFrame] = [
     Hello("cpu:numpy", frozenset({"network", "user"})),
     Progress(3),

@@ -48,9 +48,9 @@ class Windows:
             await trio.lowlevel.checkpoint()
 
 
-def roots(windows: list[WindowResult]) -> list[tuple[int, bytes, bytes, bytes, bytes, int]]:
+def roots(windows: list[WindowResult]) -> list[tuple[int, bytes, bytes, bytes, int]]:
     return [
-        (s.step_to, s.state_root_before, s.state_root_after, s.batch_root, s.probe_root, s.loss_bits)
+        (s.step_to, s.state_root_before, s.state_root_after, s.work_digest, s.loss_bits)
         for window in windows
         for s in window.segments
     ]
@@ -93,9 +93,9 @@ def test_a_windows_proof_holds(done: list[WindowResult]) -> None:
     proof = make_window_proof(TASK, done[1], leaves, leaves_blob=b"l" * 32, output_blob=b"o" * 32)
     check_leaves(SPEC, proof, leaves)
     assert proof.segment_root == merkle_root([encode_leaf(leaf) for leaf in leaves])
-    opening = make_opening(leaves, 2, done[1].segments[2].probe_root, salts[2])
+    opening = make_opening(leaves, 2, done[1].segments[2].work_digest, salts[2])
     assert check_opening(proof, opening)
-    assert not check_opening(proof, opening._replace(probe_root=done[1].segments[1].probe_root))
+    assert not check_opening(proof, opening._replace(work_digest=done[1].segments[1].work_digest))
 
 
 async def test_a_job_that_was_cut_off_goes_on_to_the_same_roots(tmp_path: Path, done: list[WindowResult]) -> None:
@@ -297,7 +297,7 @@ async def test_an_honest_segment_is_confirmed(tmp_path: Path, done: list[WindowR
     found = await Executor(OPTIONS, tmp_path).verify_segment(TASK, SPEC, BLOB, leaves[2], done[1].load_state(2))
     assert found.ok
     assert found.finding.code is Code.COMPUTED
-    assert found.finding.probe_root == done[1].segments[2].probe_root
+    assert found.finding.work_digest == done[1].segments[2].work_digest
     assert found.finding.state_root_after == leaves[2].state_root_after
 
 
@@ -320,8 +320,8 @@ async def test_a_cheat_is_found(tmp_path: Path, done: list[WindowResult], cheat:
             found = Trainer(plan, data, NumpyArrays(), state).run_segment(5)
             found = replace(found, loss_bits=found.loss_bits - 1)
     told = SegmentRecord(
-        honest.step_from, honest.step_to, honest.state_root_before, found.state_root, found.batch_root,
-        found.probe_root, found.loss_bits, 1,
+        honest.step_from, honest.step_to, honest.state_root_before, found.state_root,
+        found.work_digest, found.loss_bits, 1,
     )  # fmt: skip
     window = replace(done[1], segments=(told, *done[1].segments[1:]))
     leaf = make_leaves(window, segment_salts(SECRET, TASK, 1, 4), [bytes(32)] * 4)[0]

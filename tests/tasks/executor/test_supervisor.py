@@ -249,6 +249,9 @@ async def test_what_an_earlier_life_of_the_node_left_is_ended(tmp_path: Path) ->
     finally:
         for pid in (*groups[1], pids[1]):
             os.kill(pid, signal.SIGKILL)
+    with trio.fail_after(60):
+        while any(is_alive(pid) for pid in (*groups[1], pids[1])):  # noqa: ASYNC110 - of processes
+            await trio.sleep(0.01)
     assert await ProcessBackend(ProcessOptions(), others).end_leftovers() == 0
 
 

@@ -120,14 +120,15 @@ def largest_task() -> TaskRecord:
 
 def largest_window() -> WindowRecord:
     findings = tuple(
-        Finding(255 - SAMPLED_MAX + at, Code.COMPUTED, b"p" * 32, b"s" * 32) for at in range(SAMPLED_MAX)
+        Finding(255 - SAMPLED_MAX + at, Code.COMPUTED, b"p" * 32, b"s" * 32, (1 << 64) - 1)
+        for at in range(SAMPLED_MAX)
     )
     draws = most("draws_max")
     proof = proof_of(spec(), b"t" * 32, 0, leaves_of(spec(), 0, b"i" * 32))  # its decoder bounds it
     fields = filled(
         WindowRecord, phase=WindowPhase.VOID, reason=Reason.RESULT_LOST, proof=proof, deadline_ms=MS,
         charge=AMOUNT, fee=AMOUNT,
-        sampled=(255,) * SAMPLED_MAX, opened=(Opened(255, b"p" * 32, b"s" * 32),) * SAMPLED_MAX,
+        sampled=(255,) * SAMPLED_MAX, opened=(Opened(255, b"p" * 32, b"s" * 32, (1 << 64) - 1),) * SAMPLED_MAX,
         verifiers=(Seat(b"v" * 20, b"s" * 32, findings),) * most("verifiers"),
         jurors=(Seat(b"v" * 20, b"s" * 32, findings[:1]),) * most("jury"),
         # Machines and their operators, of all draws and of the seats that were declined.

@@ -48,7 +48,7 @@ from tasks.proofs import (
     window_proof_to_value,
 )
 from tasks.spec import encode_spec
-from tests.tasks.world import DKB, WORTH, leaves_of, probe, proof_of, salt, spec
+from tests.tasks.world import DKB, WORTH, leaves_of, proof_of, salt, spec, work_of
 
 VALIDATOR, REQUESTER, WORKER, VERIFIER = (SecretKey(bytes([at]) * 32) for at in range(1, 5))
 GENESIS = Genesis(
@@ -125,7 +125,7 @@ def test_a_task_lives_and_is_settled_by_signed_transactions() -> None:
                     mine = leaves[work.window]
                     openings: list[Value] = [
                         opening_to_value(
-                            make_opening(mine, at, probe(mine[at].step_from), salt(mine[at].step_from))
+                            make_opening(mine, at, work_of(mine[at].step_from), salt(mine[at].step_from))
                         )
                         for at in work.segments
                     ]
@@ -135,7 +135,7 @@ def test_a_task_lives_and_is_settled_by_signed_transactions() -> None:
         for check in queries.verification_duties(chain.state, VERIFIER.address)[:1]:
             found = [leaves[check.window][at] for at in check.segments]
             findings = [
-                Finding(leaf.segment, Code.COMPUTED, probe(leaf.step_from), leaf.state_root_after)
+                Finding(leaf.segment, Code.COMPUTED, work_of(leaf.step_from), leaf.state_root_after, 0)
                 for leaf in found
             ]
             if check.action == Action.SEAL:

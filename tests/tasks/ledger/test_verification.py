@@ -12,7 +12,7 @@ from tasks.ledger import queries
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
-from tasks.ledger.records import load_window
+from tasks.ledger.records import Opened, load_window
 from tasks.ledger.registry import NodeRecord, NodeRole
 from tasks.ledger.transitions import (
     OPEN_WINDOW,
@@ -22,6 +22,7 @@ from tasks.ledger.transitions import (
     UPDATE_NODE,
     node_payload,
 )
+from tasks.ledger.verification import agrees
 from tasks.proofs import (
     Code,
     Finding,
@@ -31,7 +32,7 @@ from tasks.proofs import (
     verdict_seal,
     window_proof_to_value,
 )
-from tests.tasks.world import HONEST, QUICK, WORTH, Manners, World, leaves_of, probe, proof_of, salt, spec
+from tests.tasks.world import HONEST, QUICK, WORTH, Manners, World, leaves_of, proof_of, salt, spec, work_of
 
 CHECK, WORK = NodeRole.VERIFY, NodeRole.COMPUTE
 
@@ -297,7 +298,7 @@ def test_seals_and_reveals_bind_their_authors() -> None:
     window = load_window(world.state, task, 0)
     assert window.phase == WindowPhase.SEALING and len(window.verifiers) == 2
     first, second = (seat.address for seat in window.verifiers)
-    findings = tuple(Finding(at, Code.COMPUTED, b"p" * 32, b"s" * 32) for at in window.sampled)
+    findings = tuple(Finding(at, Code.COMPUTED, b"p" * 32, b"s" * 32, 0) for at in window.sampled)
     nonce = b"n" * 32
     sealed = verdict_seal(task, 0, first, findings, nonce)
 
@@ -318,6 +319,19 @@ def test_seals_and_reveals_bind_their_authors() -> None:
     assert reveal(first, findings) == "already_revealed"
 
 
+def test_a_verifier_agrees_if_state_work_and_losses_are_all_the_same() -> None:
+    opened = Opened(3, b"w" * 32, b"s" * 32, 7)
+    found = Finding(3, Code.COMPUTED, b"w" * 32, b"s" * 32, 7)
+    assert agrees(found, opened)
+    for other in (
+        found._replace(code=Code.UNAVAILABLE),
+        found._replace(work_digest=b"x" * 32),
+        found._replace(state_root_after=b"x" * 32),
+        found._replace(loss_bits=8),
+    ):
+        assert not agrees(other, opened)
+
+
 def test_an_opening_must_be_of_the_committed_leaves() -> None:
     world, worker, _ = market(Manners(silent=frozenset({Action.OPEN})), [HONEST])
     task = world.create()
@@ -327,7 +341,8 @@ def test_an_opening_must_be_of_the_committed_leaves() -> None:
     window = load_window(world.state, task, 0)
     leaves = world.published[task, 0]
     good = [
-        make_opening(leaves, at, probe(leaves[at].step_from), salt(leaves[at].step_from)) for at in window.sampled
+        make_opening(leaves, at, work_of(leaves[at].step_from), salt(leaves[at].step_from))
+        for at in window.sampled
     ]
 
     def send(openings: list[Value], sender: bytes = worker) -> str | None:
@@ -338,7 +353,7 @@ def test_an_opening_must_be_of_the_committed_leaves() -> None:
     assert send(values[:1]) == "bad_evidence"
     for bad in (
         good[0]._replace(salt=b"x" * 32),
-        good[0]._replace(probe_root=b"x" * 32),
+        good[0]._replace(work_digest=b"x" * 32),
         good[0]._replace(siblings=()),
         good[0]._replace(leaf=good[0].leaf._replace(state_root_after=b"x" * 32)),
     ):

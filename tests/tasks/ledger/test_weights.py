@@ -87,7 +87,7 @@ def largest(kind: int) -> list[Value]:
     profile = NodeProfile(
         b"o" * 20, CHECK, gpus, wide, wide, wide, (1 << 100) - 1, wide, 1 << 15, wide, (text,) * 4, text, b"c" * 65
     )
-    leaf = SegmentLeaf(255, 1 << 31, 1 << 31, h, h, h, (1 << 64) - 1, h, h)
+    leaf = SegmentLeaf(255, 1 << 31, 1 << 31, h, h, (1 << 64) - 1, h, h)
     opening = Opening(leaf, (b"h" * 32,) * 8, b"s" * 32, b"p" * 32)
     job = spec()._replace(model=Model("mlp", (4096, *[300] * 7, 16), "relu"))
     match kind:
@@ -111,7 +111,7 @@ def largest(kind: int) -> list[Value]:
         case transitions.SET_PAYOUT:
             return [b"m" * 20, b"p" * 20]
         case transitions.REVEAL_VERDICT:
-            finding = Finding(255, Code.COMPUTED, b"p" * 32, b"s" * 32)
+            finding = Finding(255, Code.COMPUTED, b"p" * 32, b"s" * 32, (1 << 64) - 1)
             return [task, window, findings_to_value((finding,) * SAMPLED_MAX), task]
         case transitions.OPEN_WINDOW:
             return [task, window, [opening_to_value(opening)] * SAMPLED_MAX]
