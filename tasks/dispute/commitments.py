@@ -1,7 +1,6 @@
-"""What a worker commits to in a segment, and the trees over it that a dispute opens (market.md 7.7).
+"""What a worker commits to in a segment, and the trees over a step's tensors that a dispute opens (market.md 7.7).
 
-Each step has a record. The records of a segment have a Merkle root, the steps root, which stands under the
-segment's seal. So nobody who did not do the work knows the probes.
+A worker hashes its state at the end of a segment only. Where it stood after other steps it says in a dispute.
 """
 
 from __future__ import annotations
@@ -10,61 +9,57 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from state.primitives.codec import decode, encode
+from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
-from state.primitives.merkle import MerkleTree, merkle_root
+from state.primitives.merkle import MerkleTree
 from tasks.programs.program import PlaceKind, Program, SourceKind
 from tasks.programs.states import step_leaf, tensor_leaf
 from tasks.programs.tensors import leaves_of
-from tasks.programs.work import add_losses
+from tasks.programs.work import WORK_START, add_losses, extend_work
 
-__all__ = [
-    "Question",
-    "SegmentWitness",
-    "StepRecord",
-    "StepTrace",
-    "decode_record",
-    "encode_record",
-    "steps_root",
-]
+__all__ = ["Question", "SegmentWitness", "StepRecord", "StepTrace", "record_of", "record_value", "start_record"]
 
-RECORD_LIMIT_BYTES: Final = 96
+BITS_LIMIT: Final = 1 << 64
+"""Bits of a binary64 are below it."""
 
 
 class StepRecord(NamedTuple):
-    """What a step ended in. ``loss_total`` is the sum of the segment's losses so far: bits of a binary64."""
+    """Where a segment stands after some of its steps: its state, its work digest, and the sum of its losses.
+
+    ``loss_total`` are the bits of a binary64.
+    """
 
     state_root: bytes
-    probe_root: bytes
+    work_digest: bytes
     loss_total: int
 
 
-def encode_record(record: StepRecord) -> bytes:
-    """Return the canonical bytes of a record: a leaf of the steps root."""
-    return encode(list(record))
+def start_record(state_root: bytes) -> StepRecord:
+    """Return where a segment stands before its first step."""
+    return StepRecord(state_root, WORK_START, 0)
 
 
-def decode_record(data: bytes) -> StepRecord:
-    """Return the record of canonical bytes. Raises DecodeError."""
-    match decode(data, limit_bytes=RECORD_LIMIT_BYTES):
-        case [bytes(state), bytes(probe), int(loss)] if (
-            len(state) == len(probe) == HASH_BYTES and 0 <= loss < 2**64
+def record_value(record: StepRecord) -> Value:
+    """Return a record as a value to encode."""
+    return list(record)
+
+
+def record_of(value: Any) -> StepRecord:
+    """Return the record of a decoded value. Raises DecodeError."""
+    match value:
+        case [bytes(state), bytes(work), int(loss)] if (
+            len(state) == len(work) == HASH_BYTES and 0 <= loss < BITS_LIMIT
         ):
-            return StepRecord(state, probe, loss)
+            return StepRecord(state, work, loss)
     raise DecodeError("not the record of a step")
-
-
-def steps_root(records: Sequence[StepRecord]) -> bytes:
-    """Return the Merkle root over the records of a segment's steps."""
-    return merkle_root([encode_record(record) for record in records])
 
 
 class Question(NamedTuple):
     """What a dispute is about: one segment of one window, as its worker committed to it.
 
-    ``state_before`` is not disputed; the window's verdict names the segment. ``loss_total`` is the sum of losses
-    at its end. ``data`` is the root of the task's data, ``seed`` the job's.
+    ``start`` is not disputed; the window's verdict names the segment. ``end`` is what the accused claims after the
+    last step. ``data`` is the root of the task's data, ``seed`` the job's.
     """
 
     program: Program
@@ -72,10 +67,8 @@ class Question(NamedTuple):
     data: bytes
     step_from: int
     steps: int
-    state_before: bytes
-    state_after: bytes
-    steps_root: bytes
-    loss_total: int
+    start: StepRecord
+    end: StepRecord
 
 
 class StepTrace:
@@ -142,10 +135,12 @@ class StepTrace:
         """The loss of the step, as the bits of a binary64."""
         return int.from_bytes(self.contents[self.program.loss], "little")
 
-    def record(self, loss_total: int) -> StepRecord:
-        """Return the step's record; ``loss_total`` is the sum of losses before it."""
+    def record(self, before: StepRecord) -> StepRecord:
+        """Return where a segment stands after the step, which stood at ``before``."""
+        loss_total = add_losses(before.loss_total, self.loss)
+        probe_root = self.tree(self.program.probe).root
         return StepRecord(
-            self.after_tree.root, self.tree(self.program.probe).root, add_losses(loss_total, self.loss)
+            self.after_tree.root, extend_work(before.work_digest, probe_root, loss_total), loss_total
         )
 
     def path(self, tensor: int) -> tuple[bytes, ...]:
@@ -165,17 +160,14 @@ class StepTrace:
 
 
 class SegmentWitness(NamedTuple):
-    """What one who ran a segment can show: the records of its steps, and the trace of a step on demand.
+    """What one who ran a segment can show: where it stood after so many steps, and the trace of a step.
 
-    ``trace`` takes the step's place in the segment, from 0.
+    Both take a place in the segment: ``record(0)`` is the segment's start, ``record(place + 1)`` is where
+    ``trace(place)`` leads.
     """
 
-    records: tuple[StepRecord, ...]
+    record: Callable[[int], StepRecord]
     trace: Callable[[int], StepTrace]
-
-    def tree(self) -> MerkleTree:
-        """Return the tree over the records."""
-        return MerkleTree([encode_record(record) for record in self.records])
 
 
 def hashes(value: Any, most: int) -> tuple[bytes, ...]:

@@ -1,8 +1,8 @@
 """The game between the accused of a segment and its challenger: a pure state machine (market.md 7.7).
 
-The challenger says that a segment is wrong. The two search for the first step that differs, the accused commits
-to that step's trace, and the challenger names one element. Validators judge it. No majority decides: a challenger
-cannot be outvoted, only refuted.
+The challenger says that a segment is wrong. The two search for a step whose start they agree on and whose end they
+do not. The accused commits to that step's trace, and the challenger names one element. Validators judge it. No
+majority decides: a challenger cannot be outvoted, only refuted.
 
 ``play`` gives the game after a move. A move that is not due raises MoveRefused and changes nothing. A move that
 contradicts its own side's commitments ends the game against its side.
@@ -13,7 +13,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.merkle import (
     MerkleProof,
@@ -23,12 +22,7 @@ from state.primitives.merkle import (
     root_of_top,
     verify_merkle_proof,
 )
-from tasks.dispute.commitments import (
-    Question,
-    StepRecord,
-    decode_record,
-    encode_record,
-)
+from tasks.dispute.commitments import Question, StepRecord
 from tasks.dispute.errors import MoveInconsistent, MoveRefused
 from tasks.dispute.judge import Commitments, Element, element_of, open_tensors, tensor_is_under
 from tasks.dispute.moves import (
@@ -41,13 +35,14 @@ from tasks.dispute.moves import (
     Partials,
     Pick,
     PickTerms,
+    ShowRecords,
     ShowTrace,
     Tree,
 )
 from tasks.programs.program import PlaceKind
 from tasks.programs.states import step_leaf, tensor_leaf
 from tasks.programs.tensors import leaf_size
-from tasks.programs.work import add_losses
+from tasks.programs.work import add_losses, extend_work
 
 __all__ = [
     "MOVES_MAX",
@@ -55,10 +50,12 @@ __all__ = [
     "Ending",
     "Fold",
     "Game",
+    "Interval",
     "Side",
     "Stage",
     "begin",
     "blocks_of",
+    "parts_of",
     "play",
     "turn_of",
 ]
@@ -84,19 +81,23 @@ class Side(IntEnum):
 class Stage(IntEnum):
     """What the next move is."""
 
-    SHOW = 1
-    """The accused shows nodes of the tree that is descended."""
-    PICK = 2
-    """The challenger picks one of them."""
+    SHOW_RECORDS = 1
+    """The accused shows records between the parts of the interval in question."""
+    PICK_PART = 2
+    """The challenger picks one of the parts."""
     TRACE = 3
     """The accused commits to the disputed step's trace."""
     NAME = 4
     """The challenger names an element, or asks for a tree."""
-    FOLD_SHOW = 5
-    """The accused shows partial folds of the named element."""
-    FOLD_PICK = 6
+    SHOW = 5
+    """The accused shows nodes of the tree that is descended."""
+    PICK = 6
     """The challenger picks one of them."""
-    OVER = 7
+    FOLD_SHOW = 7
+    """The accused shows partial folds of the named element."""
+    FOLD_PICK = 8
+    """The challenger picks one of them."""
+    OVER = 9
 
 
 class Ending(IntEnum):
@@ -120,6 +121,15 @@ class Ending(IntEnum):
     def is_proof(self) -> bool:
         """Whether it proves a lie of the accused."""
         return self in (Ending.ELEMENT_WRONG, Ending.COMMITMENT_BROKEN)
+
+
+class Interval(NamedTuple):
+    """Steps ``first`` to ``first + steps`` of the segment. Both sides agree on its start; its end is disputed."""
+
+    first: int
+    steps: int
+    start: StepRecord
+    end: StepRecord
 
 
 class Descent(NamedTuple):
@@ -154,25 +164,36 @@ class Fold(NamedTuple):
 
 
 class Game(NamedTuple):
-    """A game after its moves so far. ``step`` is the disputed step's place in the segment, -1 while unknown."""
+    """A game after its moves so far.
+
+    ``records`` were shown in the interval, ``shown`` are nodes of a tree or a claimed value. ``trace_root`` and
+    ``probe_root`` are what the accused committed to for the disputed step.
+    """
 
     stage: Stage
+    interval: Interval
     moves: int = 0
+    records: tuple[StepRecord, ...] = ()
+    trace_root: bytes = b""
+    probe_root: bytes = b""
     descent: Descent | None = None
     shown: tuple[bytes, ...] = ()
-    step: int = -1
-    record: StepRecord | None = None
-    state_before: bytes = b""
-    trace_root: bytes = b""
     element: Element | None = None
     fold: Fold | None = None
     partials: tuple[int, ...] = ()
     ending: Ending | None = None
 
+    @property
+    def step(self) -> int:
+        """The disputed step's place in the segment; -1 while it is unknown."""
+        return self.interval.first if self.interval.steps == 1 else -1
+
 
 _TURNS: Final = {
-    Stage.SHOW: Side.ACCUSED, Stage.TRACE: Side.ACCUSED, Stage.FOLD_SHOW: Side.ACCUSED,
-    Stage.PICK: Side.CHALLENGER, Stage.NAME: Side.CHALLENGER, Stage.FOLD_PICK: Side.CHALLENGER,
+    Stage.SHOW_RECORDS: Side.ACCUSED, Stage.TRACE: Side.ACCUSED, Stage.SHOW: Side.ACCUSED,
+    Stage.FOLD_SHOW: Side.ACCUSED,
+    Stage.PICK_PART: Side.CHALLENGER, Stage.NAME: Side.CHALLENGER, Stage.PICK: Side.CHALLENGER,
+    Stage.FOLD_PICK: Side.CHALLENGER,
 }  # fmt: skip
 
 
@@ -186,8 +207,18 @@ def _descent(tree: int, tensor: int, root: bytes, leaves: int) -> Descent:
 
 
 def begin(question: Question) -> Game:
-    """Return the game at its start: the accused shows the records of the segment."""
-    return Game(Stage.SHOW, descent=_descent(Tree.STEPS, 0, question.steps_root, question.steps))
+    """Return the game at its start: the whole segment is in question."""
+    return _in_question(Interval(0, question.steps, question.start, question.end))
+
+
+def _in_question(interval: Interval, moves: int = 0) -> Game:
+    return Game(Stage.TRACE if interval.steps == 1 else Stage.SHOW_RECORDS, interval, moves)
+
+
+def parts_of(steps: int) -> list[int]:
+    """Return the sizes of the parts into which an interval of two steps or more is divided: at most FANOUT."""
+    size = -(-steps // FANOUT)
+    return [min(size, steps - at) for at in range(0, steps, size)]
 
 
 def blocks_of(count: int) -> list[int]:
@@ -214,20 +245,24 @@ def play(question: Question, game: Game, side: Side, move: Move) -> Game:
 
 
 def _over(game: Game, ending: Ending) -> Game:
-    return game._replace(stage=Stage.OVER, ending=ending, shown=(), partials=(), descent=None)
+    return game._replace(stage=Stage.OVER, ending=ending, records=(), shown=(), partials=(), descent=None)
 
 
 def _played(question: Question, game: Game, move: Move) -> Game:
     match game.stage, move:
+        case Stage.SHOW_RECORDS, ShowRecords(records):
+            return _show_records(game, records)
+        case Stage.PICK_PART, Pick(part):
+            return _pick_part(game, part)
+        case Stage.TRACE, ShowTrace():
+            return _show_trace(question, game, move)
         case Stage.SHOW, Nodes(nodes):
             return _show(question, game, nodes)
         case Stage.PICK, Pick(child):
             return _pick(game, child)
-        case Stage.TRACE, ShowTrace():
-            return _show_trace(question, game, move)
-        case ((Stage.NAME | Stage.PICK), Ask()) if game.step >= 0:
+        case ((Stage.NAME | Stage.PICK), Ask()):
             return _ask(question, game, move)
-        case ((Stage.NAME | Stage.PICK), Name()) if game.step >= 0:
+        case ((Stage.NAME | Stage.PICK), Name()):
             return _name(question, game, move)
         case Stage.FOLD_SHOW, Partials():
             return _show_partials(question, game, move)
@@ -235,6 +270,42 @@ def _played(question: Question, game: Game, move: Move) -> Game:
             return _pick_terms(question, game, move)
         case _:
             raise MoveRefused("another kind of move is due")
+
+
+# Steps
+
+
+def _show_records(game: Game, records: tuple[StepRecord, ...]) -> Game:
+    due = len(parts_of(game.interval.steps)) - 1
+    if len(records) != due:
+        raise MoveInconsistent(f"{due} records are due")
+    return game._replace(stage=Stage.PICK_PART, records=records)
+
+
+def _pick_part(game: Game, part: int) -> Game:
+    first, steps, start, end = game.interval
+    parts, records = parts_of(steps), (start, *game.records, end)
+    if part >= len(parts):
+        raise MoveInconsistent("the interval has no such part")
+    interval = Interval(first + sum(parts[:part]), parts[part], records[part], records[part + 1])
+    return _in_question(interval, game.moves)
+
+
+def _show_trace(question: Question, game: Game, move: ShowTrace) -> Game:
+    program, start, end = question.program, game.interval.start, game.interval.end
+    place = program.places[program.loss]
+    assert place.kind == PlaceKind.TRACE
+    loss_root = root_of_top(1, leaf_hash(move.loss.to_bytes(8, "little")))
+    proof = MerkleProof(place.position, len(program.traced), move.loss_siblings)
+    if not verify_merkle_proof(move.trace_root, loss_root, proof):
+        raise MoveInconsistent("the loss is not under the trace")
+    game = game._replace(stage=Stage.NAME, trace_root=move.trace_root, probe_root=move.probe_root)
+    if (
+        add_losses(start.loss_total, move.loss) != end.loss_total
+        or extend_work(start.work_digest, move.probe_root, end.loss_total) != end.work_digest
+    ):
+        return _over(game, Ending.COMMITMENT_BROKEN)
+    return game
 
 
 # Trees
@@ -261,21 +332,13 @@ def _show(question: Question, game: Game, nodes: tuple[bytes, ...]) -> Game:
     first = at.position << (at.level - at.lower)
     if not all(_is_leaf(question, game, at, first + place, node) for place, node in enumerate(nodes)):
         return _over(game, Ending.COMMITMENT_BROKEN)
-    if at.tree != Tree.STEPS:
-        return game._replace(stage=Stage.NAME, descent=None, shown=nodes)
-    return game._replace(stage=Stage.PICK, shown=nodes)
+    return game._replace(stage=Stage.NAME, descent=None, shown=nodes)
 
 
 def _is_leaf(question: Question, game: Game, at: Descent, leaf: int, content: bytes) -> bool:
     """Tell whether a tree that the accused committed to has a leaf of the right form in a place."""
     program = question.program
     match at.tree:
-        case Tree.STEPS:
-            try:
-                decode_record(content)
-            except DecodeError:
-                return False
-            return True
         case Tree.TRACE:
             return len(content) == HASH_BYTES
         case Tree.AFTER if leaf == 0:
@@ -292,56 +355,25 @@ def _pick(game: Game, child: int) -> Game:
     assert at is not None
     if child >= len(game.shown):
         raise MoveInconsistent("no such node was shown")
-    position, lower = (at.position << (at.level - at.lower)) + child, at.lower
-    if lower:
-        below = at._replace(level=lower, position=position, node=game.shown[child])
-        return game._replace(stage=Stage.SHOW, descent=below, shown=())
-    return game._replace(stage=Stage.TRACE, step=position, shown=(game.shown[child],), descent=None)
-
-
-def _show_trace(question: Question, game: Game, move: ShowTrace) -> Game:
-    record = decode_record(game.shown[0])
-    if game.step == 0:
-        if move.before is not None:
-            raise MoveInconsistent("no step is before the first one")
-        state_before, losses = question.state_before, 0
-    else:
-        proof = MerkleProof(game.step - 1, question.steps, move.before_siblings)
-        if move.before is None or not verify_merkle_proof(question.steps_root, encode_record(move.before), proof):
-            raise MoveInconsistent("the record before is not under the steps root")
-        state_before, losses = move.before.state_root, move.before.loss_total
-    game = game._replace(
-        stage=Stage.NAME, record=record, state_before=state_before, trace_root=move.trace_root, shown=()
-    )
-    if game.step == question.steps - 1 and (record.state_root, record.loss_total) != (
-        question.state_after, question.loss_total,
-    ):  # fmt: skip
-        return _over(game, Ending.COMMITMENT_BROKEN)
-    program = question.program
-    place = program.places[program.loss]
-    assert place.kind == PlaceKind.TRACE
-    loss_root = root_of_top(1, leaf_hash(move.loss.to_bytes(8, "little")))
-    proof = MerkleProof(place.position, len(program.traced), move.loss_siblings)
-    if not verify_merkle_proof(move.trace_root, loss_root, proof):
-        raise MoveInconsistent("the loss is not under the trace")
-    if add_losses(losses, move.loss) != record.loss_total:
-        return _over(game, Ending.COMMITMENT_BROKEN)
-    return game
+    position = (at.position << (at.level - at.lower)) + child
+    below = at._replace(level=at.lower, position=position, node=game.shown[child])
+    return game._replace(stage=Stage.SHOW, descent=below, shown=())
 
 
 def _bound(question: Question, game: Game) -> Commitments:
-    assert game.record is not None
-    return Commitments(question.step_from + game.step, game.state_before, game.record, game.trace_root)
+    first, _, start, end = game.interval
+    return Commitments(
+        question.step_from + first, start.state_root, end.state_root, game.trace_root, game.probe_root
+    )
 
 
 def _ask(question: Question, game: Game, move: Ask) -> Game:
     program = question.program
-    assert game.record is not None
     match move.tree:
         case Tree.TRACE:
             descent = _descent(Tree.TRACE, 0, game.trace_root, len(program.traced))
         case Tree.AFTER:
-            descent = _descent(Tree.AFTER, 0, game.record.state_root, len(program.stores) + 1)
+            descent = _descent(Tree.AFTER, 0, game.interval.end.state_root, len(program.stores) + 1)
         case _:
             if not tensor_is_under(question, _bound(question, game), move.tensor, move.root, move.siblings):
                 raise MoveInconsistent("the tensor does not stand under the commitments of the step")

@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Final, NamedTuple, cast
 
 from state.primitives.merkle import MerkleProof, verify_merkle_proof
-from tasks.dispute.commitments import Question, StepRecord
+from tasks.dispute.commitments import Question
 from tasks.dispute.errors import MoveInconsistent
 from tasks.dispute.moves import TensorOpening
 from tasks.programs.errors import ElementDiverged, ElementUndefined, ProgramInvalid
@@ -33,8 +33,9 @@ class Commitments(NamedTuple):
 
     step: int
     state_before: bytes
-    record: StepRecord
+    state_after: bytes
     trace_root: bytes
+    probe_root: bytes
 
 
 class Element(NamedTuple):
@@ -92,7 +93,7 @@ def tensor_is_under(
     states = len(program.stores) + 1
     match kind:
         case PlaceKind.PROBE:
-            return not siblings and root == bound.record.probe_root
+            return not siblings and root == bound.probe_root
         case PlaceKind.TRACE:
             proof = MerkleProof(position, len(program.traced), siblings)
             return verify_merkle_proof(bound.trace_root, root, proof)
@@ -107,7 +108,7 @@ def tensor_is_under(
         case PlaceKind.AFTER:
             name = sorted(program.stores)[position]
             leaf = tensor_leaf(name, program.types[tensor], root)
-            return verify_merkle_proof(bound.record.state_root, leaf, MerkleProof(position + 1, states, siblings))
+            return verify_merkle_proof(bound.state_after, leaf, MerkleProof(position + 1, states, siblings))
 
 
 def open_tensors(question: Question, bound: Commitments, openings: Sequence[TensorOpening]) -> Opened:

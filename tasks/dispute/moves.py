@@ -8,7 +8,7 @@ from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.merkle import LEAVES_MAX
-from tasks.dispute.commitments import StepRecord, decode_record, encode_record, hashes
+from tasks.dispute.commitments import BITS_LIMIT, StepRecord, hashes, record_of, record_value
 from tasks.programs.operators import FOLD_BITS_MAX
 from tasks.programs.program import CALLS_MAX
 from tasks.programs.tensors import DIMENSION_MAX, LEAF_BYTES
@@ -22,6 +22,7 @@ __all__ = [
     "Partials",
     "Pick",
     "PickTerms",
+    "ShowRecords",
     "ShowTrace",
     "TensorOpening",
     "Tree",
@@ -31,13 +32,15 @@ __all__ = [
 
 MOVE_LIMIT_BYTES: Final = 32 * 1024
 FANOUT: Final = 16
-"""Children or partial folds that one move shows."""
+"""Children, partial folds or parts of an interval that one move shows."""
+RECORDS_MAX: Final = FANOUT - 1
+"""Records between the parts of an interval of steps."""
 PATH_MAX: Final = LEAVES_MAX.bit_length()
 TENSORS_MAX: Final = 8
 """Tensors that one move opens: an operator's inputs and its result."""
 LEAVES_OPENED_MAX: Final = 64
 CONTENT_LIMIT_BYTES: Final = 256
-"""A leaf of any tree: values of a tensor, a record, a named root."""
+"""A leaf of any tree: values of a tensor, or a named root."""
 FOLD_LIMIT: Final = 1 << (FOLD_BITS_MAX - 1)
 """Partial folds lie from -FOLD_LIMIT to below FOLD_LIMIT."""
 TENSOR_NUMBER_MAX: Final = 2 * CALLS_MAX
@@ -46,7 +49,6 @@ TENSOR_NUMBER_MAX: Final = 2 * CALLS_MAX
 class Tree:
     """Numbers of the trees that a challenger may ask for."""
 
-    STEPS: Final = 0
     TRACE: Final = 1
     AFTER: Final = 2
     TENSOR: Final = 3
@@ -69,6 +71,12 @@ class TensorOpening(NamedTuple):
     leaves: tuple[LeafOpening, ...]
 
 
+class ShowRecords(NamedTuple):
+    """The accused shows where its segment stood between the parts of the interval in question."""
+
+    records: tuple[StepRecord, ...]
+
+
 class Nodes(NamedTuple):
     """The accused shows nodes below the node in question; on the lowest level the contents of leaves."""
 
@@ -76,21 +84,20 @@ class Nodes(NamedTuple):
 
 
 class Pick(NamedTuple):
-    """The challenger goes on below one of the shown nodes."""
+    """The challenger goes on below one of the shown nodes, or in one part of the interval in question."""
 
     child: int
 
 
 class ShowTrace(NamedTuple):
-    """The accused shows the record of the step before, and commits to the disputed step's trace.
+    """The accused commits to the disputed step's trace.
 
-    ``before`` is None for the first step of the segment. ``loss`` are the bits of the step's loss, with the path
-    of its tensor in the trace.
+    ``probe_root`` is the root of its probe, ``loss`` are the bits of its loss, with the path of that tensor in the
+    trace.
     """
 
-    before: StepRecord | None
-    before_siblings: tuple[bytes, ...]
     trace_root: bytes
+    probe_root: bytes
     loss: int
     loss_siblings: tuple[bytes, ...]
 
@@ -127,8 +134,8 @@ class PickTerms(NamedTuple):
     openings: tuple[TensorOpening, ...]
 
 
-Move = Nodes | Pick | ShowTrace | Ask | Name | Partials | PickTerms
-_KINDS: Final[tuple[type[Move], ...]] = (Nodes, Pick, ShowTrace, Ask, Name, Partials, PickTerms)
+Move = ShowRecords | Nodes | Pick | ShowTrace | Ask | Name | Partials | PickTerms
+_KINDS: Final[tuple[type[Move], ...]] = (Nodes, Pick, ShowTrace, Ask, Name, Partials, PickTerms, ShowRecords)
 
 
 def _openings_value(openings: tuple[TensorOpening, ...]) -> Value:
@@ -151,10 +158,8 @@ def encode_move(move: Move) -> bytes:
             value = [list(nodes)]
         case Pick(child):
             value = [child]
-        case ShowTrace(before, before_siblings, trace_root, loss, loss_siblings):
-            value = [ None if before is None else encode_record(before), list(before_siblings),
-                trace_root, loss, list(loss_siblings),
-            ]  # fmt: skip
+        case ShowTrace(trace_root, probe_root, loss, siblings):
+            value = [trace_root, probe_root, loss, list(siblings)]
         case Ask(tree, tensor, root, siblings):
             value = [tree, tensor, root, list(siblings)]
         case Name(tensor, row, column, openings):
@@ -163,6 +168,8 @@ def encode_move(move: Move) -> bytes:
             value = [list(values), _openings_value(openings)]
         case PickTerms(child, openings):
             value = [child, _openings_value(openings)]
+        case ShowRecords(records):
+            value = [[record_value(record) for record in records]]
     return encode([_KINDS.index(type(move)), *value])
 
 
@@ -175,13 +182,10 @@ def decode_move(data: bytes) -> Move:
             return Nodes(tuple(nodes))
         case [1, int(child)] if 0 <= child < FANOUT:
             return Pick(child)
-        case [2, (bytes() | None) as before, list(path), bytes(root), int(loss), list(loss_path)] if (
-            len(root) == HASH_BYTES and 0 <= loss < 2**64
+        case [2, bytes(trace), bytes(probe), int(loss), list(path)] if (
+            len(trace) == len(probe) == HASH_BYTES and 0 <= loss < BITS_LIMIT
         ):
-            return ShowTrace(
-                None if before is None else decode_record(before), hashes(path, PATH_MAX), root, loss,
-                hashes(loss_path, PATH_MAX),
-            )  # fmt: skip
+            return ShowTrace(trace, probe, loss, hashes(path, PATH_MAX))
         case [3, (Tree.TRACE | Tree.AFTER | Tree.TENSOR) as tree, int(tensor), bytes(root), list(path)] if (
             0 <= tensor < TENSOR_NUMBER_MAX and len(root) == HASH_BYTES
         ):
@@ -196,6 +200,8 @@ def decode_move(data: bytes) -> Move:
             return Partials(tuple(values), _openings(openings))
         case [6, int(child), list(openings)] if 0 <= child < FANOUT:
             return PickTerms(child, _openings(openings))
+        case [7, list(records)] if 0 < len(records) <= RECORDS_MAX:
+            return ShowRecords(tuple(record_of(record) for record in records))
     raise DecodeError("not a move of a dispute")
 
 

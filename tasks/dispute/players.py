@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Final
 
-from tasks.dispute.commitments import Question, SegmentWitness, StepTrace, encode_record
-from tasks.dispute.game import Descent, Game, Stage, blocks_of
+from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace
+from tasks.dispute.errors import NoMove
+from tasks.dispute.game import Descent, Game, Interval, Stage, blocks_of, parts_of
 from tasks.dispute.judge import Element, JudgedCall, element_of
 from tasks.dispute.moves import (
     FANOUT,
@@ -22,6 +24,7 @@ from tasks.dispute.moves import (
     Partials,
     Pick,
     PickTerms,
+    ShowRecords,
     ShowTrace,
     TensorOpening,
     Tree,
@@ -72,40 +75,53 @@ class Reader:
         return partials
 
 
+def _places(interval: Interval) -> list[int]:
+    """Return the places after which the parts of an interval end, its own end included."""
+    return list(accumulate(parts_of(interval.steps), initial=interval.first))[1:]
+
+
 class Accused:
-    """Answers for a segment as its worker committed to it."""
+    """Answers for a segment as its worker committed to it, by what this machine computes.
+
+    It answers only while that is what was committed to: so no answer of honest software proves a lie against it.
+    """
 
     def __init__(self, question: Question, witness: SegmentWitness) -> None:
         self._question = question
         self._witness = witness
-        self._steps = witness.tree()
 
     def move(self, game: Game) -> Move:
-        """Return the move that is due."""
+        """Return the move that is due. Raises NoMove if the commitment is not what was computed."""
         match game.stage:
+            case Stage.SHOW_RECORDS:
+                self._check(game.interval)
+                return ShowRecords(tuple(map(self._witness.record, _places(game.interval)[:-1])))
+            case Stage.TRACE:
+                self._check(game.interval)
+                return self._trace(game.step)
             case Stage.SHOW:
                 assert game.descent is not None
                 return Nodes(self._nodes(game.step, game.descent))
-            case Stage.TRACE:
-                return self._trace(game.step)
             case Stage.FOLD_SHOW:
                 return self._partials(game)
             case _:
                 raise ValueError(f"the accused has no move in {game.stage.name}")
 
+    def _check(self, interval: Interval) -> None:
+        for place, record in ((0, interval.start), (interval.steps, interval.end)):
+            if self._witness.record(interval.first + place) != record:
+                raise NoMove(f"the segment after {interval.first + place} steps is not what was committed to")
+
     def _nodes(self, step: int, at: Descent) -> tuple[bytes, ...]:
-        if at.tree == Tree.STEPS:
-            tree, leaves = self._steps, [encode_record(record) for record in self._witness.records]
-        else:
-            trace = self._witness.trace(step)
-            match at.tree:
-                case Tree.TRACE:
-                    tree, leaves = trace.trace_tree, trace.trace_leaves
-                case Tree.AFTER:
-                    tree, leaves = trace.after_tree, trace.after_leaves
-                case _:
-                    kind = trace.program.types[at.tensor]
-                    tree, leaves = trace.tree(at.tensor), leaves_of(kind, trace.contents[at.tensor])
+        trace = self._witness.trace(step)
+        match at.tree:
+            case Tree.TRACE:
+                tree, leaves = trace.trace_tree, trace.trace_leaves
+            case Tree.AFTER:
+                tree, leaves = trace.after_tree, trace.after_leaves
+            case _:
+                kind = trace.program.types[at.tensor]
+                tree, leaves = trace.tree(at.tensor), leaves_of(kind, trace.contents[at.tensor])
         depth = at.level - at.lower
         if at.lower:
             return tree.nodes(at.level, at.position, depth)
@@ -114,13 +130,8 @@ class Accused:
 
     def _trace(self, step: int) -> Move:
         trace = self._witness.trace(step)
-        return ShowTrace(
-            self._witness.records[step - 1] if step else None,
-            self._steps.siblings(step - 1) if step else (),
-            trace.trace_tree.root,
-            trace.loss,
-            trace.path(trace.program.loss),
-        )
+        loss, probe = trace.program.loss, trace.program.probe
+        return ShowTrace(trace.trace_tree.root, trace.tree(probe).root, trace.loss, trace.path(loss))
 
     def _partials(self, game: Game) -> Move:
         assert game.fold is not None and game.element is not None
@@ -154,14 +165,15 @@ class Challenger:
         self._witness = witness
         self._served = served
         self._checked: StepTrace | None = None
-        self._steps = witness.tree()
 
     def move(self, game: Game, moves: Sequence[Move]) -> Move:
         """Return the move that is due after ``moves``, which are all moves of the game so far.
 
-        Raises ValueError if the step in question is right.
+        Raises NoMove if what is in question is right.
         """
         match game.stage:
+            case Stage.PICK_PART:
+                return self._pick_part(game)
             case Stage.PICK:
                 return self._pick(game)
             case Stage.NAME:
@@ -171,16 +183,18 @@ class Challenger:
             case _:
                 raise ValueError(f"the challenger has no move in {game.stage.name}")
 
+    def _pick_part(self, game: Game) -> Move:
+        """Pick the first part whose end differs from one's own, so that both sides agree on its start."""
+        shown: tuple[StepRecord, ...] = (*game.records, game.interval.end)
+        for part, (place, record) in enumerate(zip(_places(game.interval), shown, strict=True)):
+            if self._witness.record(place) != record:
+                return Pick(part)
+        raise NoMove("the segment is right: nothing differs in it")
+
     def _pick(self, game: Game) -> Move:
         at = game.descent
         assert at is not None
         depth = at.level - at.lower
-        first = at.position << depth
-        if at.tree == Tree.STEPS:
-            if not at.lower:
-                records = self._witness.records[first : first + at.width]
-                return Pick(_first_difference(game.shown, [encode_record(record) for record in records]))
-            return Pick(_first_difference(game.shown, self._steps.nodes(at.level, at.position, depth)))
         own = self._witness.trace(game.step)
         tree = {Tree.TRACE: own.trace_tree, Tree.AFTER: own.after_tree}.get(at.tree) or own.tree(at.tensor)
         return Pick(_first_difference(game.shown, tree.nodes(at.level, at.position, depth)))
@@ -191,8 +205,8 @@ class Challenger:
         What the step starts from is taken from one's own trace: it is not disputed, and nothing here ties what was
         served of it to a root.
         """
-        served, record = self._served, game.record
-        if served is None or record is None:
+        served = self._served
+        if served is None:
             return None
         if self._checked is None:
             own = self._witness.trace(game.step)
@@ -201,7 +215,7 @@ class Challenger:
             try:
                 trace = StepTrace(own.program, own.step, contents)
                 if (trace.trace_tree.root, trace.after_tree.root, trace.tree(trace.program.probe).root) != (
-                    game.trace_root, record.state_root, record.probe_root,
+                    game.trace_root, game.interval.end.state_root, game.probe_root,
                 ):  # fmt: skip
                     return None
             except (ProgramInvalid, ValueError):  # a tensor of another length, or another number of them
@@ -218,23 +232,22 @@ class Challenger:
             )
             tensor = next(differing, None)
             if tensor is None:
-                raise ValueError("the disputed step is right: there is nothing to name")
+                raise NoMove("the disputed step is right: there is nothing to name")
             return self._name(own, tensor, served.contents[tensor], 0, ServedView(served))
         view = ChainView(self._question, game, own, moves)
         return self._ask(game, own, view)
 
     def _ask(self, game: Game, own: StepTrace, view: ChainView) -> Move:
         """Have the accused show the first wrong tensor and its first wrong leaf on chain; then name an element."""
-        program, record = own.program, game.record
-        assert record is not None
+        program = own.program
         if game.trace_root != own.trace_tree.root:
             tensor = view.wrong_traced()
             if tensor is None:
                 return Ask(Tree.TRACE, 0, bytes(32), ())
-        elif record.probe_root != own.tree(program.probe).root:
+        elif game.probe_root != own.tree(program.probe).root:
             tensor = program.probe
-        elif record.state_root == own.after_tree.root:
-            raise ValueError("the disputed step is right: there is nothing to name")
+        elif game.interval.end.state_root == own.after_tree.root:
+            raise NoMove("the disputed step is right: there is nothing to name")
         else:
             at = view.first_difference(Tree.AFTER, 0, own.after_leaves)
             if at is None:

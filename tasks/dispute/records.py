@@ -8,10 +8,10 @@ from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.merkle import LEAVES_MAX
-from tasks.dispute.commitments import RECORD_LIMIT_BYTES, StepRecord, decode_record, encode_record
-from tasks.dispute.game import MOVES_MAX, Descent, Ending, Fold, Game, Stage
+from tasks.dispute.commitments import record_of, record_value
+from tasks.dispute.game import MOVES_MAX, Descent, Ending, Fold, Game, Interval, Stage
 from tasks.dispute.judge import Element
-from tasks.dispute.moves import CONTENT_LIMIT_BYTES, FANOUT, FOLD_LIMIT, TENSOR_NUMBER_MAX, Tree
+from tasks.dispute.moves import CONTENT_LIMIT_BYTES, FANOUT, FOLD_LIMIT, RECORDS_MAX, TENSOR_NUMBER_MAX, Tree
 from tasks.programs.tensors import DIMENSION_MAX
 
 __all__ = ["GAME_LIMIT_BYTES", "decode_game", "encode_game"]
@@ -23,15 +23,16 @@ STEPS_MAX: Final = 1 << 32
 
 def encode_game(game: Game) -> bytes:
     """Return the canonical bytes of a game."""
+    first, steps, start, end = game.interval
     return encode([
         int(game.stage),
+        [first, steps, record_value(start), record_value(end)],
         game.moves,
+        [record_value(record) for record in game.records],
+        game.trace_root,
+        game.probe_root,
         None if game.descent is None else list(game.descent),
         list(game.shown),
-        game.step + 1,
-        None if game.record is None else encode_record(game.record),
-        game.state_before,
-        game.trace_root,
         None if game.element is None else list(game.element),
         None if game.fold is None else list(game.fold),
         list(game.partials),
@@ -43,25 +44,25 @@ def decode_game(data: bytes) -> Game:
     """Return the game of canonical bytes. Raises DecodeError."""
     match decode(data, limit_bytes=GAME_LIMIT_BYTES):
         case [
-            int(stage), int(moves), (list() | None) as descent, list(shown), int(step),
-            (bytes() | None) as record, bytes(before), bytes(trace), (list() | None) as element,
-            (list() | None) as fold, list(partials), int(ending),
+            int(stage), list(interval), int(moves), list(records), bytes(trace), bytes(probe),
+            (list() | None) as descent, list(shown), (list() | None) as element, (list() | None) as fold,
+            list(partials), int(ending),
         ] if (
-            0 <= moves <= MOVES_MAX and 0 <= step <= STEPS_MAX
-            and len(before) in (0, HASH_BYTES) and len(trace) in (0, HASH_BYTES)
+            0 <= moves <= MOVES_MAX and len(records) <= RECORDS_MAX
+            and len(trace) in (0, HASH_BYTES) and len(probe) in (0, HASH_BYTES)
             and len(shown) <= FANOUT
             and all(type(item) is bytes and len(item) <= CONTENT_LIMIT_BYTES for item in shown)
             and len(partials) <= FANOUT and all(_is_fold(value) for value in partials)
         ):  # fmt: skip
             return Game(
                 stage=_member(Stage, stage),
+                interval=_interval(interval),
                 moves=moves,
+                records=tuple(record_of(record) for record in records),
+                trace_root=trace,
+                probe_root=probe,
                 descent=None if descent is None else _descent(descent),
                 shown=tuple(shown),
-                step=step - 1,
-                record=None if record is None else _record(record),
-                state_before=before,
-                trace_root=trace,
                 element=None if element is None else _element(element),
                 fold=None if fold is None else _fold(fold),
                 partials=tuple(partials),
@@ -81,16 +82,17 @@ def _is_fold(value: Value) -> bool:
     return type(value) is int and -FOLD_LIMIT <= value < FOLD_LIMIT
 
 
-def _record(data: bytes) -> StepRecord:
-    if len(data) > RECORD_LIMIT_BYTES:
-        raise DecodeError("too large for the record of a step")
-    return decode_record(data)
+def _interval(value: list[Any]) -> Interval:
+    match value:
+        case [int(first), int(steps), start, end] if 0 <= first < first + steps <= STEPS_MAX:
+            return Interval(first, steps, record_of(start), record_of(end))
+    raise DecodeError("not an interval of steps")
 
 
 def _descent(value: list[Any]) -> Descent:
     match value:
         case [
-            (Tree.STEPS | Tree.TRACE | Tree.AFTER | Tree.TENSOR) as tree, int(tensor), bytes(root), int(leaves),
+            (Tree.TRACE | Tree.AFTER | Tree.TENSOR) as tree, int(tensor), bytes(root), int(leaves),
             int(level), int(position), bytes(node),
         ] if (
             0 <= tensor < TENSOR_NUMBER_MAX and len(root) == HASH_BYTES and 0 < leaves <= LEAVES_MAX

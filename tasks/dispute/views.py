@@ -142,8 +142,7 @@ class ChainView:
         self._own = own
         self._program: Program = question.program
         self._nodes, self.contents = shown_nodes(question, moves)
-        assert game.record is not None
-        self._probe_root = game.record.probe_root
+        self._probe_root = game.probe_root
         self._traces_agree = game.trace_root == own.trace_tree.root
 
     def first_difference(self, tree: int, tensor: int, leaves: Sequence[bytes]) -> int | None:

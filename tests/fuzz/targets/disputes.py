@@ -9,7 +9,7 @@ from random import Random
 from tasks.custody.errors import WrapInvalid
 from tasks.custody.keys import input_key_name, window_key_name
 from tasks.custody.wraps import unwrap_keys
-from tasks.dispute.commitments import Question, decode_record, encode_record
+from tasks.dispute.commitments import Question
 from tasks.dispute.errors import MoveRefused
 from tasks.dispute.game import Game, Side, begin, play, turn_of
 from tasks.dispute.moves import Move, Name, Partials, PickTerms, decode_move, encode_move
@@ -78,7 +78,6 @@ def _samples(seed: int) -> tuple[bytes, ...]:
 
 def targets() -> Iterator[tuple[str, Target]]:
     _, games, _ = _game(4)
-    record = next(game.record for game in games if game.record is not None)
     yield (
         "move of a dispute",
         Target(
@@ -89,6 +88,7 @@ def targets() -> Iterator[tuple[str, Target]]:
                 "tasks.dispute.moves:_openings",
                 "tasks.dispute.moves:_leaf",
                 "tasks.dispute.commitments:hashes",
+                "tasks.dispute.commitments:record_of",
             ),
             memory=400,
         ),
@@ -98,16 +98,9 @@ def targets() -> Iterator[tuple[str, Target]]:
         Target(
             canonical(decode_game, encode_game),
             tuple(encode_game(game) for game in games),
-            ("tasks.dispute.records:decode_game", "tasks.dispute.records:_record"),
+            ("tasks.dispute.records:decode_game", "tasks.dispute.records:_interval"),
         ),
     )
-    yield (
-        "record of a step",
-        Target(
-            canonical(decode_record, encode_record), (encode_record(record),),
-            ("tasks.dispute.commitments:decode_record",),
-        ),
-    )  # fmt: skip
     names = [window_key_name(2), input_key_name(0)]
     yield (
         "wrapped keys",

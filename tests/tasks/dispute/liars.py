@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from random import Random
 from typing import NamedTuple
 
-from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, steps_root
+from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, start_record
 from tasks.dispute.game import Game, Side, begin, play, turn_of
 from tasks.dispute.judge import Element, element_of
 from tasks.dispute.moves import Move, Partials, ShowTrace, decode_move, encode_move
@@ -17,7 +17,6 @@ from tasks.programs.operators import Context
 from tasks.programs.program import Program
 from tasks.programs.running import content_of, load_tensor
 from tasks.programs.tensors import ElementType, pack_values
-from tasks.programs.work import add_losses
 
 
 class Job(NamedTuple):
@@ -75,7 +74,8 @@ def _false_content(honest: StepTrace, seed: bytes, tensor: int, random: Random) 
 
 def _anywhere(trace: StepTrace, seed: bytes) -> Question:
     """Return a question about the program of a trace: only program and seed count."""
-    return Question(trace.program, seed, b"", trace.step, 1, b"", b"", b"", 0)
+    nowhere = start_record(bytes(32))
+    return Question(trace.program, seed, b"", trace.step, 1, nowhere, nowhere)
 
 
 class CleverAccused:
@@ -124,39 +124,37 @@ class Lie(NamedTuple):
 
 def lie(job: Job, honest: SegmentRun, arrays: Arrays, place: int, tensor: int, random: Random) -> Lie:
     """Return the segment of a liar that is honest but for one value, and goes on from what followed."""
-    program = job.program
-    false = false_trace(honest.trace(place), arrays, job.seed, tensor, random)
-    before = honest.records[place - 1].loss_total if place else 0
-    records = [*honest.records[:place], false.record(before)]
+    program, known = job.program, honest.witness()
+    false = false_trace(known.trace(place), arrays, job.seed, tensor, random)
+    records = [false.record(known.record(place))]
     later: SegmentRun | None = None
     if place + 1 < job.steps:
         state = {name: false.contents[number] for name, number in program.stores.items()}
         later = Job(
             program, job.seed, state, job.data, job.step_from + place + 1, job.steps - place - 1
         ).run(arrays)  # fmt: skip
-        losses = records[-1].loss_total
-        for at, record in enumerate(later.records):
-            loss = later.trace(at).loss
-            losses = add_losses(losses, loss)
-            records.append(record._replace(loss_total=losses))
+        # The work digest and the sum of losses go on from the false step.
+        for at in range(later.steps):
+            records.append(later.trace(at).record(records[-1]))
+
+    def record(at: int) -> StepRecord:
+        return known.record(at) if at <= place else records[at - place - 1]
 
     def trace(at: int) -> StepTrace:
         if at < place:
-            return honest.trace(at)
+            return known.trace(at)
         if at == place:
             return false
         assert later is not None
         return later.trace(at - place - 1)
 
-    return Lie(question_of(job, honest, records), SegmentWitness(tuple(records), trace), place)
+    return Lie(question_of(job, honest, records[-1]), SegmentWitness(record, trace), place)
 
 
-def question_of(job: Job, honest: SegmentRun, records: Sequence[StepRecord]) -> Question:
-    first = honest.trace(0)
-    return Question(
-        job.program, job.seed, first.data_tree.root, job.step_from, job.steps, first.before_tree.root,
-        records[-1].state_root, steps_root(records), records[-1].loss_total,
-    )  # fmt: skip
+def question_of(job: Job, honest: SegmentRun, end: StepRecord) -> Question:
+    """Return the dispute about a segment of a job that is claimed to end so."""
+    data = honest.trace(0).data_tree.root
+    return Question(job.program, job.seed, data, job.step_from, job.steps, honest.record(0), end)
 
 
 class Played(NamedTuple):

@@ -34,7 +34,7 @@ def test_a_liar_at_a_random_value_loses(activation: str, served: bool) -> None:
         random = Random(seed)
         tensor = random.randrange(len(job.program.sources), len(job.program.types))
         liar = lie(job, honest, ARRAYS, random.randrange(job.steps), tensor, random)
-        if liar.witness.records == honest.records:
+        if liar.question.end == honest.end_record:
             continue  # rounding took what was changed
         played = play_out(liar.question, liar.witness, honest.witness(), served=served, clever=random)
         assert played.game.ending is Ending.ELEMENT_WRONG, (seed, played.game.ending)
@@ -56,9 +56,9 @@ def test_an_honest_worker_wins_against_one_who_computed_something_else() -> None
         random = Random(seed)
         tensor = random.randrange(len(job.program.sources), len(job.program.types))
         wrong = lie(job, honest, ARRAYS, random.randrange(job.steps), tensor, random)
-        if wrong.witness.records == honest.records:
+        if wrong.question.end == honest.end_record:
             continue
-        question = question_of(job, honest, honest.records)
+        question = question_of(job, honest, honest.end_record)
         for served in (True, False):
             played = play_out(question, honest.witness(), wrong.witness, served=served)
             assert played.game.ending in (Ending.ELEMENT_RIGHT, Ending.CHALLENGER_INCONSISTENT), seed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, steps_root
+from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, start_record
 from tasks.programs.bounds import Bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Operator, Read
@@ -288,34 +288,32 @@ class Segment:
         self.program, self.step_from, self.steps = program, step_from, steps
         self.traces: list[StepTrace] = []
         records: list[StepRecord] = []
-        current, losses = list(sources), 0
+        current = list(sources)
         for place in range(steps):
             change = None if changes is None else changes.get(place)
             trace = compute(program, step_from + place, current, change)
             self.traces.append(trace)
-            records.append(trace.record(losses))
-            losses = records[-1].loss_total
+            if not place:
+                records.append(start_record(trace.before_tree.root))
+            records.append(trace.record(records[-1]))
             for number, source in enumerate(program.sources):
                 if source.kind == SourceKind.STATE:
                     current[number] = trace.contents[program.stores[source.key]]
         self.records = tuple(records)
+        """Where it stands after so many steps."""
 
-    def witness(self) -> SegmentWitness:
-        """Return what this side can show."""
-        return SegmentWitness(self.records, self.traces.__getitem__)
+    def witness(self, records: Sequence[StepRecord] | None = None) -> SegmentWitness:
+        """Return what this side can show, or one that claims other records."""
+        return SegmentWitness((records or self.records).__getitem__, self.traces.__getitem__)
 
-    def question(self, records: Sequence[StepRecord] | None = None) -> Question:
-        """Return the dispute about this side's segment, or about one that claims other records."""
-        records = self.records if records is None else records
-        first = self.traces[0]
+    def question(self, end: StepRecord | None = None) -> Question:
+        """Return the dispute about this side's segment, or about one that claims another end."""
         return Question(
             program=self.program,
             seed=b"",
-            data=first.data_tree.root,
+            data=self.traces[0].data_tree.root,
             step_from=self.step_from,
             steps=self.steps,
-            state_before=first.before_tree.root,
-            state_after=records[-1].state_root,
-            steps_root=steps_root(records),
-            loss_total=records[-1].loss_total,
+            start=self.records[0],
+            end=end or self.records[-1],
         )
