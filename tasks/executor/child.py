@@ -46,17 +46,15 @@ class _Link:
         self._connection = connection
 
     def receive(self) -> Train:
-        from tasks.executor.job import FRAME_HEADER_BYTES, Cancel, Train, decode_parent_frame, parent_frame_limit
+        from tasks.executor.job import FRAME_HEADER_BYTES, Train, decode_parent_frame, parent_frame_limit
 
         size = int.from_bytes(self._exactly(FRAME_HEADER_BYTES), "big")
         if size > parent_frame_limit():
             raise _Orphaned
         message = decode_parent_frame(self._exactly(size))
-        match message:
-            case Train():
-                return message
-            case Cancel():
-                raise _Orphaned
+        if not isinstance(message, Train):  # an order to end, or one that this process does not know
+            raise _Orphaned
+        return message
 
     def send(self, message: ChildFrame) -> None:
         from tasks.executor.job import encode_frame

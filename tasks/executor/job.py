@@ -11,14 +11,25 @@ from typing import Final, TypeAlias
 
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
+from tasks.dispute.moves import MOVE_LIMIT_BYTES
 from tasks.engines.datasets import DATASET_BYTES_MAX
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.plan import TrainingPlan
+from tasks.executor.playing import (
+    ANSWER_LIMIT_BYTES,
+    MOVES_LIMIT_BYTES,
+    MoreMoves,
+    Play,
+    Played,
+    moves_from,
+    play_from,
+    play_to_value,
+)
 from tasks.spec import JobSpec
 
 __all__ = [
-    "Cancel", "ChildFrame", "Failed", "Finished", "FrameReader", "Hello", "Job", "Progress", "Segment",
-    "SegmentRecord", "Train",
+    "Cancel", "ChildFrame", "Failed", "Finished", "FrameReader", "Hello", "Job", "Order", "Progress", "Segment",
+    "SegmentRecord", "Train", "answer_limit", "child_frame_limit",
     "decode_child_frame", "decode_parent_frame", "encode_frame", "frame",
 ]  # fmt: skip
 
@@ -31,8 +42,8 @@ TEXT_MAX: Final = 400
 STEPS_MAX: Final = 1 << 40
 SEGMENTS_MAX: Final = 1 << 20
 
-_HELLO, _PROGRESS, _SEGMENT, _FINISHED, _FAILED = 1, 2, 3, 4, 5
-_TRAIN, _CANCEL = 1, 2
+_HELLO, _PROGRESS, _SEGMENT, _FINISHED, _FAILED, _PLAYED = 1, 2, 3, 4, 5, 6
+_TRAIN, _CANCEL, _PLAY, _MORE_MOVES = 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -118,7 +129,8 @@ class Cancel:
     """To the process: end now."""
 
 
-ParentFrame: TypeAlias = Train | Cancel
+Order: TypeAlias = Train | Play
+ParentFrame: TypeAlias = Order | MoreMoves | Cancel
 
 
 @dataclass(frozen=True)
@@ -177,7 +189,7 @@ class Failed:
     text: str
 
 
-ChildFrame: TypeAlias = Hello | Progress | Segment | Finished | Failed
+ChildFrame: TypeAlias = Hello | Progress | Segment | Played | Finished | Failed
 
 
 def frame(body: bytes) -> bytes:
@@ -190,8 +202,14 @@ def encode_frame(message: ParentFrame | ChildFrame) -> bytes:
     match message:
         case Train(job, dataset, state, step_to, evaluate):
             return frame(encode([_TRAIN, job.encode(), dataset, state, step_to, int(evaluate)]))
+        case Play():
+            return frame(encode([_PLAY, *play_to_value(message)]))
+        case MoreMoves(moves):
+            return frame(encode([_MORE_MOVES, list(moves)]))
         case Cancel():
             return frame(encode([_CANCEL]))
+        case Played(move):
+            return frame(encode([_PLAYED, move]))
         case Hello(device, isolation):
             return frame(encode([_HELLO, device, tuple(sorted(isolation))]))
         case Progress(step):
@@ -211,13 +229,17 @@ def decode_parent_frame(body: bytes) -> ParentFrame:
             return Train(Job.decode(job), dataset, state, step_to, bool(evaluate))
         case [2]:
             return Cancel()
+        case [3, *play]:
+            return play_from(play)
+        case [4, list(moves)]:
+            return MoreMoves(moves_from(moves))
         case _:
             raise DecodeError("not a frame for a job")
 
 
 def parent_frame_limit() -> int:
     """Return the size that no frame to a process exceeds."""
-    return DATASET_BYTES_MAX + (1 << 28)
+    return DATASET_BYTES_MAX + (1 << 28) + MOVES_LIMIT_BYTES
 
 
 def child_frame_limit(plan: TrainingPlan) -> int:
@@ -225,9 +247,14 @@ def child_frame_limit(plan: TrainingPlan) -> int:
     return SMALL_FRAME_BYTES + plan.state_limit_bytes
 
 
-def decode_child_frame(body: bytes, plan: TrainingPlan) -> ChildFrame:
+def answer_limit(order: Order) -> int:
+    """Return the size that no frame from a process with ``order`` exceeds."""
+    return child_frame_limit(order.job.plan) if isinstance(order, Train) else ANSWER_LIMIT_BYTES
+
+
+def decode_child_frame(body: bytes, limit_bytes: int) -> ChildFrame:
     """Read what a process sent. Raises DecodeError."""
-    match decode(body, limit_bytes=child_frame_limit(plan), limit_items=FRAME_ITEMS_MAX):
+    match decode(body, limit_bytes=limit_bytes, limit_items=FRAME_ITEMS_MAX):
         case [1, str(device), list(isolation)] if (
             len(device) <= 64 and len(isolation) <= 16 and all(type(i) is str and len(i) <= 32 for i in isolation)
             and isolation == sorted(set(isolation))
@@ -247,6 +274,8 @@ def decode_child_frame(body: bytes, plan: TrainingPlan) -> ChildFrame:
             return Finished(right, samples)
         case [5, str(reason), str(text)] if len(reason) <= 64 and len(text) <= TEXT_MAX:
             return Failed(reason, text)
+        case [6, bytes(move)] if len(move) <= MOVE_LIMIT_BYTES:
+            return Played(move)
         case _:
             raise DecodeError("not a frame of a job")
 

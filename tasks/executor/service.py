@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,11 @@ from state.primitives.hashing import ZERO_HASH
 from tasks.engines.errors import StateInvalid
 from tasks.engines.state import TrainingState
 from tasks.executor.errors import JobFailed, JobGivenUp, JobStalled
-from tasks.executor.failure_count import ENDS_WITHIN_S, Ends, JobEnd, code_of
+from tasks.executor.failure_count import ENDS_MAX, ENDS_WITHIN_S, Ends, JobEnd, code_of
 from tasks.executor.job import ChildFrame, Failed, Finished, Hello, Job, Progress, Segment, SegmentRecord, Train
 from tasks.executor.journal import Journal, JournalEntry, TaskJournal
+from tasks.executor.players import Players
+from tasks.executor.playing import Play, Played
 from tasks.executor.results import TaskResult, Verdict, WindowResult
 from tasks.executor.supervisor import Backend, Capabilities, ProcessBackend, ProcessOptions
 from tasks.proofs import Code, SegmentLeaf
@@ -78,7 +80,12 @@ class Executor:
         self._backend = backend or ProcessBackend(options.process, self._scratch)
         self._jobs = trio.CapacityLimiter(options.jobs_max)
         self._verifications = trio.CapacityLimiter(options.verifications_max)
+        self._players = Players(self._backend)
         self._status: dict[bytes, JobStatus] = {}
+
+    async def run_players(self) -> None:
+        """Keep the processes of games until cancelled; ``play`` needs it."""
+        await self._players.run()
 
     @property
     def status(self) -> Mapping[bytes, JobStatus]:
@@ -197,6 +204,32 @@ class Executor:
         if len(found) != 1:
             raise JobFailed(reason="bad_frame", text=f"{len(found)} segments where one was ordered")
         return _compare(leaf, found[0])
+
+    async def play(
+        self, task: bytes, game: bytes, moves: tuple[bytes, ...], order: Callable[[], Awaitable[Play]]
+    ) -> bytes:
+        """Return the move that is due in a game about ``task`` after ``moves``; empty if nothing is to be said.
+
+        ``order`` is asked for unless the game has a process. Raises what ``order`` and ``run_task`` raise, but
+        never JobGivenUp: the clock of a game ends it.
+        """
+        try:
+            return await self._players.move(game, moves, order)
+        except (JobFailed, JobStalled) as error:
+            if code_of(error) in RETRIED_REASONS:
+                count = min(ENDS_MAX, self._ends.note((game, 0), trio.current_time()))
+                self._on_end(JobEnd(task, code_of(error), str(error), count, is_check=True))
+            raise
+
+    def forget_game(self, game: bytes) -> None:
+        """End the process of a game, so that the next move begins with the whole segment."""
+        self._players.forget(game)
+
+    def keep_games(self, games: Container[bytes]) -> None:
+        """End the processes of games that are not among ``games``."""
+        for game in self._players.games:
+            if game not in games:
+                self._players.forget(game)
 
     def note_end(self, task: bytes, error: JobFailed | JobStalled, *, segment: int | None = None) -> JobEnd:
         """Count an end of a process and tell of it; of a check it is that of the segment from step ``segment``.
@@ -322,8 +355,8 @@ class _Run:
                 if self._record.step != self._job.total_steps:
                     raise JobFailed(reason="bad_frame", text="finished before its last step")
                 self._accuracy = (right, samples)
-            case Failed():
-                pass  # the backend raises it
+            case Failed() | Played():
+                pass  # the backend raises it, or refuses it
 
     def _note(self, step: int) -> None:
         last = self._last_end

@@ -32,15 +32,18 @@ from tasks.executor.job import (
     FrameReader,
     Hello,
     Job,
+    Order,
     Progress,
     Segment,
     Train,
-    child_frame_limit,
+    answer_limit,
     decode_child_frame,
     encode_frame,
 )
+from tasks.executor.playing import MoreMoves, Play, Played
 
 __all__ = [
+    "CHILD_MODULE",
     "ENGINES",
     "Backend",
     "Capabilities",
@@ -50,6 +53,7 @@ __all__ = [
     "end_leftovers",
 ]
 
+CHILD_MODULE: Final = "tasks.executor.child"
 ENGINES: Final = ("auto", "numpy", "torch")
 """auto: torch where it is installed and finds a GPU, else NumPy. torch: on the GPU where there is one."""
 _RECEIVE_BYTES: Final = 1 << 16
@@ -61,11 +65,12 @@ _END_GRACE_S: Final = 1.0
 """From SIGTERM to SIGKILL, which a stopped process cannot put off either."""
 _KILL_PATIENCE_S: Final = 10.0
 """How long a killed process is waited for: one that hangs in a driver must not hold up the node."""
-_CHILD_MODULE: Final = "tasks.executor.child"
 _COMMAND_LIMIT_BYTES: Final = 16 * 1024
 _SCRATCH_PREFIX: Final = "dekube-job-"
 _STATES: Final = {"T": "stopped", "t": "traced", "D": "waiting for a device", "S": "asleep", "Z": "ended"}
 
+MoveSource: TypeAlias = trio.MemoryReceiveChannel[MoreMoves]
+"""Moves for a process that plays, each after its answer to those before."""
 Listener: TypeAlias = Callable[[ChildFrame], Awaitable[None]]
 """Receives every frame of a job in order; its own run time does not count as the job's."""
 
@@ -82,6 +87,7 @@ class ProcessOptions:
 
     engine: str = "auto"
     python: str = sys.executable
+    child_module: str = CHILD_MODULE
     memory_mib: int = 4096
     no_progress_s: float = 300.0
     quiet_s: float = 30.0
@@ -109,8 +115,11 @@ class Backend(Protocol):
     async def probe(self) -> Capabilities:
         """Tell what a job would get here. Raises what ``run`` raises."""
 
-    async def run(self, order: Train, listener: Listener) -> None:
-        """Run a job to its end. Raises JobFailed, JobStalled, IsolationMissing or EngineMissing."""
+    async def run(self, order: Order, listener: Listener, more: MoveSource | None = None) -> None:
+        """Run a job to its end. Raises JobFailed, JobStalled, IsolationMissing or EngineMissing.
+
+        One that plays waits for ``more`` moves after each answer, until it is cancelled.
+        """
 
     async def end_leftovers(self) -> int:
         """End the jobs that an earlier life of this node left running; return how many there were."""
@@ -133,7 +142,7 @@ class ProcessBackend:
         await self.run(_probe_order(), listen)
         return Capabilities(heard[0].device, heard[0].isolation)
 
-    async def run(self, order: Train, listener: Listener) -> None:
+    async def run(self, order: Order, listener: Listener, more: MoveSource | None = None) -> None:
         """See Backend."""
         scratch = _make_scratch(self._scratch)
         ours, theirs = socket.socketpair()
@@ -147,7 +156,7 @@ class ProcessBackend:
             try:
                 ours.setblocking(False)
                 stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-                await _Watch(self._options, order, process, stream, listener).run()
+                await _Watch(self._options, order, process, stream, listener, more).run()
             finally:
                 await process.end()
         finally:
@@ -163,7 +172,7 @@ class ProcessBackend:
         options = self._options
         return _Process(
             [
-                options.python, "-P", "-s", "-B", "-m", _CHILD_MODULE,
+                options.python, "-P", "-s", "-B", "-m", options.child_module,
                 str(descriptor), scratch, options.engine,
                 str(options.memory_mib), str(int(options.wall_s) + 1), str(options.niceness),
             ],
@@ -227,13 +236,16 @@ class _Watch:
     def __init__(
         self,
         options: ProcessOptions,
-        order: Train,
+        order: Order,
         process: _Process,
         stream: trio.SocketStream,
         listener: Listener,
+        more: MoveSource | None,
     ) -> None:
         self._options, self._order, self._process = options, order, process
-        self._stream, self._listener = stream, listener
+        self._stream, self._listener, self._more = stream, listener, more
+        self._is_waiting = False
+        """It has answered, and was given no further moves."""
         self._log = bytearray()
         self._over_memory = False
         self._step = -1
@@ -270,14 +282,15 @@ class _Watch:
 
     async def _listen(self) -> None:
         """Receive frames until the job reports its end or its socket closes."""
-        reader = FrameReader(child_frame_limit(self._order.job.plan))
+        limit_bytes = answer_limit(self._order)
+        reader = FrameReader(limit_bytes)
         self._stall_at = trio.current_time() + self._options.no_progress_s
         while self._end is None:
             data = await self._receive()
             if not data:
                 return
             try:
-                messages = [decode_child_frame(body, self._order.job.plan) for body in reader.feed(data)]
+                messages = [decode_child_frame(body, limit_bytes) for body in reader.feed(data)]
             except DecodeError as error:
                 raise JobFailed(reason="bad_frame", text=str(error)) from None
             for message in messages:
@@ -297,6 +310,9 @@ class _Watch:
                     return await self._stream.receive_some(_RECEIVE_BYTES)
                 except trio.BrokenResourceError:
                     return b""
+            if self._is_waiting:
+                quiet, self._stall_at = 0.0, trio.current_time() + options.no_progress_s
+                continue
             if trio.current_time() >= self._stall_at:
                 raise JobStalled(f"no step for {options.no_progress_s:.0f} s after step {self._step}")
             before, used = used, _processor_ticks(self._process.pid)
@@ -318,6 +334,10 @@ class _Watch:
                 if missing:
                     raise IsolationMissing(f"not granted here: {', '.join(sorted(missing))}")
                 self._advance(0)
+            case Played() if isinstance(self._order, Play) and not self._is_waiting:
+                self._is_waiting = True
+            case Played():
+                raise JobFailed(reason="bad_frame", text="out of turn")
             case Progress(step) | Segment(step_to=step):
                 if step > self._order.step_to:
                     raise JobFailed(reason="bad_frame", text="beyond the order")
@@ -337,6 +357,10 @@ class _Watch:
     async def _send_order(self) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # gone: _listen says so
             await self._stream.send_all(encode_frame(self._order))
+            if self._more is not None:
+                async for moves in self._more:
+                    self._is_waiting = False
+                    await self._stream.send_all(encode_frame(moves))
 
     async def _drain_log(self) -> None:
         """Keep the beginning of what the job writes and drop the rest, so that it never waits for a reader."""
@@ -442,7 +466,7 @@ def _is_job_below(pid: int, below: str) -> bool:
         return False
     scratch, fields = os.fsencode(below), _stat_fields(pid)
     return (
-        _CHILD_MODULE.encode() in command
+        CHILD_MODULE.encode() in command
         and any(part.startswith(scratch) and os.fsencode(_SCRATCH_PREFIX) in part for part in command)
         and fields[:1] not in ([], ["Z"])
         and int(fields[1]) != os.getpid()

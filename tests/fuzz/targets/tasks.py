@@ -10,6 +10,8 @@ from pathlib import Path
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
+from tasks.dispute.commitments import StepRecord
+from tasks.dispute.game import Side
 from tasks.engines.datasets import Dataset
 from tasks.engines.errors import DatasetInvalid, StateInvalid, UnsupportedJob
 from tasks.engines.state import TrainingState
@@ -24,11 +26,13 @@ from tasks.executor.job import (
     Progress,
     Segment,
     Train,
+    child_frame_limit,
     decode_child_frame,
     decode_parent_frame,
     encode_frame,
 )
 from tasks.executor.journal import Journal
+from tasks.executor.playing import MoreMoves, Play, Played
 from tasks.ledger.registry import profile_from_value, profile_to_value
 from tasks.ledger.screening import read_dataset_facts
 from tasks.proofs import (
@@ -53,6 +57,7 @@ from tests.fuzz.targets.samples import (
 )
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 
+RECORD = StepRecord(bytes(32), bytes(32), 0)
 RUN = Job.of(make_spec())
 STATE = initial_state(RUN.plan)
 SEGMENT = Segment(0, 5, STATE.root(RUN.plan), STATE.root(RUN.plan), b"w" * 32, 7, 12, STATE.encode())
@@ -61,7 +66,7 @@ SEGMENT = Segment(0, 5, STATE.root(RUN.plan), STATE.root(RUN.plan), b"w" * 32, 7
 def read_job_frames(data: bytes) -> None:
     """Cut and read frames between supervisor and job, at either end."""
     for body in FrameReader(1 << 20).feed(data):
-        for reader in (decode_parent_frame, lambda b: decode_child_frame(b, RUN.plan)):
+        for reader in (decode_parent_frame, lambda b: decode_child_frame(b, child_frame_limit(RUN.plan))):
             try:
                 message = reader(body)
             except (DecodeError, UnsupportedJob):
@@ -152,13 +157,15 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     job_frames = (
         Train(RUN, BLOB, None, 5, True), Cancel(), Hello("cpu:numpy", frozenset({"net"})), Progress(5), SEGMENT,
-        Finished(3, DATA.rows), Failed("reason", "text"),
+        Finished(3, DATA.rows), Failed("reason", "text"), MoreMoves((b"one", b"two")), Played(b"three"),
+        Play(make_spec(), BLOB, None, 0, 5, Side.CHALLENGER, RECORD, bytes(32), (b"one",)),
     )  # fmt: skip
     yield "job frames", Target(
         read_job_frames, tuple(encode_frame(message) for message in job_frames),
         (
             "tasks.executor.job:decode_parent_frame", "tasks.executor.job:decode_child_frame",
-            "tasks.executor.job:FrameReader.feed",
+            "tasks.executor.job:FrameReader.feed", "tasks.executor.playing:play_from",
+            "tasks.executor.playing:moves_from",
         ),
     )  # fmt: skip
     segment = encode_frame(SEGMENT)[4:]

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
+from tasks.dispute.commitments import StepRecord
+from tasks.dispute.game import Side
 from tasks.engines.errors import UnsupportedJob
 from tasks.executor.job import (
     Cancel,
@@ -21,14 +23,17 @@ from tasks.executor.job import (
     Job,
     Progress,
     Segment,
+    child_frame_limit,
     decode_child_frame,
     decode_parent_frame,
     encode_frame,
     frame,
 )
+from tasks.executor.playing import MoreMoves, Play, Played
 from tests.tasks.executor.helpers import make_order, make_spec
 
 JOB = Job.of(make_spec())
+LIMIT = child_frame_limit(JOB.plan)
 ROOT = bytes(32)
 SEGMENT = Segment(0, 5, ROOT, ROOT, ROOT, 2**64 - 1, 7, b"state")
 FRAMES: list[ChildFrame] = [
@@ -37,18 +42,24 @@ FRAMES: list[ChildFrame] = [
     SEGMENT,
     Finished(9, 10),
     Failed("diverged", "at step 3"),
+    Played(b"a move"),
 ]
 
 
 @pytest.mark.parametrize("message", FRAMES, ids=lambda message: type(message).__name__)
 def test_a_frame_of_the_process_comes_back_as_it_was(message: ChildFrame) -> None:
     (body,) = FrameReader(1 << 16).feed(encode_frame(message))
-    assert decode_child_frame(body, JOB.plan) == message
+    assert decode_child_frame(body, LIMIT) == message
 
 
 def test_a_frame_to_the_process_comes_back_as_it_was() -> None:
     order = make_order()
-    for message in (order, replace(order, state=b"state", evaluate=False), Cancel()):
+    record = StepRecord(ROOT, ROOT, 7)
+    play = Play(make_spec(), b"data", b"state", 5, 5, Side.ACCUSED, record, None, (b"one", b"two"))
+    for message in (
+        order, replace(order, state=b"state", evaluate=False), Cancel(), MoreMoves((b"a", b"b")), play,
+        replace(play, side=Side.CHALLENGER, state=None, secret=ROOT, moves=()),
+    ):  # fmt: skip
         assert decode_parent_frame(encode_frame(message)[4:]) == message
 
 
@@ -71,7 +82,7 @@ def test_any_bytes_are_a_frame_or_a_typed_error(data: bytes, message: ChildFrame
     changed[at % len(changed)] ^= value
     for body in (data, bytes(changed)):
         try:
-            decode_child_frame(body, JOB.plan)
+            decode_child_frame(body, LIMIT)
         except DecodeError:
             pass
         try:
@@ -91,7 +102,7 @@ def test_any_bytes_are_a_frame_or_a_typed_error(data: bytes, message: ChildFrame
 )  # fmt: skip
 def test_frames_out_of_range_are_refused(value: object) -> None:
     with pytest.raises(DecodeError):
-        decode_child_frame(encode(value), JOB.plan)  # type: ignore[arg-type]
+        decode_child_frame(encode(value), LIMIT)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.binary(max_size=50), max_size=6), st.integers(1, 9))

@@ -18,11 +18,11 @@ from tasks.engines.state import TrainingState
 from tasks.engines.training import Trainer
 from tasks.executor.errors import JobFailed, JobGivenUp
 from tasks.executor.failure_count import ENDS_MAX, ENDS_WITHIN_S, JOBS_MAX, Ends, JobEnd
-from tasks.executor.job import ChildFrame, Finished, Hello, Job, Segment, SegmentRecord, Train, encode_frame
+from tasks.executor.job import ChildFrame, Finished, Hello, Job, Order, Segment, SegmentRecord, encode_frame
 from tasks.executor.journal import Journal
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import Executor, ExecutorOptions
-from tasks.executor.supervisor import Capabilities, Listener, ProcessOptions
+from tasks.executor.supervisor import Capabilities, Listener, MoveSource, ProcessOptions
 from tasks.proofs import Code, check_leaves, check_opening, encode_leaf, make_opening
 from tests.tasks.executor.helpers import BLOB, DATA, TASK, impostor, job_processes, make_spec
 
@@ -139,7 +139,7 @@ class Dying:
     async def end_leftovers(self) -> int:
         return 0
 
-    async def run(self, _order: Train, listener: Listener) -> None:
+    async def run(self, _order: Order, listener: Listener, more: MoveSource | None = None) -> None:
         await listener(Hello("cpu:numpy", frozenset()))
         if self._left:
             await listener(self._left.pop(0))
