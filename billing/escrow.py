@@ -123,6 +123,8 @@ class Purpose(IntEnum):
     CARRIAGE = 18
     DEMAND = 19
     RESULT_LOST = 20
+    SPONSOR_BOND = 21
+    WITHHELD = 22
 
 
 class Line(NamedTuple):

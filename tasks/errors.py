@@ -16,6 +16,8 @@ __all__ = [
     "OperatorUnproved",
     "ProofMismatch",
     "TaskUnknown",
+    "TermsBound",
+    "TermsMismatch",
     "TooManyDeclines",
     "TooManyOpenWindows",
     "WindowUnknown",
@@ -115,3 +117,15 @@ class NothingDue(ProtocolError):
     """No deadline of the task has passed."""
 
     code = "nothing_due"
+
+
+class TermsBound(ProtocolError):
+    """A sponsor has bonded on these terms: until its bond has returned they may only become better for it."""
+
+    code = "terms_bound"
+
+
+class TermsMismatch(ProtocolError):
+    """The sender is not the sponsor that the machine accepts, or names other terms than those that stand."""
+
+    code = "terms_mismatch"

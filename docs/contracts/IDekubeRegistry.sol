@@ -27,6 +27,31 @@ interface IDekubeRegistry {
     /// @param payout The account that is paid from now on.
     function setPayout(address node, address payout) external;
 
+    /// @notice Set who may bond for a machine, and which shares of its pay go to that account and to the
+    ///   machine's own bond; only its payout address can. A sponsor's bond that is locked keeps its terms.
+    /// @param node The machine.
+    /// @param sponsor Who may bond for it; zero: nobody.
+    /// @param share Share of the machine's pay that its sponsor gets, in basis points.
+    /// @param withhold Share of its pay that its own bond grows by, in basis points.
+    /// @param until Bond of its own at which nothing more is withheld and the sponsor's returns, in 10^-18
+    ///   DKB.
+    function setTerms(address node, address sponsor, uint32 share, uint32 withhold, uint256 until) external;
+
+    /// @notice Bond for a machine with the value sent, on the terms that stand for the sender; fines take it
+    ///   after the machine's own bond.
+    /// @param node The machine.
+    /// @param share Share of the machine's pay that its sponsor gets, in basis points.
+    /// @param withhold Share of its pay that its own bond grows by, in basis points.
+    /// @param until Bond of its own at which nothing more is withheld and the sponsor's returns, in 10^-18
+    ///   DKB.
+    function sponsorNode(address node, uint32 share, uint32 withhold, uint256 until) external payable;
+
+    /// @notice Ask for a part of the sender's bond for a machine; it is at risk until it is paid out.
+    ///   Replaces what was asked for before; 0 cancels that.
+    /// @param node The machine.
+    /// @param amount Amount in 10^-18 DKB.
+    function withdrawSponsor(address node, uint256 amount) external;
+
     /// @notice Acknowledge what a payer has signed for bytes that the sender, a registered relay, has
     ///   carried.
     /// @param receipt The payer's newest receipt of a channel: canonical CBOR.
@@ -57,6 +82,20 @@ interface IDekubeRegistry {
     function nodeOf(address node) external view returns (address operator, uint8 status, uint8 roles, uint32
         gpus, uint256 pricePerTeraUnit, uint256 bond, uint32 slots, uint32 busySlots, uint64 seenMs, uint32
         reputationMilli);
+
+    /// @notice Return who bonds for a machine, or may; reverts with node_unknown.
+    /// @param node Address of the machine.
+    /// @return sponsor Who bonds for it, or may; zero: nobody.
+    /// @return bond Bond in 10^-18 DKB.
+    /// @return leaving What of it is being taken back, in 10^-18 DKB.
+    /// @return releaseMs When it is paid out, in milliseconds since 1970; 0: never.
+    /// @return share Share of the machine's pay that its sponsor gets, in basis points.
+    /// @return withhold Share of its pay that its own bond grows by, in basis points.
+    /// @return until Bond of its own at which nothing more is withheld and the sponsor's returns, in 10^-18
+    ///   DKB.
+    /// @return withheld What of the machine's own bond came out of its pay, in 10^-18 DKB.
+    function sponsorOf(address node) external view returns (address sponsor, uint256 bond, uint256 leaving,
+        uint64 releaseMs, uint32 share, uint32 withhold, uint256 until, uint256 withheld);
 
     /// @notice Tell whether a machine is registered.
     /// @param node Address of the machine.
@@ -125,13 +164,43 @@ interface IDekubeRegistry {
     /// @param gone False when it announces it, true when its record is gone.
     event NodeRetired(address indexed node, bool gone);
 
+    /// @notice Somebody bonds for a machine.
+    /// @param node Address of the machine.
+    /// @param sponsor Who bonds for it.
+    /// @param amount Amount in 10^-18 DKB.
+    /// @param total Sum afterwards, in 10^-18 DKB.
+    event NodeSponsored(address indexed node, address indexed sponsor, uint256 amount, uint256 total);
+
     /// @notice A machine is off until it renews its record.
     /// @param node Address of the machine.
     event NodeSuspended(address indexed node);
+
+    /// @notice The terms of a machine's sponsor were set.
+    /// @param node Address of the machine.
+    /// @param sponsor Who may bond for it; zero: nobody.
+    /// @param share Share of the machine's pay that its sponsor gets, in basis points.
+    /// @param withhold Share of its pay that its own bond grows by, in basis points.
+    /// @param until Bond of its own at which nothing more is withheld and the sponsor's returns, in 10^-18
+    ///   DKB.
+    event NodeTerms(address indexed node, address indexed sponsor, uint256 share, uint256 withhold, uint256
+        until);
 
     /// @notice A machine renewed its record.
     /// @param node Address of the machine.
     /// @param roles Sum of what it offers: 1 compute, 2 verify, 4 relay, 8 storage, 16 coordinate.
     /// @param price Price in 10^-18 DKB per 10^12 work units.
     event NodeUpdated(address indexed node, uint256 roles, uint256 price);
+
+    /// @notice A bond for a machine is being taken back; 0: it no longer is.
+    /// @param node Address of the machine.
+    /// @param sponsor Who bonds for it.
+    /// @param amount Amount in 10^-18 DKB.
+    /// @param releaseMs When it is paid out, in milliseconds since 1970; 0: never.
+    event SponsorLeaving(address indexed node, address indexed sponsor, uint256 amount, uint256 releaseMs);
+
+    /// @notice A bond for a machine was paid out.
+    /// @param node Address of the machine.
+    /// @param sponsor Whose it is.
+    /// @param amount Amount in 10^-18 DKB.
+    event SponsorReturned(address indexed node, address indexed sponsor, uint256 amount);
 }

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from billing.prices import BPS
 from node.cli.output import parse_amount
 from node.cli.terminal import STDIO, printable
 from state.primitives.address import parse_address
@@ -24,6 +25,7 @@ __all__ = [
     "FOLDER_NAME",
     "OUTPUT_FILE",
     "SECONDS",
+    "SHARE",
     "TASK",
     "OutputFile",
     "PathName",
@@ -68,6 +70,26 @@ class _Fee(click.ParamType[int]):
 
 
 FEE: Final = _Fee()
+
+
+_SHARE: Final = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,2}))?%?")
+
+
+class _Share(click.ParamType[int]):
+    name = "share"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = _SHARE.fullmatch(str(value))
+        bps = 100 * int(found[1]) + int((found[2] or "").ljust(2, "0")) if found else BPS + 1
+        if bps > BPS:
+            self.fail(f"{value!r} is not a share; write a percentage from 0 to 100, as 10 or 2.5", param, ctx)
+        return bps
+
+
+SHARE: Final = _Share()
+"""A percentage; in basis points."""
 
 
 SECONDS_MAX: Final = 366 * 86_400

@@ -7,25 +7,27 @@ from typing import Any, Final
 import click
 
 from billing.prices import hour_price
-from node.cli.arguments import AMOUNT
+from node.cli.arguments import AMOUNT, SHARE
 from node.cli.commands import CommandGroup
 from node.cli.confirm import send, yes_option
 from node.cli.options import ask_home, home_option
-from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows
+from node.cli.output import counted, json_option, show, show_amount, show_fields, show_rows, show_time
 from node.cli.prices import PER_TERA_UNIT, show_hour_price
 from node.cli.session import Session, endorsing_options, reading_options, session_options
 from node.home.load import load_node_options
 from node.home.paths import Home
 from rpc.client import Client
 from rpc.client.results import Receipt
-from state.primitives.address import format_address
+from state.primitives.address import ADDRESS_BYTES, format_address, parse_address
 from state.primitives.errors import ConfigError
 from state.primitives.signing import personal_digest, wallet_form
+from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.registry import NodeProfile, NodeRole, operator_words
 from tasks.ledger.transitions import REGISTER_NODE, RETIRE_NODE, SET_PAYOUT, UPDATE_NODE, node_payload
 
 __all__ = ["worker"]
 
+NOBODY: Final = "0x" + bytes(ADDRESS_BYTES).hex()
 ROLES: Final = [role.name.lower() for role in NodeRole if role.name]
 _COLUMNS: Final = ("machine", "status", "roles", "GPU", "speed", "slots", "price", "bond", "record")
 
@@ -74,7 +76,7 @@ def list_(session: Session, role: str | None, as_json: bool) -> None:
             "speed": _speed(node),
             "slots": f"{node['busy_slots']}/{node['slots']}",
             "price": _hour_price(node),
-            "bond": show_amount(int(node["bond"])),
+            "bond": show_amount(int(node["backing"])),
             "record": f"{node['good']} good, {node['bad']} bad",
         }
         for node in found
@@ -107,6 +109,25 @@ def _gpus(node: dict[str, Any]) -> str:
 
 def _speed(node: dict[str, Any]) -> str:
     return f"{node['rate'] / 10**9:.1f} * 10^9 units/s" if node["rate"] else "unknown"
+
+
+def _bond(node: dict[str, Any]) -> str:
+    """Return the machine's own bond, and its sponsor's with what it costs and what is leaving."""
+    own, sponsored, leaving = (int(node[name]) for name in ("bond", "sponsored", "sponsor_leaving"))
+    if not sponsored:
+        return show_amount(own) + (f"; {node['sponsor']} may bond for it" if node["sponsor"] else "")
+    back = f", of which {show_amount(leaving)} return after {show_time(node['sponsor_leaves_ms'])}" * bool(leaving)
+    return (
+        f"{show_amount(own)} of its own, {show_amount(sponsored)} of {node['sponsor']}{back}, "
+        f"for {_percent(node['sponsor_share_bps'])} of its pay"
+    )
+
+
+def _withheld(node: dict[str, Any]) -> str | None:
+    if not node["withhold_bps"]:
+        return None
+    until = show_amount(int(node["withhold_until"]))
+    return f"{show_amount(int(node['withheld']))}; {_percent(node['withhold_bps'])} of its pay until {until}"
 
 
 def _hour_price(node: dict[str, Any]) -> str:
@@ -153,7 +174,8 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
             "price": f"{show_amount(int(node['price_per_tera_unit']))} {PER_TERA_UNIT}",
             "an hour costs": _hour_price(node) if node["rate"] else None,
             "checks to do": f"{node['owed_ms'] / 1000:.1f} s on a slow core and line" if node["owed_ms"] else None,
-            "bond": show_amount(int(node["bond"])),
+            "bond": _bond(node),
+            "withheld": _withheld(node),
             "record": f"{node['good']} good, {node['bad']} bad, {node['valid_streak']} in a row",
             "reputation": f"{node['reputation_milli'] / 1000:.3f}",
             "registered": f"height {node['registered_height']}",
@@ -263,7 +285,7 @@ def register(session: Session, bond: int | None, yes: bool, as_json: bool) -> No
 
     Use it only when registry.auto_register is off. config.toml sets the offer: roles,
     registry.price_per_tera_unit, executor.jobs_max. The command measures the machine's rate, which takes a few
-    seconds.
+    seconds. With --bond 0 it gets work once somebody bonds for it: see `dekube worker terms`.
 
     \b
     Example:
@@ -275,11 +297,13 @@ def register(session: Session, bond: int | None, yes: bool, as_json: bool) -> No
         if _find(client, "0x" + key.address.hex()) is not None:
             raise ConfigError("the machine is already registered; use `dekube worker update` to renew its entry")
         least = int(client.call("dekube_genesis")["parameters"]["tasks.node_bond_min"])
-        amount = max(options.registry.stake, least) if bond is None else bond
-        if amount < least:
-            raise ConfigError(f"the bond must be at least {show_amount(least)}; raise --bond")
+        of_options = 0 if options.registry.sponsored else max(options.registry.stake, least)
+        amount = of_options if bond is None else bond
+        if 0 < amount < least:
+            raise ConfigError(f"the bond must be at least {show_amount(least)}, or 0; raise --bond")
         profile = _profile(session, key.address)
-        what = _offer(profile, "registers this machine", f"{show_amount(amount)}, locked until it retires")
+        locked = f"{show_amount(amount)}, locked until it retires" if amount else "none: no work until it has one"
+        what = _offer(profile, "registers this machine", locked)
         receipt = send(client, key, REGISTER_NODE, node_payload(profile, amount), what, yes=yes)
     _show_done(receipt, "0x" + key.address.hex(), as_json)
 
@@ -366,6 +390,145 @@ def payout(session: Session, machine: str, address: str, yes: bool, as_json: boo
         }
         receipt = send(client, key, SET_PAYOUT, [who, to], what, yes=yes)
     _show_done(receipt, "0x" + who.hex(), as_json)
+
+
+@worker.command()
+@session_options
+@click.argument("machine")
+@click.option("--sponsor", metavar="ACCOUNT", help="Account that may bond for the machine.")
+@click.option("--no-sponsor", is_flag=True, help="Nobody may bond for the machine.")
+@click.option("--share", type=SHARE, help="Percentage of the machine's pay for its sponsor.")
+@click.option("--withhold", type=SHARE, help="Percentage of its pay that is added to its own bond.")
+@click.option("--until", type=AMOUNT, help="Bond of its own, in DKB, at which nothing more is withheld.")
+@yes_option
+@json_option
+def terms(
+    session: Session, machine: str, sponsor: str | None, no_sponsor: bool, share: int | None, withhold: int | None,
+    until: int | None, yes: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Set who may bond for MACHINE, and how its pay grows its own bond.
+
+    Sign with the account that its earnings go to. What is not given stays as it is. Once the sponsor has
+    bonded, these terms hold until its bond has returned. It returns when the machine's own bond suffices.
+
+    \b
+    Examples:
+      dekube worker terms 0xMACHINE --sponsor 0xSPONSOR --share 10 --withhold 50 --until 10
+      dekube worker terms 0xMACHINE --no-sponsor --share 0
+    """
+    if sponsor is not None and no_sponsor:
+        raise click.UsageError("give --sponsor or --no-sponsor, not both")
+    who = session.address(machine, known=False)
+    key = session.key()
+    with session.client() as client:
+        node = _registered(client, who)
+        if node["payout"].lower() != "0x" + key.address.hex():
+            raise ConfigError(f"only {node['payout']}, which is paid, can set the terms; sign with its key")
+        stands = node["sponsor"] or NOBODY
+        named = "0x" + session.address(sponsor, known=False).hex() if sponsor is not None else stands
+        account = NOBODY if no_sponsor else format_address(parse_address(named))
+        values = [
+            node["sponsor_share_bps"] if share is None else share,
+            node["withhold_bps"] if withhold is None else withhold,
+            int(node["withhold_until"]) if until is None else until,
+        ]
+        what = {"does": "sets who may bond for the machine", "machine": format_address(who)}
+        what |= _terms_shown(account, values)
+        payload = [who, bytes.fromhex(account.removeprefix("0x")), *values]
+        receipt = send(client, key, SET_TERMS, payload, what, yes=yes)
+    _show_done(receipt, "0x" + who.hex(), as_json)
+
+
+@worker.command()
+@session_options
+@click.argument("machine")
+@click.option("--amount", type=AMOUNT, required=True, help="Bond to lock for the machine, in DKB.")
+@yes_option
+@json_option
+def sponsor(session: Session, machine: str, amount: int, yes: bool, as_json: bool) -> None:
+    """Bond for MACHINE, on the terms that its owner has set for you.
+
+    Fines take the machine's own bond first, then yours, and no more than yours. The command shows the terms
+    before it signs. The machine needs a little DKB for its own transactions: see `dekube wallet send`.
+
+    \b
+    Example:
+      dekube worker sponsor 0xMACHINE --amount 10 --key me
+    """
+    who = session.address(machine, known=False)
+    key = session.key()
+    with session.client() as client:
+        node = _registered(client, who)
+        if (node["sponsor"] or "").lower() != "0x" + key.address.hex():
+            raise ConfigError(
+                f"{format_address(who)} does not accept you as its sponsor; its owner does that with "
+                f"`dekube worker terms {format_address(who)} --sponsor {format_address(key.address)}`"
+            )
+        values = [node["sponsor_share_bps"], node["withhold_bps"], int(node["withhold_until"])]
+        what = {
+            "does": "bonds for a machine that is not this account",
+            "machine": format_address(who),
+            "bond": f"{show_amount(amount)}, at risk after the machine's own",
+        } | _terms_shown(node["sponsor"], values)
+        receipt = send(client, key, SPONSOR_NODE, [who, *values, amount], what, yes=yes)
+    _show_done(receipt, "0x" + who.hex(), as_json)
+
+
+@worker.command()
+@session_options
+@click.argument("machine")
+@click.argument("amount", type=AMOUNT)
+@yes_option
+@json_option
+def unsponsor(session: Session, machine: str, amount: int, yes: bool, as_json: bool) -> None:
+    """Take AMOUNT (DKB) of your bond for MACHINE back; it is paid after seven days.
+
+    It stays at risk until then. You get your share of the machine's pay until all has returned. Replaces a
+    pending withdrawal and restarts the wait; 0 cancels it.
+
+    \b
+    Example:
+      dekube worker unsponsor 0xMACHINE 10 --key me
+    """
+    who = session.address(machine, known=False)
+    key = session.key()
+    with session.client() as client:
+        node = _registered(client, who)
+        if (node["sponsor"] or "").lower() != "0x" + key.address.hex() or not int(node["sponsored"]):
+            raise ConfigError(f"this account has no bond for {format_address(who)}")
+        if amount > int(node["sponsored"]):
+            raise ConfigError(f"the bond is {show_amount(int(node['sponsored']))}; take back at most this amount")
+        what = {
+            "does": "takes back a bond for a machine" if amount else "cancels the pending withdrawal",
+            "machine": format_address(who),
+            "amount": show_amount(amount),
+            "stays": show_amount(int(node["sponsored"]) - amount),
+        }
+        receipt = send(client, key, WITHDRAW_SPONSOR, [who, amount], what, yes=yes)
+    _show_done(receipt, "0x" + who.hex(), as_json)
+
+
+def _registered(client: Client, who: bytes) -> dict[str, Any]:
+    node = _find(client, "0x" + who.hex())
+    if node is None:
+        raise ConfigError(f"{format_address(who)} is not registered")
+    return node
+
+
+def _percent(bps: int) -> str:
+    return f"{bps / 100:g} %"
+
+
+def _terms_shown(account: str, values: list[int]) -> dict[str, str]:
+    share, withheld, until = values
+    kept = (
+        f"{_percent(withheld)} of its pay, until its own bond is {show_amount(until)}" if withheld else "nothing"
+    )
+    return {
+        "sponsor": "nobody" if account == NOBODY else account,
+        "sponsor's share": f"{_percent(share)} of its pay until the bond has returned",
+        "withheld for its bond": kept,
+    }
 
 
 @worker.command()

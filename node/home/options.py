@@ -202,6 +202,8 @@ class RegistryOptions:
     """Price of 10^12 work units: 0.36 DKB for an hour of a core that does 4 * 10^10 of them a second."""
     stake: int = 0
     """Stake to lock at registration, in 10^-18 DKB."""
+    sponsored: bool = False
+    """Register without a bond: another account bonds for this machine (`dekube worker terms`)."""
     operator: str = ""
     """The account that operates several machines, which never check each other. Empty: this node's own."""
     operator_consent: str = ""

@@ -329,7 +329,8 @@ class DutyService:
 
     async def _register(self, profile: NodeProfile) -> None:
         node = load_node(self._ledger.store, self.address)
-        bond = max(self._options.registry.stake, self._parameters.node_bond_min)
+        sponsored = self._options.registry.sponsored
+        bond = 0 if sponsored else max(self._options.registry.stake, self._parameters.node_bond_min)
         if node is None:
             await self._wallet.send(REGISTER_NODE, node_payload(profile, bond))
             _log.info("this machine was registered", bond=format_amount(bond), rate=profile.rate)
@@ -341,7 +342,7 @@ class DutyService:
         same = node.profile == profile
         seen_ms = self._ledger.head().time_ms - node.seen_ms
         # Below the least bond nothing is offered: one fine, or a share in a jury's fees, would end its business.
-        lacks = bond - node.bond if node.bond < self._parameters.node_bond_min else 0
+        lacks = max(0, bond - node.bond) if node.backing < self._parameters.node_bond_min else 0
         # What is owed to tasks has to be said in time, or it costs another fine: that much stays.
         spare = balance_of(self._ledger.store, self.address) - self._wallet.cost_of(UPDATE_NODE, *OWED)
         more = lacks if spare > lacks else 0

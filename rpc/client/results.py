@@ -287,6 +287,9 @@ class Machine(ResultObject):
     ``rate`` is what it claims to do, in work units a second on one GPU or core, 0 if unknown. By it and its price
     ``price_per_device_hour`` is what an hour of one costs. ``owed_ms`` is the time that
     the checks take which it has to do, on one slow core and a slow line.
+    ``bond`` is its own; of it ``withheld`` came out of its pay, ``withhold_bps`` of each until it is
+    ``withhold_until``. ``sponsor`` may bond for it beside, and has: ``sponsored``, for ``sponsor_share_bps`` of
+    its pay. ``backing`` is both without what the sponsor takes back.
     """
 
     address: bytes
@@ -301,6 +304,13 @@ class Machine(ResultObject):
     bond: Amount
     slots: int
     busy_slots: int
+    backing: Amount = 0
+    sponsor: bytes | None = None
+    sponsored: Amount = 0
+    sponsor_share_bps: int = 0
+    withhold_bps: int = 0
+    withhold_until: Amount = 0
+    withheld: Amount = 0
 
 
 @dataclass(frozen=True, kw_only=True)

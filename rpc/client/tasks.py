@@ -60,6 +60,7 @@ from rpc.client.results import (
     Window,
     read_result,
 )
+from state.primitives.address import ADDRESS_BYTES
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
@@ -270,6 +271,49 @@ def _set_payout(core: Core, key: SecretKey, machine: bytes, payout: bytes) -> Fl
     check_address("machine", machine)
     check_address("payout", payout)
     return send(core, key, SET_PAYOUT, [machine, payout])
+
+
+def _set_terms(
+    core: Core, key: SecretKey, machine: bytes, *, sponsor: bytes | None, share_bps: int = 0,
+    withhold_bps: int = 0, withhold_until: int = 0,
+) -> Flow[Receipt]:  # fmt: skip
+    """Set who may bond for a machine and which shares of its pay that account and the machine's own bond get.
+
+    The signer must be the account that its earnings go to. ``sponsor`` None: nobody.
+    """
+    from tasks.ledger.bonds import SET_TERMS
+
+    check_address("machine", machine)
+    if sponsor is not None:
+        check_address("sponsor", sponsor)
+    for name, value in (("share_bps", share_bps), ("withhold_bps", withhold_bps), ("until", withhold_until)):
+        check_amount(name, value)
+    who = bytes(ADDRESS_BYTES) if sponsor is None else sponsor
+    return send(core, key, SET_TERMS, [machine, who, share_bps, withhold_bps, withhold_until])
+
+
+def _sponsor_machine(
+    core: Core, key: SecretKey, machine: bytes, amount: int, *, share_bps: int, withhold_bps: int,
+    withhold_until: int,
+) -> Flow[Receipt]:  # fmt: skip
+    """Bond ``amount`` for a machine, on the terms that stand for the signer; others are ``terms_mismatch``."""
+    from tasks.ledger.bonds import SPONSOR_NODE
+
+    check_address("machine", machine)
+    for name, value in (
+        ("amount", amount), ("share_bps", share_bps), ("withhold_bps", withhold_bps), ("until", withhold_until),
+    ):  # fmt: skip
+        check_amount(name, value)
+    return send(core, key, SPONSOR_NODE, [machine, share_bps, withhold_bps, withhold_until, amount])
+
+
+def _withdraw_sponsor(core: Core, key: SecretKey, machine: bytes, amount: int) -> Flow[Receipt]:
+    """Take ``amount`` of the signer's bond for a machine back after seven days; 0 cancels that."""
+    from tasks.ledger.bonds import WITHDRAW_SPONSOR
+
+    check_address("machine", machine)
+    check_amount("amount", amount)
+    return send(core, key, WITHDRAW_SPONSOR, [machine, amount])
 
 
 def _follow(core: Core, task: bytes, *, timeout_s: float | None = None) -> Stream[TaskUpdate]:
@@ -531,6 +575,9 @@ class TaskApi:
     top_up_task = FlowMethod(_top_up_task)
     demand_result = FlowMethod(_demand_result)
     set_payout = FlowMethod(_set_payout)
+    set_terms = FlowMethod(_set_terms)
+    sponsor_machine = FlowMethod(_sponsor_machine)
+    withdraw_sponsor = FlowMethod(_withdraw_sponsor)
     follow = StreamMethod(_follow)
     upload = FlowMethod(_put_file)
     result = FlowMethod(_result)

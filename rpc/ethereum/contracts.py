@@ -69,6 +69,14 @@ def _node_of(reader: Reader, _: Parameters, who: bytes) -> tuple[AbiValue, ...]:
     )  # fmt: skip
 
 
+def _sponsor_of(reader: Reader, _: Parameters, who: bytes) -> tuple[AbiValue, ...]:
+    node = require_node(reader, who)
+    return (
+        node.sponsor, node.sponsored, node.leaving, node.leaves_ms, node.share_bps, node.withhold_bps,
+        node.withhold_to, node.withheld,
+    )  # fmt: skip
+
+
 def _is_registered(reader: Reader, _: Parameters, who: bytes) -> tuple[AbiValue, ...]:
     return (int(find_node(reader, who) is not None),)
 
@@ -125,6 +133,15 @@ VIEWS: Final = (
             "uint32 slots, uint32 busySlots, uint64 seenMs, uint32 reputationMilli)",
         ),
         _node_of,
+    ),
+    View(
+        REGISTRY_ADDRESS,
+        Function(
+            "sponsorOf(address node)",
+            "(address sponsor, uint256 bond, uint256 leaving, uint64 releaseMs, uint32 share, uint32 withhold, "
+            "uint256 until, uint256 withheld)",
+        ),
+        _sponsor_of,
     ),
     View(REGISTRY_ADDRESS, Function("isRegistered(address node)", "(bool registered)"), _is_registered),
     View(

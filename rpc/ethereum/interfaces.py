@@ -91,6 +91,11 @@ _COMMON: Final[Mapping[str, str]] = {
     "deposit": f"What the payer has put down for relays afterwards, {_UNIT}.",
     "releaseMs": "When it is paid out, in milliseconds since 1970; 0: never.",
 }
+_TERMS: Final[Mapping[str, str]] = {
+    "share": "Share of the machine's pay that its sponsor gets, in basis points.",
+    "withhold": "Share of its pay that its own bond grows by, in basis points.",
+    "until": f"Bond of its own at which nothing more is withheld and the sponsor's returns, {_UNIT}.",
+}
 _TASK_PHASE: Final = f"Phase: {_names(Phase)}."
 _WINDOW_PHASE: Final = f"Phase: {_names(WindowPhase)}."
 _REASON: Final = f"Why: {_names(Reason)}."
@@ -117,6 +122,41 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         {"node": "The machine.", "payout": "The account that is paid from now on."},
         "Change where earnings go",
     ),
+    ("registry", "setTerms"): Text(
+        "Set who may bond for a machine, and which shares of its pay go to that account and to the machine's own "
+        "bond; only its payout address can. A sponsor's bond that is locked keeps its terms.",
+        {**_TERMS, "node": "The machine.", "sponsor": "Who may bond for it; zero: nobody."},
+        "Set the terms of a machine's sponsor",
+    ),
+    ("registry", "sponsorNode"): Text(
+        "Bond for a machine with the value sent, on the terms that stand for the sender; fines take it after the "
+        "machine's own bond.",
+        {**_TERMS, "node": "The machine."},
+        "Bond for a machine",
+    ),
+    ("registry", "withdrawSponsor"): Text(
+        "Ask for a part of the sender's bond for a machine; it is at risk until it is paid out. Replaces what was "
+        "asked for before; 0 cancels that.",
+        {"node": "The machine."},
+        "Take back a bond for a machine",
+    ),
+    ("registry", "sponsorOf"): Text(
+        "Return who bonds for a machine, or may; reverts with node_unknown.",
+        {
+            **_TERMS,
+            "sponsor": "Who bonds for it, or may; zero: nobody.",
+            "leaving": f"What of it is being taken back, {_UNIT}.",
+            "withheld": f"What of the machine's own bond came out of its pay, {_UNIT}.",
+        },
+    ),
+    ("registry", "NodeTerms"): Text(
+        "The terms of a machine's sponsor were set.", {**_TERMS, "sponsor": "Who may bond for it; zero: nobody."}
+    ),
+    ("registry", "NodeSponsored"): Text("Somebody bonds for a machine.", {"sponsor": "Who bonds for it."}),
+    ("registry", "SponsorLeaving"): Text(
+        "A bond for a machine is being taken back; 0: it no longer is.", {"sponsor": "Who bonds for it."}
+    ),
+    ("registry", "SponsorReturned"): Text("A bond for a machine was paid out.", {"sponsor": "Whose it is."}),
     ("registry", "NodePayout"): Text(
         "A machine's earnings go to another account.", {"payout": "The account that is paid."}
     ),

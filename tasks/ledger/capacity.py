@@ -76,6 +76,6 @@ def bounded_fine(state: Overlay, address: bytes, fine: int, now_ms: int, paramet
         return 0
     node = _today(node, now_ms)
     left_today = parameters.late_fines_per_day_max - node.late_fines
-    fine = max(0, min(fine, left_today, node.bond - parameters.node_bond_min))
+    fine = max(0, min(fine, left_today, node.backing - parameters.node_bond_min))
     save_node(state, node._replace(late_fines=node.late_fines + fine))
     return fine

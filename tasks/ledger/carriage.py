@@ -263,7 +263,7 @@ def carriage_standing(state: Reader, payer: bytes, now_ms: int, parameters: Task
         is_earning=node is not None
         and node.status == NodeStatus.ACTIVE
         and bool(node.profile.roles & NodeRole.COMPUTE)
-        and node.bond >= parameters.node_bond_min,
+        and node.backing >= parameters.node_bond_min,
         has_room=len(known) < RELAYS_PER_PAYER_MAX or any(record.is_over(now_ms) for _, record in known),
         relays=tuple(
             Acknowledged(

@@ -12,6 +12,7 @@ __all__ = [
     "MATCH_SLOT",
     "NODE_SLOT",
     "RANKS",
+    "SPONSOR_SLOT",
     "TASK_SLOT",
     "WAKE_SLOT",
     "Due",
@@ -32,6 +33,8 @@ MATCH_SLOT: Final = 2**32 - 2
 NODE_SLOT: Final = 2**32 - 1
 WAKE_SLOT: Final = 2**32 - 5
 """A machine changed, or its pause is over: it looks at the tasks that are parked."""
+SPONSOR_SLOT: Final = 2**32 - 6
+"""What a sponsor takes back of its bond for a machine."""
 _QUEUE_OF: Final = {WAKE_SLOT: 1 << 61, FIRST_MATCH_SLOT: 1 << 62, MATCH_SLOT: 1 << 63}
 """Looks for a worker queue up apart, above all times: tasks that nobody takes delay nothing else."""
 RANKS: Final = 64

@@ -98,19 +98,19 @@ def _verifiers(state: Reader, seed: bytes, now_ms: int, parameters: TaskParamete
     ]
 
 
-def _operator_of(state: Reader, address: bytes) -> bytes:
-    """Return who is behind an account: the operator of its machine, or itself."""
+def _parties_of(state: Reader, address: bytes) -> tuple[bytes, ...]:
+    """Return an account, and who is behind it: the operator of its machine, and who bonds for that."""
     node = load_node(state, address)
-    return address if node is None else node.profile.operator
+    return (address,) if node is None else node.parties
 
 
 def _may_check(node: NodeRecord, barred: Sequence[bytes]) -> bool:
-    return node.address not in barred and node.profile.operator not in barred
+    return not any(party in barred for party in node.parties)
 
 
 def draw_verifiers(seed: bytes, pool: Sequence[NodeRecord], count: int) -> list[NodeRecord]:
     """Return up to ``count`` machines of different operators, drawn by bond times reputation."""
-    owners = [node.profile.operator for node in pool]
+    owners = [node.operator for node in pool]
     return [pool[at] for at in draw_weighted(seed, [draw_weight(node) for node in pool], count, owners)]
 
 
@@ -122,9 +122,7 @@ def eligible_verifiers(
 
     ``used`` are machines and operators that were drawn before: neither they nor their machines are.
     """
-    barred = (
-        worker, _operator_of(state, worker), task.requester, _operator_of(state, task.requester), *used,
-    )  # fmt: skip
+    barred = (*_parties_of(state, worker), *_parties_of(state, task.requester), *used)
     return [node for node in _verifiers(state, seed, now_ms, parameters) if _may_check(node, barred)]
 
 
@@ -161,7 +159,7 @@ def _fits(node: NodeRecord, spec: JobSpec, task: TaskRecord, now_ms: int, parame
 
 
 def _drawn(seed: bytes, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
-    weights = [node.bond * (1 + reputation_milli(node)) for node in nodes]
+    weights = [node.backing * (1 + reputation_milli(node)) for node in nodes]
     return [nodes[at] for at in draw_weighted(digest(b"worker-draw", seed), weights, DRAWN_MAX)]
 
 
@@ -195,15 +193,15 @@ def match_worker(
     order = _drawn(seed, fitting) if is_drawn else sorted(fitting, key=rank)
     # One look at the verifiers for all workers, and one for each operator: a look for each worker would let one
     # operator with many machines make a search cost the square of them.
-    requesters = (task.requester, _operator_of(state, task.requester))
+    requesters = _parties_of(state, task.requester)
     verifiers = [
         node for node in _verifiers(state, seed, now_ms, parameters) if _may_check(node, requesters)
     ]  # fmt: skip
-    of_others: dict[bytes, list[NodeRecord]] = {}
+    of_others: dict[tuple[bytes, ...], list[NodeRecord]] = {}
     for node in order:
-        operator = node.profile.operator
-        if operator not in of_others:
-            of_others[operator] = [verifier for verifier in verifiers if _may_check(verifier, (operator,))]
-        if any(_may_check(verifier, (node.address,)) for verifier in of_others[operator]):
+        behind = node.parties[1:]
+        if behind not in of_others:
+            of_others[behind] = [verifier for verifier in verifiers if _may_check(verifier, behind)]
+        if any(_may_check(verifier, (node.address,)) for verifier in of_others[behind]):
             return node
     return Miss.UNCHECKED

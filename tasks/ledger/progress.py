@@ -242,7 +242,7 @@ def report(case: Case, reason: Reason) -> None:
     if reason != Reason.JOB_DIVERGED:
         return
     node = registry.load_node(case.state, record.worker)
-    operator = record.worker if node is None else node.profile.operator
+    operator = record.worker if node is None else node.operator
     others = tuple(known for known in record.diverged if known != operator)
     case.change(diverged=(*others, operator), vain_offers=max(record.vain_offers, case.parameters.offers_ranked))
 

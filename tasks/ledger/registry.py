@@ -11,8 +11,7 @@ from enum import IntEnum, IntFlag
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from billing.escrow import Pool, Purpose, Vault
-from billing.prices import Role
+from billing.escrow import NOBODY, Pool, Purpose, Vault
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError, SignatureInvalid
@@ -24,7 +23,7 @@ from state.transition.rules import BlockContext
 from state.view import Overlay, Reader, Table
 from state.view.records import items_of, read_record
 from tasks.errors import NodeKnown, NodeUnknown, NotYours, OperatorUnproved, WrongPhase
-from tasks.ledger.deadlines import NODE_SLOT, WAKE_SLOT, Due, schedule
+from tasks.ledger.deadlines import NODE_SLOT, SPONSOR_SLOT, WAKE_SLOT, Due, cancel, schedule
 from tasks.ledger.fading import COUNT, faded
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import by_duty_key, by_verifier_key
@@ -39,10 +38,12 @@ __all__ = [
     "NodeRole",
     "NodeStatus",
     "bond_id",
+    "bond_vault",
     "candidates",
     "doubts_of",
     "draw_weight",
     "fine_node",
+    "index",
     "is_available",
     "is_limited",
     "is_new",
@@ -54,7 +55,6 @@ __all__ = [
     "node_subject",
     "on_node_due",
     "operator_words",
-    "pay_from_bond",
     "payout_of",
     "profile_from_value",
     "profile_to_value",
@@ -66,6 +66,7 @@ __all__ = [
     "scan_nodes",
     "set_payout",
     "suspend",
+    "taken",
     "touch",
     "update",
     "wake_at",
@@ -80,7 +81,10 @@ SUSPENDED: Final = EventType(REGISTRY_ADDRESS, "NodeSuspended(address indexed no
 RETIRED: Final = EventType(REGISTRY_ADDRESS, "NodeRetired(address indexed node, bool gone)")
 COOLED: Final = EventType(REGISTRY_ADDRESS, "NodeCoolDown(address indexed node, uint256 until, uint256 failures)")
 PAYOUT: Final = EventType(REGISTRY_ADDRESS, "NodePayout(address indexed node, address indexed payout)")
-REGISTRY_EVENTS: Final = (REGISTERED, UPDATED, SUSPENDED, RETIRED, COOLED, PAYOUT)
+SPONSOR_RETURNED: Final = EventType(
+    REGISTRY_ADDRESS, "SponsorReturned(address indexed node, address indexed sponsor, uint256 amount)"
+)
+REGISTRY_EVENTS: Final = (REGISTERED, UPDATED, SUSPENDED, RETIRED, COOLED, PAYOUT, SPONSOR_RETURNED)
 
 ENDPOINTS_MAX: Final = 4
 TEXT_MAX: Final = 128
@@ -170,7 +174,10 @@ class NodeRecord(NamedTuple):
     ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is
     offered no task, for it left ``declines`` in a row before it had started them; it may check others
     meanwhile.
-    What it earns is paid to ``payout``, which only that account can change.
+    What it earns is paid to ``payout``, which only that account can change. ``bond`` is the machine's own; of
+    it ``withheld`` came out of its pay, ``withhold_bps`` of each until the bond is ``withhold_to``.
+    ``sponsor`` is who may bond for it beside, and has: ``sponsored``, of which ``leaving`` returns at
+    ``leaves_ms``. Until all has returned it gets ``share_bps`` of the machine's pay.
     ``doubts`` grow with each argument about whether a blob could be had that it was a side of.
     """
 
@@ -187,6 +194,14 @@ class NodeRecord(NamedTuple):
     day: int
     seat_declines: int
     late_fines: int
+    sponsored: int
+    leaving: int
+    leaves_ms: int
+    share_bps: int
+    withhold_bps: int
+    withhold_to: int
+    withheld: int
+    sponsor: bytes
     failures: int
     cool_down_until_ms: int
     good: int
@@ -201,8 +216,25 @@ class NodeRecord(NamedTuple):
     doubts: int
     payout: bytes
 
+    @property
+    def backing(self) -> int:
+        """What stands behind the machine: its own bond, and what its sponsor does not take back."""
+        return self.bond + self.sponsored - self.leaving
+
+    @property
+    def operator(self) -> bytes:
+        """The account behind it in draws: who bonds for it, while somebody does."""
+        return self.sponsor if self.sponsored else self.profile.operator
+
+    @property
+    def parties(self) -> tuple[bytes, ...]:
+        """The machine, who signed to be its operator, and who bonds for it."""
+        return (self.address, self.profile.operator, self.operator)
+
 
 _PAST_FROM: Final = NodeRecord._fields.index("failures")
+_ADDRESSES: Final = ("sponsor", "payout")
+_ITEMS: Final = (list, *(bytes if name in _ADDRESSES else int for name in NodeRecord._fields[2:]))
 
 
 def profile_to_value(profile: NodeProfile) -> Value:
@@ -248,11 +280,11 @@ def _gpu(value: Any) -> Gpu:
 @lru_cache(maxsize=DECODED_NODES_MAX)
 def _record(address: bytes, data: bytes) -> NodeRecord:
     def make(value: Any) -> NodeRecord:
-        fields = items_of(value, list, *[int] * (len(NodeRecord._fields) - 3), bytes)
-        profile, status, *rest = fields
-        if len(rest[-1]) != ADDRESS_BYTES:
+        profile, status, *rest = items_of(value, *_ITEMS)
+        node = NodeRecord(address, profile_from_value(profile), NodeStatus(status), *rest)
+        if not len(node.sponsor) == len(node.payout) == ADDRESS_BYTES:
             raise DecodeError("not an address")
-        return NodeRecord(address, profile_from_value(profile), NodeStatus(status), *rest)
+        return node
 
     return read_record(data, make, what=f"node 0x{address.hex()}", limit_bytes=RECORD_LIMIT_BYTES)
 
@@ -297,9 +329,14 @@ def _index_key(role: NodeRole, address: bytes) -> bytes:
     return _INDEX + bytes([role]) + digest(b"node-spread", address)[:_SPREAD_BYTES] + address
 
 
-def _index(state: Overlay, node: NodeRecord) -> None:
+def index(state: Overlay, node: NodeRecord, parameters: TaskParameters) -> None:
+    """Have a node be found for its roles while it is active and what stands behind it suffices.
+
+    Others would only hide those from the draws, which look at a part of the index.
+    """
+    is_found = node.status == NodeStatus.ACTIVE and node.backing >= parameters.node_bond_min
     for role in _INDEXED:
-        if node.status == NodeStatus.ACTIVE and node.profile.roles & role:
+        if is_found and node.profile.roles & role:
             state.put(_index_key(role, node.address), b"\x01")
         else:
             state.delete(_index_key(role, node.address))
@@ -327,7 +364,7 @@ def is_available(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> b
         node.status == NodeStatus.ACTIVE
         and now_ms - node.seen_ms <= parameters.registration_valid_ms
         and node.cool_down_until_ms <= now_ms
-        and node.bond >= parameters.node_bond_min
+        and node.backing >= parameters.node_bond_min
     )
 
 
@@ -337,11 +374,11 @@ def reputation_milli(node: NodeRecord) -> int:
 
 
 def draw_weight(node: NodeRecord) -> int:
-    """Return the weight of a verifier in a draw: its bond, times 1 to 4 by its reputation (market.md 6.3).
+    """Return the weight of a verifier in a draw: bond behind it, times 1 to 4 by its reputation (market.md 6.3).
 
     A machine that divides its bond among several keys has no more weight by it.
     """
-    return node.bond * (1 + sum(reputation_milli(node) >= step for step in DRAW_STEPS_MILLI))
+    return node.backing * (1 + sum(reputation_milli(node) >= step for step in DRAW_STEPS_MILLI))
 
 
 def _fade(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> NodeRecord:
@@ -404,7 +441,8 @@ def _check_operator(address: bytes, profile: NodeProfile, block: BlockContext) -
         raise OperatorUnproved("another account signed")
 
 
-def _vault(state: Overlay, address: bytes, emit: Callable[[Event], None], height: int) -> Vault:
+def bond_vault(state: Overlay, address: bytes, emit: Callable[[Event], None], height: int) -> Vault:
+    """Open the escrow of a node's bond: the node's own and its sponsor's are shares of the same pool."""
     return Vault.open(state, bond_id(address), address, emit, height)
 
 
@@ -419,18 +457,21 @@ def register(
 ) -> None:
     """Register a node and lock its bond; a key that was registered before has its record of then.
 
+    Below the least bond it is offered nothing and found by nobody until somebody bonds for it.
+
     Raises NodeKnown, OperatorUnproved, InsufficientBalance.
     """
     if load_node(state, address) is not None:
         raise NodeKnown(address.hex())
     _check_operator(address, profile, block)
-    _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
-    rest: list[Any] = [0] * (_PAST_FROM - NodeRecord._fields.index("busy_slots")) + _load_past(state, address)
+    bond_vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
+    zeros = [0] * (_PAST_FROM - 1 - NodeRecord._fields.index("busy_slots"))
+    rest: list[Any] = [*zeros, NOBODY, *_load_past(state, address)]
     state.delete(_PAST + address)
     node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, *rest)
     node = _with_payout(_fade(node, block.time_ms, parameters), emit)
     save_node(state, node)
-    _index(state, node)
+    index(state, node, parameters)
     wake_at(state, node, block.time_ms)
     emit(REGISTERED(address, int(profile.roles), profile.price_per_tera_unit))
 
@@ -450,14 +491,14 @@ def update(
     """
     node = require_node(state, address)
     _check_operator(address, profile, block)
-    _vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
+    bond_vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
     node = _fade(node, block.time_ms, parameters)
     node = node._replace(
         profile=profile, status=NodeStatus.ACTIVE, seen_ms=block.time_ms, bond=node.bond + bond
     )  # fmt: skip
     node = _with_payout(node, emit)
     save_node(state, node)
-    _index(state, node)
+    index(state, node, parameters)
     wake_at(state, node, block.time_ms)
     emit(UPDATED(address, int(profile.roles), profile.price_per_tera_unit))
 
@@ -490,14 +531,16 @@ def payout_of(state: Reader, address: bytes) -> bytes:
     return _load_past(state, address)[-1] if node is None else node.payout
 
 
-def suspend(state: Overlay, address: bytes, block: BlockContext, emit: Callable[[Event], None]) -> None:
+def suspend(
+    state: Overlay, address: bytes, block: BlockContext, emit: Callable[[Event], None], parameters: TaskParameters
+) -> None:
     """Offer a node nothing and draw it for nothing until it renews its record. Raises NodeUnknown, WrongPhase."""
     node = require_node(state, address)
     if node.status != NodeStatus.ACTIVE:
         raise WrongPhase(node.status.name.lower())
     node = node._replace(status=NodeStatus.SUSPENDED, seen_ms=block.time_ms)
     save_node(state, node)
-    _index(state, node)
+    index(state, node, parameters)
     emit(SUSPENDED(address))
 
 
@@ -510,7 +553,7 @@ def retire(
         raise WrongPhase("retiring")
     node = node._replace(status=NodeStatus.RETIRING, seen_ms=block.time_ms)
     save_node(state, node)
-    _index(state, node)
+    index(state, node, parameters)
     schedule(state, Due(block.time_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
     emit(RETIRED(address, 0))
 
@@ -518,7 +561,10 @@ def retire(
 def on_node_due(
     state: Overlay, address: bytes, block: BlockContext, emit: Callable[[Event], None], parameters: TaskParameters
 ) -> None:
-    """Return the bond of a retiring node and forget it, or wait on where it still has duties."""
+    """Return the bonds of a retiring node and forget it, or wait on where it still has duties.
+
+    What was withheld of its pay goes where that would have gone.
+    """
     node = load_node(state, address)
     if node is None or node.status != NodeStatus.RETIRING or block.time_ms < node.seen_ms + parameters.retire_ms:
         if node is not None and node.status == NodeStatus.RETIRING:  # it acted since: wait on from then
@@ -527,8 +573,14 @@ def on_node_due(
     if node.busy_slots or _has_duties(state, address):
         schedule(state, Due(block.time_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
         return
-    vault = _vault(state, address, emit, block.height)
-    vault.refund(Pool.BOND, address, node.bond, Purpose.BOND_RETURN, owner=address)
+    vault = bond_vault(state, address, emit, block.height)
+    vault.refund(Pool.BOND, node.payout, node.withheld, Purpose.BOND_RETURN, owner=address)
+    vault.refund(Pool.BOND, address, node.bond - node.withheld, Purpose.BOND_RETURN, owner=address)
+    vault.refund(Pool.BOND, node.sponsor, node.sponsored, Purpose.BOND_RETURN, owner=node.sponsor)
+    if node.sponsored:
+        emit(SPONSOR_RETURNED(address, node.sponsor, node.sponsored))
+    if node.leaves_ms:
+        cancel(state, Due(node.leaves_ms, node_subject(address), SPONSOR_SLOT))
     _save_past(state, node)
     state.delete(_NODE + address)
     emit(RETIRED(address, 1))
@@ -632,27 +684,27 @@ def mark_failure(
     emit(COOLED(address, node.cool_down_until_ms, node.failures))
 
 
+def taken(node: NodeRecord, amount: int) -> tuple[NodeRecord, tuple[tuple[bytes, int], ...]]:
+    """Take up to ``amount`` of what is locked for a node; return what is left, and what each owner loses.
+
+    Its own bond goes first, of that what was not withheld; then the sponsor's, also where it is leaving.
+    """
+    own = min(amount, node.bond)
+    others = min(amount - own, node.sponsored)
+    bond, sponsored = node.bond - own, node.sponsored - others
+    left = node._replace(
+        bond=bond, withheld=min(node.withheld, bond), sponsored=sponsored, leaving=min(node.leaving, sponsored)
+    )
+    return left, tuple((owner, part) for owner, part in ((node.address, own), (node.sponsor, others)) if part)
+
+
 def fine_node(state: Overlay, address: bytes, amount: int, emit: Callable[[Event], None], height: int) -> None:
-    """Burn up to ``amount`` of a node's bond."""
+    """Burn up to ``amount`` of what is locked for a node."""
     node = load_node(state, address)
     if node is None:
         return
-    amount = min(amount, node.bond)
-    _vault(state, address, emit, height).burn(Pool.BOND, amount, Purpose.VERIFIER_FINE, owner=address)
-    save_node(state, node._replace(bond=node.bond - amount))
-
-
-def pay_from_bond(
-    state: Overlay, address: bytes, to: bytes, amount: int, purpose: Purpose, emit: Callable[[Event], None],
-    height: int,
-) -> int:  # fmt: skip
-    """Pay ``to``, a verifier, up to ``amount`` out of a node's bond; return how much that was."""
-    node = load_node(state, address)
-    if node is None:
-        return 0
-    amount = min(amount, node.bond)
-    _vault(state, address, emit, height).pay(
-        Pool.BOND, payout_of(state, to), amount, purpose, Role.VERIFY, owner=address, earner=to
-    )  # fmt: skip
-    save_node(state, node._replace(bond=node.bond - amount))
-    return amount
+    left, parts = taken(node, amount)
+    vault = bond_vault(state, address, emit, height)
+    for owner, part in parts:
+        vault.burn(Pool.BOND, part, Purpose.VERIFIER_FINE, owner=owner)
+    save_node(state, left)

@@ -192,7 +192,7 @@ def _why_not(
     if is_paused(node, now_ms):
         return "paused"
     if not is_available(node, now_ms, parameters):
-        return "away" if node.bond >= parameters.node_bond_min else "bond"
+        return "away" if node.backing >= parameters.node_bond_min else "bond"
     return "busy" if node.busy_slots >= min(profile.slots, parameters.slots_max) else ""
 
 

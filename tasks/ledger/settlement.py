@@ -12,6 +12,7 @@ from typing import Final
 from billing.escrow import NOBODY, Pool, Purpose
 from billing.prices import Budget, Role, share, share_up, split, split_roles, work_price, work_price_up
 from tasks.ledger import registry
+from tasks.ledger.bonds import pay_from_bond, pay_machine
 from tasks.ledger.carriage import dues_of, pay_dues, share_pay
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
@@ -177,9 +178,8 @@ def _pay(
     case: Case, pool: Pool, machine: bytes, amount: int, purpose: Purpose, role: Role, *,
     owner: bytes = NOBODY, subject: int | None = None,
 ) -> None:  # fmt: skip
-    """Pay what a machine earned to its payout address."""
-    to = registry.payout_of(case.state, machine)
-    case.vault.pay(pool, to, amount, purpose, role, owner=owner, subject=subject, earner=machine)
+    """Pay what a machine earned, out of the task's escrow."""
+    pay_machine(case.scope, case.vault, pool, machine, amount, purpose, role, owner=owner, subject=subject)
 
 
 def _draw(case: Case, sources: Sequence[_Source], to: bytes, amount: int, purpose: Purpose, subject: int) -> None:
@@ -267,7 +267,7 @@ def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], bla
     Whoever is ``blamed`` for the argument pays: the window's worker as for the verifiers of a void window, others
     out of the bonds of their machines; the requester where nobody is, or that is used up.
     """
-    scope, due = case.scope, juror_fee(window)
+    due = juror_fee(window)
     if window.worker in blamed:
         _pay_evenly(
             case, _void_sources(window.worker), addresses, due * len(addresses), Purpose.JUROR_FEE, window.number
@@ -276,9 +276,7 @@ def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], bla
     for juror in addresses:
         missing = due
         for payer, part in zip(blamed, split(due, [1] * len(blamed)) if blamed else (), strict=True):
-            missing -= registry.pay_from_bond(
-                case.state, payer, juror, part, Purpose.JUROR_FEE, scope.emit, scope.block.height
-            )
+            missing -= pay_from_bond(case.scope, payer, juror, part, Purpose.JUROR_FEE)
         budget = [(Pool.VERIFICATION, NOBODY)]
         _draw(case, budget, juror, min(missing, _available(case, budget)), Purpose.JUROR_FEE, window.number)
 

@@ -18,11 +18,13 @@ from state.transition.rules import BlockContext, BlockHook, Context, Holding, In
 from state.view import Overlay
 from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
 from tasks.ledger import registry
+from tasks.ledger.bonds import bond_rules, on_sponsor_due, release_sponsor
 from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
 from tasks.ledger.deadlines import (
     CARRIAGE_SLOT,
     NODE_SLOT,
     RANKS,
+    SPONSOR_SLOT,
     TASK_SLOT,
     due_before,
     matches_due,
@@ -377,7 +379,7 @@ class _Market:
     # Registry
 
     def register(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
-        if offer.bond < self._parameters.node_bond_min:
+        if 0 < offer.bond < self._parameters.node_bond_min:  # nothing at all: somebody else bonds for it
             raise PaymentMissing(due=self._parameters.node_bond_min, got=offer.bond)
         registry.register(
             state, context.sender, offer.profile, offer.bond, context.block, context.emit, self._parameters
@@ -387,12 +389,13 @@ class _Market:
         registry.update(
             state, context.sender, offer.profile, offer.bond, context.block, context.emit, self._parameters
         )  # fmt: skip
+        release_sponsor(state, context.sender, context.block, context.emit, self._parameters)
 
     def retire(self, state: Overlay, _payload: None, context: Context) -> None:
         registry.retire(state, context.sender, context.block, context.emit, self._parameters)
 
     def suspend(self, state: Overlay, _payload: None, context: Context) -> None:
-        registry.suspend(state, context.sender, context.block, context.emit)
+        registry.suspend(state, context.sender, context.block, context.emit, self._parameters)
 
     def set_payout(self, state: Overlay, payload: Payout, context: Context) -> None:
         registry.set_payout(state, context.sender, payload.node, payload.payout, context.emit)
@@ -648,6 +651,9 @@ class _Market:
             if due.slot == NODE_SLOT:
                 registry.on_node_due(state, due.subject[-ADDRESS_BYTES:], block, count, parameters)
                 continue
+            if due.slot == SPONSOR_SLOT:
+                on_sponsor_due(state, due.subject[-ADDRESS_BYTES:], block, count)
+                continue
             if due.slot == CARRIAGE_SLOT:
                 on_withdrawal_due(state, due.subject[-ADDRESS_BYTES:], block, count)
                 continue
@@ -704,7 +710,7 @@ def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
         # What the chain does for it: a draw, and the verdicts' deadlines.
         Rule(DEMAND_RESULT, "demand_result", 300_000, _decode_amount, lambda p: p.amount, market.demand),
     )
-    return tuple(replace(rule, call=_CALLS[rule.kind]) for rule in own)
+    return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *bond_rules(parameters))
 
 
 def hooks(parameters: TaskParameters) -> tuple[BlockHook, ...]:

@@ -226,11 +226,11 @@ class _DrawPool(NamedTuple):
 
     @property
     def operators(self) -> int:
-        return len({node.profile.operator for node in self.all})
+        return len({node.operator for node in self.all})
 
     @property
     def operators_with_room(self) -> int:
-        return len({node.profile.operator for node in self.with_room})
+        return len({node.operator for node in self.with_room})
 
 
 def _pool(case: Case, window: WindowRecord) -> _DrawPool:
@@ -308,7 +308,7 @@ def _fill_seats(case: Case, window: WindowRecord) -> None:
 
 def _parties(nodes: Sequence[registry.NodeRecord]) -> list[bytes]:
     """Return machines and their operators, each once: an operator has one seat of a window, whatever it is for."""
-    return list(dict.fromkeys(party for node in nodes for party in (node.address, node.profile.operator)))
+    return list(dict.fromkeys(party for node in nodes for party in (node.address, node.operator)))
 
 
 def _wanted(case: Case, window: WindowRecord) -> int:

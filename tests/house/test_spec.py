@@ -56,7 +56,7 @@ from tasks.custody import chunks, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan
 from tasks.engines import state as training_state
-from tasks.ledger import carriage, parking, progress, registry, settlement, transitions
+from tasks.ledger import bonds, carriage, parking, progress, registry, settlement, transitions
 from tasks.ledger import records as task_records
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
@@ -162,6 +162,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "carriage_record_bytes_max": carriage.RECORD_LIMIT_BYTES,
         "releases_max_of_task": settlement.RELEASES_MAX,
         "poked_windows_max": transitions.POKED_WINDOWS_MAX,
+        "sponsor_share_bps_max": bonds.SHARE_BPS_MAX,
         "wakes_max": progress.WAKES_MAX,
         "passed_max": progress.PASSED_MAX,
         "looks_max": parking.LOOKS_MAX,

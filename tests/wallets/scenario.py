@@ -39,6 +39,8 @@ TYPED: Final[dict[str, Any]] = {
     "domain": {"name": "DEKUBE", "version": "1", "chainId": CHAIN_ID},
     "message": {"worker": "0x" + "22" * 20, "price": 12_345},
 }  # fmt: skip
+SPONSORED: Final = ("100", "0", str(1_000 * BOND))
+"""Terms of a sponsor: share, withheld share, and a bond that the machine never has."""
 ALWAYS_FAIL: Final = {"poke": "nothing_due", "demandResult": "wrong_phase"}
 """The block itself does at its end what somebody could poke for, so nothing is left when a wallet comes; and a
 task that has not ended has no result."""
@@ -48,6 +50,8 @@ STATE_REASONS: Final = {
     "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",
     "registerNode": "payment_missing", "updateNode": "node_unknown",
     "retireNode": "node_unknown", "suspendNode": "node_unknown", "setPayout": "node_unknown",
+    "setTerms": "node_unknown", "sponsorNode": "node_unknown", "withdrawSponsor": "node_unknown",
+    "sponsorOf": "node_unknown",
     "stake": "stake_too_small", "unstake": "stake_insufficient", "nodeOf": "node_unknown",
     "escrowOf": "escrow_unknown", "budgetOf": "budgetOf: ",
 }  # fmt: skip
@@ -330,6 +334,12 @@ class Play:
         await self._write(job.worker, "updateNode", "0x" + job.profile.hex(), value=BOND, event="NodeUpdated")
         await self._write(job.worker, "setPayout", job.worker.address, job.worker.address, event="NodePayout")
         await self._write(
+            job.worker, "setTerms", job.worker.address, job.staker.address, *SPONSORED, event="NodeTerms"
+        )
+        await self._write(
+            job.staker, "sponsorNode", job.worker.address, *SPONSORED, value=BOND, event="NodeSponsored"
+        )
+        await self._write(
             job.worker, "settleCarriage", *await self._carriage(job.worker), event="CarriageAcknowledged"
         )
         await self._write(job.staker, "fundCarriage", value=CARRIAGE, event="CarriageFunded")
@@ -341,6 +351,7 @@ class Play:
         job = self._job
         for task in (self._task, self._other):
             await self._write(job.worker, "startTask", task, NOWHERE, event="TaskPhase")
+        await self._write(job.staker, "withdrawSponsor", job.worker.address, str(BOND), event="SponsorLeaving")
         await self._write(job.staker, "withdrawCarriage", str(CARRIAGE), event="CarriageWithdrawal")
         for name, reason in ALWAYS_FAIL.items():
             await self._write_in_vain(job.requester, name, self._other, reason=reason)
@@ -440,6 +451,8 @@ class Play:
         }  # fmt: skip
         if item["name"] == "settleCarriage":
             return await self._carriage(self._job.worker), 0
+        if item["name"] == "registerNode":  # without any bond it would be registered
+            return [known["profile"]], 1
         if item["name"] == "stake":
             return self._world.stake_arguments(self._job.requester), 1
         plain = {"bytes32": NOWHERE, "address": NOWHERE[:42]}
@@ -462,6 +475,9 @@ class Play:
         assert paid + refunded + burned <= deposited
         assert (await self._view("nodeOf", job.worker.address))[0] == job.worker.address
         assert await self._view("isRegistered", job.requester.address) == [False]
+        sponsored = await self._view("sponsorOf", job.worker.address)
+        assert sponsored[:3] == [job.staker.address, str(BOND), str(BOND)] and int(sponsored[3]) > 0
+        assert sponsored[4:7] == list(SPONSORED) and int(sponsored[7]) >= 0
         carriage = await self._view("carriageOf", job.staker.address)
         assert carriage[:2] == [str(CARRIAGE), str(CARRIAGE)] and int(carriage[2]) > 0
         assert int((await self._view("earned", job.worker.address, "1"))[0]) >= 0

@@ -17,7 +17,7 @@ from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Equivocation, Vo
 from state.transition.evidence import Evidence
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import transfer_payload
-from tasks.ledger import transitions
+from tasks.ledger import bonds, transitions
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, profile_to_value
@@ -93,6 +93,9 @@ PAYLOADS = (
     payload(transitions.SEAL_VERDICT, [b"t" * 32, 1, b"s" * 32]),
     payload(transitions.REVEAL_VERDICT, [b"t" * 32, 1, findings_to_value(FINDINGS), b"n" * 32]),
     payload(transitions.SET_PAYOUT, [b"m" * 20, b"p" * 20]),
+    payload(bonds.SET_TERMS, [b"m" * 20, b"s" * 20, 1_000, 5_000, 10**19]),
+    payload(bonds.SPONSOR_NODE, [b"m" * 20, 1_000, 5_000, 10**19, 10**19]),
+    payload(bonds.WITHDRAW_SPONSOR, [b"m" * 20, 5]),
     payload(transitions.DECLINE_SEAT, [b"t" * 32, 1]),
     payload(transitions.OPEN_WINDOW, [b"t" * 32, 1, [opening_to_value(OPENING)]]),
     payload(transitions.POKE, [b"t" * 32]),

@@ -265,6 +265,8 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "payload", Target(
         execute_payload, PAYLOADS,
         (
+            "tasks.ledger.bonds:_decode_terms", "tasks.ledger.bonds:_decode_sponsor",
+            "tasks.ledger.bonds:_decode_withdraw",
             "state.transition.transfer:_decode", "state.transition.staking:_decode_stake",
             "state.transition.staking:_decode_unstake", "tasks.ledger.carriage:_decode",
             "tasks.ledger.carriage:_decode_fund", "tasks.ledger.carriage:_decode_withdraw",

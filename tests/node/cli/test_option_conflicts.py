@@ -28,7 +28,7 @@ SIGNS = {
     *(("wallet", name) for name in ("send", "call")),
     *(("tx", name) for name in ("stake", "unstake", "rotate-keys")),
     *(("task", name) for name in ("create", "cancel", "top-up", "demand", "resume")),
-    *(("worker", name) for name in ("register", "update", "retire", "payout")),
+    *(("worker", name) for name in ("register", "update", "retire", "payout", "terms", "sponsor", "unsponsor")),
     *(("relay", name) for name in ("deposit", "withdraw")),
     ("blob", "put"),
     ("faucet", "run"),

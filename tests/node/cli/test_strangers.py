@@ -64,7 +64,8 @@ MACHINE = {
     "price_per_device_hour": "1", "rate": 1, "owed_ms": 1,
     "busy_slots": HOSTILE, "slots": HOSTILE, "price_per_tera_unit": "1", "bond": "1", "good": HOSTILE,
     "bad": HOSTILE, "cool_down_until_ms": 0, "match_from_ms": 0, "operator": HOSTILE, "cores": 1,
-    "payout": HOSTILE,
+    "payout": HOSTILE, "sponsor": HOSTILE, "sponsored": "1", "sponsor_leaving": "1", "sponsor_leaves_ms": 1,
+    "sponsor_share_bps": 1, "withhold_bps": 1, "withhold_until": "1", "withheld": "1", "backing": "1",
     "memory_mib": HOSTILE, "valid_streak": HOSTILE, "reputation_milli": 1, "registered_height": HOSTILE,
     "version": HOSTILE,
 }  # fmt: skip

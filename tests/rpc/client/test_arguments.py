@@ -85,6 +85,13 @@ WRONG: list[tuple[str, Use]] = [
     ("amount: an amount", lambda c: c.top_up_task(KEY, TASK, -1)),
     ("amount: an amount", lambda c: c.demand_result(KEY, TASK, -1)),
     ("payout: an address", lambda c: c.set_payout(KEY, KEY.address, b"short")),
+    ("sponsor: an address", lambda c: c.set_terms(KEY, KEY.address, sponsor=b"short")),
+    ("share_bps: an amount", lambda c: c.set_terms(KEY, KEY.address, sponsor=TO, share_bps=-1)),
+    ("amount: an amount", lambda c: c.withdraw_sponsor(KEY, TO, -1)),
+    (
+        "machine: an address",
+        lambda c: c.sponsor_machine(KEY, TASK, 1, share_bps=0, withhold_bps=0, withhold_until=0),
+    ),
     ("blob: a hash", lambda c: c.is_held(TO)),
     ("blob: a hash", lambda c: c.download(TEXT, Path("unused"))),
     ("task: a hash", lambda c: c.download(TASK, Path("unused"), task=TO)),

@@ -36,6 +36,7 @@ from state.transition.staking import (
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
 from state.view import Overlay
 from state.view.accounts import Account, balance_of, save_account
+from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action
@@ -114,6 +115,9 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     ),
     SET_PAYOUT: st.builds(lambda payout: [ALICE.address, payout], st.binary(min_size=20, max_size=20).filter(any)),
     DECLINE_SEAT: st.builds(lambda task, window: [task, window], hashes, windows),
+    SET_TERMS: st.builds(lambda until: [ALICE.address, BOB.address, 1_000, 5_000, until], amounts),
+    SPONSOR_NODE: st.builds(lambda amount: [ALICE.address, 1_000, 5_000, amount, amount + 1], amounts),
+    WITHDRAW_SPONSOR: st.builds(lambda amount: [ALICE.address, amount], amounts),
     OPEN_WINDOW: st.builds(lambda task, window: [task, window, [opening_to_value(OPENING)]], hashes, windows),
     POKE: st.builds(lambda task: [task], hashes),
     TOP_UP_TASK: st.builds(lambda task, amount: [task, amount], hashes, amounts),
@@ -261,6 +265,10 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     assert world.send(names[0], SUSPEND_NODE, []) is None
     assert world.send(names[0], UPDATE_NODE, node_payload(profile, 0)) is None
     assert world.send(names[0], SET_PAYOUT, [names[0], BOB.address]) is None
+    terms: list[Value] = [1_000, 0, 100 * COIN]
+    assert world.send(names[1], SET_TERMS, [names[1], REQUESTER, *terms]) is None
+    assert world.send(REQUESTER, SPONSOR_NODE, [names[1], *terms, 20 * COIN]) is None
+    assert world.send(REQUESTER, WITHDRAW_SPONSOR, [names[1], 20 * COIN]) is None
     settled = world.create()
     world.run_to(settled, Phase.SETTLED)
     result = load_window(world.state, settled, world.task(settled).final_windows - 1)

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from billing.escrow import Purpose, escrow_totals
 from state.primitives.codec import Value
 from tasks.ledger import queries
+from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.queries import Action
 from tasks.ledger.registry import bond_id
@@ -53,6 +54,7 @@ def disturb(world: World, tasks: list[bytes], machine: bytes, choice: int) -> No
             world.send(REQUESTER, CANCEL_TASK, [task])
         case 1:
             world.send(REQUESTER, TOP_UP_TASK, [task, choice])
+            back(world, machine, choice)
         case 2:
             world.send(REQUESTER, RESUME_TASK, [task])
         case 3:
@@ -75,6 +77,17 @@ def disturb(world: World, tasks: list[bytes], machine: bytes, choice: int) -> No
                 world.send(machine, UPDATE_NODE, payload)
 
 
+def back(world: World, machine: bytes, choice: int) -> None:
+    """Have the requester bond for a machine, or take that back, on terms that may not be allowed."""
+    node = queries.find_node(world.state, machine)
+    if node is None:
+        return
+    terms: list[Value] = [choice % 4 * 1_000, choice % 3 * 3_000, choice % 5 * 10 * DKB]
+    world.send(node.payout, SET_TERMS, [machine, REQUESTER, *terms])
+    world.send(REQUESTER, SPONSOR_NODE, [machine, *terms, choice % 7 * 10 * DKB + 1])
+    world.send(REQUESTER, WITHDRAW_SPONSOR, [machine, choice % 2 * node.sponsored])
+
+
 def settle(world: World, tasks: list[bytes]) -> Counter[Reason | Purpose | Phase]:
     """Let time pass until nothing is due, and check that nothing is left; return what happened how often."""
     for machine in world.machines:
@@ -95,7 +108,7 @@ def settle(world: World, tasks: list[bytes]) -> Counter[Reason | Purpose | Phase
     for machine in world.machines:
         node = queries.find_node(world.state, machine)
         assert node is None or node.busy_slots == 0
-        assert escrow_totals(world.state, bond_id(machine)).locked == (node.bond if node else 0)
+        assert escrow_totals(world.state, bond_id(machine)).locked == (node.bond + node.sponsored if node else 0)
         assert queries.work_duties(world.state, machine, world.parameters) == []
         assert queries.verification_duties(world.state, machine) == []
     seen: Counter[Reason | Purpose | Phase] = Counter(record.phase for record in records)

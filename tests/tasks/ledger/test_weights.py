@@ -18,7 +18,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.transactions import sign_transaction
 from state.transition.calls import NOTE_LIMIT_BYTES
 from state.transition.transfer import TRANSFER_GAS
-from tasks.ledger import transitions
+from tasks.ledger import bonds, transitions
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord, load_window
@@ -110,6 +110,12 @@ def largest(kind: int) -> list[Value]:
             return [task, window]
         case transitions.SET_PAYOUT:
             return [b"m" * 20, b"p" * 20]
+        case bonds.SET_TERMS:
+            return [b"m" * 20, b"s" * 20, bonds.SHARE_BPS_MAX, 5_000, amount]
+        case bonds.SPONSOR_NODE:
+            return [b"m" * 20, bonds.SHARE_BPS_MAX, 5_000, amount, amount]
+        case bonds.WITHDRAW_SPONSOR:
+            return [b"m" * 20, amount]
         case transitions.REVEAL_VERDICT:
             finding = Finding(255, Code.COMPUTED, b"p" * 32, b"s" * 32, (1 << 64) - 1)
             return [task, window, findings_to_value((finding,) * SAMPLED_MAX), task]
