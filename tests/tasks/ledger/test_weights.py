@@ -146,7 +146,7 @@ def check(dearest: dict[int, int]) -> None:
 
 
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
-    for seed in (25, 31, 33):
+    for seed in (25, 26, 27):
         play(seed)
     assert dearest.keys() == World().rules.keys()
     check(dearest)
