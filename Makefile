@@ -104,7 +104,7 @@ market: $(VENV)/dev.stamp ## 10,000 markets with strategic agents; build/market/
 	$(BIN)/python -m tasks.simulation run nightly
 
 disputes: $(VENV)/dev.stamp ## 10,000 random games of disputes: liars and lying challengers lose each
-	DISPUTE_GAMES=1100 $(BIN)/pytest -q -n $(JOBS) tests/tasks/dispute
+	DISPUTE_GAMES=600 $(BIN)/pytest -q -n $(JOBS) tests/tasks/dispute
 
 sim-release: $(VENV)/dev.stamp ## 1,000,000 seeds of each kind, every Twins scenario of three rounds; resumes where it stopped
 	$(BIN)/python -m node.simulation run release

@@ -166,8 +166,8 @@ class Fold(NamedTuple):
 class Game(NamedTuple):
     """A game after its moves so far.
 
-    ``records`` were shown in the interval, ``shown`` are nodes of a tree or a claimed value. ``trace_root`` and
-    ``probe_root`` are what the accused committed to for the disputed step.
+    ``records`` were shown in the interval; ``shown`` are nodes of a tree, or the claimed value of an element.
+    ``trace_root`` and ``probe_root`` are what the accused committed to for the disputed step.
     """
 
     stage: Stage
@@ -332,7 +332,7 @@ def _show(question: Question, game: Game, nodes: tuple[bytes, ...]) -> Game:
     first = at.position << (at.level - at.lower)
     if not all(_is_leaf(question, game, at, first + place, node) for place, node in enumerate(nodes)):
         return _over(game, Ending.COMMITMENT_BROKEN)
-    return game._replace(stage=Stage.NAME, descent=None, shown=nodes)
+    return game._replace(stage=Stage.NAME, descent=None, shown=())
 
 
 def _is_leaf(question: Question, game: Game, at: Descent, leaf: int, content: bytes) -> bool:

@@ -11,13 +11,13 @@ from state.primitives.merkle import LEAVES_MAX
 from tasks.dispute.commitments import record_of, record_value
 from tasks.dispute.game import MOVES_MAX, Descent, Ending, Fold, Game, Interval, Stage
 from tasks.dispute.judge import Element
-from tasks.dispute.moves import CONTENT_LIMIT_BYTES, FANOUT, FOLD_LIMIT, RECORDS_MAX, TENSOR_NUMBER_MAX, Tree
+from tasks.dispute.moves import FANOUT, FOLD_LIMIT, RECORDS_MAX, TENSOR_NUMBER_MAX, Tree
 from tasks.programs.tensors import DIMENSION_MAX
 
 __all__ = ["GAME_LIMIT_BYTES", "decode_game", "encode_game"]
 
-GAME_LIMIT_BYTES: Final = FANOUT * (CONTENT_LIMIT_BYTES + 3) + 1024
-"""A game has at most FANOUT shown leaves, and little else."""
+GAME_LIMIT_BYTES: Final = 2 * 1024
+"""A game has at most RECORDS_MAX records, FANOUT hashes or FANOUT partial folds, and little else."""
 STEPS_MAX: Final = 1 << 32
 
 
@@ -51,7 +51,7 @@ def decode_game(data: bytes) -> Game:
             0 <= moves <= MOVES_MAX and len(records) <= RECORDS_MAX
             and len(trace) in (0, HASH_BYTES) and len(probe) in (0, HASH_BYTES)
             and len(shown) <= FANOUT
-            and all(type(item) is bytes and len(item) <= CONTENT_LIMIT_BYTES for item in shown)
+            and all(type(item) is bytes and len(item) <= HASH_BYTES for item in shown)
             and len(partials) <= FANOUT and all(_is_fold(value) for value in partials)
         ):  # fmt: skip
             return Game(

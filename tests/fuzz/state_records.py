@@ -126,14 +126,14 @@ def state_records(
         "frozen stakes": StateRecord(_freeze, epochs._load_frozen, (where + "epochs:_load_frozen",)),
         "node of the market": StateRecord(
             lambda state: registry.save_node(
-                state, _plain(NodeRecord, address=WHO, profile=profile, payout=b"p" * 20)
+                state, _plain(NodeRecord, address=WHO, profile=profile, payout=b"p" * 20, sponsor=b"s" * 20)
             ),
             _list(lambda state: registry.load_node(state, WHO), lambda s: registry.scan_nodes(s, b"", 9)),
             ("tasks.ledger.registry:load_node", "tasks.ledger.registry:_record"),
         ),
         "record of a retired node": StateRecord(
             lambda state: registry._save_past(
-                state, _plain(NodeRecord, address=WHO, profile=profile, payout=b"p" * 20)
+                state, _plain(NodeRecord, address=WHO, profile=profile, payout=b"p" * 20, sponsor=b"s" * 20)
             ),
             lambda state: registry._load_past(state, WHO),
             ("tasks.ledger.registry:_load_past",),

@@ -17,6 +17,7 @@ from typing import Any
 
 from tasks.dispute import game as rules
 from tasks.dispute.game import Side
+from tasks.dispute.records import encode_game
 from tasks.dispute.running import SegmentRun
 from tasks.engines.builtin_datasets import make_dataset
 from tasks.programs.tensors import tensor_root
@@ -67,14 +68,15 @@ def main(games: int = 60, steps: int = 256) -> dict[str, Any]:
     job = Job(program, SEED, first_state(program), contents_of(data), 0, steps)
     honest = job.run(arrays)
     judged: list[float] = []
+    records: list[float] = []
     play = rules.play
 
     def timed(*arguments: Any) -> Any:
         start = time.process_time()
-        try:
-            return play(*arguments)
-        finally:
-            judged.append(1000 * (time.process_time() - start))
+        game = play(*arguments)
+        judged.append(1000 * (time.process_time() - start))
+        records.append(len(encode_game(game)))
+        return game
 
     vars(liars)["play"] = timed
     found: dict[str, list[float]] = {}
@@ -106,7 +108,8 @@ def main(games: int = 60, steps: int = 256) -> dict[str, Any]:
     return {
         "games": games, "steps": steps, "calls": len(program.calls), "endings": endings,
         "costs": {"x".join(map(str, widths)): costs(widths) for widths in (WIDTHS, WIDE)},
-        "judge_ms": _spread(judged), **{name: _spread(values) for name, values in sorted(found.items())},
+        "judge_ms": _spread(judged), "game_bytes": _spread(records),
+        **{name: _spread(values) for name, values in sorted(found.items())},
     }  # fmt: skip
 
 

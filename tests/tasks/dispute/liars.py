@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, start_record
+from tasks.dispute.errors import NoMove
 from tasks.dispute.game import Game, Side, begin, play, turn_of
 from tasks.dispute.judge import Element, element_of
 from tasks.dispute.moves import Move, Partials, ShowTrace, decode_move, encode_move
@@ -151,6 +152,26 @@ def lie(job: Job, honest: SegmentRun, arrays: Arrays, place: int, tensor: int, r
     return Lie(question_of(job, honest, records[-1]), SegmentWitness(record, trace), place)
 
 
+def false_records(honest: SegmentRun, place: int, random: Random) -> SegmentWitness:
+    """Return what a liar shows that has honest traces and, after ``place`` steps and more, false records.
+
+    The state, the work digest or the sum of losses is false, or all of them.
+    """
+    known = honest.witness()
+    false: dict[str, Any] = {
+        "state_root": random.randbytes(32),
+        "work_digest": random.randbytes(32),
+        "loss_total": random.getrandbits(64),
+    }
+    parts = random.choice([*([part] for part in false), list(false)])
+
+    def record(at: int) -> StepRecord:
+        right = known.record(at)
+        return right._replace(**{part: false[part] for part in parts}) if at >= place else right
+
+    return SegmentWitness(record, known.trace)
+
+
 def question_of(job: Job, honest: SegmentRun, end: StepRecord) -> Question:
     """Return the dispute about a segment of a job that is claimed to end so."""
     data = honest.trace(0).data_tree.root
@@ -158,11 +179,12 @@ def question_of(job: Job, honest: SegmentRun, end: StepRecord) -> Question:
 
 
 class Played(NamedTuple):
-    """A finished game with the bytes of its moves; ``searched`` of them found the step."""
+    """A game with the bytes of its moves; ``searched`` of them found the step. ``silent`` had no move."""
 
     game: Game
     sizes: tuple[int, ...]
     searched: int
+    silent: Side | None = None
 
 
 def play_out(
@@ -176,10 +198,13 @@ def play_out(
     while (side := turn_of(game)) is not None:
         if other is None and game.step >= 0 and side is Side.CHALLENGER:
             other = Challenger(question, challenger, accused.trace(game.step) if served else None)
-        if side is Side.ACCUSED:
-            move = one.move(game)
-        else:
-            move = (other or Challenger(question, challenger)).move(game, moves)
+        try:
+            if side is Side.ACCUSED:
+                move = one.move(game)
+            else:
+                move = (other or Challenger(question, challenger)).move(game, moves)
+        except NoMove:
+            return Played(game, tuple(sizes), searched, side)
         data = encode_move(move)
         game = play(question, game, side, decode_move(data))
         if isinstance(move, ShowTrace):

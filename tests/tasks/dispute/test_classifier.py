@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from tasks.dispute.game import Ending
-from tests.tasks.dispute.liars import Job, lie, play_out, question_of
+from tasks.dispute.game import Ending, Side
+from tests.tasks.dispute.liars import Job, false_records, lie, play_out, question_of
 from tests.tasks.engines.helpers import SEED
 from tests.tasks.programs.engines import engine
 from tests.tasks.programs.models import contents_of, first_state
@@ -47,6 +47,35 @@ def test_a_liar_at_a_random_value_loses(activation: str, served: bool) -> None:
         played_out += 1
         if played_out == GAMES:
             break
+
+
+def test_a_liar_with_a_false_end_loses() -> None:
+    """False states, seals and losses from a random step on, the traces honest."""
+    job = _job("relu", 20)
+    honest = job.run(ARRAYS)
+    endings = set()
+    for seed in range(GAMES):
+        random = Random(seed)
+        place = random.randrange(1, job.steps + 1)
+        liar = false_records(honest, place, random)
+        question = question_of(job, honest, liar.record(job.steps))
+        played = play_out(question, liar, honest.witness(), served=random.random() < 0.5)
+        assert played.game.step == place - 1
+        assert played.silent is None and played.game.ending is not None
+        assert played.game.ending.loser is Side.ACCUSED, (seed, played.game.ending)
+        endings.add(played.game.ending)
+    assert endings == {Ending.COMMITMENT_BROKEN, Ending.ACCUSED_INCONSISTENT}
+
+
+def test_a_machine_that_failed_once_makes_no_move_and_proves_nothing_against_itself() -> None:
+    job = _job("relu", 20)
+    honest = job.run(ARRAYS)
+    for seed in range(GAMES):
+        random = Random(seed)
+        false = false_records(honest, random.randrange(1, job.steps + 1), random)
+        question = question_of(job, honest, false.record(job.steps))
+        played = play_out(question, honest.witness(), honest.witness(), served=False)
+        assert (played.silent, played.sizes) == (Side.ACCUSED, ())
 
 
 def test_an_honest_worker_wins_against_one_who_computed_something_else() -> None:

@@ -9,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.primitives.errors import DecodeError
+from state.primitives.merkle import LEAVES_MAX
 from tasks.dispute.clock import Clock
-from tasks.dispute.game import Side
+from tasks.dispute.commitments import StepRecord
+from tasks.dispute.game import MOVES_MAX, Descent, Fold, Game, Interval, Side, Stage
+from tasks.dispute.judge import Element
+from tasks.dispute.moves import FANOUT, FOLD_LIMIT, RECORDS_MAX, TENSOR_NUMBER_MAX, Tree
 from tasks.dispute.records import GAME_LIMIT_BYTES, decode_game, encode_game
 from tasks.dispute.shares import challenge_bond, share_out
+from tasks.programs.tensors import DIMENSION_MAX
 from tests.fuzz.targets.disputes import _game
 
 AMOUNTS = st.integers(0, 1 << 100)
@@ -76,6 +81,22 @@ def test_a_game_comes_back_from_its_record(seed: int) -> None:
         data = encode_game(game)
         assert len(data) <= GAME_LIMIT_BYTES
         assert decode_game(data) == game
+
+
+def test_the_largest_games_are_within_the_limit() -> None:
+    record = StepRecord(b"s" * 32, b"w" * 32, (1 << 64) - 1)
+    start = Game(Stage.PICK_PART, Interval((1 << 32) - 2, 1, record, record), MOVES_MAX)
+    game = start._replace(stage=Stage.PICK, trace_root=bytes(32), probe_root=bytes(32))
+    descent = Descent(Tree.TENSOR, TENSOR_NUMBER_MAX - 1, bytes(32), LEAVES_MAX, 32, LEAVES_MAX - 1, bytes(32))
+    element = Element(TENSOR_NUMBER_MAX - 1, DIMENSION_MAX - 1, DIMENSION_MAX - 1)
+    fold = Fold(DIMENSION_MAX - 1, DIMENSION_MAX, -FOLD_LIMIT)
+    partials = (-FOLD_LIMIT,) * FANOUT
+    for largest in (
+        start._replace(records=(record,) * RECORDS_MAX),
+        game._replace(descent=descent, shown=(b"n" * 32,) * FANOUT, element=element, fold=fold),
+        game._replace(stage=Stage.FOLD_PICK, element=element, fold=fold, partials=partials, shown=(bytes(8),)),
+    ):
+        assert decode_game(encode_game(largest)) == largest
 
 
 def test_other_bytes_are_no_game() -> None:
