@@ -30,9 +30,9 @@ def digits_spec(
     unrooted = specs.JobSpec(
         kind=specs.KIND_TRAIN,
         level=specs.LEVEL_EXACT,
-        profile=specs.PROFILE_EXACT_1,
+        profile=specs.PROFILE_EXACT_2,
         model=specs.Model(specs.MODEL_MLP, widths, "relu"),
-        dataset=specs.Dataset(dataset_blob, dataset.root(), dataset.train_rows),
+        dataset=specs.Dataset(dataset_blob, dataset.root(), dataset.rows, dataset.train_rows, dataset.shift),
         batch=64,
         optimiser=specs.Optimiser(specs.OPTIMISER_ADAMW, 2_000_000, 900_000_000, 999_000_000, 10, 10_000_000),
         seed=seed,

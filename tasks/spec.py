@@ -6,14 +6,17 @@ task's record as they were sent, and their hash names the job.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from state.primitives.codec import Value, decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, digest
-from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.engines.datasets import ROWS_MAX
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.plan import TrainingPlan
+from tasks.programs.operators.storage import SHIFT_MAX
+from tasks.programs.program import Program
 
 __all__ = [
     "GPUS_MAX",
@@ -21,7 +24,7 @@ __all__ = [
     "LEVEL_EXACT",
     "MODEL_MLP",
     "OPTIMISER_ADAMW",
-    "PROFILE_EXACT_1",
+    "PROFILE_EXACT_2",
     "SEGMENTS_MAX",
     "SPEC_LIMIT_BYTES",
     "Dataset",
@@ -33,7 +36,6 @@ __all__ = [
     "decode_spec",
     "encode_spec",
     "spec_hash",
-    "step_units_of",
 ]
 
 SPEC_LIMIT_BYTES: Final = 2048
@@ -41,8 +43,6 @@ SEGMENTS_MAX: Final = 256
 """Segments of a window: its proof's Merkle paths stay short and its list of leaves below 64 KiB."""
 WINDOWS_MAX: Final = 10_000
 STEPS_MAX: Final = 1 << 32
-SAMPLES_MAX: Final = 1 << 22
-"""As many as a data set has rows."""
 PRICE_MAX: Final = 1 << 100
 """Of 10^12 work units."""
 RATE_MAX: Final = (1 << 53) - 1
@@ -52,22 +52,14 @@ WINDOW_STATES_BYTES_MAX: Final = 2 << 30
 SEGMENT_MS_MAX: Final = 120_000
 """A segment costs a verifier at most so long by ``JobSpec.step_ms``: it can be sealed in time, and no draw keeps a
 machine for long."""
-STEP_UNITS_PER_MS: Final = 1 << 21
-"""Work units (about a multiplication and addition each) that one slow processor core does in a millisecond: at
-most half of what was measured on a 2.5 GHz Xeon, for models that do not fit its caches (0032)."""
+STEP_UNITS_PER_MS: Final = 1 << 22
+"""Work units (about a multiplication and addition each) that one slow processor core does in a millisecond: less
+than half of what was measured, on a busy machine too, for models that do not fit its caches (0032)."""
 WINDOW_UNITS_MAX: Final = SEGMENTS_MAX * SEGMENT_MS_MAX * STEP_UNITS_PER_MS
 """Work units of a window: as many as its segments may have. Deadlines are multiples of the time that a slow core
 takes for them, eight and a half hours, and so stay within the clock's range."""
-UPDATE_UNITS: Final = 2048
-"""Units that a step spends on each parameter whatever the batch: the optimiser, ranges, roundings, hashes."""
-ACTIVATION_UNITS: Final = 4096
-"""Units for each output of a layer and sample: activations go through memory many times."""
-INPUT_UNITS: Final = 128
-"""Units for each feature of a sample: it is gathered, widened and read twice."""
-LAYER_UNITS: Final = 1 << 21
-"""Units for each layer, however small: a few dozen calls."""
-EPOCH_UNITS: Final = 1 << 15
-"""Units for each epoch that a batch has samples of: its order is drawn and looked up."""
+PLANS_HELD_MAX: Final = 1024
+"""Plans kept in memory: every step of a task asks what its work is."""
 GPUS_MAX: Final = 16
 """GPUs of a machine that the registry takes: nobody could ever have more."""
 MATCH_MS_MAX: Final = 24 * 3_600_000
@@ -76,7 +68,8 @@ MEMORY_MIB_MAX: Final = 1 << 32
 KIND_TRAIN: Final = "train"
 LEVEL_EXACT: Final = 3
 """Assurance V3: sampled segments are re-run and must agree to the bit. V0 to V2 are refused until they exist."""
-PROFILE_EXACT_1: Final = "exact/1"
+PROFILE_EXACT_2: Final = "exact/2"
+"""A step is a program of operators (market.md 4.6)."""
 MODEL_MLP: Final = "mlp"
 OPTIMISER_ADAMW: Final = "adamw"
 
@@ -92,11 +85,16 @@ class Model(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """The samples: content address of the blob, Merkle root of what it holds, number of training samples."""
+    """The data: content address of the blob, and root of the tensors that it holds (features and labels).
+
+    Of ``rows`` rows the first ``samples`` are for training. A feature is a byte times 2^-shift.
+    """
 
     blob: bytes
     root: bytes
+    rows: int
     samples: int
+    shift: int
 
 
 class Optimiser(NamedTuple):
@@ -127,21 +125,6 @@ class Requirements(NamedTuple):
     gpus: int
     memory_mib: int
     rate_min: int
-
-
-def step_units_of(plan: TrainingPlan, samples: int) -> int:
-    """Return the work units of one step of ``plan`` over ``samples`` samples: multiply-adds, element operations.
-
-    Units follow time: what they weigh was measured (0032).
-    """
-    features, *outputs = plan.widths
-    epochs = -(-plan.batch // samples) + 1
-    return (
-        plan.parameters * (UPDATE_UNITS + plan.batch)
-        + plan.batch * (ACTIVATION_UNITS * sum(outputs) + INPUT_UNITS * features)
-        + LAYER_UNITS * len(outputs)
-        + EPOCH_UNITS * epochs
-    )
 
 
 class JobSpec(NamedTuple):
@@ -189,11 +172,8 @@ class JobSpec(NamedTuple):
 
     @property
     def step_units(self) -> int:
-        """Work units of one step: its multiply-adds and element operations (market.md 4.1).
-
-        Raises UnsupportedJob.
-        """
-        return step_units_of(self.plan(), self.dataset.samples)
+        """Work units of one step: those of its program. Raises UnsupportedJob."""
+        return self.plan().step_units
 
     @property
     def step_ms(self) -> int:
@@ -210,19 +190,31 @@ class JobSpec(NamedTuple):
         start, stop = self.segment_range(window, segment)
         return (stop - start) * self.step_units
 
+    def program(self) -> Program:
+        """Return the program of a step. Raises UnsupportedJob."""
+        return self.plan().program
+
     def plan(self) -> TrainingPlan:
         """Return the engine's view of the job. Raises UnsupportedJob."""
-        return TrainingPlan(
-            widths=self.model.widths,
-            activation=self.model.activation,
-            batch=self.batch,
-            seed=self.seed,
-            learning_rate_nano=self.optimiser.learning_rate_nano,
-            beta1_nano=self.optimiser.beta1_nano,
-            beta2_nano=self.optimiser.beta2_nano,
-            epsilon_nano=self.optimiser.epsilon_nano,
-            weight_decay_nano=self.optimiser.weight_decay_nano,
-        )
+        return _plan(self.model, self.dataset, self.batch, self.optimiser, self.seed)
+
+
+@lru_cache(maxsize=PLANS_HELD_MAX)
+def _plan(model: Model, dataset: Dataset, batch: int, optimiser: Optimiser, seed: bytes) -> TrainingPlan:
+    return TrainingPlan(
+        widths=model.widths,
+        activation=model.activation,
+        batch=batch,
+        rows=dataset.rows,
+        train_rows=dataset.samples,
+        shift=dataset.shift,
+        seed=seed,
+        learning_rate_nano=optimiser.learning_rate_nano,
+        beta1_nano=optimiser.beta1_nano,
+        beta2_nano=optimiser.beta2_nano,
+        epsilon_nano=optimiser.epsilon_nano,
+        weight_decay_nano=optimiser.weight_decay_nano,
+    )
 
 
 def _to_value(spec: JobSpec) -> Value:
@@ -268,7 +260,9 @@ _PARTS: Final[tuple[tuple[str, type, tuple[str, ...]], ...]] = (
 _INTEGER_LIMIT: Final = 1 << 63
 _RANGES: Final[dict[str, tuple[int, int]]] = {
     "version": (_VERSION, _VERSION),
-    "dataset.samples": (1, SAMPLES_MAX),
+    "dataset.rows": (1, ROWS_MAX),
+    "dataset.samples": (1, ROWS_MAX),
+    "dataset.shift": (0, SHIFT_MAX),
     "schedule.total_steps": (1, STEPS_MAX),
     "schedule.window_steps": (1, STEPS_MAX),
     "schedule.segment_steps": (1, STEPS_MAX),
@@ -303,6 +297,8 @@ def _fault(value: Value) -> str:
             first, last = _RANGES[name]
             if type(found) is not int or not first <= found <= last:
                 return f"{name}: an integer from {first} to {last} expected, not {str(found)[:80]}"
+    if fields["dataset.samples"] > fields["dataset.rows"]:
+        return f"dataset.samples: at most the {fields['dataset.rows']} rows, not {fields['dataset.samples']}"
     widths = fields["model.widths"]
     if type(widths) is not list or not _integers(widths, len(widths)):
         return "model.widths: a list of integers expected"
@@ -328,7 +324,7 @@ def decode_spec(data: bytes) -> JobSpec:
         case [
             1, str(kind), int(level), str(profile),
             [str(model), list(widths), str(activation)],
-            [bytes(blob), bytes(root), int(samples)],
+            [bytes(blob), bytes(root), int(rows), int(samples), int(shift)],
             int(batch),
             [str(optimiser), *rates],
             bytes(seed), bytes(init_root),
@@ -339,7 +335,7 @@ def decode_spec(data: bytes) -> JobSpec:
         ] if (
             _integers(widths, len(widths)) and _integers(rates, 5)
             and {len(blob), len(root), len(seed), len(init_root)} == {HASH_BYTES}
-            and 0 < samples <= SAMPLES_MAX
+            and 0 < samples <= rows <= ROWS_MAX and 0 <= shift <= SHIFT_MAX
             and 0 < segment_steps <= window_steps <= total_steps <= STEPS_MAX
             and window_steps % segment_steps == 0 and window_steps // segment_steps <= SEGMENTS_MAX
             and total_steps <= window_steps * WINDOWS_MAX
@@ -351,17 +347,17 @@ def decode_spec(data: bytes) -> JobSpec:
         case _:
             raise DecodeError(f"not a job specification: {_fault(value)}")
     if (kind, level, profile, model, optimiser) != (
-        KIND_TRAIN, LEVEL_EXACT, PROFILE_EXACT_1, MODEL_MLP, OPTIMISER_ADAMW,
+        KIND_TRAIN, LEVEL_EXACT, PROFILE_EXACT_2, MODEL_MLP, OPTIMISER_ADAMW,
     ):  # fmt: skip
         raise DecodeError(
-            f"only {KIND_TRAIN}, level {LEVEL_EXACT}, {PROFILE_EXACT_1}, {MODEL_MLP}, {OPTIMISER_ADAMW} can be run"
+            f"only {KIND_TRAIN}, level {LEVEL_EXACT}, {PROFILE_EXACT_2}, {MODEL_MLP}, {OPTIMISER_ADAMW} can be run"
         )
     spec = JobSpec(
         kind=kind,
         level=level,
         profile=profile,
         model=Model(model, tuple(widths), activation),
-        dataset=Dataset(blob, root, samples),
+        dataset=Dataset(blob, root, rows, samples, shift),
         batch=batch,
         optimiser=Optimiser(optimiser, *rates),
         seed=seed,
@@ -375,11 +371,6 @@ def decode_spec(data: bytes) -> JobSpec:
         plan = spec.plan()
     except UnsupportedJob as error:
         raise DecodeError(str(error)) from None
-    # A row has a byte for each feature, and its label.
-    if samples * (plan.widths[0] + 1) > DATASET_BYTES_MAX:
-        raise DecodeError(
-            f"a data set of {samples} samples of {plan.widths[0]} features exceeds {DATASET_BYTES_MAX} bytes"
-        )
     if (window_steps // segment_steps + 1) * plan.state_limit_bytes > WINDOW_STATES_BYTES_MAX:
         raise DecodeError(f"the states of a window exceed {WINDOW_STATES_BYTES_MAX} bytes")
     if segment_steps * spec.step_ms > SEGMENT_MS_MAX:

@@ -14,9 +14,9 @@ import numpy as np
 from tasks.engines.arrays import NumpyArrays
 from tasks.engines.builtin_datasets import make_dataset
 from tasks.engines.datasets import Dataset
-from tasks.engines.order import DataOrder
 from tasks.engines.plan import NANO, TrainingPlan
 from tasks.engines.training import Trainer, initial_state
+from tasks.programs.permutation import order_keys, permuted
 
 __all__ = ["run"]
 
@@ -25,8 +25,11 @@ _SEED = b"\x07" * 32
 
 def run(*, steps: int = 200, batch: int = 64, widths: tuple[int, ...] = (64, 256, 128, 10)) -> dict[str, float]:
     """Measure and return the figures; ``loss_gap`` is the relative difference of the mean loss at the end."""
-    plan = TrainingPlan(widths, "relu", batch, _SEED, 2_000_000, weight_decay_nano=10_000_000)
     dataset = make_dataset("digits")
+    plan = TrainingPlan(
+        widths, "relu", batch, dataset.rows, dataset.train_rows, dataset.shift, _SEED, 2_000_000,
+        weight_decay_nano=10_000_000,
+    )  # fmt: skip
     trainer = Trainer(plan, dataset, NumpyArrays(), initial_state(plan))
     tail = min(50, steps // 2)
     trainer.run_segment(1)  # imports and first touches
@@ -54,24 +57,21 @@ def run(*, steps: int = 200, batch: int = 64, widths: tuple[int, ...] = (64, 256
 def _plain(plan: TrainingPlan, dataset: Dataset, steps: int) -> list[float]:
     """Train in float32 with NumPy's own operations and return the loss of each step."""
     rows = np.frombuffer(dataset.features, dtype=np.uint8).reshape(dataset.rows, dataset.columns)
-    labels, order = (
-        np.frombuffer(dataset.labels, dtype=np.uint8),
-        DataOrder(plan.seed, dataset.train_rows, plan.batch),
-    )
+    labels = np.frombuffer(dataset.labels, dtype=np.uint8)
     start = initial_state(plan)
     tensors = {
-        name: np.frombuffer(start.tensors[name], dtype="<f4").reshape(shape).copy()
-        for name, shape in plan.tensors().items()
+        name: np.frombuffer(start.tensors[name], dtype="<f4").reshape(kind.rows, kind.columns).copy()
+        for name, kind in plan.tensors().items()
     }
     depth, rate = len(plan.layers), np.float32(plan.learning_rate_nano / NANO)
     beta1, beta2 = np.float32(plan.beta1_nano / NANO), np.float32(plan.beta2_nano / NANO)
     epsilon, decay = np.float32(plan.epsilon_nano / NANO), np.float32(plan.weight_decay_nano / NANO)
     scale, losses = np.float32(0.5**dataset.shift), []
     for step in range(steps):
-        picked = order.batch(step)
+        picked = _picked(plan, step)
         inputs, target = [rows[picked] * scale], labels[picked]
         for at in range(depth):
-            sums = inputs[-1] @ tensors[f"parameter/{at}/weight"] + tensors[f"parameter/{at}/bias"]
+            sums = inputs[-1] @ tensors[f"parameter/{at}/weight"].T + tensors[f"parameter/{at}/bias"]
             inputs.append(np.maximum(sums, 0) if at < depth - 1 else sums)
         shifted = inputs[-1] - inputs[-1].max(1, keepdims=True)
         powers = np.exp(shifted)
@@ -83,9 +83,9 @@ def _plain(plan: TrainingPlan, dataset: Dataset, steps: int) -> list[float]:
         gradient *= np.float32(1 / plan.batch)
         unbias1, unbias2 = 1 / (1 - beta1 ** (step + 1)), 1 / (1 - beta2 ** (step + 1))
         for at in range(depth - 1, -1, -1):
-            found = {"weight": inputs[at].T @ gradient, "bias": gradient.sum(0, keepdims=True)}
+            found = {"weight": gradient.T @ inputs[at], "bias": gradient.sum(0, keepdims=True)}
             if at:
-                gradient = (gradient @ tensors[f"parameter/{at}/weight"].T) * (inputs[at] > 0)
+                gradient = (gradient @ tensors[f"parameter/{at}/weight"]) * (inputs[at] > 0)
             for part, slope in found.items():
                 name = f"{at}/{part}"
                 values, m, v = (tensors[f"{group}/{name}"] for group in ("parameter", "adam_m", "adam_v"))
@@ -95,3 +95,9 @@ def _plain(plan: TrainingPlan, dataset: Dataset, steps: int) -> list[float]:
                     values *= 1 - rate * decay
                 values -= rate * (m * unbias1) / (np.sqrt(v * unbias2) + epsilon)
     return losses
+
+
+def _picked(plan: TrainingPlan, step: int) -> np.ndarray:
+    """Return the samples of a step."""
+    places = [divmod(step * plan.batch + at, plan.train_rows) for at in range(plan.batch)]
+    return np.array([permuted(place, plan.train_rows, order_keys(plan.seed, epoch)) for epoch, place in places])

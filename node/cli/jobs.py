@@ -45,7 +45,7 @@ def spec_from_json(document: Any) -> JobSpec:
         "max_price_per_tera_unit", "requirements", "match_ms",
     }, optional={"hash", "raw", "step_units"})  # fmt: skip
     model = _fields(top["model"], "model", {"name", "widths", "activation"})
-    dataset = _fields(top["dataset"], "dataset", {"blob", "root", "samples"})
+    dataset = _fields(top["dataset"], "dataset", set(Dataset._fields))
     optimiser = _fields(top["optimiser"], "optimiser", {"name", *_RATES})
     schedule = _fields(top["schedule"], "schedule", set(Schedule._fields))
     requirements = _fields(top["requirements"], "requirements", set(Requirements._fields))
@@ -63,7 +63,7 @@ def spec_from_json(document: Any) -> JobSpec:
         dataset=Dataset(
             _hash(dataset["blob"], "dataset.blob"),
             _hash(dataset["root"], "dataset.root"),
-            _number(dataset["samples"], "dataset.samples"),
+            *(_number(dataset[name], f"dataset.{name}") for name in ("rows", "samples", "shift")),
         ),
         batch=_number(top["batch"], "batch"),
         optimiser=Optimiser(
@@ -159,8 +159,8 @@ def _npz(state: TrainingState, plan: TrainingPlan) -> bytes:
     import numpy as np
 
     arrays: dict[str, Any] = {
-        name: np.frombuffer(state.tensors[name], dtype="<f4").reshape(shape)
-        for name, shape in plan.tensors().items()
+        name: np.frombuffer(state.tensors[name], dtype="<f4").reshape(kind.rows, kind.columns)
+        for name, kind in plan.tensors().items()
     }
     with io.BytesIO() as file:
         np.savez(file, step=np.int64(state.step), **arrays)
@@ -170,9 +170,13 @@ def _npz(state: TrainingState, plan: TrainingPlan) -> bytes:
 def _safetensors(state: TrainingState, plan: TrainingPlan) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"step": str(state.step)}}
     at, parts = 0, []
-    for name, shape in plan.tensors().items():
+    for name, kind in plan.tensors().items():
         content = state.tensors[name]
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + len(content)]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": [kind.rows, kind.columns],
+            "data_offsets": [at, at + len(content)],
+        }
         at += len(content)
         parts.append(content)
     text = json.dumps(header, separators=(",", ":")).encode()

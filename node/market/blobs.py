@@ -189,7 +189,7 @@ class GatewayBlobs:
             if facts is None:
                 size = manifest.size_bytes
                 if size > DATASET_BYTES_MAX:
-                    facts = DatasetFacts(size, 0, 0, 0, b"", "too large")
+                    facts = DatasetFacts(size, 0, 0, 0, 0, 0, b"", "too large")
                 else:
                     try:
                         facts = read_dataset_facts(self._store.read(name))

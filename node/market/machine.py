@@ -23,7 +23,7 @@ from node.home.config import parse_operator
 from node.home.files import write_whole
 from node.home.options import NodeOptions
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole
-from tasks.spec import RATE_MAX, step_units_of
+from tasks.spec import RATE_MAX
 
 __all__ = ["Rate", "available_memory_bytes", "describe_machine", "known_rate", "measure_rate", "renewed_rate"]
 
@@ -256,19 +256,20 @@ def _program_rate(program: _Program) -> int:
     labels = bytes(i % classes for i in range(PROGRAM_ROWS))
     dataset = Dataset("rate", PROGRAM_ROWS, columns, classes, 4, PROGRAM_ROWS, features, labels)
     plan = TrainingPlan(
-        widths=program.widths, activation="relu", batch=program.batch, seed=bytes(32),
+        widths=program.widths, activation="relu", batch=program.batch, rows=PROGRAM_ROWS,
+        train_rows=PROGRAM_ROWS, shift=4, seed=bytes(32),
         learning_rate_nano=1_000_000, beta1_nano=900_000_000, beta2_nano=999_000_000, epsilon_nano=10,
         weight_decay_nano=0,
     )  # fmt: skip
     trainer = Trainer(plan, dataset, NumpyArrays(), initial_state(plan))
-    trainer.run_segment(program.steps)
+    trainer.run_steps(program.steps)
     batches: list[int] = []
     began = time.perf_counter()
     while sum(batches) < RATE_CPU_S * 1e9 and time.perf_counter() - began < RATE_WALL_S:
         started_ns = time.process_time_ns()
-        trainer.run_segment(program.steps)
+        trainer.run_steps(program.steps)
         batches.append(time.process_time_ns() - started_ns)
-    return _rate(batches, program.steps * step_units_of(plan, PROGRAM_ROWS))
+    return _rate(batches, program.steps * plan.step_units)
 
 
 def _measured() -> Rate:

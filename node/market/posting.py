@@ -36,8 +36,8 @@ __all__ = [
 DIGITS_BLOB: Final = bytes.fromhex("ac8af8cd1abda2e423f2ef654d6a78db02dee309b6bebc7e49f47a7aec755a0d")
 """The content address of the digits data set: it is made only for a job that trains on it."""
 DIGITS_FACTS: Final = DatasetFacts(
-    116832, 64, 10, 1437,
-    bytes.fromhex("f8cb84299bd6aba273e83e4a872f2f673480ce6412539fbffa46f9f7b862a9ea"), "",
+    116832, 64, 10, 1797, 1437, 4,
+    bytes.fromhex("fb6be493eefef2e6d77521b4e2a94eda824ef0f7421054e742047b3fedd10bf2"), "",
 )  # fmt: skip
 """What it is as a data set."""
 

@@ -23,7 +23,9 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
         "dataset": {
             "blob": "0x" + spec.dataset.blob.hex(),
             "root": "0x" + spec.dataset.root.hex(),
+            "rows": spec.dataset.rows,
             "samples": spec.dataset.samples,
+            "shift": spec.dataset.shift,
         },
         "batch": spec.batch,
         "optimiser": spec.optimiser._asdict(),

@@ -216,7 +216,9 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
             "level": NUMBER,
             "profile": STRING,
             "model": obj({"name": STRING, "widths": array(NUMBER), "activation": STRING}),
-            "dataset": obj({"blob": HASH_OUT, "root": HASH_OUT, "samples": NUMBER}),
+            "dataset": obj(
+                {"blob": HASH_OUT, "root": HASH_OUT, "rows": NUMBER, "samples": NUMBER, "shift": NUMBER}
+            ),
             "batch": NUMBER,
             "optimiser": obj(
                 {

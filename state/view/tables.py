@@ -47,8 +47,6 @@ class Table(IntEnum):
     """time_ms (8) || task id -> event to fire."""
     PARKED = 0x24
     """class of requirement (3) || turn (1) || highest price, inverted (16) || task id -> nothing."""
-    CALL = 0x25
-    """Nothing -> when the last call was; class of requirement (3) -> what its last calls paid."""
     ESCROW = 0x30
     """task id -> escrow account."""
     EARNINGS = 0x31

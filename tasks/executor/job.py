@@ -51,7 +51,6 @@ class Job:
     """A plan with its data, its start and its division: segments are what is checked, windows what is paid."""
 
     plan: TrainingPlan
-    samples: int
     dataset_root: bytes
     init_root: bytes
     total_steps: int
@@ -69,7 +68,7 @@ class Job:
     @classmethod
     def of(cls, spec: JobSpec) -> Job:
         """Return what ``spec`` asks for. Raises UnsupportedJob."""
-        return cls(spec.plan(), spec.dataset.samples, spec.dataset.root, spec.init_root, *spec.schedule)
+        return cls(spec.plan(), spec.dataset.root, spec.init_root, *spec.schedule)
 
     @property
     def segments(self) -> int:
@@ -93,9 +92,7 @@ class Job:
         """Return the canonical bytes, by which the journal and the process know the job."""
         plan = self.plan
         return encode([
-            1, list(plan.widths), plan.activation, plan.batch, plan.seed, plan.learning_rate_nano, plan.beta1_nano,
-            plan.beta2_nano, plan.epsilon_nano, plan.weight_decay_nano,
-            *astuple(self)[1:],
+            1, list(plan.widths), *astuple(plan)[1:], *astuple(self)[1:],
         ])  # fmt: skip
 
     @classmethod
@@ -103,12 +100,15 @@ class Job:
         """Read a job. Raises DecodeError or UnsupportedJob."""
         match decode(data, limit_bytes=SMALL_FRAME_BYTES):
             case [
-                1, list(widths), str(activation), int(batch), bytes(seed), int(rate), int(beta1), int(beta2),
-                int(epsilon), int(decay), int(samples), bytes(dataset_root), bytes(init_root), int(total),
-                int(segment), int(window),
+                1, list(widths), str(activation), int(batch), int(rows), int(train_rows), int(shift), bytes(seed),
+                int(rate), int(beta1), int(beta2), int(epsilon), int(decay), bytes(dataset_root), bytes(init_root),
+                int(total), int(segment), int(window),
             ] if all(type(width) is int for width in widths):  # fmt: skip
-                plan = TrainingPlan(tuple(widths), activation, batch, seed, rate, beta1, beta2, epsilon, decay)
-                return cls(plan, samples, dataset_root, init_root, total, segment, window)
+                plan = TrainingPlan(
+                    tuple(widths), activation, batch, rows, train_rows, shift, seed, rate, beta1, beta2, epsilon,
+                    decay,
+                )  # fmt: skip
+                return cls(plan, dataset_root, init_root, total, segment, window)
             case _:
                 raise DecodeError("not a job")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.programs.classifier import SCORED_ROWS
 from tasks.spec import JobSpec
 
 __all__ = ["Needs", "needs_of"]
@@ -12,7 +12,8 @@ __all__ = ["Needs", "needs_of"]
 PROCESS_BYTES: Final = 192 << 20
 """Of a job's process before it knows its job."""
 PARAMETER_BYTES: Final = 72
-"""Of a job's process for each parameter: values, gradients and moments as float64, the state as it is sent."""
+"""Of a job's process for each parameter: values, gradients and moments as binary64, and as integers. A state that
+is sent takes less."""
 ACTIVATION_BYTES: Final = 16
 """Of a job's process for each input or output of a layer and sample of a batch."""
 SCRATCH_BYTES: Final = 72
@@ -42,12 +43,12 @@ def needs_of(spec: JobSpec, *, open_windows_max: int) -> Needs:
     A job of fewer windows never has more of them open than it has.
     """
     plan = spec.plan()
-    dataset = min(DATASET_BYTES_MAX, 2 * spec.dataset.samples * (plan.widths[0] + 1))
+    dataset = plan.rows * (plan.widths[0] + 1)
     window = (spec.schedule.window_steps // spec.schedule.segment_steps + 1) * plan.state_limit_bytes
     return Needs(
         process=PROCESS_BYTES
         + PARAMETER_BYTES * plan.parameters
-        + plan.batch * (ACTIVATION_BYTES * sum(plan.widths) + SCRATCH_BYTES * max(plan.widths))
+        + max(plan.batch, SCORED_ROWS) * (ACTIVATION_BYTES * sum(plan.widths) + SCRATCH_BYTES * max(plan.widths))
         + DATASET_COPIES * dataset,
         node=STATE_COPIES * plan.state_limit_bytes + DATASET_COPIES * dataset,
         journal=window + 2 * plan.state_limit_bytes,

@@ -36,7 +36,7 @@ __all__ = [
 
 MACHINES_MAX: Final = 1024
 """Machines that are looked at; where there are more, nothing is said of all of them."""
-QUICK_PARAMETERS_MAX: Final = 1 << 20
+QUICK_PARAMETERS_MAX: Final = 1 << 18
 """Parameters of a model whose start is computed for a stranger: some 40 ms. Whoever posts a job computes any."""
 
 
@@ -61,18 +61,22 @@ class DatasetFacts(NamedTuple):
     size_bytes: int
     columns: int
     classes: int
+    rows: int
     train_rows: int
+    shift: int
     root: bytes
     error: str
 
 
 def read_dataset_facts(data: bytes) -> DatasetFacts:
-    """Return the facts of a blob's content; up to a second for the largest."""
+    """Return the facts of a blob's content; up to one and a half seconds for the largest."""
     try:
         found = Dataset.decode(data)
     except DekubeError as error:
-        return DatasetFacts(len(data), 0, 0, 0, b"", str(error))
-    return DatasetFacts(len(data), found.columns, found.classes, found.train_rows, found.root(), "")
+        return DatasetFacts(len(data), 0, 0, 0, 0, 0, b"", str(error))
+    return DatasetFacts(
+        len(data), found.columns, found.classes, found.rows, found.train_rows, found.shift, found.root(), ""
+    )
 
 
 def dataset_objections(spec: JobSpec, facts: DatasetFacts) -> list[Objection]:
@@ -91,9 +95,14 @@ def dataset_objections(spec: JobSpec, facts: DatasetFacts) -> list[Objection]:
     if facts.root != spec.dataset.root:
         text = f"{blob} has the root 0x{facts.root.hex()}, dataset.root says 0x{spec.dataset.root.hex()}"
         found.append(Objection("dataset_root_differs", text))
-    if facts.train_rows != spec.dataset.samples:
-        text = f"{blob} has {facts.train_rows} training rows, dataset.samples says {spec.dataset.samples}"
-        found.append(Objection("dataset_samples_differ", text))
+    named = spec.dataset
+    for code, name, has, what, says in (
+        ("dataset_rows_differ", "rows", facts.rows, "rows", named.rows),
+        ("dataset_samples_differ", "samples", facts.train_rows, "training rows", named.samples),
+        ("dataset_shift_differs", "shift", facts.shift, "as its shift", named.shift),
+    ):
+        if has != says:
+            found.append(Objection(code, f"{blob} has {has} {what}, dataset.{name} says {says}"))
     begin, end = spec.model.widths[0], spec.model.widths[-1]
     if (facts.columns, facts.classes) != (begin, end):
         text = (
@@ -110,7 +119,7 @@ def dataset_objections(spec: JobSpec, facts: DatasetFacts) -> list[Objection]:
 def check_start(spec: JobSpec, *, any_size: bool = True) -> list[Objection]:
     """Return that ``init_root`` is not the root of the state before the first step, where that is so.
 
-    Without ``any_size`` a large model is not looked at: its start takes up to a second and a half to compute.
+    Without ``any_size`` a large model is not looked at: its start takes up to three seconds to compute.
     """
     plan = spec.plan()
     if not any_size and plan.parameters > QUICK_PARAMETERS_MAX:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from tasks.programs.operators import Attributes
 from tasks.programs.operators.rows import SUM_BITS
 from tasks.programs.operators.scalars import constant_bits
-from tasks.programs.program import Call, Program, Source, SourceKind
+from tasks.programs.program import Call, Computation, Program, Source, SourceKind
 from tasks.programs.table import OPERATORS
 
 __all__ = ["Builder", "Quantised"]
@@ -60,6 +60,10 @@ class Builder:
     def row_sum(self, values: int) -> int:
         """Return the sum of each row."""
         return self.call("row_sum", values, self.call("row_exponent", values, attributes=(SUM_BITS,)))
+
+    def computation(self, result: int) -> Computation:
+        """Return all calls, for one result."""
+        return Computation(self._sources, tuple(self._numbers), result, OPERATORS)
 
     def program(self, stores: Mapping[str, int], probe: int, loss: int) -> Program:
         """Return the program of all calls. Raises ProgramInvalid."""

@@ -15,10 +15,20 @@ from tasks.programs.checks import check_bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators.rows import TERMS_MAX
 from tasks.programs.operators.scalars import NANO
-from tasks.programs.program import Program, Source, SourceKind
+from tasks.programs.program import Computation, Program, Source, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
 
-__all__ = ["ACTIVATIONS", "FEATURES", "LABELS", "ClassifierShape", "Rates", "classifier_program"]
+__all__ = [
+    "ACTIVATIONS",
+    "FEATURES",
+    "LABELS",
+    "LAYERS_MAX",
+    "SCORED_ROWS",
+    "ClassifierShape",
+    "Rates",
+    "classifier_program",
+    "classifier_scores",
+]
 
 ACTIVATIONS: Final = ("relu", "silu")
 FEATURES: Final = "features"
@@ -30,6 +40,8 @@ MOMENT_LIMIT: Final = 100
 PROBE_LIMIT: Final = 100
 BITS: Final = 15
 HEAD_BITS: Final = 20
+SCORED_ROWS: Final = 256
+"""Rows whose scores are computed at once."""
 _ARGUMENT_EXPONENT: Final = 7
 """Where silu bends: beyond 2^7 the sigmoid is 0 or 1 to any precision that is kept."""
 
@@ -84,12 +96,26 @@ def classifier_program(shape: ClassifierShape, rates: Rates) -> Program:
     return program
 
 
+def classifier_scores(shape: ClassifierShape) -> Computation:
+    """Return the way forward for SCORED_ROWS rows of features: the computation of their scores.
+
+    It has the calls of a step, and runs as well for another number of rows.
+    """
+    features = Source(SourceKind.DATA, FEATURES, TensorType(ElementType.UINT8, SCORED_ROWS, shape.widths[0]))
+    return _Forward(shape, [features, *_state_sources(shape, "parameter")]).scores()
+
+
 def _sources(shape: ClassifierShape) -> list[Source]:
-    sources = [
+    return [
         Source(SourceKind.DATA, FEATURES, TensorType(ElementType.UINT8, shape.rows, shape.widths[0])),
         Source(SourceKind.DATA, LABELS, TensorType(ElementType.UINT8, shape.rows, 1)),
+        *_state_sources(shape, "adam_m", "adam_v", "parameter"),
     ]
-    for group in ("adam_m", "adam_v", "parameter"):
+
+
+def _state_sources(shape: ClassifierShape, *groups: str) -> list[Source]:
+    sources: list[Source] = []
+    for group in groups:
         for layer, (inputs, outputs) in enumerate(zip(shape.widths, shape.widths[1:], strict=False)):
             for part, rows, columns in (("bias", 1, outputs), ("weight", outputs, inputs)):
                 kind = TensorType(ElementType.BINARY32, rows, columns)
@@ -104,31 +130,20 @@ class _Gradients(NamedTuple):
     bias: int
 
 
-class _Classifier:
-    """The tensors of a step while its program is built."""
+class _Forward:
+    """The tensors of the way forward while a program is built."""
 
-    def __init__(self, shape: ClassifierShape, rates: Rates) -> None:
-        self._shape, self._rates, self._layers = shape, rates, len(shape.widths) - 1
-        self._build = Builder(_sources(shape))
+    def __init__(self, shape: ClassifierShape, sources: list[Source]) -> None:
+        self._shape, self._layers = shape, len(shape.widths) - 1
+        self._build = Builder(sources)
         self._zero, self._one = self._build.constant(0.0), self._build.constant(1.0)
 
-    def program(self) -> Program:
+    def scores(self) -> Computation:
         build = self._build
-        order = build.call("sample_order", attributes=(self._shape.batch, self._shape.train_rows))
-        rows = build.call("gather", build.source(SourceKind.DATA, FEATURES), order)
-        features = build.call("scale_bytes", rows, attributes=(self._shape.shift,))
-        labels = build.call("gather", build.source(SourceKind.DATA, LABELS), order)
-        targets = build.call("one_hot", labels, attributes=(self._shape.widths[-1],))
-        inputs, sums = self._forward(features)
-        loss, gradient = self._loss(sums[-1], targets)
-        gradients = self._backward(inputs, sums, gradient)
-        # It takes the whole way back, and has so few values that its hash costs nothing.
-        probe = build.call("store", gradients[0].bias, attributes=(PROBE_LIMIT,))
-        stores: dict[str, int] = {}
-        for layer, found in enumerate(gradients):
-            stores |= self._updated(f"{layer}/weight", found.weight, decays=True)
-            stores |= self._updated(f"{layer}/bias", found.bias, decays=False)
-        return build.program(stores, probe, loss)
+        features = build.call(
+            "scale_bytes", build.source(SourceKind.DATA, FEATURES), attributes=(self._shape.shift,)
+        )
+        return build.computation(self._forward(features)[1][-1])
 
     def _state(self, name: str) -> int:
         return self._build.call("load", self._build.source(SourceKind.STATE, name))
@@ -160,6 +175,32 @@ class _Classifier:
             return build.call("select", sums, sums, self._zero)
         bounded, gate = self._sigmoid(sums)
         return build.call("multiply", build.call("select", sums, sums, bounded), gate)
+
+
+class _Classifier(_Forward):
+    """The tensors of a step while its program is built."""
+
+    def __init__(self, shape: ClassifierShape, rates: Rates) -> None:
+        super().__init__(shape, _sources(shape))
+        self._rates = rates
+
+    def program(self) -> Program:
+        build = self._build
+        order = build.call("sample_order", attributes=(self._shape.batch, self._shape.train_rows))
+        rows = build.call("gather", build.source(SourceKind.DATA, FEATURES), order)
+        features = build.call("scale_bytes", rows, attributes=(self._shape.shift,))
+        labels = build.call("gather", build.source(SourceKind.DATA, LABELS), order)
+        targets = build.call("one_hot", labels, attributes=(self._shape.widths[-1],))
+        inputs, sums = self._forward(features)
+        loss, gradient = self._loss(sums[-1], targets)
+        gradients = self._backward(inputs, sums, gradient)
+        # It takes the whole way back, and has so few values that its hash costs nothing.
+        probe = build.call("store", gradients[0].bias, attributes=(PROBE_LIMIT,))
+        stores: dict[str, int] = {}
+        for layer, found in enumerate(gradients):
+            stores |= self._updated(f"{layer}/weight", found.weight, decays=True)
+            stores |= self._updated(f"{layer}/bias", found.bias, decays=False)
+        return build.program(stores, probe, loss)
 
     def _through_activation(self, gradient: int, sums: int) -> int:
         build = self._build

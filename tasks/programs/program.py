@@ -6,7 +6,7 @@ job's specification, so it is the same on every machine; its hash stands in what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -18,7 +18,7 @@ from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Operator
 from tasks.programs.tensors import TensorType
 
-__all__ = ["Call", "Place", "PlaceKind", "Program", "Source", "SourceKind"]
+__all__ = ["Call", "Computation", "Place", "PlaceKind", "Program", "Source", "SourceKind"]
 
 CALLS_MAX: Final = 1 << 16
 _VERSION: Final = 1
@@ -47,6 +47,44 @@ class Call(NamedTuple):
     operator: str
     inputs: tuple[int, ...]
     attributes: Attributes
+
+
+def types_of(
+    sources: Sequence[Source], calls: Sequence[Call], operators: Mapping[str, Operator]
+) -> tuple[TensorType, ...]:
+    """Return the type of each tensor, by number. Raises ProgramInvalid."""
+    types = [source.type.check() for source in sources]
+    for number, call in enumerate(calls, len(types)):
+        operator = operators.get(call.operator)
+        if operator is None:
+            raise ProgramInvalid(f"there is no operator {call.operator[:40]}")
+        if not all(0 <= at < number for at in call.inputs):
+            raise ProgramInvalid(f"call {number} reads a tensor that does not exist yet")
+        types.append(operator.shape([types[at] for at in call.inputs], call.attributes).check())
+    return tuple(types)
+
+
+def units_of(types: Sequence[TensorType], calls: Sequence[Call], operators: Mapping[str, Operator]) -> int:
+    """Return the work units of ``calls``, given the types of all tensors."""
+    return sum(
+        operators[call.operator].units([types[at] for at in call.inputs], types[number], call.attributes)
+        for number, call in enumerate(calls, len(types) - len(calls))
+    )
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Calls for one ``result``, outside of any step: nothing is proved of it. Raises ProgramInvalid."""
+
+    sources: tuple[Source, ...]
+    calls: tuple[Call, ...]
+    result: int
+    operators: Mapping[str, Operator]
+
+    @cached_property
+    def units(self) -> int:
+        """Work units of the calls."""
+        return units_of(types_of(self.sources, self.calls, self.operators), self.calls, self.operators)
 
 
 class PlaceKind(IntEnum):
@@ -104,24 +142,12 @@ class Program:
     @cached_property
     def types(self) -> tuple[TensorType, ...]:
         """Type of each tensor, by number. Raises ProgramInvalid."""
-        types = [source.type.check() for source in self.sources]
-        for number, call in enumerate(self.calls, len(types)):
-            operator = self.operators.get(call.operator)
-            if operator is None:
-                raise ProgramInvalid(f"there is no operator {call.operator[:40]}")
-            if not all(0 <= at < number for at in call.inputs):
-                raise ProgramInvalid(f"call {number} reads a tensor that does not exist yet")
-            types.append(operator.shape([types[at] for at in call.inputs], call.attributes).check())
-        return tuple(types)
+        return types_of(self.sources, self.calls, self.operators)
 
     @cached_property
     def units(self) -> int:
         """Work units of one step."""
-        types = self.types
-        return sum(
-            self.operators[call.operator].units([types[at] for at in call.inputs], types[number], call.attributes)
-            for number, call in enumerate(self.calls, len(self.sources))
-        )
+        return units_of(self.types, self.calls, self.operators)
 
     def call_of(self, tensor: int) -> Call | None:
         """Return the call that made a tensor; None for a source. Raises IndexError."""

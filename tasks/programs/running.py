@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from tasks.programs.arrays import Array, Arrays
@@ -10,10 +10,10 @@ from tasks.programs.checks import store_limit
 from tasks.programs.errors import SourceInvalid, StoreDiverged
 from tasks.programs.operators import Attributes, Context, Operator
 from tasks.programs.operators.storage import STORED_EXPONENT_MAX, STORED_EXPONENT_MIN, diverged_content
-from tasks.programs.program import Program, SourceKind
+from tasks.programs.program import Call, Computation, Program, SourceKind
 from tasks.programs.tensors import ElementType, TensorType
 
-__all__ = ["Runner", "StepResult", "content_of", "load_tensor"]
+__all__ = ["ResultRunner", "Runner", "StepResult", "content_of", "load_tensor"]
 
 _CODES: Final = {
     ElementType.BINARY64: "f8", ElementType.BINARY32: "f4", ElementType.INT64: "i8", ElementType.UINT8: "u1",
@@ -58,23 +58,50 @@ def content_of(arrays: Arrays, kind: TensorType, values: Array) -> bytes:
     return arrays.content(values, _CODES[kind.element])
 
 
+def _jobs(
+    first: int, calls: Sequence[Call], operators: Mapping[str, Operator], kept: Set[int]
+) -> tuple[_Job, ...]:
+    """Return ``calls``, whose results have numbers from ``first`` on, ready to run."""
+    last: dict[int, int] = {}
+    for at, call in enumerate(calls):
+        last |= dict.fromkeys((*call.inputs, at + first), at)
+    ends: dict[int, list[int]] = {}
+    for number, at in last.items():
+        if number not in kept:
+            ends.setdefault(at, []).append(number)
+    return tuple(
+        _Job(operators[call.operator], call.inputs, call.attributes, tuple(ends.get(at, ())))
+        for at, call in enumerate(calls)
+    )
+
+
+class ResultRunner:
+    """Runs a computation on one engine."""
+
+    def __init__(self, computation: Computation, arrays: Arrays) -> None:
+        self._arrays, self._result = arrays, computation.result
+        count = len(computation.sources)
+        self._jobs = _jobs(count, computation.calls, computation.operators, {*range(count), computation.result})
+
+    def run(self, sources: Sequence[Array], context: Context) -> Array:
+        """Return the result; memory of a tensor ends after the last call that reads it."""
+        tensors: list[Array] = [*sources, *[None] * len(self._jobs)]
+        for number, job in enumerate(self._jobs, len(sources)):
+            inputs = [tensors[at] for at in job.inputs]
+            tensors[number] = job.operator.run(self._arrays, inputs, job.attributes, context)
+            del inputs
+            for read in job.last:
+                tensors[read] = None
+        return tensors[self._result]
+
+
 class Runner:
     """Runs the steps of one program on one engine."""
 
     def __init__(self, program: Program, arrays: Arrays) -> None:
         self._program, self._arrays = program, arrays
         kept = {*range(len(program.sources)), *program.stores.values(), program.probe, program.loss}
-        last: dict[int, int] = {}
-        for at, call in enumerate(program.calls):
-            last |= dict.fromkeys((*call.inputs, at + len(program.sources)), at)
-        ends: dict[int, list[int]] = {}
-        for number, at in last.items():
-            if number not in kept:
-                ends.setdefault(at, []).append(number)
-        self._jobs = tuple(
-            _Job(program.operators[call.operator], call.inputs, call.attributes, tuple(ends.get(at, ())))
-            for at, call in enumerate(program.calls)
-        )
+        self._jobs = _jobs(len(program.sources), program.calls, program.operators, kept)
 
     def sources(self, state: Mapping[str, Array], data: Mapping[str, Array]) -> list[Array]:
         """Return the arrays that a step starts from, in the order of the sources."""

@@ -1,4 +1,4 @@
-"""The commitment to a state of a program: a Merkle root over its step and tensors (market.md 4.6)."""
+"""The commitments to a program's state and to a task's data: Merkle roots over their tensors (market.md 4.6)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from state.primitives.codec import encode
 from state.primitives.merkle import merkle_root
 from tasks.programs.tensors import TensorType
 
-__all__ = ["state_leaves", "state_root", "step_leaf", "tensor_leaf"]
+__all__ = ["data_root", "state_leaves", "state_root", "step_leaf", "tensor_leaf"]
 
 _STEP: Final = "step"
 
@@ -30,6 +30,11 @@ def state_leaves(step: int, tensors: Mapping[str, tuple[TensorType, bytes]]) -> 
     The tensor at ``position`` of that order is leaf ``position + 1``.
     """
     return [step_leaf(step), *(tensor_leaf(name, *tensors[name]) for name in sorted(tensors))]
+
+
+def data_root(tensors: Mapping[str, tuple[TensorType, bytes]]) -> bytes:
+    """Return the root of a task's data, given type and root of each tensor: leaves in the order of the names."""
+    return merkle_root([tensor_leaf(name, *tensors[name]) for name in sorted(tensors)])
 
 
 def state_root(step: int, tensors: Mapping[str, tuple[TensorType, bytes]]) -> bytes:

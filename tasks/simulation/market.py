@@ -127,8 +127,8 @@ def job_of(shape: JobShape) -> JobSpec:
     """Return a specification of this shape."""
     window = shape.segments * shape.segment_steps
     return JobSpec(
-        kind="train", level=3, profile="exact/1", model=Model("mlp", (64, 32, 10), "relu"),
-        dataset=Dataset(b"d" * 32, b"D" * 32, 1437), batch=_BATCH,
+        kind="train", level=3, profile="exact/2", model=Model("mlp", (64, 32, 10), "relu"),
+        dataset=Dataset(b"d" * 32, b"D" * 32, 1797, 1437, 4), batch=_BATCH,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=shape.seed,
         init_root=b"i" * 32, schedule=Schedule(window * shape.windows, shape.segment_steps, window),
         max_price_per_tera_unit=shape.price_max, requirements=Requirements(0, 0, 0),

@@ -55,9 +55,7 @@ from tasks import spec as specification
 from tasks.custody import chunks, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan
-from tasks.engines import state as training_state
-from tasks.ledger import auction, bonds, carriage, parking, progress, registry, settlement, transitions
-from tasks.ledger import calls as market_calls
+from tasks.ledger import bonds, carriage, parking, progress, registry, settlement, transitions
 from tasks.ledger import records as task_records
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
@@ -164,13 +162,6 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "releases_max_of_task": settlement.RELEASES_MAX,
         "poked_windows_max": transitions.POKED_WINDOWS_MAX,
         "sponsor_share_bps_max": bonds.SHARE_BPS_MAX,
-        "prices_bytes_max": market_calls.PRICES_LIMIT_BYTES,
-        "call_bytes_max": market_calls.CALL_LIMIT_BYTES,
-        "fails_max": auction.FAILS_MAX,
-        "rivals_max": auction.RIVALS_MAX,
-        "drawn_max": market_calls.DRAWN_MAX,
-        "prices_kept": market_calls.PRICES_KEPT,
-        "withdrawal_ms_max": progress.WITHDRAWAL_MS_MAX,
         "wakes_max": progress.WAKES_MAX,
         "passed_max": progress.PASSED_MAX,
         "looks_max": parking.LOOKS_MAX,
@@ -184,8 +175,9 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "window_states_bytes_max": specification.WINDOW_STATES_BYTES_MAX,
         "segment_ms_max": specification.SEGMENT_MS_MAX,
         "dataset_bytes_max": datasets.DATASET_BYTES_MAX,
+        "dataset_leaves_max": datasets.DATASET_LEAVES_MAX,
+        "dataset_rows_max": datasets.ROWS_MAX,
         "match_ms_max": specification.MATCH_MS_MAX,
-        "tensor_leaf_bytes": training_state.TENSOR_LEAF_BYTES,
         "program_leaf_bytes": tensors.LEAF_BYTES,
         "chunk_bytes": chunks.CHUNK_BYTES,
         "inputs_max": keys.INPUTS_MAX,

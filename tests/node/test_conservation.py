@@ -59,7 +59,7 @@ from tests.state.transition.test_hostile import FEE, KEYS, Chaos
 from tests.tasks.world import DKB, WORTH, leaves_of, proof_of, salt, spec, state_after, work_of
 
 NONCE = b"n" * 32
-GAS_LIMIT = 3_000_000
+GAS_LIMIT = 8_000_000
 GAPS_MS = (0, 0, 0, 0, 0, 0, 0, 40_000, 600_000, 10**9)
 MARKET = {"tasks.registration_valid_ms": 10**12, "consensus.block_interval_ms": 1}
 

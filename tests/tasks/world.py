@@ -61,7 +61,6 @@ QUICK: Final = TaskParameters(
     seal_ms_min=10_000, seal_slack=1, reveal_ms=5_000, final_ms=3_000, bond_release_ms=20_000, cool_down_ms=4_000,
     cool_down_doublings_max=2, match_retry_ms=2_000, retire_ms=10_000, check_fee_min=10**12,
     decline_ms=1_000, decline_doublings_max=2, reputation_charge_min=1, open_windows_max=3, opening_extra_ms=5_000,
-    call_ms=0, order_blocks=0,
 )  # fmt: skip
 
 
@@ -74,8 +73,8 @@ def spec(
     gpus: int = 0,
 ) -> JobSpec:  # fmt: skip
     return JobSpec(
-        kind="train", level=3, profile="exact/1", model=Model("mlp", (64, 32, 10), "relu"),
-        dataset=Dataset(b"d" * 32, b"D" * 32, 1437), batch=32,
+        kind="train", level=3, profile="exact/2", model=Model("mlp", (64, 32, 10), "relu"),
+        dataset=Dataset(b"d" * 32, b"D" * 32, 1797, 1437, 4), batch=32,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=b"s" * 32,
         init_root=b"i" * 32, schedule=Schedule(total, segment, window),
         max_price_per_tera_unit=price, requirements=Requirements(gpus, 0, 0), match_ms=match_ms,

@@ -73,7 +73,6 @@ BOND: Final = 100 * COIN
 PRICE: Final = 10**18
 PARAMETERS: Final = {
     "tasks.verifiers": 1, "tasks.verifiers_new": 1, "tasks.draw_blocks": 1, "tasks.match_retry_ms": 200,
-    "tasks.call_ms": 0, "tasks.order_blocks": 0,
     "tasks.replace_ms": 500, "tasks.final_ms": 500, "tasks.accept_ms": 120_000, "tasks.prepare_ms": 120_000,
     "tasks.seal_ms_min": 120_000, "tasks.reveal_ms": 120_000,
 }  # fmt: skip
@@ -157,8 +156,8 @@ def job(number: int) -> Job:
     """Return the job of play ``number``."""
     blob = digest(b"wallet-tests", b"data")
     spec = JobSpec(
-        kind="train", level=3, profile="exact/1", model=Model("mlp", (64, 32, 10), "relu"),
-        dataset=Dataset(blob, blob, 1_000), batch=32,
+        kind="train", level=3, profile="exact/2", model=Model("mlp", (64, 32, 10), "relu"),
+        dataset=Dataset(blob, blob, 1_200, 1_000, 4), batch=32,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 10_000_000),
         seed=digest(b"wallet-tests", b"seed" + bytes([number])), init_root=bytes(32),
         schedule=Schedule(1, 1, 1), max_price_per_tera_unit=PRICE * (number + 1),

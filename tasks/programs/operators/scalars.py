@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["BIAS_CORRECTION", "NANO", "SAMPLE_ORDER", "SCALAR", "constant_bits"]
 
 NANO: Final = 1_000_000_000
+EPOCH_UNITS: Final = 2_000_000
+"""Work units of a batch's samples for each epoch that they fill: the keys of its order, and a few dozen calls."""
 _NEGLIGIBLE: Final = 2.0**-100
 _PLACES: Final = 4_096
 """Places of an epoch that the kernel computes at once and keeps."""
@@ -157,8 +159,9 @@ class SampleOrder:
         return TensorType(ElementType.INT64, batch, 1)
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
+        """See Operator. Each epoch that the batch fills has an order of its own."""
+        batch, samples = attributes
+        return work(self.name, output) + EPOCH_UNITS * -(-batch // samples)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from node.cli.jobs import encode_state, read_spec, spec_from_json, spec_to_json, write_file
 from state.primitives.errors import ConfigError
+from tasks.engines.datasets import ROWS_MAX
 from tasks.engines.state import TrainingState
 from tasks.engines.training import initial_state
 from tasks.spec import (
@@ -19,7 +20,7 @@ from tasks.spec import (
     LEVEL_EXACT,
     MODEL_MLP,
     OPTIMISER_ADAMW,
-    PROFILE_EXACT_1,
+    PROFILE_EXACT_2,
     Dataset,
     JobSpec,
     Model,
@@ -35,9 +36,9 @@ def make_spec() -> JobSpec:
     return JobSpec(
         kind=KIND_TRAIN,
         level=LEVEL_EXACT,
-        profile=PROFILE_EXACT_1,
+        profile=PROFILE_EXACT_2,
         model=Model(MODEL_MLP, (8, 6, 3), "relu"),
-        dataset=Dataset(b"\1" * 32, b"\2" * 32, 500),
+        dataset=Dataset(b"\1" * 32, b"\2" * 32, 600, 500, 4),
         batch=16,
         optimiser=Optimiser(OPTIMISER_ADAMW, 2_000_000, 900_000_000, 999_000_000, 10, 0),
         seed=b"\3" * 32,
@@ -57,7 +58,7 @@ def test_a_job_survives_its_json_form_even_with_amounts_beyond_what_json_readers
 
 
 @given(
-    st.integers(1, 2**62),
+    st.integers(1, ROWS_MAX),
     st.integers(1, 1 << 100),
     st.binary(min_size=32, max_size=32),
     st.sampled_from(["relu", "silu"]),
@@ -66,7 +67,7 @@ def test_every_valid_job_survives(samples: int, price: int, seed: bytes, activat
     spec = SPEC._replace(
         seed=seed,
         max_price_per_tera_unit=price,
-        dataset=SPEC.dataset._replace(samples=min(samples, 1 << 22)),
+        dataset=SPEC.dataset._replace(rows=max(600, samples), samples=samples),
         model=SPEC.model._replace(activation=activation),
     )
     assert spec_from_json(spec_to_json(spec)) == decode_spec(encode_spec(spec))
@@ -138,8 +139,8 @@ def test_a_state_reads_back_from_numpy(tmp_path: Path) -> None:
     write_file(tmp_path / "model.npz", encode_state(state, plan, ".npz"))
     with np.load(tmp_path / "model.npz", allow_pickle=False) as loaded:
         assert int(loaded["step"]) == 7
-        for name, shape in plan.tensors().items():
-            assert loaded[name].shape == tuple(shape)
+        for name, kind in plan.tensors().items():
+            assert loaded[name].shape == (kind.rows, kind.columns)
             assert loaded[name].astype("<f4").tobytes() == state.tensors[name]
 
 

@@ -161,7 +161,7 @@ async def test_a_node_says_what_a_blob_is_as_a_data_set_and_reads_it_once(
     assert ask(right) == read_dataset_facts(BLOB) and not reads
     monkeypatch.setattr(node.market.blobs, "DATASET_BYTES_MAX", 10)
     large = store.add(b"x" * 11)
-    assert ask(large) == (11, 0, 0, 0, b"", "too large") and not reads
+    assert ask(large) == (11, 0, 0, 0, 0, 0, b"", "too large") and not reads
     answer = handler_of(REQUESTS[BlobRequests.dataset_facts], ask)
     for params in ([], [b"short"], ["0x"], [right, 1]):
         with pytest.raises(DecodeError):

@@ -48,7 +48,7 @@ from tasks.ledger.registry import load_node, require_node
 from tasks.ledger.transitions import CREATE_TASK, DEMAND_RESULT, GIVE_UP_TASK, SEAL_VERDICT, task_id_of
 from tasks.ledger.verification import seal_time
 from tasks.proofs import Code, Finding
-from tasks.spec import Dataset, JobSpec, encode_spec
+from tasks.spec import JobSpec, encode_spec
 from tests.node.world import COIN, PARAMETERS, Machine, World
 from tests.p2p.helpers import account
 from tests.tasks.executor.helpers import BLOB, make_spec
@@ -87,7 +87,7 @@ class Market:
         async with trio.open_nursery() as registering:
             for machine in self.machines:
                 registering.start_soon(machine.register)
-            spec = spec._replace(dataset=Dataset(blob, spec.dataset.root, spec.dataset.samples))
+            spec = spec._replace(dataset=spec.dataset._replace(blob=blob))
             posting: list[Value] = [encode_spec(spec)]
             registering.start_soon(self.world.wallet(REQUESTER).send, CREATE_TASK, posting)
             await self.world.mint_until(lambda: not registering.child_tasks)

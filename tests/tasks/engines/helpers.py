@@ -8,8 +8,8 @@ from tasks.engines.datasets import Dataset
 from tasks.engines.plan import TrainingPlan
 
 SEED = bytes(range(32))
-RELU = TrainingPlan((12, 16, 4), "relu", 16, SEED, 3_000_000, weight_decay_nano=10_000_000)
-SILU = TrainingPlan((12, 20, 9, 4), "silu", 10, SEED, 5_000_000, weight_decay_nano=1_000_000)
+RELU = TrainingPlan((12, 16, 4), "relu", 16, 90, 70, 8, SEED, 3_000_000, weight_decay_nano=10_000_000)
+SILU = TrainingPlan((12, 20, 9, 4), "silu", 10, 90, 70, 8, SEED, 5_000_000, weight_decay_nano=1_000_000)
 
 
 def made_up_dataset(columns: int = 12, classes: int = 4, rows: int = 90, train_rows: int = 70) -> Dataset:

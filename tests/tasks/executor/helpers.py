@@ -24,9 +24,9 @@ def make_spec(
     spec = specs.JobSpec(
         kind=specs.KIND_TRAIN,
         level=specs.LEVEL_EXACT,
-        profile=specs.PROFILE_EXACT_1,
+        profile=specs.PROFILE_EXACT_2,
         model=specs.Model(specs.MODEL_MLP, (12, 16, 4), "relu"),
-        dataset=specs.Dataset(bytes(32), DATA.root(), DATA.train_rows),
+        dataset=specs.Dataset(bytes(32), DATA.root(), DATA.rows, DATA.train_rows, DATA.shift),
         batch=16,
         optimiser=specs.Optimiser(specs.OPTIMISER_ADAMW, rate, 900_000_000, 999_000_000, 10, 10_000_000),
         seed=seed,
@@ -47,8 +47,8 @@ def make_order(total: int = 40, *, evaluate: bool = True) -> Train:
 
 def endless_order(widths: tuple[int, ...] = (12, 16, 4)) -> Train:
     """A job that runs until it is stopped."""
-    plan = TrainingPlan(widths, "relu", 16, SEED, 1)
-    job = Job(plan, DATA.train_rows, DATA.root(), initial_state(plan).root(plan), 10**9, 10**9, 10**9)
+    plan = TrainingPlan(widths, "relu", 16, DATA.rows, DATA.train_rows, DATA.shift, SEED, 1)
+    job = Job(plan, DATA.root(), initial_state(plan).root(plan), 10**9, 10**9, 10**9)
     return Train(job, BLOB, None, 10**9, False)
 
 

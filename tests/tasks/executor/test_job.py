@@ -13,6 +13,7 @@ from state.primitives.errors import DecodeError
 from tasks.dispute.commitments import StepRecord
 from tasks.dispute.game import Side
 from tasks.engines.errors import UnsupportedJob
+from tasks.executor.child import warm_up_plan
 from tasks.executor.job import (
     Cancel,
     ChildFrame,
@@ -30,6 +31,7 @@ from tasks.executor.job import (
     frame,
 )
 from tasks.executor.playing import MoreMoves, Play, Played
+from tasks.programs.table import OPERATORS
 from tests.tasks.executor.helpers import make_order, make_spec
 
 JOB = Job.of(make_spec())
@@ -116,3 +118,8 @@ def test_frames_are_cut_wherever_the_stream_was(bodies: list[bytes], size: int) 
 def test_an_oversized_frame_is_refused_by_its_header_alone() -> None:
     with pytest.raises(DecodeError):
         FrameReader(50).feed((51).to_bytes(4, "big"))
+
+
+def test_the_warm_up_runs_every_operator() -> None:
+    """The process reads no file once it is shut in: a kernel that loads something must have run before."""
+    assert {call.operator for call in warm_up_plan().program.calls} == OPERATORS.keys()

@@ -26,8 +26,8 @@ from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, WORTH, Manners, Wor
 DAY_MS: Final = 24 * HOUR_MS
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
 IDLE: Final = Manners(silent=frozenset(Action))
-SLOW: Final = TaskParameters(registration_valid_ms=30 * DAY_MS, call_ms=0, order_blocks=0)
-"""The defaults, but for machines of tests that do nothing for days, and calls in each block."""
+SLOW: Final = TaskParameters(registration_valid_ms=30 * DAY_MS)
+"""The defaults, but for machines of tests that do nothing for days."""
 
 
 def node_of(world: World, address: bytes) -> NodeRecord:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS
 from state.primitives.errors import DecodeError
 from tasks.engines.builtin_datasets import make_dataset
-from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX, ROWS_MAX
 from tasks.ledger.registry import NodeRole, require_node, save_node
 from tasks.ledger.screening import (
     MACHINES_MAX,
@@ -44,7 +44,10 @@ def codes(objections: object) -> list[str]:
 
 
 def test_nothing_is_known_against_a_job_that_fits() -> None:
-    assert DatasetFacts(len(BLOB), DATA.columns, DATA.classes, DATA.train_rows, DATA.root(), "") == FACTS
+    expected = DatasetFacts(
+        len(BLOB), DATA.columns, DATA.classes, DATA.rows, DATA.train_rows, DATA.shift, DATA.root(), ""
+    )
+    assert expected == FACTS
     assert dataset_objections(JOB, FACTS) == check_start(JOB) == []
 
 
@@ -58,13 +61,18 @@ def test_a_file_that_is_not_a_data_set_is_named(content: bytes) -> None:
 
 
 def test_a_blob_that_is_too_large_is_named_without_being_read() -> None:
-    facts = DatasetFacts(DATASET_BYTES_MAX + 1, 0, 0, 0, b"", "too large")
+    facts = DatasetFacts(DATASET_BYTES_MAX + 1, 0, 0, 0, 0, 0, b"", "too large")
     assert codes(dataset_objections(JOB, facts)) == ["dataset_too_large"]
 
 
 def test_another_data_set_than_the_jobs_is_named_with_what_differs() -> None:
-    other = read_dataset_facts(replace(DATA, train_rows=DATA.train_rows - 1).encode())
-    assert codes(dataset_objections(JOB, other)) == ["dataset_root_differs", "dataset_samples_differ"]
+    other = read_dataset_facts(replace(DATA, train_rows=DATA.train_rows - 1, shift=DATA.shift - 1).encode())
+    assert codes(dataset_objections(JOB, other)) == ["dataset_samples_differ", "dataset_shift_differs"]
+    longer = replace(
+        DATA, rows=DATA.rows + 1, features=DATA.features + bytes(DATA.columns), labels=DATA.labels + bytes(1)
+    )
+    facts = read_dataset_facts(longer.encode())
+    assert codes(dataset_objections(JOB, facts)) == ["dataset_root_differs", "dataset_rows_differ"]
     changed = JOB._replace(model=Model("mlp", (13, 16, 4), "relu"))
     [(code, text)] = dataset_objections(changed, FACTS)
     assert (code, "12 features and 4 classes" in text, "begins with 13" in text) == (
@@ -194,11 +202,17 @@ def test_the_chain_refuses_what_no_machine_and_no_data_set_can_ever_be() -> None
     assert decode_spec(encode_spec(wanted)) == wanted
     with pytest.raises(DecodeError, match="gpus"):
         decode_spec(encode_spec(spec()._replace(requirements=Requirements(GPUS_MAX + 1, 0, 0))))
-    rows = DATASET_BYTES_MAX // 64
-    for samples, fits in ((rows - 2 * rows // 64, True), (rows + 1, False)):
-        job = spec()._replace(dataset=Dataset(b"d" * 32, b"D" * 32, samples))
+    for width, rows, fits in (
+        (64, ROWS_MAX, True), (64, ROWS_MAX + 1, False),
+        (128, DATASET_BYTES_MAX // 129, True), (128, DATASET_BYTES_MAX // 129 + 1, False),
+        (129, DATASET_LEAVES_MAX // 3, True), (129, DATASET_LEAVES_MAX // 3 + 1, False),
+        (4096, DATASET_BYTES_MAX // 4097, True), (4096, DATASET_BYTES_MAX // 4097 + 1, False),
+    ):  # fmt: skip
+        job = spec()._replace(
+            dataset=Dataset(b"d" * 32, b"D" * 32, rows, 1, 8), model=Model("mlp", (width, 10), "relu")
+        )
         if fits:
             assert decode_spec(encode_spec(job)) == job
         else:
-            with pytest.raises(DecodeError, match="data set"):
+            with pytest.raises(DecodeError, match="rows"):
                 decode_spec(encode_spec(job))

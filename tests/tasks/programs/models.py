@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tasks.engines.datasets import Dataset
-from tasks.engines.order import initial_weights
+from tasks.engines.weights import initial_weights
 from tasks.programs.classifier import FEATURES, LABELS
 from tasks.programs.program import Program, SourceKind
 from tests.tasks.engines.helpers import SEED
@@ -19,7 +19,7 @@ def first_state(program: Program) -> dict[str, bytes]:
             group, layer, part = source.key.split("/")
             found[source.key] = bytes(source.type.size_bytes)
             if (group, part) == ("parameter", "weight"):
-                weights = initial_weights(SEED, int(layer), source.type.columns, source.type.rows).T
+                weights = initial_weights(SEED, int(layer), source.type.columns, source.type.rows)
                 found[source.key] = (weights.astype("<f4") + np.float32(0)).tobytes()
     return found
 
