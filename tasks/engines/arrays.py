@@ -1,4 +1,4 @@
-"""NumPy's spelling of the array operations that the exact profiles stand on (market.md 4.2)."""
+"""NumPy's spelling of the array operations that exact programs stand on (market.md 4.2)."""
 
 from __future__ import annotations
 
@@ -93,10 +93,6 @@ class NumpyArrays:
     def power_of_two(self, exponents: Array) -> Array:
         """See Arrays."""
         return ((exponents + _EXPONENT_BIAS) << _EXPONENT_SHIFT).view(np.float64)
-
-    def clip_integers(self, values: Array, low: int, high: int) -> Array:
-        """See Arrays."""
-        return np.clip(values, low, high)
 
     def to_integers(self, values: Array) -> Array:
         """See Arrays."""

@@ -22,6 +22,7 @@ from tasks.programs.classifier import (
     classifier_program,
     classifier_scores,
 )
+from tasks.programs.classifier_units import classifier_units
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.program import Computation, Program
 from tasks.programs.tensors import ElementType, TensorType
@@ -44,18 +45,11 @@ BATCH_MAX: Final = 4096
 NANO: Final = 1_000_000_000
 PROGRAMS_HELD_MAX: Final = 64
 """Programs kept in memory; the largest has 0.3 MB and is built in 5 ms."""
-UNITS_HELD_MAX: Final = 1 << 14
-"""Work units kept in memory, by what they follow from: tasks are priced by them again and again."""
 
 
 @lru_cache(maxsize=PROGRAMS_HELD_MAX)
 def _program(shape: ClassifierShape, rates: Rates) -> Program:
     return classifier_program(shape, rates)
-
-
-@lru_cache(maxsize=UNITS_HELD_MAX)
-def _units(shape: ClassifierShape, rates: Rates) -> int:
-    return _program(shape, rates).units
 
 
 @dataclass(frozen=True)
@@ -115,10 +109,6 @@ class TrainingPlan:
             raise UnsupportedJob(
                 f"a data set of {self.rows} rows of {self.widths[0]} features exceeds {DATASET_LEAVES_MAX} leaves"
             )
-        try:
-            _units(self.shape, self.rates)
-        except ProgramInvalid as error:
-            raise UnsupportedJob(str(error)) from None
 
     @property
     def shape(self) -> ClassifierShape:
@@ -134,13 +124,16 @@ class TrainingPlan:
 
     @property
     def program(self) -> Program:
-        """The program of one step."""
-        return _program(self.shape, self.rates)
+        """The program of one step. Raises UnsupportedJob where a number could leave the exact range."""
+        try:
+            return _program(self.shape, self.rates)
+        except ProgramInvalid as error:
+            raise UnsupportedJob(str(error)) from None
 
     @cached_property
     def step_units(self) -> int:
         """Work units of one step: those of its program."""
-        return _units(self.shape, self.rates)
+        return classifier_units(self.shape, self.rates)
 
     @property
     def scores(self) -> Computation:

@@ -125,10 +125,6 @@ class TorchArrays:
         """See Arrays."""
         return ((exponents + _EXPONENT_BIAS) << _EXPONENT_SHIFT).view(self._torch.float64)
 
-    def clip_integers(self, values: Array, low: int, high: int) -> Array:
-        """See Arrays."""
-        return self._torch.clamp(values, low, high)
-
     def to_integers(self, values: Array) -> Array:
         """See Arrays."""
         return values.to(self._torch.int64)

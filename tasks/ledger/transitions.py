@@ -407,6 +407,7 @@ class _Market:
 
     def create(self, state: Overlay, task: NewTask, context: Context) -> None:
         spec, now = task.spec, context.block.time_ms
+        spec.program()  # a job whose numbers could leave the exact range is refused here, where it is paid for
         task_id = task_id_of(context.sender, context.nonce)
         budget = budget_of(spec, self._parameters)
         scope = self._scope(state, context)

@@ -47,7 +47,7 @@ class Arrays(Protocol):
         """Return the row 0.0, 1.0, ..., count - 1."""
 
     def matmul(self, left: Array, right: Array) -> Array:
-        """Return the float64 product; exact only for the operands that ``exact.contract`` prepares."""
+        """Return the float64 product; exact only for integers whose sums stay below 2**53."""
 
     def rint(self, values: Array) -> Array:
         """Round to the nearest integer, halves to even."""
@@ -78,9 +78,6 @@ class Arrays(Protocol):
 
     def power_of_two(self, exponents: Array) -> Array:
         """Return 2.0**e for integers e between -1022 and 1023."""
-
-    def clip_integers(self, values: Array, low: int, high: int) -> Array:
-        """Clamp an integer array."""
 
     def to_integers(self, values: Array) -> Array:
         """Return integral float64 values as an integer array (64 bits)."""

@@ -12,14 +12,14 @@ from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Bounds, Integers, Magnitudes
 from tasks.programs.errors import ElementUndefined, ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
-from tasks.programs.operators.rules import canonical, expect, expect_attributes, work
+from tasks.programs.operators.rules import UNITS, canonical, expect, expect_attributes, work
 from tasks.programs.permutation import COUNT_MAX, feistel, order_keys, permuted, width_of
 from tasks.programs.tensors import ElementType, Number, TensorType
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["BIAS_CORRECTION", "NANO", "SAMPLE_ORDER", "SCALAR", "constant_bits"]
+__all__ = ["BIAS_CORRECTION", "NANO", "SAMPLE_ORDER", "SCALAR", "constant_bits", "order_units"]
 
 NANO: Final = 1_000_000_000
 EPOCH_UNITS: Final = 2_000_000
@@ -141,6 +141,11 @@ def _or_nothing(value: float) -> float:
     return 0.0 if value < _NEGLIGIBLE else value
 
 
+def order_units(batch: int, samples: int) -> int:
+    """Return the work units of ``sample_order``: each epoch that the batch fills has an order of its own."""
+    return UNITS["sample_order"].call + UNITS["sample_order"].element * batch + EPOCH_UNITS * -(-batch // samples)
+
+
 class SampleOrder:
     """``sample_order(; batch, samples)``: the numbers of the samples that a step takes, one a row.
 
@@ -159,9 +164,8 @@ class SampleOrder:
         return TensorType(ElementType.INT64, batch, 1)
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator. Each epoch that the batch fills has an order of its own."""
-        batch, samples = attributes
-        return work(self.name, output) + EPOCH_UNITS * -(-batch // samples)
+        """See Operator."""
+        return order_units(*attributes)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS
 from state.primitives.errors import DecodeError
+from state.view.accounts import credit
+from tasks.engines import plan
 from tasks.engines.builtin_datasets import make_dataset
 from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX, ROWS_MAX
 from tasks.ledger.registry import NodeRole, require_node, save_node
@@ -26,7 +28,9 @@ from tasks.ledger.screening import (
     read_dataset_facts,
 )
 from tasks.ledger.settlement import budget_of
-from tasks.ledger.transitions import RETIRE_NODE, rules
+from tasks.ledger.transitions import CREATE_TASK, RETIRE_NODE, rules
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.program import Program
 from tasks.recipes import digits_spec
 from tasks.spec import GPUS_MAX, Dataset, JobSpec, Model, Requirements, Schedule, decode_spec, encode_spec
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
@@ -195,6 +199,21 @@ def test_of_more_machines_than_are_looked_at_nothing_is_said(monkeypatch: pytest
 
 
 # What the chain knows by itself
+
+
+def test_the_chain_refuses_a_job_whose_numbers_could_leave_the_exact_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No specification within the limits is known to have such a program."""
+
+    def refused(_shape: object, _rates: object) -> Program:
+        raise ProgramInvalid("values from 2^-1000")
+
+    monkeypatch.setattr(plan, "classifier_program", refused)
+    world = World()
+    raw = encode_spec(spec()._replace(model=Model("mlp", (64, 31, 10), "relu")))
+    credit(world.state, b"q" * 20, 1000 * DKB)
+    assert world.send(b"q" * 20, CREATE_TASK, [raw]) == "unsupported_job"
 
 
 def test_the_chain_refuses_what_no_machine_and_no_data_set_can_ever_be() -> None:

@@ -18,6 +18,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.transactions import sign_transaction
 from state.transition.calls import NOTE_LIMIT_BYTES
 from state.transition.transfer import TRANSFER_GAS
+from state.view.accounts import credit
 from tasks.ledger import bonds, transitions
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
@@ -37,7 +38,7 @@ from tasks.proofs import (
 from tasks.spec import Model, decode_spec, encode_spec
 from tests.ethereum import sign_dynamic
 from tests.tasks.ledger.test_conservation import play
-from tests.tasks.world import QUICK, Manners, World, leaves_of, proof_of, spec
+from tests.tasks.world import DKB, QUICK, Manners, World, leaves_of, proof_of, spec
 
 CALLS_PER_1000_GAS: Final = 6
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
@@ -155,9 +156,12 @@ def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: di
 def test_a_job_pays_for_the_program_that_its_specification_is_checked_with() -> None:
     """The largest, which nobody asked for before; later ones of the same sizes are found."""
     raw = encode_spec(spec()._replace(model=Model("mlp", (5, 3, 5, 3, 5, 3, 5, 3, 2), "silu")))
-    calls = calls_of(lambda: decode_spec(raw))
-    gas = World().rules[transitions.CREATE_TASK].gas
-    assert calls_of(lambda: decode_spec(raw)) < 200 < 30_000 < calls < CALLS_PER_1000_GAS * gas / 1000 - 1_500
+    world, requester, answers = World(), b"q" * 20, list[str | None]()
+    credit(world.state, requester, 1000 * DKB)
+    assert calls_of(lambda: decode_spec(raw)) < 1_000, "nobody pays for what is refused"
+    calls = calls_of(lambda: answers.append(world.send(requester, transitions.CREATE_TASK, [raw])))
+    assert answers == [None]
+    assert 30_000 < calls < CALLS_PER_1000_GAS * world.rules[transitions.CREATE_TASK].gas / 1000
 
 
 def test_the_last_word_of_a_jury_leaves_what_it_ends_to_the_end_of_the_block(dearest: dict[int, int]) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 
 from tasks.engines.datasets import Dataset
 from tasks.engines.weights import initial_weights
-from tasks.programs.classifier import FEATURES, LABELS
 from tasks.programs.program import Program, SourceKind
 from tests.tasks.engines.helpers import SEED
 
@@ -25,4 +24,4 @@ def first_state(program: Program) -> dict[str, bytes]:
 
 
 def contents_of(data: Dataset) -> dict[str, bytes]:
-    return {FEATURES: data.features, LABELS: data.labels}
+    return data.contents

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from hashlib import shake_256
 from typing import Any
 
@@ -18,6 +19,7 @@ from tasks.engines.datasets import Dataset
 from tasks.programs.bounds import Integers, Magnitudes
 from tasks.programs.checks import check_bounds
 from tasks.programs.classifier import ACTIVATIONS, ClassifierShape, Rates, classifier_program
+from tasks.programs.classifier_units import classifier_units
 from tasks.programs.errors import ElementUndefined, ProgramInvalid, SourceInvalid, StoreDiverged
 from tasks.programs.operators import Context
 from tasks.programs.operators.scalars import NANO
@@ -230,6 +232,17 @@ def shapes(draw: st.DrawFn) -> tuple[ClassifierShape, Rates]:
         train_rows,
         draw(st.integers(0, 8)),
     ), Rates(1 + draw(nano), draw(nano), draw(nano), 1 + draw(nano), draw(st.one_of(nano, st.just(NANO))))
+
+
+@given(
+    shapes(), st.lists(st.sampled_from((1, 2, 17, 255, 4096)), min_size=2, max_size=9),
+    st.sampled_from((1, 2, 64, 4096)), st.sampled_from((1, 3, 4096, 10**5)),
+)  # fmt: skip
+def test_the_units_of_a_program_are_known_without_it(
+    shape: tuple[ClassifierShape, Rates], widths: list[int], batch: int, train_rows: int
+) -> None:
+    found = replace(shape[0], widths=tuple(widths), batch=batch, rows=10**5, train_rows=train_rows)
+    assert classifier_units(found, shape[1]) == classifier_program(found, shape[1]).units
 
 
 def extreme_state(program: Program, label: bytes, exponents: tuple[int, int, int]) -> dict[str, bytes]:
