@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import trio
@@ -87,9 +88,11 @@ class Program:
     """Its URL for people and wallets; empty if it has none."""
     arguments: tuple[str, ...]
     """Arguments of ``dekube``."""
+    module: tuple[str, ...] = ("node",)
+    """The Python module that takes the place of ``dekube``, with its first arguments."""
 
 
-def program_of(member: Member, home: Path) -> Program:
+def program_of(member: Member, home: Path, module: tuple[str, ...] = ("node",)) -> Program:
     """Return the program of ``member``."""
     at = member.placement
     return Program(
@@ -100,6 +103,7 @@ def program_of(member: Member, home: Path) -> Program:
         ports=(at.p2p_port, at.rpc_port, at.metrics_port),
         url=f"http://{at.host}:{at.rpc_port}" if member.options is not None else "",
         arguments=("relay" if member.options is None else "node", "run", "--home", str(home)),
+        module=module,
     )
 
 
@@ -368,15 +372,22 @@ class Cluster:
     def __init__(
         self, root: Path, plan: Plan, *, report: Callable[[str], None] = lambda _line: None,
         absent: Collection[str] = (), guests: Collection[Program] = (),
+        modules: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """``absent`` members are started only by ``restart``.
 
-        ``guests`` are started when all members are ready.
+        ``guests`` are started when all members are ready. ``modules`` run members, by name, in place of dekube.
         """
         self.root = root
         self.plan = plan
         self._report = report
-        programs = [*(program_of(member, root / member.name) for member in plan.members), *guests]
+        programs = [
+            *(
+                program_of(member, root / member.name, modules.get(member.name, ("node",)))
+                for member in plan.members
+            ),
+            *guests,
+        ]
         self._running = {
             program.name: _Running(program, wanted=program.name not in absent) for program in programs
         }
@@ -486,7 +497,9 @@ class Cluster:
         home.root.mkdir(parents=True, exist_ok=True)
         with (home.root / LOG_FILE).open("ab") as log:
             running.child = Child(
-                [sys.executable, "-m", "node", *running.program.arguments], log=log.fileno(), cwd=home.root
+                [sys.executable, "-m", *running.program.module, *running.program.arguments],
+                log=log.fileno(),
+                cwd=home.root,
             )
         running.wanted = True
         running.started += 1

@@ -15,10 +15,11 @@ import trio
 
 from node.market.blob_search import BlobSearch
 from p2p.service import Network
-from state.primitives.errors import DekubeError
+from state.primitives.errors import DekubeError, ProtocolError
 from tasks.engines.datasets import DATASET_BYTES_MAX, Dataset
 from tasks.engines.state import TrainingState
 from tasks.ledger.records import WindowRecord
+from tasks.proofs import LEAVES_LIMIT_BYTES, SegmentLeaf, check_leaves, decode_leaves
 from tasks.spec import JobSpec
 
 __all__ = ["InputUnavailable", "Inputs", "Supply"]
@@ -109,6 +110,16 @@ class Inputs:
         state = await self.fetch(window.proof.output_blob, supply, spec.plan().state_limit_bytes)
         await trio.to_thread.run_sync(_check_state, state, spec, window.proof.step_to, window.proof.state_root_out)
         return state
+
+    async def leaves(self, spec: JobSpec, window: WindowRecord, supply: Supply) -> tuple[SegmentLeaf, ...]:
+        """Return the leaves of a window, if they match its proof. Raises InputUnavailable."""
+        data = await self.fetch(window.proof.leaves_blob, supply, LEAVES_LIMIT_BYTES)
+        try:
+            leaves = decode_leaves(data)
+            check_leaves(spec, window.proof, leaves)
+        except ProtocolError as error:
+            raise InputUnavailable(f"leaves: {error}") from None
+        return leaves
 
     async def fetch(self, name: bytes, supply: Supply, limit_bytes: int, dataset_of: bytes = b"") -> bytes:
         """Return the content of a blob, from here or from peers. Raises InputUnavailable."""

@@ -15,7 +15,7 @@ from node.market.inputs import Inputs, InputUnavailable, Supply
 from node.market.promises import Promises, VerdictKey
 from node.market.wallet import TransactionFailed, TransactionLost, Wallet
 from state.primitives.codec import encode
-from state.primitives.errors import DecodeError, InvalidTransaction, ProtocolError
+from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.hashing import digest
 from tasks.engines.datasets import DATASET_BYTES_MAX
 from tasks.executor.results import Verdict
@@ -29,12 +29,9 @@ from tasks.ledger.registry import load_node
 from tasks.ledger.transitions import DECLINE_SEAT, REVEAL_VERDICT, SEAL_VERDICT
 from tasks.ledger.verification import SealTime, seal_time
 from tasks.proofs import (
-    LEAVES_LIMIT_BYTES,
     Code,
     Finding,
     SegmentLeaf,
-    check_leaves,
-    decode_leaves,
     delivery_digest,
     findings_to_value,
     verdict_seal,
@@ -169,7 +166,7 @@ class TaskVerifier:
         # Fetching holds up nobody else: what one task's blobs lack must not cost another task its verdict.
         lacks: dict[int, str] = {}
         try:
-            leaves = await self._leaves(spec, window, supply)
+            leaves = await self._inputs.leaves(spec, window, supply)
             await self._inputs.obtain(spec.dataset.blob, supply, DATASET_BYTES_MAX, duty.task)
             await self._inputs.obtain(window.proof.output_blob, supply, limit_bytes)
         except InputUnavailable as error:
@@ -220,7 +217,7 @@ class TaskVerifier:
                 except InputUnavailable as error:
                     verdict = Verdict.unavailable(segment, str(error))
                 else:
-                    verdict = await self._executor.verify_segment(duty.task, spec, dataset, leaves[segment], state)
+                    verdict = await self._check_segment(duty.task, spec, dataset, leaves[segment], state)
             if not verdict.ok:
                 _log.warning(
                     "a segment does not agree", task=duty.task, window=duty.window, segment=segment,
@@ -229,14 +226,10 @@ class TaskVerifier:
             found.append(verdict.finding)
         return tuple(found)
 
-    async def _leaves(self, spec: JobSpec, window: WindowRecord, supply: Supply) -> tuple[SegmentLeaf, ...]:
-        data = await self._inputs.fetch(window.proof.leaves_blob, supply, LEAVES_LIMIT_BYTES)
-        try:
-            leaves = decode_leaves(data)
-            check_leaves(spec, window.proof, leaves)
-        except ProtocolError as error:
-            raise InputUnavailable(f"leaves: {error}") from None
-        return leaves
+    async def _check_segment(
+        self, task: bytes, spec: JobSpec, dataset: bytes, leaf: SegmentLeaf, state: bytes
+    ) -> Verdict:
+        return await self._executor.verify_segment(task, spec, dataset, leaf, state)
 
     def _nonce(self, duty: CheckDuty) -> bytes:
         """Return the nonce of a seal: derived, so that a restarted verifier can still reveal.

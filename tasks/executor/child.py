@@ -19,7 +19,8 @@ from tasks.executor import sandbox
 if TYPE_CHECKING:
     from tasks.engines.arrays import Arrays
     from tasks.engines.plan import TrainingPlan
-    from tasks.executor.job import ChildFrame, Train
+    from tasks.executor.job import ChildFrame, ParentFrame, Train
+    from tasks.executor.playing import Play
 
 __all__ = ["main", "warm_up_plan"]
 
@@ -46,14 +47,14 @@ class _Link:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def receive(self) -> Train:
-        from tasks.executor.job import FRAME_HEADER_BYTES, Train, decode_parent_frame, parent_frame_limit
+    def receive(self) -> ParentFrame:
+        from tasks.executor.job import FRAME_HEADER_BYTES, Cancel, decode_parent_frame, parent_frame_limit
 
         size = int.from_bytes(self._exactly(FRAME_HEADER_BYTES), "big")
         if size > parent_frame_limit():
             raise _Orphaned
         message = decode_parent_frame(self._exactly(size))
-        if not isinstance(message, Train):  # an order to end, or one that this process does not know
+        if isinstance(message, Cancel):
             raise _Orphaned
         return message
 
@@ -145,14 +146,22 @@ def _warm_up(arrays: Arrays) -> None:
     trainer = Trainer(plan, dataset, arrays, state)
     trainer.run_segment(1)
     trainer.evaluate()
+    import tasks.executor.segments  # noqa: F401  for a game
 
 
 def _serve(link: _Link, arrays: Arrays) -> int:
     from state.primitives.errors import DekubeError
-    from tasks.executor.job import Failed
+    from tasks.executor.job import Failed, Train
+    from tasks.executor.playing import Play
 
     try:
-        _train(link, arrays, link.receive())
+        match link.receive():
+            case Train() as order:
+                _train(link, arrays, order)
+            case Play() as order:
+                _play(link, arrays, order)
+            case _:
+                raise _Orphaned
     except DekubeError as error:
         link.send(Failed(error.code, str(error)))
         return 1
@@ -203,6 +212,22 @@ def _train(link: _Link, arrays: Arrays, order: Train) -> None:
         link.send(Finished(found.right, found.samples))
     else:
         link.send(Finished(0, 0))
+
+
+def _play(link: _Link, arrays: Arrays, order: Play) -> None:
+    """Answer with the move that is due, and again after each further moves, until the supervisor ends it."""
+    from tasks.executor.playing import MoreMoves, Played
+    from tasks.executor.segments import make_player
+
+    player = make_player(arrays, order, _Pulse(link))
+    moves = order.moves
+    while True:
+        player.hear(moves)
+        link.send(Played(player.answer()))
+        message = link.receive()
+        if not isinstance(message, MoreMoves):
+            raise _Orphaned
+        moves = message.moves
 
 
 class _Pulse:

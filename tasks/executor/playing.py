@@ -36,13 +36,14 @@ STEPS_MAX: Final = 1 << 40
 class Play:
     """To the process: play ``side`` of the dispute about a segment, after ``moves``.
 
-    ``state`` is the encoded state before the segment, None for the job's own beginning. ``end`` is what the
-    accused committed to. ``secret`` is a challenger's, for a segment that should have diverged.
+    ``state`` is the encoded state before the segment, of ``state_root``. ``end`` is what the accused committed to.
+    ``secret`` is a challenger's, for a segment that should have diverged.
     """
 
     spec: JobSpec
     dataset: bytes
-    state: bytes | None
+    state: bytes
+    state_root: bytes
     step_from: int
     steps: int
     side: Side
@@ -73,8 +74,8 @@ class Played:
 def play_to_value(order: Play) -> list[Value]:
     """Return an order as a codec value."""
     return [
-        encode_spec(order.spec), order.dataset, order.state, order.step_from, order.steps, int(order.side),
-        record_value(order.end), order.secret, list(order.moves),
+        encode_spec(order.spec), order.dataset, order.state, order.state_root, order.step_from, order.steps,
+        int(order.side), record_value(order.end), order.secret, list(order.moves),
     ]  # fmt: skip
 
 
@@ -82,13 +83,13 @@ def play_from(value: list[Any]) -> Play:
     """Return the order of a decoded codec value. Raises DecodeError."""
     match value:
         case [
-            bytes(spec), bytes(dataset), (bytes() | None) as state, int(step_from), int(steps), (1 | 2) as side,
+            bytes(spec), bytes(dataset), bytes(state), bytes(root), int(step_from), int(steps), (1 | 2) as side,
             list(end), (bytes() | None) as secret, list(moves),
-        ] if 0 <= step_from < STEPS_MAX and 0 < steps < STEPS_MAX and (
+        ] if len(root) == HASH_BYTES and 0 <= step_from < STEPS_MAX and 0 < steps < STEPS_MAX and (
             secret is None or len(secret) == HASH_BYTES
         ):  # fmt: skip
             return Play(
-                decode_spec(spec), dataset, state, step_from, steps, Side(side), record_of(end), secret,
+                decode_spec(spec), dataset, state, root, step_from, steps, Side(side), record_of(end), secret,
                 moves_from(moves),
             )  # fmt: skip
     raise DecodeError("not an order to play")

@@ -158,7 +158,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     job_frames = (
         Train(RUN, BLOB, None, 5, True), Cancel(), Hello("cpu:numpy", frozenset({"net"})), Progress(5), SEGMENT,
         Finished(3, DATA.rows), Failed("reason", "text"), MoreMoves((b"one", b"two")), Played(b"three"),
-        Play(make_spec(), BLOB, None, 0, 5, Side.CHALLENGER, RECORD, bytes(32), (b"one",)),
+        Play(make_spec(), BLOB, b"state", bytes(32), 0, 5, Side.CHALLENGER, RECORD, bytes(32), (b"one",)),
     )  # fmt: skip
     yield "job frames", Target(
         read_job_frames, tuple(encode_frame(message) for message in job_frames),

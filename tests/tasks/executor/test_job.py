@@ -57,10 +57,10 @@ def test_a_frame_of_the_process_comes_back_as_it_was(message: ChildFrame) -> Non
 def test_a_frame_to_the_process_comes_back_as_it_was() -> None:
     order = make_order()
     record = StepRecord(ROOT, ROOT, 7)
-    play = Play(make_spec(), b"data", b"state", 5, 5, Side.ACCUSED, record, None, (b"one", b"two"))
+    play = Play(make_spec(), b"data", b"state", ROOT, 5, 5, Side.ACCUSED, record, None, (b"one", b"two"))
     for message in (
         order, replace(order, state=b"state", evaluate=False), Cancel(), MoreMoves((b"a", b"b")), play,
-        replace(play, side=Side.CHALLENGER, state=None, secret=ROOT, moves=()),
+        replace(play, side=Side.CHALLENGER, secret=ROOT, moves=()),
     ):  # fmt: skip
         assert decode_parent_frame(encode_frame(message)[4:]) == message
 

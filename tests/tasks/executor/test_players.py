@@ -22,7 +22,7 @@ END = StepRecord(bytes(32), bytes(32), 0)
 
 
 def order_of(moves: tuple[bytes, ...]) -> Play:
-    return Play(make_spec(), b"data", b"state", 0, 5, Side.ACCUSED, END, None, moves)
+    return Play(make_spec(), b"data", b"state", bytes(32), 0, 5, Side.ACCUSED, END, None, moves)
 
 
 class Echo:
