@@ -77,13 +77,15 @@ _EARNINGS: Final = bytes([Table.EARNINGS])
 
 
 class Pool(IntEnum):
-    """A part of an escrow; ``HOLD`` and ``BOND`` are kept apart for each address."""
+    """A part of an escrow; ``HOLD``, ``BOND`` and ``CHALLENGE`` are kept apart for each address."""
 
     PRICE = 1
     VERIFICATION = 2
     FEE = 3
     HOLD = 4
     BOND = 5
+    CHALLENGE = 6
+    """Bonds of outsiders that challenge a window."""
 
 
 class Movement(IntEnum):
@@ -96,7 +98,7 @@ class Movement(IntEnum):
     HELD = 5
 
 
-_OWNED: Final = frozenset({Pool.HOLD, Pool.BOND})
+_OWNED: Final = frozenset({Pool.HOLD, Pool.BOND, Pool.CHALLENGE})
 _SUMMED: Final = (Movement.LOCKED, Movement.PAID, Movement.REFUNDED, Movement.BURNED)
 
 
@@ -125,6 +127,10 @@ class Purpose(IntEnum):
     RESULT_LOST = 20
     SPONSOR_BOND = 21
     WITHHELD = 22
+    CHALLENGE_BOND = 23
+    CHALLENGE_LOST = 24
+    LIE_PROVEN = 25
+    DISPUTE_RESUMED = 26
 
 
 class Line(NamedTuple):

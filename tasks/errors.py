@@ -8,7 +8,11 @@ __all__ = [
     "AlreadyRevealed",
     "AlreadySealed",
     "BadEvidence",
+    "ChallengeClosed",
+    "ChallengeUnknown",
     "DeclineTooLate",
+    "DisputeUnknown",
+    "MoveTooSoon",
     "NodeKnown",
     "NodeUnknown",
     "NotYours",
@@ -129,3 +133,27 @@ class TermsMismatch(ProtocolError):
     """The sender is not the sponsor that the machine accepts, or names other terms than those that stand."""
 
     code = "terms_mismatch"
+
+
+class DisputeUnknown(ProtocolError):
+    """The window has no such dispute."""
+
+    code = "dispute_unknown"
+
+
+class MoveTooSoon(ProtocolError):
+    """A game takes one move in a block."""
+
+    code = "move_too_soon"
+
+
+class ChallengeUnknown(ProtocolError):
+    """The window has no such sealed challenge, or it was not called."""
+
+    code = "challenge_unknown"
+
+
+class ChallengeClosed(ProtocolError):
+    """The window takes no more challenges: their time is over, or there are too many."""
+
+    code = "challenge_closed"

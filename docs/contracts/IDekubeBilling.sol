@@ -28,7 +28,8 @@ interface IDekubeBilling {
     /// @param purpose Why it moved: 1 price, 2 verification, 3 protocol fee, 4 top up, 5 worker bond, 6 node
     ///   bond, 7 window pay, 8 window hold, 9 hold release, 10 verifier fee, 11 juror fee, 12 kill fee, 13
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
-    ///   20 result lost, 21 sponsor bond, 22 withheld.
+    ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
+    ///   26 dispute resumed.
     event Burned(bytes32 indexed escrow, uint256 amount, uint256 purpose);
 
     /// @notice Money was locked.
@@ -38,7 +39,8 @@ interface IDekubeBilling {
     /// @param purpose Why it moved: 1 price, 2 verification, 3 protocol fee, 4 top up, 5 worker bond, 6 node
     ///   bond, 7 window pay, 8 window hold, 9 hold release, 10 verifier fee, 11 juror fee, 12 kill fee, 13
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
-    ///   20 result lost, 21 sponsor bond, 22 withheld.
+    ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
+    ///   26 dispute resumed.
     event Locked(bytes32 indexed escrow, address indexed from, uint256 amount, uint256 purpose);
 
     /// @notice Money was paid out.
@@ -48,7 +50,8 @@ interface IDekubeBilling {
     /// @param purpose Why it moved: 1 price, 2 verification, 3 protocol fee, 4 top up, 5 worker bond, 6 node
     ///   bond, 7 window pay, 8 window hold, 9 hold release, 10 verifier fee, 11 juror fee, 12 kill fee, 13
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
-    ///   20 result lost, 21 sponsor bond, 22 withheld.
+    ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
+    ///   26 dispute resumed.
     event Paid(bytes32 indexed escrow, address indexed to, uint256 amount, uint256 purpose);
 
     /// @notice Money was given back.
@@ -58,6 +61,7 @@ interface IDekubeBilling {
     /// @param purpose Why it moved: 1 price, 2 verification, 3 protocol fee, 4 top up, 5 worker bond, 6 node
     ///   bond, 7 window pay, 8 window hold, 9 hold release, 10 verifier fee, 11 juror fee, 12 kill fee, 13
     ///   worker fine, 14 verifier fine, 15 hold forfeit, 16 unspent, 17 bond return, 18 carriage, 19 demand,
-    ///   20 result lost, 21 sponsor bond, 22 withheld.
+    ///   20 result lost, 21 sponsor bond, 22 withheld, 23 challenge bond, 24 challenge lost, 25 lie proven,
+    ///   26 dispute resumed.
     event Refunded(bytes32 indexed escrow, address indexed to, uint256 amount, uint256 purpose);
 }

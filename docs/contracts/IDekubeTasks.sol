@@ -74,6 +74,38 @@ interface IDekubeTasks {
     /// @param task Id of the task.
     function demandResult(bytes32 task) external payable;
 
+    /// @notice Make the move that is due in a dispute about a window, as one of its sides.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param game Number of the dispute.
+    /// @param number Number of the move in the dispute, from 0.
+    /// @param encoded The move: canonical CBOR.
+    function move(bytes32 task, uint32 window, uint32 game, uint32 number, bytes calldata encoded) external;
+
+    /// @notice Challenge a segment of a window that is not final; the value sent is the bond, of which what
+    ///   is due is locked.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param seal Hash of segment, result, sender and a random salt.
+    function sealChallenge(bytes32 task, uint32 window, bytes32 seal) external payable;
+
+    /// @notice Open a sealed challenge that was called.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param challenge Number of the challenge.
+    /// @param segment The segment that is wrong.
+    /// @param workDigest Digest of the work that the sender found.
+    /// @param stateRoot Root of the state after the segment that the sender found.
+    /// @param salt The salt of the seal.
+    function openChallenge(bytes32 task, uint32 window, uint32 challenge, uint32 segment, bytes32 workDigest,
+        bytes32 stateRoot, bytes32 salt) external;
+
+    /// @notice Go on with a dispute whose clock the sender missed; the value sent is paid to the other side.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param game Number of the dispute.
+    function resumeDispute(bytes32 task, uint32 window, uint32 game) external payable;
+
     /// @notice Return where a task stands; reverts with task_unknown.
     /// @param task Id of the task.
     /// @return phase Phase: 1 created, 3 matching, 4 assigned, 5 preparing, 6 running, 7 degraded, 8 paused,
@@ -85,7 +117,8 @@ interface IDekubeTasks {
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
-    ///   demanded, 39 result delivered, 40 result lost, 41 opening late.
+    ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
+    ///   challenged, 45 challenges lost, 46 blob missed.
     /// @return requester Who pays the task.
     /// @return worker Machine that does the task; zero where there is none.
     /// @return pricePerTeraUnit Price in 10^-18 DKB per 10^12 work units.
@@ -101,6 +134,43 @@ interface IDekubeTasks {
     /// @param specification The job: canonical CBOR of all that decides the result.
     /// @return budget What is locked in all, in 10^-18 DKB.
     function budgetOf(bytes calldata specification) external view returns (uint256 budget);
+
+    /// @notice A sealed challenge has to be opened now.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param challenge Number of the challenge.
+    /// @param challenger Who sealed it.
+    event ChallengeCalled(bytes32 indexed task, uint256 number, uint256 challenge, address indexed
+        challenger);
+
+    /// @notice Somebody sealed a challenge of a window.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param challenge Number of the challenge.
+    /// @param challenger Who sealed it.
+    event ChallengeSealed(bytes32 indexed task, uint256 number, uint256 challenge, address indexed
+        challenger);
+
+    /// @notice A side of a dispute made a move.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param game Number of the dispute.
+    /// @param move Number of the move.
+    /// @param player Who made it.
+    event DisputeMove(bytes32 indexed task, uint256 number, uint256 game, uint256 move, address indexed
+        player);
+
+    /// @notice A dispute about a window was opened, suspended, resumed or ended.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param game Number of the dispute.
+    /// @param phase Phase: 1 opening, 2 running, 3 suspended, 4 over.
+    /// @param ending How it ended: 0 none, 1 element wrong, 2 commitment broken, 3 accused inconsistent, 4
+    ///   element right, 5 challenger inconsistent, 6 moves exhausted, 7 accused silent, 8 challenger silent,
+    ///   9 dropped, 10 same root.
+    /// @param challenger Who says that the segment is wrong.
+    event DisputePhase(bytes32 indexed task, uint256 number, uint256 game, uint256 phase, uint256 ending,
+        address challenger);
 
     /// @notice A drawn machine left its seat of a window; another is drawn.
     /// @param task Id of the task.
@@ -133,7 +203,8 @@ interface IDekubeTasks {
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
-    ///   demanded, 39 result delivered, 40 result lost, 41 opening late.
+    ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
+    ///   challenged, 45 challenges lost, 46 blob missed.
     /// @param actor Who caused it; zero: the chain itself.
     /// @param evidence Hash of what shows it, such as the transaction.
     event TaskPhase(bytes32 indexed task, uint256 before, uint256 phase, uint256 reason, address actor,
@@ -145,7 +216,7 @@ interface IDekubeTasks {
     /// @param before The phase before, numbered alike.
     /// @param phase Phase: 1 proved, 2 sealing, 3 revealing, 4 opening, 5 disputed, 6 jury sealing, 7 jury
     ///   revealing, 8 accepted, 9 final, 10 void, 11 demanded, 12 delivery sealing, 13 delivery revealing, 14
-    ///   lost.
+    ///   lost, 15 doubted.
     /// @param reason Why: 1 created, 2 admitted, 3 matched, 4 accepted, 5 started, 6 all windows proved, 7
     ///   verifiers drawn, 8 all windows final, 9 no match, 10 accept timeout, 11 worker declined, 12 prepare
     ///   timeout, 13 input unavailable, 14 worker left, 15 job diverged, 16 window timeout, 17 no
@@ -153,7 +224,8 @@ interface IDekubeTasks {
     ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
     ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
-    ///   demanded, 39 result delivered, 40 result lost, 41 opening late.
+    ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
+    ///   challenged, 45 challenges lost, 46 blob missed.
     /// @param actor Who caused it; zero: the chain itself.
     event WindowPhase(bytes32 indexed task, uint256 number, uint256 before, uint256 phase, uint256 reason,
         address actor);

@@ -26,8 +26,8 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import CheckDuty
 from tasks.ledger.records import WindowRecord, load_spec, load_window
 from tasks.ledger.registry import load_node
+from tasks.ledger.seats import SealTime, seal_time
 from tasks.ledger.transitions import DECLINE_SEAT, REVEAL_VERDICT, SEAL_VERDICT
-from tasks.ledger.verification import SealTime, seal_time
 from tasks.proofs import (
     Code,
     Finding,

@@ -17,6 +17,7 @@ from billing.prices import Role
 from rpc.ethereum.contracts import CONTRACTS, abi_json
 from rpc.methods.method import Json
 from state.primitives.address import format_address
+from tasks.ledger.disputes import DisputeEnding, DisputePhase
 from tasks.ledger.events import EVENTS
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.registry import NodeRole, NodeStatus
@@ -244,6 +245,37 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         {"findings": "A finding for each drawn segment: canonical CBOR.", "nonce": "The nonce of the seal."},
         "Reveal a verdict",
     ),
+    ("tasks", "move"): Text(
+        "Make the move that is due in a dispute about a window, as one of its sides.",
+        {
+            "game": "Number of the dispute.",
+            "number": "Number of the move in the dispute, from 0.",
+            "encoded": "The move: canonical CBOR.",
+        },
+        "Move in a dispute",
+    ),
+    ("tasks", "sealChallenge"): Text(
+        "Challenge a segment of a window that is not final; the value sent is the bond, of which what is due is "
+        "locked.",
+        {"seal": "Hash of segment, result, sender and a random salt."},
+        "Challenge a window",
+    ),
+    ("tasks", "openChallenge"): Text(
+        "Open a sealed challenge that was called.",
+        {
+            "challenge": "Number of the challenge.",
+            "segment": "The segment that is wrong.",
+            "workDigest": "Digest of the work that the sender found.",
+            "stateRoot": "Root of the state after the segment that the sender found.",
+            "salt": "The salt of the seal.",
+        },
+        "Open a challenge",
+    ),
+    ("tasks", "resumeDispute"): Text(
+        "Go on with a dispute whose clock the sender missed; the value sent is paid to the other side.",
+        {"game": "Number of the dispute."},
+        "Resume a dispute",
+    ),
     ("tasks", "declineSeat"): Text(
         "Leave the sender's seat of a window shortly after its draw, without a fine; another machine is drawn.",
         intent="Decline a check",
@@ -285,6 +317,27 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         },
     ),
     ("tasks", "budgetOf"): Text("Return what createTask must be sent for a specification."),
+    ("tasks", "DisputePhase"): Text(
+        "A dispute about a window was opened, suspended, resumed or ended.",
+        {
+            "game": "Number of the dispute.",
+            "phase": f"Phase: {_names(DisputePhase)}.",
+            "ending": f"How it ended: {_names(DisputeEnding)}.",
+            "challenger": "Who says that the segment is wrong.",
+        },
+    ),
+    ("tasks", "DisputeMove"): Text(
+        "A side of a dispute made a move.",
+        {"game": "Number of the dispute.", "move": "Number of the move.", "player": "Who made it."},
+    ),
+    ("tasks", "ChallengeSealed"): Text(
+        "Somebody sealed a challenge of a window.",
+        {"challenge": "Number of the challenge.", "challenger": "Who sealed it."},
+    ),
+    ("tasks", "ChallengeCalled"): Text(
+        "A sealed challenge has to be opened now.",
+        {"challenge": "Number of the challenge.", "challenger": "Who sealed it."},
+    ),
     ("tasks", "SeatDrawn"): Text("A machine was drawn to check a window.", {"verifier": "The machine."}),
     ("tasks", "SeatDeclined"): Text(
         "A drawn machine left its seat of a window; another is drawn.", {"verifier": "The machine."}

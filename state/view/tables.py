@@ -47,6 +47,10 @@ class Table(IntEnum):
     """time_ms (8) || task id -> event to fire."""
     PARKED = 0x24
     """class of requirement (3) || turn (1) || highest price, inverted (16) || task id -> nothing."""
+    DISPUTE = 0x26
+    """task id || window (4) -> docket; with a part and a number: its games, sealed challenges and moves."""
+    DISPUTE_RELEASE = 0x27
+    """task id || window (4) || game (4) -> nothing: its moves are to be deleted."""
     ESCROW = 0x30
     """task id -> escrow account."""
     EARNINGS = 0x31

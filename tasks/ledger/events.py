@@ -9,11 +9,13 @@ from typing import Final
 from billing import escrow
 from state.primitives.receipts import EventType
 from state.transition import epochs, slashing, staking
-from tasks.ledger import bonds, carriage, open_task, registry
+from tasks.ledger import bonds, carriage, dockets, open_task, registry
 
 __all__ = ["EVENTS", "collect"]
 
-_MODULES: Final[tuple[ModuleType, ...]] = (staking, epochs, slashing, bonds, carriage, open_task, registry, escrow)
+_MODULES: Final[tuple[ModuleType, ...]] = (
+    staking, epochs, slashing, bonds, carriage, dockets, open_task, registry, escrow,
+)  # fmt: skip
 
 
 def collect(modules: tuple[ModuleType, ...]) -> Mapping[tuple[bytes, bytes], EventType]:

@@ -121,7 +121,7 @@ class WindowPhase(IntEnum):
     OPENING = 4
     """Verifiers have revealed; the worker opens the sampled leaves last."""
     DISPUTED = 5
-    """A mismatch: waits for the draw of a jury."""
+    """Games run about it, or sealed challenges are called."""
     JURY_SEALING = 6
     JURY_REVEALING = 7
     ACCEPTED = 8
@@ -133,6 +133,8 @@ class WindowPhase(IntEnum):
     DELIVERY_REVEALING = 13
     LOST = 14
     """Its worker was paid for it and does not serve it."""
+    DOUBTED = 15
+    """A verifier could not fetch what it needed: waits for the draw of a jury."""
 
 
 class WindowEvent(IntEnum):
@@ -150,6 +152,8 @@ class WindowEvent(IntEnum):
     """It stands on a window that does not count, or nobody could check it."""
     DEMAND = 10
     EXTEND = 11
+    DOUBT = 12
+    """Nothing is left to play, but a verifier could not fetch a blob."""
 
 
 NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
@@ -162,19 +166,25 @@ NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
     (WindowPhase.OPENING, WindowEvent.AGREE): WindowPhase.ACCEPTED,
     (WindowPhase.OPENING, WindowEvent.EXTEND): WindowPhase.OPENING,
     (WindowPhase.OPENING, WindowEvent.MISMATCH): WindowPhase.DISPUTED,
+    (WindowPhase.OPENING, WindowEvent.DOUBT): WindowPhase.DOUBTED,
     (WindowPhase.OPENING, WindowEvent.REJECT): WindowPhase.VOID,
-    (WindowPhase.DISPUTED, WindowEvent.DRAW): WindowPhase.JURY_SEALING,
-    (WindowPhase.DISPUTED, WindowEvent.REDRAW): WindowPhase.DISPUTED,
+    (WindowPhase.DISPUTED, WindowEvent.AGREE): WindowPhase.ACCEPTED,
+    (WindowPhase.DISPUTED, WindowEvent.DOUBT): WindowPhase.DOUBTED,
+    (WindowPhase.DISPUTED, WindowEvent.REJECT): WindowPhase.VOID,
+    (WindowPhase.DOUBTED, WindowEvent.DRAW): WindowPhase.JURY_SEALING,
+    (WindowPhase.DOUBTED, WindowEvent.REDRAW): WindowPhase.DOUBTED,
     (WindowPhase.JURY_SEALING, WindowEvent.CLOSE_SEALS): WindowPhase.JURY_REVEALING,
-    (WindowPhase.JURY_SEALING, WindowEvent.REDRAW): WindowPhase.DISPUTED,
+    (WindowPhase.JURY_SEALING, WindowEvent.REDRAW): WindowPhase.DOUBTED,
     (WindowPhase.JURY_REVEALING, WindowEvent.AGREE): WindowPhase.ACCEPTED,
+    (WindowPhase.JURY_REVEALING, WindowEvent.MISMATCH): WindowPhase.DISPUTED,
     (WindowPhase.JURY_REVEALING, WindowEvent.REJECT): WindowPhase.VOID,
-    (WindowPhase.JURY_REVEALING, WindowEvent.REDRAW): WindowPhase.DISPUTED,
+    (WindowPhase.JURY_REVEALING, WindowEvent.REDRAW): WindowPhase.DOUBTED,
+    (WindowPhase.ACCEPTED, WindowEvent.MISMATCH): WindowPhase.DISPUTED,
     (WindowPhase.ACCEPTED, WindowEvent.FINALISE): WindowPhase.FINAL,
     **{
         (phase, WindowEvent.DROP): WindowPhase.VOID
         for phase in WindowPhase
-        if phase < WindowPhase.FINAL
+        if phase < WindowPhase.FINAL or phase == WindowPhase.DOUBTED
     },
     (WindowPhase.FINAL, WindowEvent.DEMAND): WindowPhase.DEMANDED,
     (WindowPhase.DEMANDED, WindowEvent.DRAW): WindowPhase.DELIVERY_SEALING,
@@ -197,7 +207,8 @@ WINDOW_TIMEOUTS: Final = {
     WindowPhase.SEALING: WindowEvent.CLOSE_SEALS,
     WindowPhase.REVEALING: WindowEvent.CLOSE_REVEALS,
     WindowPhase.OPENING: WindowEvent.REJECT,
-    WindowPhase.DISPUTED: WindowEvent.DRAW,
+    WindowPhase.DISPUTED: WindowEvent.AGREE,
+    WindowPhase.DOUBTED: WindowEvent.DRAW,
     WindowPhase.JURY_SEALING: WindowEvent.CLOSE_SEALS,
     WindowPhase.JURY_REVEALING: WindowEvent.AGREE,
     WindowPhase.ACCEPTED: WindowEvent.FINALISE,
@@ -205,8 +216,8 @@ WINDOW_TIMEOUTS: Final = {
     WindowPhase.DELIVERY_SEALING: WindowEvent.CLOSE_SEALS,
     WindowPhase.DELIVERY_REVEALING: WindowEvent.AGREE,
 }
-"""What a passed deadline does at best: a draw without candidates or a round without verdicts draws again, and a
-jury's majority may reject."""
+"""What a passed deadline does at best: a draw without candidates or a round without verdicts draws again, a jury's
+majority may reject, and a game may show a lie."""
 
 
 class Reason(IntEnum):
@@ -255,6 +266,16 @@ class Reason(IntEnum):
     RESULT_LOST = 40
     OPENING_LATE = 41
     """The worker did not open in time, and gets one extension for a fine."""
+    LIE_PROVEN = 42
+    """A dispute has proven a lie of the window's worker."""
+    ANSWER_MISSING = 43
+    """The worker did not answer in a dispute, or contradicted itself there."""
+    CHALLENGED = 44
+    """An outsider sealed a challenge, which is called."""
+    CHALLENGES_LOST = 45
+    """The worker has won all disputes about the window."""
+    BLOB_MISSED = 46
+    """A verifier could not fetch what it needed."""
 
 
 def group_of(phase: Phase) -> str:

@@ -17,6 +17,7 @@ from tasks.ledger.deadlines import FIRST_MATCH_SLOT, MATCH_SLOT, TASK_SLOT, Due,
 from tasks.ledger.lifecycle import NEXT_PHASE, NEXT_WINDOW_PHASE, Event, Phase, Reason, WindowEvent
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import move_parked
+from tasks.ledger.questions import QuestionOf, question_of
 from tasks.ledger.records import (
     HistoryEntry,
     TaskRecord,
@@ -73,15 +74,19 @@ CHAIN: Final = bytes(ADDRESS_BYTES)
 
 
 class Scope:
-    """What every change is made under: the state, the block, the parameters, who acts, and what shows it."""
+    """What every change is made under: the state, the block, the parameters, who acts, and what shows it.
 
-    __slots__ = ("actor", "block", "emit", "evidence", "parameters", "state")
+    ``question_of`` makes the questions of disputes: tests and the simulation have programs of their own.
+    """
+
+    __slots__ = ("actor", "block", "emit", "evidence", "parameters", "question_of", "state")
 
     def __init__(
         self, state: Overlay, block: BlockContext, emit: Callable[[LogEvent], None], parameters: TaskParameters, *,
-        actor: bytes = CHAIN, evidence: bytes = ZERO_HASH,
+        actor: bytes = CHAIN, evidence: bytes = ZERO_HASH, question_of: QuestionOf = question_of,
     ) -> None:  # fmt: skip
         self.state = state
+        self.question_of = question_of
         self.block = block
         self.emit = emit
         self.parameters = parameters

@@ -36,6 +36,12 @@ _BOUNDS: Final = {
     "opening_extra_ms": (1, _MS_MAX),
     "opening_fine_bps": (0, _WHOLE_BPS),
     "bond_release_ms": (1, _MS_MAX),
+    "dispute_move_ms": (1, _MS_MAX),
+    "dispute_side_ms": (1, _MS_MAX),
+    "dispute_resume_ms": (1, _MS_MAX),
+    "dispute_resume_bps": (0, _WHOLE_BPS),
+    "dispute_silence_bps": (0, _WHOLE_BPS),
+    "dispute_equal_fees": (0, 1 << 20),
     "new_windows": (0, 1 << 32),
     "reputation_charge_min": (0, 1 << 100),
     "verification_bps": (0, _WHOLE_BPS),
@@ -119,7 +125,7 @@ class TaskParameters:
     """Part of a final window's pay that waits for the task's end."""
     kill_fee_bps: int = 100
     """Of the unspent price, to the worker of a task that its requester cancels under way."""
-    bond_windows_bps: int = 20_000
+    bond_windows_bps: int = 40_000
     """A worker's bond, as a share of the price of the windows it may have open."""
     bond_floor_bps: int = 2_500
     """Of what that would be at the job's highest price, at least: a machine that asks for nothing has something to
@@ -167,7 +173,7 @@ class TaskParameters:
     reputation_charge_min: int = 10**17
     """Least price of a window that counts towards a reputation: a worker that pays itself burns a share of it."""
     jury: int = 3
-    """Fresh verifiers that judge a mismatch; odd."""
+    """Fresh verifiers that decide whether a blob could be fetched; odd."""
     draws_max: int = 3
     """Draws of verifiers for one window before it counts as unverifiable."""
     declines_per_day: int = 8
@@ -196,6 +202,22 @@ class TaskParameters:
     final_value: int = 10**18
     """Price of the worker's open windows from which on finality takes ``final_ms``."""
     bond_release_ms: int = 24 * HOUR_MS
+
+    # Disputes
+    dispute_move_ms: int = 2 * MINUTE_MS
+    """Time for a move of a dispute."""
+    dispute_side_ms: int = 30 * MINUTE_MS
+    """Time for all moves of a side of a dispute."""
+    dispute_resume_ms: int = 24 * HOUR_MS
+    """After a missed clock a side may resume so long, once."""
+    dispute_resume_bps: int = 500
+    """What that costs it, as a share of the window's price: paid to the other side."""
+    dispute_silence_bps: int = 1_000
+    """Of the worker's bond for the task, burned where it does not resume or contradicts itself."""
+    dispute_equal_fees: int = 50
+    """Least fees of a check that a verifier loses which agreed with a segment that was proven wrong."""
+
+    # Blocks
     deadlines_per_block: int = 256
     wakes_per_block: int = 16
     """Machines that look at parked tasks in a block, after they changed."""

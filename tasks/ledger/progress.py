@@ -241,8 +241,7 @@ def report(case: Case, reason: Reason) -> None:
     save_report(case.state, job, JobReport(reason, case.scope.block.height, record.worker, record.id, times))
     if reason != Reason.JOB_DIVERGED:
         return
-    node = registry.load_node(case.state, record.worker)
-    operator = record.worker if node is None else node.operator
+    operator = registry.operator_of(case.state, record.worker)
     others = tuple(known for known in record.diverged if known != operator)
     case.change(diverged=(*others, operator), vain_offers=max(record.vain_offers, case.parameters.offers_ranked))
 

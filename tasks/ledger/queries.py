@@ -7,9 +7,12 @@ from enum import Enum
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from billing.escrow import LINES_PAGE_MAX, Line, Pool, Totals, Vault, bill_lines, escrow_totals
-from billing.prices import Budget, work_price
+from billing.prices import Budget, share_up, work_price
 from state.primitives.hashing import HASH_BYTES
 from state.view import Overlay, Reader
+from tasks.dispute.game import Side
+from tasks.ledger.disputes import DisputePhase, DisputeRecord, load_dispute, load_docket, load_moves
+from tasks.ledger.dockets import player_of
 from tasks.ledger.lifecycle import Phase, WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import (
@@ -19,6 +22,7 @@ from tasks.ledger.records import (
     WindowRecord,
     by_duty_key,
     by_phase_key,
+    by_player_key,
     by_requester_key,
     by_task_of_worker_key,
     by_verifier_key,
@@ -29,8 +33,9 @@ from tasks.ledger.records import (
     load_window,
 )
 from tasks.ledger.registry import NodeRecord, load_node, scan_nodes
+from tasks.ledger.seats import DELIVERY_PHASES
 from tasks.ledger.settlement import bond_at, budget_of, may_open
-from tasks.ledger.verification import DELIVERY_PHASES, delivery_salt
+from tasks.ledger.verification import delivery_salt
 from tasks.spec import JobSpec
 
 __all__ = [
@@ -38,9 +43,13 @@ __all__ = [
     "Action",
     "Bill",
     "CheckDuty",
+    "DisputeDuty",
     "Page",
     "WorkDuty",
     "bill",
+    "dispute_duties",
+    "dispute_moves",
+    "disputes",
     "find_node",
     "find_task",
     "list_nodes",
@@ -57,6 +66,8 @@ __all__ = [
 ]
 
 PAGE_MAX: Final = 100
+MOVES_PAGE_MAX: Final = 16
+"""Moves of a dispute that one answer has."""
 DUTIES_MAX: Final = 256
 _Item = TypeVar("_Item")
 
@@ -84,6 +95,8 @@ class Action(Enum):
     OPEN = "open"
     SEAL = "seal"
     REVEAL = "reveal"
+    PLAY = "play"
+    """Make the move that is due in a dispute, or resume it."""
 
 
 class WorkDuty(NamedTuple):
@@ -122,6 +135,23 @@ class CheckDuty(NamedTuple):
     height: int
     is_delivery: bool = False
     salt: bytes = b""
+
+
+class DisputeDuty(NamedTuple):
+    """What a dispute asks of a side now: a move, or to resume for ``resume_price`` where it missed its clock.
+
+    The move has the number ``number``. A game takes no second move in the block at ``moved_height``.
+    """
+
+    task: bytes
+    window: int
+    game: int
+    side: Side
+    segment: int
+    deadline_ms: int
+    resume_price: int | None
+    number: int
+    moved_height: int
 
 
 def find_task(state: Reader, task_id: bytes) -> TaskRecord:
@@ -273,3 +303,50 @@ def verification_duties(state: Reader, verifier: bytes) -> list[CheckDuty]:
             )
         )  # fmt: skip
     return sorted(duties, key=lambda duty: (duty.deadline_ms, duty.task, duty.window))
+
+
+def dispute_duties(state: Reader, player: bytes, parameters: TaskParameters) -> list[DisputeDuty]:
+    """Return the disputes in which ``player`` has to move or may resume now, the most urgent first."""
+    prefix = by_player_key(player)
+    duties: list[DisputeDuty] = []
+    for key, _ in state.scan(prefix, prefix + b"\xff" * (HASH_BYTES + 9), DUTIES_MAX):
+        task, numbers = key[len(prefix) : -8], key[-8:]
+        window, game = int.from_bytes(numbers[:4], "big"), int.from_bytes(numbers[4:], "big")
+        dispute, record = load_dispute(state, task, window, game), load_window(state, task, window)
+        side = dispute.clock.side
+        if dispute.phase is DisputePhase.OVER or player != player_of(record, dispute, side):
+            continue
+        price = None
+        if dispute.phase is DisputePhase.SUSPENDED:
+            price = share_up(record.charge, parameters.dispute_resume_bps)
+        duties.append(
+            DisputeDuty(
+                task,
+                window,
+                game,
+                side,
+                dispute.segment,
+                dispute.deadline_ms,
+                price,
+                dispute.moves,
+                dispute.moved_height,
+            )
+        )
+    return sorted(duties, key=lambda duty: duty.deadline_ms)
+
+
+def disputes(
+    state: Reader, task_id: bytes, window: int, *, start: int = 0, limit: int = PAGE_MAX
+) -> list[DisputeRecord]:
+    """Return the disputes about a window that there ever were, from number ``start``."""
+    stop = min(load_docket(state, task_id, window).games, start + limit)
+    return [load_dispute(state, task_id, window, number) for number in range(start, stop)]
+
+
+def dispute_moves(
+    state: Reader, task_id: bytes, window: int, game: int, *, start: int = 0, limit: int = MOVES_PAGE_MAX
+) -> list[bytes]:
+    """Return encoded moves of a dispute from number ``start``; none once it is over."""
+    if load_dispute(state, task_id, window, game).phase is DisputePhase.OVER:
+        return []
+    return load_moves(state, task_id, window, game, start=start, limit=min(limit, MOVES_PAGE_MAX))

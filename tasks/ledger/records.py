@@ -34,6 +34,7 @@ __all__ = [
     "append_history",
     "by_duty_key",
     "by_phase_key",
+    "by_player_key",
     "by_requester_key",
     "by_task_of_worker_key",
     "by_verifier_key",
@@ -134,17 +135,18 @@ class Opened(NamedTuple):
     """What the worker opened of a sampled segment."""
 
     segment: int
-    work_digest: bytes
+    state_root_before: bytes
     state_root_after: bytes
+    work_digest: bytes
     loss_bits: int
 
 
 class WindowRecord(NamedTuple):
     """A window from its proof on. ``charge`` is its price; ``fee`` what one verifier of it earns.
 
-    ``height`` is that of the block whose proof, mismatch or lack of verdicts asks for the next draw. ``verifiers``
-    judge first, ``jurors`` re-run ``disputed`` (a segment, or -1). ``used`` are the machines drawn so far
-    and their operators: none of them is drawn again.
+    ``height`` is that of the block whose proof, doubt or lack of verdicts asks for the next draw. ``verifiers``
+    judge first. ``jurors`` try to fetch and re-run ``disputed``: a segment that a verifier could not fetch, or -1.
+    ``used`` are the machines drawn so far and their operators: none of them is drawn again.
     ``vacant`` has the heights at which seats were declined that nobody was drawn for yet.
     ``ripe`` is 1 when the challenge time is over and only an earlier window is waited for.
     """
@@ -290,7 +292,7 @@ def _window(value: Any) -> WindowRecord:
     fields["phase"], fields["reason"] = WindowPhase(fields["phase"]), Reason(fields["reason"])
     fields["proof"] = window_proof_from_value(fields["proof"])
     fields["verifiers"], fields["jurors"] = _seats(fields["verifiers"]), _seats(fields["jurors"])
-    fields["opened"] = tuple(Opened(*items_of(item, int, bytes, bytes, int)) for item in fields["opened"])
+    fields["opened"] = tuple(Opened(*items_of(item, int, bytes, bytes, bytes, int)) for item in fields["opened"])
     fields["sampled"] = tuple(items_of(fields["sampled"], *[int] * len(fields["sampled"])))
     fields["vacant"] = tuple(items_of(fields["vacant"], *[int] * len(fields["vacant"])))
     fields["used"] = tuple(items_of(fields["used"], *[bytes] * len(fields["used"])))
@@ -388,3 +390,9 @@ def by_duty_key(worker: bytes, task_id: bytes = b"") -> bytes:
 def by_verifier_key(verifier: bytes, task_id: bytes = b"", window: int | None = None) -> bytes:
     """Return the key of the index of windows that ask something of a verifier now."""
     return _INDEX + b"V" + verifier + task_id + (b"" if window is None else window.to_bytes(4, "big"))
+
+
+def by_player_key(player: bytes, task: bytes = b"", window: int = 0, game: int = 0) -> bytes:
+    """Return the key, or with defaults the prefix, of the index of disputes that an address plays now."""
+    place = window.to_bytes(4, "big") + game.to_bytes(4, "big") if task else b""
+    return _INDEX + b"G" + player + task + place

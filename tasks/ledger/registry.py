@@ -26,7 +26,7 @@ from tasks.errors import NodeKnown, NodeUnknown, NotYours, OperatorUnproved, Wro
 from tasks.ledger.deadlines import NODE_SLOT, SPONSOR_SLOT, WAKE_SLOT, Due, cancel, schedule
 from tasks.ledger.fading import COUNT, faded
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.records import by_duty_key, by_verifier_key
+from tasks.ledger.records import by_duty_key, by_player_key, by_verifier_key
 from tasks.spec import GPUS_MAX, PRICE_MAX, RATE_MAX
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "mark_success",
     "node_subject",
     "on_node_due",
+    "operator_of",
     "operator_words",
     "payout_of",
     "profile_from_value",
@@ -301,6 +302,12 @@ def require_node(state: Reader, address: bytes) -> NodeRecord:
     if node is None:
         raise NodeUnknown(address.hex())
     return node
+
+
+def operator_of(state: Reader, address: bytes) -> bytes:
+    """Return the account behind a node: its own address where it has retired."""
+    node = load_node(state, address)
+    return address if node is None else node.operator
 
 
 def save_node(state: Overlay, node: NodeRecord) -> None:
@@ -587,9 +594,9 @@ def on_node_due(
 
 
 def _has_duties(state: Reader, address: bytes) -> bool:
-    """Tell whether a task has windows of the node that are not final, or a window waits for its verdict."""
-    firsts = (by_duty_key(address), by_verifier_key(address))
-    return any(state.scan(first, first + b"\xff" * (HASH_BYTES + 5), 1) for first in firsts)
+    """Tell whether the node has windows that are not final, a verdict to give, or a dispute to play."""
+    firsts = (by_duty_key(address), by_verifier_key(address), by_player_key(address))
+    return any(state.scan(first, first + b"\xff" * (HASH_BYTES + 9), 1) for first in firsts)
 
 
 def wake_at(state: Overlay, node: NodeRecord, time_ms: int) -> None:

@@ -39,6 +39,7 @@ __all__ = [
     "may_open",
     "open_windows_of",
     "pay_delivery",
+    "pay_earned",
     "pay_final_window",
     "pay_for_lost_result",
     "pay_jurors",
@@ -174,7 +175,7 @@ def fund_check(case: Case) -> bool:
     return case.vault.held(Pool.VERIFICATION) >= due
 
 
-def _pay(
+def pay_earned(
     case: Case, pool: Pool, machine: bytes, amount: int, purpose: Purpose, role: Role, *,
     owner: bytes = NOBODY, subject: int | None = None,
 ) -> None:  # fmt: skip
@@ -185,7 +186,7 @@ def _pay(
 def _draw(case: Case, sources: Sequence[_Source], to: bytes, amount: int, purpose: Purpose, subject: int) -> None:
     for pool, owner in sources:
         part = min(amount, case.vault.held(pool, owner))
-        _pay(case, pool, to, part, purpose, Role.VERIFY, owner=owner, subject=subject)
+        pay_earned(case, pool, to, part, purpose, Role.VERIFY, owner=owner, subject=subject)
         amount -= part
 
 
@@ -226,11 +227,11 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
     held = share(pay, parameters.hold_bps)
     carried = share_pay(pay - held, dues_of(case.state, window.worker, case.now))
     for relay, part in carried:
-        _pay(case, Pool.PRICE, relay, part, Purpose.CARRIAGE, Role.RELAY, subject=window.number)
+        pay_earned(case, Pool.PRICE, relay, part, Purpose.CARRIAGE, Role.RELAY, subject=window.number)
         pay_dues(case.state, window.worker, relay, part)
     left = pay - held - sum(part for _, part in carried)
     for role, address, part in split_roles(left, {Role.COMPUTE: {window.worker: 1}}):
-        _pay(case, Pool.PRICE, address, part, Purpose.WINDOW_PAY, role, subject=window.number)
+        pay_earned(case, Pool.PRICE, address, part, Purpose.WINDOW_PAY, role, subject=window.number)
     vault.hold(Pool.PRICE, Pool.HOLD, held, Purpose.WINDOW_HOLD, target_owner=window.worker, subject=window.number)
     fee = min(share(window.charge, parameters.fee_bps), vault.held(Pool.FEE))
     vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE, subject=window.number)
@@ -331,7 +332,7 @@ def fine_opening(case: Case, window: WindowRecord) -> None:
 def pay_kill_fee(case: Case, worker: bytes) -> None:
     """Pay a worker whose task was cancelled under way its share of the price that nobody will earn any more."""
     amount = share(case.vault.held(Pool.PRICE), case.parameters.kill_fee_bps)
-    _pay(case, Pool.PRICE, worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
+    pay_earned(case, Pool.PRICE, worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
 
 
 def pay_preparation(case: Case) -> None:
@@ -341,7 +342,7 @@ def pay_preparation(case: Case) -> None:
     """
     record = case.record
     amount = work_price(case.spec.segment_units(record.next_window, 0), record.price_per_tera_unit)
-    _pay(case, Pool.PRICE, record.worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
+    pay_earned(case, Pool.PRICE, record.worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
 
 
 def release_bond(case: Case, worker: bytes) -> None:
@@ -363,7 +364,7 @@ def release_holds(case: Case) -> None:
     vault = case.vault
     for worker in vault.owners(Pool.HOLD, limit=RELEASES_MAX):
         held = vault.held(Pool.HOLD, worker)
-        _pay(case, Pool.HOLD, worker, held, Purpose.HOLD_RELEASE, Role.COMPUTE, owner=worker)
+        pay_earned(case, Pool.HOLD, worker, held, Purpose.HOLD_RELEASE, Role.COMPUTE, owner=worker)
 
 
 def close_escrow(case: Case) -> None:

@@ -31,6 +31,8 @@ from tasks.ledger.deadlines import (
     wakes_due,
 )
 from tasks.ledger.deadlines import cancel as take_due
+from tasks.ledger.dispute_transitions import dispute_rules
+from tasks.ledger.disputes import release_moves
 from tasks.ledger.lifecycle import Event, Phase, Reason
 from tasks.ledger.open_task import LEDGER_ADDRESS, TASK_CREATED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
@@ -49,6 +51,7 @@ from tasks.ledger.progress import (
     wake,
     wind_up,
 )
+from tasks.ledger.questions import QuestionOf, question_of
 from tasks.ledger.records import TaskRecord, by_requester_key, save_spec
 from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
 from tasks.ledger.settlement import bond_at, budget_of, charge_of, close_escrow, may_open, pay_preparation
@@ -364,16 +367,18 @@ def _free(_payload: Any) -> int:
 class _Market:
     """The rules, bound to the chain's parameters."""
 
-    def __init__(self, parameters: TaskParameters) -> None:
+    def __init__(self, parameters: TaskParameters, question_of: QuestionOf) -> None:
         self._parameters = parameters
+        self._question_of = question_of
 
     def _scope(self, state: Overlay, context: Context, evidence: bytes | None = None) -> Scope:
         return Scope(
             state, context.block, context.emit, self._parameters, actor=context.sender,
-            evidence=context.transaction_hash if evidence is None else evidence,
+            evidence=context.transaction_hash if evidence is None else evidence, question_of=self._question_of,
         )  # fmt: skip
 
-    def _case(self, state: Overlay, context: Context, task_id: bytes, evidence: bytes | None = None) -> Case:
+    def case(self, state: Overlay, context: Context, task_id: bytes, evidence: bytes | None = None) -> Case:
+        """Open a task for the sender of a transaction. Raises TaskUnknown."""
         return Case.load(self._scope(state, context, evidence), task_id)
 
     # Registry
@@ -461,7 +466,7 @@ class _Market:
         case.save()
 
     def _as_requester(self, state: Overlay, context: Context, task_id: bytes) -> Case:
-        case = self._case(state, context, task_id)
+        case = self.case(state, context, task_id)
         if context.sender != case.record.requester:
             raise NotYours("the sender is not the requester")
         return case
@@ -512,7 +517,7 @@ class _Market:
     # Worker
 
     def _as_worker(self, state: Overlay, context: Context, task_id: bytes, evidence: bytes | None = None) -> Case:
-        case = self._case(state, context, task_id, evidence)
+        case = self.case(state, context, task_id, evidence)
         if context.sender != case.record.worker:
             raise NotYours("the sender is not the task's worker")
         registry.touch(state, context.sender, context.block.time_ms, self._parameters)
@@ -589,7 +594,7 @@ class _Market:
         case.save()
 
     def open(self, state: Overlay, payload: OpenedWindow, context: Context) -> None:
-        case = self._case(state, context, payload.task)
+        case = self.case(state, context, payload.task)
         open_window(case, payload.window, context.sender, payload.openings)
         registry.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
@@ -597,19 +602,19 @@ class _Market:
     # Verifier
 
     def seal(self, state: Overlay, payload: SealedVerdict, context: Context) -> None:
-        case = self._case(state, context, payload.task)
+        case = self.case(state, context, payload.task)
         seal(case, payload.window, context.sender, payload.seal)
         registry.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
 
     def reveal(self, state: Overlay, payload: RevealedVerdict, context: Context) -> None:
-        case = self._case(state, context, payload.task)
+        case = self.case(state, context, payload.task)
         reveal(case, payload.window, context.sender, payload.findings, payload.nonce)
         registry.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
 
     def decline(self, state: Overlay, payload: SeatOf, context: Context) -> None:
-        case = self._case(state, context, payload.task)
+        case = self.case(state, context, payload.task)
         decline_seat(case, payload.window, context.sender)
         registry.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
@@ -617,7 +622,7 @@ class _Market:
     # Anybody, and the chain itself
 
     def poke(self, state: Overlay, task_id: bytes, context: Context) -> None:
-        case = self._case(state, context, task_id)
+        case = self.case(state, context, task_id)
         last = case.record.final_windows - 1
         # Where more are open, one deadline may void or pay them all: that is for the end of a block.
         windows = case.open_windows() if len(case.record.open_windows) <= POKED_WINDOWS_MAX else []
@@ -643,6 +648,10 @@ class _Market:
             emitted += 1
             emit(event)
 
+        def scope() -> Scope:
+            return Scope(state, block, count, parameters, question_of=self._question_of)
+
+        release_moves(state)
         wakes = parameters.wakes_per_block
         looks = matches_due(state, block.time_ms, parameters.matches_per_block)  # not of who becomes free below
         for due in due_before(state, block.time_ms, parameters.deadlines_per_block):
@@ -658,7 +667,7 @@ class _Market:
             if due.slot == CARRIAGE_SLOT:
                 on_withdrawal_due(state, due.subject[-ADDRESS_BYTES:], block, count)
                 continue
-            case = Case.load(Scope(state, block, count, parameters), due.subject)
+            case = Case.load(scope(), due.subject)
             # A deadline that was moved or met by what fired before it in this block no longer stands.
             if due.slot == TASK_SLOT:
                 if case.record.deadline_ms == due.time_ms:
@@ -670,20 +679,20 @@ class _Market:
             if emitted >= EVENTS_PER_BLOCK_MAX:
                 break
             take_due(state, due)
-            wake(Scope(state, block, count, parameters), due.subject[-ADDRESS_BYTES:])
+            wake(scope(), due.subject[-ADDRESS_BYTES:])
         for due in looks:
             if emitted >= EVENTS_PER_BLOCK_MAX:
                 break
             take_due(state, due)
-            case = Case.load(Scope(state, block, count, parameters), due.subject)
+            case = Case.load(scope(), due.subject)
             if case.record.match_at_ms == due.time_ms:
                 try_match(case)
             case.save()
 
 
-def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
-    """Return the market's kinds of transactions."""
-    market = _Market(parameters)
+def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> tuple[Rule[Any], ...]:
+    """Return the market's kinds of transactions. ``question_of`` makes the questions of disputes."""
+    market = _Market(parameters, question_of)
     own = (
         # A machine that changed looks at parked tasks, and eight may be assigned to it.
         Rule(REGISTER_NODE, "register_node", 3_000_000, _decode_offer, lambda p: p.bond, market.register),
@@ -711,9 +720,10 @@ def rules(parameters: TaskParameters) -> tuple[Rule[Any], ...]:
         # What the chain does for it: a draw, and the verdicts' deadlines.
         Rule(DEMAND_RESULT, "demand_result", 300_000, _decode_amount, lambda p: p.amount, market.demand),
     )
-    return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *bond_rules(parameters))
+    others = *bond_rules(parameters), *dispute_rules(market.case)
+    return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *others)
 
 
-def hooks(parameters: TaskParameters) -> tuple[BlockHook, ...]:
+def hooks(parameters: TaskParameters, question_of: QuestionOf = question_of) -> tuple[BlockHook, ...]:
     """Return what the market does at the end of each block."""
-    return (_Market(parameters).fire,)
+    return (_Market(parameters, question_of).fire,)

@@ -1,14 +1,14 @@
-"""A window from its proof to its final payment: draws, seals, reveals, the worker's opening, jury (market.md 7).
+"""A window from its proof to its verdicts: draws, seals, reveals, the worker's opening, jury (market.md 7).
 
-One verifier that computed something else, or could not fetch what it needed, does not decide: a jury of fresh
-verifiers re-runs the one segment in question, and its majority does. What a jury finds is no objective proof, so
-it costs the loser its pay, never its bond. A bisection game will take the jury's place after DISPUTED.
+A verifier that computed something else has a game (``games``). One that could not fetch what it needed does not
+decide: a jury of fresh verifiers tries to fetch and re-run the one segment in question. What a jury finds is no
+objective proof, so it costs the loser its pay, never its bond.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from billing.errors import PaymentMissing
@@ -27,33 +27,36 @@ from tasks.errors import (
 )
 from tasks.ledger import registry
 from tasks.ledger.capacity import bounded_fine, count_decline, has_room, owe, settle_owed
+from tasks.ledger.dockets import renew_docket
+from tasks.ledger.endings import fail_unchecked, finalise, reject
+from tasks.ledger.games import check_leaf, go_on, on_disputes_due, open_games, opened_of
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason, WindowEvent, WindowPhase
 from tasks.ledger.matching import draw_seed, draw_segments, draw_verifiers, eligible_verifiers
 from tasks.ledger.open_task import SEAT_DECLINED, SEAT_DRAWN, Case
-from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.progress import arm_running, exclude, finish, give_up_idle, lose_worker, wind_up
-from tasks.ledger.records import Opened, Seat, WindowRecord, by_verifier_key
+from tasks.ledger.records import Seat, WindowRecord, by_verifier_key
+from tasks.ledger.seats import (
+    DELIVERY_PHASES,
+    check_time,
+    dismiss,
+    finding_of,
+    is_jury,
+    seats_of,
+    segments_to_check,
+    with_seats,
+)
 from tasks.ledger.settlement import (
     charge_of,
     check_fee,
     delivery_fees,
-    final_ms_of,
     fine_opening,
-    forfeit_hold,
     give_back_demand,
     pay_delivery,
-    pay_final_window,
     pay_for_lost_result,
     pay_jurors,
-    pay_void_verifiers,
 )
-from tasks.proofs import Code, Finding, Opening, WindowProof, check_opening, verdict_seal
-from tasks.spec import JobSpec
+from tasks.proofs import Code, Finding, Opening, WindowProof, verdict_seal
 
 __all__ = [
-    "DELIVERY_PHASES",
-    "SealTime",
-    "agrees",
     "decline_seat",
     "delivery_salt",
     "demand",
@@ -62,59 +65,12 @@ __all__ = [
     "prove",
     "reveal",
     "seal",
-    "seal_time",
 ]
 
-DELIVERY_PHASES: Final = (WindowPhase.DEMANDED, WindowPhase.DELIVERY_SEALING, WindowPhase.DELIVERY_REVEALING)
-_JURY_PHASES: Final = (
-    WindowPhase.DISPUTED, WindowPhase.JURY_SEALING, WindowPhase.JURY_REVEALING, *DELIVERY_PHASES,
-)  # fmt: skip
 _SEALING: Final = (WindowPhase.SEALING, WindowPhase.JURY_SEALING, WindowPhase.DELIVERY_SEALING)
 USED_MAX_TO_DECLINE: Final = 128
 """Machines and operators drawn for a window after which its seats cannot be declined: its record is bounded."""
 _REVEALING: Final = (WindowPhase.REVEALING, WindowPhase.JURY_REVEALING, WindowPhase.DELIVERY_REVEALING)
-
-
-class SealTime(NamedTuple):
-    """The time from a draw to the seals: for fetching the states, and for everything else.
-
-    ``work_ms`` is what the check takes on one slow core.
-    """
-
-    fetch_ms: int
-    run_ms: int
-    work_ms: int
-
-    @property
-    def total_ms(self) -> int:
-        """From the draw to the deadline."""
-        return self.fetch_ms + self.run_ms
-
-    @property
-    def owed_ms(self) -> int:
-        """What the check takes on one slow core and the slowest line."""
-        return self.fetch_ms + self.work_ms
-
-
-def seal_time(spec: JobSpec, segments: int, parameters: TaskParameters) -> SealTime:
-    """Return how long a verifier of ``segments`` segments has.
-
-    It fetches the state before each of them and the one after the window; a state is as large as the job's model.
-    """
-    states_bytes = (segments + 1) * spec.plan().state_limit_bytes
-    work_ms = segments * spec.schedule.segment_steps * spec.step_ms
-    run_ms = max(parameters.seal_ms_min, parameters.seal_slack * work_ms)
-    return SealTime(1000 * states_bytes // parameters.seal_bytes_per_s, run_ms, work_ms)
-
-
-def agrees(finding: Finding, opened: Opened) -> bool:
-    """Tell whether a verifier found for a segment what the worker committed to."""
-    return (
-        finding.code == Code.COMPUTED
-        and finding.work_digest == opened.work_digest
-        and finding.state_root_after == opened.state_root_after
-        and finding.loss_bits == opened.loss_bits
-    )
 
 
 def prove(case: Case, proof: WindowProof) -> None:
@@ -143,45 +99,7 @@ def prove(case: Case, proof: WindowProof) -> None:
         ripe=0,
     )
     case.begin_window(window)
-
-
-def _is_jury(window: WindowRecord) -> bool:
-    return window.phase in _JURY_PHASES
-
-
-def _seats(window: WindowRecord) -> tuple[Seat, ...]:
-    return window.jurors if _is_jury(window) else window.verifiers
-
-
-def _with_seats(window: WindowRecord, seats: Sequence[Seat]) -> WindowRecord:
-    if _is_jury(window):
-        return window._replace(jurors=tuple(seats))
-    return window._replace(verifiers=tuple(seats))
-
-
-def _segments_to_check(window: WindowRecord) -> tuple[int, ...]:
-    if window.phase in DELIVERY_PHASES:
-        return (window.proof.segments - 1,)
-    return (window.disputed,) if _is_jury(window) else window.sampled
-
-
-def _seal_time(case: Case, window: WindowRecord) -> SealTime:
-    """Return the time of a check as the window's phase asks for it."""
-    segments = len(_segments_to_check(window))
-    if window.phase == WindowPhase.PROVED:
-        segments = min(window.proof.segments, case.parameters.samples)
-    elif window.phase in DELIVERY_PHASES:
-        segments = 0
-    return seal_time(case.spec, segments, case.parameters)
-
-
-def _dismiss(case: Case, window: WindowRecord, seats: Sequence[Seat]) -> None:
-    """Ask no more of the seats; checks that were not sealed are owed no more."""
-    for seat in seats:
-        key = by_verifier_key(seat.address, window.task, window.number)
-        if not seat.seal and case.state.get(key) is not None:
-            settle_owed(case.state, seat.address, _seal_time(case, window).owed_ms)
-        case.state.delete(key)
+    renew_docket(case, window)
 
 
 # Draws
@@ -194,7 +112,7 @@ def _draw(case: Case, window: WindowRecord) -> None:
         return
     pool = _pool(case, window)
     wanted = _wanted(case, window)
-    if _is_jury(window) and min(wanted, pool.operators) % 2 == 0:
+    if is_jury(window) and min(wanted, pool.operators) % 2 == 0:
         wanted = min(wanted, pool.operators) - 1  # an even jury could tie
     if wanted <= 0 or not pool.operators:
         _redraw(case, window, case.now + parameters.draw_retry_ms)
@@ -239,7 +157,7 @@ def _pool(case: Case, window: WindowRecord) -> _DrawPool:
     seed = draw_seed(b"verifier-draw", scope.block.beacon, window.task, *numbers)
     # Of the register as it was before the block: one unit more of bond would move the draw to any other node.
     pool = eligible_verifiers(scope.parent, case.record, window.worker, window.used, seed, case.now, parameters)
-    time = _seal_time(case, window)
+    time = check_time(case, window)
     with_room = [
         node for node in pool if has_room(node, case.state, scope.block.height, time.work_ms, time.run_ms)
     ]  # fmt: skip
@@ -248,7 +166,7 @@ def _pool(case: Case, window: WindowRecord) -> _DrawPool:
 
 def _ask(case: Case, window: WindowRecord, nodes: Sequence[registry.NodeRecord]) -> None:
     """Ask a verdict of drawn machines, and give the window its time to seal."""
-    time = _seal_time(case, window)
+    time = check_time(case, window)
     deadline_ms = case.now + time.total_ms
     case.put_window(window._replace(deadline_ms=deadline_ms, used=(*window.used, *_parties(nodes)), vacant=()))
     for node in nodes:
@@ -267,17 +185,17 @@ def decline_seat(case: Case, number: int, sender: bytes) -> None:
     if window.phase not in (WindowPhase.SEALING, WindowPhase.JURY_SEALING):
         raise WrongPhase(window.phase.name.lower())
     at = _my_seat(window, sender)
-    seats = _seats(window)
+    seats = seats_of(window)
     if seats[at].seal:
         raise AlreadySealed(number)
-    drawn_ms = window.deadline_ms - _seal_time(case, window).total_ms
+    drawn_ms = window.deadline_ms - check_time(case, window).total_ms
     if not window.vacant and case.now > drawn_ms + case.parameters.decline_seat_ms:
         raise DeclineTooLate(f"{case.now - drawn_ms} ms after the draw")
     if len(window.used) >= USED_MAX_TO_DECLINE:
         raise TooManyDeclines(f"{len(window.used)} machines and operators were drawn for this window")
     count_decline(case.state, sender, case.now, case.parameters)
-    _dismiss(case, window, seats[at : at + 1])
-    window = _with_seats(window, seats[:at] + seats[at + 1 :])
+    dismiss(case, window, seats[at : at + 1])
+    window = with_seats(window, seats[:at] + seats[at + 1 :])
     vacant = (*window.vacant, case.scope.block.height)
     case.put_window(window._replace(vacant=vacant, deadline_ms=case.now + 1))
     case.scope.emit(SEAT_DECLINED(window.task, number, sender))
@@ -294,14 +212,14 @@ def _fill_seats(case: Case, window: WindowRecord) -> None:
     if pool.operators_with_room < wanted:
         case.put_window(window._replace(deadline_ms=case.now + parameters.draw_retry_ms))
         return
-    if not wanted and not _seats(window):
+    if not wanted and not seats_of(window):
         window = window._replace(vacant=())
         case.put_window(window)
         _redraw(case, window, case.now + parameters.draw_retry_ms)
         return
     nodes = draw_verifiers(pool.seed, pool.with_room, wanted)
-    seats = (*_seats(window), *(Seat(node.address, b"", None) for node in nodes))
-    _ask(case, _with_seats(window, seats), nodes)
+    seats = (*seats_of(window), *(Seat(node.address, b"", None) for node in nodes))
+    _ask(case, with_seats(window, seats), nodes)
     if all(seat.seal for seat in seats):
         _close_seals(case, case.window(window.number), Reason.ALL_SEALED)
 
@@ -313,7 +231,7 @@ def _parties(nodes: Sequence[registry.NodeRecord]) -> list[bytes]:
 
 def _wanted(case: Case, window: WindowRecord) -> int:
     parameters = case.parameters
-    if _is_jury(window):
+    if is_jury(window):
         return parameters.jury
     node = registry.load_node(case.state, window.worker)
     is_new = registry.is_new(node, window.charge, parameters)
@@ -323,27 +241,27 @@ def _wanted(case: Case, window: WindowRecord) -> int:
 def _redraw(case: Case, window: WindowRecord, deadline_ms: int) -> None:
     """Draw again, or give up: a window that nobody could check is not paid, and nobody is blamed for it."""
     draws = window.draws + 1
-    is_jury = _is_jury(window)
-    reason = Reason.DISPUTE_UNRESOLVED if is_jury else Reason.NO_VERIFIER
+    by_jury = is_jury(window)
+    reason = Reason.DISPUTE_UNRESOLVED if by_jury else Reason.NO_VERIFIER
     if draws < case.parameters.draws_max:
-        seats: dict[str, Any] = {"jurors": ()} if is_jury else {"verifiers": ()}
+        seats: dict[str, Any] = {"jurors": ()} if by_jury else {"verifiers": ()}
         case.advance_window(
             window.number, WindowEvent.REDRAW, reason, deadline_ms=deadline_ms, draws=draws,
             height=case.scope.block.height, **seats,
         )  # fmt: skip
     elif window.phase in DELIVERY_PHASES:
         _end_demand(case, window, WindowEvent.FINALISE, Reason.DISPUTE_UNRESOLVED)
-    elif is_jury:
-        _reject(case, window, WindowEvent.DROP, reason, blamed=b"")
+    elif by_jury:
+        reject(case, window, WindowEvent.DROP, reason, blamed=b"")
     else:
-        _fail_unchecked(case, window)
+        fail_unchecked(case, window)
 
 
 # Seals and reveals
 
 
 def _my_seat(window: WindowRecord, sender: bytes) -> int:
-    for at, seat in enumerate(_seats(window)):
+    for at, seat in enumerate(seats_of(window)):
         if seat.address == sender:
             return at
     raise NotYours("the sender is not drawn to check this window")
@@ -355,12 +273,12 @@ def seal(case: Case, number: int, sender: bytes, verdict: bytes) -> None:
     if window.phase not in _SEALING:
         raise WrongPhase(window.phase.name.lower())
     at = _my_seat(window, sender)
-    seats = list(_seats(window))
+    seats = list(seats_of(window))
     if seats[at].seal:
         raise AlreadySealed(number)
     seats[at] = seats[at]._replace(seal=verdict)
-    settle_owed(case.state, sender, _seal_time(case, window).owed_ms)
-    case.put_window(_with_seats(window, seats))
+    settle_owed(case.state, sender, check_time(case, window).owed_ms)
+    case.put_window(with_seats(window, seats))
     if all(seat.seal for seat in seats) and not window.vacant:
         _close_seals(case, case.window(number), Reason.ALL_SEALED)
 
@@ -374,16 +292,16 @@ def reveal(case: Case, number: int, sender: bytes, findings: tuple[Finding, ...]
     if window.phase not in _REVEALING:
         raise WrongPhase(window.phase.name.lower())
     at = _my_seat(window, sender)
-    seats = list(_seats(window))
+    seats = list(seats_of(window))
     if seats[at].findings is not None:
         raise AlreadyRevealed(number)
-    if tuple(finding.segment for finding in findings) != _segments_to_check(window):
+    if tuple(finding.segment for finding in findings) != segments_to_check(window):
         raise BadEvidence("the findings are about other segments than the drawn ones")
     if verdict_seal(window.task, number, sender, findings, nonce) != seats[at].seal:
         raise BadEvidence("the findings are not the sealed ones")
     seats[at] = seats[at]._replace(findings=findings)
-    _dismiss(case, window, seats[at : at + 1])
-    case.put_window(_with_seats(window, seats))
+    dismiss(case, window, seats[at : at + 1])
+    case.put_window(with_seats(window, seats))
     if window.phase == WindowPhase.JURY_REVEALING:
         # A jury may void as many windows as are open: the end of the block does that, within its budget.
         if all(seat.findings is not None for seat in seats):
@@ -398,15 +316,15 @@ def _fine_silent(case: Case, window: WindowRecord, silent: Sequence[Seat]) -> No
         taken = bounded_fine(case.state, seat.address, fine, case.now, case.parameters)
         registry.fine_node(case.state, seat.address, taken, case.scope.emit, case.scope.block.height)
         registry.mark_failure(case.state, seat.address, case.now, case.scope.emit, case.parameters)
-    _dismiss(case, window, silent)
+    dismiss(case, window, silent)
 
 
 def _close_seals(case: Case, window: WindowRecord, reason: Reason) -> None:
-    seats = _seats(window)
+    seats = seats_of(window)
     _fine_silent(case, window, [seat for seat in seats if not seat.seal])
-    window = _with_seats(window, [seat for seat in seats if seat.seal])
+    window = with_seats(window, [seat for seat in seats if seat.seal])
     case.put_window(window)
-    if not _seats(window):
+    if not seats_of(window):
         _redraw(case, window, case.now + 1)
         return
     case.advance_window(
@@ -415,15 +333,15 @@ def _close_seals(case: Case, window: WindowRecord, reason: Reason) -> None:
 
 
 def _close_reveals(case: Case, window: WindowRecord, reason: Reason) -> None:
-    seats = _seats(window)
+    seats = seats_of(window)
     _fine_silent(case, window, [seat for seat in seats if seat.findings is None])
-    window = _with_seats(window, [seat for seat in seats if seat.findings is not None])
+    window = with_seats(window, [seat for seat in seats if seat.findings is not None])
     case.put_window(window)
-    if not _seats(window):
+    if not seats_of(window):
         _redraw(case, window, case.now + 1)
     elif window.phase == WindowPhase.DELIVERY_REVEALING:
         _judge_delivery(case, window)
-    elif _is_jury(window):
+    elif is_jury(window):
         _judge(case, window)
     else:
         case.advance_window(
@@ -437,7 +355,7 @@ def _close_reveals(case: Case, window: WindowRecord, reason: Reason) -> None:
 def open_window(case: Case, number: int, sender: bytes, openings: tuple[Opening, ...]) -> None:
     """Take the worker's opening of the sampled leaves and compare it with what the verifiers found.
 
-    Raises WrongPhase, NotYours, BadEvidence.
+    Each verifier that computed something else has a game of its own. Raises WrongPhase, NotYours, BadEvidence.
     """
     window = case.window(number)
     if window.phase != WindowPhase.OPENING:
@@ -447,103 +365,57 @@ def open_window(case: Case, number: int, sender: bytes, openings: tuple[Opening,
     if tuple(opening.leaf.segment for opening in openings) != window.sampled:
         raise BadEvidence("other segments than the sampled ones")
     for opening in openings:
-        _check_leaf(case, window, opening)
-    opened = tuple(
-        Opened(leaf.segment, work_digest, leaf.state_root_after, leaf.loss_bits)
-        for leaf, _, _, work_digest in openings
-    )
-    window = window._replace(opened=opened)
-    case.put_window(window)
-    differing = [
-        result.segment
+        check_leaf(case, window, opening)
+    missed = [
+        finding.segment
         for seat in window.verifiers
-        for finding, result in zip(seat.findings or (), opened, strict=True)
-        if not agrees(finding, result)
+        for finding in seat.findings or ()
+        if finding.code == Code.UNAVAILABLE
     ]
-    if differing:
-        case.advance_window(
-            number, WindowEvent.MISMATCH, Reason.VERDICTS_DIFFER, deadline_ms=case.now + 1,
-            disputed=min(differing), draws=0, height=case.scope.block.height,
-        )  # fmt: skip
-    else:
-        _accept(case, window, Reason.VERDICTS_AGREE)
-
-
-def _check_leaf(case: Case, window: WindowRecord, opening: Opening) -> None:
-    proof, leaf = window.proof, opening.leaf
-    if not check_opening(proof, opening):
-        raise BadEvidence("the opening is not under the window's commitments")
-    if (leaf.step_from, leaf.step_to) != case.spec.segment_range(window.number, leaf.segment):
-        raise BadEvidence("the leaf covers other steps than its segment")
-    if leaf.segment == 0 and leaf.state_root_before != proof.state_root_in:
-        raise BadEvidence("the first segment does not start where the window starts")
-    if leaf.segment == proof.segments - 1 and leaf.state_root_after != proof.state_root_out:
-        raise BadEvidence("the last segment does not end where the window ends")
-
-
-def _accept(case: Case, window: WindowRecord, reason: Reason) -> None:
-    record = case.record
-    is_own = window.number >= record.own_from and window.worker == record.worker
-    value = record.open_charge if is_own else window.charge
-    deadline_ms = case.now + final_ms_of(value, case.parameters)
-    case.advance_window(window.number, WindowEvent.AGREE, reason, deadline_ms=deadline_ms)
+    window = window._replace(
+        opened=tuple(opened_of(opening) for opening in openings), disputed=min(missed, default=-1)
+    )
+    case.put_window(window)
+    open_games(case, window, window.verifiers)
+    go_on(case, number, Reason.VERDICTS_AGREE)
 
 
 def _judge(case: Case, window: WindowRecord) -> None:
-    opened = next(result for result in window.opened if result.segment == window.disputed)
+    """Have the jury decide whether the disputed segment could be fetched; games decide what was computed."""
 
-    def finding_of(seat: Seat) -> Finding | None:
-        return next((finding for finding in seat.findings or () if finding.segment == opened.segment), None)
+    def fetched(seat: Seat) -> bool:
+        finding = finding_of(seat, window.disputed)
+        return finding is not None and finding.code == Code.COMPUTED
 
-    def upholds(seat: Seat) -> bool:
-        finding = finding_of(seat)
-        return finding is not None and agrees(finding, opened)
-
-    def contradicts(seat: Seat) -> bool:
-        finding = finding_of(seat)
-        return finding is not None and finding.code == Code.COMPUTED and not agrees(finding, opened)
-
-    votes = [upholds(seat) for seat in window.jurors]
+    votes = [fetched(seat) for seat in window.jurors]
     if 2 * sum(votes) == len(votes):
         _redraw(case, window, case.now + 1)
         return
     upheld = 2 * sum(votes) > len(votes)
     right = [seat.address for seat, vote in zip(window.jurors, votes, strict=True) if vote == upheld]
-    # A verdict that did not stand earns no fee. It counts against its author, whichever side it was on, where
-    # results differ; but not where some could fetch what others could not, for whoever serves it chooses whom.
-    mistaken = contradicts if upheld else upholds
-    if upheld or 2 * sum(map(contradicts, window.jurors)) > len(votes):
-        for seat in (*window.verifiers, *window.jurors):
-            if mistaken(seat):
-                registry.mark_failure(case.state, seat.address, case.now, case.scope.emit, case.parameters)
-    blamed = _disputants(case, window, finding_of, contradicts) if upheld else (window.worker,)
-    stood = tuple(seat for seat in window.verifiers if upholds(seat) == upheld)
+    blamed = _doubted(case, window) if upheld else (window.worker,)
+    # A verdict that did not stand earns no fee. Nobody is marked: whoever serves a blob chooses whom.
+    stood = tuple(seat for seat in window.verifiers if fetched(seat) == upheld)
     window = window._replace(verifiers=stood)
     case.put_window(window)
     pay_jurors(case, window, right, blamed)
     if upheld:
-        _accept(case, window, Reason.JURY_UPHELD)
+        open_games(case, window, window.jurors)
+        go_on(case, window.number, Reason.JURY_UPHELD)
     else:
-        _reject(case, window, WindowEvent.REJECT, Reason.WORK_REJECTED, blamed=window.worker)
+        reject(case, window, WindowEvent.REJECT, Reason.WORK_REJECTED, blamed=window.worker)
 
 
-def _disputants(
-    case: Case, window: WindowRecord, finding_of: Callable[[Seat], Finding | None],
-    contradicts: Callable[[Seat], bool],
-) -> tuple[bytes, ...]:  # fmt: skip
-    """Return who is to blame that a jury had to uphold a window: verifiers, its worker, or nobody.
+def _doubted(case: Case, window: WindowRecord) -> tuple[bytes, ...]:
+    """Return who is to blame that a jury was asked for a blob that it could fetch: verifiers, worker, or nobody.
 
-    A verifier that computed something else was wrong. Of one that could not fetch what the jury could, nobody can
-    tell whether it or the worker made that up: the one that such arguments follow is taken to be. New ones, and
-    those whom they never follow, pay for none.
+    Nobody can tell whether a verifier or the worker made that up: the one that such arguments follow is taken to
+    be. New ones, and those whom they never follow, pay for none.
     """
-    wrong = tuple(seat.address for seat in window.verifiers if contradicts(seat))
-    if wrong:
-        return wrong
     doubting = [
         seat.address
         for seat in window.verifiers
-        if (finding := finding_of(seat)) is not None and finding.code == Code.UNAVAILABLE
+        if (finding := finding_of(seat, window.disputed)) is not None and finding.code == Code.UNAVAILABLE
     ]
     theirs = [registry.doubts_of(case.state, address) for address in doubting]
     its = registry.doubts_of(case.state, window.worker)
@@ -621,90 +493,9 @@ def _judge_delivery(case: Case, window: WindowRecord) -> None:
 
 
 def _end_demand(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason) -> None:
-    _dismiss(case, window, window.jurors)
+    dismiss(case, window, window.jurors)
     give_back_demand(case)
     case.advance_window(window.number, event, reason)
-
-
-# Ends of a window
-
-
-def _void(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes) -> None:
-    _dismiss(case, window, (*window.verifiers, *window.jurors))
-    pay_void_verifiers(case, window, blamed=blamed, is_silent=reason == Reason.NOT_OPENED)
-    _close(case, window)
-    case.advance_window(window.number, event, reason)
-
-
-def _close(case: Case, window: WindowRecord) -> None:
-    """Note that a window of the present worker is open no more."""
-    if window.number >= case.record.own_from and window.worker == case.record.worker:
-        case.change(open_charge=case.record.open_charge - window.charge)
-
-
-def _void_from(
-    case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes
-) -> list[bytes]:  # fmt: skip
-    """Void a window and all that stand on it; the task continues from the state before it. Return their workers.
-
-    ``blamed`` is whose fault that is, or empty; it bears the checks of all of them.
-    """
-    _void(case, window, event, reason, blamed=blamed)
-    workers = [window.worker]
-    for number in range(window.number + 1, case.record.next_window):
-        later = case.window(number)
-        _void(case, later, WindowEvent.DROP, Reason.PREDECESSOR_VOID, blamed=blamed)
-        workers.append(later.worker)
-    case.change(next_window=window.number, state_root=window.proof.state_root_in)
-    return workers
-
-
-def _reject(case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes) -> None:
-    author = window.worker
-    workers = _void_from(case, window, event, reason, blamed=blamed)
-    if blamed:
-        if reason != Reason.NOT_OPENED:  # what was verified before is not taken for silence
-            forfeit_hold(case, author)
-        registry.mark_failure(case.state, author, case.now, case.scope.emit, case.parameters)
-    exclude(case, author)
-    give_up_idle(case, workers)
-    if case.record.worker:  # another worker than the author built on a void state: it leaves without blame
-        lose_worker(case, reason)
-    else:
-        finish(case)
-
-
-def _fail_unchecked(case: Case, window: WindowRecord) -> None:
-    workers = _void_from(case, window, WindowEvent.DROP, Reason.NO_VERIFIER, blamed=b"")
-    give_up_idle(case, workers)
-    wind_up(case, Phase.FAILED, Reason.NO_VERIFIER)
-
-
-def _finalise(case: Case, window: WindowRecord) -> None:
-    """Make a window final, and then those after it that only waited for it."""
-    if window.number != case.record.final_windows:
-        case.put_window(window._replace(ripe=1, deadline_ms=0))
-        return
-    workers = []
-    while True:
-        workers.append(window.worker)
-        _close(case, window)
-        case.change(final_windows=window.number + 1, final_root=window.proof.state_root_out)
-        pay_final_window(case, window)
-        window = case.advance_window(window.number, WindowEvent.FINALISE, Reason.CHALLENGE_OVER)
-        for address in (window.worker, *(seat.address for seat in window.verifiers)):
-            registry.mark_success(
-                case.state, address, window.charge, case.now, case.parameters, is_worker=address == window.worker
-            )
-        if window.number + 1 == case.record.next_window:
-            break
-        window = case.window(window.number + 1)
-        if not window.ripe:
-            break
-    if case.record.phase == Phase.RUNNING and not case.record.deadline_ms:
-        arm_running(case)
-    give_up_idle(case, workers)
-    finish(case)
 
 
 def on_window_due(case: Case, number: int) -> None:
@@ -712,8 +503,10 @@ def on_window_due(case: Case, number: int) -> None:
     window = case.window(number)._replace(deadline_ms=0)
     case.put_window(window)
     match window.phase:
-        case WindowPhase.PROVED | WindowPhase.DISPUTED | WindowPhase.DEMANDED:
+        case WindowPhase.PROVED | WindowPhase.DOUBTED | WindowPhase.DEMANDED:
             _draw(case, window)
+        case WindowPhase.DISPUTED:
+            on_disputes_due(case, number)
         case WindowPhase.SEALING | WindowPhase.JURY_SEALING if window.vacant:
             _fill_seats(case, window)
         case WindowPhase.SEALING | WindowPhase.JURY_SEALING | WindowPhase.DELIVERY_SEALING:
@@ -727,8 +520,8 @@ def on_window_due(case: Case, number: int) -> None:
                 deadline_ms=case.now + case.parameters.opening_extra_ms,
             )  # fmt: skip
         case WindowPhase.OPENING:
-            _reject(case, window, WindowEvent.REJECT, Reason.NOT_OPENED, blamed=window.worker)
+            reject(case, window, WindowEvent.REJECT, Reason.NOT_OPENED, blamed=window.worker)
         case WindowPhase.ACCEPTED:
-            _finalise(case, window)
+            finalise(case, window)
         case phase:
             raise AssertionError(f"window phase {phase.name} has no deadline")

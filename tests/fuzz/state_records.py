@@ -16,7 +16,9 @@ from state.transition.slashing import SlashRecord
 from state.transition.staking import StakeRecord
 from state.view import Overlay, Reader, Table
 from state.view.accounts import Account, issued, load_account, save_account, set_issued
-from tasks.ledger import carriage, records, registry
+from tasks.dispute.clock import Clock
+from tasks.dispute.game import Side
+from tasks.ledger import carriage, disputes, records, registry
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
 from tasks.ledger.registry import NodeProfile, NodeRecord
 from tasks.proofs import Finding, WindowProof
@@ -77,7 +79,7 @@ def state_records(
     window = _plain(
         WindowRecord, task=TASK, number=3, proof=proof, sampled=(1, 2), used=(WHO,), disputed=-1,
         verifiers=(Seat(WHO, b"", None), Seat(WHO, b"s" * 32, findings)),
-        opened=(Opened(1, b"p" * 32, b"s" * 32, 7),),
+        opened=(Opened(1, b"b" * 32, b"s" * 32, b"p" * 32, 7),),
     )  # fmt: skip
     task = _plain(TaskRecord, id=TASK, excluded=(WHO, WHO))
     where = "state.transition."
@@ -153,6 +155,34 @@ def state_records(
             lambda state: records.load_window(state, TASK, 3),
             ("tasks.ledger.records:load_window",),
         ),
+        "docket": StateRecord(
+            lambda state: disputes.save_docket(
+                state, TASK, 3, disputes.Docket(4, 1, 6, 2, 5, ((4, 1_000),), (1, 3), 2_000, 1)
+            ),
+            lambda state: disputes.load_docket(state, TASK, 3),
+            ("tasks.ledger.disputes:load_docket", "tasks.ledger.disputes:_docket"),
+        ),
+        "dispute": StateRecord(
+            lambda state: disputes.save_dispute(
+                state,
+                _plain(
+                    disputes.DisputeRecord,
+                    task=TASK,
+                    window=3,
+                    number=1,
+                    challenger=WHO,
+                    clock=Clock(Side.CHALLENGER, 5, 6, 7),
+                    opened=Opened(1, b"b" * 32, b"s" * 32, b"p" * 32, 7),
+                ),
+            ),
+            lambda state: disputes.load_dispute(state, TASK, 3, 1),
+            ("tasks.ledger.disputes:load_dispute", "tasks.ledger.disputes:_dispute"),
+        ),
+        "sealed challenge": StateRecord(
+            lambda state: disputes.save_seal(state, TASK, 3, 1, disputes.SealedChallenge(WHO, TASK, 5, 1, 1)),
+            lambda state: disputes.load_seal(state, TASK, 3, 1),
+            ("tasks.ledger.disputes:load_seal", "tasks.ledger.disputes:_seal"),
+        ),
         "history": StateRecord(
             lambda state: records.append_history(state, TASK, _plain(HistoryEntry, number=0)),
             lambda state: records.load_history(state, TASK),
@@ -164,7 +194,7 @@ def state_records(
             ("tasks.ledger.records:load_report",),
         ),
         "escrow": StateRecord(
-            lambda state: state.put(b"e", encode([WHO, 1, 5, 1, 1, 0, [3, 0, 0, 0, 0]])),
+            lambda state: state.put(b"e", encode([WHO, 1, 5, 1, 1, 0, [3, 0, 0, 0, 0, 0]])),
             lambda state: _record(state.get(b"e") or b""),
             ("billing.escrow:_record",),
         ),

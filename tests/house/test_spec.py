@@ -55,7 +55,7 @@ from tasks import spec as specification
 from tasks.custody import chunks, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan
-from tasks.ledger import bonds, carriage, parking, progress, registry, settlement, transitions
+from tasks.ledger import bonds, carriage, disputes, parking, progress, registry, settlement, transitions
 from tasks.ledger import records as task_records
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
@@ -185,6 +185,13 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "dispute_moves_max": game.MOVES_MAX,
         "dispute_move_bytes_max": moves.MOVE_LIMIT_BYTES,
         "dispute_fanout": moves.FANOUT,
+        "dispute_record_bytes_max": disputes.DISPUTE_LIMIT_BYTES,
+        "docket_bytes_max": disputes.DOCKET_LIMIT_BYTES,
+        "challenge_bytes_max": disputes.SEAL_LIMIT_BYTES,
+        "challenges_max": disputes.SEALS_MAX,
+        "outsiders_at_once_max": disputes.OUTSIDERS_AT_ONCE_MAX,
+        "disputes_at_once_max": disputes.RUNNING_MAX,
+        "released_moves_max": disputes.RELEASED_MOVES_MAX,
         "events_per_block_max": transitions.EVENTS_PER_BLOCK_MAX,
         "receipt_bytes_max_of_relay": relay_receipts.RECEIPT_BYTES_MAX,
         "receipt_life_ms": relay_receipts.RECEIPT_LIFE_MS,

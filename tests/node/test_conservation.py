@@ -44,7 +44,6 @@ from tasks.ledger.transitions import (
     task_id_of,
 )
 from tasks.proofs import (
-    Code,
     Finding,
     SegmentLeaf,
     findings_to_value,
@@ -56,7 +55,7 @@ from tasks.proofs import (
 from tasks.spec import encode_spec
 from tests.state.transition.chain import signed
 from tests.state.transition.test_hostile import FEE, KEYS, Chaos
-from tests.tasks.world import DKB, WORTH, leaves_of, proof_of, salt, spec, state_after, work_of
+from tests.tasks.world import DKB, WORTH, found, leaves_of, proof_of, salt, spec, work_of
 
 NONCE = b"n" * 32
 GAS_LIMIT = 8_000_000
@@ -120,9 +119,7 @@ class Everything(Chaos):
             case _:
                 leaves = self.published[duty.task, duty.window]
                 openings: list[Value] = [
-                    opening_to_value(
-                        make_opening(leaves, at, work_of(leaves[at].step_from), salt(leaves[at].step_from))
-                    )
+                    opening_to_value(make_opening(leaves, at, work_of(leaves[at]), salt(leaves[at].step_from)))
                     for at in duty.segments
                 ]
                 return OPEN_WINDOW, [duty.task, duty.window, openings]
@@ -132,13 +129,7 @@ class Everything(Chaos):
         kept = (key.address, duty.task, duty.window, duty.is_jury)
         if duty.action == Action.SEAL or kept not in self.found:
             leaves = [self.published[duty.task, duty.window][at] for at in duty.segments]
-            findings = self.found[kept] = tuple(
-                Finding(
-                    leaf.segment, Code.COMPUTED, work_of(leaf.step_from),
-                    state_after(leaf.state_root_before, leaf.step_to), 0,
-                )
-                for leaf in leaves
-            )  # fmt: skip
+            findings = self.found[kept] = tuple(found(leaf) for leaf in leaves)
             sealed = verdict_seal(duty.task, duty.window, key.address, findings, NONCE)
             return SEAL_VERDICT, [duty.task, duty.window, sealed]
         return REVEAL_VERDICT, [duty.task, duty.window, findings_to_value(self.found[kept]), NONCE]

@@ -26,6 +26,7 @@ from tasks.ledger.transitions import (
     task_id_of,
 )
 from tasks.spec import JobSpec, encode_spec
+from tests.tasks.toywork import toy_question
 from tests.tasks.world import DKB, HONEST, START_MS, WORTH, Manners, World, spec
 
 VALIDATOR: Final = SecretKey(b"\x01" * 32)
@@ -48,7 +49,8 @@ class QueuedWorld(World):
         stake = GenesisValidator(VALIDATOR.address, VALIDATOR.vote_key, vrf_key_of(VALIDATOR).public, 1_000 * DKB)
         genesis = Genesis(CHAIN_ID, "test", START_MS, True, (), (stake,), ())
         self.runtime = Runtime(
-            genesis, rules=rules(self.parameters), hooks=hooks(self.parameters), invariants=INVARIANTS,
+            genesis, rules=rules(self.parameters, toy_question),
+            hooks=hooks(self.parameters, toy_question), invariants=INVARIANTS,
             holdings=HOLDINGS, check_invariants=True,
         )  # fmt: skip
         self.state.changes.update(self.runtime.genesis_changes())

@@ -28,6 +28,7 @@ from tasks.ledger.transitions import (
     task_id_of,
 )
 from tasks.spec import JobSpec, encode_spec
+from tests.tasks.toywork import toy_question
 from tests.tasks.world import DKB, HONEST, QUICK, WORTH, Manners, World, spec
 
 VALIDATOR: Final = SecretKey(b"\xf0" * 32)
@@ -55,7 +56,8 @@ class SignedWorld(World):
         super().__init__(parameters)
         self.genesis = genesis_of(parameters)
         self.runtime = Runtime(
-            self.genesis, rules=rules(parameters), hooks=hooks(parameters), invariants=INVARIANTS,
+            self.genesis, rules=rules(parameters, toy_question),
+            hooks=hooks(parameters, toy_question), invariants=INVARIANTS,
             holdings=HOLDINGS, check_invariants=True,
         )  # fmt: skip
         self.state = Overlay(EMPTY)

@@ -54,12 +54,12 @@ from tasks.spec import (
     encode_spec,
     spec_hash,
 )
-from tests.tasks.world import QUICK, World, leaves_of, proof_of, salt, spec, work_of
+from tests.tasks.world import DKB, QUICK, World, leaves_of, proof_of, salt, spec, work_of
 
 JOB = spec(total=55)
 LEAVES = leaves_of(JOB, 2, b"i" * 32)
 PROOF = proof_of(JOB, b"t" * 32, 2, LEAVES)
-OPENING = make_opening(LEAVES, 1, work_of(LEAVES[1].step_from), salt(LEAVES[1].step_from))
+OPENING = make_opening(LEAVES, 1, work_of(LEAVES[1]), salt(LEAVES[1].step_from))
 PROFILE = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (), 8, 16_000, 16, 10**15, 100, 1, 0, ("tcp:h:1",), "1.0")
 VALUES = st.recursive(
     st.none() | st.integers(-(2**255), 2**255) | st.binary(max_size=40) | st.text(max_size=10),
@@ -96,9 +96,9 @@ def test_the_encodings_of_a_job_and_a_seal_never_change() -> None:
     assert PROOF.segment_root.hex() == SEGMENT_ROOT
 
 
-SPEC_HASH = "3ee2c02538eb1b86398c304c10a5f977cc2b3586720f199ff2d6400a9f711312"
+SPEC_HASH = "8fcb206a21d190d3de88683f6ff8d758200b55fbf0c83d14b17b022dba5d3ed2"
 VERDICT_SEAL = "faa25106ad822ecc8f506ce50be42d62928c3ae37076122b5404da41fd5df8d4"
-SEGMENT_ROOT = "fe00d7a1070ec46d9ef6a9400448bd8b1612011f0231d2d7b0e68ca56c6ad00a"
+SEGMENT_ROOT = "56d6d26d3fe5c7bde8e333d726ff9ca6c3df9753e6ca28e69390b6d5ae975b08"
 
 
 def test_windows_and_segments_cover_the_steps_once_and_in_order() -> None:
@@ -166,6 +166,7 @@ def test_the_longest_job_does_not_leave_the_clocks_range() -> None:
     assert 0 < window_span_ms(long, 0, 0, slowest) < 1 << 33
     world = World()
     world.add_machine(1, rate=0), world.add_machine(2)
+    world.fund(bytes([1]) * 20, 10**6 * DKB)  # the bond is four times the price
     task = world.create(long._replace(schedule=Schedule(window, steps, window)))
     world.run_to(task, Phase.SETTLED)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from billing.escrow import check_escrows
-from state.primitives.codec import Value
+from billing.escrow import Pool, Vault, check_escrows
+from state.primitives.codec import Value, encode
 from state.primitives.errors import ProtocolError
 from state.primitives.genesis import ChainParameters
 from state.primitives.hashing import digest
@@ -15,10 +15,16 @@ from state.primitives.receipts import Event
 from state.transition.rules import BlockContext, Context
 from state.view import EMPTY, Overlay, Table
 from state.view.accounts import balance_of, burned, credit
+from tasks.dispute.game import Side
+from tasks.dispute.moves import decode_move, encode_move
+from tasks.dispute.records import decode_game
+from tasks.dispute.shares import challenge_bond
 from tasks.ledger import queries
+from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE
+from tasks.ledger.disputes import challenge_seal, load_dispute, load_docket, load_moves
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.queries import Action, CheckDuty, WorkDuty
+from tasks.ledger.queries import Action, CheckDuty, DisputeDuty, WorkDuty
 from tasks.ledger.records import TaskRecord, load_window
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, require_node, save_node
 from tasks.ledger.transitions import (
@@ -51,6 +57,7 @@ from tasks.proofs import (
     work_seal,
 )
 from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
+from tests.tasks.toywork import INIT_ROOT, end_of, next_move, toy_question
 
 DKB: Final = 10**18
 REQUESTER: Final = b"R" * 20
@@ -61,6 +68,7 @@ QUICK: Final = TaskParameters(
     seal_ms_min=10_000, seal_slack=1, reveal_ms=5_000, final_ms=3_000, bond_release_ms=20_000, cool_down_ms=4_000,
     cool_down_doublings_max=2, match_retry_ms=2_000, retire_ms=10_000, check_fee_min=10**12,
     decline_ms=1_000, decline_doublings_max=2, reputation_charge_min=1, open_windows_max=3, opening_extra_ms=5_000,
+    dispute_move_ms=5_000, dispute_side_ms=60_000, dispute_resume_ms=20_000,
 )  # fmt: skip
 
 
@@ -76,18 +84,17 @@ def spec(
         kind="train", level=3, profile="exact/2", model=Model("mlp", (64, 32, 10), "relu"),
         dataset=Dataset(b"d" * 32, b"D" * 32, 1797, 1437, 4), batch=32,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=b"s" * 32,
-        init_root=b"i" * 32, schedule=Schedule(total, segment, window),
+        init_root=INIT_ROOT, schedule=Schedule(total, segment, window),
         max_price_per_tera_unit=price, requirements=Requirements(gpus, 0, 0), match_ms=match_ms,
     )  # fmt: skip
 
 
-def state_after(before: bytes, step: int, *, lie: bool = False) -> bytes:
-    """Stands for the state that training from ``before`` up to ``step`` leads to; a lie for another one."""
-    return digest(b"test-lie" if lie else b"test-state", before + step.to_bytes(8, "big"))
+_works: dict[bytes, bytes] = {}
 
 
-def work_of(step: int) -> bytes:
-    return digest(b"test-work", step.to_bytes(8, "big"))
+def work_of(leaf: SegmentLeaf) -> bytes:
+    """The work digest under the seal of a leaf, for who made the leaf."""
+    return _works[leaf.seal]
 
 
 def salt(step: int) -> bytes:
@@ -99,15 +106,20 @@ def leaves_of(job: JobSpec, window: int, root_in: bytes, *, lie: bool = False) -
     leaves, before = [], root_in
     for segment in range(job.window_segments(window)):
         step_from, step_to = job.segment_range(window, segment)
-        after = state_after(before, step_to, lie=lie)
+        end = end_of(before, step_from, step_to, lie=lie)
+        seal = work_seal(end.work_digest, salt(step_from))
+        _works[seal] = end.work_digest
         leaves.append(
-            SegmentLeaf(
-                segment, step_from, step_to, before, after, 0,
-                work_seal(work_of(step_from), salt(step_from)), b"B" * 32,
-            )
-        )  # fmt: skip
-        before = after
+            SegmentLeaf(segment, step_from, step_to, before, end.state_root, end.loss_total, seal, b"B" * 32)
+        )
+        before = end.state_root
     return leaves
+
+
+def found(leaf: SegmentLeaf, *, lie: bool = False) -> Finding:
+    """What a verifier finds of the segment that a leaf is about."""
+    end = end_of(leaf.state_root_before, leaf.step_from, leaf.step_to, lie=lie)
+    return Finding(leaf.segment, Code.COMPUTED, end.work_digest, end.state_root, end.loss_total)
 
 
 def proof_of(job: JobSpec, task: bytes, window: int, leaves: Sequence[SegmentLeaf]) -> WindowProof:
@@ -137,6 +149,17 @@ class Manners:
 HONEST: Final = Manners()
 
 
+class Challenge(NamedTuple):
+    """What an outsider sealed; ``is_opened`` tells whether it opens it when it is called."""
+
+    address: bytes
+    segment: int
+    work_digest: bytes
+    state_root_after: bytes
+    salt: bytes
+    is_opened: bool
+
+
 @dataclass
 class World:
     parameters: TaskParameters = QUICK
@@ -153,10 +176,12 @@ class World:
     sealed: dict[tuple[bytes, bytes, int, bool], tuple[Finding, ...]] = field(default_factory=dict)
     """What verifiers keep until they reveal it."""
     nonce_of_verdict: bytes = b"n" * 32
+    challenges: dict[tuple[bytes, int, int], Challenge] = field(default_factory=dict)
+    """What outsiders sealed, by task, window and number."""
 
     def __post_init__(self) -> None:
-        self.rules = {rule.kind: rule for rule in rules(self.parameters)}
-        self._hooks = hooks(self.parameters)
+        self.rules = {rule.kind: rule for rule in rules(self.parameters, toy_question)}
+        self._hooks = hooks(self.parameters, toy_question)
         self.fund(REQUESTER, 1_000_000 * DKB)
 
     def fund(self, address: bytes, amount: int) -> None:
@@ -254,6 +279,10 @@ class World:
             for check in queries.verification_duties(self.state, address):
                 if check.action not in manners.silent:
                     self.check(address, check, manners)
+            for game in queries.dispute_duties(self.state, address, self.parameters):
+                if Action.PLAY not in manners.silent:
+                    self.play(address, game)
+        self.open_called()
 
     def work(self, address: bytes, duty: WorkDuty, manners: Manners) -> None:
         job = queries.task_spec(self.state, duty.task)
@@ -272,9 +301,7 @@ class World:
             case _:
                 leaves = self.published[duty.task, duty.window]
                 openings: list[Value] = [
-                    opening_to_value(
-                        make_opening(leaves, at, work_of(leaves[at].step_from), salt(leaves[at].step_from))
-                    )
+                    opening_to_value(make_opening(leaves, at, work_of(leaves[at]), salt(leaves[at].step_from)))
                     for at in duty.segments
                 ]
                 refusal = self.send(address, OPEN_WINDOW, [duty.task, duty.window, openings])
@@ -293,13 +320,7 @@ class World:
         if manners.blind or theirs.picky > duty.is_jury or duty.is_delivery:
             return tuple(Finding(at, Code.UNAVAILABLE, bytes(32), bytes(32), 0) for at in duty.segments)
         leaves = [self.published[duty.task, duty.window][at] for at in duty.segments]
-        return tuple(
-            Finding(
-                leaf.segment, Code.COMPUTED, work_of(leaf.step_from),
-                state_after(leaf.state_root_before, leaf.step_to, lie=manners.lies), 0,
-            )
-            for leaf in leaves
-        )  # fmt: skip
+        return tuple(found(leaf, lie=manners.lies) for leaf in leaves)
 
     def check(self, address: bytes, duty: CheckDuty, manners: Manners) -> None:
         kept = (address, duty.task, duty.window, duty.is_jury)
@@ -313,6 +334,62 @@ class World:
             ]  # fmt: skip
             refusal = self.send(address, REVEAL_VERDICT, payload)
         assert refusal is None or duty not in queries.verification_duties(self.state, address), refusal
+
+    def challenge(
+        self, address: bytes, task: bytes, window: int, segment: int, *, lie: bool = False,
+        root: tuple[bytes, bytes] | None = None, is_opened: bool = True, bond: int | None = None,
+    ) -> str | None:  # fmt: skip
+        """Seal a challenge: by default that the segment leads where running it leads, or with a lie elsewhere."""
+        leaf = self.published[task, window][segment]
+        end = end_of(leaf.state_root_before, leaf.step_from, leaf.step_to, lie=lie)
+        work_digest, state_root = root or (end.work_digest, end.state_root)
+        docket = load_docket(self.state, task, window)
+        salt = digest(b"test-challenge", address + docket.seals.to_bytes(4, "big"))
+        sealed = challenge_seal(task, window, segment, work_digest, state_root, address, salt)
+        if bond is None:
+            held = Vault.load(self.state, task, self.events.append, 0).held(
+                Pool.BOND, load_window(self.state, task, window).worker
+            )
+            bond = challenge_bond(held, docket.seals - docket.first_seal)
+        made = Challenge(address, segment, work_digest, state_root, salt, is_opened)
+        refusal = self.send(address, SEAL_CHALLENGE, [task, window, sealed, bond])
+        if refusal is None:
+            self.challenges[task, window, docket.seals] = made
+        return refusal
+
+    def open_called(self) -> None:
+        """Have outsiders open what is called of them, and play their games."""
+        for (task, window, number), made in self.challenges.items():
+            called = load_docket(self.state, task, window).called
+            if made.is_opened and number in (at for at, _ in called):
+                self.send(made.address, OPEN_CHALLENGE, [task, window, number, *made[1:5]])
+        for address in {made.address for made in self.challenges.values()} - self.machines.keys():
+            for game in queries.dispute_duties(self.state, address, self.parameters):
+                self.play(address, game)
+
+    def play(self, address: bytes, duty: DisputeDuty) -> None:
+        """Make the move that is due in a dispute, or resume it."""
+        job, place = queries.task_spec(self.state, duty.task), (duty.task, duty.window, duty.game)
+        if duty.resume_price is not None:
+            self.send(address, RESUME_DISPUTE, [*place, duty.resume_price])
+            return
+        dispute = load_dispute(self.state, *place)
+        if dispute.opened is None:
+            leaves = self.published[duty.task, duty.window]
+            leaf = leaves[dispute.segment]
+            opening = make_opening(leaves, dispute.segment, work_of(leaf), salt(leaf.step_from))
+            self.send(address, MOVE, [*place, duty.number, encode(opening_to_value(opening))])
+            return
+        opened, side = dispute.opened, dispute.clock.side
+        question = toy_question(job, load_window(self.state, duty.task, duty.window), opened)
+        mine = opened if side is Side.ACCUSED else dispute
+        moves = [decode_move(move) for move in load_moves(self.state, *place)]
+        game = decode_game(dispute.game)
+        move = next_move(question, game, side, moves, mine.work_digest, mine.state_root_after)
+        if move is not None:
+            refusal = self.send(address, MOVE, [*place, duty.number, encode_move(move)])
+            now = queries.dispute_duties(self.state, address, self.parameters)
+            assert refusal in (None, "move_too_soon") or duty not in now, refusal
 
     def run(self, task_id: bytes, *, until: Callable[[TaskRecord], bool], blocks: int = 400) -> TaskRecord:
         """Let the market run until ``until`` holds of the task."""

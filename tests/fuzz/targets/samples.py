@@ -17,7 +17,8 @@ from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Equivocation, Vo
 from state.transition.evidence import Evidence
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import transfer_payload
-from tasks.ledger import bonds, transitions
+from tasks.dispute.moves import Pick, encode_move
+from tasks.ledger import bonds, dispute_transitions, transitions
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, profile_to_value
@@ -55,7 +56,7 @@ RAW = sign_transaction(KEY, chain_id=7, nonce=3, kind=1, payload=[b"a" * 20, 10*
 JOB = spec(total=55)
 LEAVES = leaves_of(JOB, 2, b"i" * 32)
 PROOF = proof_of(JOB, b"t" * 32, 2, LEAVES)
-OPENING = make_opening(LEAVES, 1, work_of(LEAVES[1].step_from), salt(LEAVES[1].step_from))
+OPENING = make_opening(LEAVES, 1, work_of(LEAVES[1]), salt(LEAVES[1].step_from))
 PROFILE = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (Gpu("H100", 81_559),), 8, 16_000, 16, 10**15, 100, 1, 0,
                       ("tcp:h:1",), "1.0")  # fmt: skip
 FINDINGS = (
@@ -97,6 +98,10 @@ PAYLOADS = (
     payload(bonds.SPONSOR_NODE, [b"m" * 20, 1_000, 5_000, 10**19, 10**19]),
     payload(bonds.WITHDRAW_SPONSOR, [b"m" * 20, 5]),
     payload(transitions.DECLINE_SEAT, [b"t" * 32, 1]),
+    payload(dispute_transitions.MOVE, [b"t" * 32, 1, 2, 3, encode_move(Pick(3))]),
+    payload(dispute_transitions.SEAL_CHALLENGE, [b"t" * 32, 1, b"s" * 32, 5]),
+    payload(dispute_transitions.OPEN_CHALLENGE, [b"t" * 32, 1, 2, 3, b"w" * 32, b"s" * 32, b"n" * 32]),
+    payload(dispute_transitions.RESUME_DISPUTE, [b"t" * 32, 1, 2, 5]),
     payload(transitions.OPEN_WINDOW, [b"t" * 32, 1, [opening_to_value(OPENING)]]),
     payload(transitions.POKE, [b"t" * 32]),
     payload(transitions.TOP_UP_TASK, [b"t" * 32, 5]),

@@ -45,8 +45,8 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action, CheckDuty, WorkDuty
 from tasks.ledger.records import TaskRecord, WindowRecord, load_spec_bytes, load_task, load_window
 from tasks.ledger.registry import load_node, require_node
+from tasks.ledger.seats import seal_time
 from tasks.ledger.transitions import CREATE_TASK, DEMAND_RESULT, GIVE_UP_TASK, SEAL_VERDICT, task_id_of
-from tasks.ledger.verification import seal_time
 from tasks.proofs import Code, Finding
 from tasks.spec import JobSpec, encode_spec
 from tests.node.world import COIN, PARAMETERS, Machine, World

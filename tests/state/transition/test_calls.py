@@ -38,6 +38,8 @@ from state.view import Overlay
 from state.view.accounts import Account, balance_of, save_account
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
+from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE
+from tasks.ledger.disputes import DisputePhase, load_dispute
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
@@ -115,6 +117,20 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     ),
     SET_PAYOUT: st.builds(lambda payout: [ALICE.address, payout], st.binary(min_size=20, max_size=20).filter(any)),
     DECLINE_SEAT: st.builds(lambda task, window: [task, window], hashes, windows),
+    MOVE: st.builds(
+        lambda task, window, number, move: [task, window, number, number, move],
+        hashes, windows, windows, st.binary(min_size=1, max_size=99),
+    ),
+    SEAL_CHALLENGE: st.builds(
+        lambda task, window, seal, bond: [task, window, seal, bond], hashes, windows, hashes, amounts
+    ),
+    OPEN_CHALLENGE: st.builds(
+        lambda task, window, challenge, root, salt: [task, window, challenge, 3, root, root, salt],
+        hashes, windows, windows, hashes, hashes,
+    ),
+    RESUME_DISPUTE: st.builds(
+        lambda task, window, game, amount: [task, window, game, amount], hashes, windows, windows, amounts
+    ),
     SET_TERMS: st.builds(lambda until: [ALICE.address, BOB.address, 1_000, 5_000, until], amounts),
     SPONSOR_NODE: st.builds(lambda amount: [ALICE.address, 1_000, 5_000, amount, amount + 1], amounts),
     WITHDRAW_SPONSOR: st.builds(lambda amount: [ALICE.address, amount], amounts),
@@ -218,6 +234,10 @@ def test_junk_is_refused_without_a_word_of_the_insides(function: str, said: str)
         assert str(caught.value).removeprefix(CallRefused.prefix) == said
 
 
+def phase_of(world: Market, task: bytes) -> DisputePhase:
+    return load_dispute(world.state, task, 0, 0).phase
+
+
 class BothForms(Market):
     """A market whose every transaction is executed by the runtime in both forms, on the state of that moment."""
 
@@ -282,6 +302,16 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     verifier = load_window(world.state, declined, 0).verifiers[0].address
     assert world.send(verifier, DECLINE_SEAT, [declined, 0]) is None
     world.run_to(declined, Phase.SETTLED)
+
+    disputed = world.create()
+    world.run(disputed, until=lambda task: task.next_window > 0)
+    assert world.challenge(names[4], disputed, 0, 1, lie=True) is None
+    world.run(disputed, until=lambda _: MOVE in world.succeeded)
+    manners = dict(world.machines)
+    world.machines = dict.fromkeys(world.machines, Manners(silent=frozenset({Action.PLAY})))
+    world.run(disputed, until=lambda _: {phase_of(world, disputed)} == {DisputePhase.SUSPENDED})
+    world.machines = manners
+    world.run_to(disputed, Phase.SETTLED)
 
     given_up = world.create()
     worker = world.run_to(given_up, Phase.ASSIGNED).worker

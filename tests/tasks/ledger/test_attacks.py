@@ -204,10 +204,10 @@ def test_the_checks_of_rejected_windows_are_paid_by_their_worker_and_nothing_els
         opening_fine_bps=0,
     )
     world = World(parameters=parameters, seed=seed)
-    manners = Manners(silent=frozenset({Action.OPEN})) if silent else Manners(lies=True)
+    manners = Manners(silent=frozenset({Action.OPEN})) if silent else HONEST
     cheat = world.add_machine(1, roles=WORK, manners=manners, price=price)
-    for at in range(10):
-        world.add_machine(at + 100, roles=CHECK)
+    for at in range(10):  # nobody can fetch what it made
+        world.add_machine(at + 100, roles=CHECK, manners=HONEST if silent else Manners(blind=True))
     task = world.create(spec(total=20 * windows, match_ms=3_600_000))
     before = pool(world, task)
     world.run(task, until=lambda task: task.reason in (Reason.WORK_REJECTED, Reason.NOT_OPENED))

@@ -128,7 +128,8 @@ def largest_window() -> WindowRecord:
     fields = filled(
         WindowRecord, phase=WindowPhase.VOID, reason=Reason.RESULT_LOST, proof=proof, deadline_ms=MS,
         charge=AMOUNT, fee=AMOUNT,
-        sampled=(255,) * SAMPLED_MAX, opened=(Opened(255, b"p" * 32, b"s" * 32, (1 << 64) - 1),) * SAMPLED_MAX,
+        sampled=(255,) * SAMPLED_MAX,
+        opened=(Opened(255, b"b" * 32, b"s" * 32, b"p" * 32, (1 << 64) - 1),) * SAMPLED_MAX,
         verifiers=(Seat(b"v" * 20, b"s" * 32, findings),) * most("verifiers"),
         jurors=(Seat(b"v" * 20, b"s" * 32, findings[:1]),) * most("jury"),
         # Machines and their operators, of all draws and of the seats that were declined.

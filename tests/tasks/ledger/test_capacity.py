@@ -12,8 +12,8 @@ from tasks.ledger.parameters import DAY_MS, TaskParameters
 from tasks.ledger.queries import Action, CheckDuty
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import require_node
+from tasks.ledger.seats import seal_time
 from tasks.ledger.transitions import DECLINE_SEAT, UPDATE_NODE, node_payload
-from tasks.ledger.verification import seal_time
 from tests.tasks.signed import CHECK, KEYS, REQUESTER_KEY, WORK, SignedWorld
 from tests.tasks.world import DKB, HONEST, QUICK, Manners, spec
 

@@ -17,9 +17,9 @@ from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import NodeRole
+from tasks.ledger.seats import seal_time
 from tasks.ledger.settlement import budget_of, check_budget, check_fee
 from tasks.ledger.transitions import CREATE_TASK
-from tasks.ledger.verification import seal_time
 from tasks.spec import Model, encode_spec
 from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, spec
 

@@ -47,9 +47,17 @@ GAPS_MS: Final = (500, *[1_000] * 12, 3_000, 7_000, 40_000, 130_000)
 def disturb(world: World, tasks: list[bytes], machine: bytes, choice: int) -> None:
     """Do something that may or may not be allowed; what few tasks allow, to one that does if there is one."""
     task = tasks[choice % len(tasks)]
-    fitting = {2: (Phase.PAUSED,), 6: (Phase.SETTLED, Phase.CANCELLED)}.get(choice % 9, ())
+    fitting = {2: (Phase.PAUSED,), 6: (Phase.SETTLED, Phase.CANCELLED)}.get(choice % 10, ())
     task = next((one for one in reversed(tasks) if world.task(one).phase in fitting), task)
-    match choice % 9:
+    match choice % 10:
+        case 9:
+            for number in world.task(task).open_windows:
+                segment = choice % len(world.published[task, number])
+                junk = (b"w" * 32, b"s" * 32) if choice % 7 == 0 else None
+                world.challenge(
+                    machine if choice % 2 else REQUESTER, task, number, segment, lie=choice % 3 == 0, root=junk,
+                    is_opened=choice % 5 > 0,
+                )  # fmt: skip
         case 0:
             world.send(REQUESTER, CANCEL_TASK, [task])
         case 1:
@@ -127,8 +135,11 @@ EXPECTED: Final = frozenset({
     Reason.NO_REPLACEMENT, Reason.RESULT_DELIVERED,
 })  # fmt: skip
 """What each part of the histories must have had in it."""
-RARE: Final = frozenset({Reason.WORK_REJECTED})
-"""What the first part must have had besides: one window in 70 that is proved is rejected."""
+RARE: Final = frozenset({
+    Reason.WORK_REJECTED, Reason.LIE_PROVEN, Reason.ANSWER_MISSING, Purpose.CHALLENGE_LOST, Purpose.LIE_PROVEN,
+    Purpose.DISPUTE_RESUMED,
+})  # fmt: skip
+"""What the first part must have had besides."""
 
 
 @pytest.mark.parametrize("part", range(2))

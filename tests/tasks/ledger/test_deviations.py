@@ -86,7 +86,7 @@ def play(worker: Manners, verifier: Manners, seed: int, *, samples: int = 4) -> 
         settled += record.final_windows == 3
         assert Vault.load(Overlay(world.state), task, lambda _event: None, 0).owners(Pool.BOND) == ()
         for window in queries.task_windows(world.state, task):
-            argued += window.disputed >= 0
+            argued += window.disputed >= 0 or bool(queries.disputes(world.state, task, window.number))
             fee = max(fee, juror_fee(window))
     change = {address: wealth(world, address) - before[address] for address in before}
     return Outcome(
@@ -107,10 +107,12 @@ def honest(seed: int) -> Outcome:
 SILENT: Final = tuple(Manners(silent=frozenset({action})) for action in Action)
 OF_WORKERS: Final = {
     "lies": Manners(lies=True), "picky": Manners(picky=True), "forgetful": Manners(forgetful=True),
+    "lies and never plays": Manners(lies=True, silent=frozenset({Action.PLAY})),
     "never accepts": SILENT[0], "never starts": SILENT[1], "never computes": SILENT[2], "never opens": SILENT[3],
 }  # fmt: skip
 OF_VERIFIERS: Final = {
     "lies": Manners(lies=True), "blind": Manners(blind=True), "never seals": SILENT[4],
+    "lies and never plays": Manners(lies=True, silent=frozenset({Action.PLAY})),
     "never reveals": SILENT[5],
 }  # fmt: skip
 
@@ -150,7 +152,9 @@ def test_a_verifier_gains_nothing_by_not_doing_as_it_should(name: str, seed: int
 def test_false_alarms_cost_who_raises_them_more_than_all_others(verifier: Manners, samples: int) -> None:
     outcome, calm = (play(HONEST, manners, 5, samples=samples) for manners in (verifier, HONEST))
     assert outcome.argued > 1
-    assert outcome.workers == calm.workers  # not even a part of their pay
+    # Not even a part of their pay; who wins a game gets something for its costs.
+    assert all(now >= then for now, then in zip(outcome.workers, calm.workers, strict=True))
+    assert (outcome.workers != calm.workers) == verifier.lies
     harm = max(0, calm.requester - outcome.requester)
     assert harm <= PARAMETERS.jury * outcome.fee  # that of the first, where neither side has a record
     assert harm < calm.deviant - outcome.deviant

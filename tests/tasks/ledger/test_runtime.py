@@ -39,8 +39,6 @@ from tasks.ledger.transitions import (
     task_id_of,
 )
 from tasks.proofs import (
-    Code,
-    Finding,
     findings_to_value,
     make_opening,
     opening_to_value,
@@ -48,7 +46,7 @@ from tasks.proofs import (
     window_proof_to_value,
 )
 from tasks.spec import encode_spec
-from tests.tasks.world import DKB, WORTH, leaves_of, proof_of, salt, spec, work_of
+from tests.tasks.world import DKB, WORTH, found, leaves_of, proof_of, salt, spec, work_of
 
 VALIDATOR, REQUESTER, WORKER, VERIFIER = (SecretKey(bytes([at]) * 32) for at in range(1, 5))
 GENESIS = Genesis(
@@ -124,20 +122,14 @@ def test_a_task_lives_and_is_settled_by_signed_transactions() -> None:
                 case Action.OPEN:
                     mine = leaves[work.window]
                     openings: list[Value] = [
-                        opening_to_value(
-                            make_opening(mine, at, work_of(mine[at].step_from), salt(mine[at].step_from))
-                        )
+                        opening_to_value(make_opening(mine, at, work_of(mine[at]), salt(mine[at].step_from)))
                         for at in work.segments
                     ]
                     chain.send(WORKER, OPEN_WINDOW, [task, work.window, openings])
                 case _:
                     pass
         for check in queries.verification_duties(chain.state, VERIFIER.address)[:1]:
-            found = [leaves[check.window][at] for at in check.segments]
-            findings = [
-                Finding(leaf.segment, Code.COMPUTED, work_of(leaf.step_from), leaf.state_root_after, 0)
-                for leaf in found
-            ]
+            findings = [found(leaves[check.window][at]) for at in check.segments]
             if check.action == Action.SEAL:
                 sealed = verdict_seal(task, check.window, VERIFIER.address, findings, b"n" * 32)
                 chain.send(VERIFIER, SEAL_VERDICT, [task, check.window, sealed])

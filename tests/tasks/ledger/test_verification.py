@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from billing.escrow import Movement, Pool, Purpose, escrow_totals
+from billing.prices import share
 from state.primitives.codec import Value
 from tasks.ledger import queries
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
@@ -14,6 +15,7 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
 from tasks.ledger.records import Opened, load_window
 from tasks.ledger.registry import NodeRecord, NodeRole
+from tasks.ledger.seats import agrees
 from tasks.ledger.transitions import (
     OPEN_WINDOW,
     REVEAL_VERDICT,
@@ -22,7 +24,6 @@ from tasks.ledger.transitions import (
     UPDATE_NODE,
     node_payload,
 )
-from tasks.ledger.verification import agrees
 from tasks.proofs import (
     Code,
     Finding,
@@ -63,7 +64,7 @@ def paid_to(world: World, task: bytes, address: bytes) -> list[Purpose]:
 def test_a_cheating_worker_is_found_unpaid_and_replaced() -> None:
     world, cheat, verifiers = market(Manners(lies=True), [HONEST] * 5)
     task = world.create()
-    record = world.run(task, until=lambda task: task.reason == Reason.WORK_REJECTED)
+    record = world.run(task, until=lambda task: task.reason == Reason.LIE_PROVEN)
     assert record.phase == Phase.DEGRADED and cheat in record.excluded
     assert (record.next_window, record.state_root) == (0, spec().init_root)
     node = queries.find_node(world.state, cheat)
@@ -71,15 +72,21 @@ def test_a_cheating_worker_is_found_unpaid_and_replaced() -> None:
     record = world.run_to(task, Phase.SETTLED)
     assert record.worker == bytes([2]) * 20
     assert paid_to(world, task, cheat) == []
-    # What a jury finds is no objective proof: of the bond only the fees are gone of those who found it.
+    # The whole bond is lost, and is divided as market.md 7.8 says.
     lines = queries.bill(world.state, task).lines
-    bonds = [line for line in lines if line.party == cheat]
-    assert [line.purpose for line in bonds] == [Purpose.WORKER_BOND, Purpose.BOND_RETURN]
-    fees = sum(line.amount for line in lines if line.movement == Movement.PAID and line.pool == Pool.BOND)
-    assert bonds[0].amount == bonds[1].amount + fees
-    assert 0 < fees <= (QUICK.verifiers + QUICK.jury) * load_window(world.state, task, 0).fee
-    jurors = [address for address in verifiers if Purpose.JUROR_FEE in paid_to(world, task, address)]
-    assert len(jurors) == QUICK.jury
+    assert [line.purpose for line in lines if line.party == cheat and line.pool == Pool.BOND] == [
+        Purpose.WORKER_BOND, Purpose.LIE_PROVEN,
+    ]  # fmt: skip
+    bond = next(line.amount for line in lines if line.party == cheat)
+    shares = [line for line in lines if line.purpose == Purpose.LIE_PROVEN]
+    fees = [line.amount for line in lines if line.purpose == Purpose.VERIFIER_FEE and line.pool == Pool.BOND]
+    assert sum(line.amount for line in shares) + sum(fees) == bond
+    assert [line.amount for line in shares if line.movement == Movement.REFUNDED] == [share(bond, 1_000)]
+    (winner,) = {line.party for line in shares if line.movement == Movement.PAID}
+    assert winner in verifiers
+    assert max(line.amount for line in shares if line.party == winner) == share(bond, 3_500)
+    assert next(line.amount for line in shares if line.movement == Movement.BURNED) >= share(bond, 2_000)
+    assert Purpose.VERIFIER_FEE in paid_to(world, task, winner)
 
 
 def test_a_worker_that_turns_to_cheating_forfeits_what_was_held_of_its_pay() -> None:
@@ -87,7 +94,7 @@ def test_a_worker_that_turns_to_cheating_forfeits_what_was_held_of_its_pay() -> 
     task = world.create(spec(total=100))
     world.run(task, until=lambda task: task.final_windows == 2)
     world.machines[worker] = Manners(lies=True)
-    world.run(task, until=lambda task: task.reason == Reason.WORK_REJECTED)
+    world.run(task, until=lambda task: task.reason == Reason.LIE_PROVEN)
     lines = queries.bill(world.state, task).lines
     held = sum(line.amount for line in lines if line.purpose == Purpose.WINDOW_HOLD)
     from_hold = [line for line in lines if line.movement == Movement.PAID and line.pool.name == "HOLD"]
@@ -110,14 +117,15 @@ def test_a_lying_verifier_does_not_take_the_workers_pay() -> None:
         record = world.run_to(task, Phase.SETTLED)
         assert record.worker == worker
         window = load_window(world.state, task, 0)
-        assert window.reason == Reason.CHALLENGE_OVER and window.disputed >= 0
+        assert window.reason == Reason.CHALLENGE_OVER and (window.disputed >= 0) == liar.blind
         assert [line.subject for line in queries.bill(world.state, task).lines if line.party == verifiers[0]] == []
         node = queries.find_node(world.state, verifiers[0])
         assert node is not None and (node.bad > 0) == liar.lies  # who could not fetch is not blamed
+        assert (node.bond < QUICK.node_bond_min) == liar.lies
 
 
 def test_without_a_jury_the_window_is_unpaid_and_nobody_is_blamed() -> None:
-    world, worker, verifiers = market(HONEST, [Manners(lies=True)], workers=1)
+    world, worker, verifiers = market(HONEST, [Manners(blind=True)], workers=1)
     task = world.create()
     record = world.run(task, until=lambda task: task.reason == Reason.DISPUTE_UNRESOLVED)
     assert record.phase == Phase.DEGRADED and worker in record.excluded
@@ -127,8 +135,8 @@ def test_without_a_jury_the_window_is_unpaid_and_nobody_is_blamed() -> None:
     assert paid_to(world, task, worker) == []
 
 
-def test_a_majority_of_lying_jurors_decides_and_costs_no_bond() -> None:
-    world, _worker, _ = market(HONEST, [Manners(lies=True)] * 5, workers=1)
+def test_a_jury_that_cannot_fetch_rejects_and_costs_no_bond() -> None:
+    world, _worker, _ = market(HONEST, [Manners(blind=True)] * 5, workers=1)
     task = world.create()
     world.run(task, until=lambda task: task.reason == Reason.WORK_REJECTED)
     assert not any(line.movement == Movement.BURNED for line in queries.bill(world.state, task).lines)
@@ -248,18 +256,23 @@ def test_windows_become_final_in_order_and_only_so_many_are_open() -> None:
     world.run_to(task, Phase.SETTLED)
 
 
-def test_a_void_window_takes_those_after_it_along_but_not_those_before() -> None:
-    parameters = replace(QUICK, final_ms=15_000)
+@pytest.mark.parametrize("final_ms", [3_000, 150_000])
+def test_a_proven_lie_voids_all_windows_of_its_worker_that_are_not_final(final_ms: int) -> None:
+    parameters = replace(QUICK, final_ms=final_ms, final_ms_min=final_ms)
     world, worker, _ = market(HONEST, [HONEST] * 6, parameters=parameters)
     task = world.create(spec(total=120))
     world.run(task, until=lambda task: task.next_window == 1)
     world.machines[worker] = Manners(lies=True)
     world.act()
     world.machines[worker] = HONEST  # continues in good faith from its own wrong state
-    record = world.run(task, until=lambda task: task.reason == Reason.WORK_REJECTED)
-    assert record.next_window == 1 and load_window(world.state, task, 0).phase == WindowPhase.ACCEPTED
-    record = world.run_to(task, Phase.SETTLED)
-    assert load_window(world.state, task, 0).worker == worker != record.worker
+    record = world.run(task, until=lambda task: task.reason == Reason.LIE_PROVEN)
+    assert record.next_window == record.final_windows == (final_ms < 10_000)
+    first = load_window(world.state, task, 0)
+    assert first.phase == (WindowPhase.FINAL if record.final_windows else WindowPhase.VOID)
+    assert load_window(world.state, task, 1).reason == Reason.LIE_PROVEN
+    record = world.run_to(task, Phase.SETTLED, blocks=800)
+    assert (load_window(world.state, task, 0).worker == worker) == (final_ms < 10_000)
+    assert record.worker != worker
 
 
 # What is refused
@@ -320,7 +333,7 @@ def test_seals_and_reveals_bind_their_authors() -> None:
 
 
 def test_a_verifier_agrees_if_state_work_and_losses_are_all_the_same() -> None:
-    opened = Opened(3, b"w" * 32, b"s" * 32, 7)
+    opened = Opened(3, b"b" * 32, b"s" * 32, b"w" * 32, 7)
     found = Finding(3, Code.COMPUTED, b"w" * 32, b"s" * 32, 7)
     assert agrees(found, opened)
     for other in (
@@ -340,10 +353,7 @@ def test_an_opening_must_be_of_the_committed_leaves() -> None:
     ))  # fmt: skip
     window = load_window(world.state, task, 0)
     leaves = world.published[task, 0]
-    good = [
-        make_opening(leaves, at, work_of(leaves[at].step_from), salt(leaves[at].step_from))
-        for at in window.sampled
-    ]
+    good = [make_opening(leaves, at, work_of(leaves[at]), salt(leaves[at].step_from)) for at in window.sampled]
 
     def send(openings: list[Value], sender: bytes = worker) -> str | None:
         return world.send(sender, OPEN_WINDOW, [task, 0, openings])

@@ -1,0 +1,178 @@
+"""The kinds of transactions of disputes: moves, sealed challenges, resumptions (market.md 7.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES
+from state.transition.calls import CallForm
+from state.transition.rules import Context, Rule
+from state.view import Overlay
+from tasks.dispute.moves import MOVE_LIMIT_BYTES
+from tasks.ledger import registry
+from tasks.ledger.disputes import MOVE_GAS
+from tasks.ledger.games import move, open_challenge, resume, seal_challenge
+from tasks.ledger.open_task import LEDGER_ADDRESS, Case
+from tasks.spec import SEGMENTS_MAX
+
+__all__ = ["MOVE", "OPEN_CHALLENGE", "RESUME_DISPUTE", "SEAL_CHALLENGE", "dispute_rules"]
+
+MOVE: Final = 0x30
+SEAL_CHALLENGE: Final = 0x31
+OPEN_CHALLENGE: Final = 0x32
+RESUME_DISPUTE: Final = 0x33
+
+_CALLS: Final = {
+    MOVE: CallForm(LEDGER_ADDRESS, "move(bytes32 task, uint32 window, uint32 game, uint32 number, bytes encoded)"),
+    SEAL_CHALLENGE: CallForm(
+        LEDGER_ADDRESS, "sealChallenge(bytes32 task, uint32 window, bytes32 seal)", value_at=3
+    ),
+    OPEN_CHALLENGE: CallForm(
+        LEDGER_ADDRESS,
+        "openChallenge(bytes32 task, uint32 window, uint32 challenge, uint32 segment, bytes32 workDigest, "
+        "bytes32 stateRoot, bytes32 salt)",
+    ),
+    RESUME_DISPUTE: CallForm(
+        LEDGER_ADDRESS, "resumeDispute(bytes32 task, uint32 window, uint32 game)", value_at=3
+    ),
+}
+NUMBER_LIMIT: Final = 1 << 32
+AMOUNT_LIMIT: Final = 1 << 127
+CaseOf = Callable[[Overlay, Context, bytes], Case]
+
+
+class GameMove(NamedTuple):
+    """An encoded move of a game of a window, with its ``number`` there."""
+
+    task: bytes
+    window: int
+    game: int
+    number: int
+    move: bytes
+
+
+class NewChallenge(NamedTuple):
+    """An outsider's sealed challenge, and what it locks for it at most."""
+
+    task: bytes
+    window: int
+    seal: bytes
+    bond: int
+
+
+class OpenedChallenge(NamedTuple):
+    """What an outsider had sealed."""
+
+    task: bytes
+    window: int
+    challenge: int
+    segment: int
+    work_digest: bytes
+    state_root_after: bytes
+    salt: bytes
+
+
+class Resumption(NamedTuple):
+    """A game that goes on, and what that costs."""
+
+    task: bytes
+    window: int
+    game: int
+    amount: int
+
+
+def _is_place(task: bytes, *numbers: int) -> bool:
+    return len(task) == HASH_BYTES and all(0 <= number < NUMBER_LIMIT for number in numbers)
+
+
+def _decode_move(payload: list[Any]) -> GameMove:
+    match payload:
+        case [bytes(task), int(window), int(game), int(number), bytes(data)] if (
+            _is_place(task, window, game, number) and 0 < len(data) <= MOVE_LIMIT_BYTES
+        ):
+            return GameMove(task, window, game, number, data)
+        case _:
+            raise DecodeError("[task, window, game, number, move] expected")
+
+
+def _decode_seal(payload: list[Any]) -> NewChallenge:
+    match payload:
+        case [bytes(task), int(window), bytes(seal), int(bond)] if (
+            _is_place(task, window) and len(seal) == HASH_BYTES and 0 <= bond < AMOUNT_LIMIT
+        ):
+            return NewChallenge(task, window, seal, bond)
+        case _:
+            raise DecodeError("[task, window, seal, bond] expected")
+
+
+def _decode_open(payload: list[Any]) -> OpenedChallenge:
+    match payload:
+        case [
+            bytes(task), int(window), int(challenge), int(segment), bytes(work), bytes(root), bytes(salt),
+        ] if (
+            _is_place(task, window, challenge) and 0 <= segment < SEGMENTS_MAX
+            and len(work) == len(root) == len(salt) == HASH_BYTES
+        ):  # fmt: skip
+            return OpenedChallenge(task, window, challenge, segment, work, root, salt)
+        case _:
+            raise DecodeError("[task, window, challenge, segment, work digest, state root, salt] expected")
+
+
+def _decode_resume(payload: list[Any]) -> Resumption:
+    match payload:
+        case [bytes(task), int(window), int(game), int(amount)] if (
+            _is_place(task, window, game) and 0 <= amount < AMOUNT_LIMIT
+        ):
+            return Resumption(task, window, game, amount)
+        case _:
+            raise DecodeError("[task, window, game, amount] expected")
+
+
+class _Disputes:
+    """The rules; ``case_of`` opens a task for the sender of a transaction."""
+
+    def __init__(self, case_of: CaseOf) -> None:
+        self._case_of = case_of
+
+    def _done(self, state: Overlay, case: Case, context: Context) -> None:
+        registry.touch(state, context.sender, context.block.time_ms, case.parameters)
+        case.save()
+
+    def move(self, state: Overlay, payload: GameMove, context: Context) -> None:
+        case = self._case_of(state, context, payload.task)
+        move(case, payload.window, payload.game, payload.number, context.sender, payload.move)
+        self._done(state, case, context)
+
+    def seal(self, state: Overlay, payload: NewChallenge, context: Context) -> None:
+        case = self._case_of(state, context, payload.task)
+        seal_challenge(case, payload.window, context.sender, payload.seal, payload.bond)
+        self._done(state, case, context)
+
+    def open(self, state: Overlay, payload: OpenedChallenge, context: Context) -> None:
+        case = self._case_of(state, context, payload.task)
+        root = payload.work_digest, payload.state_root_after
+        open_challenge(
+            case, payload.window, payload.challenge, context.sender, payload.segment, root, payload.salt
+        )
+        self._done(state, case, context)
+
+    def resume(self, state: Overlay, payload: Resumption, context: Context) -> None:
+        case = self._case_of(state, context, payload.task)
+        resume(case, payload.window, payload.game, context.sender, payload.amount)
+        self._done(state, case, context)
+
+
+def dispute_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
+    """Return the kinds of transactions of disputes."""
+    disputes = _Disputes(case_of)
+    own = (
+        Rule(MOVE, "move", MOVE_GAS, _decode_move, lambda _: 0, disputes.move),
+        # It may call the next challenges of the window, and looks at its games.
+        Rule(SEAL_CHALLENGE, "seal_challenge", 500_000, _decode_seal, lambda p: p.bond, disputes.seal),
+        Rule(OPEN_CHALLENGE, "open_challenge", 300_000, _decode_open, lambda _: 0, disputes.open),
+        Rule(RESUME_DISPUTE, "resume_dispute", 200_000, _decode_resume, lambda p: p.amount, disputes.resume),
+    )
+    return tuple(replace(rule, call=_CALLS[rule.kind]) for rule in own)

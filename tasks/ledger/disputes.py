@@ -1,0 +1,367 @@
+"""Records of disputes in the state: the docket of a window, its games with their moves, and sealed challenges.
+
+See market.md 7.8. Each move has a key of its own until its game is over; then moves are released over blocks.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from state.primitives.address import ADDRESS_BYTES
+from state.primitives.codec import Value, encode
+from state.primitives.errors import DecodeError
+from state.primitives.hashing import HASH_BYTES, digest
+from state.view import Overlay, Reader, Table
+from state.view.records import items_of, read_record
+from tasks.dispute.clock import Clock
+from tasks.dispute.game import MOVES_MAX, Side
+from tasks.dispute.records import GAME_LIMIT_BYTES
+from tasks.errors import ChallengeUnknown, DisputeUnknown
+from tasks.ledger.records import Opened
+
+__all__ = [
+    "DISPUTE_LIMIT_BYTES",
+    "DOCKET_LIMIT_BYTES",
+    "MOVE_GAS",
+    "NO_DOCKET",
+    "OUTSIDERS_AT_ONCE_MAX",
+    "RUNNING_MAX",
+    "SEALS_MAX",
+    "SEAL_LIMIT_BYTES",
+    "Challenger",
+    "DisputeEnding",
+    "DisputePhase",
+    "DisputeRecord",
+    "Docket",
+    "SealedChallenge",
+    "add_move",
+    "challenge_seal",
+    "forget_seal",
+    "load_dispute",
+    "load_docket",
+    "load_moves",
+    "load_seal",
+    "release_moves",
+    "save_dispute",
+    "save_docket",
+    "save_seal",
+    "schedule_release",
+]
+
+MOVE_GAS: Final = 3_000_000
+"""Weight of a move: its bytes, and what judging the largest takes."""
+OUTSIDERS_AT_ONCE_MAX: Final = 4
+"""Challenges of outsiders that are called or played on a window at a time."""
+SEALS_MAX: Final = 16
+"""Sealed challenges of one proof of a window. Together they cost six times the bond of its worker."""
+RUNNING_MAX: Final = 32
+"""Games of a window at a time: of 8 verifiers, 15 jurors and 4 outsiders at most."""
+RELEASED_MOVES_MAX: Final = 128
+"""Moves of ended games that a block deletes."""
+DISPUTE_LIMIT_BYTES: Final = GAME_LIMIT_BYTES + 1024
+DOCKET_LIMIT_BYTES: Final = 512
+SEAL_LIMIT_BYTES: Final = 128
+_TABLE: Final = bytes([Table.DISPUTE])
+_RELEASE: Final = bytes([Table.DISPUTE_RELEASE])
+_GAME_PART, _SEAL_PART, _MOVE_PART = b"\x01", b"\x02", b"\x03"
+
+
+class DisputePhase(IntEnum):
+    """Where a dispute stands."""
+
+    OPENING = 1
+    """An outsider challenges a segment that was not sampled: its worker opens the leaf first."""
+    RUNNING = 2
+    SUSPENDED = 3
+    """A side missed its clock, and may resume."""
+    OVER = 4
+
+
+class Challenger(IntEnum):
+    """Who says that a segment is wrong."""
+
+    VERIFIER = 1
+    """A drawn verifier or juror, by its revealed finding."""
+    OUTSIDER = 2
+    """Anybody, by a sealed challenge with a bond."""
+
+
+class DisputeEnding(IntEnum):
+    """How a dispute ended; the first six are those of the game."""
+
+    NONE = 0
+    ELEMENT_WRONG = 1
+    COMMITMENT_BROKEN = 2
+    ACCUSED_INCONSISTENT = 3
+    ELEMENT_RIGHT = 4
+    CHALLENGER_INCONSISTENT = 5
+    MOVES_EXHAUSTED = 6
+    ACCUSED_SILENT = 7
+    """The accused missed its clock and did not resume."""
+    CHALLENGER_SILENT = 8
+    DROPPED = 9
+    """The window ended otherwise."""
+    SAME_ROOT = 10
+    """The accused opened what the outsider had found."""
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether it proves a lie of the accused."""
+        return self in (DisputeEnding.ELEMENT_WRONG, DisputeEnding.COMMITMENT_BROKEN)
+
+    @property
+    def is_lapse(self) -> bool:
+        """Whether the accused lost without a proof."""
+        return self in (DisputeEnding.ACCUSED_INCONSISTENT, DisputeEnding.ACCUSED_SILENT)
+
+
+class DisputeRecord(NamedTuple):
+    """One dispute about ``segment`` of a window. ``opened`` is what the accused committed to, None until opened.
+
+    ``work_digest`` and ``state_root_after`` are what the challenger found. ``seal`` is the number of an outsider's
+    sealed challenge. ``game`` is the encoded game, empty until it begins. ``resumed`` has a bit for each side that
+    resumed. ``moved_height`` is the block of the last move. ``base_fee`` is that of the block that opened it.
+    """
+
+    task: bytes
+    window: int
+    number: int
+    kind: Challenger
+    challenger: bytes
+    seal: int
+    segment: int
+    work_digest: bytes
+    state_root_after: bytes
+    opened: Opened | None
+    phase: DisputePhase
+    ending: DisputeEnding
+    game: bytes
+    moves: int
+    clock: Clock
+    deadline_ms: int
+    resumed: int
+    moved_height: int
+    opened_ms: int
+    ended_ms: int
+    base_fee: int
+
+    def has_root_of(self, work_digest: bytes, state_root_after: bytes) -> bool:
+        """Tell whether the challenger found this result."""
+        return (self.work_digest, self.state_root_after) == (work_digest, state_root_after)
+
+
+class Docket(NamedTuple):
+    """What is disputed of a window. Numbers of games and seals go on when the window is proved again.
+
+    Games from ``first_game`` and seals from ``first_seal`` on are of the present proof. Seals below ``next_call``
+    were called; ``called`` are those of them that are not open yet, with the time until which they have to be.
+    ``running`` are the games that are not settled. ``until_ms`` ends the time of challenges once the window was
+    accepted; it was ``extended`` once or not.
+    """
+
+    games: int
+    first_game: int
+    seals: int
+    first_seal: int
+    next_call: int
+    called: tuple[tuple[int, int], ...]
+    running: tuple[int, ...]
+    until_ms: int
+    extended: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no game runs and no seal waits."""
+        return not self.running and not self.called and self.next_call == self.seals
+
+
+NO_DOCKET: Final = Docket(0, 0, 0, 0, 0, (), (), 0, 0)
+
+
+class SealedChallenge(NamedTuple):
+    """An outsider's sealed challenge. ``games`` and ``is_early`` tell what was public when it was sealed."""
+
+    address: bytes
+    seal: bytes
+    bond: int
+    games: int
+    is_early: int
+    """1 if verifiers had revealed nothing of the window yet."""
+
+
+def challenge_seal(
+    task: bytes,
+    window: int,
+    segment: int,
+    work_digest: bytes,
+    state_root_after: bytes,
+    address: bytes,
+    salt: bytes,
+) -> bytes:
+    """Return the seal of an outsider's challenge; ``salt`` is 32 random bytes."""
+    return digest(b"challenge-seal", encode([task, window, segment, work_digest, state_root_after, address, salt]))
+
+
+def _key(task: bytes, window: int, part: bytes = b"", number: int | None = None) -> bytes:
+    name = _TABLE + task + window.to_bytes(4, "big") + part
+    return name if number is None else name + number.to_bytes(4, "big")
+
+
+# Dockets
+
+
+def load_docket(state: Reader, task: bytes, window: int) -> Docket:
+    """Return the docket of a window; an empty one if nothing was ever disputed there. Raises RecordDamaged."""
+    data = state.get(_key(task, window))
+    if data is None:
+        return NO_DOCKET
+    return read_record(data, _docket, what="the docket of a window", limit_bytes=DOCKET_LIMIT_BYTES)
+
+
+def _docket(value: Any) -> Docket:
+    games, first_game, seals, first_seal, next_call, called, running, until_ms, extended = items_of(
+        value, int, int, int, int, int, list, list, int, int
+    )
+    calls = tuple((seal, deadline_ms) for seal, deadline_ms in (items_of(item, int, int) for item in called))
+    return Docket(
+        games,
+        first_game,
+        seals,
+        first_seal,
+        next_call,
+        calls,
+        tuple(items_of(running, *[int] * len(running))),
+        until_ms,
+        extended,
+    )
+
+
+def save_docket(state: Overlay, task: bytes, window: int, docket: Docket) -> None:
+    """Write the docket of a window."""
+    if len(docket.running) > RUNNING_MAX:
+        raise AssertionError(f"{len(docket.running)} games run on one window")
+    state.put(
+        _key(task, window),
+        encode([
+            docket.games, docket.first_game, docket.seals, docket.first_seal, docket.next_call,
+            [list(call) for call in docket.called],
+            list(docket.running), docket.until_ms, docket.extended,
+        ]),
+    )  # fmt: skip
+
+
+# Games and moves
+
+
+def load_dispute(state: Reader, task: bytes, window: int, number: int) -> DisputeRecord:
+    """Return a dispute. Raises DisputeUnknown, RecordDamaged."""
+    data = state.get(_key(task, window, _GAME_PART, number))
+    if data is None:
+        raise DisputeUnknown(f"{task.hex()} window {window} dispute {number}")
+
+    def make(value: Any) -> DisputeRecord:
+        return _dispute(task, window, number, value)
+
+    return read_record(data, make, what=f"dispute {number} of a window", limit_bytes=DISPUTE_LIMIT_BYTES)
+
+
+def _dispute(task: bytes, window: int, number: int, value: Any) -> DisputeRecord:
+    (
+        kind, challenger, seal, segment, work_digest, root, opened, phase, ending, game, moves, clock, deadline_ms,
+        resumed, moved_height, opened_ms, ended_ms, base_fee,
+    ) = items_of(
+        value, int, bytes, int, int, bytes, bytes, list, int, int, bytes, int, list, int, int, int, int, int, int
+    )  # fmt: skip
+    side, since_ms, accused_ms, challenger_ms = items_of(clock, int, int, int, int)
+    if (len(challenger), len(work_digest), len(root)) != (ADDRESS_BYTES, HASH_BYTES, HASH_BYTES):
+        raise DecodeError("not a dispute")
+    return DisputeRecord(
+        task, window, number, Challenger(kind), challenger, seal, segment, work_digest, root,
+        Opened(*items_of(opened, int, bytes, bytes, bytes, int)) if opened else None, DisputePhase(phase),
+        DisputeEnding(ending), game, moves, Clock(Side(side), since_ms, accused_ms, challenger_ms), deadline_ms,
+        resumed, moved_height, opened_ms, ended_ms, base_fee,
+    )  # fmt: skip
+
+
+def save_dispute(state: Overlay, dispute: DisputeRecord) -> None:
+    """Write a dispute."""
+    opened: list[Value] = [] if dispute.opened is None else list(dispute.opened)
+    clock = dispute.clock
+    state.put(
+        _key(dispute.task, dispute.window, _GAME_PART, dispute.number),
+        encode([
+            int(dispute.kind), dispute.challenger, dispute.seal, dispute.segment, dispute.work_digest,
+            dispute.state_root_after, opened, int(dispute.phase), int(dispute.ending), dispute.game, dispute.moves,
+            [int(clock.side), clock.since_ms, clock.accused_left_ms, clock.challenger_left_ms],
+            dispute.deadline_ms, dispute.resumed, dispute.moved_height, dispute.opened_ms, dispute.ended_ms,
+            dispute.base_fee,
+        ]),
+    )  # fmt: skip
+
+
+def _move_key(task: bytes, window: int, game: int, move: int) -> bytes:
+    return _key(task, window, _MOVE_PART, game) + bytes([move])
+
+
+def add_move(state: Overlay, dispute: DisputeRecord, move: bytes) -> None:
+    """Write the next move of a game."""
+    state.put(_move_key(dispute.task, dispute.window, dispute.number, dispute.moves), move)
+
+
+def load_moves(
+    state: Reader, task: bytes, window: int, number: int, *, start: int = 0, limit: int = MOVES_MAX
+) -> list[bytes]:
+    """Return encoded moves of a game from ``start`` on; none of a game that is over, or damaged by its end."""
+    first, stop = _move_key(task, window, number, start), _move_key(task, window, number, MOVES_MAX)
+    return [value for _, value in state.scan(first, stop, min(limit, MOVES_MAX))]
+
+
+def schedule_release(state: Overlay, dispute: DisputeRecord) -> None:
+    """Have the moves of an ended game deleted."""
+    if dispute.moves:
+        place = dispute.window.to_bytes(4, "big") + dispute.number.to_bytes(4, "big")
+        state.put(_RELEASE + dispute.task + place, b"\x01")
+
+
+def release_moves(state: Overlay) -> None:
+    """Delete moves of ended games, as many as a block may."""
+    left = RELEASED_MOVES_MAX
+    while left and (entries := state.scan(_RELEASE, bytes([Table.DISPUTE_RELEASE + 1]), 1)):
+        key = entries[0][0]
+        task, window, number = key[1:33], int.from_bytes(key[33:37], "big"), int.from_bytes(key[37:41], "big")
+        first, stop = _move_key(task, window, number, 0), _move_key(task, window, number, MOVES_MAX)
+        moves = state.scan(first, stop, left)
+        for move, _ in moves:
+            state.delete(move)
+        left -= len(moves)
+        if left:
+            state.delete(key)
+
+
+# Sealed challenges
+
+
+def load_seal(state: Reader, task: bytes, window: int, number: int) -> SealedChallenge:
+    """Return a sealed challenge that is not settled. Raises ChallengeUnknown, RecordDamaged."""
+    data = state.get(_key(task, window, _SEAL_PART, number))
+    if data is None:
+        raise ChallengeUnknown(f"{task.hex()} window {window} challenge {number}")
+    return read_record(data, _seal, what=f"challenge {number} of a window", limit_bytes=SEAL_LIMIT_BYTES)
+
+
+def _seal(value: Any) -> SealedChallenge:
+    address, seal, bond, games, is_early = items_of(value, bytes, bytes, int, int, int)
+    if (len(address), len(seal)) != (ADDRESS_BYTES, HASH_BYTES):
+        raise DecodeError("not a sealed challenge")
+    return SealedChallenge(address, seal, bond, games, is_early)
+
+
+def save_seal(state: Overlay, task: bytes, window: int, number: int, seal: SealedChallenge) -> None:
+    """Write a sealed challenge."""
+    state.put(_key(task, window, _SEAL_PART, number), encode(list(seal)))
+
+
+def forget_seal(state: Overlay, task: bytes, window: int, number: int) -> None:
+    """Delete a sealed challenge that is settled."""
+    state.delete(_key(task, window, _SEAL_PART, number))

@@ -1,0 +1,122 @@
+"""How a window ends its way: accepted, void with all that stands on it, or final (market.md 7.4, 7.8)."""
+
+from __future__ import annotations
+
+from tasks.ledger import registry
+from tasks.ledger.disputes import DisputeRecord, load_docket
+from tasks.ledger.dockets import drop_disputes
+from tasks.ledger.lifecycle import Phase, Reason, WindowEvent
+from tasks.ledger.open_task import Case
+from tasks.ledger.progress import arm_running, exclude, finish, give_up_idle, lose_worker, wind_up
+from tasks.ledger.records import WindowRecord
+from tasks.ledger.seats import dismiss
+from tasks.ledger.settlement import final_ms_of, forfeit_hold, pay_final_window, pay_void_verifiers
+from tasks.ledger.stakes import burn_rest
+
+__all__ = ["accept", "fail_unchecked", "finalise", "reject", "void_from"]
+
+_SILENT = (Reason.NOT_OPENED, Reason.ANSWER_MISSING)
+"""Faults that prove nothing about the work: what was verified before is not taken for them."""
+
+
+def accept(case: Case, window: WindowRecord, reason: Reason) -> None:
+    """Begin the time of challenges, or go on with what is left of it after a dispute."""
+    record = case.record
+    is_own = window.number >= record.own_from and window.worker == record.worker
+    value = record.open_charge if is_own else window.charge
+    until_ms = load_docket(case.state, window.task, window.number).until_ms
+    deadline_ms = max(case.now + 1, until_ms) if until_ms else case.now + final_ms_of(value, case.parameters)
+    case.advance_window(window.number, WindowEvent.AGREE, reason, deadline_ms=deadline_ms)
+
+
+def _void(
+    case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes,
+    lie: DisputeRecord | None,
+) -> None:  # fmt: skip
+    dismiss(case, window, (*window.verifiers, *window.jurors))
+    drop_disputes(case, window, lie)
+    pay_void_verifiers(case, window, blamed=blamed, is_silent=reason in _SILENT)
+    _close(case, window)
+    case.advance_window(window.number, event, reason)
+
+
+def _close(case: Case, window: WindowRecord) -> None:
+    """Note that a window of the present worker is open no more."""
+    if window.number >= case.record.own_from and window.worker == case.record.worker:
+        case.change(open_charge=case.record.open_charge - window.charge)
+
+
+def void_from(
+    case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes,
+    lie: DisputeRecord | None = None,
+) -> list[bytes]:  # fmt: skip
+    """Void a window and all that stand on it; the task continues from the state before it. Return their workers.
+
+    ``blamed`` is whose fault that is, or empty; it bears the checks of all of them. ``lie`` is the dispute that
+    proved a lie in one of them.
+    """
+    _void(case, window, event, reason, blamed=blamed, lie=lie)
+    workers = [window.worker]
+    for number in range(window.number + 1, case.record.next_window):
+        later = case.window(number)
+        is_liars = lie is not None and later.worker == window.worker
+        why = reason if is_liars else Reason.PREDECESSOR_VOID
+        _void(case, later, WindowEvent.DROP, why, blamed=blamed, lie=lie)
+        workers.append(later.worker)
+    case.change(next_window=window.number, state_root=window.proof.state_root_in)
+    return workers
+
+
+def reject(
+    case: Case, window: WindowRecord, event: WindowEvent, reason: Reason, *, blamed: bytes,
+    lie: DisputeRecord | None = None,
+) -> None:  # fmt: skip
+    """Void a window and all that stand on it, and part with its worker. ``lie`` is as for ``void_from``."""
+    author = window.worker
+    workers = void_from(case, window, event, reason, blamed=blamed, lie=lie)
+    if lie is not None:
+        burn_rest(case, window)
+    if blamed:
+        if reason not in _SILENT:
+            forfeit_hold(case, author)
+        registry.mark_failure(case.state, author, case.now, case.scope.emit, case.parameters)
+    exclude(case, author)
+    give_up_idle(case, workers)
+    if case.record.worker:  # another worker than the author built on a void state: it leaves without blame
+        lose_worker(case, reason)
+    else:
+        finish(case)
+
+
+def fail_unchecked(case: Case, window: WindowRecord) -> None:
+    """End the task: nobody can check a window of it, and nobody is blamed for that."""
+    workers = void_from(case, window, WindowEvent.DROP, Reason.NO_VERIFIER, blamed=b"")
+    give_up_idle(case, workers)
+    wind_up(case, Phase.FAILED, Reason.NO_VERIFIER)
+
+
+def finalise(case: Case, window: WindowRecord) -> None:
+    """Make a window final, and then those after it that only waited for it."""
+    if window.number != case.record.final_windows:
+        case.put_window(window._replace(ripe=1, deadline_ms=0))
+        return
+    workers = []
+    while True:
+        workers.append(window.worker)
+        _close(case, window)
+        case.change(final_windows=window.number + 1, final_root=window.proof.state_root_out)
+        pay_final_window(case, window)
+        window = case.advance_window(window.number, WindowEvent.FINALISE, Reason.CHALLENGE_OVER)
+        for address in (window.worker, *(seat.address for seat in window.verifiers)):
+            registry.mark_success(
+                case.state, address, window.charge, case.now, case.parameters, is_worker=address == window.worker
+            )
+        if window.number + 1 == case.record.next_window:
+            break
+        window = case.window(window.number + 1)
+        if not window.ripe:
+            break
+    if case.record.phase == Phase.RUNNING and not case.record.deadline_ms:
+        arm_running(case)
+    give_up_idle(case, workers)
+    finish(case)

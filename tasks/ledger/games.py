@@ -1,0 +1,408 @@
+"""The dispute game in the ledger: who opens one, moves, clocks, sealed challenges, and what an ending costs.
+
+See market.md 7.8. A game that a move ended is settled at the end of the block: it may void as many windows as are
+open. No majority decides what was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from state.primitives.codec import decode
+from tasks.dispute.errors import MoveRefused
+from tasks.dispute.game import Ending, Side, play, turn_of
+from tasks.dispute.moves import MOVE_LIMIT_BYTES, decode_move
+from tasks.dispute.records import decode_game, encode_game
+from tasks.errors import BadEvidence, ChallengeClosed, ChallengeUnknown, MoveTooSoon, NotYours, WrongPhase
+from tasks.ledger.disputes import (
+    SEALS_MAX,
+    Challenger,
+    DisputeEnding,
+    DisputePhase,
+    DisputeRecord,
+    Docket,
+    SealedChallenge,
+    add_move,
+    challenge_seal,
+    load_dispute,
+    load_docket,
+    load_seal,
+    save_dispute,
+    save_docket,
+    save_seal,
+)
+from tasks.ledger.dockets import (
+    CHALLENGE_SEALED,
+    DISPUTE_MOVE,
+    begin_dispute,
+    begin_game,
+    call_seals,
+    end_dispute,
+    player_of,
+    running_disputes,
+    tell,
+)
+from tasks.ledger.endings import accept, reject
+from tasks.ledger.lifecycle import LIVE_WINDOW, Reason, WindowEvent, WindowPhase
+from tasks.ledger.open_task import Case
+from tasks.ledger.records import Opened, Seat, WindowRecord
+from tasks.ledger.seats import DELIVERY_PHASES, agrees, differs, finding_of
+from tasks.ledger.settlement import final_ms_of
+from tasks.ledger.stakes import (
+    burn_for_silence,
+    lock_challenge,
+    pay_resumption,
+    return_challenge,
+    share_lie,
+    slash_equal,
+    take_from_challenger,
+)
+from tasks.proofs import Opening, check_opening, opening_from_value
+
+__all__ = [
+    "check_leaf",
+    "go_on",
+    "move",
+    "on_disputes_due",
+    "open_challenge",
+    "open_games",
+    "opened_of",
+    "resume",
+    "seal_challenge",
+]
+
+EXTENDED_BY_SIDES = 2
+"""Challenges are open for the time of both sides of a game more after a late one."""
+LATE_PART = 10
+"""A challenge in the last tenth of its time is late."""
+
+
+def opened_of(opening: Opening) -> Opened:
+    """Return what an opening shows of its segment."""
+    leaf = opening.leaf
+    return Opened(leaf.segment, leaf.state_root_before, leaf.state_root_after, opening.work_digest, leaf.loss_bits)
+
+
+def check_leaf(case: Case, window: WindowRecord, opening: Opening) -> None:
+    """Check that an opening is of a leaf under the window's commitments that fits the job. Raises BadEvidence."""
+    proof, leaf = window.proof, opening.leaf
+    if not check_opening(proof, opening):
+        raise BadEvidence("the opening is not under the window's commitments")
+    if (leaf.step_from, leaf.step_to) != case.spec.segment_range(window.number, leaf.segment):
+        raise BadEvidence("the leaf covers other steps than its segment")
+    if leaf.segment == 0 and leaf.state_root_before != proof.state_root_in:
+        raise BadEvidence("the first segment does not start where the window starts")
+    if leaf.segment == proof.segments - 1 and leaf.state_root_after != proof.state_root_out:
+        raise BadEvidence("the last segment does not end where the window ends")
+
+
+def open_games(case: Case, window: WindowRecord, seats: Sequence[Seat]) -> None:
+    """Open a game in the name of each seat that computed something else, about its lowest such segment."""
+    for seat in seats:
+        opened = next((opened for opened in window.opened if differs(seat, opened)), None)
+        if opened is None:
+            continue
+        finding = finding_of(seat, opened.segment)
+        assert finding is not None
+        root = finding.work_digest, finding.state_root_after
+        begin_dispute(case, window, Challenger.VERIFIER, seat.address, opened.segment, root, opened)
+
+
+def go_on(case: Case, number: int, reason: Reason) -> None:
+    """Move a window on as its docket allows: to games, to the jury about a missing blob, or to acceptance.
+
+    ``reason`` is why it is accepted if nothing is left.
+    """
+    window = case.window(number)
+    docket = call_seals(case, window)
+    if not docket.is_idle:
+        deadline_ms = _earliest(case, window, docket)
+        if window.phase == WindowPhase.DISPUTED:
+            case.put_window(window._replace(deadline_ms=deadline_ms))
+        else:
+            why = Reason.VERDICTS_DIFFER if docket.running else Reason.CHALLENGED
+            case.advance_window(number, WindowEvent.MISMATCH, why, deadline_ms=deadline_ms)
+    elif window.disputed >= 0 and not window.jurors:
+        case.advance_window(
+            number, WindowEvent.DOUBT, Reason.BLOB_MISSED, deadline_ms=case.now + 1, draws=0,
+            height=case.scope.block.height,
+        )  # fmt: skip
+    else:
+        accept(case, window, reason)
+
+
+def _earliest(case: Case, window: WindowRecord, docket: Docket) -> int:
+    times = [deadline_ms for _, deadline_ms in docket.called]
+    times += [dispute.deadline_ms for dispute in running_disputes(case, window, docket)]  # 0: it is over
+    return max(case.now + 1, min(times))
+
+
+# Moves
+
+
+def _require(case: Case, number: int, game: int) -> tuple[WindowRecord, DisputeRecord]:
+    window = case.window(number)
+    return window, load_dispute(case.state, window.task, number, game)
+
+
+def move(case: Case, number: int, game: int, at: int, sender: bytes, data: bytes) -> None:
+    """Take the move with the number ``at`` of the side whose turn it is, or the accused's opening of the segment.
+
+    By its number a move that is sent twice is not taken for the next one of its side.
+    Raises DisputeUnknown, WrongPhase, NotYours, MoveTooSoon, DecodeError, BadEvidence, MoveRefused.
+    """
+    window, dispute = _require(case, number, game)
+    height = case.scope.block.height
+    if dispute.phase not in (DisputePhase.OPENING, DisputePhase.RUNNING):
+        raise WrongPhase(dispute.phase.name.lower())
+    if sender != player_of(window, dispute, dispute.clock.side):
+        raise NotYours("it is not the sender's turn")
+    if at != dispute.moves:
+        raise MoveRefused(f"move {dispute.moves} is due")
+    if dispute.moved_height == height:
+        raise MoveTooSoon(f"the game has a move in block {height}")
+    if dispute.phase is DisputePhase.OPENING:
+        opening = opening_from_value(decode(data, limit_bytes=MOVE_LIMIT_BYTES))
+        if opening.leaf.segment != dispute.segment:
+            raise BadEvidence("another segment than the disputed one")
+        check_leaf(case, window, opening)
+        after = begin_game(case, window, dispute, opened_of(opening))
+    else:
+        after = _played(case, window, dispute, data)
+    after = after._replace(moved_height=height)
+    save_dispute(case.state, after)
+    case.scope.emit(DISPUTE_MOVE(window.task, number, game, dispute.moves, sender))
+    due_ms = case.now if after.phase is DisputePhase.OVER else after.deadline_ms
+    if due_ms < window.deadline_ms:
+        case.put_window(window._replace(deadline_ms=due_ms))
+
+
+def _played(case: Case, window: WindowRecord, dispute: DisputeRecord, data: bytes) -> DisputeRecord:
+    assert dispute.opened is not None
+    question = case.scope.question_of(case.spec, window, dispute.opened)
+    game = play(question, decode_game(dispute.game), dispute.clock.side, decode_move(data))
+    add_move(case.state, dispute, data)
+    dispute = dispute._replace(game=encode_game(game), moves=dispute.moves + 1)
+    side = turn_of(game)
+    if side is None:
+        assert game.ending is not None
+        return dispute._replace(phase=DisputePhase.OVER, ending=_ending_of(game.ending), deadline_ms=0)
+    clock = dispute.clock.moved(side, case.now)
+    return dispute._replace(clock=clock, deadline_ms=clock.deadline_ms(case.parameters.dispute_move_ms))
+
+
+def _ending_of(ending: Ending) -> DisputeEnding:
+    return DisputeEnding(int(ending))
+
+
+def resume(case: Case, number: int, game: int, sender: bytes, amount: int) -> None:
+    """Go on with a game whose clock the sender missed, once, and pay the other side for it.
+
+    Its time begins anew. Raises DisputeUnknown, WrongPhase, NotYours, PaymentMissing.
+    """
+    window, dispute = _require(case, number, game)
+    if dispute.phase is not DisputePhase.SUSPENDED:
+        raise WrongPhase(dispute.phase.name.lower())
+    side = dispute.clock.side
+    if sender != player_of(window, dispute, side):
+        raise NotYours("the other side missed its clock")
+    pay_resumption(case, window, sender, player_of(window, dispute, side.other), amount)
+    parameters, clock = case.parameters, dispute.clock
+    side_ms = parameters.dispute_side_ms
+    if side is Side.ACCUSED:
+        clock = clock._replace(since_ms=case.now, accused_left_ms=side_ms)
+    else:
+        clock = clock._replace(since_ms=case.now, challenger_left_ms=side_ms)
+    dispute = dispute._replace(
+        phase=DisputePhase.RUNNING if dispute.game else DisputePhase.OPENING,
+        clock=clock,
+        resumed=dispute.resumed | int(side),
+        deadline_ms=clock.deadline_ms(parameters.dispute_move_ms),
+    )
+    save_dispute(case.state, dispute)
+    tell(case, dispute)
+    case.put_window(window._replace(deadline_ms=min(window.deadline_ms, dispute.deadline_ms)))
+
+
+# Challenges of outsiders
+
+
+def seal_challenge(case: Case, number: int, sender: bytes, seal: bytes, amount: int) -> None:
+    """Take an outsider's sealed challenge with its bond, of which what is due is locked.
+
+    Raises WrongPhase, ChallengeClosed, PaymentMissing, InsufficientBalance.
+    """
+    window = case.window(number)
+    if window.phase not in LIVE_WINDOW or window.phase in DELIVERY_PHASES:
+        raise WrongPhase(window.phase.name.lower())
+    docket = load_docket(case.state, window.task, number)
+    until_ms = docket.until_ms
+    if window.phase == WindowPhase.ACCEPTED and not until_ms:
+        until_ms = window.deadline_ms or case.now
+    if until_ms and case.now >= until_ms:
+        raise ChallengeClosed("the time of challenges is over")
+    earlier = docket.seals - docket.first_seal
+    if earlier >= SEALS_MAX:
+        raise ChallengeClosed(f"{earlier} challenges were sealed")
+    bond = lock_challenge(case, window, sender, amount, earlier)
+    left_ms, extended = until_ms - case.now, docket.extended
+    if until_ms and not extended and left_ms * LATE_PART <= final_ms_of(window.charge, case.parameters):
+        until_ms, extended = until_ms + EXTENDED_BY_SIDES * case.parameters.dispute_side_ms, 1
+    is_early = window.phase in (WindowPhase.PROVED, WindowPhase.SEALING)
+    save_seal(
+        case.state, window.task, number, docket.seals,
+        SealedChallenge(sender, seal, bond, docket.games, int(is_early)),
+    )  # fmt: skip
+    save_docket(
+        case.state, window.task, number,
+        docket._replace(seals=docket.seals + 1, until_ms=until_ms, extended=extended),
+    )  # fmt: skip
+    case.scope.emit(CHALLENGE_SEALED(window.task, number, docket.seals, sender))
+    if window.phase in (WindowPhase.ACCEPTED, WindowPhase.DISPUTED):
+        go_on(case, number, Reason.CHALLENGES_LOST)
+
+
+def open_challenge(
+    case: Case, number: int, challenge: int, sender: bytes, segment: int, root: tuple[bytes, bytes], salt: bytes
+) -> None:
+    """Open a sealed challenge that was called; its dispute begins.
+
+    Raises ChallengeUnknown, NotYours, BadEvidence.
+    """
+    window = case.window(number)
+    docket = load_docket(case.state, window.task, number)
+    if challenge not in (at for at, _ in docket.called):
+        raise ChallengeUnknown(f"{window.task.hex()} window {number} challenge {challenge}")
+    seal = load_seal(case.state, window.task, number, challenge)
+    if sender != seal.address:
+        raise NotYours("another account sealed this challenge")
+    if challenge_seal(window.task, number, segment, *root, sender, salt) != seal.seal:
+        raise BadEvidence("the challenge is not the sealed one")
+    if segment >= window.proof.segments:
+        raise BadEvidence("the window has no such segment")
+    called = tuple(call for call in docket.called if call[0] != challenge)
+    save_docket(case.state, window.task, number, docket._replace(called=called))
+    opened = next((opened for opened in window.opened if opened.segment == segment), None)
+    dispute = begin_dispute(case, window, Challenger.OUTSIDER, sender, segment, root, opened, seal=challenge)
+    due_ms = case.now if dispute.phase is DisputePhase.OVER else dispute.deadline_ms
+    case.put_window(window._replace(deadline_ms=min(window.deadline_ms, due_ms)))
+
+
+# What becomes due
+
+
+def on_disputes_due(case: Case, number: int) -> None:
+    """Settle games that are over, proofs of a lie first; apply clocks; call challenges; move the window on."""
+    window = case.window(number)
+    docket = load_docket(case.state, window.task, number)
+    disputes = running_disputes(case, window, docket)
+    for dispute in disputes:
+        if dispute.ending.is_proof:
+            _prove_lie(case, window, dispute)
+            return
+    for dispute in disputes:
+        ending = _ending_by_clock(case, dispute)
+        if ending.is_lapse:
+            _lapse(case, window, dispute, ending)
+            return
+        if ending is not DisputeEnding.NONE:
+            _lose_challenge(case, case.window(number), end_dispute(case, window, dispute, ending))
+    go_on(case, number, Reason.CHALLENGES_LOST)
+
+
+def _ending_by_clock(case: Case, dispute: DisputeRecord) -> DisputeEnding:
+    """Return how a dispute has ended; a side that missed its clock for the first time is suspended only."""
+    if dispute.phase is DisputePhase.OVER or dispute.deadline_ms > case.now:
+        return dispute.ending
+    side = dispute.clock.side
+    if dispute.phase is DisputePhase.SUSPENDED or dispute.resumed & int(side):
+        return DisputeEnding.ACCUSED_SILENT if side is Side.ACCUSED else DisputeEnding.CHALLENGER_SILENT
+    dispute = dispute._replace(
+        phase=DisputePhase.SUSPENDED, deadline_ms=case.now + case.parameters.dispute_resume_ms
+    )
+    save_dispute(case.state, dispute)
+    tell(case, dispute)
+    return DisputeEnding.NONE
+
+
+def _lose_challenge(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
+    """Take from a challenger what its lost game costs; a verifier's verdict earns no fee then."""
+    take_from_challenger(case, window, dispute)
+    if dispute.kind is Challenger.VERIFIER:
+        left = tuple(seat for seat in window.verifiers if seat.address != dispute.challenger)
+        case.put_window(window._replace(verifiers=left))
+
+
+def _lapse(case: Case, window: WindowRecord, dispute: DisputeRecord, ending: DisputeEnding) -> None:
+    """Void a window whose worker did not answer, or contradicted itself: that is no proven lie."""
+    end_dispute(case, window, dispute, ending)
+    if dispute.kind is Challenger.OUTSIDER:
+        seal = load_seal(case.state, window.task, window.number, dispute.seal)
+        return_challenge(case, window, dispute.seal, seal)
+    burn_for_silence(case, window)
+    reject(case, window, WindowEvent.REJECT, Reason.ANSWER_MISSING, blamed=window.worker)
+
+
+def _prove_lie(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
+    """Share the liar's bond, slash who agreed, and void all its windows that are not final."""
+    opened = dispute.opened
+    assert opened is not None
+    seats = (*window.verifiers, *window.jurors)
+    equal = [seat for seat in seats if (found := finding_of(seat, opened.segment)) and agrees(found, opened)]
+    right = [
+        seat.address for seat in seats
+        if (found := finding_of(seat, opened.segment)) is not None
+        and differs(seat, opened) and dispute.has_root_of(found.work_digest, found.state_root_after)
+    ]  # fmt: skip
+    stood = tuple(seat for seat in window.verifiers if seat not in equal)
+    window = window._replace(verifiers=stood)
+    case.put_window(window)
+    own = [open_window for open_window in case.open_windows() if open_window.worker == window.worker]
+    first = own[0]
+    void = [open_window for open_window in case.open_windows() if open_window.number >= first.number]
+    fees = sum(one.fee * sum(seat.findings is not None for seat in one.verifiers) for one in void)
+    share_lie(case, window, dispute, right, _earliest_outsider(case, window, dispute), fees)
+    if dispute.kind is Challenger.OUTSIDER:
+        seal = load_seal(case.state, window.task, window.number, dispute.seal)
+        return_challenge(case, window, dispute.seal, seal)
+    end_dispute(case, window, dispute, dispute.ending)
+    slash_equal(case, window, [seat.address for seat in equal])
+    event = WindowEvent.REJECT if first.number == window.number else WindowEvent.DROP
+    reject(case, first, event, Reason.LIE_PROVEN, blamed=window.worker, lie=dispute)
+
+
+def _earliest_outsider(case: Case, window: WindowRecord, lie: DisputeRecord) -> bytes:
+    """Return the outsider with the earliest opened seal that has the right root and copied nothing, or empty."""
+    docket = load_docket(case.state, window.task, window.number)
+    disputes = running_disputes(case, window, docket)
+    rivals = [
+        dispute for dispute in disputes
+        if dispute.kind is Challenger.OUTSIDER and dispute.segment == lie.segment
+        and dispute.has_root_of(lie.work_digest, lie.state_root_after)
+    ]  # fmt: skip
+    for dispute in sorted(rivals, key=lambda dispute: dispute.seal):
+        if not _is_copy(case, window, dispute):
+            return dispute.challenger
+    return b""
+
+
+def _is_copy(case: Case, window: WindowRecord, dispute: DisputeRecord) -> bool:
+    """Tell whether an outsider's root was public on chain when it sealed its challenge."""
+    seal = load_seal(case.state, window.task, window.number, dispute.seal)
+
+    def is_root(segment: int, work_digest: bytes, state_root_after: bytes) -> bool:
+        return segment == dispute.segment and dispute.has_root_of(work_digest, state_root_after)
+
+    if not seal.is_early and any(
+        is_root(found.segment, found.work_digest, found.state_root_after)
+        for seat in (*window.verifiers, *window.jurors)
+        for found in seat.findings or ()
+    ):
+        return True
+    return any(
+        is_root(earlier.segment, earlier.work_digest, earlier.state_root_after)
+        for earlier in (
+            load_dispute(case.state, window.task, window.number, number)
+            for number in range(load_docket(case.state, window.task, window.number).first_game, seal.games)
+        )
+    )

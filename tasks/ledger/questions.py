@@ -1,0 +1,28 @@
+"""The question of a dispute, from the records of the chain (market.md 7.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tasks.dispute.commitments import Question, StepRecord
+from tasks.ledger.records import Opened, WindowRecord
+from tasks.programs.work import WORK_START
+from tasks.spec import JobSpec
+
+__all__ = ["QuestionOf", "question_of"]
+
+QuestionOf = Callable[[JobSpec, WindowRecord, Opened], Question]
+
+
+def question_of(spec: JobSpec, window: WindowRecord, opened: Opened) -> Question:
+    """Return what a dispute about a segment asks, as the window's worker opened it."""
+    step_from, step_to = spec.segment_range(window.number, opened.segment)
+    return Question(
+        program=spec.program(),
+        seed=spec.seed,
+        data=spec.dataset.root,
+        step_from=step_from,
+        steps=step_to - step_from,
+        start=StepRecord(opened.state_root_before, WORK_START, 0),
+        end=StepRecord(opened.state_root_after, opened.work_digest, opened.loss_bits),
+    )

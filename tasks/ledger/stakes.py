@@ -1,0 +1,187 @@
+"""What moves when a dispute ends: the liar's bond, bonds of challenges, fines (market.md 7.8).
+
+S is the bond of a worker for one task. Only a proven lie takes all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from billing.errors import PaymentMissing
+from billing.escrow import Pool, Purpose
+from billing.prices import Role, share_up, split
+from tasks.dispute.shares import CHALLENGE_BPS, challenge_bond, share_out
+from tasks.ledger import registry
+from tasks.ledger.bonds import pay_from_bond
+from tasks.ledger.disputes import (
+    MOVE_GAS,
+    Challenger,
+    DisputeEnding,
+    DisputeRecord,
+    SealedChallenge,
+    forget_seal,
+    load_seal,
+)
+from tasks.ledger.open_task import Case
+from tasks.ledger.records import WindowRecord
+from tasks.ledger.settlement import pay_earned
+
+__all__ = [
+    "burn_challenge",
+    "burn_for_silence",
+    "burn_rest",
+    "lock_challenge",
+    "pay_resumption",
+    "return_challenge",
+    "share_lie",
+    "slash_equal",
+    "take_from_challenger",
+    "worker_bond",
+]
+
+
+def worker_bond(case: Case, window: WindowRecord) -> int:
+    """Return S of the window's worker."""
+    return case.vault.held(Pool.BOND, window.worker)
+
+
+# Bonds of outsiders
+
+
+def lock_challenge(case: Case, window: WindowRecord, sender: bytes, amount: int, earlier: int) -> int:
+    """Lock the bond of a challenge after ``earlier`` others on the window; return it. Raises PaymentMissing."""
+    due = challenge_bond(worker_bond(case, window), earlier)
+    if amount < due:
+        raise PaymentMissing(due=due, got=amount)
+    case.vault.lock(Pool.CHALLENGE, sender, due, Purpose.CHALLENGE_BOND, owner=sender)
+    return due
+
+
+def return_challenge(case: Case, window: WindowRecord, number: int, seal: SealedChallenge) -> None:
+    """Give an outsider its bond back."""
+    case.vault.refund(
+        Pool.CHALLENGE, seal.address, seal.bond, Purpose.BOND_RETURN, owner=seal.address, subject=window.number
+    )
+    forget_seal(case.state, window.task, window.number, number)
+
+
+def burn_challenge(case: Case, window: WindowRecord, number: int, seal: SealedChallenge) -> None:
+    """Burn the bond of a challenge that was not opened, or whose root is wrong."""
+    case.vault.burn(Pool.CHALLENGE, seal.bond, Purpose.CHALLENGE_LOST, owner=seal.address, subject=window.number)
+    forget_seal(case.state, window.task, window.number, number)
+
+
+# A lost challenge
+
+
+def take_from_challenger(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
+    """Take what a challenger that lost owes: half to the accused for its costs, the rest is burned.
+
+    That is an outsider's bond, or 10 % of S of a drawn verifier. Silence takes no machine below the least bond: a
+    cut line may be somebody else's doing.
+    """
+    if dispute.kind is Challenger.OUTSIDER:
+        seal = load_seal(case.state, window.task, window.number, dispute.seal)
+        _pay_from_seal(case, window, seal, seal.bond // 2)
+        burn_challenge(case, window, dispute.seal, seal._replace(bond=seal.bond - seal.bond // 2))
+        return
+    node = registry.load_node(case.state, dispute.challenger)
+    if node is None:
+        return
+    is_silent = dispute.ending == DisputeEnding.CHALLENGER_SILENT
+    spare = node.backing - case.parameters.node_bond_min if is_silent else node.backing
+    owed = max(0, min(spare, share_up(worker_bond(case, window), CHALLENGE_BPS)))
+    emit, height = case.scope.emit, case.scope.block.height
+    pay_from_bond(case.scope, dispute.challenger, window.worker, owed // 2, Purpose.CHALLENGE_LOST)
+    registry.fine_node(case.state, dispute.challenger, owed - owed // 2, emit, height)
+    registry.mark_failure(case.state, dispute.challenger, case.now, emit, case.parameters)
+
+
+def _pay_from_seal(case: Case, window: WindowRecord, seal: SealedChallenge, amount: int) -> None:
+    pay_earned(
+        case, Pool.CHALLENGE, window.worker, amount, Purpose.CHALLENGE_LOST, Role.COMPUTE, owner=seal.address,
+        subject=window.number,
+    )  # fmt: skip
+
+
+# Silence
+
+
+def burn_for_silence(case: Case, window: WindowRecord) -> None:
+    """Burn a part of S of an accused that did not answer: no lie is proven, so nobody gains."""
+    amount = share_up(worker_bond(case, window), case.parameters.dispute_silence_bps)
+    case.vault.burn(Pool.BOND, amount, Purpose.WORKER_FINE, owner=window.worker, subject=window.number)
+
+
+def pay_resumption(case: Case, window: WindowRecord, sender: bytes, to: bytes, amount: int) -> None:
+    """Pay the other side for a game that goes on after its clock was missed. Raises PaymentMissing."""
+    due = share_up(window.charge, case.parameters.dispute_resume_bps)
+    if amount != due:
+        raise PaymentMissing(due=due, got=amount)
+    case.vault.lock(Pool.CHALLENGE, sender, due, Purpose.DISPUTE_RESUMED, owner=sender)
+    role = Role.COMPUTE if to == window.worker else Role.VERIFY
+    pay_earned(case, Pool.CHALLENGE, to, due, Purpose.DISPUTE_RESUMED, role, owner=sender, subject=window.number)
+
+
+# A proven lie
+
+
+def share_lie(
+    case: Case,
+    window: WindowRecord,
+    dispute: DisputeRecord,
+    verifiers: Sequence[bytes],
+    outsider: bytes,
+    fees: int,
+) -> None:
+    """Divide S of the worker whose lie ``dispute`` has proven.
+
+    ``verifiers`` had found what the winner found, ``outsider`` is the earliest outsider with that root, or empty.
+    The part of verifiers is divided evenly. ``fees`` are those of the checks of void windows: as far as there is
+    room for them they stay in the bond, and ``burn_rest`` takes what is left of them.
+    """
+    bond, owner = worker_bond(case, window), window.worker
+    liar = registry.operator_of(case.state, owner)
+    standing = [
+        later
+        for later in case.open_windows()
+        if later.number > window.number and registry.operator_of(case.state, later.worker) != liar
+    ]
+    gas = dispute.moves // 2 * MOVE_GAS * dispute.base_fee
+    parts = share_out(
+        bond,
+        verifiers=len(verifiers),
+        has_outsider=bool(outsider),
+        costs=gas + fees,
+        successors=[later.charge for later in standing],
+    )
+
+    def pay(to: bytes, amount: int, role: Role, subject: int) -> None:
+        pay_earned(case, Pool.BOND, to, amount, Purpose.LIE_PROVEN, role, owner=owner, subject=subject)
+
+    each = split(sum(parts.verifiers), [1] * len(verifiers)) if verifiers else ()
+    for address, part in zip(verifiers, each, strict=True):
+        pay(address, part, Role.VERIFY, window.number)
+    if outsider:
+        pay(outsider, parts.outsider, Role.VERIFY, window.number)
+    vault = case.vault
+    vault.refund(Pool.BOND, vault.payer, parts.requester, Purpose.LIE_PROVEN, owner=owner, subject=window.number)
+    to_winner = min(gas, parts.costs)
+    pay(dispute.challenger, to_winner, Role.VERIFY, window.number)
+    for later, part in zip(standing, parts.successors, strict=True):
+        pay(later.worker, part, Role.COMPUTE, later.number)
+    vault.burn(Pool.BOND, parts.burned, Purpose.LIE_PROVEN, owner=owner, subject=window.number)
+
+
+def burn_rest(case: Case, window: WindowRecord) -> None:
+    """Burn what is left of a liar's bond after the checks of its windows were paid."""
+    rest = worker_bond(case, window)
+    case.vault.burn(Pool.BOND, rest, Purpose.LIE_PROVEN, owner=window.worker, subject=window.number)
+
+
+def slash_equal(case: Case, window: WindowRecord, addresses: Sequence[bytes]) -> None:
+    """Slash machines that had revealed "equal" on a segment that was proven wrong; all of it is burned."""
+    fine = case.parameters.dispute_equal_fees * case.parameters.check_fee_min
+    for address in addresses:
+        registry.fine_node(case.state, address, fine, case.scope.emit, case.scope.block.height)
+        registry.mark_failure(case.state, address, case.now, case.scope.emit, case.parameters)

@@ -1,0 +1,184 @@
+"""Attacks on disputes, by the names of their findings: what each costs, and that it gains nothing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from billing.escrow import Movement, Pool, Purpose
+from billing.prices import share, share_up
+from state.view.accounts import balance_of
+from tasks.ledger import queries
+from tasks.ledger.dispute_transitions import MOVE
+from tasks.ledger.disputes import OUTSIDERS_AT_ONCE_MAX, DisputeEnding, DisputePhase, load_docket
+from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.queries import Action
+from tasks.ledger.records import load_window
+from tasks.ledger.registry import require_node
+from tests.tasks.ledger.test_disputes import OUTSIDERS, bond_of, endings, lines, market, phases, until, window_of
+from tests.tasks.signed import CHECK, KEYS, WORK, SignedWorld
+from tests.tasks.world import HONEST, QUICK, WORTH, Manners, World, spec
+
+SILENT: Final = frozenset({Action.PLAY})
+
+
+@pytest.mark.parametrize("honest", [1, 3])
+def test_a9_no_majority_of_verifiers_passes_garbage(honest: int) -> None:
+    """Colluding verifiers agree with a forged window, and outnumber the honest ones or are as many."""
+    friends = 5 if honest == 1 else 3
+    world, _, verifiers, task = market(Manners(lies=True), *[Manners(lies=True)] * friends, *[HONEST] * honest)
+    record = world.run(task, until=lambda record: bool(record.excluded))
+    assert record.reason == Reason.LIE_PROVEN and record.final_windows == 0
+    assert lines(world, task, Purpose.WINDOW_PAY) == []
+    for friend in verifiers[:friends]:
+        assert require_node(world.state, friend).bad == 1
+    for verifier in verifiers[friends:]:
+        node = require_node(world.state, verifier)
+        assert (node.bad, node.bond) == (0, QUICK.node_bond_min)
+
+
+def test_a9_jurors_do_not_decide_what_was_computed() -> None:
+    """A verifier cannot fetch, and all but one of the jurors agree with a forged segment: that one has a game."""
+    parameters = replace(QUICK, jury=5)
+    world = World(parameters=parameters)
+    liar = world.add_machine(1, roles=WORK, manners=Manners(lies=True), price=WORTH // 10_000)
+    world.add_machine(100, roles=CHECK, manners=Manners(blind=True))
+    task = world.create(spec(total=20))
+    world.run(task, until=lambda task: task.next_window == 1)
+    for _ in range(QUICK.draw_blocks + 1):
+        world.block()
+    for at in range(5):
+        world.add_machine(101 + at, roles=CHECK, manners=Manners(lies=at > 0))
+    record = world.run(task, until=lambda record: bool(record.excluded))
+    assert record.reason == Reason.LIE_PROVEN and liar in record.excluded
+    assert len(window_of(world, task).jurors) == 5
+
+
+def test_n2_slow_games_of_ones_own_do_not_keep_an_outsider_from_its_turn() -> None:
+    """The liar's friends fill the places for outsiders twice, never move, and lose ever larger bonds."""
+    world, liar, _, task = market(Manners(lies=True), Manners(lies=True))
+    until(world, task, lambda window: window.phase == WindowPhase.SEALING)
+    junk = (b"w" * 32, b"s" * 32)
+    for at in range(2 * OUTSIDERS_AT_ONCE_MAX):
+        assert world.challenge(OUTSIDERS[at], task, 0, at % 4, root=junk) is None
+    honest = OUTSIDERS[-1]
+    assert world.challenge(honest, task, 0, 0) is None
+    bond = bond_of(world, task, liar)
+    world.run(task, until=lambda record: record.reason == Reason.LIE_PROVEN, blocks=800)
+    lost = sum(line.amount for line in lines(world, task, Purpose.CHALLENGE_LOST))
+    assert lost >= 4 * share_up(bond, 1_000) + 4 * share_up(bond, 2_000)
+    paid = [line for line in lines(world, task, Purpose.LIE_PROVEN) if line.party == honest]
+    assert sum(line.amount for line in paid) >= share(bond, 1_000)
+
+
+def test_n4_who_cuts_the_line_of_an_honest_worker_loses_more_than_it_gets() -> None:
+    """An outsider challenges falsely and cuts the accused's line until its clock is missed."""
+    world, worker, _, task = market(HONEST, HONEST)
+    window = until(world, task, lambda window: window.phase == WindowPhase.SEALING)
+    attacker = OUTSIDERS[0]
+    before = balance_of(world.state, attacker)
+    assert world.challenge(attacker, task, 0, window.sampled[0], lie=True) is None
+    until(world, task, lambda _: phases(world, task) == [DisputePhase.RUNNING])
+    world.machines[worker] = Manners(silent=frozenset(Action))
+    until(world, task, lambda _: phases(world, task) == [DisputePhase.SUSPENDED])
+    assert require_node(world.state, worker).bad == 0  # silence is not a lie
+    world.machines[worker] = HONEST
+    record = world.run_to(task, Phase.SETTLED)
+    assert record.worker == worker and endings(world, task) == [DisputeEnding.ELEMENT_RIGHT]
+    bond, charge = bond_of(world, task, worker), window.charge
+    got = share_up(charge, QUICK.dispute_resume_bps)
+    assert balance_of(world.state, attacker) - before == got - share_up(bond, 1_000) < 0
+    paid = [line for line in lines(world, task, Purpose.CHALLENGE_LOST) if line.party == worker]
+    assert sum(line.amount for line in paid) >= got  # the line costs its owner nothing in the end
+
+
+def test_n10_random_roots_on_every_window_cost_their_bonds() -> None:
+    """On an honest worker's windows each is lost; on a liar's the root is another than the winner's."""
+    junk = (b"w" * 32, b"s" * 32)
+    world, worker, _, task = market(HONEST, HONEST)
+    window = until(world, task, lambda window: window.phase == WindowPhase.SEALING)
+    assert world.challenge(OUTSIDERS[0], task, 0, window.sampled[0], root=junk) is None
+    world.run_to(task, Phase.SETTLED)
+    assert sum(line.amount for line in lines(world, task, Purpose.CHALLENGE_LOST)) == share_up(
+        bond_of(world, task, worker), 1_000
+    )
+    world, liar, _, task = market(Manners(lies=True), HONEST)
+    window = until(world, task, lambda window: window.phase == WindowPhase.SEALING)
+    assert world.challenge(OUTSIDERS[0], task, 0, min(window.sampled), root=junk) is None
+    world.run(task, until=lambda record: record.reason == Reason.LIE_PROVEN)
+    (burned,) = lines(world, task, Purpose.CHALLENGE_LOST)
+    assert (burned.amount, burned.movement) == (share_up(bond_of(world, task, liar), 1_000), Movement.BURNED)
+    assert OUTSIDERS[0] not in {line.party for line in lines(world, task, Purpose.LIE_PROVEN)}
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_n10_a_copied_root_earns_nothing(is_early: bool) -> None:
+    """One outsider seals what the verifier has revealed, after it; another had sealed the same before."""
+    world, liar, _, task = market(Manners(lies=True), HONEST)
+    window = until(world, task, lambda window: window.phase == WindowPhase.SEALING)
+    if is_early:
+        assert world.challenge(OUTSIDERS[0], task, 0, min(window.sampled)) is None
+    until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
+    assert world.challenge(OUTSIDERS[1], task, 0, min(window.sampled)) is None  # by what it saw on chain
+    world.run(task, until=lambda record: record.reason == Reason.LIE_PROVEN)
+    shared = {line.party for line in lines(world, task, Purpose.LIE_PROVEN) if line.movement == Movement.PAID}
+    assert (OUTSIDERS[0] in shared) == is_early and OUTSIDERS[1] not in shared
+    back = {line.party for line in lines(world, task, Purpose.BOND_RETURN) if line.pool == Pool.CHALLENGE}
+    assert OUTSIDERS[1] in back and liar in world.task(task).excluded
+
+
+def test_giving_up_one_game_in_the_block_of_another_ones_proof_saves_nothing() -> None:
+    """A proof of a lie is settled before whatever else ended in the block."""
+    world, liar, _, task = market(Manners(lies=True), HONEST, HONEST)
+    until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
+    for _ in range(200):
+        ended = [game for game in queries.disputes(world.state, task, 0) if game.phase is DisputePhase.OVER]
+        if ended:
+            break
+        world.act(lambda machines: sorted(machines, reverse=True))
+        if not any(game.phase is DisputePhase.OVER for game in queries.disputes(world.state, task, 0)):
+            world.block()
+    for duty in queries.dispute_duties(world.state, liar, world.parameters):
+        world.send(liar, MOVE, [task, 0, duty.game, duty.number, b"\x80"])
+    world.block()
+    assert world.task(task).reason == Reason.LIE_PROVEN
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_disputes_in_the_real_runtime_end_for_the_truth(seed: int) -> None:
+    """Signed transactions, each in a block of its own: no forged window becomes final, no honest one is lost."""
+    chance = random.Random(seed)
+    parameters = replace(
+        QUICK, verifiers=2, verifiers_new=2, dispute_move_ms=30_000, dispute_side_ms=600_000, reveal_ms=20_000,
+        seal_ms_min=30_000, final_ms=20_000, final_ms_min=20_000, accept_ms=30_000, prepare_ms=60_000,
+    )  # fmt: skip
+    world = SignedWorld(parameters)
+    workers, verifiers, outsiders = KEYS[1:4], KEYS[4:9], KEYS[9:11]
+    for at, key in enumerate(workers):
+        lies = Manners(lies=at == seed % 2)
+        world.join(key, world.profile(key, roles=WORK, price=WORTH // (10_000 - 1_000 * at)), lies)
+    for key in verifiers:
+        world.join(key, world.profile(key, roles=CHECK), Manners(lies=chance.random() < 0.3))
+    task = world.create(spec(total=40, match_ms=3_600_000))
+    challenged = False
+    for _ in range(400):
+        record = world.task(task)
+        if record.phase in (Phase.SETTLED, Phase.FAILED):
+            break
+        if record.next_window and not challenged:
+            challenged = (
+                world.challenge(outsiders[0].address, task, 0, chance.randrange(4), lie=chance.random() < 0.5)
+                is None
+            )
+        world.act()
+        world.block()
+    record = world.task(task)
+    assert record.phase == Phase.SETTLED, record
+    for number in range(record.final_windows):
+        worker = load_window(world.state, task, number).worker
+        assert not world.machines[worker].lies
+        assert load_docket(world.state, task, number).is_idle
+    assert challenged
