@@ -49,8 +49,8 @@ __all__ = [
     "schedule_release",
 ]
 
-MOVE_GAS: Final = 3_000_000
-"""Weight of a move: its bytes, and what judging the largest takes."""
+MOVE_GAS: Final = 8_000_000
+"""Weight of a move: its bytes, what judging the largest takes, and the program of a job that is not in memory."""
 OUTSIDERS_AT_ONCE_MAX: Final = 4
 """Challenges of outsiders that are called or played on a window at a time."""
 SEALS_MAX: Final = 16
