@@ -31,6 +31,7 @@ from tasks.ledger.registry import (
     bond_id,
     bond_vault,
     index,
+    is_found,
     load_node,
     node_subject,
     payout_of,
@@ -186,9 +187,12 @@ def withdraw(
         raise WrongPhase("bonded enough by itself")
     if amount and 0 < node.sponsored - amount < parameters.node_bond_min:
         raise PaymentMissing(due=parameters.node_bond_min, got=node.sponsored - amount)
+    was_found = is_found(node, parameters)
     node = _leave(state, node, amount, block, emit, parameters)
     save_node(state, node)
     index(state, node, parameters)
+    if is_found(node, parameters) and not was_found:
+        wake_at(state, node, block.time_ms)
 
 
 def _leave(
@@ -268,6 +272,7 @@ def pay_from_bond(scope: Scope, address: bytes, to: bytes, amount: int, purpose:
         return 0
     left, parts = taken(node, amount)
     save_node(scope.state, left)
+    index(scope.state, left, scope.parameters)
     for owner, part in parts:
         vault = bond_vault(scope.state, address, scope.emit, scope.block.height)
         pay_machine(scope, vault, Pool.BOND, to, part, purpose, Role.VERIFY, owner=owner)

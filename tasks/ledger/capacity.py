@@ -69,13 +69,14 @@ def count_decline(state: Overlay, address: bytes, now_ms: int, parameters: TaskP
 def bounded_fine(state: Overlay, address: bytes, fine: int, now_ms: int, parameters: TaskParameters) -> int:
     """Return what of a fine for lateness is taken, and count it.
 
-    It ends at what a day may cost, and at the least bond: below that a machine is drawn for nothing.
+    It ends at what a day may cost, and at the least bond: below that a machine is drawn for nothing. What its
+    sponsor takes back counts until it has returned: no word of the sponsor ends the fines for what was drawn.
     """
     node = load_node(state, address)
     if node is None:
         return 0
     node = _today(node, now_ms)
     left_today = parameters.late_fines_per_day_max - node.late_fines
-    fine = max(0, min(fine, left_today, node.backing - parameters.node_bond_min))
+    fine = max(0, min(fine, left_today, node.bond + node.sponsored - parameters.node_bond_min))
     save_node(state, node._replace(late_fines=node.late_fines + fine))
     return fine

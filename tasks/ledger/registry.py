@@ -45,6 +45,7 @@ __all__ = [
     "fine_node",
     "index",
     "is_available",
+    "is_found",
     "is_limited",
     "is_new",
     "load_node",
@@ -336,14 +337,19 @@ def _index_key(role: NodeRole, address: bytes) -> bytes:
     return _INDEX + bytes([role]) + digest(b"node-spread", address)[:_SPREAD_BYTES] + address
 
 
+def is_found(node: NodeRecord, parameters: TaskParameters) -> bool:
+    """Tell whether a node is found for its roles: active, and what stands behind it suffices."""
+    return node.status == NodeStatus.ACTIVE and node.backing >= parameters.node_bond_min
+
+
 def index(state: Overlay, node: NodeRecord, parameters: TaskParameters) -> None:
     """Have a node be found for its roles while it is active and what stands behind it suffices.
 
     Others would only hide those from the draws, which look at a part of the index.
     """
-    is_found = node.status == NodeStatus.ACTIVE and node.backing >= parameters.node_bond_min
+    found = is_found(node, parameters)
     for role in _INDEXED:
-        if is_found and node.profile.roles & role:
+        if found and node.profile.roles & role:
             state.put(_index_key(role, node.address), b"\x01")
         else:
             state.delete(_index_key(role, node.address))
@@ -479,7 +485,8 @@ def register(
     node = _with_payout(_fade(node, block.time_ms, parameters), emit)
     save_node(state, node)
     index(state, node, parameters)
-    wake_at(state, node, block.time_ms)
+    if is_found(node, parameters):  # others would take the turns of those that can be given a task
+        wake_at(state, node, block.time_ms)
     emit(REGISTERED(address, int(profile.roles), profile.price_per_tera_unit))
 
 
@@ -506,7 +513,8 @@ def update(
     node = _with_payout(node, emit)
     save_node(state, node)
     index(state, node, parameters)
-    wake_at(state, node, block.time_ms)
+    if is_found(node, parameters):  # others would take the turns of those that can be given a task
+        wake_at(state, node, block.time_ms)
     emit(UPDATED(address, int(profile.roles), profile.price_per_tera_unit))
 
 

@@ -17,7 +17,15 @@ from state.view import Reader
 from tasks.engines.datasets import DATASET_BYTES_MAX, Dataset
 from tasks.ledger.matching import is_paused
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.registry import NodeRecord, NodeRole, NodeStatus, is_available, is_limited, scan_nodes
+from tasks.ledger.registry import (
+    NodeRecord,
+    NodeRole,
+    NodeStatus,
+    candidates,
+    is_available,
+    is_limited,
+    scan_nodes,
+)
 from tasks.ledger.settlement import budget_of
 from tasks.spec import JobSpec
 
@@ -156,11 +164,19 @@ class Outlook(NamedTuple):
     is_whole: bool
 
 
+def _machines(state: Reader) -> list[NodeRecord]:
+    """Return up to MACHINES_MAX + 1 machines, first those that can be found: to register costs nothing."""
+    found = candidates(state, NodeRole.COMPUTE, b"", MACHINES_MAX + 1)
+    known = {node.address for node in found}
+    others = [node for node in scan_nodes(state, b"", MACHINES_MAX + 1) if node.address not in known]
+    return [*found, *others][: MACHINES_MAX + 1]
+
+
 def look_out(
     state: Reader, spec: JobSpec, now_ms: int, parameters: TaskParameters, excluded: Sequence[bytes] = ()
 ) -> Outlook:
     """Look at the registered machines for a job; ``excluded`` ones are not offered it again."""
-    nodes = scan_nodes(state, b"", MACHINES_MAX + 1)
+    nodes = _machines(state)
     found = [node for node in nodes[:MACHINES_MAX] if node.profile.roles & NodeRole.COMPUTE]
     reasons = [_why_not(node, spec, now_ms, parameters, excluded) for node in found]
     capable = [node for node, why in zip(found, reasons, strict=True) if why != "lacks"]

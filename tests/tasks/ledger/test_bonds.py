@@ -14,10 +14,12 @@ from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.view.accounts import balance_of
-from tasks.ledger import queries
-from tasks.ledger.bonds import SET_TERMS, SHARE_BPS_MAX, SPONSOR_NODE, WITHDRAW_SPONSOR
+from tasks.ledger import queries, screening, transitions
+from tasks.ledger.bonds import SET_TERMS, SHARE_BPS_MAX, SPONSOR_NODE, WITHDRAW_SPONSOR, pay_from_bond
+from tasks.ledger.capacity import bounded_fine
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.matching import draw_verifiers
+from tasks.ledger.open_task import Scope
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import (
     NodeRecord,
@@ -32,10 +34,17 @@ from tasks.ledger.registry import (
 )
 from tasks.ledger.transitions import REGISTER_NODE, RETIRE_NODE, SUSPEND_NODE, UPDATE_NODE, node_payload
 from tests.tasks.signed import CHECK, FEE, KEYS, WORK, SignedWorld
-from tests.tasks.world import DKB, HONEST, QUICK, World
+from tests.tasks.world import DKB, HONEST, QUICK, World, spec
 
 MIN: Final = QUICK.node_bond_min
 MACHINE, SPONSOR, OWNER, THIEF = KEYS[1:5]
+
+
+def note_wakes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return a list that takes the machines that look at parked tasks from now on."""
+    woken: list[bytes] = []
+    monkeypatch.setattr(transitions, "wake", lambda _scope, address: woken.append(address))
+    return woken
 
 
 class Sponsored(SignedWorld):
@@ -218,6 +227,35 @@ def test_fines_take_the_machines_own_bond_first_and_never_more_than_the_sponsor_
     assert balance_of(world.state, SPONSOR.address) == sponsor_had
 
 
+def test_a_word_of_the_sponsor_ends_no_fine_for_verdicts_that_do_not_come() -> None:
+    world = Sponsored(locked=2 * MIN)
+    fine = QUICK.late_fines_per_day_max
+    assert world.withdraw(SPONSOR, 2 * MIN) is None
+    assert bounded_fine(world.state, MACHINE.address, DKB, world.time_ms, QUICK) == fine, "it is locked still"
+    fine_node(world.state, MACHINE.address, fine, world.events.append, world.height)
+    assert (world.node.sponsored, world.node.leaving) == (2 * MIN - fine, 2 * MIN - fine)
+    world.wait()
+    assert bounded_fine(world.state, MACHINE.address, DKB, world.time_ms, QUICK) == 0
+
+
+def test_a_machine_whose_sponsor_stays_after_all_looks_for_work_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Sponsored(roles=WORK)
+    world.block()
+    woken = note_wakes(monkeypatch)
+    assert world.withdraw(SPONSOR, MIN) is None
+    assert woken == []
+    assert world.withdraw(SPONSOR, 0) is None
+    assert woken == [MACHINE.address]
+
+
+def test_a_machine_that_paid_jurors_out_of_its_bond_hides_none_from_the_draws() -> None:
+    world = Sponsored()
+    scope = Scope(world.state, world.context(), world.events.append, QUICK)
+    assert pay_from_bond(scope, MACHINE.address, KEYS[9].address, 1, Purpose.JUROR_FEE) == 1
+    assert not world.found()
+    world.check_bonds()
+
+
 def test_a_sponsor_whose_bond_is_not_needed_cannot_stay_for_its_share() -> None:
     world = Sponsored()
     assert world.send(MACHINE.address, UPDATE_NODE, node_payload(world.offer, MIN)) is None
@@ -262,6 +300,35 @@ def test_machines_without_a_bond_hide_none_from_the_draws() -> None:
     assert len(candidates(world.state, CHECK, bytes(8), 64)) == 1
     assert world.send(KEYS[1].address, SUSPEND_NODE, []) is None
     assert candidates(world.state, CHECK, bytes(8), 64) == []
+
+
+def test_machines_without_a_bond_take_no_turns_of_those_that_look_for_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    woken = note_wakes(monkeypatch)
+    world = SignedWorld()
+    for key in KEYS[1:9]:
+        assert world.send(key.address, REGISTER_NODE, node_payload(world.profile(key, roles=WORK), 0)) is None
+        assert world.send(key.address, UPDATE_NODE, node_payload(world.profile(key, roles=WORK), 0)) is None
+    assert woken == []
+    offer = world.profile(KEYS[1], roles=WORK)
+    assert world.send(KEYS[1].address, UPDATE_NODE, node_payload(offer, MIN)) is None
+    assert woken == [KEYS[1].address]
+
+
+def test_machines_without_a_bond_hide_none_from_who_asks_how_far_a_job_gets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Addresses with zeros in front are cheap to find, and a registration without a bond costs gas alone."""
+    monkeypatch.setattr(screening, "MACHINES_MAX", 4)
+    world = SignedWorld()
+    first, *others = sorted(KEYS[1:20], key=lambda key: -int.from_bytes(key.address, "big"))
+    world.join(first, world.profile(first, roles=WORK))
+    for key in others:
+        assert world.send(key.address, REGISTER_NODE, node_payload(world.profile(key, roles=WORK), 0)) is None
+    outlook = screening.look_out(world.state, spec(), world.time_ms, QUICK)
+    assert (outlook.machines, outlook.free, outlook.is_whole) == (4, 1, False)
+    assert outlook.why == {"bond": 3}
 
 
 def bonded_by(
