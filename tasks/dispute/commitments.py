@@ -15,13 +15,16 @@ from state.primitives.hashing import HASH_BYTES
 from state.primitives.merkle import MerkleTree
 from tasks.programs.program import PlaceKind, Program, SourceKind
 from tasks.programs.states import step_leaf, tensor_leaf
-from tasks.programs.tensors import leaves_of
+from tasks.programs.tensors import leaves_of, tensor_root
 from tasks.programs.work import WORK_START, add_losses, extend_work
 
 __all__ = ["Question", "SegmentWitness", "StepRecord", "StepTrace", "record_of", "record_value", "start_record"]
 
 BITS_LIMIT: Final = 1 << 64
 """Bits of a binary64 are below it."""
+TREES_KEPT: Final = 8
+"""Trees of a trace that are kept, as many as a move opens tensors: all of a large step's take more memory than its
+tensors."""
 
 
 class StepRecord(NamedTuple):
@@ -81,19 +84,29 @@ class StepTrace:
         self.program = program
         self.step = step
         self.contents = contents
+        self._roots: dict[int, bytes] = {}
         self._trees: dict[int, MerkleTree] = {}
 
+    def root(self, tensor: int) -> bytes:
+        """Return the root of a tensor."""
+        if tensor not in self._roots:
+            self._roots[tensor] = tensor_root(self.program.types[tensor], self.contents[tensor])
+        return self._roots[tensor]
+
     def tree(self, tensor: int) -> MerkleTree:
-        """Return the tree over the leaves of a tensor."""
-        tree = self._trees.get(tensor)
+        """Return the tree over the leaves of a tensor; the last TREES_KEPT that were asked for are kept."""
+        tree = self._trees.pop(tensor, None)
         if tree is None:
-            tree = self._trees[tensor] = MerkleTree(leaves_of(self.program.types[tensor], self.contents[tensor]))
+            if len(self._trees) >= TREES_KEPT:
+                del self._trees[next(iter(self._trees))]
+            tree = MerkleTree(leaves_of(self.program.types[tensor], self.contents[tensor]))
+        self._trees[tensor] = tree
         return tree
 
     @cached_property
     def trace_leaves(self) -> list[bytes]:
         """Leaves of the trace: the roots of its tensors."""
-        return [self.tree(number).root for number in self.program.traced]
+        return [self.root(number) for number in self.program.traced]
 
     @cached_property
     def trace_tree(self) -> MerkleTree:
@@ -111,7 +124,7 @@ class StepTrace:
         types, stores = self.program.types, self.program.stores
         return [
             step_leaf(self.step + 1),
-            *(tensor_leaf(name, types[stores[name]], self.tree(stores[name]).root) for name in sorted(stores)),
+            *(tensor_leaf(name, types[stores[name]], self.root(stores[name])) for name in sorted(stores)),
         ]
 
     @cached_property
@@ -128,7 +141,7 @@ class StepTrace:
         named = sorted(
             (source.key, number) for number, source in enumerate(self.program.sources) if source.kind == kind
         )
-        return [tensor_leaf(key, self.program.types[number], self.tree(number).root) for key, number in named]
+        return [tensor_leaf(key, self.program.types[number], self.root(number)) for key, number in named]
 
     @property
     def loss(self) -> int:
@@ -138,7 +151,7 @@ class StepTrace:
     def record(self, before: StepRecord) -> StepRecord:
         """Return where a segment stands after the step, which stood at ``before``."""
         loss_total = add_losses(before.loss_total, self.loss)
-        probe_root = self.tree(self.program.probe).root
+        probe_root = self.root(self.program.probe)
         return StepRecord(
             self.after_tree.root, extend_work(before.work_digest, probe_root, loss_total), loss_total
         )

@@ -131,7 +131,7 @@ class Accused:
     def _trace(self, step: int) -> Move:
         trace = self._witness.trace(step)
         loss, probe = trace.program.loss, trace.program.probe
-        return ShowTrace(trace.trace_tree.root, trace.tree(probe).root, trace.loss, trace.path(loss))
+        return ShowTrace(trace.trace_tree.root, trace.root(probe), trace.loss, trace.path(loss))
 
     def _partials(self, game: Game) -> Move:
         assert game.fold is not None and game.element is not None
@@ -214,7 +214,7 @@ class Challenger:
             contents = [*own.contents[:sources], *served.contents[sources:]]
             try:
                 trace = StepTrace(own.program, own.step, contents)
-                if (trace.trace_tree.root, trace.after_tree.root, trace.tree(trace.program.probe).root) != (
+                if (trace.trace_tree.root, trace.after_tree.root, trace.root(trace.program.probe)) != (
                     game.trace_root, game.interval.end.state_root, game.probe_root,
                 ):  # fmt: skip
                     return None
@@ -244,7 +244,7 @@ class Challenger:
             tensor = view.wrong_traced()
             if tensor is None:
                 return Ask(Tree.TRACE, 0, bytes(32), ())
-        elif game.probe_root != own.tree(program.probe).root:
+        elif game.probe_root != own.root(program.probe):
             tensor = program.probe
         elif game.interval.end.state_root == own.after_tree.root:
             raise NoMove("the disputed step is right: there is nothing to name")

@@ -72,7 +72,7 @@ class ServedView:
 
     def root(self, tensor: int) -> bytes:
         """See View."""
-        return self._trace.tree(tensor).root
+        return self._trace.root(tensor)
 
     def path(self, tensor: int) -> tuple[bytes, ...]:
         """See View."""
@@ -164,14 +164,14 @@ class ChainView:
         match place.kind:
             case PlaceKind.TRACE:
                 shown = self.contents.get((Tree.TRACE, 0), {}).get(place.position)
-                return self._own.tree(tensor).root if shown is None else shown
+                return self._own.root(tensor) if shown is None else shown
             case PlaceKind.AFTER:
                 shown = self.contents.get((Tree.AFTER, 0), {}).get(place.position + 1)
-                return self._own.tree(tensor).root if shown is None else shown[-HASH_BYTES:]
+                return self._own.root(tensor) if shown is None else shown[-HASH_BYTES:]
             case PlaceKind.PROBE:
                 return self._probe_root
             case PlaceKind.BEFORE | PlaceKind.DATA:
-                return self._own.tree(tensor).root
+                return self._own.root(tensor)
 
     def path(self, tensor: int) -> tuple[bytes, ...]:
         """See View. Raises KeyError if it cannot be known."""

@@ -144,22 +144,25 @@ class Runner:
         all zeros. Otherwise raises StoreDiverged.
         """
         tensors, kinds = self._tensors(sources), self._program.types
-        marked: dict[int, bytes] = {}
+        contents = [content_of(self._arrays, kind, tensor) for kind, tensor in zip(kinds, sources, strict=False)]
+        marked: set[int] = set()
         for number, job in enumerate(self._jobs, len(sources)):
-            if not marked.keys().isdisjoint(job.inputs):
-                marked[number] = bytes(kinds[number].size_bytes)
-                continue
-            try:
-                tensors[number] = self._one(job, tensors, context, number)
-            except StoreDiverged:
-                if mark is None:
-                    raise
-                values = content_of(self._arrays, kinds[job.inputs[0]], tensors[job.inputs[0]])
-                marked[number] = diverged_content(values, job.attributes[0], mark)
-        return [
-            marked[number] if number in marked else content_of(self._arrays, kind, tensors[number])
-            for number, kind in enumerate(kinds)
-        ]
+            if not marked.isdisjoint(job.inputs):
+                marked.add(number)
+                contents.append(bytes(kinds[number].size_bytes))
+            else:
+                try:
+                    tensors[number] = self._one(job, tensors, context, number)
+                    contents.append(content_of(self._arrays, kinds[number], tensors[number]))
+                except StoreDiverged:
+                    if mark is None:
+                        raise
+                    marked.add(number)
+                    values = content_of(self._arrays, kinds[job.inputs[0]], tensors[job.inputs[0]])
+                    contents.append(diverged_content(values, job.attributes[0], mark))
+            for read in job.last:  # the contents alone may be gigabytes
+                tensors[read] = None
+        return contents
 
     def _tensors(self, sources: Sequence[Array]) -> list[Array]:
         return [*sources, *[None] * len(self._jobs)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from functools import cache
 from random import Random
 from typing import Any
@@ -44,6 +45,22 @@ def test_each_trace_leads_from_one_record_to_the_next() -> None:
         assert trace.before_tree.root == records[place].state_root
         assert trace.record(records[place]) == records[place + 1]
     assert records[-1] == segment.end_record
+
+
+def test_a_trace_takes_little_more_memory_than_its_tensors() -> None:
+    """Who plays a dispute about a large step needs room for its tensors, not for their trees and arrays."""
+    program = program_for(DATA, (DATA.columns, 512, 256, DATA.classes), "silu", 32)
+    segment = SegmentRun(
+        program, ARRAYS, seed=SEED, state=first_state(program), data=contents_of(DATA), step_from=5, steps=1
+    )
+    tracemalloc.start()
+    trace = segment.trace(0)
+    assert trace.record(segment.record(0)) == segment.record(1)
+    for tensor in range(len(program.types)):
+        assert trace.tree(tensor).root == trace.root(tensor)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * sum(map(len, trace.contents))
 
 
 @pytest.mark.parametrize("kept", [1, 2, 16, 100])
