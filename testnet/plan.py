@@ -52,6 +52,7 @@ TESTNET_PARAMETERS: Final[dict[str, int]] = {
     "tasks.final_ms": 2_000,
     "tasks.bond_release_ms": 5_000,
     "tasks.retire_ms": 10_000,
+    "tasks.presence_ms": 60_000,
 }
 
 

@@ -21,6 +21,9 @@ interface IDekubeRegistry {
     /// @notice Offer the sender's machine nothing until it renews its record; its bond and duties stay.
     function suspendNode() external;
 
+    /// @notice Say that the sender's machine is on. No task is offered to it for that; updateNode does so.
+    function heartbeat() external;
+
     /// @notice Have a machine's earnings paid to another account; only its payout address can, at first
     ///   itself or its operator.
     /// @param node The machine.
@@ -163,6 +166,10 @@ interface IDekubeRegistry {
     /// @param node Address of the machine.
     /// @param gone False when it announces it, true when its record is gone.
     event NodeRetired(address indexed node, bool gone);
+
+    /// @notice A machine has shown that it is on.
+    /// @param node Address of the machine.
+    event NodeSeen(address indexed node);
 
     /// @notice Somebody bonds for a machine.
     /// @param node Address of the machine.

@@ -38,8 +38,10 @@ WHY: Final[Mapping[str, str]] = {
     "operator_tombstoned": "the account was slashed for voting twice and is excluded for ever",
     "node_known": "the machine is already registered",
     "node_unknown": "the machine is not registered",
-    "payment_missing": "the amount is above the deposit",
+    "payment_missing": "the amount does not fit what is due",
     "nothing_due": "no payment is due",
+    "terms_mismatch": "the machine's owner has set other terms, or another sponsor",
+    "terms_bound": "a sponsor has bonded on the present terms",
 }
 """Explanations of the chain's reasons for refusal; they are shown beside the reason."""
 

@@ -85,6 +85,8 @@ def list_(session: Session, role: str | None, as_json: bool) -> None:
 
 
 def _paused(node: dict[str, Any], now_ms: int) -> str:
+    if node["status"] == "active" and not node["present"]:
+        return ", away"
     left_s = (max(int(node["cool_down_until_ms"]), int(node["match_from_ms"])) - now_ms) // 1000
     return f", paused {left_s} s" if left_s > 0 else ""
 
@@ -93,9 +95,12 @@ def _pauses(node: dict[str, Any], now_ms: int) -> list[str]:
     """Return why a machine gets no work now, and for how long."""
     pause_s = max(0, int(node["cool_down_until_ms"]) - now_ms) // 1000
     away_s = max(0, int(node["match_from_ms"]) - now_ms) // 1000
+    seen_s = max(0, now_ms - int(node["seen_ms"])) // 1000
+    is_away = node["status"] == "active" and not node["present"]
     return [
         text
         for seconds, text in (
+            (is_away, f"away: not seen for {seen_s} s, so it gets no work"),
             (pause_s, f"pauses for {pause_s} s after a failure"),
             (away_s, f"is offered no task for {away_s} s after it left one"),
         )
@@ -168,6 +173,7 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
             "operator": node["operator"],
             "earnings go to": node["payout"],
             "GPUs": _gpus(node),
+            "PCIe lanes": node["pcie_lanes"] or None,
             "processor": f"{counted(node['cores'], 'core')}, {node['memory_mib']} MiB",
             "speed": _speed(node),
             "slots": f"{node['busy_slots']} of {node['slots']} busy",

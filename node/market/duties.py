@@ -43,8 +43,9 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import count_parked
 from tasks.ledger.queries import Action, verification_duties, work_duties
 from tasks.ledger.records import by_duty_key, by_verifier_key, load_task
-from tasks.ledger.registry import NodeProfile, NodeRecord, NodeStatus, load_node
+from tasks.ledger.registry import NodeProfile, NodeRecord, NodeStatus, load_node, require_node
 from tasks.ledger.transitions import (
+    HEARTBEAT,
     OPEN_WINDOW,
     REGISTER_NODE,
     REVEAL_VERDICT,
@@ -71,6 +72,8 @@ LEAVE_S: Final = 6.0
 LEAVE_QUIET_S: Final = 4.0
 """... and how long without a new block."""
 LEAVE_LOOK_S: Final = 0.1
+PRESENCE_SHARE: Final = 2 / 3
+"""Part of the time until a silent machine counts as away after which the node sends a heartbeat."""
 COUNT_MAX: Final = 1_000
 """Tasks, parked tasks and verdicts are counted up to this number."""
 OWED: Final = (SUBMIT_WINDOW, OPEN_WINDOW, SEAL_VERDICT, REVEAL_VERDICT)
@@ -257,6 +260,8 @@ class DutyService:
                     self._start(nursery, "register", self._return_to_market)
                 elif self._profile is not None:
                     self._start(nursery, "register", self._register, self._profile)
+                if not self._is_leaving and self._silent_ms() > self._parameters.presence_ms * PRESENCE_SHARE:
+                    self._start(nursery, "presence", self._show_presence)
                 self._look(nursery)
 
     # Finding work
@@ -340,16 +345,31 @@ class DutyService:
         if not self._is_news(node.profile.rate):
             profile = profile._replace(rate=node.profile.rate)
         same = node.profile == profile
-        seen_ms = self._ledger.head().time_ms - node.seen_ms
         # Below the least bond nothing is offered: one fine, or a share in a jury's fees, would end its business.
         lacks = max(0, bond - node.bond) if node.backing < self._parameters.node_bond_min else 0
         # What is owed to tasks has to be said in time, or it costs another fine: that much stays.
         spare = balance_of(self._ledger.store, self.address) - self._wallet.cost_of(UPDATE_NODE, *OWED)
         more = lacks if spare > lacks else 0
         await self._move_payout(node)
-        if more or not same or seen_ms > self._parameters.registration_valid_ms // 2:
+        is_old = self._ledger.head().time_ms - node.renewed_ms > self._parameters.registration_valid_ms // 2
+        if more or not same or is_old:
             await self._wallet.send(UPDATE_NODE, node_payload(profile, more))
             _log.info("this machine's registration was renewed", more_bond=format_amount(more))
+
+    def _silent_ms(self) -> int:
+        """Return how long this machine has not acted on chain while it is on the market; 0 if it is not."""
+        node = load_node(self._ledger.store, self.address)
+        if node is None or node.status is not NodeStatus.ACTIVE:
+            return 0
+        return self._ledger.head().time_ms - node.seen_ms
+
+    async def _show_presence(self) -> None:
+        """Show the chain that this machine is on. One that was away looks at parked tasks then, by an update."""
+        was_away = self._silent_ms() > self._parameters.presence_ms
+        await self._wallet.send(HEARTBEAT, [])
+        if was_away:
+            node = require_node(self._ledger.store, self.address)
+            await self._wallet.send(UPDATE_NODE, node_payload(node.profile, 0))
 
     async def _move_payout(self, node: NodeRecord) -> None:
         """Have earnings paid to the account of the configuration, while this node's own is still paid."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from node.home.config import parse_operator
 from node.home.files import write_whole
 from node.home.options import NodeOptions
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole
-from tasks.spec import RATE_MAX
+from tasks.spec import GPUS_MAX, RATE_MAX
 
 __all__ = ["Rate", "available_memory_bytes", "describe_machine", "known_rate", "measure_rate", "renewed_rate"]
 
@@ -48,6 +49,11 @@ CGROUPS: Final = (
 )
 """Where a container's memory is told, in the second and the first version of control groups: its limit, what is
 used, and what of that is files that give way."""
+PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
+LINK_LANES_MAX: Final = 32
+"""The widest PCIe link there is; a device that has none says 63 or 255."""
+LINK_WIDTH_CHARS: Final = 8
+_BUS_ID: Final = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 PROGRAM_ROWS: Final = 256
 ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """As jobs run: processor time of several threads would count each of them."""
@@ -84,13 +90,14 @@ def describe_machine(address: bytes, options: NodeOptions, rate: int) -> NodePro
     if "verify" in options.roles:
         roles |= NodeRole.VERIFY
     operator, consent = parse_operator(options.registry) or (address, b"")
+    gpus, lanes = _gpus() if "compute" in options.roles else ((), 0)
     return NodeProfile(
         operator=operator,
         roles=roles,
-        gpus=_gpus() if "compute" in options.roles else (),
+        gpus=gpus,
         cores=len(os.sched_getaffinity(0)),
         memory_mib=_memory_mib(),
-        pcie_lanes=0,
+        pcie_lanes=lanes,
         price_per_tera_unit=options.registry.price_per_tera_unit,
         rate=rate,
         slots=options.executor.jobs_max,
@@ -168,18 +175,42 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _gpus() -> tuple[Gpu, ...]:
+def _gpus() -> tuple[tuple[Gpu, ...], int]:
+    """Return the cards, and the PCIe lanes of all of them together; 0 where the machine does not tell."""
     if shutil.which("nvidia-smi") is None:
-        return ()
+        return (), 0
     try:
         done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+            ["nvidia-smi", "--query-gpu=pci.bus_id,name,memory.total", "--format=csv,noheader,nounits"],
             capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True,
         )  # fmt: skip
-        rows = [line.rsplit(",", 1) for line in done.stdout.splitlines() if "," in line]
-        return tuple(Gpu(name.strip(), int(memory)) for name, memory in rows)
+        rows = [_card(line) for line in done.stdout.splitlines() if line.count(",") >= 2]
     except (OSError, subprocess.SubprocessError, ValueError):
-        return ()
+        return (), 0
+    return tuple(gpu for gpu, _ in rows[:GPUS_MAX]), sum(lanes for _, lanes in rows[:GPUS_MAX])
+
+
+def _card(line: str) -> tuple[Gpu, int]:
+    bus_id, rest = line.split(",", 1)
+    name, memory = rest.rsplit(",", 1)
+    return Gpu(name.strip(), int(memory)), _lanes(PCI_DEVICES, bus_id.strip())
+
+
+def _lanes(devices: Path, bus_id: str) -> int:
+    """Return the width of a card's PCIe link; 0 where sysfs has none, as in some virtual machines.
+
+    The driver writes the domain with eight digits, sysfs with four. A text that is no address names no file.
+    """
+    found = _BUS_ID.fullmatch(bus_id)
+    if found is None:
+        return 0
+    name = f"{int(found[1], 16):04x}:{found[2].lower()}"
+    try:
+        with (devices / name / "current_link_width").open(encoding="ascii") as file:
+            width = int(file.read(LINK_WIDTH_CHARS))
+    except (OSError, ValueError):
+        return 0
+    return width if 0 < width <= LINK_LANES_MAX else 0
 
 
 def available_memory_bytes() -> int:

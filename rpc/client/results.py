@@ -289,7 +289,7 @@ class Machine(ResultObject):
     the checks take which it has to do, on one slow core and a slow line.
     ``bond`` is its own; of it ``withheld`` came out of its pay, ``withhold_bps`` of each until it is
     ``withhold_until``. ``sponsor`` may bond for it beside, and has: ``sponsored``, for ``sponsor_share_bps`` of
-    its pay. ``backing`` is both without what the sponsor takes back.
+    its pay. ``backing`` is both without what the sponsor takes back. Only a ``present`` machine gets work.
     """
 
     address: bytes
@@ -304,6 +304,8 @@ class Machine(ResultObject):
     bond: Amount
     slots: int
     busy_slots: int
+    present: bool = True
+    pcie_lanes: int = 0
     backing: Amount = 0
     sponsor: bytes | None = None
     sponsored: Amount = 0

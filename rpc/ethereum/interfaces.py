@@ -117,6 +117,11 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "Offer the sender's machine nothing until it renews its record; its bond and duties stay.",
         intent="Suspend a machine",
     ),
+    ("registry", "heartbeat"): Text(
+        "Say that the sender's machine is on. No task is offered to it for that; updateNode does so.",
+        intent="Show that a machine is on",
+    ),
+    ("registry", "NodeSeen"): Text("A machine has shown that it is on."),
     ("registry", "setPayout"): Text(
         "Have a machine's earnings paid to another account; only its payout address can, at first itself or its "
         "operator.",

@@ -17,12 +17,13 @@ from rpc.methods.schema import NUMBER, STRING, Schema, array, nullable, obj, ref
 from state.view import Reader
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import find_node, list_nodes, verification_duties, work_duties
-from tasks.ledger.registry import NodeRecord, NodeStatus, is_limited, reputation_milli
+from tasks.ledger.registry import NodeRecord, NodeStatus, is_limited, is_present, reputation_milli
 
 __all__ = ["MACHINE_COMPONENTS", "MACHINE_METHODS"]
 
 
-def _node(record: NodeRecord) -> Json:
+def _node(record: NodeRecord, node: NodeApi) -> Json:
+    now_ms, parameters = node.head.time_ms, parameters_of(node.description.parameters).tasks
     profile = record.profile
     return {
         "address": address(record.address),
@@ -46,6 +47,8 @@ def _node(record: NodeRecord) -> Json:
         "version": profile.version,
         "registered_height": record.registered_height,
         "seen_ms": record.seen_ms,
+        "renewed_ms": record.renewed_ms,
+        "present": is_present(record, now_ms, parameters),
         "bond": str(record.bond),
         "backing": str(record.backing),
         "sponsor": address(record.sponsor) if any(record.sponsor) else None,
@@ -73,7 +76,7 @@ async def get_node(node: NodeApi, who: bytes) -> Json:
     """Answer ``dekube_getNode``."""
     height = node.head.height
     record = await node.query(height, find_node, who)
-    return {"at": await stamp(node, height), "node": None if record is None else _node(record)}
+    return {"at": await stamp(node, height), "node": None if record is None else _node(record, node)}
 
 
 async def get_nodes(node: NodeApi, cursor: list[Any] | None, limit: int) -> Json:
@@ -82,7 +85,7 @@ async def get_nodes(node: NodeApi, cursor: list[Any] | None, limit: int) -> Json
     page = await node.query(height, list_nodes, after, limit)
     return {
         "at": await stamp(node, height),
-        "items": [_node(record) for record in page.items],
+        "items": [_node(record, node) for record in page.items],
         "next": cursor_of(height, b"nodes", page.next_cursor),
     }
 
@@ -149,6 +152,8 @@ MACHINE_COMPONENTS: Final[dict[str, Schema]] = {
             "version": STRING,
             "registered_height": NUMBER,
             "seen_ms": NUMBER,
+            "renewed_ms": NUMBER,
+            "present": BOOLEAN_OUT,
             "bond": AMOUNT_OUT,
             "backing": AMOUNT_OUT,
             "sponsor": nullable(ADDRESS_OUT),

@@ -19,6 +19,7 @@ from tasks.ledger.registry import (
     draw_weight,
     is_available,
     is_limited,
+    is_renewed,
     load_node,
     reputation_milli,
 )
@@ -135,6 +136,7 @@ def has_slot(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> bool:
     """Tell whether a machine may be given one more task now."""
     return (
         is_available(node, now_ms, parameters)
+        and is_renewed(node, now_ms, parameters)
         and node.match_from_ms <= now_ms
         and node.busy_slots < min(node.profile.slots, parameters.slots_max)
     )

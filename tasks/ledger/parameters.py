@@ -16,6 +16,7 @@ _MS_MAX: Final = 1 << 40
 _BOUNDS: Final = {
     # Draws weigh nodes by their bonds: without a least one there might be nothing to draw by.
     "node_bond_min": (1, 1 << 100),
+    "presence_ms": (1, _MS_MAX),
     "registration_valid_ms": (1, _MS_MAX),
     "cool_down_ms": (0, _MS_MAX),
     "decline_ms": (0, _MS_MAX),
@@ -97,8 +98,10 @@ class TaskParameters:
     # Registry
     node_bond_min: int = 10 * 10**18
     """Locked by each registered node; fines of verifiers are taken from it."""
+    presence_ms: int = 10 * MINUTE_MS
+    """A node that does not act for so long is offered nothing and drawn for nothing until it acts again."""
     registration_valid_ms: int = 24 * HOUR_MS
-    """A node that neither acts nor renews its record for so long is given no work."""
+    """A node that does not renew its record, and the rate in it, for so long is offered no task."""
     cool_down_ms: int = 10 * MINUTE_MS
     """Pause after a failure; doubles with each further one."""
     cool_down_doublings_max: int = 8

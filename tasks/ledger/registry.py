@@ -43,11 +43,14 @@ __all__ = [
     "doubts_of",
     "draw_weight",
     "fine_node",
+    "heartbeat",
     "index",
     "is_available",
     "is_found",
     "is_limited",
     "is_new",
+    "is_present",
+    "is_renewed",
     "load_node",
     "mark_decline",
     "mark_doubt",
@@ -82,11 +85,12 @@ UPDATED: Final = EventType(REGISTRY_ADDRESS, "NodeUpdated(address indexed node, 
 SUSPENDED: Final = EventType(REGISTRY_ADDRESS, "NodeSuspended(address indexed node)")
 RETIRED: Final = EventType(REGISTRY_ADDRESS, "NodeRetired(address indexed node, bool gone)")
 COOLED: Final = EventType(REGISTRY_ADDRESS, "NodeCoolDown(address indexed node, uint256 until, uint256 failures)")
+SEEN: Final = EventType(REGISTRY_ADDRESS, "NodeSeen(address indexed node)")
 PAYOUT: Final = EventType(REGISTRY_ADDRESS, "NodePayout(address indexed node, address indexed payout)")
 SPONSOR_RETURNED: Final = EventType(
     REGISTRY_ADDRESS, "SponsorReturned(address indexed node, address indexed sponsor, uint256 amount)"
 )
-REGISTRY_EVENTS: Final = (REGISTERED, UPDATED, SUSPENDED, RETIRED, COOLED, PAYOUT, SPONSOR_RETURNED)
+REGISTRY_EVENTS: Final = (REGISTERED, UPDATED, SUSPENDED, RETIRED, COOLED, SEEN, PAYOUT, SPONSOR_RETURNED)
 
 ENDPOINTS_MAX: Final = 4
 TEXT_MAX: Final = 128
@@ -176,6 +180,7 @@ class NodeRecord(NamedTuple):
     ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is
     offered no task, for it left ``declines`` in a row before it had started them; it may check others
     meanwhile.
+    ``seen_ms`` is when it last acted, ``renewed_ms`` when it last said what it is.
     What it earns is paid to ``payout``, which only that account can change. ``bond`` is the machine's own; of
     it ``withheld`` came out of its pay, ``withhold_bps`` of each until the bond is ``withhold_to``.
     ``sponsor`` is who may bond for it beside, and has: ``sponsored``, of which ``leaving`` returns at
@@ -188,6 +193,7 @@ class NodeRecord(NamedTuple):
     status: NodeStatus
     registered_height: int
     seen_ms: int
+    renewed_ms: int
     bond: int
     busy_slots: int
     owed_ms: int
@@ -371,11 +377,21 @@ def is_limited(profile: NodeProfile) -> bool:
     return profile.cores < 4 * gpus or profile.memory_mib < 2 * vram or profile.pcie_lanes < 8 * gpus
 
 
+def is_present(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> bool:
+    """Tell whether the node has acted of late, so that it is taken to be on."""
+    return now_ms - node.seen_ms <= parameters.presence_ms
+
+
+def is_renewed(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> bool:
+    """Tell whether what the node says of itself, its rate above all, is of late enough to match it by."""
+    return now_ms - node.renewed_ms <= parameters.registration_valid_ms
+
+
 def is_available(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> bool:
-    """Tell whether the node may be given work now: active, seen of late, not cooling down, fully bonded."""
+    """Tell whether the node may be given work now: active, on, not cooling down, fully bonded."""
     return (
         node.status == NodeStatus.ACTIVE
-        and now_ms - node.seen_ms <= parameters.registration_valid_ms
+        and is_present(node, now_ms, parameters)
         and node.cool_down_until_ms <= now_ms
         and node.backing >= parameters.node_bond_min
     )
@@ -481,7 +497,8 @@ def register(
     zeros = [0] * (_PAST_FROM - 1 - NodeRecord._fields.index("busy_slots"))
     rest: list[Any] = [*zeros, NOBODY, *_load_past(state, address)]
     state.delete(_PAST + address)
-    node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, block.time_ms, bond, *rest)
+    now_ms = block.time_ms
+    node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, now_ms, now_ms, bond, *rest)
     node = _with_payout(_fade(node, block.time_ms, parameters), emit)
     save_node(state, node)
     index(state, node, parameters)
@@ -508,7 +525,8 @@ def update(
     bond_vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
     node = _fade(node, block.time_ms, parameters)
     node = node._replace(
-        profile=profile, status=NodeStatus.ACTIVE, seen_ms=block.time_ms, bond=node.bond + bond
+        profile=profile, status=NodeStatus.ACTIVE, seen_ms=block.time_ms, renewed_ms=block.time_ms,
+        bond=node.bond + bond,
     )  # fmt: skip
     node = _with_payout(node, emit)
     save_node(state, node)
@@ -611,6 +629,21 @@ def wake_at(state: Overlay, node: NodeRecord, time_ms: int) -> None:
     """Have the machine look at parked tasks at ``time_ms``: it has more room then, or asks for less."""
     if node.profile.roles & NodeRole.COMPUTE:
         schedule(state, Due(time_ms, node_subject(node.address), WAKE_SLOT))
+
+
+def heartbeat(
+    state: Overlay, address: bytes, block: BlockContext, emit: Callable[[Event], None], parameters: TaskParameters
+) -> None:
+    """Note that a node is on that has nothing else to say.
+
+    It is cheap also for who was away: when the chain has stood still all are, and who is back first is drawn. So
+    none looks at parked tasks for it; that costs an update. Raises NodeUnknown, WrongPhase.
+    """
+    node = require_node(state, address)
+    if node.status != NodeStatus.ACTIVE:
+        raise WrongPhase(node.status.name.lower())
+    touch(state, address, block.time_ms, parameters)
+    emit(SEEN(address))
 
 
 def touch(state: Overlay, address: bytes, now_ms: int, parameters: TaskParameters) -> None:

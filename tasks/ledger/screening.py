@@ -24,6 +24,7 @@ from tasks.ledger.registry import (
     candidates,
     is_available,
     is_limited,
+    is_renewed,
     scan_nodes,
 )
 from tasks.ledger.settlement import budget_of
@@ -218,6 +219,8 @@ def _why_not(
         return "paused"
     if not is_available(node, now_ms, parameters):
         return "away" if node.backing >= parameters.node_bond_min else "bond"
+    if not is_renewed(node, now_ms, parameters):
+        return "expired"
     return "busy" if node.busy_slots >= min(profile.slots, parameters.slots_max) else ""
 
 
@@ -228,7 +231,8 @@ _WHY: Final = {
     "retiring": "retiring",
     "suspended": "switched off",
     "paused": "in a pause",
-    "away": "not heard of for long",
+    "away": "switched off without a word",
+    "expired": "with a registration that is too old",
     "bond": "below the least bond",
     "busy": "at work",
 }

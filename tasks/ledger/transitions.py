@@ -74,6 +74,7 @@ __all__ = [
     "DECLINE_SEAT",
     "DEMAND_RESULT",
     "GIVE_UP_TASK",
+    "HEARTBEAT",
     "HOLDINGS",
     "INVARIANTS",
     "OPEN_WINDOW",
@@ -114,12 +115,14 @@ GIVE_UP_TASK: Final = 0x2B
 DEMAND_RESULT: Final = 0x2F
 DECLINE_SEAT: Final = 0x14
 SET_PAYOUT: Final = 0x15
+HEARTBEAT: Final = 0x19
 
 _CALLS: Final = {
     REGISTER_NODE: CallForm(REGISTRY_ADDRESS, "registerNode(bytes profile)", value_at=1, nested=("profile",)),
     UPDATE_NODE: CallForm(REGISTRY_ADDRESS, "updateNode(bytes profile)", value_at=1, nested=("profile",)),
     RETIRE_NODE: CallForm(REGISTRY_ADDRESS, "retireNode()"),
     SUSPEND_NODE: CallForm(REGISTRY_ADDRESS, "suspendNode()"),
+    HEARTBEAT: CallForm(REGISTRY_ADDRESS, "heartbeat()"),
     SET_PAYOUT: CallForm(REGISTRY_ADDRESS, "setPayout(address node, address payout)"),
     CREATE_TASK: CallForm(LEDGER_ADDRESS, "createTask(bytes specification)", is_payable=True),
     CANCEL_TASK: CallForm(LEDGER_ADDRESS, "cancelTask(bytes32 task)"),
@@ -401,6 +404,9 @@ class _Market:
 
     def suspend(self, state: Overlay, _payload: None, context: Context) -> None:
         registry.suspend(state, context.sender, context.block, context.emit, self._parameters)
+
+    def heartbeat(self, state: Overlay, _payload: None, context: Context) -> None:
+        registry.heartbeat(state, context.sender, context.block, context.emit, self._parameters)
 
     def set_payout(self, state: Overlay, payload: Payout, context: Context) -> None:
         registry.set_payout(state, context.sender, payload.node, payload.payout, context.emit)
@@ -699,6 +705,7 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         Rule(UPDATE_NODE, "update_node", 3_000_000, _decode_offer, lambda p: p.bond, market.update),
         Rule(RETIRE_NODE, "retire_node", 80_000, _decode_nothing, _free, market.retire),
         Rule(SUSPEND_NODE, "suspend_node", 60_000, _decode_nothing, _free, market.suspend),
+        Rule(HEARTBEAT, "heartbeat", 40_000, _decode_nothing, _free, market.heartbeat, checks_first=True),
         Rule(SET_PAYOUT, "set_payout", 60_000, _decode_payout, _free, market.set_payout),
         # A search for a worker follows.
         Rule(CREATE_TASK, "create_task", 7_200_000, _decode_create, market.budget, market.create),

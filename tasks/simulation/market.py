@@ -317,6 +317,10 @@ Leader = Callable[[View, View], int]
 next leader's stands in its place; returns 1 to skip its own."""
 
 
+_ALWAYS_MS: Final = 1 << 40
+"""Machines of the simulation are on without a heartbeat: what one costs is the same for all of them."""
+
+
 @dataclass
 class Figures:
     """What blocks took, and what was refused."""
@@ -332,12 +336,13 @@ class Market(View):
 
     def __init__(self, accounts: Mapping[bytes, int], parameters: Mapping[str, int], dice: Dice) -> None:
         stake = 1_000 * DKB
+        always_on = {"presence_ms": _ALWAYS_MS, **parameters}
         self._dice = dice.fork("beacon")
         vrf_key = vrf_key_of(_VALIDATOR).public
         self.genesis: Final = Genesis(
             CHAIN_ID, "simulation", START_MS, True, tuple(accounts.items()),
             (GenesisValidator(_VALIDATOR.address, _VALIDATOR.vote_key, vrf_key, stake),),
-            (("chain.base_fee_initial", _IDLE_FEE), *((f"tasks.{name}", at) for name, at in parameters.items())),
+            (("chain.base_fee_initial", _IDLE_FEE), *((f"tasks.{name}", at) for name, at in always_on.items())),
         )  # fmt: skip
         self.parameters = read_parameters(TaskParameters, "tasks", self.genesis)
         self.runtime: Final = Runtime(

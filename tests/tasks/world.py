@@ -63,6 +63,7 @@ DKB: Final = 10**18
 REQUESTER: Final = b"R" * 20
 START_MS: Final = 1_700_000_000_000
 QUICK: Final = TaskParameters(
+    presence_ms=10**12,
     registration_valid_ms=10**12, samples=2, verifiers=1, verifiers_new=1, new_windows=0, accept_ms=5_000,
     prepare_ms=10_000, window_grace_ms=20_000, replace_ms=30_000, pause_ms=60_000, draw_retry_ms=2_000,
     seal_ms_min=10_000, seal_slack=1, reveal_ms=5_000, final_ms=3_000, bond_release_ms=20_000, cool_down_ms=4_000,

@@ -51,7 +51,7 @@ STATE_REASONS: Final = {
     "registerNode": "payment_missing", "updateNode": "node_unknown",
     "retireNode": "node_unknown", "suspendNode": "node_unknown", "setPayout": "node_unknown",
     "setTerms": "node_unknown", "sponsorNode": "node_unknown", "withdrawSponsor": "node_unknown",
-    "sponsorOf": "node_unknown",
+    "sponsorOf": "node_unknown", "heartbeat": "node_unknown",
     "stake": "stake_too_small", "unstake": "stake_insufficient", "nodeOf": "node_unknown",
     "escrowOf": "escrow_unknown", "budgetOf": "budgetOf: ",
 }  # fmt: skip
@@ -333,6 +333,7 @@ class Play:
             await self._write(job.worker, "acceptTask", task, value=job.bond, event="TaskPhase")
         await self._write(job.worker, "updateNode", "0x" + job.profile.hex(), value=BOND, event="NodeUpdated")
         await self._write(job.worker, "setPayout", job.worker.address, job.worker.address, event="NodePayout")
+        await self._write(job.worker, "heartbeat", event="NodeSeen")
         await self._write(
             job.worker, "setTerms", job.worker.address, job.staker.address, *SPONSORED, event="NodeTerms"
         )

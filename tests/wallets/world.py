@@ -74,7 +74,7 @@ PRICE: Final = 10**18
 PARAMETERS: Final = {
     "tasks.verifiers": 1, "tasks.verifiers_new": 1, "tasks.draw_blocks": 1, "tasks.match_retry_ms": 200,
     "tasks.replace_ms": 500, "tasks.final_ms": 500, "tasks.accept_ms": 120_000, "tasks.prepare_ms": 120_000,
-    "tasks.seal_ms_min": 120_000, "tasks.reveal_ms": 120_000,
+    "tasks.seal_ms_min": 120_000, "tasks.reveal_ms": 120_000, "tasks.presence_ms": 10**9,
 }  # fmt: skip
 """What somebody must do in time has much of it, what only time does comes at once."""
 TASK_PARAMETERS: Final = TaskParameters(

@@ -86,6 +86,7 @@ PAYLOADS = (
     payload(transitions.UPDATE_NODE, [profile_to_value(PROFILE), 0]),
     payload(transitions.RETIRE_NODE, []),
     payload(transitions.SUSPEND_NODE, []),
+    payload(transitions.HEARTBEAT, []),
     payload(transitions.CREATE_TASK, [encode_spec(JOB)]),
     payload(transitions.CANCEL_TASK, [b"t" * 32]),
     payload(transitions.ACCEPT_TASK, [b"t" * 32, 5]),

@@ -46,7 +46,16 @@ from tasks.ledger.queries import Action, CheckDuty, WorkDuty
 from tasks.ledger.records import TaskRecord, WindowRecord, load_spec_bytes, load_task, load_window
 from tasks.ledger.registry import load_node, require_node
 from tasks.ledger.seats import seal_time
-from tasks.ledger.transitions import CREATE_TASK, DEMAND_RESULT, GIVE_UP_TASK, SEAL_VERDICT, task_id_of
+from tasks.ledger.transitions import (
+    CREATE_TASK,
+    DEMAND_RESULT,
+    GIVE_UP_TASK,
+    HEARTBEAT,
+    REGISTER_NODE,
+    SEAL_VERDICT,
+    UPDATE_NODE,
+    task_id_of,
+)
 from tasks.proofs import Code, Finding
 from tasks.spec import JobSpec, encode_spec
 from tests.node.world import COIN, PARAMETERS, Machine, World
@@ -811,6 +820,60 @@ async def test_a_speed_that_was_measured_beside_other_work_is_measured_again_and
             )
         )
         assert speed() == 5_000
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_idle_node_shows_that_it_is_on_and_asks_for_parked_tasks_after_it_was_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.market.duties, "known_rate", lambda _path: Rate(1_000, is_steady=True))
+    machine = Machine(world, 1, "compute")
+    machine.options = replace(machine.options, registry=RegistryOptions())
+    sent: list[int] = []
+    send, presence_ms = machine.wallet.send, PARAMETERS["tasks.presence_ms"]
+
+    async def noted(kind: int, payload: list[Value]) -> Receipt:
+        sent.append(kind)
+        return await send(kind, payload)
+
+    def is_seen_now() -> bool:
+        known = load_node(world.store, machine.wallet.address)
+        return known is not None and world.ledger.head().time_ms - known.seen_ms < presence_ms // 2
+
+    monkeypatch.setattr(machine.wallet, "send", noted)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(machine.network.run)
+        await nursery.start(machine.run)
+        await world.mint_until(is_seen_now)
+        assert sent == [REGISTER_NODE]
+        for after_ms, kinds in (
+            (presence_ms * 6 // 10, []), (presence_ms // 10, [HEARTBEAT]),
+            (presence_ms + 1_000, [HEARTBEAT, UPDATE_NODE]),
+        ):  # fmt: skip
+            sent.clear()
+            world.mint(after_ms=after_ms)
+            if kinds:
+                await world.mint_until(is_seen_now)
+                await world.mint_until(lambda: len(sent) == len(kinds))  # noqa: B023 - within the round
+            for _ in range(5):
+                world.mint()
+                await trio.sleep(0.02)
+            assert sent == kinds
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_sponsored_node_registers_without_a_bond(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.market.duties, "known_rate", lambda _path: Rate(1_000, is_steady=True))
+    machine = Machine(world, 1, "verify")
+    machine.options = replace(machine.options, registry=RegistryOptions(sponsored=True))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(machine.run)
+        await world.mint_until(lambda: load_node(world.store, machine.wallet.address) is not None)
+        for _ in range(5):
+            world.mint()
+            await trio.sleep(0.02)
+        assert require_node(world.store, machine.wallet.address).bond == 0
+        assert world.ledger.pending_nonce(machine.wallet.address) == 1, "nothing is added"
         nursery.cancel_scope.cancel()
 
 

@@ -15,6 +15,7 @@ from node.market.machine import (
     RATE_AGE_MS_MAX,
     Rate,
     _is_steady,
+    _lanes,
     _Processors,
     _rate,
     available_memory_bytes,
@@ -46,7 +47,9 @@ def answer(driver: Path, *lines: str, status: int = 0) -> None:
 
 
 def test_a_profile_is_of_this_machine_and_one_that_the_registry_takes(driver: Path) -> None:
-    answer(driver, "NVIDIA H100 80GB HBM3, 81559", "NVIDIA, with a comma, 10")
+    answer(
+        driver, "00000000:4A:00.0, NVIDIA H100 80GB HBM3, 81559", "00000000:4B:00.0, NVIDIA, with a comma, 10"
+    )  # fmt: skip
     profile = describe_machine(ADDRESS, OPTIONS, 1_234)
     assert profile_from_value(decode(encode(profile_to_value(profile)), limit_bytes=4096)) == profile
     assert (profile.operator, profile.roles) == (ADDRESS, NodeRole.COMPUTE | NodeRole.VERIFY)
@@ -63,21 +66,50 @@ def test_a_profile_is_of_this_machine_and_one_that_the_registry_takes(driver: Pa
     )
 
 
-@pytest.mark.parametrize("lines", [("Card, not a number",), ("",), ("No devices were found",)])
+@pytest.mark.parametrize(
+    "lines", [("0:1:0.0, Card, not a number",), ("Card, 5",), ("",), ("No devices were found",)]
+)
 def test_a_driver_that_says_nothing_useful_means_no_cards(driver: Path, lines: tuple[str, ...]) -> None:
     answer(driver, *lines)
     assert describe_machine(ADDRESS, OPTIONS, 0).gpus == ()
 
 
 def test_a_driver_that_fails_means_no_cards(driver: Path) -> None:
-    answer(driver, "Card, 5", status=9)
+    answer(driver, "00000000:4A:00.0, Card, 5", status=9)
     assert describe_machine(ADDRESS, OPTIONS, 0).gpus == ()
 
 
 def test_a_verifier_offers_no_cards(driver: Path) -> None:
-    answer(driver, "Card, 5")
+    answer(driver, "00000000:4A:00.0, Card, 5")
     profile = describe_machine(ADDRESS, NodeOptions(roles=("verify",)), 0)
-    assert (profile.gpus, profile.roles) == ((), NodeRole.VERIFY)
+    assert (profile.gpus, profile.pcie_lanes, profile.roles) == ((), 0, NodeRole.VERIFY)
+
+
+def test_lanes_of_all_cards_are_read_from_sysfs(
+    driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = tmp_path / "devices"
+    monkeypatch.setattr(node.market.machine, "PCI_DEVICES", devices)
+    answer(driver, *(f"00000000:4{at}:00.0, Card, 5" for at in "Abc"), "00010000:01:00.0, Card, 5")
+    assert describe_machine(ADDRESS, OPTIONS, 0).pcie_lanes == 0, "a machine that does not tell"
+    for name, width in (("0000:4a:00.0", "16"), ("0000:4b:00.0", "8"), ("10000:01:00.0", "4")):
+        (devices / name).mkdir(parents=True)
+        (devices / name / "current_link_width").write_text(f"{width}\n")
+    profile = describe_machine(ADDRESS, OPTIONS, 0)
+    assert (len(profile.gpus), profile.pcie_lanes) == (4, 28)
+
+
+@pytest.mark.parametrize("width", ["63", "255", "0", "-16", "x16", "", "9" * 4096])
+def test_a_width_that_is_none_counts_as_no_lanes(tmp_path: Path, width: str) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "current_link_width").write_text(width)
+    assert _lanes(tmp_path, "00000000:01:00.0") == 0
+
+
+@pytest.mark.parametrize("bus_id", ["../../../etc", "00000000:01:00.0/..", "", "[N/A]", "00000000:01:00.9"])
+def test_what_is_no_address_of_a_card_names_no_file(tmp_path: Path, bus_id: str) -> None:
+    (tmp_path / "current_link_width").write_text("16")
+    assert _lanes(tmp_path, bus_id) == 0
 
 
 def test_the_rate_is_measured_in_a_process_of_its_own() -> None:

@@ -52,6 +52,7 @@ from tasks.ledger.transitions import (
     DECLINE_SEAT,
     DEMAND_RESULT,
     GIVE_UP_TASK,
+    HEARTBEAT,
     OPEN_WINDOW,
     POKE,
     REGISTER_NODE,
@@ -103,6 +104,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     UPDATE_NODE: st.builds(lambda bond: node_payload(PROFILE, bond), amounts),
     RETIRE_NODE: st.just([]),
     SUSPEND_NODE: st.just([]),
+    HEARTBEAT: st.just([]),
     CREATE_TASK: st.builds(lambda match_ms: [encode_spec(spec(match_ms=match_ms))], st.integers(1, 10**6)),
     CANCEL_TASK: st.builds(lambda task: [task], hashes),
     ACCEPT_TASK: st.builds(lambda task, amount: [task, amount], hashes, amounts),
@@ -285,6 +287,7 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     assert world.send(names[0], SUSPEND_NODE, []) is None
     assert world.send(names[0], UPDATE_NODE, node_payload(profile, 0)) is None
     assert world.send(names[0], SET_PAYOUT, [names[0], BOB.address]) is None
+    assert world.send(names[2], HEARTBEAT, []) is None
     terms: list[Value] = [1_000, 0, 100 * COIN]
     assert world.send(names[1], SET_TERMS, [names[1], REQUESTER, *terms]) is None
     assert world.send(REQUESTER, SPONSOR_NODE, [names[1], *terms, 20 * COIN]) is None

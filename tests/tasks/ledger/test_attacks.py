@@ -26,7 +26,7 @@ from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, WORTH, Manners, Wor
 DAY_MS: Final = 24 * HOUR_MS
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
 IDLE: Final = Manners(silent=frozenset(Action))
-SLOW: Final = TaskParameters(registration_valid_ms=30 * DAY_MS)
+SLOW: Final = TaskParameters(presence_ms=30 * DAY_MS, registration_valid_ms=30 * DAY_MS)
 """The defaults, but for machines of tests that do nothing for days."""
 
 

@@ -24,6 +24,7 @@ from tasks.ledger.transitions import (
     DECLINE_SEAT,
     DEMAND_RESULT,
     GIVE_UP_TASK,
+    HEARTBEAT,
     POKE,
     RESUME_TASK,
     RETIRE_NODE,
@@ -70,6 +71,7 @@ def disturb(world: World, tasks: list[bytes], machine: bytes, choice: int) -> No
             world.send(machine, GIVE_UP_TASK, [task, int(reasons[choice % 3])])
         case 4:
             world.send(machine, POKE, [task])
+            world.send(machine, HEARTBEAT, [])
         case 5:
             world.send(machine, SUSPEND_NODE if choice % 16 > 7 else RETIRE_NODE, [])
         case 7:

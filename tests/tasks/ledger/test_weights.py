@@ -110,7 +110,7 @@ def largest(kind: int) -> list[Value]:
             payload = transitions.node_payload(profile, amount)
             assert len(encode(payload[0])) > 0.8 * PROFILE_LIMIT_BYTES
             return payload
-        case transitions.RETIRE_NODE | transitions.SUSPEND_NODE:
+        case transitions.RETIRE_NODE | transitions.SUSPEND_NODE | transitions.HEARTBEAT:
             return []
         case transitions.CREATE_TASK:
             return [encode_spec(job)]
