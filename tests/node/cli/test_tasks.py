@@ -351,7 +351,8 @@ def test_a_bill_is_short_names_pools_and_sums_up_each_party(
 
 def test_the_list_of_machines_shows_their_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: dict[str, Any] = {
-        "gpus": [], "rate": 1, "price_per_device_hour": "1", "busy_slots": 0, "slots": 1, "bond": "1", "good": 0,
+        "gpus": [], "rate": 1, "price_per_device_hour": "1", "busy_slots": 0, "slots": 1,
+        "bond": "1", "backing": "1", "good": 0, "present": True,
         "bad": 0,
     }  # fmt: skip
     client = Requested(
@@ -381,7 +382,8 @@ def test_what_an_hour_of_a_machine_costs_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: dict[str, Any], price: str, speed: str
 ) -> None:
     shown: dict[str, Any] = {
-        "busy_slots": 0, "slots": 1, "bond": "1", "good": 0, "bad": 0, "price_per_tera_unit": str(25 * 10**14),
+        "busy_slots": 0, "slots": 1, "bond": "1", "backing": "1", "present": True, "good": 0, "bad": 0,
+        "price_per_tera_unit": str(25 * 10**14),
         "price_per_device_hour": str(36 * 10**16 + 7), **of,
     }  # fmt: skip
     rows: list[dict[str, str]] = []
