@@ -93,12 +93,10 @@ def test_a4_a_requester_gains_nothing_by_verifiers_that_deny_a_result() -> None:
     assert score.mean_milli <= 0 and score.honest_loss_milli == 0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="3 forged windows paid in 8 markets; an honest verifier loses 0.12 of a window's price to jurors",
-)
+@pytest.mark.xfail(strict=True, reason="18 forged windows paid in 32 markets")
 def test_a9_a_third_of_the_bonds_passes_no_forged_window_and_costs_honest_verifiers_nothing() -> None:
-    score = score_of("colluding set", {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0})
+    setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
+    score = score_of("colluding set", setting, 32)  # in some stretches of eight none is paid
     assert (score.forged_windows_paid, score.honest_loss_milli) == (0, 0)
 
 
