@@ -74,7 +74,7 @@ def units_of(types: Sequence[TensorType], calls: Sequence[Call], operators: Mapp
 
 @dataclass(frozen=True)
 class Computation:
-    """Calls for one ``result``, outside of any step: nothing is proved of it. Raises ProgramInvalid."""
+    """Calls for one ``result``, outside of any step: nothing is proved of it."""
 
     sources: tuple[Source, ...]
     calls: tuple[Call, ...]
@@ -83,7 +83,7 @@ class Computation:
 
     @cached_property
     def units(self) -> int:
-        """Work units of the calls."""
+        """Work units of the calls. Raises ProgramInvalid."""
         return units_of(types_of(self.sources, self.calls, self.operators), self.calls, self.operators)
 
 

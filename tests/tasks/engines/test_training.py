@@ -15,7 +15,10 @@ from tasks.engines.errors import DatasetInvalid, Diverged, StateInvalid, Unsuppo
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.state import TrainingState
 from tasks.engines.training import SegmentResult, Trainer, evaluation_rows_max, initial_state
+from tasks.programs.operators import Context
 from tasks.programs.permutation import order_keys, permuted
+from tasks.programs.program import SourceKind
+from tasks.programs.running import ResultRunner, Runner
 from tests.tasks.engines.helpers import RELU, SEED, SILU, made_up_dataset
 
 ARRAYS = NumpyArrays()
@@ -36,6 +39,23 @@ def test_it_learns_the_digits() -> None:
     found = trainer.evaluate()
     assert found.samples == 360
     assert found.right / found.samples > 0.93
+
+
+@pytest.mark.parametrize("plan", [RELU, SILU], ids=["relu", "silu"])
+def test_rows_are_tested_with_the_scores_that_a_step_gives_them(plan: TrainingPlan) -> None:
+    trainer = Trainer(plan, DATA, ARRAYS, initial_state(plan))
+    trainer.run_segment(3)
+    program, runner = plan.program, Runner(plan.program, ARRAYS)
+    state = runner.load(SourceKind.STATE, trainer.state().tensors)
+    sources = runner.sources(state, runner.load(SourceKind.DATA, DATA.contents))
+    trace = runner.trace(sources, Context(3, SEED))
+    made = {call.operator: (number, call) for number, call in enumerate(program.calls, len(program.sources))}
+    picked = np.frombuffer(trace[made["sample_order"][0]], dtype="<i8")
+    rows = np.frombuffer(DATA.features, dtype=np.uint8).reshape(DATA.rows, DATA.columns)[picked]
+    features = ARRAYS.from_content(rows.tobytes(), "u1", plan.batch, DATA.columns)
+    parameters = [state[one.key] for one in plan.scores.sources if one.kind == SourceKind.STATE]
+    scores = ResultRunner(plan.scores, ARRAYS).run([features, *parameters], Context(3, SEED))
+    assert ARRAYS.content(scores, "f8") == trace[made["row_maximum"][1].inputs[0]]
 
 
 def test_an_evaluation_ends_however_many_rows_a_data_set_has_for_testing(monkeypatch: pytest.MonkeyPatch) -> None:
