@@ -150,7 +150,8 @@ def test_amounts_of_contracts_are_shown_in_coins() -> None:
         for parameter in (*item.get("inputs", ()), *item.get("outputs", ()))
         if item["type"] == "function" and parameter["type"] == "uint256"
     }
-    amounts = "amount bond budget burned deposit deposited held leaving paid pricePerTeraUnit refunded until withdrawing withheld"
+    amounts = "amount bond budget burned deposit deposited held leaving paid pricePerTeraUnit refunded"
+    amounts += " until withdrawing withheld"
     assert " ".join(sorted(of_256_bits)) == " ".join(sorted(amounts.split())), "no other number has 256 bits"
 
 
