@@ -27,11 +27,14 @@ from state.primitives.vrf import VRF_PROOF_BYTES, vrf_key_of, vrf_output
 from state.transition.runtime import BlockInput, Checked, Execution, Runtime
 from state.view import Overlay, Reader
 from state.view.accounts import balance_of, nonce_of
+from tasks.dispute.moves import Move, decode_move, encode_move
 from tasks.ledger import queries
 from tasks.ledger.deadlines import due_before, matches_due
+from tasks.ledger.dispute_transitions import MOVE, RESUME_DISPUTE
+from tasks.ledger.disputes import DisputeRecord, load_dispute, load_moves
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.queries import CheckDuty, WorkDuty
+from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
 from tasks.ledger.records import TaskRecord, WindowRecord, load_window
 from tasks.ledger.registry import NodeProfile, NodeRecord, NodeRole, load_node, operator_words, save_node
 from tasks.ledger.settlement import delivery_fees
@@ -66,6 +69,7 @@ from tasks.proofs import (
     window_proof_to_value,
 )
 from tasks.simulation.dice import Dice
+from tasks.simulation.segments import INIT_ROOT, question_of
 from tasks.simulation.work import Made
 from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
 
@@ -130,7 +134,7 @@ def job_of(shape: JobShape) -> JobSpec:
         kind="train", level=3, profile="exact/2", model=Model("mlp", (64, 32, 10), "relu"),
         dataset=Dataset(b"d" * 32, b"D" * 32, 1797, 1437, 4), batch=_BATCH,
         optimiser=Optimiser("adamw", 1_000_000, 900_000_000, 999_000_000, 10, 0), seed=shape.seed,
-        init_root=b"i" * 32, schedule=Schedule(window * shape.windows, shape.segment_steps, window),
+        init_root=INIT_ROOT, schedule=Schedule(window * shape.windows, shape.segment_steps, window),
         max_price_per_tera_unit=shape.price_max, requirements=Requirements(0, 0, 0),
         match_ms=shape.match_ms,
     )  # fmt: skip
@@ -220,6 +224,18 @@ class View:
         """Return what windows ask of a verifier now."""
         return queries.verification_duties(self.state, address)
 
+    def disputes(self, address: bytes) -> list[DisputeDuty]:
+        """Return what disputes ask of one of their sides now."""
+        return queries.dispute_duties(self.state, address, self.parameters)
+
+    def dispute(self, duty: DisputeDuty) -> DisputeRecord:
+        """Return a dispute."""
+        return load_dispute(self.state, duty.task, duty.window, duty.game)
+
+    def dispute_moves(self, duty: DisputeDuty) -> list[Move]:
+        """Return the moves of a dispute so far."""
+        return [decode_move(move) for move in load_moves(self.state, duty.task, duty.window, duty.game)]
+
     def tasks_of(self, requester: bytes) -> list[TaskRecord]:
         """Return the tasks of a requester."""
         return list(queries.tasks_by_requester(self.state, requester, None, queries.PAGE_MAX).items)
@@ -291,6 +307,21 @@ class View:
         ]
         return Action(sender, OPEN_WINDOW, [made.task, made.window, openings])
 
+    def move(self, sender: bytes, duty: DisputeDuty, move: Move) -> Action:
+        """Make the move that is due in a dispute."""
+        return Action(sender, MOVE, [duty.task, duty.window, duty.game, duty.number, encode_move(move)])
+
+    def open_segment(self, sender: bytes, duty: DisputeDuty, made: Made) -> Action:
+        """Open the segment that an outsider challenges."""
+        at = duty.segment
+        opening = encode(opening_to_value(make_opening(made.leaves, at, made.digests[at], made.salts[at])))
+        return Action(sender, MOVE, [duty.task, duty.window, duty.game, duty.number, opening])
+
+    def resume_dispute(self, sender: bytes, duty: DisputeDuty) -> Action:
+        """Go on with a dispute after a missed clock."""
+        assert duty.resume_price is not None
+        return Action(sender, RESUME_DISPUTE, [duty.task, duty.window, duty.game, duty.resume_price])
+
     def seal(self, sender: bytes, duty: CheckDuty, findings: Sequence[Finding], nonce: bytes) -> Action:
         """Seal a verdict."""
         seal = verdict_seal(duty.task, duty.window, sender, findings, nonce)
@@ -346,7 +377,8 @@ class Market(View):
         )  # fmt: skip
         self.parameters = read_parameters(TaskParameters, "tasks", self.genesis)
         self.runtime: Final = Runtime(
-            self.genesis, rules=rules(self.parameters), hooks=hooks(self.parameters), invariants=INVARIANTS,
+            self.genesis, rules=rules(self.parameters, question_of),
+            hooks=hooks(self.parameters, question_of), invariants=INVARIANTS,
             holdings=HOLDINGS, check_invariants=True,
         )  # fmt: skip
         self.genesis_hash = self.runtime.genesis_hash

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from state.primitives.hashing import digest
 from tasks.proofs import SegmentLeaf, work_seal
+from tasks.simulation.segments import INIT_ROOT, INIT_STATE, SegmentModel, next_state, segment_number
 from tasks.spec import JobSpec
 
-__all__ = ["Costs", "Made", "OffChain", "Use", "make_window", "true_digest", "true_state"]
+__all__ = ["Costs", "Made", "OffChain", "Use", "make_window"]
 
 Use = str
 """What a blob is fetched for: ``check``, ``jury`` or ``result``."""
@@ -54,20 +55,11 @@ class Made(NamedTuple):
         return self.leaves[-1].state_root_after
 
 
-def true_state(task: bytes, before: bytes, step_to: int) -> bytes:
-    """Return the root of the state that running from ``before`` up to ``step_to`` leads to."""
-    return digest(b"sim-state", task + before + step_to.to_bytes(8, "big"))
-
-
-def true_digest(task: bytes, before: bytes, step_from: int) -> bytes:
-    """Return the work digest that only running the segment from ``before`` gives."""
-    return digest(b"sim-work", task + before + step_from.to_bytes(8, "big"))
-
-
 def make_window(
-    job: JobSpec, task: bytes, window: int, root_in: bytes, secret: bytes, forged: Iterable[int] = ()
-) -> Made:
-    """Return a window whose ``forged`` segments were not run: state and work digest of those are other hashes."""
+    off: OffChain, job: JobSpec, task: bytes, window: int, root_in: bytes, secret: bytes,
+    forged: Iterable[int] = (),
+) -> Made:  # fmt: skip
+    """Return a window whose ``forged`` segments were not run: what they lead to is another hash."""
     lies = frozenset(forged)
     leaves: list[SegmentLeaf] = []
     digests: list[bytes] = []
@@ -75,16 +67,15 @@ def make_window(
     before = root_in
     for segment in range(job.window_segments(window)):
         step_from, step_to = job.segment_range(window, segment)
-        after, work = true_state(task, before, step_to), true_digest(task, before, step_from)
-        if segment in lies:
-            after, work = digest(b"sim-lie-state", secret + after), digest(b"sim-lie-work", secret + work)
+        end = off.run(job, task, before, step_from, secret if segment in lies else b"").end
         salt = digest(b"sim-salt", secret + task + step_from.to_bytes(8, "big"))
+        seal = work_seal(end.work_digest, salt)
         leaves.append(
-            SegmentLeaf(segment, step_from, step_to, before, after, 0, work_seal(work, salt), _STATE_BLOB)
+            SegmentLeaf(segment, step_from, step_to, before, end.state_root, end.loss_total, seal, _STATE_BLOB)
         )
-        digests.append(work)
+        digests.append(end.work_digest)
         salts.append(salt)
-        before = after
+        before = end.state_root
     return Made(task, window, tuple(leaves), tuple(digests), tuple(salts), lies)
 
 
@@ -100,6 +91,23 @@ class OffChain:
     """Tasks whose inputs nobody can fetch."""
     windows: dict[tuple[bytes, int], tuple[Made, Audience]] = field(default_factory=dict)
     ever_made: list[Made] = field(default_factory=list)
+    states: dict[bytes, bytes] = field(default_factory=lambda: {INIT_ROOT: INIT_STATE})
+    """What stands under the root of a state."""
+
+    def run(self, job: JobSpec, task: bytes, before: bytes, step_from: int, secret: bytes = b"") -> SegmentModel:
+        """Return the segment from the state root ``before``; a forged one with a secret."""
+        number, state = segment_number(job, step_from), self.states[before]
+        after = next_state(task, number, state)
+        if secret:
+            after = digest(b"sim-lie", secret + after)
+        segment = SegmentModel(task, number, state, after)
+        self.states[segment.end.state_root] = after
+        return segment
+
+    def claimed(self, job: JobSpec, task: bytes, before: bytes, step_from: int, after: bytes) -> SegmentModel:
+        """Return the segment between two state roots, as its author claims it."""
+        number = segment_number(job, step_from)
+        return SegmentModel(task, number, self.states[before], self.states[after])
 
     def publish(self, made: Made, audience: Audience) -> None:
         """Offer a window to those whom ``audience`` admits; replaces an earlier one of that number."""

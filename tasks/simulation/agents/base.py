@@ -6,11 +6,17 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from state.primitives.hashing import digest
+from tasks.dispute.errors import NoMove
+from tasks.dispute.game import Side
+from tasks.dispute.players import Accused, Challenger
+from tasks.dispute.records import decode_game
+from tasks.ledger.disputes import DisputeRecord
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action as Asked
-from tasks.ledger.queries import CheckDuty, WorkDuty
+from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
 from tasks.proofs import Code, Finding, delivery_digest
 from tasks.simulation.market import Account, Action, Offer, View
+from tasks.simulation.segments import question_of
 from tasks.simulation.work import (
     CHECK,
     JURY,
@@ -20,8 +26,6 @@ from tasks.simulation.work import (
     OffChain,
     Use,
     make_window,
-    true_digest,
-    true_state,
 )
 from tasks.spec import JobSpec
 
@@ -60,7 +64,8 @@ def unavailable(segments: Iterable[int]) -> tuple[Finding, ...]:
 def computed(made: Made, segments: Iterable[int]) -> tuple[Finding, ...]:
     """Return the findings that agree with a window, which only those can give who know its work digests."""
     return tuple(
-        Finding(at, Code.COMPUTED, made.digests[at], made.leaves[at].state_root_after, 0) for at in segments
+        Finding(at, Code.COMPUTED, made.digests[at], made.leaves[at].state_root_after, made.leaves[at].loss_bits)
+        for at in segments
     )
 
 
@@ -96,6 +101,8 @@ class Machine(Agent):
             actions += self.work(view, work)
         for check in view.checks(self.address):
             actions += self.check(view, check)
+        for game in view.disputes(self.address):
+            actions += self.play(view, game)
         return actions
 
     def wake_ms(self) -> Iterable[int]:
@@ -166,7 +173,7 @@ class Machine(Agent):
         honest = [segment for segment in range(segments) if segment not in forged]
         self.spent += self.costs.cost(units_of(job, number, honest))
         secret = digest(b"sim-secret", self.address + number.to_bytes(4, "big"))
-        made = make_window(job, duty.task, number, duty.state_root, secret, forged)
+        made = make_window(self.off, job, duty.task, number, duty.state_root, secret, forged)
         self.made[duty.task, number] = made
         self.off.publish(made, self.serves)
         return [view.submit(self.address, made)]
@@ -183,13 +190,11 @@ class Machine(Agent):
             root = leaves[-1].state_root_after
             return (Finding(duty.segments[0], Code.COMPUTED, delivery_digest(duty.salt, root), root, 0),)
         self.spent += self.costs.cost(units_of(view.job(duty.task), duty.window, duty.segments))
-        return tuple(
-            Finding(
-                at, Code.COMPUTED, true_digest(duty.task, leaves[at].state_root_before, leaves[at].step_from),
-                true_state(duty.task, leaves[at].state_root_before, leaves[at].step_to), 0,
-            )
-            for at in duty.segments
-        )  # fmt: skip
+        job, findings = view.job(duty.task), []
+        for at in duty.segments:
+            end = self.off.run(job, duty.task, leaves[at].state_root_before, leaves[at].step_from).end
+            findings.append(Finding(at, Code.COMPUTED, end.work_digest, end.state_root, end.loss_total))
+        return tuple(findings)
 
     def check_ms(self, view: View, duty: CheckDuty) -> int:
         """Return how long a check keeps it busy."""
@@ -217,6 +222,37 @@ class Machine(Agent):
             return []
         self._findings[place] = found
         return [view.seal(self.address, duty, found, nonce)]
+
+    # A side of a dispute
+
+    def answers(self, _dispute: DisputeRecord) -> bool:
+        """Tell whether it plays a dispute in which it is the accused."""
+        return True
+
+    def play(self, view: View, duty: DisputeDuty) -> list[Action]:
+        """Return the move that is due, if honest software has one for this side."""
+        dispute = view.dispute(duty)
+        if duty.side is Side.ACCUSED and not self.answers(dispute):
+            return []
+        if duty.resume_price is not None:
+            return [view.resume_dispute(self.address, duty)]
+        if dispute.opened is None:
+            return [view.open_segment(self.address, duty, self.made[duty.task, duty.window])]
+        job, opened = view.job(duty.task), dispute.opened
+        step_from, _ = job.segment_range(duty.window, duty.segment)
+        question = question_of(job, view.window(duty.task, duty.window), opened)
+        before = opened.state_root_before
+        theirs = self.off.claimed(job, duty.task, before, step_from, opened.state_root_after)
+        game = decode_game(dispute.game)
+        try:
+            if duty.side is Side.ACCUSED:
+                move = Accused(question, theirs.witness()).move(game)
+            else:
+                own = self.off.run(job, duty.task, before, step_from).witness()
+                move = Challenger(question, own, theirs.trace).move(game, view.dispute_moves(duty))
+        except NoMove:
+            return []
+        return [view.move(self.address, duty, move)]
 
 
 class Requester(Agent):

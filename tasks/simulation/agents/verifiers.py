@@ -41,7 +41,11 @@ class LazyVerifier(Machine):
             # The worker's opening stands on chain before the jury is drawn.
             opened = view.window(duty.task, duty.window).opened
             (result,) = [shown for shown in opened if shown.segment == duty.segments[0]]
-            return (Finding(result.segment, Code.COMPUTED, result.work_digest, result.state_root_after, 0),)
+            return (
+                Finding(
+                    result.segment, Code.COMPUTED, result.work_digest, result.state_root_after, result.loss_bits
+                ),
+            )
         if self.way == "unavailable":
             return unavailable(duty.segments)
         if self.way == "silent" or leaves is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tasks.ledger.disputes import DisputeRecord
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.queries import Action as Asked
 from tasks.ledger.queries import WorkDuty
@@ -37,6 +38,8 @@ class ForgingWorker(PlottingWorker):
     segments_share = 1.0
     honest_first = 0
     """Windows of each task that it computes before."""
+    is_frank = False
+    """Whether it plays disputes about what it forged; silence costs less than a proven lie."""
 
     def __init__(
         self, account: Account, offer: Offer, costs: Costs, off: OffChain, plot: Plot, dice: Dice
@@ -49,6 +52,10 @@ class ForgingWorker(PlottingWorker):
         if duty.window < self.honest_first or not self._dice.chance(self.windows_share):
             return ()
         return [segment for segment in range(segments) if self._dice.chance(self.segments_share)]
+
+    def answers(self, dispute: DisputeRecord) -> bool:
+        """Play for what it has computed, and stay silent about what it forged."""
+        return self.is_frank or dispute.segment not in self.made[dispute.task, dispute.window].forged
 
 
 class JunkWorker(ForgingWorker):
