@@ -93,11 +93,18 @@ def test_a4_a_requester_gains_nothing_by_verifiers_that_deny_a_result() -> None:
     assert score.mean_milli <= 0 and score.honest_loss_milli == 0
 
 
-@pytest.mark.xfail(strict=True, reason="18 forged windows paid in 32 markets")
-def test_a9_a_third_of_the_bonds_passes_no_forged_window_and_costs_honest_verifiers_nothing() -> None:
+@pytest.mark.xfail(strict=True, reason="windows whose whole draw is of friends are paid")
+def test_a9_a_third_of_the_bonds_passes_no_forged_window() -> None:
     setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
     score = score_of("colluding set", setting, 32)  # in some stretches of eight none is paid
-    assert (score.forged_windows_paid, score.honest_loss_milli) == (0, 0)
+    assert score.forged_windows_paid == 0
+
+
+def test_a9_a_third_of_the_bonds_gains_nothing_by_forging_and_costs_honest_verifiers_nothing() -> None:
+    """Where an honest verifier is drawn too, nobody outvotes it any more."""
+    setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
+    score = score_of("colluding set", setting, 16)
+    assert score.mean_milli < 0 and score.honest_loss_milli == 0
 
 
 @pytest.mark.xfail(
@@ -144,7 +151,7 @@ def test_a13_jobs_whose_inputs_nobody_can_fetch_do_not_pause_machines_for_others
 
 @pytest.mark.xfail(
     strict=True,
-    reason="+0.51 of a window's price with bribes of a fifth of it; 19 forged windows paid in 8 markets",
+    reason="+0.55 of a window's price with bribes of a fifth of it; 19 forged windows paid in 8 markets",
 )
 def test_n5_bribing_the_drawn_verifier_is_dearer_than_working() -> None:
     setting: Setting = {"share": 10, "windows": 1.0, "segments": 1.0, "bribe": 0.2}
@@ -152,15 +159,13 @@ def test_n5_bribing_the_drawn_verifier_is_dearer_than_working() -> None:
     assert score.mean_milli <= 0 and score.forged_windows_paid == 0
 
 
-@pytest.mark.xfail(strict=True, reason="11 forged windows paid in 16 markets to a third of the bonds")
+@pytest.mark.xfail(strict=True, reason="4 forged windows paid in 16 markets to a third of the bonds")
 def test_n6_a_leader_that_skips_blocks_passes_no_forged_window() -> None:
     setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
     assert score_of("dishonest leader", setting, 16).forged_windows_paid == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="4 forged windows paid in 8 markets; an honest verifier loses 0.12 of a window's price"
-)
+@pytest.mark.xfail(strict=True, reason="4 forged windows paid in 8 markets, to a third of the bonds")
 def test_n9_who_serves_friends_alone_passes_no_forged_window_and_costs_honest_verifiers_nothing() -> None:
     setting: Setting = {
         "share": 33, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,

@@ -10,16 +10,22 @@ from xml.etree import ElementTree
 
 import pytest
 
+from billing.escrow import Purpose
+from tasks.ledger import queries
+from tasks.ledger.lifecycle import Reason
 from tasks.simulation import campaign
+from tasks.simulation.agents.workers import ForgingWorker
 from tasks.simulation.campaign import PLANS, Campaign
 from tasks.simulation.dice import Dice
+from tasks.simulation.market import Market
 from tasks.simulation.picture import HEIGHT, WIDTH, Point, svg
 from tasks.simulation.report import judge, markdown
 from tasks.simulation.rules import WITHOUT
 from tasks.simulation.search import Job, Score, best, evaluate, settings_of
-from tasks.simulation.stage import Outcome, Setting, draw_conditions, honest_cast, play
+from tasks.simulation.stage import FUNDS, Outcome, Setting, Stage, draw_conditions, honest_cast, play, run_market
 from tasks.simulation.strategies import JUDGED, STRATEGIES, Strategy
 
+BOND: Final = Purpose.WORKER_BOND
 BY_NAME = {strategy.name: strategy for strategy in STRATEGIES}
 Values = dict[str, int | float | str | bool]
 FORGES_ALL: Final[Values] = {"share": 10, "windows": 1.0, "segments": 1.0, "honest_first": 0}
@@ -51,6 +57,30 @@ def test_forged_windows_are_paid_only_where_friends_check_them() -> None:
     assert [outcome.forged_windows_paid for outcome in alone] == [0] * 6
     together = [cheat("colluding set", FORGES_ALL | {"share": 45}, number) for number in range(6, 30)]
     assert sum(outcome.forged_windows_paid for outcome in together) > 0
+
+
+def test_honest_verifiers_play_their_disputes_and_win() -> None:
+    """A forger that answers is proven to lie; one that stays silent loses a tenth of its bond."""
+    losses = []
+    for is_frank in (True, False):
+        stage = Stage(draw_conditions(Dice(b"frank")), 10, Dice(b"frank"))
+        forger = ForgingWorker(
+            stage.worker, stage.worker_offer(), stage.costs(0), stage.off, stage.plot, stage.dice.fork("forger")
+        )
+        forger.is_frank = is_frank
+        machines, requester = stage.honest_machines(), stage.honest_requester()
+        agents = [forger, *machines, requester]
+        market = Market({agent.address: FUNDS for agent in agents}, {}, stage.dice)
+        run_market(market, agents, is_seasoned=True)
+        market.check_sums()
+        (first, *_) = requester.tasks
+        bills = queries.bill(market.state, first).lines
+        (bond,) = [line.amount for line in bills if (line.party, line.purpose) == (forger.address, BOND)]
+        losses.append(market.bond_lost(forger.address, forger.offer.bond, [first]) / bond)
+        reasons = [entry.reason for entry in queries.task_history(market.state, first)]
+        assert (Reason.LIE_PROVEN if is_frank else Reason.ANSWER_MISSING) in reasons
+        assert max(market.bond_lost(one.address, one.offer.bond, requester.tasks) for one in machines) == 0
+    assert losses[0] == 1 and 0.1 <= losses[1] < 0.5
 
 
 def test_who_forges_alone_earns_less_than_who_works() -> None:
