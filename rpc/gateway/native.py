@@ -13,6 +13,7 @@ from rpc.methods.accounts import ACCOUNT_METHODS
 from rpc.methods.bills import BILL_COMPONENTS, BILL_METHODS
 from rpc.methods.carriage import CARRIAGE_METHODS
 from rpc.methods.chain import CHAIN_METHODS
+from rpc.methods.disputes import DISPUTE_COMPONENTS, DISPUTE_METHODS
 from rpc.methods.epochs import EPOCH_METHODS
 from rpc.methods.evidence import EVIDENCE_METHODS
 from rpc.methods.history import HISTORY_COMPONENTS, HISTORY_METHODS
@@ -44,6 +45,7 @@ METHODS: Final[tuple[Method, ...]] = (
     *MACHINE_METHODS,
     *TASK_METHODS,
     *WINDOW_METHODS,
+    *DISPUTE_METHODS,
     *BILL_METHODS,
     *CARRIAGE_METHODS,
     *SESSION_METHODS,
@@ -54,6 +56,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
     **MACHINE_COMPONENTS,
     **TASK_COMPONENTS,
     **WINDOW_COMPONENTS,
+    **DISPUTE_COMPONENTS,
     **BILL_COMPONENTS,
     **NOTIFICATIONS,
 }

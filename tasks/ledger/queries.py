@@ -39,6 +39,7 @@ from tasks.ledger.verification import delivery_salt
 from tasks.spec import JobSpec
 
 __all__ = [
+    "MOVES_PAGE_MAX",
     "PAGE_MAX",
     "Action",
     "Bill",

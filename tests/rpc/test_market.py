@@ -92,6 +92,11 @@ async def see(node: WorldNode, task: bytes) -> Any:
     windows = await node.all("dekube_getTaskWindows", name)
     for window in windows:
         seen.add(f"window {window['phase']}")
+        for game in await node.all("dekube_getDisputes", name, window["number"]):
+            shown = await node.call("dekube_getDispute", name, window["number"], game["number"])
+            assert shown["dispute"] == game
+            assert len(shown["moves"]) == min(16, game["moves"]) * (game["ending"] is None)
+            seen.add(f"dispute {game['phase']} {game['ending']}")
     bill = await node.call("dekube_getBill", name)
     lines = await node.all("dekube_getBill", name, limit=3)
     totals = {key: int(value) for key, value in bill["totals"].items()}
@@ -114,7 +119,7 @@ seen: set[str] = set()
 
 
 async def test_every_phase_of_a_task_is_shown() -> None:
-    # A liar works first; its window is disputed, a jury convicts it, an honest machine goes on.
+    # A liar works first; its window is disputed, it is proven to lie, an honest machine goes on.
     world = World()
     node = WorldNode(world)
     world.add_machine(1, manners=Manners(lies=True), price=1, roles=NodeRole.COMPUTE)
@@ -129,7 +134,9 @@ async def test_every_phase_of_a_task_is_shown() -> None:
         world.act()
     assert found["phase"] == "settled", found
     assert {"assigned", "preparing", "running", "verifying", "settled"} <= seen
-    assert {"window final", "window disputed", "window jury_sealing"} <= seen
+    assert {"window final", "window disputed"} <= seen
+    assert {"dispute running None", "dispute over element_wrong"} <= seen
+    assert (await node.call("dekube_getDispute", hexed(task), 0, 9))["dispute"] is None
     assert found["spec"]["raw"] == hexed(encode_spec(spec()))
     workers = {entry["actor"] for entry in await node.all("dekube_getTaskHistory", hexed(task))}
     assert len(workers) > 2
