@@ -39,7 +39,8 @@ from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import Opened, Seat, TaskRecord, WindowRecord, by_duty_key, save_spec
 from tasks.ledger.registry import NodeProfile, NodeRole
-from tasks.ledger.transitions import OPEN_WINDOW, POKE, UPDATE_NODE, node_payload
+from tasks.ledger.settlement import budget_of
+from tasks.ledger.transitions import OPEN_WINDOW, UPDATE_NODE, node_payload
 from tasks.proofs import (
     Code,
     Finding,
@@ -58,6 +59,8 @@ __all__ = ["run"]
 CHAIN_ID: Final = 2**31 - 3
 START_MS: Final = 1_700_000_000_000
 NOW_MS: Final = START_MS + 1_000_000
+HEIGHT: Final = 8
+"""Of the block that is executed; what is filled in stands since the first one."""
 DKB: Final = 10**18
 PRICE: Final = 3 * DKB
 """What machines ask for; parked tasks pay half of it."""
@@ -146,12 +149,14 @@ class _Market:
         values: dict[str, Any] = {
             **times, "id": task_id, "requester": requester, "phase": Phase.MATCHING, "reason": Reason.ADMITTED,
             "created_ms": START_MS, "changed_ms": START_MS, "match_by_ms": NOW_MS + 86_400_000, "worker": b"",
+            "waker": b"",
             "diverged": (), "excluded": (), "target": job.windows, "state_root": job.init_root,
             "final_root": job.init_root, "history": 2, "deadline_ms": NOW_MS + 86_400_000, **fields,
         }  # fmt: skip
         vault = Vault.create(self.state, task_id, requester, _ignore, 0)
-        for pool, purpose in ((Pool.PRICE, Purpose.PRICE), (Pool.VERIFICATION, Purpose.VERIFICATION)):
-            vault.lock(pool, requester, 10 * DKB, purpose)
+        checks = max(10 * DKB, budget_of(job, self.parameters).verification)
+        vault.lock(Pool.PRICE, requester, 10 * DKB, Purpose.PRICE)
+        vault.lock(Pool.VERIFICATION, requester, checks, Purpose.VERIFICATION)
         case = Case(Scope(self.state, self.block, _ignore, self.parameters), TaskRecord(**values), is_new=True)
         case.vault = vault
         return case
@@ -234,35 +239,36 @@ class _Bench:
                 market.parked(number, self.requester.address)
             yield {key: value for key, value in state.changes.items() if not _is_wake(key)}
 
-    def pokes(self) -> _Block:
-        """Only pokes, each of a task whose search is due and which a machine takes."""
-        count = GAS_LIMIT // self.runtime.rules[POKE].gas
-        ids: list[bytes] = []
-
-        def fill(state: Overlay) -> None:
-            for case in self._searching(state, count):
-                ids.append(case.record.id)
-                case.save()
-
-        fill(Overlay(self.disk))
-        return _Block(fill, tuple((self.requester, POKE, [task]) for task in ids[:count]))
-
-    def _searching(self, state: Overlay, count: int) -> Iterator[Case]:
+    def _searching(self, state: Overlay, count: int, price: int) -> Iterator[Case]:
         market = _Market(state, self.runtime, self.parameters)
         for at in range(count):
             yield market.task(
-                self.tasks + at, _job(price=2 * PRICE), self.requester.address, match_at_ms=NOW_MS - 1, history=at
-            )
+                self.tasks + at, _job(price=price), self.requester.address, match_at_ms=START_MS,
+                changed_ms=START_MS, history=at,
+            )  # fmt: skip
 
-    def looks(self) -> _Block:
-        """No transaction: first searches for all of which there is a worker."""
+    def call(self) -> _Block:
+        """No transaction: a call with more bids than it takes, for all of which there is a machine."""
+        return _Block(partial(self._fill_bids, price=2 * PRICE), ())
+
+    def hopeless_call(self) -> _Block:
+        """No transaction: a call of bids that pay enough for every machine, none of which can lock their bonds."""
+        return _Block(partial(self._fill_bids, price=10**6 * _ACCOUNT), ())
+
+    def scarce_call(self) -> _Block:
+        """No transaction: a call of bids that compete for few slots, so that losers set prices."""
 
         def fill(state: Overlay) -> None:
-            for case in self._searching(state, 4 * self.parameters.matches_per_block):
-                case.change(match_at_ms=case.record.changed_ms)
-                case.save()
+            self._fill_bids(state, price=2 * PRICE)
+            for key in self.keys[4:]:
+                node = registry.require_node(state, key.address)
+                registry.save_node(state, node._replace(busy_slots=node.profile.slots))
 
         return _Block(fill, ())
+
+    def _fill_bids(self, state: Overlay, price: int) -> None:
+        for case in self._searching(state, 2 * self.parameters.bids_per_call, price):
+            case.save()
 
     def openings(self) -> _Block:
         """Only openings of windows with three verifiers."""
@@ -306,11 +312,11 @@ class _Bench:
             case.save()
 
     def everything(self) -> _Block:
-        """Updates, and at the end of the block deadlines and first searches in full."""
-        updates, looks = self.updates(), self.looks()
+        """Updates, and at the end of the block deadlines and a call in full."""
+        updates, call = self.updates(), self.call()
 
         def fill(state: Overlay) -> None:
-            looks.fill(state)
+            call.fill(state)
             self._fill_deadlines(state)
 
         return _Block(fill, updates.body)
@@ -318,12 +324,12 @@ class _Bench:
     def execute(self, block: _Block, repeats: int) -> tuple[float, Execution]:
         """Return the median time of ``repeats`` executions in milliseconds, and what one of them did."""
         times = []
-        proof = vrf_key_of(self.validator).prove((1).to_bytes(8, "big"))
+        proof = vrf_key_of(self.validator).prove(HEIGHT.to_bytes(8, "big"))
         for _ in range(repeats):
             parent: Overlay = Overlay(self.disk)
             block.fill(parent)
             checked = [self.runtime.check(transaction) for transaction in self._signed(parent, block)]
-            given = BlockInput(1, 0, 1, 0, NOW_MS, self.runtime.base_fee(parent), proof)
+            given = BlockInput(HEIGHT, 0, HEIGHT, 0, NOW_MS, self.runtime.base_fee(parent), proof)
             gc.collect()
             begun_s = process_time()
             execution = self.runtime.execute(parent, given, checked)
@@ -360,7 +366,7 @@ def _matched(execution: Execution) -> int:
 def run(*, tasks: int = 100_000, machines: int = 1_000, repeats: int = 3) -> dict[str, float]:
     """Fill a state with ``tasks`` parked tasks and ``machines`` machines; return the times of the worst blocks.
 
-    ``matches_per_s`` counts the workers that first searches assign, by the time of the block in which they do.
+    ``matches_per_s`` counts the workers that a call assigns, by the time of the block in which it is.
     """
     with tempfile.TemporaryDirectory(prefix="dekube-market-") as name:
         disk = _Disk(Path(name))
@@ -371,14 +377,13 @@ def run(*, tasks: int = 100_000, machines: int = 1_000, repeats: int = 3) -> dic
                 "tasks": tasks, "machines": machines, "fill_s": round(process_time() - begun_s, 1),
             }  # fmt: skip
             for block in (
-                bench.pokes, bench.openings, bench.updates, bench.deadlines, bench.looks, bench.everything,
+                bench.openings, bench.updates, bench.deadlines, bench.call, bench.scarce_call, bench.hopeless_call,
+                bench.everything,
             ):  # fmt: skip
                 taken_ms, execution = bench.execute(block(), repeats)
                 figures[f"{block.__name__}_block_ms"] = round(taken_ms, 1)
-                if block == bench.looks:
+                if block == bench.call:
                     figures["matches_per_s"] = round(1000 * _matched(execution) / taken_ms)
-                if block == bench.updates:
-                    figures["woken_and_matched"] = _matched(execution)
         finally:
             disk.close()
     times = [value for name, value in figures.items() if name.endswith("_block_ms")]

@@ -47,6 +47,8 @@ class Table(IntEnum):
     """time_ms (8) || task id -> event to fire."""
     PARKED = 0x24
     """class of requirement (3) || turn (1) || highest price, inverted (16) || task id -> nothing."""
+    CALL = 0x25
+    """Nothing -> when the last call was; class of requirement (3) -> what its last calls paid."""
     DISPUTE = 0x26
     """task id || window (4) -> docket; with a part and a number: its games, sealed challenges and moves."""
     DISPUTE_RELEASE = 0x27

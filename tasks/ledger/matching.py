@@ -1,14 +1,13 @@
-"""Who runs a task and who checks it: integer filters and scores, draws from the beacon (market.md 6)."""
+"""Who may run a task, and who checks it: integer filters, and draws from the beacon (market.md 6)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
 from state.primitives.hashing import digest
 from state.view import Reader
-from state.view.accounts import balance_of
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord
 from tasks.ledger.registry import (
@@ -21,37 +20,35 @@ from tasks.ledger.registry import (
     is_limited,
     is_renewed,
     load_node,
-    reputation_milli,
 )
 from tasks.spec import JobSpec
 
 __all__ = [
-    "SCORE_WEIGHTS",
+    "Checkers",
     "Miss",
     "draw_seed",
     "draw_segments",
     "draw_verifiers",
     "draw_weighted",
     "eligible_verifiers",
+    "free_slots",
     "has_slot",
     "is_paused",
-    "match_worker",
     "may_admit",
 ]
 
-SCORE_WEIGHTS: Final = (5, 2)
-"""Weights of price and reputation. Registered speed is a claim, and has none (market.md 6.2)."""
-DRAWN_MAX: Final = 16
-"""Workers drawn in one look until one is found that somebody could check: each draw costs as much as there are."""
+CHECKERS_MAX: Final = 7
+"""So many verifiers that have no party in common always leave one that may check: worker and requester have three
+parties each, and each of these bars one of them at most."""
 
 
 class Miss(Enum):
-    """Why a look found no worker."""
+    """Why a call had no worker for a task."""
 
     NOBODY = 1
     """No machine fits: only a change of the registry helps."""
     UNSEEN = 2
-    """None of those that were looked at fits, but there are more."""
+    """None of those in the call fits, but there are more."""
     UNCHECKED = 3
     """Nobody could check a machine that fits."""
 
@@ -109,6 +106,36 @@ def _may_check(node: NodeRecord, barred: Sequence[bytes]) -> bool:
     return not any(party in barred for party in node.parties)
 
 
+class Checkers:
+    """Who could check machines of a call: one look at the verifiers for all of its orders."""
+
+    def __init__(self, state: Reader, seed: bytes, now_ms: int, parameters: TaskParameters) -> None:
+        self._state = state
+        self._all = _verifiers(state, seed, now_ms, parameters)
+        apart: list[NodeRecord] = []
+        for node in self._all:
+            if len(apart) < CHECKERS_MAX and all(_may_check(node, other.parties) for other in apart):
+                apart.append(node)
+        self._are_many = len(apart) == CHECKERS_MAX
+        self._of_requester: dict[bytes, list[NodeRecord]] = {}
+        self._of_both: dict[tuple[bytes, ...], list[NodeRecord]] = {}
+
+    def has(self, requester: bytes, worker: NodeRecord) -> bool:
+        """Tell whether somebody could check ``worker`` who belongs neither to its owner nor to the requester's."""
+        if self._are_many:
+            return True
+        # One look for each requester and for each owner of machines, not for each machine: one owner with many
+        # machines must not make a call cost the square of them.
+        if requester not in self._of_requester:
+            barred = _parties_of(self._state, requester)
+            self._of_requester[requester] = [node for node in self._all if _may_check(node, barred)]
+        behind = (requester, *worker.parties[1:])
+        if behind not in self._of_both:
+            mine = self._of_requester[requester]
+            self._of_both[behind] = [node for node in mine if _may_check(node, behind[1:])]
+        return any(_may_check(node, (worker.address,)) for node in self._of_both[behind])
+
+
 def draw_verifiers(seed: bytes, pool: Sequence[NodeRecord], count: int) -> list[NodeRecord]:
     """Return up to ``count`` machines of different operators, drawn by bond times reputation."""
     owners = [node.operator for node in pool]
@@ -138,8 +165,13 @@ def has_slot(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> bool:
         is_available(node, now_ms, parameters)
         and is_renewed(node, now_ms, parameters)
         and node.match_from_ms <= now_ms
-        and node.busy_slots < min(node.profile.slots, parameters.slots_max)
+        and free_slots(node, parameters) > 0
     )
+
+
+def free_slots(node: NodeRecord, parameters: TaskParameters) -> int:
+    """Return how many more tasks a machine takes."""
+    return max(0, min(node.profile.slots, parameters.slots_max) - node.busy_slots)
 
 
 def may_admit(profile: NodeProfile, spec: JobSpec) -> bool:
@@ -152,58 +184,3 @@ def may_admit(profile: NodeProfile, spec: JobSpec) -> bool:
         and profile.rate >= wanted.rate_min
         and not (wanted.gpus > 1 and is_limited(profile))
     )
-
-
-def _fits(node: NodeRecord, spec: JobSpec, task: TaskRecord, now_ms: int, parameters: TaskParameters) -> bool:
-    return (
-        has_slot(node, now_ms, parameters) and node.address not in task.excluded and may_admit(node.profile, spec)
-    )
-
-
-def _drawn(seed: bytes, nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
-    weights = [node.backing * (1 + reputation_milli(node)) for node in nodes]
-    return [nodes[at] for at in draw_weighted(digest(b"worker-draw", seed), weights, DRAWN_MAX)]
-
-
-def match_worker(
-    state: Reader, task: TaskRecord, spec: JobSpec, seed: bytes, now_ms: int, bond_at: Callable[[NodeRecord], int],
-    parameters: TaskParameters, offered: NodeRecord | None = None,
-) -> NodeRecord | Miss:  # fmt: skip
-    """Return the worker to assign, or why there is none; with ``offered`` no other machine is looked at.
-
-    It is the one that ranks best by what it asks and has done. Where offers to such came to nothing it is drawn,
-    by bonds and records: words cost nothing, so many could take turns in keeping a task from all others.
-    ``bond_at`` tells the bond of a node; one that cannot lock it is passed over.
-    """
-    limit_nodes = parameters.candidates_max
-    nodes = candidates(state, NodeRole.COMPUTE, seed, limit_nodes) if offered is None else [offered]
-    fitting = [
-        node
-        for node in nodes
-        if _fits(node, spec, task, now_ms, parameters) and balance_of(state, node.address) >= bond_at(node)
-    ]
-    if not fitting:
-        return Miss.UNSEEN if len(nodes) == limit_nodes else Miss.NOBODY
-
-    def rank(node: NodeRecord) -> tuple[int, bytes]:
-        limit = spec.max_price_per_tera_unit
-        parts = (1000 * (limit - node.profile.price_per_tera_unit) // limit, reputation_milli(node))
-        score = sum(weight * part for weight, part in zip(SCORE_WEIGHTS, parts, strict=True))
-        return -score, digest(b"match-tie", seed + node.address)
-
-    is_drawn = task.vain_offers >= parameters.offers_ranked
-    order = _drawn(seed, fitting) if is_drawn else sorted(fitting, key=rank)
-    # One look at the verifiers for all workers, and one for each operator: a look for each worker would let one
-    # operator with many machines make a search cost the square of them.
-    requesters = _parties_of(state, task.requester)
-    verifiers = [
-        node for node in _verifiers(state, seed, now_ms, parameters) if _may_check(node, requesters)
-    ]  # fmt: skip
-    of_others: dict[tuple[bytes, ...], list[NodeRecord]] = {}
-    for node in order:
-        behind = node.parties[1:]
-        if behind not in of_others:
-            of_others[behind] = [verifier for verifier in verifiers if _may_check(verifier, behind)]
-        if any(_may_check(verifier, (node.address,)) for verifier in of_others[behind]):
-            return node
-    return Miss.UNCHECKED

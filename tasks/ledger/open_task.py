@@ -158,7 +158,7 @@ class Case:
         number = self.record.history
         self.change(
             phase=phase, reason=reason, changed_height=block.height, changed_ms=self.now, deadline_ms=0,
-            match_at_ms=0, parked=0, history=number + 1,
+            match_at_ms=0, parked=0, waker=b"", history=number + 1,
         )  # fmt: skip
         append_history(
             self.state,
@@ -240,8 +240,11 @@ class Case:
 
 
 def _match_at(record: TaskRecord | None, slot: int) -> int:
-    """Return when a look for a worker of the kind ``slot`` is due: the first is due where the search began."""
+    """Return from when on a task is in the book, in the part ``slot``.
+
+    The first part has new searches, and tasks that a machine had come back.
+    """
     if record is None:
         return 0
-    is_first = record.match_at_ms == record.changed_ms
+    is_first = record.match_at_ms == record.changed_ms or bool(record.waker)
     return record.match_at_ms if is_first == (slot == FIRST_MATCH_SLOT) else 0

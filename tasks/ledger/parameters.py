@@ -20,6 +20,7 @@ _BOUNDS: Final = {
     "registration_valid_ms": (1, _MS_MAX),
     "cool_down_ms": (0, _MS_MAX),
     "decline_ms": (0, _MS_MAX),
+    "decline_fine": (0, 1 << 100),
     "decline_memory_ms": (0, _MS_MAX),
     "retire_ms": (1, _MS_MAX),
     "reputation_half_life_ms": (64, _MS_MAX),
@@ -77,7 +78,10 @@ _BOUNDS: Final = {
     "draw_blocks": (1, 64),
     "draw_retry_ms": (1, 3_600_000),
     "candidates_max": (1, 4096),
-    "matches_per_block": (1, 256),
+    "call_ms": (0, _MS_MAX),
+    "order_blocks": (0, 2),
+    "bids_per_call": (1, 256),
+    "asks_per_call": (1, 4096),
     "deadlines_per_block": (1, 1024),
     "wakes_per_block": (1, 256),
 }
@@ -108,6 +112,9 @@ class TaskParameters:
     decline_ms: int = 10_000
     """Who leaves a task before it has started it is matched with none for so long and as long as it kept the task;
     that doubles with each further time."""
+    decline_fine: int = 10**16
+    """Who leaves a task before it has started it and does not say that the job is unfit burns so much of its node
+    bond instead, if it has so much; that doubles like the pause."""
     decline_doublings_max: int = 6
     decline_memory_ms: int = HOUR_MS
     """So long after such a pause the next one is as short as the first again."""
@@ -154,16 +161,23 @@ class TaskParameters:
     attempts_max: int = 16
     """Workers that have started a task, at most; then its requester decides whether to go on."""
     offers_ranked: int = 2
-    """So many offers in a row go to whoever ranks best; where none brought a window, others are drawn by bond."""
+    """So many offers in a row go to the lowest ask; where none brought a window, others are drawn by bond."""
     excluded_max: int = 64
     """Workers that a task remembers not to be offered to again; the oldest drop out."""
     match_retry_ms: int = 5_000
     """Least pause between two looks for a worker; it grows to half the time that the search has taken."""
     match_retry_ms_max: int = MINUTE_MS
-    matches_per_block: int = 32
-    """Looks for a worker in a block; a task beyond them looks again later."""
+    call_ms: int = 3_000
+    """A call takes place once in so much of the chain's time; 0: in each block."""
+    order_blocks: int = 2
+    """Blocks from an order to the first call that it takes part in: what comes later, or is withdrawn, counts for
+    the next call. 0: orders count at once."""
+    bids_per_call: int = 128
+    """Tasks in a call; others wait for the next one."""
+    asks_per_call: int = 1024
+    """Machines in a call, from a place in the index that the beacon picks."""
     candidates_max: int = 64
-    """Nodes looked at for one match or draw, from a place in the index that the beacon picks."""
+    """Nodes looked at for one draw, from a place in the index that the beacon picks."""
 
     # Verification
     samples: int = 4

@@ -17,7 +17,10 @@ from tasks.ledger.records import TaskRecord, load_spec
 from tasks.ledger.registry import NodeProfile, is_limited
 from tasks.spec import GPUS_MAX, JobSpec
 
-__all__ = ["CLASSES_LOOKED_MAX", "LOOKS_MAX", "count_parked", "move_parked", "parked_for", "wake_order"]
+__all__ = [
+    "CLASSES_LOOKED_MAX", "CLASS_BYTES", "LOOKS_MAX", "class_of", "count_parked", "move_parked", "parked_for",
+    "wake_order",
+]  # fmt: skip
 
 CLASSES_LOOKED_MAX: Final = 64
 """Classes of tasks that one look of a machine goes over."""
@@ -30,7 +33,7 @@ _SPEED_STEP_BITS: Final = 8
 _PRICE_BYTES: Final = 16
 _PRICE_TOP: Final = (1 << 8 * _PRICE_BYTES) - 1
 _PARKED: Final = bytes([Table.PARKED])
-_CLASS_BYTES: Final = 3
+CLASS_BYTES: Final = 3
 
 
 class _Class(NamedTuple):
@@ -52,15 +55,15 @@ def _class(gpus: int, memory_mib: int, speed: int) -> _Class:
     )
 
 
-def _place(spec: JobSpec, turn: int, task_id: bytes) -> bytes:
+def class_of(spec: JobSpec) -> bytes:
+    """Return the class of what a job requires."""
     wanted = spec.requirements
+    return bytes(_class(wanted.gpus, wanted.memory_mib, wanted.rate_min))
+
+
+def _place(spec: JobSpec, turn: int, task_id: bytes) -> bytes:
     price = _PRICE_TOP - spec.max_price_per_tera_unit
-    return (
-        _PARKED
-        + bytes((*_class(wanted.gpus, wanted.memory_mib, wanted.rate_min), turn))
-        + price.to_bytes(_PRICE_BYTES, "big")
-        + task_id
-    )
+    return _PARKED + class_of(spec) + bytes([turn]) + price.to_bytes(_PRICE_BYTES, "big") + task_id
 
 
 def move_parked(state: Overlay, before: TaskRecord | None, after: TaskRecord) -> None:
@@ -83,7 +86,7 @@ def _classes(state: Reader, most: _Class, start: _Class) -> Iterator[_Class]:
         entries = state.scan(_PARKED + bytes(at), stop, 1)
         if not entries:
             return
-        found = _Class(*entries[0][0][1 : 1 + _CLASS_BYTES])
+        found = _Class(*entries[0][0][1 : 1 + CLASS_BYTES])
         if found.memory > most.memory:
             at = _Class(found.gpus + 1, 0, 0)
         elif found.speed > most.speed:

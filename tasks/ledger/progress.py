@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from billing.escrow import Pool
+from billing.escrow import Pool, Purpose
 from state.view.accounts import balance_of
 from tasks.ledger import registry
+from tasks.ledger.capacity import bounded_fine
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
-from tasks.ledger.matching import Miss, draw_seed, has_slot, match_worker, may_admit
+from tasks.ledger.matching import Miss, draw_seed, free_slots, has_slot, may_admit
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import parked_for, wake_order
@@ -32,6 +33,7 @@ from tasks.ledger.settlement import (
     fund_check,
     has_room,
     pay_kill_fee,
+    pay_preparation,
     release_bond,
     release_bonds,
     release_holds,
@@ -41,21 +43,25 @@ from tasks.spec import JobSpec, spec_hash
 
 __all__ = [
     "arm_running",
+    "assign",
     "blame_worker",
     "exclude",
     "finish",
     "free_slot",
     "give_up_idle",
+    "is_firm",
+    "is_funded",
+    "leave_book",
     "lose_worker",
     "new_search",
     "on_task_due",
     "report",
     "search",
-    "try_match",
     "turn_down",
     "wake",
     "wind_up",
     "window_span_ms",
+    "withdraw",
 ]
 
 DIVERGED_MAX: Final = 2
@@ -64,15 +70,17 @@ PASSED_MAX: Final = 32
 """Parked tasks that a machine cannot take and that one look of it puts behind others."""
 WAKES_MAX: Final = 8
 """Parked tasks that one change of a machine wakes."""
+WITHDRAWAL_MS_MAX: Final = 60_000
+"""A bid that is withdrawn and firm leaves after the next call, or after so long where none takes it up."""
 _REPORTED: Final = frozenset({Reason.INPUT_UNAVAILABLE, Reason.JOB_DIVERGED, Reason.JOB_UNFIT})
 """What a worker may say against a job."""
 _END_EVENTS = {Phase.SETTLED: Event.SETTLE, Phase.FAILED: Event.FAIL, Phase.CANCELLED: Event.CANCEL}
 
 
 def search(case: Case) -> None:
-    """Set the deadlines of a task that looks for a worker, again or for the first time.
+    """Set the deadlines of a task that looks for a worker, again or for the first time, and put it into the book.
 
-    One that was offered in vain looks with those whose search takes long: tasks that are made to be turned down
+    One that was offered in vain comes with those whose search takes long: tasks that are made to be turned down
     delay no others.
     """
     record, parameters = case.record, case.parameters
@@ -81,7 +89,10 @@ def search(case: Case) -> None:
         deadline_ms = min(deadline_ms, case.now + parameters.replace_ms)
     in_vain = max(0, record.vain_offers + 1 - parameters.offers_ranked)
     wait_ms = min(parameters.match_retry_ms_max, parameters.match_retry_ms * in_vain)
-    case.change(deadline_ms=max(deadline_ms, case.now + 1), match_at_ms=case.now + wait_ms)
+    case.change(
+        deadline_ms=max(deadline_ms, case.now + 1), match_at_ms=case.now + wait_ms,
+        bid_height=case.scope.block.height,
+    )  # fmt: skip
 
 
 def new_search(case: Case) -> None:
@@ -91,17 +102,47 @@ def new_search(case: Case) -> None:
 
 
 def _put_off(case: Case) -> None:
-    """Look for a worker again later: the longer the search, the rarer, so that a hopeless task costs little."""
+    """Have the task in a call again later: the longer it searches, the rarer, for a hopeless task."""
     least_ms, most_ms = case.parameters.match_retry_ms, case.parameters.match_retry_ms_max
     searched_ms = case.now - case.record.changed_ms
     case.change(match_at_ms=case.now + max(least_ms, min(most_ms, searched_ms // 2)))
 
 
-def _park(case: Case, miss: Miss) -> None:
-    """Have the task wait for a machine to change; where more machines are than were seen, look again as well."""
-    case.change(parked=max(1, case.record.parked), match_at_ms=0)
+def leave_book(case: Case, miss: Miss, *, is_outbid: bool) -> None:
+    """Have a task that a call left without a machine wait for one to change; one that was withdrawn ends.
+
+    Where more machines are than were in the call, it comes again as well. A task that a machine had come back in
+    vain goes behind the others of its class, unless others paid more for that machine.
+    """
+    record = case.record
+    if record.ending:
+        _end_withdrawn(case)
+        return
+    in_vain = record.waker and not is_outbid
+    case.change(parked=wake_order(record) if in_vain else max(1, record.parked), match_at_ms=0, waker=b"")
     if miss != Miss.NOBODY:
         _put_off(case)
+
+
+def is_firm(case: Case) -> bool:
+    """Tell whether a task may have stood long enough for the next call, so that it is too late to leave it."""
+    record, blocks = case.record, case.parameters.order_blocks
+    is_in_book = 0 < record.match_at_ms <= case.now
+    return blocks > 0 and is_in_book and case.scope.block.height >= record.bid_height + blocks - 1
+
+
+def withdraw(case: Case, reason: Reason) -> None:
+    """Have a task without a worker leave after the next call: it stays an order until then."""
+    deadline_ms = min(case.record.deadline_ms, case.now + WITHDRAWAL_MS_MAX)
+    case.change(ending=int(Phase.CANCELLED), ending_reason=int(reason), deadline_ms=deadline_ms)
+
+
+def _end_withdrawn(case: Case) -> None:
+    if case.record.phase == Phase.MATCHING:
+        case.advance(Event.CANCEL, Reason(case.record.ending_reason))
+        close_escrow(case)
+    else:
+        wind_up(case, Phase.CANCELLED, Reason(case.record.ending_reason))
 
 
 def _bond_of(case: Case, node: registry.NodeRecord) -> int:
@@ -110,10 +151,10 @@ def _bond_of(case: Case, node: registry.NodeRecord) -> int:
 
 
 def wake(scope: Scope, address: bytes) -> None:
-    """Offer a machine that changed to parked tasks that it admits, ``WAKES_MAX`` and its free slots at most.
+    """Have parked tasks that a changed machine admits come back: ``WAKES_MAX``, and one beside its slots, at most.
 
-    A task that is not assigned to it goes behind the others of its class. So do ``PASSED_MAX`` of those that it
-    cannot take: else as many as a look reads would hide all others from it, and they cost their requester nothing.
+    That one is what the others pay for the slot. ``PASSED_MAX`` of those that it cannot take go behind others of
+    their class: else as many as a look reads would hide all others, and they cost their requester nothing.
     """
     woken, passed, seed = 0, 0, draw_seed(b"wake", scope.block.beacon, registry.node_subject(address))
     node = registry.load_node(scope.state, address)
@@ -121,14 +162,15 @@ def wake(scope: Scope, address: bytes) -> None:
         return
     if not has_slot(node, scope.block.time_ms, scope.parameters):
         return
+    most = min(WAKES_MAX, free_slots(node, scope.parameters) + 1)
     for task_id in list(parked_for(scope.state, node.profile, seed)):
         case = Case.load(scope, task_id)
         if _can_take(case, node):
             woken += 1
-            try_match(case, offered=node)
-            case.save()
-            node = registry.require_node(scope.state, address)
-            if woken == WAKES_MAX or not has_slot(node, scope.block.time_ms, scope.parameters):
+            if not case.record.waker:
+                case.change(waker=address, match_at_ms=case.now, bid_height=scope.block.height)
+                case.save()
+            if woken == most:
                 return
         elif passed < PASSED_MAX and (turn := wake_order(case.record)) != case.record.parked:
             passed += 1
@@ -145,44 +187,33 @@ def _can_take(case: Case, node: registry.NodeRecord) -> bool:
     )
 
 
-def try_match(case: Case, offered: registry.NodeRecord | None = None) -> None:
-    """Assign the best worker there is, or park; a task that cannot pay its verifiers pauses.
+def is_funded(case: Case) -> bool:
+    """Tell whether a task can pay its verifiers; it pauses if not."""
+    if fund_check(case):
+        return True
+    if case.record.phase == Phase.MATCHING:
+        raise AssertionError("a new task covers its first window")
+    _pause(case, Reason.FUNDS_LOW)
+    case.save()
+    return False
 
-    With ``offered`` no other machine is looked at.
-    """
-    record, parameters, scope = case.record, case.parameters, case.scope
-    if not fund_check(case):
-        if record.phase == Phase.MATCHING:
-            raise AssertionError("a new task covers its first window")
-        _pause(case, Reason.FUNDS_LOW)
-        return
-    seed = draw_seed(b"worker-match", scope.block.beacon, record.id, record.history)
-    node = match_worker(
-        case.state, record, case.spec, seed, case.now,
-        lambda node: _bond_of(case, node), parameters, offered,
-    )  # fmt: skip
-    if isinstance(node, Miss):
-        if offered is None:
-            _park(case, node)
-        else:
-            case.change(parked=wake_order(record))
-            if node == Miss.UNCHECKED and not record.match_at_ms:  # a verifier that comes wakes nobody
-                _put_off(case)
-        return
-    if case.state.get(by_duty_key(node.address, record.id)) is not None:  # its earlier windows are not settled
-        exclude(case, node.address)
-        _park(case, Miss.UNSEEN)
-        return
+
+def assign(case: Case, worker: bytes, price: int) -> None:
+    """Give a task to a machine at ``price`` per 10^12 units. If it was withdrawn, it pays a segment and ends."""
+    record = case.record
+    node = registry.require_node(case.state, worker)
     registry.save_node(case.state, node._replace(busy_slots=node.busy_slots + 1))
     case.advance(Event.ASSIGN, Reason.MATCHED)
     case.change(
-        worker=node.address, price_per_tera_unit=node.profile.price_per_tera_unit, rate=node.profile.rate, busy=1,
-        assigned_ms=case.now, deadline_ms=case.now + parameters.accept_ms, own_from=record.next_window,
-        open_charge=0,
+        worker=worker, price_per_tera_unit=price, rate=node.profile.rate, busy=1, assigned_ms=case.now,
+        deadline_ms=case.now + case.parameters.accept_ms, own_from=record.next_window, open_charge=0,
     )  # fmt: skip
-    case.state.put(by_task_of_worker_key(node.address, record.created_ms, record.id), b"\x01")
-    case.state.put(by_duty_key(node.address, record.id), b"\x01")
-    scope.emit(WORKER_ASSIGNED(record.id, node.address, node.profile.price_per_tera_unit))
+    case.state.put(by_task_of_worker_key(worker, record.created_ms, record.id), b"\x01")
+    case.state.put(by_duty_key(worker, record.id), b"\x01")
+    case.scope.emit(WORKER_ASSIGNED(record.id, worker, price))
+    if record.ending:
+        pay_preparation(case)
+        wind_up(case, Phase(record.ending), Reason(record.ending_reason))
 
 
 def free_slot(case: Case) -> None:
@@ -246,12 +277,36 @@ def report(case: Case, reason: Reason) -> None:
     case.change(diverged=(*others, operator), vain_offers=max(record.vain_offers, case.parameters.offers_ranked))
 
 
-def turn_down(case: Case, reason: Reason) -> None:
-    """Part with a worker that will not start the task: no mark against it, no try of the task, but a pause."""
+def turn_down(case: Case, reason: Reason, *, is_excused: bool = False) -> None:
+    """Part with a worker that will not start the task: no mark against it, no try of the task, but a pause.
+
+    Who gives no excuse pays a fine instead of the pause. Who says nothing at all has both, for it may be off.
+    """
     worker, held_ms = case.record.worker, case.now - case.record.assigned_ms
-    registry.mark_decline(case.state, worker, case.now, held_ms, case.parameters)
+    has_paid = not is_excused and _fine_unstarted(case, worker)
+    if has_paid and reason != Reason.ACCEPT_TIMEOUT:
+        registry.count_decline(case.state, worker, case.now, case.parameters)
+    else:
+        registry.mark_decline(case.state, worker, case.now, held_ms, case.parameters)
     exclude(case, worker)
     lose_worker(case, reason)
+
+
+def _fine_unstarted(case: Case, worker: bytes) -> bool:
+    """Burn the fine for a task that was not started; tell whether the machine had all of it.
+
+    It doubles with each time in a row. It takes no bond below the least, and no more than a day may cost.
+    """
+    node, parameters = registry.load_node(case.state, worker), case.parameters
+    if node is None:
+        return False
+    row = min(registry.declines_in_row(node, case.now, parameters), parameters.decline_doublings_max)
+    fine = parameters.decline_fine << row
+    taken = bounded_fine(case.state, worker, fine, case.now, parameters)
+    registry.fine_node(
+        case.state, worker, taken, case.scope.emit, case.scope.block.height, Purpose.WORKER_FINE
+    )  # fmt: skip
+    return taken == fine
 
 
 def blame_worker(case: Case, reason: Reason) -> None:
@@ -369,6 +424,8 @@ def on_task_due(case: Case) -> None:
     """Do what the passed deadline of the task's phase demands."""
     case.change(deadline_ms=0)
     match case.record.phase:
+        case Phase.MATCHING | Phase.DEGRADED if case.record.ending:
+            _end_withdrawn(case)
         case Phase.MATCHING:
             case.advance(Event.EXPIRE, Reason.NO_MATCH)
             close_escrow(case)

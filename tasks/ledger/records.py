@@ -72,6 +72,8 @@ class TaskRecord(NamedTuple):
     how the task will end once its windows are settled. ``excluded`` workers are not matched again. ``attempts``
     counts workers that started, ``vain_offers`` those that were offered the task since a window was last proved.
     ``parked`` is 0, or the turn of a task that waits for a machine to change. ``rank`` is the class of its budget.
+    ``bid_height`` is from when on it has been in the book of the call, ``waker`` the machine that had it come back
+    there, or empty.
     Windows from ``own_from`` on are of the present worker; those of them that are not final cost ``open_charge``.
     ``match_by_ms`` is when the search for a worker under way ends. ``diverged`` are the operators whose workers
     said that the job diverges in the window that is due next. ``price_per_tera_unit`` and ``rate`` are what the
@@ -109,6 +111,8 @@ class TaskRecord(NamedTuple):
     history: int
     parked: int
     rank: int
+    bid_height: int
+    waker: bytes
     own_from: int
     open_charge: int
 

@@ -37,9 +37,12 @@ __all__ = [
     "NodeRecord",
     "NodeRole",
     "NodeStatus",
+    "ask_in_force",
     "bond_id",
     "bond_vault",
     "candidates",
+    "count_decline",
+    "declines_in_row",
     "doubts_of",
     "draw_weight",
     "fine_node",
@@ -176,7 +179,8 @@ class NodeRecord(NamedTuple):
     to ``faded_ms``: the reputation is made of them. ``owed_ms`` is the time on one slow core and the slowest
     line of the checks that it was drawn for and has not sealed, ``drawn_ms`` those drawn in the block at
     ``drawn_height``. Of ``day``, in days of the chain's clock, are ``seat_declines`` and ``late_fines``, an
-    amount. What follows outlives the registration.
+    amount. The profile's price stands since ``asked_height``; before it stood ``asked_was``, since
+    ``asked_was_height``, and before that ``asked_first``; 0 is no ask. What follows outlives the registration.
     ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is
     offered no task, for it left ``declines`` in a row before it had started them; it may check others
     meanwhile.
@@ -202,6 +206,10 @@ class NodeRecord(NamedTuple):
     day: int
     seat_declines: int
     late_fines: int
+    asked_height: int
+    asked_was: int
+    asked_was_height: int
+    asked_first: int
     sponsored: int
     leaving: int
     leaves_ms: int
@@ -499,6 +507,7 @@ def register(
     state.delete(_PAST + address)
     now_ms = block.time_ms
     node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, now_ms, now_ms, bond, *rest)
+    node = node._replace(asked_height=block.height)
     node = _with_payout(_fade(node, block.time_ms, parameters), emit)
     save_node(state, node)
     index(state, node, parameters)
@@ -523,7 +532,7 @@ def update(
     node = require_node(state, address)
     _check_operator(address, profile, block)
     bond_vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
-    node = _fade(node, block.time_ms, parameters)
+    node = _asking(_fade(node, block.time_ms, parameters), profile.price_per_tera_unit, block.height)
     node = node._replace(
         profile=profile, status=NodeStatus.ACTIVE, seen_ms=block.time_ms, renewed_ms=block.time_ms,
         bond=node.bond + bond,
@@ -534,6 +543,26 @@ def update(
     if is_found(node, parameters):  # others would take the turns of those that can be given a task
         wake_at(state, node, block.time_ms)
     emit(UPDATED(address, int(profile.roles), profile.price_per_tera_unit))
+
+
+def _asking(node: NodeRecord, price: int, height: int) -> NodeRecord:
+    """Note that another price stands from ``height`` on; of a block only its last one ever stood."""
+    before = node.profile.price_per_tera_unit
+    if price == before or node.asked_height == height:
+        return node
+    return node._replace(
+        asked_height=height, asked_was=before, asked_was_height=node.asked_height, asked_first=node.asked_was
+    )  # fmt: skip
+
+
+def ask_in_force(node: NodeRecord, height: int) -> int:
+    """Return the price per 10^12 units that stood after the block at ``height``, 0 for none.
+
+    It is exact from two blocks before the present one on.
+    """
+    if node.asked_height <= height:
+        return node.profile.price_per_tera_unit
+    return node.asked_was if node.asked_was_height <= height else node.asked_first
 
 
 def _with_payout(node: NodeRecord, emit: Callable[[Event], None]) -> NodeRecord:
@@ -697,6 +726,18 @@ def mark_doubt(state: Overlay, address: bytes) -> None:
         save_node(state, node._replace(doubts=min(node.doubts + DOUBT, DOUBTS_MAX)))
 
 
+def declines_in_row(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> int:
+    """Return how many tasks a machine has left unstarted that still count."""
+    return node.declines if now_ms - node.match_from_ms < parameters.decline_memory_ms else 0
+
+
+def count_decline(state: Overlay, address: bytes, now_ms: int, parameters: TaskParameters) -> None:
+    """Count a task that the machine has left unstarted, without a pause: it has paid for it."""
+    node = require_node(state, address)
+    declines = declines_in_row(node, now_ms, parameters) + 1
+    save_node(state, node._replace(declines=declines, match_from_ms=max(node.match_from_ms, now_ms)))
+
+
 def mark_decline(state: Overlay, address: bytes, now_ms: int, held_ms: int, parameters: TaskParameters) -> None:
     """Offer the node no task for a while: it left one that it had kept for ``held_ms`` and not started.
 
@@ -706,8 +747,7 @@ def mark_decline(state: Overlay, address: bytes, now_ms: int, held_ms: int, para
     node = load_node(state, address)
     if node is None:
         return
-    repeats = now_ms - node.match_from_ms < parameters.decline_memory_ms
-    declines = node.declines if repeats else 0
+    declines = declines_in_row(node, now_ms, parameters)
     pause_ms = (parameters.decline_ms + held_ms) << min(declines, parameters.decline_doublings_max)
     node = node._replace(declines=declines + 1, match_from_ms=max(node.match_from_ms, now_ms + pause_ms))
     save_node(state, node)
@@ -746,7 +786,10 @@ def taken(node: NodeRecord, amount: int) -> tuple[NodeRecord, tuple[tuple[bytes,
     return left, tuple((owner, part) for owner, part in ((node.address, own), (node.sponsor, others)) if part)
 
 
-def fine_node(state: Overlay, address: bytes, amount: int, emit: Callable[[Event], None], height: int) -> None:
+def fine_node(
+    state: Overlay, address: bytes, amount: int, emit: Callable[[Event], None], height: int,
+    purpose: Purpose = Purpose.VERIFIER_FINE,
+) -> None:  # fmt: skip
     """Burn up to ``amount`` of what is locked for a node."""
     node = load_node(state, address)
     if node is None:
@@ -754,5 +797,5 @@ def fine_node(state: Overlay, address: bytes, amount: int, emit: Callable[[Event
     left, parts = taken(node, amount)
     vault = bond_vault(state, address, emit, height)
     for owner, part in parts:
-        vault.burn(Pool.BOND, part, Purpose.VERIFIER_FINE, owner=owner)
+        vault.burn(Pool.BOND, part, purpose, owner=owner)
     save_node(state, left)

@@ -21,6 +21,7 @@ from tasks.spec import JobSpec
 
 __all__ = [
     "RELEASES_MAX",
+    "Bonds",
     "bond_at",
     "budget_of",
     "charge_of",
@@ -90,24 +91,46 @@ def check_fee(charge: int, parameters: TaskParameters) -> int:
     return max(share(charge, parameters.verification_bps), parameters.check_fee_min)
 
 
+class Bonds:
+    """The bonds of workers that start a job at ``window``, by their price and rate."""
+
+    def __init__(self, spec: JobSpec, window: int, parameters: TaskParameters) -> None:
+        self._parameters = parameters
+        self._whole, self._last = spec.window_units(0), spec.window_units(spec.windows - 1)
+        self._left = max(0, spec.windows - window)
+        self._limit = spec.max_price_per_tera_unit
+        self._slowest_ms, self._rate_min = window_work_ms(spec, 0, 1), spec.requirements.rate_min
+        self._seats = max(parameters.verifiers, parameters.verifiers_new) + parameters.jury
+
+    def at(self, price_per_tera_unit: int, rate: int) -> int:
+        """Return twice the pay of the windows that the worker may have open.
+
+        At least it is a part of what it would be at the job's highest price, and the fees of those who check and
+        judge these windows: they are paid out of it where a window is rejected.
+        """
+        parameters, known = self._parameters, max(rate, self._rate_min)
+        window_ms = min(self._slowest_ms, -(-1000 * self._whole // known)) if known else self._slowest_ms
+        count = min(self._left, _covered(window_ms, work_price(self._whole, self._limit), parameters))
+        if not count:
+            return 0
+        last = self._last if count == self._left else self._whole
+        units = (count - 1) * self._whole + last
+        own, highest = (
+            share_up(work_price(units, price), parameters.bond_windows_bps)
+            for price in (price_per_tera_unit, self._limit)
+        )
+        whole_fee, last_fee = (
+            check_fee(work_price(each, price_per_tera_unit), parameters) for each in (self._whole, last)
+        )
+        fees = self._seats * ((count - 1) * whole_fee + last_fee)
+        return max(own, share_up(highest, parameters.bond_floor_bps), fees)
+
+
 def bond_at(
     spec: JobSpec, price_per_tera_unit: int, window: int, parameters: TaskParameters, rate: int = 0
 ) -> int:
-    """Return the bond of a worker that starts at ``window``: twice the pay of the windows it may have open.
-
-    At least it is a part of what it would be at the job's highest price, and the fees of those who check and judge
-    these windows: they are paid out of it where a window is rejected.
-    """
-    ahead = range(window, min(spec.windows, window + windows_covered(spec, rate, parameters)))
-    units = sum(spec.window_units(number) for number in ahead)
-    own, highest = (
-        share_up(work_price(units, price), parameters.bond_windows_bps)
-        for price in (price_per_tera_unit, spec.max_price_per_tera_unit)
-    )
-    seats = max(parameters.verifiers, parameters.verifiers_new) + parameters.jury
-    prices = [work_price(spec.window_units(at), price_per_tera_unit) for at in ahead]
-    fees = seats * sum(check_fee(price, parameters) for price in prices)
-    return max(own, share_up(highest, parameters.bond_floor_bps), fees)
+    """Return the bond of a worker that starts at ``window``."""
+    return Bonds(spec, window, parameters).at(price_per_tera_unit, rate)
 
 
 def final_ms_of(value: int, parameters: TaskParameters) -> int:
@@ -131,8 +154,13 @@ def windows_covered(spec: JobSpec, rate: int, parameters: TaskParameters, speed:
     That takes the time of finality, of what is open then, and of the verdicts. A machine ``speed`` times as fast
     as ``rate`` fills that time with so many more.
     """
-    window_ms = max(1, window_work_ms(spec, 0, rate))
     price = work_price(spec.window_units(0), spec.max_price_per_tera_unit)
+    return _covered(window_work_ms(spec, 0, rate), price, parameters, speed)
+
+
+def _covered(window_ms: int, price: int, parameters: TaskParameters, speed: int = 1) -> int:
+    """Return the same for windows that take ``window_ms`` and cost ``price`` at most."""
+    window_ms = max(1, window_ms)
     wait_ms = final_ms_of(price * parameters.final_ms // window_ms, parameters) + parameters.reveal_ms
     return min(parameters.open_windows_max, max(WINDOWS_COVERED_MIN, 1 - (-speed * wait_ms // window_ms)))
 

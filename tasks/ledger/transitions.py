@@ -16,9 +16,11 @@ from state.primitives.receipts import Event as LogEvent
 from state.transition.calls import CallForm
 from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
 from state.view import Overlay
+from state.view.accounts import balance_of
 from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
 from tasks.ledger import registry
 from tasks.ledger.bonds import bond_rules, on_sponsor_due, release_sponsor
+from tasks.ledger.calls import bids_due, hold_call
 from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
 from tasks.ledger.deadlines import (
     CARRIAGE_SLOT,
@@ -27,7 +29,6 @@ from tasks.ledger.deadlines import (
     SPONSOR_SLOT,
     TASK_SLOT,
     due_before,
-    matches_due,
     wakes_due,
 )
 from tasks.ledger.deadlines import cancel as take_due
@@ -41,15 +42,16 @@ from tasks.ledger.progress import (
     blame_worker,
     exclude,
     free_slot,
+    is_firm,
     lose_worker,
     new_search,
     on_task_due,
     report,
     search,
-    try_match,
     turn_down,
     wake,
     wind_up,
+    withdraw,
 )
 from tasks.ledger.questions import QuestionOf, question_of
 from tasks.ledger.records import TaskRecord, by_requester_key, save_spec
@@ -457,6 +459,8 @@ class _Market:
             ending_reason=0,
             history=0,
             parked=0,
+            bid_height=0,
+            waker=b"",
             own_from=0,
             open_charge=0,
             rank=min(budget.total.bit_length() // 2, RANKS - 1),
@@ -483,13 +487,15 @@ class _Market:
         if record.ending:
             raise WrongPhase("ending")
         match record.phase:
+            case Phase.MATCHING | Phase.DEGRADED if is_firm(case):
+                withdraw(case, reason)
             case Phase.MATCHING:
                 case.advance(Event.CANCEL, reason)
                 close_escrow(case)
-            case Phase.PREPARING:
+            case Phase.ASSIGNED | Phase.PREPARING:  # a bid that cost nothing would have other bids pay more
                 pay_preparation(case)
                 wind_up(case, Phase.CANCELLED, reason)
-            case Phase.ASSIGNED | Phase.DEGRADED | Phase.PAUSED:
+            case Phase.DEGRADED | Phase.PAUSED:
                 wind_up(case, Phase.CANCELLED, reason)
             case Phase.RUNNING:
                 # The window under way is still done and paid, so that no work in good faith is lost.
@@ -529,13 +535,21 @@ class _Market:
         registry.touch(state, context.sender, context.block.time_ms, self._parameters)
         return case
 
+    def _missing_bond(self, case: Case) -> int:
+        """Return what the worker of a task has to lock to accept it."""
+        record = case.record
+        bond = bond_at(case.spec, record.price_per_tera_unit, record.next_window, self._parameters, record.rate)
+        return max(0, bond - case.vault.held(Pool.BOND, record.worker))
+
+    def _lacks_bond(self, case: Case) -> bool:
+        """Tell whether the worker has too little to accept: it may have been matched with several tasks."""
+        return balance_of(case.state, case.record.worker) < self._missing_bond(case)
+
     def accept(self, state: Overlay, payload: TaskAmount, context: Context) -> None:
         case = self._as_worker(state, context, payload.task)
-        record = case.record
-        if record.phase != Phase.ASSIGNED:
-            raise WrongPhase(record.phase.name.lower())
-        bond = bond_at(case.spec, record.price_per_tera_unit, record.next_window, self._parameters, record.rate)
-        due = max(0, bond - case.vault.held(Pool.BOND, context.sender))
+        if case.record.phase != Phase.ASSIGNED:
+            raise WrongPhase(case.record.phase.name.lower())
+        due = self._missing_bond(case)
         if payload.amount != due:
             raise PaymentMissing(due=due, got=payload.amount)
         case.vault.lock(Pool.BOND, context.sender, due, Purpose.WORKER_BOND, owner=context.sender)
@@ -555,10 +569,11 @@ class _Market:
         case = self._as_worker(state, context, payload.task)
         match case.record.phase:
             case Phase.ASSIGNED:
-                turn_down(case, Reason.WORKER_DECLINED)
+                is_excused = payload.reason != Reason.WORKER_LEFT or self._lacks_bond(case)
+                turn_down(case, Reason.WORKER_DECLINED, is_excused=is_excused)
             case Phase.PREPARING:
                 report(case, payload.reason)
-                turn_down(case, payload.reason)
+                turn_down(case, payload.reason, is_excused=payload.reason != Reason.WORKER_LEFT)
             case Phase.RUNNING:
                 report(case, payload.reason)
                 if payload.reason == Reason.JOB_DIVERGED:  # the job's fault
@@ -638,8 +653,6 @@ class _Market:
             on_task_due(case)
         elif due_window is not None:
             on_window_due(case, due_window.number)
-        elif 0 < case.record.match_at_ms <= case.now:
-            try_match(case)
         else:
             raise NothingDue(task_id.hex())
         case.save()
@@ -659,7 +672,7 @@ class _Market:
 
         release_moves(state)
         wakes = parameters.wakes_per_block
-        looks = matches_due(state, block.time_ms, parameters.matches_per_block)  # not of who becomes free below
+        bids = bids_due(state, block.time_ms, parameters)  # not of tasks that lose their worker below
         for due in due_before(state, block.time_ms, parameters.deadlines_per_block):
             if emitted >= EVENTS_PER_BLOCK_MAX:
                 break
@@ -686,14 +699,8 @@ class _Market:
                 break
             take_due(state, due)
             wake(scope(), due.subject[-ADDRESS_BYTES:])
-        for due in looks:
-            if emitted >= EVENTS_PER_BLOCK_MAX:
-                break
-            take_due(state, due)
-            case = Case.load(scope(), due.subject)
-            if case.record.match_at_ms == due.time_ms:
-                try_match(case)
-            case.save()
+        if bids and emitted < EVENTS_PER_BLOCK_MAX:
+            hold_call(scope(), bids)
 
 
 def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> tuple[Rule[Any], ...]:
@@ -707,17 +714,17 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         Rule(SUSPEND_NODE, "suspend_node", 60_000, _decode_nothing, _free, market.suspend),
         Rule(HEARTBEAT, "heartbeat", 40_000, _decode_nothing, _free, market.heartbeat, checks_first=True),
         Rule(SET_PAYOUT, "set_payout", 60_000, _decode_payout, _free, market.set_payout),
-        # A search for a worker follows.
+        # A bid in a call follows, which looks at all of the call's machines; a block's room of them is bounded.
         Rule(CREATE_TASK, "create_task", 3_000_000, _decode_create, market.budget, market.create),
         Rule(CANCEL_TASK, "cancel_task", 150_000, _decode_task, _free, market.cancel),
         Rule(ACCEPT_TASK, "accept_task", 150_000, _decode_amount, lambda p: p.amount, market.accept),
-        Rule(START_TASK, "start_task", 100_000, _decode_start, _free, market.start),
+        Rule(START_TASK, "start_task", 110_000, _decode_start, _free, market.start),
         Rule(SUBMIT_WINDOW, "submit_window", 200_000, _decode_proof, _free, market.submit),
         Rule(SEAL_VERDICT, "seal_verdict", 250_000, _decode_seal, _free, market.seal),
         Rule(REVEAL_VERDICT, "reveal_verdict", 750_000, _decode_reveal, _free, market.reveal),
         # Its payload is the largest: room in a block is paid for by weight alone.
         Rule(OPEN_WINDOW, "open_window", 1_000_000, _decode_open, _free, market.open),
-        # A search for a worker looks at candidates_max nodes and as many verifiers.
+        # A deadline may void windows, and have verifiers drawn.
         Rule(POKE, "poke", 2_000_000, _decode_task, _free, market.poke),
         Rule(TOP_UP_TASK, "top_up_task", 80_000, _decode_amount, lambda p: p.amount, market.top_up),
         Rule(RESUME_TASK, "resume_task", 2_000_000, _decode_task, _free, market.resume),

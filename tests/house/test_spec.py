@@ -55,7 +55,8 @@ from tasks import spec as specification
 from tasks.custody import chunks, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan
-from tasks.ledger import bonds, carriage, disputes, parking, progress, registry, settlement, transitions
+from tasks.ledger import auction, bonds, carriage, disputes, parking, progress, registry, settlement, transitions
+from tasks.ledger import calls as market_calls
 from tasks.ledger import records as task_records
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
@@ -162,6 +163,13 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "releases_max_of_task": settlement.RELEASES_MAX,
         "poked_windows_max": transitions.POKED_WINDOWS_MAX,
         "sponsor_share_bps_max": bonds.SHARE_BPS_MAX,
+        "prices_bytes_max": market_calls.PRICES_LIMIT_BYTES,
+        "call_bytes_max": market_calls.CALL_LIMIT_BYTES,
+        "fails_max": auction.FAILS_MAX,
+        "rivals_max": auction.RIVALS_MAX,
+        "drawn_max": market_calls.DRAWN_MAX,
+        "prices_kept": market_calls.PRICES_KEPT,
+        "withdrawal_ms_max": progress.WITHDRAWAL_MS_MAX,
         "wakes_max": progress.WAKES_MAX,
         "passed_max": progress.PASSED_MAX,
         "looks_max": parking.LOOKS_MAX,

@@ -70,6 +70,7 @@ QUICK: Final = TaskParameters(
     cool_down_doublings_max=2, match_retry_ms=2_000, retire_ms=10_000, check_fee_min=10**12,
     decline_ms=1_000, decline_doublings_max=2, reputation_charge_min=1, open_windows_max=3, opening_extra_ms=5_000,
     dispute_move_ms=5_000, dispute_side_ms=60_000, dispute_resume_ms=20_000,
+    call_ms=0, order_blocks=0,
 )  # fmt: skip
 
 

@@ -26,8 +26,10 @@ from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, WORTH, Manners, Wor
 DAY_MS: Final = 24 * HOUR_MS
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
 IDLE: Final = Manners(silent=frozenset(Action))
-SLOW: Final = TaskParameters(presence_ms=30 * DAY_MS, registration_valid_ms=30 * DAY_MS)
-"""The defaults, but for machines of tests that do nothing for days."""
+SLOW: Final = TaskParameters(
+    presence_ms=30 * DAY_MS, registration_valid_ms=30 * DAY_MS, call_ms=0, order_blocks=0
+)  # fmt: skip
+"""The defaults, but for machines of tests that do nothing for days, and calls in each block."""
 
 
 def node_of(world: World, address: bytes) -> NodeRecord:

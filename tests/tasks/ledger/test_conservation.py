@@ -34,7 +34,7 @@ from tasks.ledger.transitions import (
     UPDATE_NODE,
     node_payload,
 )
-from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, spec
+from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, WORTH, Manners, World, spec
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,10 @@ def disturb(world: World, tasks: list[bytes], machine: bytes, choice: int) -> No
         case _:
             node = queries.find_node(world.state, machine)
             if node is not None:
-                payload: list[Value] = node_payload(node.profile, choice % 3 * DKB)
+                profile = node.profile
+                if choice % 2:
+                    profile = profile._replace(price_per_tera_unit=max(1, WORTH // 1000 * (choice % 13) // 10))
+                payload: list[Value] = node_payload(profile, choice % 3 * DKB)
                 world.send(machine, UPDATE_NODE, payload)
 
 
@@ -159,6 +162,8 @@ def play(seed: int) -> Counter[Reason | Purpose | Phase]:
         QUICK, bond_release_ms=100_000, verifiers=chance.choice((1, 2, 3)), new_windows=chance.choice((0, 2)),
         excluded_max=chance.choice((1, 2, 64)), attempts_max=chance.choice((1, 2, 16)),
         offers_ranked=chance.choice((0, 2)), bond_floor_bps=chance.choice((0, 2_500)),
+        call_ms=chance.choice((0, 3_000)), order_blocks=chance.choice((0, 1, 2)),
+        bids_per_call=chance.choice((2, 128)), decline_fine=chance.choice((0, 10**17)),
     )  # fmt: skip
     world = World(replace(parameters, verifiers_new=3), seed=seed)
     for name in range(1, chance.randrange(3, 18)):
@@ -166,7 +171,7 @@ def play(seed: int) -> Counter[Reason | Purpose | Phase]:
     tasks = [world.create(spec())]
     for _ in range(120):
         if len(tasks) < 6 and chance.random() < 0.1:
-            tasks.append(world.create(spec()))
+            tasks.append(world.create(spec(price=WORTH // chance.choice((1000, 1500, 4000)))))
         world.act(lambda machines: chance.sample(machines, chance.randrange(len(machines) + 1)))
         if chance.random() < 0.25:
             disturb(world, tasks, chance.choice(list(world.machines)), chance.randrange(1, 10**6))

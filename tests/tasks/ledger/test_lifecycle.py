@@ -258,7 +258,7 @@ def test_a_task_pauses_after_as_many_workers_as_are_allowed_and_ends_if_nobody_r
 # What requester and worker may do
 
 
-def test_cancelling_before_a_worker_has_accepted_costs_nothing() -> None:
+def test_cancelling_costs_nothing_before_a_worker_is_found_and_a_segment_before_it_has_accepted() -> None:
     world, _ = market(HONEST, HONEST)
     before = balance_of(world.state, REQUESTER)
     searching, assigned = world.create(), b""
@@ -270,7 +270,10 @@ def test_cancelling_before_a_worker_has_accepted_costs_nothing() -> None:
     for task in (searching, assigned):
         assert world.task(task).phase == Phase.CANCELLED
         assert world.send(REQUESTER, CANCEL_TASK, [task]) == "wrong_phase"
-    assert balance_of(world.state, REQUESTER) == before
+    (paid,) = amounts(world, assigned, Purpose.KILL_FEE)
+    assert paid == work_price(spec().segment_units(0, 0), WORTH // 2000) > 0
+    assert amounts(world, searching, Purpose.KILL_FEE) == []
+    assert balance_of(world.state, REQUESTER) == before - paid
     assert not any(node.busy_slots for node in queries.list_nodes(world.state, None, 10).items)
 
 
@@ -322,7 +325,7 @@ def test_the_pay_for_preparing_leaves_what_open_windows_have_earned() -> None:
 
 def test_a_hopeless_task_is_looked_at_ever_more_rarely_and_few_in_a_block() -> None:
     """There are more machines than one look sees, so that it is not sure that none fits."""
-    world, _ = market(parameters=replace(QUICK, matches_per_block=2, candidates_max=1))
+    world, _ = market(parameters=replace(QUICK, bids_per_call=2, asks_per_call=1))
     world.add_machine(9, price=WORTH)
     tasks = [world.create(spec(match_ms=3_600_000)) for _ in range(5)]
     looks: dict[bytes, int] = dict.fromkeys(tasks, 0)
@@ -471,7 +474,7 @@ def test_a_block_fires_no_more_than_its_share_and_the_rest_in_order_later() -> N
 
 
 def test_tasks_that_nobody_takes_delay_neither_new_ones_nor_deadlines() -> None:
-    world, _ = market(parameters=replace(QUICK, matches_per_block=4, deadlines_per_block=8, candidates_max=2))
+    world, _ = market(parameters=replace(QUICK, bids_per_call=4, deadlines_per_block=8, asks_per_call=2))
     (
         world.add_machine(9, price=WORTH, roles=NodeRole.COMPUTE),
         world.add_machine(8, price=WORTH, roles=NodeRole.COMPUTE),

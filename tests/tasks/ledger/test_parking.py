@@ -26,7 +26,7 @@ from tests.tasks.signed import KEYS, SignedWorld
 from tests.tasks.world import DKB, QUICK, WORTH, World, spec
 
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
-FEW: Final = replace(QUICK, matches_per_block=4)
+FEW: Final = replace(QUICK, bids_per_call=4)
 """An eighth of the searches of a block, so that 450 tasks stand for 3,600."""
 JUNK: Final = 450
 PARKED, PARKED_END = bytes([Table.PARKED]), bytes([Table.PARKED + 1])
@@ -80,7 +80,7 @@ def test_n14_an_edit_of_the_registry_a_minute_wakes_eight_and_delays_no_other_ma
         world.block()
         assert len(before - parked(world)) <= WAKES_MAX
     assert world.task(second).phase == Phase.MATCHING
-    world.sign_up("worker", roles=WORK, gpus=1)
+    world.sign_up("worker", roles=WORK, gpus=1, slots=2)  # the first task, which its machine left, comes too
     world.block()
     world.block()
     assert world.task(second).worker
@@ -98,7 +98,7 @@ def parked(world: World) -> set[bytes]:
 
 def waiting(count: int = 1, **job: int) -> tuple[World, bytes, list[bytes]]:
     """A market of one verifier and one machine, whose slot is taken, and tasks that wait for it."""
-    world = World(parameters=replace(QUICK, matches_per_block=4))
+    world = World(parameters=replace(QUICK, bids_per_call=4))
     world.add_machine(9, roles=CHECK)
     worker = world.add_machine(1, roles=WORK)
     first = world.create()
@@ -192,6 +192,7 @@ def test_tasks_that_a_machine_cannot_take_hide_no_other_for_long(reason: str) ->
     assert world.send(worker, REGISTER_NODE, node_payload(profile, bond)) is None
     assert world.task(honest).phase == Phase.MATCHING
     assert world.send(worker, UPDATE_NODE, node_payload(profile, 0)) is None
+    world.block()
     assert world.task(honest).worker == worker, "the first look passed some over"
     parked(world)
 

@@ -15,13 +15,17 @@ from state.primitives.codec import Value
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.primitives.signing import personal_digest, wallet_form
+from state.view import Overlay
 from state.view.accounts import balance_of
 from tasks.ledger import queries
+from tasks.ledger.calls import bids_due, hold_call
 from tasks.ledger.fading import COUNT, faded
 from tasks.ledger.lifecycle import Phase
-from tasks.ledger.matching import draw_segments, draw_verifiers, draw_weighted, match_worker
+from tasks.ledger.matching import draw_segments, draw_verifiers, draw_weighted
+from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
+from tasks.ledger.records import load_task
 from tasks.ledger.registry import (
     Gpu,
     NodeProfile,
@@ -259,13 +263,13 @@ def test_a_job_of_several_gpus_goes_to_a_machine_that_has_them() -> None:
     assert world.run_to(task, Phase.ASSIGNED).worker == fit
 
 
-def test_price_and_reputation_decide_and_too_dear_is_out() -> None:
+def test_the_lowest_ask_has_the_task_then_the_better_record_and_too_dear_is_out() -> None:
     world = World()
     world.add_machine(1, price=WORTH // 1000 + 1)
     world.add_machine(2, price=WORTH // 1100)
     cheap = world.add_machine(3, price=WORTH // 4000)
     assert world.run_to(world.create(), Phase.ASSIGNED).worker == cheap
-    world.add_machine(4, price=WORTH // 2100)  # none of the others is as cheap
+    world.add_machine(4, price=WORTH // 1999)
     world.add_machine(5, price=WORTH // 2000, rate=RATE_MAX)  # what it says of its speed counts for nothing
     proven = world.add_machine(6, price=WORTH // 2000)
     save_node(world.state, require_node(world.state, proven)._replace(good_faded=50 * COUNT))
@@ -375,16 +379,18 @@ def test_after_offers_in_vain_bonds_and_not_words_decide_who_is_offered_a_task()
     world.add_machine(3, roles=NodeRole.VERIFY)
     payload = node_payload(require_node(world.state, bonded).profile, 8 * QUICK.node_bond_min)
     assert world.send(bonded, UPDATE_NODE, payload) is None
-    task = world.task(world.create())
+    task = world.create()
 
     def offers(vain_offers: int) -> Counter[bytes]:
         found: Counter[bytes] = Counter()
         for at in range(400):
-            seed = digest(b"seed", at.to_bytes(4, "big"))
-            record = task._replace(vain_offers=vain_offers)
-            node = match_worker(world.state, record, spec(), seed, world.time_ms, lambda _: 0, QUICK)
-            assert isinstance(node, NodeRecord)
-            found[node.address] += 1
+            world.seed, state = at, Overlay(world.state)
+            scope = Scope(state, world.context(), lambda _event: None, QUICK)
+            case = Case.load(scope, task)
+            case.change(vain_offers=vain_offers)
+            case.save()
+            hold_call(scope, bids_due(state, world.time_ms, QUICK))
+            found[load_task(state, task).worker] += 1
         return found
 
     assert offers(QUICK.offers_ranked - 1) == {loud: 400}

@@ -1,0 +1,211 @@
+"""The call auction: which ask each bid takes, and at what price (market.md 6.2). Pure: it reads no state.
+
+Bids are served from the highest limit down. Each takes the lowest ask that admits it. A match costs the ask,
+unless somebody who went without would have paid more for that machine, and no machine that is left free would do
+the job for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+__all__ = ["FAILS_MAX", "RIVALS_MAX", "Ask", "Bid", "Match", "Outcome", "clear"]
+
+FAILS_MAX: Final = 16
+"""A machine that so many bids would take and that cannot back them is out of the call: who asks for next to
+nothing and has no money hides nobody for long."""
+RIVALS_MAX: Final = 16
+"""Bids without a machine that are looked at for the price of one match, and machines for why a bid has none."""
+
+
+class Ask(NamedTuple):
+    """What a machine offers: ``slots`` jobs at ``price`` or more per 10^12 units, backed by ``funds`` for bonds.
+
+    ``gpus``, ``memory_mib`` and ``rate`` are what it has for a job. ``standing`` orders equal prices, the highest
+    first; ``tie`` is drawn and differs for each.
+    """
+
+    machine: bytes
+    price: int
+    slots: int
+    funds: int
+    gpus: int
+    memory_mib: int
+    rate: int
+    standing: int
+    tie: bytes
+
+    def meets(self, bid: Bid) -> bool:
+        """Tell whether the machine has what a job needs, whatever either pays."""
+        return (
+            self.gpus >= bid.gpus
+            and self.memory_mib >= bid.memory_mib
+            and self.rate >= bid.rate_min
+            and self.machine not in bid.barred
+        )
+
+
+class Bid(NamedTuple):
+    """A job that pays ``limit`` per 10^12 units at most, and what it needs. ``tie`` is drawn and differs for each.
+
+    It is never matched with ``barred`` machines. Where ``drawn`` is not None, it takes the first of these machines
+    that admits it, whatever they ask.
+    """
+
+    task: bytes
+    limit: int
+    gpus: int
+    memory_mib: int
+    rate_min: int
+    barred: frozenset[bytes]
+    tie: bytes
+    drawn: tuple[bytes, ...] | None = None
+
+
+class Match(NamedTuple):
+    """A bid, the ask that it takes, and the price per 10^12 units."""
+
+    bid: Bid
+    ask: Ask
+    price: int
+
+
+class Outcome(NamedTuple):
+    """Matches in the order of bids; ``outbid`` are those that others left no machine, ``unmet`` the rest.
+
+    ``dropped`` machines were out of the call before its end: without them an unmet bid was not offered to all.
+    """
+
+    matches: tuple[Match, ...]
+    outbid: tuple[Bid, ...]
+    unmet: tuple[Bid, ...]
+    dropped: int
+
+
+BondOf = Callable[[Bid, Ask, int], int | None]
+"""The bond that a machine locks for a job at a price; it never falls as the price rises. None if the machine may
+not have the job for a reason that the orders do not show."""
+
+
+class _Call:
+    """One call under way; asks and bids are numbered in their order."""
+
+    def __init__(self, asks: Sequence[Ask], bids: Sequence[Bid], bond_of: BondOf) -> None:
+        self.asks = sorted(asks, key=lambda ask: (ask.price, -ask.standing, ask.tie))
+        self.bids = sorted(bids, key=lambda bid: (-bid.limit, bid.tie))
+        self.bond_of = bond_of
+        self.number = {ask.machine: at for at, ask in enumerate(self.asks)}
+        self.slots = [ask.slots for ask in self.asks]
+        self.funds = [ask.funds for ask in self.asks]
+        self.fails = [0] * len(self.asks)
+
+    def _bond(self, bid: Bid, at: int, funds: int) -> int | None:
+        """Return the bond for ``bid`` at the ask's price, or None where the machine may not or cannot lock it."""
+        ask = self.asks[at]
+        bond = self.bond_of(bid, ask, ask.price)
+        if bond is not None and bond > funds:
+            self.fails[at] += 1
+            return None
+        return bond
+
+    def _free(self, bid: Bid, below: int) -> Iterator[int]:
+        """Yield the asks of at most ``below`` that have a slot and what ``bid`` needs, the lowest first."""
+        for at, ask in enumerate(self.asks):
+            if ask.price > below:
+                return
+            if self.slots[at] and self.fails[at] < FAILS_MAX and ask.meets(bid):
+                yield at
+
+    def _choice(self, bid: Bid) -> Iterator[int]:
+        if bid.drawn is None:
+            yield from self._free(bid, bid.limit)
+            return
+        free = set(self._free(bid, bid.limit))
+        for machine in bid.drawn:
+            at = self.number.get(machine)
+            if at in free:
+                yield at
+
+    def take(self, bid: Bid) -> tuple[int, int] | None:
+        """Give ``bid`` an ask; return that and the bond, or None."""
+        for at in self._choice(bid):
+            bond = self._bond(bid, at, self.funds[at])
+            if bond is not None:
+                self.slots[at] -= 1
+                self.funds[at] -= bond
+                return at, bond
+        return None
+
+    def _rival(self, at: int, losers: Sequence[Bid]) -> int:
+        """Return the highest limit of ``losers`` that the machine admits, 0 for none; they are in order."""
+        ask, looked = self.asks[at], 0
+        for bid in losers:
+            if bid.limit <= ask.price or looked == RIVALS_MAX:
+                return 0
+            if ask.meets(bid):
+                looked += 1
+                bond = self.bond_of(bid, ask, ask.price)
+                if bond is not None and bond <= ask.funds:
+                    return bid.limit
+        return 0
+
+    def _spare(self, bid: Bid, below: int) -> int:
+        """Return the lowest ask that is left free and admits ``bid``, or ``below`` if there is none lower."""
+        for at in self._free(bid, below):
+            if self._bond(bid, at, self.funds[at]) is not None:
+                return self.asks[at].price
+        return below
+
+    def price(self, bid: Bid, at: int, bond: int, losers: Sequence[Bid]) -> int:
+        """Return what a match costs, and note the bond at that price."""
+        ask = self.asks[at]
+        price = min(bid.limit, self._rival(at, losers))
+        if price > ask.price:
+            price = self._spare(bid, price)
+        if price <= ask.price:
+            return ask.price
+        raised = self.bond_of(bid, ask, price)
+        if raised is None or raised - bond > self.funds[at]:
+            return ask.price
+        self.funds[at] -= raised - bond
+        return price
+
+    def is_outbid(self, bid: Bid) -> bool:
+        """Tell whether a machine would have had the job, had others not taken its slots."""
+        looked = 0
+        for at, ask in enumerate(self.asks):
+            if ask.price > bid.limit or looked == RIVALS_MAX:
+                return False
+            if ask.slots > self.slots[at] and ask.meets(bid):
+                looked += 1
+                bond = self.bond_of(bid, ask, ask.price)
+                if bond is not None and bond <= ask.funds:
+                    return True
+        return False
+
+
+def clear(asks: Sequence[Ask], bids: Sequence[Bid], bond_of: BondOf) -> Outcome:
+    """Match bids with asks. The order in which they are given changes nothing.
+
+    A bid takes a slot whose machine can lock the bond beside what it locks for earlier bids of the call. The
+    price is ``max(own ask, min(own limit, highest limit without a machine that this one admits, lowest ask left
+    free that admits this bid))``. Where the machine cannot lock the bond for more than its ask, it is the ask.
+
+    ``bond_of`` names a bond at most ``FAILS_MAX`` times for each ask, and ``2 * RIVALS_MAX + 3`` times for each
+    bid. How often it returns None has no bound but asks times bids: that must cost next to nothing.
+    """
+    call = _Call(asks, bids, bond_of)
+    taken: list[tuple[Bid, int, int]] = []
+    losers: list[Bid] = []
+    for bid in call.bids:
+        found = call.take(bid)
+        if found is None:
+            losers.append(bid)
+        else:
+            taken.append((bid, *found))
+    matches = [Match(bid, call.asks[at], call.price(bid, at, bond, losers)) for bid, at, bond in taken]
+    outbid = [bid for bid in losers if call.is_outbid(bid)]
+    beaten = {bid.task for bid in outbid}
+    unmet = tuple(bid for bid in losers if bid.task not in beaten)
+    return Outcome(tuple(matches), tuple(outbid), unmet, sum(fails >= FAILS_MAX for fails in call.fails))

@@ -1,0 +1,210 @@
+"""The calls of the market: who takes part in one, what it does to the tasks, and what it paid (market.md 6.2).
+
+``tasks.ledger.auction`` decides who gets whom at what price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from state.primitives.codec import encode
+from state.primitives.hashing import digest
+from state.view import Overlay, Reader, Table
+from state.view.accounts import balance_of
+from state.view.records import items_of, read_record
+from tasks.ledger import registry
+from tasks.ledger.auction import Ask, Bid, Match, clear
+from tasks.ledger.deadlines import Due, cancel, matches_due
+from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has_slot
+from tasks.ledger.open_task import Case, Scope
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.parking import CLASS_BYTES, class_of
+from tasks.ledger.progress import assign, is_funded, leave_book
+from tasks.ledger.records import by_duty_key
+from tasks.ledger.registry import NodeRecord, NodeRole, ask_in_force, candidates, reputation_milli
+from tasks.ledger.settlement import Bonds
+
+__all__ = ["PRICES_KEPT", "CallPrices", "bids_due", "hold_call", "last_prices"]
+
+PRICES_KEPT: Final = 16
+"""Calls of a class whose prices are kept."""
+PRICES_LIMIT_BYTES: Final = 1536
+CALL_LIMIT_BYTES: Final = 16
+DRAWN_MAX: Final = 16
+"""Machines that are drawn for a task whose offers came to nothing; it takes the first of them that admits it."""
+_CALL: Final = bytes([Table.CALL])
+
+
+class CallPrices(NamedTuple):
+    """What the ``matches`` of one class cost in the call at ``time_ms``, per 10^12 units; ``mean`` rounds down."""
+
+    time_ms: int
+    matches: int
+    lowest: int
+    mean: int
+    highest: int
+
+
+def _last_call_ms(state: Reader) -> int:
+    data = state.get(_CALL)
+    if data is None:
+        return 0
+    return int(read_record(data, lambda value: items_of(value, int)[0], what="call", limit_bytes=CALL_LIMIT_BYTES))
+
+
+def bids_due(state: Reader, now_ms: int, parameters: TaskParameters) -> list[Due]:
+    """Return who is in the book for a call now, as many as one takes; empty where none takes place.
+
+    There is one in each stretch of ``call_ms``, for those that came before it: whoever comes meets the others of
+    the same stretch, and nobody chooses to be alone.
+    """
+    if not parameters.call_ms:
+        return matches_due(state, now_ms, parameters.bids_per_call)
+    begin_ms = now_ms - now_ms % parameters.call_ms
+    if _last_call_ms(state) >= begin_ms:
+        return []
+    return matches_due(state, begin_ms - 1, parameters.bids_per_call)
+
+
+def hold_call(scope: Scope, dues: Sequence[Due]) -> None:
+    """Match the tasks of ``dues`` that have stood long enough with machines."""
+    height = scope.block.height - scope.parameters.order_blocks
+    cases: dict[bytes, Case] = {}
+    for due in dues:
+        case = Case.load(scope, due.subject)
+        if case.record.match_at_ms != due.time_ms:  # it was matched or ended by what fired before in this block
+            cancel(scope.state, due)
+        elif case.record.bid_height <= height:
+            cases[due.subject] = case
+    if not cases:
+        return
+    scope.state.put(_CALL, encode([scope.block.time_ms]))
+    _Call(scope, {task: case for task, case in cases.items() if is_funded(case)}, height).run()
+
+
+class _Call:
+    """One call: its orders, and what they come to."""
+
+    def __init__(self, scope: Scope, cases: dict[bytes, Case], height: int) -> None:
+        self.scope, self.cases, self.height = scope, cases, height
+        self.seed = digest(b"call", scope.block.beacon)
+        self.nodes, self.is_whole = self._nodes()
+        self.checkers = Checkers(scope.state, self.seed, scope.block.time_ms, scope.parameters)
+        self.unchecked: set[bytes] = set()
+        self.bonds = {
+            task: Bonds(case.spec, case.record.next_window, scope.parameters) for task, case in cases.items()
+        }
+        self.coming = [
+            self._ask(node)._replace(price=node.profile.price_per_tera_unit)
+            for node in self.nodes.values()
+            if node.asked_height > height
+        ]
+
+    def _nodes(self) -> tuple[dict[bytes, NodeRecord], bool]:
+        """Return machines that may take a task, from a drawn place on, and whether there are no others."""
+        state, parameters = self.scope.state, self.scope.parameters
+        found = candidates(state, NodeRole.COMPUTE, self.seed, parameters.asks_per_call)
+        is_whole = len(found) < parameters.asks_per_call
+        nodes = {node.address: node for node in found}
+        for case in self.cases.values():
+            waker = case.record.waker
+            if waker and waker not in nodes and (node := registry.load_node(state, waker)) is not None:
+                nodes[waker] = node
+        now_ms = self.scope.block.time_ms
+        return {address: node for address, node in nodes.items() if has_slot(node, now_ms, parameters)}, is_whole
+
+    def _tie(self, name: bytes) -> bytes:
+        return digest(b"call-tie", self.seed + name)
+
+    def _ask(self, node: NodeRecord) -> Ask:
+        profile = node.profile
+        gpus = min(len(profile.gpus), 1) if registry.is_limited(profile) else len(profile.gpus)
+        return Ask(
+            node.address, ask_in_force(node, self.height), free_slots(node, self.scope.parameters),
+            balance_of(self.scope.state, node.address), gpus, profile.memory_mib, profile.rate,
+            reputation_milli(node), self._tie(node.address),
+        )  # fmt: skip
+
+    def _bid(self, case: Case, ring: Sequence[Ask]) -> Bid:
+        record, wanted = case.record, case.spec.requirements
+        tie = self._tie(record.id)
+        bid = Bid(
+            record.id, case.spec.max_price_per_tera_unit, wanted.gpus, wanted.memory_mib, wanted.rate_min,
+            frozenset(record.excluded), tie,
+        )  # fmt: skip
+        if record.vain_offers < self.scope.parameters.offers_ranked:
+            return bid
+        return bid._replace(drawn=self._drawn(bid, ring))
+
+    def _drawn(self, bid: Bid, ring: Sequence[Ask]) -> tuple[bytes, ...]:
+        """Draw machines by bonds and records for a task whose offers came to nothing.
+
+        An ask costs nothing, so many machines could take turns in keeping a task from all others.
+        """
+        start = int.from_bytes(bid.tie[:8], "big") % max(1, len(ring))
+        pool: list[NodeRecord] = []
+        for ask in (*ring[start:], *ring[:start]):
+            if ask.price <= bid.limit and ask.meets(bid):
+                pool.append(self.nodes[ask.machine])
+                if len(pool) == self.scope.parameters.candidates_max:
+                    break
+        weights = [node.backing * (1 + reputation_milli(node)) for node in pool]
+        return tuple(pool[at].address for at in draw_weighted(digest(b"worker-draw", bid.tie), weights, DRAWN_MAX))
+
+    def _bond_of(self, bid: Bid, ask: Ask, price: int) -> int | None:
+        case, node = self.cases[bid.task], self.nodes[ask.machine]
+        record = case.record
+        if not self.checkers.has(record.requester, node):
+            self.unchecked.add(bid.task)
+            return None
+        if record.open_windows and case.state.get(by_duty_key(node.address, record.id)) is not None:
+            return None  # its earlier windows are not settled
+        return self.bonds[bid.task].at(price, node.profile.rate)
+
+    def run(self) -> None:
+        """Match, and note what it cost."""
+        asks = [ask for ask in map(self._ask, self.nodes.values()) if ask.price]
+        ring = sorted(asks, key=lambda ask: ask.tie)
+        outcome = clear(asks, [self._bid(case, ring) for case in self.cases.values()], self._bond_of)
+        for match in outcome.matches:
+            assign(self.cases[match.bid.task], match.ask.machine, match.price)
+        for bid in outcome.outbid:
+            leave_book(self.cases[bid.task], Miss.NOBODY, is_outbid=True)
+        for bid in outcome.unmet:
+            miss = Miss.UNSEEN if outcome.dropped or bid.drawn is not None else self._miss(bid)
+            leave_book(self.cases[bid.task], miss, is_outbid=False)
+        for case in self.cases.values():
+            case.save()
+        _note_prices(self.scope.state, self.scope.block.time_ms, self.cases, outcome.matches)
+
+    def _miss(self, bid: Bid) -> Miss:
+        """Tell why no machine of the call would do; one whose price is too new for it may do in the next."""
+        if bid.task in self.unchecked:
+            return Miss.UNCHECKED
+        may_come = any(ask.price <= bid.limit and ask.meets(bid) for ask in self.coming)
+        return Miss.NOBODY if self.is_whole and not may_come else Miss.UNSEEN
+
+
+def _note_prices(state: Overlay, now_ms: int, cases: dict[bytes, Case], matches: Sequence[Match]) -> None:
+    paid: dict[bytes, list[int]] = {}
+    for match in matches:
+        paid.setdefault(class_of(cases[match.bid.task].spec), []).append(match.price)
+    for job_class, prices in sorted(paid.items()):
+        last = CallPrices(now_ms, len(prices), min(prices), sum(prices) // len(prices), max(prices))
+        kept = [*last_prices(state, job_class), last][-PRICES_KEPT:]
+        state.put(_CALL + job_class, encode([list(each) for each in kept]))
+
+
+def last_prices(state: Reader, job_class: bytes) -> list[CallPrices]:
+    """Return what the last calls paid for jobs of a class, the oldest first. Raises RecordDamaged."""
+    if len(job_class) != CLASS_BYTES:
+        raise AssertionError("not a class")
+    data = state.get(_CALL + job_class)
+    if data is None:
+        return []
+
+    def make(value: Any) -> list[CallPrices]:
+        return [CallPrices(*items_of(item, *[int] * len(CallPrices._fields))) for item in value]
+
+    return read_record(data, make, what=f"prices of class {job_class.hex()}", limit_bytes=PRICES_LIMIT_BYTES)
