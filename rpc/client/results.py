@@ -402,9 +402,21 @@ class JobReport(ResultObject):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallPrices(ResultObject):
+    """What the ``matches`` of a call of the market cost, per 10^12 work units."""
+
+    time_ms: int
+    matches: int
+    lowest: Amount
+    mean: Amount
+    highest: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskQuote(Answer):
     """What creating a task would lock, unused it comes back; and what is known against its job.
 
+    ``limit`` is the job's highest price per 10^12 work units, ``calls`` are what such jobs paid of late.
     ``objections`` keep the job from being done: ``create_task`` refuses it. With ``notices`` it may wait.
     """
 
@@ -412,6 +424,8 @@ class TaskQuote(Answer):
     verification: Amount
     fee: Amount
     total: Amount
+    limit: Amount
+    calls: tuple[CallPrices, ...]
     objections: tuple[Objection, ...]
     notices: tuple[Objection, ...]
     reported: JobReport | None

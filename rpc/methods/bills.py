@@ -28,8 +28,10 @@ from rpc.methods.tasks import TASK_ID, unknown_task
 from rpc.protocol.requests import BlobRequests
 from state.view import Reader
 from tasks.errors import TaskUnknown
+from tasks.ledger.calls import PRICES_KEPT, CallPrices, last_prices
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.parking import class_of
 from tasks.ledger.queries import find_task, quote, report_on
 from tasks.ledger.records import JobReport
 from tasks.ledger.screening import (
@@ -116,6 +118,17 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
         "verification": str(budget.verification),
         "fee": str(budget.fee),
         "total": str(budget.total),
+        "limit": str(job.max_price_per_tera_unit),
+        "calls": [
+            {
+                "time_ms": call.time_ms,
+                "matches": call.matches,
+                "lowest": str(call.lowest),
+                "mean": str(call.mean),
+                "highest": str(call.highest),
+            }
+            for call in seen.calls
+        ],
         "objections": [item._asdict() for item in objections],
         "notices": [item._asdict() for item in notices],
         "machines": {
@@ -141,6 +154,7 @@ class _Seen(NamedTuple):
     outlook: Outlook
     start: list[Objection]
     report: JobReport | None
+    calls: list[CallPrices]
 
 
 def _look(
@@ -153,11 +167,24 @@ def _look(
         except TaskUnknown:
             raise unknown_task(task) from None
     outlook = look_out(reader, job, now_ms, parameters, excluded)
-    return _Seen(outlook, check_start(job, any_size=False), report_on(reader, spec_hash(raw)))
+    return _Seen(
+        outlook, check_start(job, any_size=False), report_on(reader, spec_hash(raw)),
+        last_prices(reader, class_of(job)),
+    )  # fmt: skip
 
 
 BILL_COMPONENTS: Final[dict[str, Schema]] = {
     "Objection": obj({"code": STRING, "text": STRING}, description="Something that is known against a job."),
+    "CallPrices": obj(
+        {
+            "time_ms": NUMBER,
+            "matches": NUMBER,
+            "lowest": AMOUNT_OUT,
+            "mean": AMOUNT_OUT,
+            "highest": AMOUNT_OUT,
+        },
+        description="What a call of the market paid for jobs of one class, per 10^12 work units.",
+    ),
     "BillLine": obj(
         {
             "number": NUMBER,
@@ -175,8 +202,8 @@ BILL_COMPONENTS: Final[dict[str, Schema]] = {
 BILL_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_quoteTask",
-        "Cost of creating a task, with objections (the job cannot run), notices (it may have to wait) and "
-        "failures that workers reported",
+        "Cost of creating a task, what recent calls paid for such jobs, objections (the job cannot run), notices "
+        "(it may have to wait) and failures that workers reported",
         quote_task,
         obj(
             {
@@ -185,6 +212,8 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
                 "verification": AMOUNT_OUT,
                 "fee": AMOUNT_OUT,
                 "total": AMOUNT_OUT,
+                "limit": AMOUNT_OUT,
+                "calls": array(ref("CallPrices"), maximum=PRICES_KEPT),
                 "objections": array(ref("Objection")),
                 "notices": array(ref("Objection")),
                 "machines": obj(

@@ -19,7 +19,7 @@ from state.primitives.errors import DecodeError
 from state.primitives.receipts import EventType
 from state.view import Overlay
 from tasks.ledger.events import EVENTS
-from tasks.ledger.lifecycle import Reason
+from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.records import JobReport, save_report
 from tasks.ledger.registry import NodeRole
 from tasks.ledger.screening import DatasetFacts, read_dataset_facts
@@ -210,6 +210,15 @@ async def test_a_quote_says_what_is_known_against_a_job() -> None:
     wrong = job._replace(init_root=bytes(32), requirements=Requirements(4, 0, 0))
     quoted = await node.call("dekube_quoteTask", hexed(encode_spec(wrong)))
     assert [item["code"] for item in quoted["objections"]] == ["init_root_differs", "no_such_machine"]
+
+    assert (quoted["limit"], quoted["calls"]) == (str(job.max_price_per_tera_unit), [])
+    world.add_machine(2, price=10**15)
+    world.run_to(world.create(job), Phase.ASSIGNED)
+    (call,) = (await node.call("dekube_quoteTask", raw))["calls"]
+    assert call == {
+        "time_ms": world.time_ms - 1_000, "matches": 1, "lowest": str(10**15), "mean": str(10**15),
+        "highest": str(10**15),
+    }  # fmt: skip
 
     task = world.create(job)
     save_report(world.state, spec_hash(encode_spec(job)), JobReport(Reason.JOB_DIVERGED, 3, worker, task, 2))

@@ -175,7 +175,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
 
         write_file(save, (json.dumps(spec, indent=2) + "\n").encode())
     if as_json:
-        parts = ("price", "verification", "fee", "total", "notices", "machines", "reported")
+        parts = ("price", "verification", "fee", "total", "limit", "calls", "notices", "machines", "reported")
         told = [{"code": code, "text": text} for code, text in objections]
         show({**{name: amounts.document[name] for name in parts}, "objections": told, "spec": spec})
         if objections:
@@ -188,6 +188,8 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
             "verification": show_amount(amounts.verification),
             "protocol fee": show_amount(amounts.fee),
             "locked in all": show_amount(amounts.total),
+            "price limit": f"{show_amount(amounts.limit)} {PER_TERA_UNIT}",
+            **_recent_prices(amounts),
         },
         as_json=False,
         title="Quote",
@@ -198,6 +200,18 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
     _tell_notices(amounts, with_data=recipe.spec_file is not None)
     if objections:
         raise JobRefused(objections)
+
+
+def _recent_prices(quoted: TaskQuote) -> dict[str, str]:
+    """Return what recent calls paid for such jobs, the last one first."""
+    if not quoted.calls:
+        return {}
+    last = quoted.calls[-1]
+    lowest, highest = min(call.lowest for call in quoted.calls), max(call.highest for call in quoted.calls)
+    return {
+        "paid in the last call": f"{show_amount(last.mean)} {PER_TERA_UNIT} ({counted(last.matches, 'task')})",
+        "paid in recent calls": f"{show_amount(lowest)} to {show_amount(highest)} {PER_TERA_UNIT}",
+    }
 
 
 def _objections(job: JobSpec, quoted: TaskQuote) -> list[tuple[str, str]]:

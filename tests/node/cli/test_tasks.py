@@ -44,6 +44,7 @@ class Requested:
         self.objections: list[tuple[str, str]] = []
         self.notices: list[tuple[str, str]] = []
         self.reported: Any = None
+        self.calls: Any = ()
         self.machines = machines
         spec = {"max_price_per_tera_unit": "100"}
         self.record = {"excluded": [LOST.lower()], "reason": "no_replacement", "spec": spec} | task
@@ -66,9 +67,15 @@ class Requested:
         )
         parts = {"price": 1, "verification": 1, "fee": 1, "total": 10**18}
         document: dict[str, Any] = {name: str(part) for name, part in parts.items()}
-        document |= {"notices": [], "machines": {}, "reported": None}
+        document |= {"notices": [], "machines": {}, "reported": None, "limit": "7", "calls": []}
         return SimpleNamespace(
-            objections=objections, notices=notices, reported=self.reported, document=document, **parts
+            objections=objections,
+            notices=notices,
+            reported=self.reported,
+            document=document,
+            limit=7,
+            calls=self.calls,
+            **parts,
         )
 
     def call(self, method: str) -> Any:
@@ -176,6 +183,23 @@ def test_what_a_job_may_wait_for_and_what_was_said_against_it_is_told(
         done = run(monkeypatch, client, verb, "--spec", file, "--home", tmp_path)
         assert "Note: its highest price is below what every machine asks." in done.stderr
         assert "2 workers have given this very job up" in done.stderr and "job diverged" in done.stderr
+
+
+def test_a_quote_shows_the_limit_and_what_recent_calls_paid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "job"
+    file.write_bytes(encode_spec(JOB))
+    client = Requested(held=True)
+    unpriced = run(monkeypatch, client, "quote", "--spec", file, "--home", tmp_path)
+    assert "price limit" in unpriced.stdout and "recent calls" not in unpriced.stdout
+    client.calls = [
+        SimpleNamespace(time_ms=NOW_MS, matches=2, lowest=10**16, mean=2 * 10**16, highest=3 * 10**16),
+        SimpleNamespace(time_ms=NOW_MS, matches=1, lowest=10**17, mean=10**17, highest=10**17),
+    ]
+    done = run(monkeypatch, client, "quote", "--spec", file, "--home", tmp_path)
+    assert "0.1 DKB per 10^12 work units (1 task)" in done.stdout
+    assert "0.01 DKB to 0.1 DKB per 10^12 work units" in done.stdout
 
 
 def machine(address: str = OTHER, **fields: Any) -> dict[str, Any]:

@@ -224,7 +224,15 @@ def test_the_id_of_a_task_is_that_of_what_was_signed() -> None:
         match method:
             case "dekube_quoteTask":
                 parts: dict[str, Any] = {"price": "1", "verification": "1", "fee": "1", "total": "3"}
-                return {"at": at(5), **parts, "objections": [], "notices": [], "reported": None}
+                return {
+                    "at": at(5),
+                    **parts,
+                    "limit": "1",
+                    "calls": [],
+                    "objections": [],
+                    "notices": [],
+                    "reported": None,
+                }
             case "dekube_quote":
                 kinds = [{"kind": kind, "name": "x", "gas": 1, "fee": "1"} for kind in range(256)]
                 return chain_of(5)(method, params) | {"kinds": kinds}
