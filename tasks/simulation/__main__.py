@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from tasks.simulation.books import LOADS, WAYS, search
 from tasks.simulation.campaign import PLANS, Campaign
 from tasks.simulation.picture import measure, svg
 from tasks.simulation.report import markdown
@@ -73,6 +74,16 @@ def picture(path: Path, markets: int) -> None:
         f"Gain of a colluding set against its share of bonds, in prices of a window; {markets} markets a point"
     )
     path.write_text(svg(measure(markets), caption))
+
+
+@main.command()
+@click.option("--books", default=2_000, show_default=True, help="Number of books for each factor.")
+def books(books: int) -> None:
+    """Print what one dishonest order gains in a call, for each way and load, in parts of the mean cost."""
+    for way in WAYS:
+        for load in LOADS:
+            gain = search(way, load, books)
+            click.echo(f"{way}, {load}: factor {gain.factor} %, mean {gain.mean:+.3f}, most {gain.most:+.3f}")
 
 
 if __name__ == "__main__":

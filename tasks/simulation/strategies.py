@@ -16,6 +16,7 @@ from tasks.simulation.agents.leader import DishonestLeader
 from tasks.simulation.agents.requesters import GriefingRequester
 from tasks.simulation.agents.verifiers import LAZY_WAYS, BribableVerifier, Friend, LazyVerifier
 from tasks.simulation.agents.workers import ForgingWorker, JunkWorker, Quitter, Withholder
+from tasks.simulation.market import Account
 from tasks.simulation.stage import SEGMENT_STEPS_MAX, TASKS, Cast, Setting, Stage
 from tasks.spec import RATE_MAX
 
@@ -106,6 +107,25 @@ def _asking(stage: Stage, setting: Setting) -> Sequence[Agent]:
     rate = min(RATE_MAX, max(1, int(worker.offer.rate * float(setting.get("rate", 1)))))
     worker.offer = worker.offer._replace(price_per_tera_unit=price, rate=rate)
     return [worker, *stage.honest_verifiers()]
+
+
+def _shading(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """A seller whose decoys stand just below the requester's bids, so that who gets its machine pays more."""
+    account = Account("decoy", 0)
+    decoys = stage.jobs(int(setting["decoys"]))
+    requester = GriefingRequester(
+        account,
+        [
+            job._replace(
+                max_price_per_tera_unit=max(1, int(job.max_price_per_tera_unit * float(setting["limit"])))
+            )
+            for job in decoys
+        ],
+        stage.off,
+        stage.plot,
+    )
+    requester.cancels_in = _CANCELS[str(setting["cancels"])]
+    return [*_asking(stage, setting), requester]
 
 
 def _withholding(stage: Stage, setting: Setting) -> Sequence[Agent]:
@@ -257,7 +277,18 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         _overloading,
         own_tasks=True,
     ),
-    Strategy("auction shader", "shades bids and asks in the call auction", needs="the call auction (9.9)"),
+    Strategy(
+        "auction shader",
+        "asks for more, and bids under another name beside the requester",
+        {
+            "share": (20,),
+            "price": (0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.7, 2.0),
+            "decoys": (0, 1, 8, 12),
+            "limit": (0.5, 0.8, 0.95, 0.999, 1.0, 1.1),
+            "cancels": ("matching", "assigned"),
+        },
+        _shading,
+    ),
     Strategy("slot flooder", "fills the dispute game's places with its own games", needs="the game (9.3)"),
     Strategy("line cutter", "challenges, then cuts the accused's line", needs="the game (9.3)"),
     Strategy("garbage custodian", "keeps bytes that open to nothing", needs="custody of results (9.6)"),

@@ -18,7 +18,8 @@ from state.view import Overlay, Reader, Table
 from state.view.accounts import Account, issued, load_account, save_account, set_issued
 from tasks.dispute.clock import Clock
 from tasks.dispute.game import Side
-from tasks.ledger import carriage, disputes, records, registry
+from tasks.ledger import calls, carriage, disputes, records, registry
+from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
 from tasks.ledger.registry import NodeProfile, NodeRecord
 from tasks.proofs import Finding, WindowProof
@@ -192,6 +193,18 @@ def state_records(
             lambda state: records.save_report(state, TASK, _plain(JobReport)),
             lambda state: records.load_report(state, TASK),
             ("tasks.ledger.records:load_report",),
+        ),
+        "prices of calls": StateRecord(
+            lambda state: state.put(
+                bytes([Table.CALL]) + b"\0\3\1", encode([[1_000, 2, 10**16, 10**16, 10**17]] * 2)
+            ),
+            lambda state: calls.last_prices(state, b"\0\3\1"),
+            ("tasks.ledger.calls:last_prices",),
+        ),
+        "last call": StateRecord(
+            lambda state: state.put(bytes([Table.CALL]), encode([1_000])),
+            lambda state: calls.bids_due(state, 10_000, TaskParameters()),
+            ("tasks.ledger.calls:_last_call_ms",),
         ),
         "escrow": StateRecord(
             lambda state: state.put(b"e", encode([WHO, 1, 5, 1, 1, 0, [3, 0, 0, 0, 0, 0]])),
