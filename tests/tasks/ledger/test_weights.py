@@ -172,7 +172,7 @@ def check(dearest: dict[int, int]) -> None:
 
 
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
-    for seed in (20, 34, 50):
+    for seed in (1, 17, 22):
         play(seed)
     assert dearest.keys() == World().rules.keys()
     check(dearest)
