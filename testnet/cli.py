@@ -36,6 +36,7 @@ from testnet.cluster import (
 )
 from testnet.faucet import FAUCET, FAUCET_COINS, faucet_key, make_faucet, write_faucet
 from testnet.plan import MEMBERS_MAX, Placement, derive_key, make_plan, member_names
+from testnet.scenarios.cli import scenario
 from testnet.wan.cli import wan
 
 __all__ = ["COLUMNS", "member_rows", "show_members", "starting_line", "testnet"]
@@ -79,6 +80,7 @@ def testnet() -> None:
 
 
 testnet.add_command(wan)
+testnet.add_command(scenario)
 
 
 @not_with(("--exit-when-settled",), "--no-task")

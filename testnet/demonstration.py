@@ -22,7 +22,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.listen import dial_target
 from tasks.spec import encode_spec
 
-__all__ = ["Document", "RunSource", "TaskSummary", "print_run", "run_demonstration"]
+__all__ = ["Document", "RunSource", "TaskSummary", "print_run", "run_demonstration", "wait_machines"]
 
 MAX_PRICE_PER_TERA_UNIT: Final = 5 * 10**15
 """Twice what a machine asks for 10^12 work units by default."""
@@ -133,7 +133,7 @@ class _Network:
         self._task = b""
 
     def machines(self) -> list[Document]:
-        return _wait_machines(self._client)
+        return wait_machines(self._client)
 
     def prepare(self) -> TaskSummary:
         height = self._client.head().at.height
@@ -165,7 +165,8 @@ class _Network:
         return self._client.bill(self._task)
 
 
-def _wait_machines(client: Client) -> list[Document]:
+def wait_machines(client: Client) -> list[Document]:
+    """Return the registered machines once they are enough for a task."""
     deadline = time.monotonic() + MACHINES_TIMEOUT_S
     while True:
         try:

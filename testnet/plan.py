@@ -177,7 +177,7 @@ def _options(role: str, at: Placement, bootstrap: tuple[str, ...], relay: str, o
         metrics=MetricsOptions(listen=f"{at.bind}:{at.metrics_port}"),
         uploads=UploadOptions(enabled=not is_worker),
         executor=ExecutorOptions(),
-        registry=RegistryOptions(stake=1_000 * COIN if is_worker else 0),
+        registry=RegistryOptions(stake=1_000 * COIN),
         processes=ProcessOptions(signature_workers=0 if is_worker else 1),
         log=LogOptions(format="json"),
     )

@@ -83,6 +83,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "task": ("node.cli.tasks:task", "Create training tasks, follow them and fetch their results."),
     "blob": ("node.cli.blobs:blob", "Upload data sets and download bulk data."),
     "worker": ("node.cli.workers:worker", "Register this machine as a worker and list the market's machines."),
+    "verifier": ("node.cli.verifier:verifier", "Show disputes of this machine and challenge the work of others."),
     "light": ("node.cli.light:light", "Verify accounts and transactions with a light client."),
     "contracts": (
         "node.cli.contracts:contracts",

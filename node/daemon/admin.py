@@ -178,6 +178,19 @@ async def _get_drain(node: RunningNode) -> Json:
     return node.drain.describe(node.remaining_work())
 
 
+async def _disputes(node: RunningNode) -> Json:
+    return node.duties.dispute_rows()
+
+
+async def _challenge(node: RunningNode, task: bytes, window: int | None, check_only: bool) -> Json:
+    asked = node.duties.challenges.ask(task, window, is_check_only=check_only)
+    return {"windows": [key.window for key in asked]}
+
+
+async def _challenges(node: RunningNode, task: bytes) -> Json:
+    return node.duties.challenges.rows(task)
+
+
 async def _stop(node: RunningNode) -> Json:
     _log.warning("the owner's method admin_stop was called: the node ends")
     node.stop()
@@ -286,6 +299,36 @@ TABLE: Final[Mapping[str, Method]] = {
             Param("stop", BOOLEAN, "End the node when it is empty.", required=False, default=False),
         ),
         _method("admin_getDrain", "What is under way, and whether the node drains", _get_drain, _DRAIN),
+        _method(
+            "admin_getDisputes", "Disputes that this machine plays", _disputes,
+            array(
+                obj(
+                    {
+                        "task": HASH_OUT, "window": NUMBER, "number": NUMBER, "segment": NUMBER, "side": STRING,
+                        "other": ADDRESS_OUT, "phase": STRING, "our_turn": _BOOLEAN, "moves": NUMBER,
+                        "left_ms": NUMBER,
+                    }
+                )
+            ),
+        ),
+        _method(
+            "admin_challenge", "Re-run the open windows of a task, and challenge what differs", _challenge,
+            obj({"windows": array(NUMBER)}), Param("task", HASH, "The task."),
+            Param("window", natural(0, 2**32 - 1), "Only this window.", required=False),
+            Param("check_only", BOOLEAN, "true: challenge nothing.", required=False, default=False),
+        ),
+        _method(
+            "admin_getChallenges", "Where the checks that were asked for stand", _challenges,
+            array(
+                obj(
+                    {
+                        "window": NUMBER, "state": STRING, "segments": NUMBER, "done": NUMBER,
+                        "segment": nullable(NUMBER), "detail": STRING,
+                    }
+                )
+            ),
+            Param("task", HASH, "The task."),
+        ),
         _method("admin_stop", "End the node in order", _stop, obj({})),
         _method("rpc.discover", "This document", _discover, {"type": "object"}),
     )

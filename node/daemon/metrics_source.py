@@ -85,9 +85,19 @@ class NodeMetricsSource:
         )
         for event, count in node.duties.market_events.items():
             market.add_metric([event], count)
+        disputes = GaugeMetricFamily(
+            "dekube_disputes", "Disputes that this machine plays, by state", labels=["state"]
+        )
+        for state, number in node.duties.disputes.items():
+            disputes.add_metric([state], float(number))
+        results = CounterMetricFamily(
+            "dekube_dispute_results", "Disputes of this machine that ended since the start", labels=["result"]
+        )
+        for result in ("won", "lost", "dropped"):
+            results.add_metric([result], node.duties.dispute_results.get(result, 0))
         stages = CounterMetricFamily(
             "dekube_stage_cpu_seconds", "CPU time of the node process by stage of its work", labels=["stage"]
         )
         for stage, seconds in node.stages.seconds().items():
             stages.add_metric([stage], seconds)
-        return [*families, events, market, stages]
+        return [*families, events, market, disputes, results, stages]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from random import Random
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import trio
 
@@ -91,6 +91,8 @@ class NodeSetup:
 class RunningNode:
     """The components of a node, and the queries of its owner and its gateway that need several of them."""
 
+    duties_type: ClassVar[type[DutyService]] = DutyService
+
     def __init__(self, setup: NodeSetup, runtime: Runtime, store: Store, verifier: SignatureVerifier) -> None:
         options, home, address = setup.options, setup.home, setup.account.address
         self.setup, self.home, self.options, self.genesis = setup, home, options, setup.genesis
@@ -151,7 +153,7 @@ class RunningNode:
         )
         self.clocks = ClockSkew(self.network, lambda: self.agreement.committee, address)
         self.network.on_request(CLOCK_METHOD, serve_clock)
-        self.duties = DutyService(
+        self.duties = self.duties_type(
             self.ledger,
             Wallet(self.account, self.ledger),
             self.network,
@@ -239,6 +241,7 @@ class RunningNode:
             | {"relays_down": [relay._asdict() for relay in reached.relays_down]},
             "jobs": self.duties.jobs(),
             "troubles": self.duties.troubles(),
+            "disputes": self.duties.disputes | self.duties.dispute_results,
             "draining": self.drain.is_on,
             "log": LOG_OUTPUT.describe(),
             "gateway": self.setup.gateway.describe() if self.options.rpc.listen else None,

@@ -21,6 +21,8 @@ from node.home.paths import Home
 from node.market.attempts import Attempts, Trouble
 from node.market.blob_search import BlobSearch
 from node.market.cancellation import DAMAGE, Abandoned
+from node.market.challenges import Challenges
+from node.market.disputes import Disputes, NothingToSay
 from node.market.inputs import Inputs
 from node.market.machine import Rate, describe_machine, known_rate, renewed_rate
 from node.market.promises import Promises
@@ -37,7 +39,7 @@ from tasks.errors import TaskUnknown
 from tasks.executor.errors import JobGivenUp
 from tasks.executor.failure_count import ENDS_MAX, JobEnd
 from tasks.executor.service import Executor, ExecutorOptions
-from tasks.executor.supervisor import ProcessOptions
+from tasks.executor.supervisor import CHILD_MODULE, ProcessOptions
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import count_parked
@@ -78,7 +80,10 @@ COUNT_MAX: Final = 1_000
 """Tasks, parked tasks and verdicts are counted up to this number."""
 OWED: Final = (SUBMIT_WINDOW, OPEN_WINDOW, SEAL_VERDICT, REVEAL_VERDICT)
 """Transactions for which the account reserves the fees when it raises its bond."""
-MOVED_ON: Final = ("wrong_phase", "not_yours", "proof_mismatch", "already_sealed", "already_revealed")
+MOVED_ON: Final = (
+    "wrong_phase", "not_yours", "proof_mismatch", "already_sealed", "already_revealed", "move_refused",
+    "move_too_soon", "dispute_unknown", "challenge_unknown",
+)  # fmt: skip
 """Refusals that mean that the chain no longer requires this duty."""
 
 
@@ -86,6 +91,9 @@ class DutyService:
     """Performs the node's duties in the market."""
 
     worker_type: ClassVar[type[Worker]] = Worker
+    verifier_type: ClassVar[type[TaskVerifier]] = TaskVerifier
+    child_module: ClassVar[str] = CHILD_MODULE
+    """The program of jobs; test networks have one that lies."""
 
     def __init__(
         self, ledger: NodeLedger, wallet: Wallet, network: Network, options: NodeOptions, *, home: Home,
@@ -108,7 +116,7 @@ class DutyService:
         self._parameters = parameters = read_parameters(TaskParameters, "tasks", ledger.runtime.genesis)
         self._executor = executor = Executor(
             ExecutorOptions(
-                process=ProcessOptions(engine=options.executor.engine),
+                process=ProcessOptions(engine=options.executor.engine, child_module=self.child_module),
                 jobs_max=options.executor.jobs_max,
                 verifications_max=options.executor.verifications_max,
             ),
@@ -124,10 +132,14 @@ class DutyService:
         self._worker = self.worker_type(
             ledger, wallet, inputs, executor, promises, blobs, parameters, data_dir=data_dir, secret=secret
         )
-        self._verifier = TaskVerifier(
+        self._verifier = self.verifier_type(
             ledger, wallet, inputs, executor, promises, parameters, secret=secret,
             free_bytes=lambda: shutil.disk_usage(data_dir).free,
         )  # fmt: skip
+        self._disputes = Disputes(
+            ledger, wallet, inputs, executor, parameters, openings=self._worker.openings, secret=secret
+        )
+        self.challenges = Challenges(ledger, wallet, inputs, executor, data_dir / "challenges", secret=secret)
 
     def search_with(self, search: BlobSearch) -> None:
         """Use ``search`` for data sets that no peer has."""
@@ -180,6 +192,20 @@ class DutyService:
             "seat_declined": self._verifier.seats_declined,
             "opening_late": self._worker.late_openings,
         }
+
+    @property
+    def disputes(self) -> dict[str, int]:
+        """How many disputes this machine plays, by state: open or suspended."""
+        return self._disputes.counts()
+
+    @property
+    def dispute_results(self) -> dict[str, int]:
+        """How many disputes of this machine ended since the start, by result: won, lost or dropped."""
+        return self._disputes.results
+
+    def dispute_rows(self) -> list[dict[str, Any]]:
+        """Return the disputes of this machine for display."""
+        return self._disputes.rows()
 
     def parked_tasks(self) -> int:
         """Return how many tasks of the chain found no machine and wait for one that changes."""
@@ -235,23 +261,23 @@ class DutyService:
         """Perform the duties until cancelled."""
         if ended := await self._executor.end_leftovers():
             _log.warning("jobs of an earlier process of this node still ran and were killed", processes=ended)
-        if not {"compute", "verify"} & set(self._options.roles):
-            return
+        is_machine = bool({"compute", "verify"} & set(self._options.roles))
         self._worker.known = {entry.task for entry in await self._executor.unfinished()}
-        if self._options.registry.auto_register:
+        if is_machine and self._options.registry.auto_register:
             self._speed = await trio.to_thread.run_sync(known_rate, self._rate_file)
             self._profile = await trio.to_thread.run_sync(
                 describe_machine, self.address, self._options, self._speed.units_per_s
             )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._measure_again)
+            nursery.start_soon(self._executor.run_players)
             height = -1
             while True:
                 height = (await self._ledger.wait_head(height)).height
                 if not self._is_synced():
                     continue
                 self._attempts.look(trio.current_time())
-                if self._is_leaving:
+                if self._is_leaving or not is_machine:
                     pass
                 elif self.is_draining():
                     if self.is_offered:
@@ -276,10 +302,19 @@ class DutyService:
         for check in verification_duties(state, self.address):
             key = (check.action, check.task, check.window, check.is_jury)
             self._start(nursery, key, verifier.seal if check.action is Action.SEAL else verifier.reveal, check)
+        self._look_at_disputes(nursery)
         for task in list(self._worker.known):
             self._start_forgetting(nursery, task)
         self._promises.tidy(state)
         self._attempts.looked()
+
+    def _look_at_disputes(self, nursery: trio.Nursery) -> None:
+        for game in self._disputes.look():
+            self._start(nursery, ("play", game.task, game.window, game.number), self._disputes.play, game)
+        for window, number in self.challenges.to_open():
+            self._start(nursery, ("open challenge", *window), self.challenges.open, window, number)
+        for window in self.challenges.to_check():
+            self._start(nursery, ("challenge", *window), self.challenges.check, window)
 
     def _start(self, nursery: trio.Nursery, key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
         if self._attempts.begin(key, trio.current_time()):
@@ -305,7 +340,7 @@ class DutyService:
             else:
                 self._note(key, "a transaction of a duty was refused", error.code, str(error))
             self._attempts.rest(key, trio.current_time())
-        except JobGivenUp as error:
+        except (JobGivenUp, NothingToSay) as error:
             self._note(key, "a duty is given up", error.code, str(error))
             self._attempts.give_up(key)
         except (DekubeError, OSError) as error:  # OSError: a full disk, or a file that is gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -35,7 +36,14 @@ from tasks.ledger.records import load_spec, load_task, load_window
 from tasks.ledger.registry import load_node, profile_to_value
 from tasks.ledger.settlement import open_windows_of
 from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, OPEN_WINDOW, START_TASK, SUBMIT_WINDOW
-from tasks.proofs import decode_leaves, encode_leaves, make_opening, opening_to_value, window_proof_to_value
+from tasks.proofs import (
+    Opening,
+    decode_leaves,
+    encode_leaves,
+    make_opening,
+    opening_to_value,
+    window_proof_to_value,
+)
 from tasks.spec import JobSpec
 
 __all__ = ["JobUnfit", "Worker"]
@@ -295,14 +303,18 @@ class Worker:
             if not self._blobs.is_complete(name):
                 raise BlobUnavailable(f"blob {name.hex()} was evicted before its window was published")
 
+    async def openings(self, task: bytes, window: int, segments: Sequence[int]) -> list[Opening]:
+        """Return the openings of segments of a window. Raises InputUnavailable: it was not published here."""
+        published = self._promises.published(task, window)
+        if published is None:
+            raise InputUnavailable(f"window {window} of task {task.hex()} was not published here")
+        leaves = decode_leaves(await trio.to_thread.run_sync(self._blobs.read, published.leaves))
+        salts = segment_salts(self._secret, task, window, len(leaves))
+        return [make_opening(leaves, at, published.digests[at], salts[at]) for at in segments]
+
     async def open(self, duty: WorkDuty) -> None:
         """Open the segments that were drawn of a window. Raises InputUnavailable: it was not published here."""
-        published = self._promises.published(duty.task, duty.window)
-        if published is None:
-            raise InputUnavailable(f"window {duty.window} of task {duty.task.hex()} was not published here")
-        leaves = decode_leaves(await trio.to_thread.run_sync(self._blobs.read, duty.state_blob))
-        salts = segment_salts(self._secret, duty.task, duty.window, len(leaves))
-        openings = [make_opening(leaves, i, published.digests[i], salts[i]) for i in duty.segments]
+        openings = await self.openings(duty.task, duty.window, duty.segments)
         is_late = load_window(self._ledger.store, duty.task, duty.window).reason == Reason.OPENING_LATE
         await self._wallet.send(OPEN_WINDOW, [duty.task, duty.window, [opening_to_value(o) for o in openings]])
         if is_late:

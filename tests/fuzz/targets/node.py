@@ -44,6 +44,7 @@ from node.home.options import NodeOptions
 from node.light.client import Endpoint as LightEndpoint
 from node.light.client import LightFile, load_light_file, save_light_file
 from node.market.blob_search import Question, decode_question, encode_question
+from node.market.challenges import decode_found
 from node.market.promises import decode_published
 from node.relay.home import RelayHomeOptions
 from node.relay.settlement_gateway import funds_from_document
@@ -215,6 +216,12 @@ def targets() -> Iterator[tuple[str, Target]]:
             decode_published,
             (encode([[b"p" * 32, b"q" * 32], [b"s" * 32, b"t" * 32], b"l" * 32, b"o" * 32]),),
             ("node.market.promises:decode_published",),
+        ),
+    )
+    yield (
+        "what a challenge hides",
+        Target(
+            decode_found, (encode([3, b"w" * 32, b"r" * 32, b"s" * 32]),), ("node.market.challenges:decode_found",)
         ),
     )
     yield "genesis file", Target(

@@ -1,0 +1,56 @@
+"""Who gained and lost what: from the bill of a task and the bills of the machines' bonds. Gas is not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rpc.client.results import Bill, BillLine
+
+__all__ = ["Books", "make_books"]
+
+
+class Books(NamedTuple):
+    """What each party gained, negative where it lost. ``burned`` went to nobody, ``locked`` is in the task."""
+
+    gains: dict[bytes, int]
+    burned: int
+    locked: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing came from nowhere and nothing is missing."""
+        return sum(self.gains.values()) + self.burned + self.locked == 0
+
+
+def make_books(task: Bill, bonds: Mapping[bytes, Sequence[BillLine]]) -> Books:
+    """Return the books of a task. ``bonds`` are the new lines of each machine's bond, by its address.
+
+    What a machine puts into its own bond, or takes back from it, is still its own.
+    """
+    gains: dict[bytes, int] = {}
+    burned = 0
+
+    def move(party: bytes | None, amount: int) -> None:
+        assert party is not None
+        gains[party] = gains.get(party, 0) + amount
+
+    for line in task.lines:
+        match line.movement:
+            case "locked":
+                move(line.party, -line.amount)
+            case "paid" | "refunded":
+                move(line.party, line.amount)
+            case "burned":
+                burned += line.amount
+            case _:
+                pass  # from one pool to another
+    for owner, lines in bonds.items():
+        for line in lines:
+            if line.movement == "paid":
+                move(owner, -line.amount)
+                move(line.party, line.amount)
+            elif line.movement == "burned":
+                move(owner, -line.amount)
+                burned += line.amount
+    return Books(gains, burned, task.totals.locked)

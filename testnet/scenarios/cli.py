@@ -1,0 +1,141 @@
+"""``dekube testnet scenario``: networks in which a machine cheats, and what that costs it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import trio
+
+from node.cli.arguments import FOLDER_NAME, WholeNumber
+from node.cli.output import counted, json_option, show, show_amount, show_rows
+from rpc.client.core import hexed
+from testnet.cluster import Cluster, check_folder, check_new_ports, hold_folder, lay_out
+from testnet.plan import member_names
+from testnet.scenarios.stories import STORIES, VALIDATORS, WORKERS, Story
+
+__all__ = ["scenario"]
+
+BASE_PORT: Final = 26_700
+_COLUMNS: Final = ("party", "part", "gained", "lost")
+
+
+@click.command()
+@click.argument("name", type=click.Choice(list(STORIES)))
+@click.option(
+    "--dir", "folder", type=FOLDER_NAME, metavar="PATH",
+    help="Folder of the network; it is kept. Default: a folder that is removed afterwards.",
+)  # fmt: skip
+@click.option("--seed", default=1, show_default=True, type=WholeNumber(0), help="Seed of all keys.")
+@click.option(
+    "--base-port", default=BASE_PORT, show_default=True, type=WholeNumber(1024, 65_535),
+    help="First port; each member uses three ports.",
+)  # fmt: skip
+@json_option
+def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json: bool) -> None:
+    """Run a network in which one machine cheats, and print who lost what.
+
+    In cheating-worker a worker computes a lie. In false-challenger a verifier disputes right work.
+    In lazy-verifier a verifier re-runs nothing and guesses.
+
+    The exit status is 0 if the result is right and the cheat lost coins.
+
+    \b
+    Examples:
+      dekube testnet scenario cheating-worker
+      dekube testnet scenario lazy-verifier --json
+    """
+    story = STORIES[name]
+    with _folder(folder) as root:
+        document = _play(story, root, seed, base_port, as_json)
+    if as_json:
+        show(document)
+    if not document["right"] or not document["cheat_lost"]:
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _folder(folder: Path | None) -> Iterator[Path]:
+    if folder is not None:
+        yield folder.absolute()
+        return
+    made = Path(tempfile.mkdtemp(prefix="dekube-"))
+    try:
+        yield made / "net"
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _play(story: Story, root: Path, seed: int, base_port: int, as_json: bool) -> dict[str, Any]:
+    from testnet.scenarios.running import Outcome, Scenario
+
+    check_folder(root, member_names(VALIDATORS, WORKERS))
+    found: list[Outcome] = []
+
+    def say(line: str) -> None:
+        click.echo(line, err=as_json)
+
+    with hold_folder(root):
+        check_new_ports(root, validators=VALIDATORS, workers=WORKERS, base_port=base_port)
+        plan = lay_out(
+            root, validators=VALIDATORS, workers=WORKERS, seed=seed, base_port=base_port,
+            parameters=story.all_parameters,
+        )  # fmt: skip
+        cluster = Cluster(
+            root, plan, report=lambda line: click.echo(line, err=True), absent=story.late,
+            modules={story.cheat: ("testnet.scenarios.impostor", story.part)},
+        )  # fmt: skip
+
+        async def run() -> None:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(cluster.run)
+                found.append(await Scenario(story, cluster, plan, say).run())
+                cluster.down()
+
+        trio.run(run)
+    (outcome,) = found
+    if not as_json:
+        _print(story, outcome)
+    return _document(story, outcome)
+
+
+def _document(story: Story, outcome: Any) -> dict[str, Any]:
+    gains = {outcome.name(party): amount for party, amount in outcome.books.gains.items()}
+    return {
+        "scenario": story.name,
+        "task": hexed(outcome.task),
+        "right": outcome.is_right,
+        "voided_windows": outcome.voided,
+        "disputes": {name: dict(results) for name, results in outcome.disputes.items() if results},
+        "cheat": story.cheat,
+        "cheat_lost": gains.get(story.cheat, 0) < 0,
+        "gains": {name: str(amount) for name, amount in sorted(gains.items())},
+        "burned": str(outcome.books.burned),
+        "exact": outcome.books.is_exact,
+    }
+
+
+def _print(story: Story, outcome: Any) -> None:
+    rows = []
+    for party, amount in sorted(outcome.books.gains.items(), key=lambda item: item[1]):
+        name = outcome.name(party)
+        part = "cheat" if name == story.cheat else "pays for the task" if name == "requester" else "honest"
+        column = "gained" if amount >= 0 else "lost"
+        rows.append({"party": name, "part": part, column: show_amount(abs(amount))})
+    rows.append({"party": "burned", "gained": show_amount(outcome.books.burned)})
+    show_rows(rows, _COLUMNS, as_json=False, title="\nWho gained and lost what (without gas)")
+    click.echo(f"Sums are {'exact' if outcome.books.is_exact else 'NOT EXACT'}.")
+    for name, results in outcome.disputes.items():
+        for result, number in results.items():
+            click.echo(f"{name} {result} {counted(number, 'dispute')}.")
+    click.echo(f"{counted(outcome.voided, 'window')} proved and void.")
+    click.echo(
+        "The requester's result is what an honest machine computes."
+        if outcome.is_right
+        else "THE REQUESTER'S RESULT IS WRONG."
+    )

@@ -1,0 +1,10 @@
+"""Names of the parts that cheats play."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["LAZY", "LIAR"]
+
+LIAR: Final = "liar"
+LAZY: Final = "lazy"

@@ -1,0 +1,160 @@
+"""Runs a scenario on a network of processes, from the task's posting to who lost what."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from node.home.load import load_node_options
+from node.market.posting import Job, make_digits_job, next_of_update, say_update
+from node.process.control import ControlUnavailable, ask_node
+from rpc.client import Client, TaskEnded
+from rpc.client.core import hexed
+from rpc.client.results import Bill, BillLine
+from state.primitives.address import format_address, parse_address
+from state.primitives.hashing import digest
+from state.primitives.listen import dial_target
+from tasks.engines.builtin_datasets import make_dataset
+from tasks.executor.results import WindowResult
+from tasks.executor.service import Executor, ExecutorOptions
+from tasks.executor.supervisor import ProcessOptions
+from tasks.ledger.registry import bond_id
+from tasks.spec import encode_spec
+from testnet.cluster import Cluster
+from testnet.demonstration import MAX_PRICE_PER_TERA_UNIT, wait_machines
+from testnet.plan import Plan
+from testnet.scenarios.books import Books, make_books
+from testnet.scenarios.stories import Story
+
+__all__ = ["Outcome", "Scenario"]
+
+ANSWER_S: Final = 10
+BOND_PATIENCE_S: Final = 30.0
+TASK_TIMEOUT_S: Final = 300.0
+SIZES: Final[Mapping[str, Any]] = {
+    "widths": (64, 32, 10), "total_steps": 80, "segment_steps": 10, "window_steps": 40,
+}  # fmt: skip
+"""Two windows of four segments: work of a second."""
+REQUESTER: Final = "requester"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a scenario ended. ``names`` are the parties' names in the network."""
+
+    story: str
+    task: bytes
+    is_right: bool
+    """Whether the requester's result is what an honest machine computes."""
+    voided: int
+    """Windows that were proved and do not count."""
+    books: Books
+    names: Mapping[bytes, str]
+    disputes: Mapping[str, Mapping[str, int]]
+    """How many disputes each machine won and lost."""
+
+    def name(self, party: bytes) -> str:
+        """Return the name of a party."""
+        return self.names.get(party, format_address(party))
+
+
+class Scenario:
+    """One run of a story on a cluster that is up."""
+
+    def __init__(self, story: Story, cluster: Cluster, plan: Plan, say: Callable[[str], None]) -> None:
+        self._story, self._cluster, self._plan, self._say = story, cluster, plan, say
+        self._home = cluster.home("validator-0")
+
+    async def run(self) -> Outcome:
+        """Post a task and follow it to its end. Raises TaskEnded if it did not settle."""
+        token = trio.lowlevel.current_trio_token()
+        return await trio.to_thread.run_sync(self._run, token, abandon_on_cancel=True)
+
+    def _run(self, token: trio.lowlevel.TrioToken) -> Outcome:
+        with Client(f"http://{dial_target(load_node_options(self._home).rpc.listen)}") as client:
+            self._say(f"\n{self._story.name}: {self._story.told}.")
+            self._say("Waiting until the machines have registered ...")
+            wait_machines(client)
+            before = self._bonds(client)
+            job = make_digits_job(
+                client, control=self._home.control, key=None,
+                seed=digest(b"scenario", self._story.name.encode()),
+                max_price_per_tera_unit=MAX_PRICE_PER_TERA_UNIT, **SIZES,
+            )  # fmt: skip
+            task = client.create_task(self._plan.requester, encode_spec(job.spec)).id
+            self._say(f"Task {hexed(task)}")
+            voided = self._follow(client, task, token)
+            found = list(client.task_windows(task))
+            honest_root = trio.run(_honest_root, job)
+            is_right = found[-1].proof.state_root_out == honest_root
+            books = self._settled_books(client, task, before)
+        disputes = {member.name: self._disputes_of(member.name) for member in self._plan.members if member.options}
+        names = {member.account.address: member.name for member in self._plan.members}
+        names[self._plan.requester.address] = REQUESTER
+        return Outcome(self._story.name, task, is_right, voided, books, names, disputes)
+
+    def _follow(self, client: Client, task: bytes, token: trio.lowlevel.TrioToken) -> int:
+        """Say what happens until the task settles; start late members. Return how many windows were voided."""
+        late, phase, proved, voided = list(self._story.late), "", 0, 0
+        for update in client.follow(task, timeout_s=TASK_TIMEOUT_S):
+            say_update(update, self._say, next_of_update(client, update))
+            phase = update.task.phase
+            voided += max(0, proved - update.task.proved_windows)
+            proved = update.task.proved_windows
+            while late and update.task.worker is not None:
+                name = late.pop(0)
+                self._say(f"                  {name} joins the network")
+                trio.from_thread.run(self._cluster.restart, name, trio_token=token)
+        if phase != "settled":
+            raise TaskEnded(f"the task ended {phase}")
+        return voided
+
+    def _settled_books(self, client: Client, task: bytes, before: Mapping[bytes, int]) -> Books:
+        """Return the books once the last worker's bond has returned."""
+        deadline = time.monotonic() + BOND_PATIENCE_S
+        while True:
+            books = make_books(client.bill(task), self._new_lines(client, before))
+            if not books.locked or time.monotonic() > deadline:
+                return books
+            time.sleep(0.5)
+
+    def _disputes_of(self, name: str) -> dict[str, int]:
+        try:
+            found = ask_node(self._cluster.home(name).control, "status", timeout_s=ANSWER_S)["disputes"]
+        except (ControlUnavailable, KeyError):
+            return {}
+        return {result: found[result] for result in ("won", "lost") if found.get(result)}
+
+    def _bonds(self, client: Client) -> dict[bytes, int]:
+        """Return how many lines the bill of each machine's bond has."""
+        return {address: len(self._bond_bill(client, address).lines) for address in self._machines(client)}
+
+    def _machines(self, client: Client) -> list[bytes]:
+        return [parse_address(node["address"]) for node in client.items("dekube_getNodes")]
+
+    def _bond_bill(self, client: Client, address: bytes) -> Bill:
+        return client.bill(bond_id(address))
+
+    def _new_lines(self, client: Client, before: Mapping[bytes, int]) -> dict[bytes, list[BillLine]]:
+        return {
+            address: list(self._bond_bill(client, address).lines[before.get(address, 0) :])
+            for address in self._machines(client)
+        }
+
+
+async def _honest_root(job: Job) -> bytes:
+    """Return the root of the state that an honest machine ends in."""
+
+    async def ignore(_result: WindowResult) -> None:
+        pass
+
+    with tempfile.TemporaryDirectory() as folder:
+        executor = Executor(ExecutorOptions(process=ProcessOptions(engine="numpy")), Path(folder))
+        done = await executor.run_task(bytes(32), job.spec, make_dataset("digits").encode(), ignore)
+    return done.state_root

@@ -1,0 +1,69 @@
+"""The scenarios: which member cheats and how, and what must have come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from testnet.scenarios.parts import LAZY, LIAR
+
+__all__ = ["STORIES", "Story"]
+
+VALIDATORS: Final = 4
+WORKERS: Final = 2
+QUICK: Final[Mapping[str, int]] = {
+    "chain.block_interval_ms_min": 300,
+    "consensus.block_interval_ms": 300,
+    "consensus.idle_ms": 200,
+    # The task is a second of work. Its worker's bond must pay the gas of moves and the checks that it made vain.
+    "chain.base_fee_initial": 10_000,
+    "chain.base_fee_min": 10_000,
+    "tasks.check_fee_min": 10**12,
+    "tasks.dispute_move_ms": 15_000,
+    "tasks.dispute_side_ms": 120_000,
+    "tasks.dispute_resume_ms": 4_000,
+}
+"""Short blocks, and short clocks for who says nothing."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """One scenario. ``late`` members start when the task has its first machine, so that it is the cheat's."""
+
+    name: str
+    told: str
+    cheat: str
+    part: str
+    late: tuple[str, ...] = ()
+    parameters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def all_parameters(self) -> dict[str, int]:
+        """Chain parameters of the network."""
+        return {**QUICK, **self.parameters}
+
+
+_ALL_VERIFY: Final = {"tasks.verifiers": 5, "tasks.verifiers_new": 5}
+"""Every machine checks every window, so the cheat is drawn."""
+
+STORIES: Final[Mapping[str, Story]] = {
+    story.name: story
+    for story in (
+        Story(
+            "cheating-worker",
+            "worker-0 changes one weight in some steps of each segment",
+            "worker-0", LIAR, late=("worker-1",),
+        ),
+        Story(
+            "false-challenger",
+            "validator-3 claims another result than the honest worker's, and plays for it",
+            "validator-3", LIAR, parameters=_ALL_VERIFY,
+        ),
+        Story(
+            "lazy-verifier",
+            "validator-3 re-runs nothing: it copies what is public and guesses what is sealed",
+            "validator-3", LAZY, parameters=_ALL_VERIFY,
+        ),
+    )
+}  # fmt: skip
