@@ -38,6 +38,12 @@ class Clock(NamedTuple):
         """Return the clock after it did not count for ``by_ms``."""
         return self._replace(since_ms=self.since_ms + by_ms)
 
+    def given(self, side: Side, more_ms: int) -> Clock:
+        """Return the clock after a side got so much more time in all, for a move that takes longer."""
+        if side is Side.ACCUSED:
+            return self._replace(accused_left_ms=self.accused_left_ms + more_ms)
+        return self._replace(challenger_left_ms=self.challenger_left_ms + more_ms)
+
     def moved(self, side: Side, now_ms: int) -> Clock:
         """Return the clock after a move, when ``side`` is to move next."""
         spent = max(0, now_ms - self.since_ms)

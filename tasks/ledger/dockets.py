@@ -38,6 +38,7 @@ __all__ = [
     "end_dispute",
     "player_of",
     "renew_docket",
+    "run_ms",
     "running_disputes",
     "tell",
 ]
@@ -118,7 +119,7 @@ def begin_dispute(
         ending=DisputeEnding.NONE,
         game=b"",
         moves=0,
-        clock=Clock.start(Side.ACCUSED, case.now, parameters.dispute_side_ms),
+        clock=Clock.start(Side.ACCUSED, case.now, parameters.dispute_side_ms + run_ms(case)),
         deadline_ms=0,
         resumed=0,
         moved_height=0,
@@ -126,7 +127,7 @@ def begin_dispute(
         ended_ms=0,
         base_fee=block.base_fee,
     )
-    dispute = dispute._replace(deadline_ms=dispute.clock.deadline_ms(parameters.dispute_move_ms))
+    dispute = dispute._replace(deadline_ms=dispute.clock.deadline_ms(parameters.dispute_move_ms + run_ms(case)))
     if opened is not None:
         dispute = begin_game(case, window, dispute, opened)
     docket = docket._replace(games=docket.games + 1, running=(*docket.running, dispute.number))
@@ -153,8 +154,13 @@ def begin_game(case: Case, window: WindowRecord, dispute: DisputeRecord, opened:
         phase=DisputePhase.RUNNING,
         game=encode_game(game),
         clock=clock,
-        deadline_ms=clock.deadline_ms(case.parameters.dispute_move_ms),
+        deadline_ms=clock.deadline_ms(case.parameters.dispute_move_ms + run_ms(case)),
     )
+
+
+def run_ms(case: Case) -> int:
+    """Return the time in which a slow machine has run a segment again: before its first move a side does so."""
+    return case.parameters.seal_slack * case.spec.schedule.segment_steps * case.spec.step_ms
 
 
 def end_dispute(case: Case, window: WindowRecord, dispute: DisputeRecord, ending: DisputeEnding) -> DisputeRecord:

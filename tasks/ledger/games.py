@@ -7,10 +7,11 @@ open. No majority decides what was computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from state.primitives.codec import decode
 from tasks.dispute.errors import MoveRefused
-from tasks.dispute.game import Ending, Side, play, turn_of
+from tasks.dispute.game import Ending, Side, Stage, play, turn_of
 from tasks.dispute.moves import MOVE_LIMIT_BYTES, decode_move
 from tasks.dispute.records import decode_game, encode_game
 from tasks.errors import BadEvidence, ChallengeClosed, ChallengeUnknown, MoveTooSoon, NotYours, WrongPhase
@@ -39,6 +40,7 @@ from tasks.ledger.dockets import (
     call_seals,
     end_dispute,
     player_of,
+    run_ms,
     running_disputes,
     tell,
 )
@@ -57,6 +59,7 @@ from tasks.ledger.stakes import (
     slash_equal,
     take_from_challenger,
 )
+from tasks.programs.program import Program
 from tasks.proofs import Opening, check_opening, opening_from_value
 
 __all__ = [
@@ -71,9 +74,11 @@ __all__ = [
     "seal_challenge",
 ]
 
-EXTENDED_BY_SIDES = 2
+TRACE_BYTES_PER_S: Final = 32 * 1024 * 1024
+"""A slow machine hashes the tensors of a step at this rate, for the moves about its trace."""
+EXTENDED_BY_SIDES: Final = 2
 """Challenges are open for the time of both sides of a game more after a late one."""
-LATE_PART = 10
+LATE_PART: Final = 10
 """A challenge in the last tenth of its time is late."""
 
 
@@ -187,8 +192,17 @@ def _played(case: Case, window: WindowRecord, dispute: DisputeRecord, data: byte
     if side is None:
         assert game.ending is not None
         return dispute._replace(phase=DisputePhase.OVER, ending=_ending_of(game.ending), deadline_ms=0)
+    extra_ms = run_ms(case) if dispute.moves == 1 else 0  # the other side's first move
     clock = dispute.clock.moved(side, case.now)
-    return dispute._replace(clock=clock, deadline_ms=clock.deadline_ms(case.parameters.dispute_move_ms))
+    if game.stage in (Stage.TRACE, Stage.NAME):
+        hash_ms = 1000 * _trace_bytes(question.program) // TRACE_BYTES_PER_S
+        extra_ms += hash_ms
+        clock = clock.given(side, hash_ms)
+    return dispute._replace(clock=clock, deadline_ms=clock.deadline_ms(case.parameters.dispute_move_ms + extra_ms))
+
+
+def _trace_bytes(program: Program) -> int:
+    return sum(kind.size_bytes for kind in program.types)
 
 
 def _ending_of(ending: Ending) -> DisputeEnding:
@@ -208,7 +222,7 @@ def resume(case: Case, number: int, game: int, sender: bytes, amount: int) -> No
         raise NotYours("the other side missed its clock")
     pay_resumption(case, window, sender, player_of(window, dispute, side.other), amount)
     parameters, clock = case.parameters, dispute.clock
-    side_ms = parameters.dispute_side_ms
+    side_ms = parameters.dispute_side_ms + run_ms(case)
     if side is Side.ACCUSED:
         clock = clock._replace(since_ms=case.now, accused_left_ms=side_ms)
     else:
@@ -217,7 +231,7 @@ def resume(case: Case, number: int, game: int, sender: bytes, amount: int) -> No
         phase=DisputePhase.RUNNING if dispute.game else DisputePhase.OPENING,
         clock=clock,
         resumed=dispute.resumed | int(side),
-        deadline_ms=clock.deadline_ms(parameters.dispute_move_ms),
+        deadline_ms=clock.deadline_ms(parameters.dispute_move_ms + run_ms(case)),
     )
     save_dispute(case.state, dispute)
     tell(case, dispute)

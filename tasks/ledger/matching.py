@@ -64,11 +64,11 @@ def _stream(seed: bytes, index: int, below: int) -> int:
 
 
 def draw_weighted(
-    seed: bytes, weights: Sequence[int], count: int, owners: Sequence[bytes] | None = None
+    seed: bytes, weights: Sequence[int], count: int, owners: Sequence[Sequence[bytes]] | None = None
 ) -> list[int]:
     """Return ``count`` different positions, or all, each drawn with a chance that follows its weight.
 
-    With ``owners`` each of them has one position at most: the others leave with the first.
+    With ``owners`` no two positions have one in common: the others leave with the first.
     """
     left = list(range(len(weights)))
     drawn: list[int] = []
@@ -78,7 +78,11 @@ def draw_weighted(
             point -= weights[at]
             if point < 0:
                 drawn.append(at)
-                left = [other for other in left if other != at and (owners is None or owners[other] != owners[at])]
+                left = [
+                    other
+                    for other in left
+                    if other != at and (owners is None or set(owners[other]).isdisjoint(owners[at]))
+                ]
                 break
     return drawn
 
@@ -138,7 +142,7 @@ class Checkers:
 
 def draw_verifiers(seed: bytes, pool: Sequence[NodeRecord], count: int) -> list[NodeRecord]:
     """Return up to ``count`` machines of different operators, drawn by bond times reputation."""
-    owners = [node.operator for node in pool]
+    owners = [node.parties for node in pool]
     return [pool[at] for at in draw_weighted(seed, [draw_weight(node) for node in pool], count, owners)]
 
 

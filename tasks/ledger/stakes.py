@@ -89,12 +89,14 @@ def take_from_challenger(case: Case, window: WindowRecord, dispute: DisputeRecor
     if node is None:
         return
     is_silent = dispute.ending == DisputeEnding.CHALLENGER_SILENT
-    spare = node.backing - case.parameters.node_bond_min if is_silent else node.backing
+    # What a sponsor takes back is at risk until it has it.
+    whole = node.bond + node.sponsored
+    spare = whole - case.parameters.node_bond_min if is_silent else whole
     owed = max(0, min(spare, share_up(worker_bond(case, window), CHALLENGE_BPS)))
     emit, height = case.scope.emit, case.scope.block.height
     pay_from_bond(case.scope, dispute.challenger, window.worker, owed // 2, Purpose.CHALLENGE_LOST)
     registry.fine_node(case.state, dispute.challenger, owed - owed // 2, emit, height)
-    registry.mark_failure(case.state, dispute.challenger, case.now, emit, case.parameters)
+    _mark(case, dispute.challenger)
 
 
 def _pay_from_seal(case: Case, window: WindowRecord, seal: SealedChallenge, amount: int) -> None:
@@ -184,4 +186,12 @@ def slash_equal(case: Case, window: WindowRecord, addresses: Sequence[bytes]) ->
     fine = case.parameters.dispute_equal_fees * case.parameters.check_fee_min
     for address in addresses:
         registry.fine_node(case.state, address, fine, case.scope.emit, case.scope.block.height)
-        registry.mark_failure(case.state, address, case.now, case.scope.emit, case.parameters)
+        _mark(case, address)
+
+
+def _mark(case: Case, address: bytes) -> None:
+    """Count a failure, and have a machine with too small a bond be drawn no more."""
+    registry.mark_failure(case.state, address, case.now, case.scope.emit, case.parameters)
+    node = registry.load_node(case.state, address)
+    if node is not None:
+        registry.index(case.state, node, case.parameters)

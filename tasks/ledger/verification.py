@@ -225,8 +225,8 @@ def _fill_seats(case: Case, window: WindowRecord) -> None:
 
 
 def _parties(nodes: Sequence[registry.NodeRecord]) -> list[bytes]:
-    """Return machines and their operators, each once: an operator has one seat of a window, whatever it is for."""
-    return list(dict.fromkeys(party for node in nodes for party in (node.address, node.operator)))
+    """Return machines and who is behind them, each once: these have one seat of a window, whatever it is for."""
+    return list(dict.fromkeys(party for node in nodes for party in node.parties))
 
 
 def _wanted(case: Case, window: WindowRecord) -> int:

@@ -55,7 +55,18 @@ from tasks import spec as specification
 from tasks.custody import chunks, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan
-from tasks.ledger import auction, bonds, carriage, disputes, parking, progress, registry, settlement, transitions
+from tasks.ledger import (
+    auction,
+    bonds,
+    carriage,
+    disputes,
+    games,
+    parking,
+    progress,
+    registry,
+    settlement,
+    transitions,
+)
 from tasks.ledger import calls as market_calls
 from tasks.ledger import records as task_records
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
@@ -200,6 +211,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "outsiders_at_once_max": disputes.OUTSIDERS_AT_ONCE_MAX,
         "disputes_at_once_max": disputes.RUNNING_MAX,
         "released_moves_max": disputes.RELEASED_MOVES_MAX,
+        "trace_bytes_per_s": games.TRACE_BYTES_PER_S,
         "events_per_block_max": transitions.EVENTS_PER_BLOCK_MAX,
         "receipt_bytes_max_of_relay": relay_receipts.RECEIPT_BYTES_MAX,
         "receipt_life_ms": relay_receipts.RECEIPT_LIFE_MS,

@@ -133,7 +133,7 @@ def largest_window() -> WindowRecord:
         verifiers=(Seat(b"v" * 20, b"s" * 32, findings),) * most("verifiers"),
         jurors=(Seat(b"v" * 20, b"s" * 32, findings[:1]),) * most("jury"),
         # Machines and their operators, of all draws and of the seats that were declined.
-        used=(b"u" * 20,) * (2 * draws * (most("verifiers_new") + most("jury")) + USED_MAX_TO_DECLINE),
+        used=(b"u" * 20,) * (3 * draws * (most("verifiers_new") + most("jury")) + USED_MAX_TO_DECLINE),
         vacant=(MANY,) * most("jury"),
     )  # fmt: skip
     return WindowRecord(**fields)  # type: ignore[arg-type]

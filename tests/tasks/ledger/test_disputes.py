@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from billing.escrow import Line, Movement, Pool, Purpose
+from billing.escrow import Line, Movement, Pool, Purpose, Vault
 from billing.prices import share, share_up
 from state.primitives.codec import Value, encode
 from state.view import EMPTY, Overlay, Table
@@ -39,7 +39,7 @@ from tasks.ledger.disputes import (
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.queries import Action
 from tasks.ledger.records import Opened, WindowRecord, load_window
-from tasks.ledger.registry import NodeRole, bond_id, require_node
+from tasks.ledger.registry import NodeRole, bond_id, candidates, require_node, save_node
 from tests.tasks.world import DKB, HONEST, QUICK, WORTH, Manners, World, spec
 
 CHECK, WORK = NodeRole.VERIFY, NodeRole.COMPUTE
@@ -384,3 +384,40 @@ def test_a_move_has_a_bound() -> None:
     with pytest.raises(Exception, match="expected"):
         world.send(worker, MOVE, [task, 0, 0, 0, b"m" * (MOVE_LIMIT_BYTES + 1)])
     assert encode([]) and world.task(task)
+
+
+def test_a_sponsor_that_withdraws_stays_at_risk_for_a_lost_game() -> None:
+    world, worker, (liar,), task = market(HONEST, Manners(lies=True))
+    until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
+    node = require_node(world.state, liar)
+    # As if all of its bond were a sponsor's, which has announced its withdrawal.
+    vault = Vault.load(world.state, bond_id(liar), world.events.append, 0)
+    vault.hold(Pool.BOND, Pool.BOND, node.bond, Purpose.SPONSOR_BOND, owner=liar, target_owner=OUTSIDERS[0])
+    save_node(
+        world.state,
+        node._replace(bond=0, sponsored=node.bond, leaving=node.bond, leaves_ms=1 << 45, sponsor=OUTSIDERS[0]),
+    )
+    world.run_to(task, Phase.SETTLED)
+    after = require_node(world.state, liar)
+    assert node.bond - after.sponsored == share_up(bond_of(world, task, worker), 1_000)
+    assert liar not in {one.address for one in candidates(world.state, CHECK, bytes(32), 9)}
+
+
+def test_the_first_moves_have_the_time_of_a_run_and_those_about_a_trace_that_of_hashing_it() -> None:
+    world, worker, (verifier,), task = market(Manners(silent=SILENT), Manners(lies=True, silent=SILENT))
+    until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
+    job = spec(total=20)
+    run = world.parameters.seal_slack * job.schedule.segment_steps * job.step_ms
+    assert run > 0
+    for side in (worker, verifier):
+        (dispute,) = queries.disputes(world.state, task, 0)
+        since = dispute.clock.since_ms
+        assert dispute.deadline_ms - since == QUICK.dispute_move_ms + run
+        (duty,) = queries.dispute_duties(world.state, side, world.parameters)
+        world.play(side, duty)
+        world.block()
+    (dispute,) = queries.disputes(world.state, task, 0)
+    assert dispute.deadline_ms - dispute.clock.since_ms == QUICK.dispute_move_ms
+    clock = Clock(Side.ACCUSED, 5, 10, 20)
+    assert clock.given(Side.ACCUSED, 7) == Clock(Side.ACCUSED, 5, 17, 20)
+    assert clock.given(Side.CHALLENGER, 7) == Clock(Side.ACCUSED, 5, 10, 27)

@@ -322,6 +322,10 @@ def test_draws_follow_the_weights_and_repeat_with_the_seed() -> None:
         counts[drawn[0]] += 1
     assert [round(counts[at] / 200) for at in range(3)] == [1, 3, 6]
     assert sorted(draw_weighted(b"s" * 32, [5, 5, 5], 9)) == [0, 1, 2]
+    parties = [(b"a", b"o"), (b"b", b"o", b"s"), (b"c", b"s"), (b"d",)]  # one party in common is enough
+    for number in range(20):
+        together = set(draw_weighted(digest(b"parties", bytes([number])), [1] * 4, 4, parties))
+        assert 3 in together and together - {3} in ({0, 2}, {1})
     assert draw_segments(b"s" * 32, 3, 4) == (0, 1, 2)
     picks: Counter[int] = Counter()
     for at in range(1_000):
