@@ -145,7 +145,7 @@ def begin_game(case: Case, window: WindowRecord, dispute: DisputeRecord, opened:
         return dispute._replace(
             opened=opened, phase=DisputePhase.OVER, ending=DisputeEnding.SAME_ROOT, deadline_ms=0
         )
-    game = begin(case.scope.question_of(case.spec, window, opened))
+    game = begin(case.scope.question_of(case.spec, window, opened, needs_program=False))
     side = turn_of(game)
     assert side is not None
     clock = dispute.clock.moved(side, case.now)

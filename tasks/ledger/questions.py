@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Final, Protocol, cast
 
 from tasks.dispute.commitments import Question, StepRecord
 from tasks.ledger.records import Opened, WindowRecord
+from tasks.programs.program import Program
 from tasks.programs.work import WORK_START
 from tasks.spec import JobSpec
 
 __all__ = ["QuestionOf", "question_of"]
 
-QuestionOf = Callable[[JobSpec, WindowRecord, Opened], Question]
+_NOT_BUILT: Final = cast("Program", None)
 
 
-def question_of(spec: JobSpec, window: WindowRecord, opened: Opened) -> Question:
+class QuestionOf(Protocol):
+    """Makes the question of a dispute. To begin a game needs no program, which may have to be built first."""
+
+    def __call__(
+        self, spec: JobSpec, window: WindowRecord, opened: Opened, *, needs_program: bool = True
+    ) -> Question:
+        """Return the question."""
+
+
+def question_of(spec: JobSpec, window: WindowRecord, opened: Opened, *, needs_program: bool = True) -> Question:
     """Return what a dispute about a segment asks, as the window's worker opened it."""
     step_from, step_to = spec.segment_range(window.number, opened.segment)
     return Question(
-        program=spec.program(),
+        program=spec.program() if needs_program else _NOT_BUILT,
         seed=spec.seed,
         data=spec.dataset.root,
         step_from=step_from,

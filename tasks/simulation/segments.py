@@ -122,7 +122,7 @@ class SegmentModel:
         return SegmentWitness((self.start, self.end).__getitem__, (self.trace,).__getitem__)
 
 
-def question_of(spec: JobSpec, window: WindowRecord, opened: Opened) -> Question:
+def question_of(spec: JobSpec, window: WindowRecord, opened: Opened, *, needs_program: bool = True) -> Question:
     """Return what a dispute about a segment asks: its one step."""
     step_from, _ = spec.segment_range(window.number, opened.segment)
     return Question(

@@ -75,7 +75,7 @@ _states[INIT_ROOT] = 0, struct.pack("<2f", 7.0, 1.0)
 DATA_ROOT: Final = segment_of(INIT_ROOT, 0, 1).question().data
 
 
-def toy_question(spec: JobSpec, window: WindowRecord, opened: Opened) -> Question:
+def toy_question(spec: JobSpec, window: WindowRecord, opened: Opened, *, needs_program: bool = True) -> Question:
     """Return what a dispute about a segment of this work asks."""
     step_from, step_to = spec.segment_range(window.number, opened.segment)
     return Question(

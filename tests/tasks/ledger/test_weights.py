@@ -20,6 +20,7 @@ from state.primitives.transactions import sign_transaction
 from state.transition.calls import NOTE_LIMIT_BYTES
 from state.transition.transfer import TRANSFER_GAS
 from state.view.accounts import credit
+from tasks.dispute.game import begin
 from tasks.dispute.moves import (
     LEAVES_OPENED_MAX,
     MOVE_LIMIT_BYTES,
@@ -34,7 +35,8 @@ from tasks.ledger import bonds, dispute_transitions, transitions
 from tasks.ledger.disputes import MOVE_GAS
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.records import TaskRecord, load_window
+from tasks.ledger.questions import question_of
+from tasks.ledger.records import Opened, TaskRecord, load_window
 from tasks.ledger.registry import PROFILE_LIMIT_BYTES, TEXT_MAX, Gpu, NodeProfile, NodeRole
 from tasks.ledger.transitions import REVEAL_VERDICT, SEAL_VERDICT
 from tasks.proofs import (
@@ -212,6 +214,22 @@ def test_a_move_that_opens_as_many_leaves_as_it_may_weighs_what_judging_it_takes
 
     # The rest of the judgement is a small part of it; the program may have to be built first.
     assert 1000 * (calls_of(judge) + PROGRAM_CALLS) <= CALLS_PER_1000_GAS * MOVE_GAS
+
+
+def test_opening_a_window_builds_no_program_for_the_games_that_it_begins() -> None:
+    job = spec()._replace(model=Model("mlp", (5, 3, 5, 3, 5, 3, 5, 3, 2), "relu"))
+    world = World()
+    world.add_machine(1, roles=WORK)
+    world.add_machine(2, roles=CHECK)
+    task = world.create(spec(total=20))
+    world.run(task, until=lambda record: record.next_window > 0)
+    window = load_window(world.state, task, 0)
+    opened = Opened(0, b"b" * 32, b"s" * 32, b"w" * 32, 0)
+
+    def begin_game() -> None:
+        begin(question_of(job, window, opened, needs_program=False))
+
+    assert calls_of(begin_game) < 200 < 5_000 < calls_of(lambda: question_of(job, window, opened))
 
 
 def root_of_proof(leaf: bytes, siblings: tuple[bytes, ...]) -> bytes:
