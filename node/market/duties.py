@@ -263,13 +263,9 @@ class DutyService:
             _log.warning("jobs of an earlier process of this node still ran and were killed", processes=ended)
         is_machine = bool({"compute", "verify"} & set(self._options.roles))
         self._worker.known = {entry.task for entry in await self._executor.unfinished()}
-        if is_machine and self._options.registry.auto_register:
-            self._speed = await trio.to_thread.run_sync(known_rate, self._rate_file)
-            self._profile = await trio.to_thread.run_sync(
-                describe_machine, self.address, self._options, self._speed.units_per_s
-            )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._measure_again)
+            if is_machine and self._options.registry.auto_register:
+                nursery.start_soon(self._measure)
             nursery.start_soon(self._executor.run_players)
             height = -1
             while True:
@@ -436,8 +432,15 @@ class DutyService:
             return False
         return measured.units_per_s > 0 and (measured.is_steady or measured.units_per_s > known)
 
-    async def _measure_again(self) -> None:
-        """Measure the machine's speed again when it is idle, until a measurement was not disturbed."""
+    async def _measure(self) -> None:
+        """Measure the machine's speed; again when it is idle, until a measurement was not disturbed.
+
+        Duties do not wait for that: a node that restarts may have seconds for a move.
+        """
+        self._speed = await trio.to_thread.run_sync(known_rate, self._rate_file)
+        self._profile = await trio.to_thread.run_sync(
+            describe_machine, self.address, self._options, self._speed.units_per_s
+        )
         while self._profile is not None and not self._speed.is_steady:
             await trio.sleep(MEASURE_AGAIN_S)
             if self._attempts.running or self._is_leaving:

@@ -20,7 +20,7 @@ QUICK: Final[Mapping[str, int]] = {
     "chain.base_fee_initial": 10_000,
     "chain.base_fee_min": 10_000,
     "tasks.check_fee_min": 10**12,
-    "tasks.dispute_move_ms": 15_000,
+    "tasks.dispute_move_ms": 20_000,
     "tasks.dispute_side_ms": 120_000,
     "tasks.dispute_resume_ms": 4_000,
 }

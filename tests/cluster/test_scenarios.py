@@ -1,0 +1,85 @@
+"""Machines that cheat on a network of processes: the cheat pays, and the requester has a right result."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testnet.cluster import LOG_FILE, ask
+from tests.cluster.network import wait_for
+from tests.cluster.ports import free_ports
+
+pytestmark = pytest.mark.cluster
+
+PATIENCE_S = 240.0
+KILLED_AFTER = 2
+"""Moves of the liar before its node is killed; there is one more to come in every game."""
+
+
+def lines(root: Path, member: str, event: str) -> list[dict[str, Any]]:
+    """Return the lines of a member's log about ``event``."""
+    try:
+        text = (root / member / LOG_FILE).read_text(errors="replace")
+    except OSError:
+        return []
+    found = [json.loads(line) for line in text.splitlines() if event in line and line.startswith("{")]
+    return [line for line in found if line["event"] == event]
+
+
+@contextmanager
+def scenario(name: str, root: Path) -> Iterator[subprocess.Popen[str]]:
+    command = ["testnet", "scenario", name, "--dir", str(root), "--base-port", str(free_ports()), "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "node", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def outcome(process: subprocess.Popen[str]) -> dict[str, Any]:
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, said + errors
+    found: dict[str, Any] = json.loads(said)
+    assert found["right"] and found["cheat_lost"] and found["exact"]
+    return found
+
+
+def test_a_lying_worker_loses_its_bond_though_its_node_is_killed_in_mid_game(tmp_path: Path) -> None:
+    root = tmp_path / "net"
+    with scenario("cheating-worker", root) as process:
+        wait_for(
+            lambda: len(lines(root, "worker-0", "move made")) >= KILLED_AFTER or process.poll() is not None,
+            "the liar plays", patience_s=PATIENCE_S,
+        )  # fmt: skip
+        ask(root, "kill", "worker-0")
+        before = len(lines(root, "worker-0", "move made"))
+        ask(root, "restart", "worker-0")
+        found = outcome(process)
+    assert len(lines(root, "worker-0", "move made")) > before
+    assert found["voided_windows"] >= 1
+    endings = {
+        line["ending"]
+        for name in ("validator-0", "validator-1", "validator-2", "validator-3", "worker-0")
+        for event in ("a dispute is won", "a dispute is lost")
+        for line in lines(root, name, event)
+    }
+    assert endings == {"element_wrong"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["false-challenger", "lazy-verifier"])
+def test_a_cheating_verifier_pays_the_worker(name: str, tmp_path: Path) -> None:
+    with scenario(name, tmp_path / "net") as process:
+        found = outcome(process)
+    assert found["voided_windows"] == 0
+    assert found["disputes"]["validator-3"]["lost"] >= 1
