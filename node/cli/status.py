@@ -97,6 +97,7 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
         "mempool": counted(state["mempool"], "transaction"),
         "roles": state["roles"],
         **({} if seat is None else {"seat": _seat(seat)}),
+        **_disputes(state.get("disputes")),
         **_slashed(state.get("slashed")),
         **_silent(state.get("votes")),
         **_clocks(state.get("clocks")),
@@ -114,6 +115,15 @@ def _show(state: dict[str, Any], seat: dict[str, Any] | None) -> None:
     troubles = [_trouble(state, trouble) for trouble in state.get("troubles", ())]
     if troubles:
         show_rows(troubles, ("duty", "task", "why"), as_json=False, title="Not done yet")
+
+
+def _disputes(found: dict[str, int] | None) -> dict[str, str]:
+    """Return the disputes of the machine; empty if it has none now and lost none."""
+    counts = {name: (found or {}).get(name, 0) for name in ("open", "suspended", "won", "lost")}
+    if not any(counts[name] for name in ("open", "suspended", "lost")):
+        return {}
+    said = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+    return {"disputes": f"{said} (dekube verifier disputes)"}
 
 
 def _ends(job: dict[str, Any]) -> str:

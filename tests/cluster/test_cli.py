@@ -62,6 +62,9 @@ def test_a_task_from_its_quote_to_its_tested_result_and_its_bill(net: Network, t
     assert [window["phase"] for window in shown["windows"]] == ["final", "final"]
     assert shown["windows"] == ask(net, "task", "proof", task)
 
+    assert ask(net, "verifier", "disputes") == []
+    assert "challenge_refused" in refused(net, "verifier", "challenge", task, "--check-only")
+
     result = ask(net, "task", "result", task, "--out", tmp_path / "model.npz")
     assert result["proved"]
     assert result["state_root"] == shown["windows"][-1]["proof"]["state_root_out"]

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from node.cli import status as module
-from node.cli.status import _gateway, _seat, status
+from node.cli.status import _disputes, _gateway, _seat, status
 from node.daemon.reachability import RelayOutage, assess_reachability
 
 OUT: dict[str, Any] = {"seat": None, "seats": 4, "epoch": 7, "stake": "5", "jail": None}
@@ -32,6 +32,21 @@ OUT: dict[str, Any] = {"seat": None, "seats": 4, "epoch": 7, "stake": "5", "jail
 )
 def test_who_has_no_seat_is_told_why(known: dict[str, Any], said: str) -> None:
     assert _seat({**OUT, **known}) == said
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, {}),
+        ({"open": 0, "suspended": 0, "won": 3}, {}),
+        (
+            {"open": 1, "suspended": 1, "won": 0, "lost": 2},
+            {"disputes": "1 open, 1 suspended, 2 lost (dekube verifier disputes)"},
+        ),
+    ],
+)
+def test_disputes_are_told_while_they_need_an_owner(found: dict[str, int] | None, said: dict[str, str]) -> None:
+    assert _disputes(found) == said
 
 
 def _status_of(*, down: bool, listens: bool = True) -> dict[str, Any]:
