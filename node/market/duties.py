@@ -22,7 +22,7 @@ from node.market.attempts import Attempts, Trouble
 from node.market.blob_search import BlobSearch
 from node.market.cancellation import DAMAGE, Abandoned
 from node.market.challenges import Challenges
-from node.market.disputes import Disputes, NothingToSay
+from node.market.disputes import Disputes, NothingToSay, games_of
 from node.market.inputs import Inputs
 from node.market.machine import Rate, describe_machine, known_rate, renewed_rate
 from node.market.promises import Promises
@@ -178,10 +178,11 @@ class DutyService:
         ]
 
     def under_way(self) -> tuple[int, int, int]:
-        """Return the open tasks, the verdicts still due, and the number of running duties."""
+        """Return the open tasks, the verdicts and disputes still due, and the number of running duties."""
         state = self._ledger.store
         tasks, checks = by_duty_key(self.address), by_verifier_key(self.address)
         owed = len(state.scan(checks, checks + b"\xff" * (HASH_BYTES + 5), COUNT_MAX))
+        owed += len(games_of(state, self.address))
         return len(state.scan(tasks, tasks + b"\xff" * (HASH_BYTES + 1), COUNT_MAX)), owed, self._attempts.running
 
     @property

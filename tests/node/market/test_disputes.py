@@ -137,6 +137,7 @@ async def test_a_machine_that_finds_nothing_for_its_side_says_so_and_stays_silen
         found = game(world, market)
         assert found is not None and found.moves == 1  # the worker's
         [row] = inventor.duties.dispute_rows()
+        assert inventor.duties.under_way()[1] == 1  # a node that drains waits for it
         assert (row["side"], row["our_turn"], row["phase"]) == ("challenger", True, "running")
         nursery.cancel_scope.cancel()
 
