@@ -15,7 +15,7 @@ from tasks.executor.supervisor import Backend
 
 __all__ = ["GAMES_KEPT_MAX", "Players"]
 
-GAMES_KEPT_MAX: Final = 2
+GAMES_KEPT_MAX: Final = 4
 """Processes at one time; of more games, the one that moved longest ago gives way."""
 IDLE_S: Final = 600.0
 """How long a process waits for further moves. The clocks of both sides are shorter."""
