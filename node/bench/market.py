@@ -58,7 +58,7 @@ __all__ = ["run"]
 
 CHAIN_ID: Final = 2**31 - 3
 START_MS: Final = 1_700_000_000_000
-NOW_MS: Final = START_MS + 1_000_000
+NOW_MS: Final = START_MS + 300_000
 HEIGHT: Final = 8
 """Of the block that is executed; what is filled in stands since the first one."""
 DKB: Final = 10**18
@@ -384,6 +384,8 @@ def run(*, tasks: int = 100_000, machines: int = 1_000, repeats: int = 3) -> dic
                 figures[f"{block.__name__}_block_ms"] = round(taken_ms, 1)
                 if block == bench.call:
                     figures["matches_per_s"] = round(1000 * _matched(execution) / taken_ms)
+                    if not _matched(execution):
+                        raise AssertionError("the call of the benchmark matched nothing")
         finally:
             disk.close()
     times = [value for name, value in figures.items() if name.endswith("_block_ms")]
