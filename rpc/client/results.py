@@ -28,6 +28,7 @@ __all__ = [
     "BlockRef",
     "ChainInfo",
     "Contract",
+    "Dispute",
     "EscrowTotals",
     "Event",
     "Execution",
@@ -380,6 +381,21 @@ class Window(ResultObject):
     height: int
     proof: Proof
     charge: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispute(ResultObject):
+    """A dispute about a segment of a window: ``turn`` moves until ``deadline_ms``, unless it has an ``ending``."""
+
+    number: int
+    kind: str
+    challenger: bytes
+    segment: int
+    phase: str
+    ending: str | None
+    moves: int
+    turn: str | None
+    deadline_ms: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

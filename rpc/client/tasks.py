@@ -50,6 +50,7 @@ from rpc.client.flow_methods import FlowMethod, StreamMethod
 from rpc.client.results import (
     Bill,
     BillLine,
+    Dispute,
     EscrowTotals,
     Machine,
     Notification,
@@ -187,6 +188,18 @@ def _task_windows(core: Core, task: bytes) -> Stream[Window]:
     """Yield the proved windows of a task."""
     check_hash("task", task)
     return each(core, Window, "dekube_getTaskWindows", task=hexed(task))
+
+
+def _disputes(core: Core, task: bytes, window: int) -> Stream[Dispute]:
+    """Yield the disputes about a window of a task."""
+    check_hash("task", task)
+    return each(core, Dispute, "dekube_getDisputes", task=hexed(task), window=window)
+
+
+def _dispute(core: Core, task: bytes, window: int, number: int) -> Flow[Dispute | None]:
+    """Return a dispute about a window of a task; None if there is no such number."""
+    check_hash("task", task)
+    return one(core, Dispute, "dispute", "dekube_getDispute", task=hexed(task), window=window, game=number)
 
 
 def _bill(core: Core, task: bytes) -> Flow[Bill]:
@@ -568,6 +581,8 @@ class TaskApi:
     tasks = StreamMethod(_tasks)
     task_changes = StreamMethod(_task_changes)
     task_windows = StreamMethod(_task_windows)
+    disputes = StreamMethod(_disputes)
+    dispute = FlowMethod(_dispute)
     bill = FlowMethod(_bill)
     create_task = FlowMethod(_create_task)
     cancel_task = FlowMethod(_cancel_task)
