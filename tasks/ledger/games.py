@@ -317,7 +317,7 @@ def on_disputes_due(case: Case, number: int) -> None:
     for dispute in disputes:
         ending = _ending_by_clock(case, dispute)
         if ending.is_lapse:
-            _lapse(case, window, dispute, ending)
+            _lapse(case, case.window(number), dispute, ending)
             return
         if ending is not DisputeEnding.NONE:
             _lose_challenge(case, case.window(number), end_dispute(case, window, dispute, ending))

@@ -142,7 +142,7 @@ def _end_withdrawn(case: Case) -> None:
         case.advance(Event.CANCEL, Reason(case.record.ending_reason))
         close_escrow(case)
     else:
-        wind_up(case, Phase.CANCELLED, Reason(case.record.ending_reason))
+        wind_up(case, Phase.CANCELLED, Reason(case.record.ending_reason), pays_holds=False)
 
 
 def _bond_of(case: Case, node: registry.NodeRecord) -> int:
@@ -213,7 +213,7 @@ def assign(case: Case, worker: bytes, price: int) -> None:
     case.scope.emit(WORKER_ASSIGNED(record.id, worker, price))
     if record.ending:
         pay_preparation(case)
-        wind_up(case, Phase(record.ending), Reason(record.ending_reason))
+        wind_up(case, Phase(record.ending), Reason(record.ending_reason), pays_holds=False)
 
 
 def free_slot(case: Case) -> None:
@@ -347,16 +347,19 @@ def _pause(case: Case, reason: Reason) -> None:
     case.change(deadline_ms=case.now + case.parameters.pause_ms)
 
 
-def wind_up(case: Case, ending: Phase, reason: Reason) -> None:
-    """Have no more work done; the task ends as ``ending`` once the windows that are proved are settled."""
+def wind_up(case: Case, ending: Phase, reason: Reason, *, pays_holds: bool = True) -> None:
+    """Have no more work done; the task ends as ``ending`` once the windows that are proved are settled.
+
+    A call, which may end many tasks, leaves what is held of workers' pay to their deadlines.
+    """
     _vacate(case)
     case.change(ending=int(ending), ending_reason=int(reason), target=case.record.next_window)
     if case.record.phase != Phase.VERIFYING:
         case.advance(Event.WIND_UP, reason)
-    finish(case)
+    finish(case, pays_holds=pays_holds)
 
 
-def finish(case: Case) -> None:
+def finish(case: Case, *, pays_holds: bool = True) -> None:
     """End the task if all its windows are settled."""
     record = case.record
     if record.phase != Phase.VERIFYING or record.open_windows:
@@ -371,7 +374,7 @@ def finish(case: Case) -> None:
         forget_report(case.state, spec_hash(load_spec_bytes(case.state, record.id)))
     if ending == Phase.CANCELLED and record.worker:
         pay_kill_fee(case, record.worker)
-    close_escrow(case)
+    close_escrow(case, pays_holds=pays_holds)
     if record.worker:
         free_slot(case)
         case.state.delete(by_duty_key(record.worker, record.id))

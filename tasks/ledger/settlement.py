@@ -395,12 +395,13 @@ def release_holds(case: Case) -> None:
         pay_earned(case, Pool.HOLD, worker, held, Purpose.HOLD_RELEASE, Role.COMPUTE, owner=worker)
 
 
-def close_escrow(case: Case) -> None:
+def close_escrow(case: Case, *, pays_holds: bool = True) -> None:
     """Pay out what was held and give the rest back to the requester; only bonds stay, for their time.
 
     Of more than ``RELEASES_MAX`` workers the first are paid; ``release_holds`` pays the others.
     """
     vault = case.vault
-    release_holds(case)
+    if pays_holds:
+        release_holds(case)
     for pool in (Pool.PRICE, Pool.VERIFICATION, Pool.FEE):
         vault.refund(pool, vault.payer, vault.held(pool), Purpose.UNSPENT)

@@ -34,7 +34,7 @@ from tasks.ledger.deadlines import (
 from tasks.ledger.deadlines import cancel as take_due
 from tasks.ledger.dispute_transitions import dispute_rules
 from tasks.ledger.disputes import release_moves
-from tasks.ledger.lifecycle import Event, Phase, Reason
+from tasks.ledger.lifecycle import Event, Phase, Reason, WindowPhase
 from tasks.ledger.open_task import LEDGER_ADDRESS, TASK_CREATED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.progress import (
@@ -648,7 +648,15 @@ class _Market:
         # Where more are open, one deadline may void or pay them all: that is for the end of a block.
         windows = case.open_windows() if len(case.record.open_windows) <= POKED_WINDOWS_MAX else []
         windows += [] if last < 0 else [case.window(last)]
-        due_window = next((window for window in windows if 0 < window.deadline_ms <= case.now), None)
+        # The end of a block settles games, proofs of a lie first: nothing that a liar pokes comes before.
+        due_window = next(
+            (
+                window
+                for window in windows
+                if 0 < window.deadline_ms <= case.now and window.phase != WindowPhase.DISPUTED
+            ),
+            None,
+        )
         if 0 < case.record.deadline_ms <= case.now:
             on_task_due(case)
         elif due_window is not None:

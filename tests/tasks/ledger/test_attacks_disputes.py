@@ -18,6 +18,7 @@ from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import require_node
+from tasks.ledger.transitions import POKE
 from tests.tasks.ledger.test_disputes import OUTSIDERS, bond_of, endings, lines, market, phases, until, window_of
 from tests.tasks.signed import CHECK, KEYS, WORK, SignedWorld
 from tests.tasks.world import HONEST, QUICK, WORTH, Manners, World, spec
@@ -143,6 +144,7 @@ def test_giving_up_one_game_in_the_block_of_another_ones_proof_saves_nothing() -
             world.block()
     for duty in queries.dispute_duties(world.state, liar, world.parameters):
         world.send(liar, MOVE, [task, 0, duty.game, duty.number, b"\x80"])
+    assert world.send(liar, POKE, [task]) == "nothing_due", "the end of the block settles, not the liar"
     world.block()
     assert world.task(task).reason == Reason.LIE_PROVEN
 
