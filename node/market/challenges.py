@@ -191,7 +191,7 @@ class Challenges:
             state = await self._inputs.fetch(leaf.state_blob, supply, spec.plan().state_limit_bytes)
             verdict = await self._executor.verify_segment(key.task, spec, dataset, leaf, state)
             row.done += 1
-            # Of losses alone there is no game for outsiders: the worker opens the same result, and the bond is lost.
+            # Over losses alone an outsider has no game: the worker opens the same result, and the bond is lost.
             if verdict.code is Code.COMPUTED and set(verdict.mismatches) - {"loss_bits"}:
                 finding = verdict.finding
                 salt = digest(b"challenge-salt", self._secret + encode([*key, leaf.segment]))
