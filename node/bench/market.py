@@ -33,7 +33,7 @@ from state.transition.rules import BlockContext
 from state.transition.runtime import BlockInput, Execution, Runtime
 from state.view import Overlay, Reader
 from state.view.accounts import credit
-from tasks.ledger import registry
+from tasks.ledger import registration, registry
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
@@ -139,7 +139,7 @@ class _Market:
         roles = NodeRole.COMPUTE | NodeRole.VERIFY
         profile = NodeProfile(address, roles, (), 64, 64_000, 64, price, 1 << 13, 16, 0, (), "bench")
         bond = self.parameters.node_bond_min
-        registry.register(self.state, address, profile, bond, self.block, _ignore, self.parameters)
+        registration.register(self.state, address, profile, bond, self.block, _ignore, self.parameters)
 
     def task(self, number: int, job: JobSpec, requester: bytes, **fields: Any) -> Case:
         """Write a task with its escrow; returns it open for changes."""

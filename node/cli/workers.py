@@ -22,7 +22,8 @@ from state.primitives.address import ADDRESS_BYTES, format_address, parse_addres
 from state.primitives.errors import ConfigError
 from state.primitives.signing import personal_digest, wallet_form
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
-from tasks.ledger.registry import NodeProfile, NodeRole, operator_words
+from tasks.ledger.registration import operator_words
+from tasks.ledger.registry import NodeProfile, NodeRole
 from tasks.ledger.transitions import REGISTER_NODE, RETIRE_NODE, SET_PAYOUT, UPDATE_NODE, node_payload
 
 __all__ = ["worker"]

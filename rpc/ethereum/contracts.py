@@ -22,7 +22,8 @@ from state.view import Reader
 from tasks.ledger.carriage import carriage_rules, deposit_of
 from tasks.ledger.open_task import LEDGER_ADDRESS
 from tasks.ledger.queries import find_node, find_task, quote
-from tasks.ledger.registry import REGISTRY_ADDRESS, reputation_milli, require_node
+from tasks.ledger.registry import REGISTRY_ADDRESS, require_node
+from tasks.ledger.reputation import reputation_milli
 from tasks.ledger.transitions import rules
 from tasks.spec import decode_spec
 

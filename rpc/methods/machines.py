@@ -17,7 +17,8 @@ from rpc.methods.schema import NUMBER, STRING, Schema, array, nullable, obj, ref
 from state.view import Reader
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import find_node, list_nodes, verification_duties, work_duties
-from tasks.ledger.registry import NodeRecord, NodeStatus, is_limited, is_present, reputation_milli
+from tasks.ledger.registry import NodeRecord, NodeStatus, is_limited, is_present
+from tasks.ledger.reputation import reputation_milli
 
 __all__ = ["MACHINE_COMPONENTS", "MACHINE_METHODS"]
 

@@ -23,6 +23,7 @@ from tasks.errors import NothingDue, NotYours, TermsBound, TermsMismatch, WrongP
 from tasks.ledger.deadlines import SPONSOR_SLOT, Due, cancel, schedule
 from tasks.ledger.open_task import Scope
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.registration import payout_of
 from tasks.ledger.registry import (
     REGISTRY_ADDRESS,
     SPONSOR_RETURNED,
@@ -34,7 +35,6 @@ from tasks.ledger.registry import (
     is_found,
     load_node,
     node_subject,
-    payout_of,
     require_node,
     save_node,
     taken,

@@ -22,7 +22,8 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import CLASS_BYTES, class_of
 from tasks.ledger.progress import assign, is_funded, leave_book
 from tasks.ledger.records import by_duty_key
-from tasks.ledger.registry import NodeRecord, NodeRole, ask_in_force, candidates, reputation_milli
+from tasks.ledger.registry import NodeRecord, NodeRole, ask_in_force, candidates
+from tasks.ledger.reputation import reputation_milli
 from tasks.ledger.settlement import Bonds
 
 __all__ = ["PRICES_KEPT", "CallPrices", "bids_due", "hold_call", "last_prices"]

@@ -31,15 +31,8 @@ from state.view.records import items_of, read_record
 from tasks.errors import NothingDue, NotYours
 from tasks.ledger.deadlines import CARRIAGE_SLOT, Due, cancel, schedule
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.registry import (
-    REGISTRY_ADDRESS,
-    NodeRole,
-    NodeStatus,
-    load_node,
-    node_subject,
-    payout_of,
-    require_node,
-)
+from tasks.ledger.registration import payout_of
+from tasks.ledger.registry import REGISTRY_ADDRESS, NodeRole, NodeStatus, load_node, node_subject, require_node
 
 __all__ = [
     "CARRIAGE_EVENTS",

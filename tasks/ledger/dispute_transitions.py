@@ -12,7 +12,7 @@ from state.transition.calls import CallForm
 from state.transition.rules import Context, Rule
 from state.view import Overlay
 from tasks.dispute.moves import MOVE_LIMIT_BYTES
-from tasks.ledger import registry
+from tasks.ledger import registration
 from tasks.ledger.disputes import MOVE_GAS
 from tasks.ledger.games import move, open_challenge, resume, seal_challenge
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
@@ -138,7 +138,7 @@ class _Disputes:
         self._case_of = case_of
 
     def _done(self, state: Overlay, case: Case, context: Context) -> None:
-        registry.touch(state, context.sender, context.block.time_ms, case.parameters)
+        registration.touch(state, context.sender, context.block.time_ms, case.parameters)
         case.save()
 
     def move(self, state: Overlay, payload: GameMove, context: Context) -> None:

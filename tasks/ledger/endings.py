@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.ledger import registry
+from tasks.ledger import reputation
 from tasks.ledger.disputes import DisputeRecord, load_docket
 from tasks.ledger.dockets import drop_disputes
 from tasks.ledger.lifecycle import Phase, Reason, WindowEvent
@@ -79,7 +79,7 @@ def reject(
     if blamed:
         if reason not in _SILENT:
             forfeit_hold(case, author)
-        registry.mark_failure(case.state, author, case.now, case.scope.emit, case.parameters)
+        reputation.mark_failure(case.state, author, case.now, case.scope.emit, case.parameters)
     exclude(case, author)
     give_up_idle(case, workers)
     if case.record.worker:  # another worker than the author built on a void state: it leaves without blame
@@ -108,7 +108,7 @@ def finalise(case: Case, window: WindowRecord) -> None:
         pay_final_window(case, window)
         window = case.advance_window(window.number, WindowEvent.FINALISE, Reason.CHALLENGE_OVER)
         for address in (window.worker, *(seat.address for seat in window.verifiers)):
-            registry.mark_success(
+            reputation.mark_success(
                 case.state, address, window.charge, case.now, case.parameters, is_worker=address == window.worker
             )
         if window.number + 1 == case.record.next_window:

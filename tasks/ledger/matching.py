@@ -15,12 +15,12 @@ from tasks.ledger.registry import (
     NodeRecord,
     NodeRole,
     candidates,
-    draw_weight,
     is_available,
     is_limited,
     is_renewed,
     load_node,
 )
+from tasks.ledger.reputation import draw_weight
 from tasks.spec import JobSpec
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Final
 
 from billing.escrow import Pool, Purpose
 from state.view.accounts import balance_of
-from tasks.ledger import registry
+from tasks.ledger import registry, reputation
 from tasks.ledger.capacity import bounded_fine
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
 from tasks.ledger.matching import Miss, draw_seed, free_slots, has_slot, may_admit
@@ -285,9 +285,9 @@ def turn_down(case: Case, reason: Reason, *, is_excused: bool = False) -> None:
     worker, held_ms = case.record.worker, case.now - case.record.assigned_ms
     has_paid = not is_excused and _fine_unstarted(case, worker)
     if has_paid and reason != Reason.ACCEPT_TIMEOUT:
-        registry.count_decline(case.state, worker, case.now, case.parameters)
+        reputation.count_decline(case.state, worker, case.now, case.parameters)
     else:
-        registry.mark_decline(case.state, worker, case.now, held_ms, case.parameters)
+        reputation.mark_decline(case.state, worker, case.now, held_ms, case.parameters)
     exclude(case, worker)
     lose_worker(case, reason)
 
@@ -300,7 +300,7 @@ def _fine_unstarted(case: Case, worker: bytes) -> bool:
     node, parameters = registry.load_node(case.state, worker), case.parameters
     if node is None:
         return False
-    row = min(registry.declines_in_row(node, case.now, parameters), parameters.decline_doublings_max)
+    row = min(reputation.declines_in_row(node, case.now, parameters), parameters.decline_doublings_max)
     fine = parameters.decline_fine << row
     taken = bounded_fine(case.state, worker, fine, case.now, parameters)
     registry.fine_node(
@@ -313,7 +313,7 @@ def blame_worker(case: Case, reason: Reason) -> None:
     """Part with a worker that broke off or is late: a part of its bond burns, and it counts against it."""
     worker = case.record.worker
     fine_worker(case, worker)
-    registry.mark_failure(case.state, worker, case.now, case.scope.emit, case.parameters)
+    reputation.mark_failure(case.state, worker, case.now, case.scope.emit, case.parameters)
     exclude(case, worker)
     lose_worker(case, reason)
 

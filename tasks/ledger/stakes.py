@@ -11,7 +11,7 @@ from billing.errors import PaymentMissing
 from billing.escrow import Pool, Purpose
 from billing.prices import Role, share_up, split
 from tasks.dispute.shares import CHALLENGE_BPS, challenge_bond, share_out
-from tasks.ledger import registry
+from tasks.ledger import registry, reputation
 from tasks.ledger.bonds import pay_from_bond
 from tasks.ledger.disputes import (
     MOVE_GAS,
@@ -191,7 +191,7 @@ def slash_equal(case: Case, window: WindowRecord, addresses: Sequence[bytes]) ->
 
 def _mark(case: Case, address: bytes) -> None:
     """Count a failure, and have a machine with too small a bond be drawn no more."""
-    registry.mark_failure(case.state, address, case.now, case.scope.emit, case.parameters)
+    reputation.mark_failure(case.state, address, case.now, case.scope.emit, case.parameters)
     node = registry.load_node(case.state, address)
     if node is not None:
         registry.index(case.state, node, case.parameters)

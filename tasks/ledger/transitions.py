@@ -18,7 +18,7 @@ from state.transition.rules import BlockContext, BlockHook, Context, Holding, In
 from state.view import Overlay
 from state.view.accounts import balance_of
 from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
-from tasks.ledger import registry
+from tasks.ledger import registration
 from tasks.ledger.bonds import bond_rules, on_sponsor_due, release_sponsor
 from tasks.ledger.calls import bids_due, hold_call
 from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
@@ -391,27 +391,27 @@ class _Market:
     def register(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
         if 0 < offer.bond < self._parameters.node_bond_min:  # nothing at all: somebody else bonds for it
             raise PaymentMissing(due=self._parameters.node_bond_min, got=offer.bond)
-        registry.register(
+        registration.register(
             state, context.sender, offer.profile, offer.bond, context.block, context.emit, self._parameters
         )  # fmt: skip
 
     def update(self, state: Overlay, offer: NodeOffer, context: Context) -> None:
-        registry.update(
+        registration.update(
             state, context.sender, offer.profile, offer.bond, context.block, context.emit, self._parameters
         )  # fmt: skip
         release_sponsor(state, context.sender, context.block, context.emit, self._parameters)
 
     def retire(self, state: Overlay, _payload: None, context: Context) -> None:
-        registry.retire(state, context.sender, context.block, context.emit, self._parameters)
+        registration.retire(state, context.sender, context.block, context.emit, self._parameters)
 
     def suspend(self, state: Overlay, _payload: None, context: Context) -> None:
-        registry.suspend(state, context.sender, context.block, context.emit, self._parameters)
+        registration.suspend(state, context.sender, context.block, context.emit, self._parameters)
 
     def heartbeat(self, state: Overlay, _payload: None, context: Context) -> None:
-        registry.heartbeat(state, context.sender, context.block, context.emit, self._parameters)
+        registration.heartbeat(state, context.sender, context.block, context.emit, self._parameters)
 
     def set_payout(self, state: Overlay, payload: Payout, context: Context) -> None:
-        registry.set_payout(state, context.sender, payload.node, payload.payout, context.emit)
+        registration.set_payout(state, context.sender, payload.node, payload.payout, context.emit)
 
     # Requester
 
@@ -532,7 +532,7 @@ class _Market:
         case = self.case(state, context, task_id, evidence)
         if context.sender != case.record.worker:
             raise NotYours("the sender is not the task's worker")
-        registry.touch(state, context.sender, context.block.time_ms, self._parameters)
+        registration.touch(state, context.sender, context.block.time_ms, self._parameters)
         return case
 
     def _missing_bond(self, case: Case) -> int:
@@ -617,7 +617,7 @@ class _Market:
     def open(self, state: Overlay, payload: OpenedWindow, context: Context) -> None:
         case = self.case(state, context, payload.task)
         open_window(case, payload.window, context.sender, payload.openings)
-        registry.touch(state, context.sender, context.block.time_ms, self._parameters)
+        registration.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
 
     # Verifier
@@ -625,19 +625,19 @@ class _Market:
     def seal(self, state: Overlay, payload: SealedVerdict, context: Context) -> None:
         case = self.case(state, context, payload.task)
         seal(case, payload.window, context.sender, payload.seal)
-        registry.touch(state, context.sender, context.block.time_ms, self._parameters)
+        registration.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
 
     def reveal(self, state: Overlay, payload: RevealedVerdict, context: Context) -> None:
         case = self.case(state, context, payload.task)
         reveal(case, payload.window, context.sender, payload.findings, payload.nonce)
-        registry.touch(state, context.sender, context.block.time_ms, self._parameters)
+        registration.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
 
     def decline(self, state: Overlay, payload: SeatOf, context: Context) -> None:
         case = self.case(state, context, payload.task)
         decline_seat(case, payload.window, context.sender)
-        registry.touch(state, context.sender, context.block.time_ms, self._parameters)
+        registration.touch(state, context.sender, context.block.time_ms, self._parameters)
         case.save()
 
     # Anybody, and the chain itself
@@ -686,7 +686,7 @@ class _Market:
                 break
             take_due(state, due)
             if due.slot == NODE_SLOT:
-                registry.on_node_due(state, due.subject[-ADDRESS_BYTES:], block, count, parameters)
+                registration.on_node_due(state, due.subject[-ADDRESS_BYTES:], block, count, parameters)
                 continue
             if due.slot == SPONSOR_SLOT:
                 on_sponsor_due(state, due.subject[-ADDRESS_BYTES:], block, count)

@@ -25,7 +25,7 @@ from tasks.errors import (
     TooManyDeclines,
     WrongPhase,
 )
-from tasks.ledger import registry
+from tasks.ledger import registry, reputation
 from tasks.ledger.capacity import bounded_fine, count_decline, has_room, owe, settle_owed
 from tasks.ledger.dockets import renew_docket
 from tasks.ledger.endings import fail_unchecked, finalise, reject
@@ -234,7 +234,7 @@ def _wanted(case: Case, window: WindowRecord) -> int:
     if is_jury(window):
         return parameters.jury
     node = registry.load_node(case.state, window.worker)
-    is_new = registry.is_new(node, window.charge, parameters)
+    is_new = reputation.is_new(node, window.charge, parameters)
     return parameters.verifiers_new if is_new else parameters.verifiers
 
 
@@ -315,7 +315,7 @@ def _fine_silent(case: Case, window: WindowRecord, silent: Sequence[Seat]) -> No
     for seat in silent:
         taken = bounded_fine(case.state, seat.address, fine, case.now, case.parameters)
         registry.fine_node(case.state, seat.address, taken, case.scope.emit, case.scope.block.height)
-        registry.mark_failure(case.state, seat.address, case.now, case.scope.emit, case.parameters)
+        reputation.mark_failure(case.state, seat.address, case.now, case.scope.emit, case.parameters)
     dismiss(case, window, silent)
 
 
@@ -417,10 +417,10 @@ def _doubted(case: Case, window: WindowRecord) -> tuple[bytes, ...]:
         for seat in window.verifiers
         if (finding := finding_of(seat, window.disputed)) is not None and finding.code == Code.UNAVAILABLE
     ]
-    theirs = [registry.doubts_of(case.state, address) for address in doubting]
-    its = registry.doubts_of(case.state, window.worker)
+    theirs = [reputation.doubts_of(case.state, address) for address in doubting]
+    its = reputation.doubts_of(case.state, window.worker)
     for address in (*doubting, window.worker):
-        registry.mark_doubt(case.state, address)
+        reputation.mark_doubt(case.state, address)
     most = max(theirs, default=0)
     if its > most:
         return (window.worker,)
@@ -488,7 +488,7 @@ def _judge_delivery(case: Case, window: WindowRecord) -> None:
         return
     pay_delivery(case, window, right, blamed=(window.worker,))
     pay_for_lost_result(case, window)
-    registry.mark_failure(case.state, window.worker, case.now, case.scope.emit, case.parameters)
+    reputation.mark_failure(case.state, window.worker, case.now, case.scope.emit, case.parameters)
     _end_demand(case, window, WindowEvent.REJECT, Reason.RESULT_LOST)
 
 

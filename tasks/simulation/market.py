@@ -36,7 +36,8 @@ from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
 from tasks.ledger.records import TaskRecord, WindowRecord, load_window
-from tasks.ledger.registry import NodeProfile, NodeRecord, NodeRole, load_node, operator_words, save_node
+from tasks.ledger.registration import operator_words
+from tasks.ledger.registry import NodeProfile, NodeRecord, NodeRole, load_node, save_node
 from tasks.ledger.settlement import delivery_fees
 from tasks.ledger.transitions import (
     ACCEPT_TASK,

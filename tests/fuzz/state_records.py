@@ -18,7 +18,7 @@ from state.view import Overlay, Reader, Table
 from state.view.accounts import Account, issued, load_account, save_account, set_issued
 from tasks.dispute.clock import Clock
 from tasks.dispute.game import Side
-from tasks.ledger import calls, carriage, disputes, records, registry
+from tasks.ledger import calls, carriage, disputes, records, registration, registry
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
 from tasks.ledger.registry import NodeProfile, NodeRecord
@@ -135,11 +135,11 @@ def state_records(
             ("tasks.ledger.registry:load_node", "tasks.ledger.registry:_record"),
         ),
         "record of a retired node": StateRecord(
-            lambda state: registry._save_past(
+            lambda state: registration._save_past(
                 state, _plain(NodeRecord, address=WHO, profile=profile, payout=b"p" * 20, sponsor=b"s" * 20)
             ),
-            lambda state: registry._load_past(state, WHO),
-            ("tasks.ledger.registry:_load_past",),
+            lambda state: registration._load_past(state, WHO),
+            ("tasks.ledger.registration:_load_past",),
         ),
         "task": StateRecord(
             lambda state: records.save_task(state, task),

@@ -16,7 +16,8 @@ from state.transition.runtime import BlockInput, Runtime
 from state.view import EMPTY, Overlay
 from state.view.accounts import nonce_of
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.registry import NodeProfile, NodeRole, operator_words
+from tasks.ledger.registration import operator_words
+from tasks.ledger.registry import NodeProfile, NodeRole
 from tasks.ledger.transitions import (
     CREATE_TASK,
     HOLDINGS,

@@ -17,7 +17,8 @@ from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.parameters import HOUR_MS, MINUTE_MS, TaskParameters
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
-from tasks.ledger.registry import NodeRecord, NodeRole, is_new, reputation_milli, require_node
+from tasks.ledger.registry import NodeRecord, NodeRole, require_node
+from tasks.ledger.reputation import is_new, reputation_milli
 from tasks.ledger.settlement import bond_at
 from tasks.ledger.transitions import ACCEPT_TASK, GIVE_UP_TASK, RESUME_TASK, START_TASK
 from tasks.spec import RATE_MAX

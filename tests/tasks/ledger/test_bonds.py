@@ -26,12 +26,12 @@ from tasks.ledger.registry import (
     NodeRole,
     bond_id,
     candidates,
-    draw_weight,
     fine_node,
     load_node,
     require_node,
     save_node,
 )
+from tasks.ledger.reputation import draw_weight
 from tasks.ledger.transitions import REGISTER_NODE, RETIRE_NODE, SUSPEND_NODE, UPDATE_NODE, node_payload
 from tests.tasks.signed import CHECK, FEE, KEYS, WORK, SignedWorld
 from tests.tasks.world import DKB, HONEST, QUICK, World, spec

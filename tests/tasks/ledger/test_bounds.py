@@ -16,7 +16,7 @@ from billing.prices import Role
 from state.primitives.codec import encode
 from state.view import EMPTY, Overlay, Reader, Table
 from state.view.accounts import credit
-from tasks.ledger import carriage, parameters, records, registry
+from tasks.ledger import carriage, parameters, records, registration, registry
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRecord, NodeRole, NodeStatus
@@ -153,7 +153,7 @@ def test_no_record_that_the_market_can_write_is_above_its_bound() -> None:
     records.save_task(state, largest_task())
     records.save_window(state, largest_window())
     registry.save_node(state, largest_node())
-    registry._save_past(state, largest_node())
+    registration._save_past(state, largest_node())
     records.append_history(
         state, b"t" * 32,
         HistoryEntry(MANY, MANY, MS, 13, Phase.EXPIRED, Reason.RESULT_LOST, b"a" * 20, b"e" * 32),

@@ -16,7 +16,8 @@ from tasks.ledger import queries
 from tasks.ledger.lifecycle import ENDED, WindowPhase
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
-from tasks.ledger.registry import NodeRole, doubts_of, load_node, require_node
+from tasks.ledger.registry import NodeRole, load_node, require_node
+from tasks.ledger.reputation import doubts_of
 from tasks.ledger.settlement import delivery_fees, juror_fee
 from tasks.ledger.transitions import DEMAND_RESULT, UPDATE_NODE, node_payload
 from tests.tasks.world import HONEST, QUICK, REQUESTER, WORTH, Manners, World, spec

@@ -7,7 +7,8 @@ from state.primitives.keys import SecretKey
 from state.view.accounts import balance_of
 from tasks.ledger import queries
 from tasks.ledger.lifecycle import Phase
-from tasks.ledger.registry import NodeProfile, load_node, payout_of
+from tasks.ledger.registration import payout_of
+from tasks.ledger.registry import NodeProfile, load_node
 from tasks.ledger.transitions import RETIRE_NODE, SET_PAYOUT, UPDATE_NODE, node_payload
 from tests.tasks.signed import CHECK, KEYS, WORK, SignedWorld
 from tests.tasks.world import QUICK

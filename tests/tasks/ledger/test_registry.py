@@ -26,6 +26,7 @@ from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_task
+from tasks.ledger.registration import operator_words
 from tasks.ledger.registry import (
     Gpu,
     NodeProfile,
@@ -33,16 +34,11 @@ from tasks.ledger.registry import (
     NodeRole,
     NodeStatus,
     candidates,
-    draw_weight,
     is_limited,
-    mark_decline,
-    mark_failure,
-    mark_success,
-    operator_words,
-    reputation_milli,
     require_node,
     save_node,
 )
+from tasks.ledger.reputation import draw_weight, mark_decline, mark_failure, mark_success, reputation_milli
 from tasks.ledger.transitions import (
     GIVE_UP_TASK,
     REGISTER_NODE,
