@@ -11,6 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -27,13 +28,14 @@ _PACKAGES: Final = ("billing", "state", "tasks")
 PLANS: Final = {
     plan.name: plan
     for plan in (
-        Plan("sample", 2, 1, narrowed=1, narrowed_markets=1, best=1, confirmed=1, absent_settings=1),
+        Plan("sample", 1, 1, narrowed=1, narrowed_markets=1, best=1, confirmed=1, absent_settings=1),
         Plan("short", 24, 2, narrowed=6, narrowed_markets=6, best=2, confirmed=16, absent_settings=6),
         Plan("nightly", 200, 2, narrowed=20, narrowed_markets=10, best=2, confirmed=60, absent_settings=12),
     )
 }
 
 
+@cache
 def _code_digest() -> str:
     root = Path(__file__).resolve().parents[2]
     hashed = blake2b(digest_size=16)

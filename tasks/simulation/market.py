@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from billing.escrow import Movement, Purpose, check_escrows
 from state.primitives.codec import Value, encode
@@ -70,12 +70,14 @@ from tasks.proofs import (
     window_proof_to_value,
 )
 from tasks.simulation.dice import Dice
+from tasks.simulation.memory import Memory
 from tasks.simulation.segments import INIT_ROOT, question_of
 from tasks.simulation.work import Made
 from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
 
 __all__ = ["DKB", "Account", "Action", "JobShape", "Market", "Offer", "View", "job_of"]
 
+_Result = TypeVar("_Result")
 DKB: Final = 10**18
 START_MS: Final = 1_700_000_000_000
 BLOCK_MS: Final = 1_000
@@ -195,6 +197,16 @@ class View:
     time_ms: int
     height: int
 
+    def read(self, function: Callable[..., _Result], *arguments: Hashable) -> _Result:
+        """Return what a query of this state finds; its result must not be changed."""
+        return function(self.state, *arguments)
+
+    def _work(self, state: Reader, address: bytes) -> list[WorkDuty]:
+        return queries.work_duties(state, address, self.parameters)
+
+    def _disputes(self, state: Reader, address: bytes) -> list[DisputeDuty]:
+        return queries.dispute_duties(state, address, self.parameters)
+
     # What is on chain
 
     def balance(self, address: bytes) -> int:
@@ -203,35 +215,35 @@ class View:
 
     def node(self, address: bytes) -> NodeRecord | None:
         """Return a machine's record."""
-        return load_node(self.state, address)
+        return self.read(load_node, address)
 
     def task(self, task: bytes) -> TaskRecord:
         """Return a task."""
-        return queries.find_task(self.state, task)
+        return self.read(queries.find_task, task)
 
     def job(self, task: bytes) -> JobSpec:
         """Return the specification of a task."""
-        return queries.task_spec(self.state, task)
+        return self.read(queries.task_spec, task)
 
     def window(self, task: bytes, number: int) -> WindowRecord:
         """Return a window."""
-        return load_window(self.state, task, number)
+        return self.read(load_window, task, number)
 
     def work(self, address: bytes) -> list[WorkDuty]:
         """Return what tasks ask of a worker now."""
-        return queries.work_duties(self.state, address, self.parameters)
+        return self.read(self._work, address)
 
     def checks(self, address: bytes) -> list[CheckDuty]:
         """Return what windows ask of a verifier now."""
-        return queries.verification_duties(self.state, address)
+        return self.read(queries.verification_duties, address)
 
     def disputes(self, address: bytes) -> list[DisputeDuty]:
         """Return what disputes ask of one of their sides now."""
-        return queries.dispute_duties(self.state, address, self.parameters)
+        return self.read(self._disputes, address)
 
     def dispute(self, duty: DisputeDuty) -> DisputeRecord:
         """Return a dispute."""
-        return load_dispute(self.state, duty.task, duty.window, duty.game)
+        return self.read(load_dispute, duty.task, duty.window, duty.game)
 
     def dispute_moves(self, duty: DisputeDuty) -> list[Move]:
         """Return the moves of a dispute so far."""
@@ -386,11 +398,16 @@ class Market(View):
         self._state = _State()
         self._state.apply(self.runtime.genesis_changes())
         self.state = self._state
+        self._memory = Memory(self._state)
         self.height, self.time_ms, self._view = 0, START_MS, 0
         self.figures = Figures()
         self.leader: Leader | None = None
         self.leads_share = 0.0
         """Share of the blocks that the dishonest leader leads."""
+
+    def read(self, function: Callable[..., _Result], *arguments: Hashable) -> _Result:
+        """Return what a query of the state finds, computed only if that has changed."""
+        return self._memory.read(function, *arguments)
 
     def vouch(self, address: bytes, proved: int) -> None:
         """Give a machine a record, as if it had proved windows worth ``proved``."""

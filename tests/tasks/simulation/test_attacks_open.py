@@ -22,7 +22,8 @@ from tasks.simulation.agents.workers import Quitter
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import DKB, Account, Action, Market, Offer, View
 from tasks.simulation.search import Job, Score, evaluate
-from tasks.simulation.stage import BLOCKS_MAX, FUNDS, WORK, Conditions, Setting, Stage, run_market
+from tasks.simulation.stage import BLOCKS_MAX, FUNDS, WORK, Conditions, Setting, Stage, play, run_market
+from tasks.simulation.strategies import STRATEGIES
 
 MARKETS: Final = 8
 PLAIN: Final = Conditions(
@@ -30,6 +31,16 @@ PLAIN: Final = Conditions(
     price_slack_milli=2_000, rates=(5 * 10**9,) * 8, is_seasoned=True,
 )  # fmt: skip
 """Windows of two minutes at a quarter of a coin."""
+
+
+def passes_forgery(strategy: str, setting: Setting, markets: int) -> bool:
+    """Tell whether a window with a forged segment is paid in one of the first ``markets``."""
+    chosen = next(one for one in STRATEGIES if one.name == strategy)
+    assert chosen.cast is not None
+    return any(
+        play(chosen.cast, setting, number, own_tasks=chosen.own_tasks).forged_windows_paid
+        for number in range(markets)
+    )
 
 
 def score_of(strategy: str, setting: Setting, markets: int = MARKETS) -> Score:
@@ -96,14 +107,13 @@ def test_a4_a_requester_gains_nothing_by_verifiers_that_deny_a_result() -> None:
 @pytest.mark.xfail(strict=True, reason="windows whose whole draw is of friends are paid")
 def test_a9_a_third_of_the_bonds_passes_no_forged_window() -> None:
     setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
-    score = score_of("colluding set", setting, 32)  # in some stretches of eight none is paid
-    assert score.forged_windows_paid == 0
+    assert not passes_forgery("colluding set", setting, 32)  # in some stretches of eight none is paid
 
 
 def test_a9_a_third_of_the_bonds_gains_nothing_by_forging_and_costs_honest_verifiers_nothing() -> None:
     """Where an honest verifier is drawn too, nobody outvotes it any more."""
     setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
-    score = score_of("colluding set", setting, 16)
+    score = score_of("colluding set", setting)
     assert score.mean_milli < 0 and score.honest_loss_milli == 0
 
 
@@ -155,14 +165,14 @@ def test_a13_jobs_whose_inputs_nobody_can_fetch_do_not_pause_machines_for_others
 )
 def test_n5_bribing_the_drawn_verifier_is_dearer_than_working() -> None:
     setting: Setting = {"share": 10, "windows": 1.0, "segments": 1.0, "bribe": 0.2}
-    score = score_of("briber", setting)
-    assert score.mean_milli <= 0 and score.forged_windows_paid == 0
+    assert not passes_forgery("briber", setting, MARKETS)
+    assert score_of("briber", setting).mean_milli <= 0
 
 
 @pytest.mark.xfail(strict=True, reason="4 forged windows paid in 16 markets to a third of the bonds")
 def test_n6_a_leader_that_skips_blocks_passes_no_forged_window() -> None:
     setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
-    assert score_of("dishonest leader", setting, 16).forged_windows_paid == 0
+    assert not passes_forgery("dishonest leader", setting, 16)
 
 
 @pytest.mark.xfail(strict=True, reason="4 forged windows paid in 8 markets, to a third of the bonds")
@@ -170,8 +180,8 @@ def test_n9_who_serves_friends_alone_passes_no_forged_window_and_costs_honest_ve
     setting: Setting = {
         "share": 33, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,
     }  # fmt: skip
-    score = score_of("withholding worker", setting)
-    assert (score.forged_windows_paid, score.honest_loss_milli) == (0, 0)
+    assert not passes_forgery("withholding worker", setting, MARKETS)
+    assert score_of("withholding worker", setting).honest_loss_milli == 0
 
 
 @pytest.mark.xfail(strict=True, reason="it costs the gas of three transactions, and no mark")
