@@ -458,6 +458,18 @@ class Cluster:
             if running.child is not None:
                 running.child.signal(signal.SIGKILL)
 
+    def pause(self, name: str) -> None:
+        """Stop a member in the middle of what it does (SIGSTOP): to all others its line is cut."""
+        child = self._member(name).child
+        if child is not None:
+            child.signal(signal.SIGSTOP)
+
+    def unpause(self, name: str) -> None:
+        """Let a member that was paused go on."""
+        child = self._member(name).child
+        if child is not None:
+            child.signal(signal.SIGCONT)
+
     async def stop(self, name: str) -> None:
         """Stop a member in order (SIGTERM)."""
         async with self._member(name).command_lock:

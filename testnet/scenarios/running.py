@@ -37,6 +37,7 @@ __all__ = ["Outcome", "Scenario"]
 ANSWER_S: Final = 10
 BOND_PATIENCE_S: Final = 30.0
 TASK_TIMEOUT_S: Final = 300.0
+POLL_S: Final = 0.2
 SIZES: Final[Mapping[str, Any]] = {
     "widths": (64, 32, 10), "total_steps": 80, "segment_steps": 10, "window_steps": 40,
 }  # fmt: skip
@@ -70,14 +71,56 @@ class Scenario:
     def __init__(self, story: Story, cluster: Cluster, plan: Plan, say: Callable[[str], None]) -> None:
         self._story, self._cluster, self._plan, self._say = story, cluster, plan, say
         self._home = cluster.home("validator-0")
+        self._task = b""
 
     async def run(self) -> Outcome:
         """Post a task and follow it to its end. Raises TaskEnded if it did not settle."""
         token = trio.lowlevel.current_trio_token()
-        return await trio.to_thread.run_sync(self._run, token, abandon_on_cancel=True)
+        async with trio.open_nursery() as nursery:
+            if self._story.cuts_line:
+                nursery.start_soon(self._cut_line)
+            outcome = await trio.to_thread.run_sync(self._run, token, abandon_on_cancel=True)
+            nursery.cancel_scope.cancel()
+        return outcome
+
+    async def _cut_line(self) -> None:
+        """Pause the accused when it plays its first game, and until the game is suspended."""
+        dispute, worker = await self._wait_dispute("running")
+        self._say(f"                  the line of {worker} is cut")
+        self._cluster.pause(worker)
+        try:
+            await self._wait_dispute("suspended", dispute)
+        finally:
+            self._cluster.unpause(worker)
+        self._say(f"                  {worker} missed its clock; its line is back")
+
+    async def _wait_dispute(self, phase: str, which: tuple[int, int] | None = None) -> tuple[tuple[int, int], str]:
+        """Wait until a dispute is in that phase; return its window and number, and the accused's name."""
+        while True:
+            found = await trio.to_thread.run_sync(self._find_dispute, phase, which, abandon_on_cancel=True)
+            if found is not None:
+                return found
+            await trio.sleep(POLL_S)
+
+    def _find_dispute(self, phase: str, which: tuple[int, int] | None) -> tuple[tuple[int, int], str] | None:
+        if not self._task:
+            return None
+        with self._client() as client:
+            for window in client.task_windows(self._task):
+                for dispute in client.disputes(self._task, window.number):
+                    key = (window.number, dispute.number)
+                    if dispute.phase == phase and which in (None, key):
+                        return key, self._names()[window.worker]
+        return None
+
+    def _client(self) -> Client:
+        return Client(f"http://{dial_target(load_node_options(self._home).rpc.listen)}")
+
+    def _names(self) -> dict[bytes, str]:
+        return {member.account.address: member.name for member in self._plan.members}
 
     def _run(self, token: trio.lowlevel.TrioToken) -> Outcome:
-        with Client(f"http://{dial_target(load_node_options(self._home).rpc.listen)}") as client:
+        with self._client() as client:
             self._say(f"\n{self._story.name}: {self._story.told}.")
             self._say("Waiting until the machines have registered ...")
             wait_machines(client)
@@ -89,14 +132,14 @@ class Scenario:
             )  # fmt: skip
             task = client.create_task(self._plan.requester, encode_spec(job.spec)).id
             self._say(f"Task {hexed(task)}")
+            self._task = task
             voided = self._follow(client, task, token)
             found = list(client.task_windows(task))
             honest_root = trio.run(_honest_root, job)
             is_right = found[-1].proof.state_root_out == honest_root
             books = self._settled_books(client, task, before)
         disputes = {member.name: self._disputes_of(member.name) for member in self._plan.members if member.options}
-        names = {member.account.address: member.name for member in self._plan.members}
-        names[self._plan.requester.address] = REQUESTER
+        names = self._names() | {self._plan.requester.address: REQUESTER}
         return Outcome(self._story.name, task, is_right, voided, books, names, disputes)
 
     def _follow(self, client: Client, task: bytes, token: trio.lowlevel.TrioToken) -> int:

@@ -36,6 +36,8 @@ class Story:
     cheat: str
     part: str
     late: tuple[str, ...] = ()
+    cuts_line: bool = False
+    """Whether the machine of the accused is paused in mid-game, until its clock has run out."""
     parameters: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -59,6 +61,12 @@ STORIES: Final[Mapping[str, Story]] = {
             "false-challenger",
             "validator-3 claims another result than the honest worker's, and plays for it",
             "validator-3", LIAR, parameters=_ALL_VERIFY,
+        ),
+        Story(
+            "cut-line",
+            "validator-3 disputes right work and cuts the worker's line, so that it misses its clock",
+            "validator-3", LIAR, cuts_line=True,
+            parameters={**_ALL_VERIFY, "tasks.dispute_move_ms": 6_000, "tasks.dispute_resume_ms": 120_000},
         ),
         Story(
             "lazy-verifier",

@@ -83,3 +83,15 @@ def test_a_cheating_verifier_pays_the_worker(name: str, tmp_path: Path) -> None:
         found = outcome(process)
     assert found["voided_windows"] == 0
     assert found["disputes"]["validator-3"]["lost"] >= 1
+
+
+@pytest.mark.nightly
+def test_a_worker_whose_line_was_cut_resumes_its_game_and_is_paid(tmp_path: Path) -> None:
+    root = tmp_path / "net"
+    with scenario("cut-line", root) as process:
+        found = outcome(process)
+    (accused,) = (
+        name for name in ("worker-0", "worker-1") if lines(root, name, "a suspended dispute was resumed")
+    )
+    assert found["disputes"][accused]["won"] >= 1 and int(found["gains"][accused]) > 0
+    assert found["disputes"]["validator-3"]["lost"] >= 1 and found["voided_windows"] == 0
