@@ -41,8 +41,7 @@ def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json:
     """Run a network in which one machine cheats, and print who lost what.
 
     In cheating-worker a worker computes a lie. In false-challenger a verifier disputes right work.
-    In lazy-verifier a verifier re-runs nothing and guesses. In cut-line a false challenger
-    cuts the accused worker off the network until it has missed its clock.
+    In cut-line it also cuts the worker off in mid-game. In lazy-verifier a verifier guesses.
 
     The exit status is 0 if the result is right and the cheat lost coins.
 
