@@ -1,4 +1,4 @@
-"""Who gained and lost what: from the bill of a task and the bills of the machines' bonds. Gas is not in it."""
+"""Who gained and lost what: from the bills of tasks and the bills of the machines' bonds. Gas is not in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Books", "make_books"]
 
 
 class Books(NamedTuple):
-    """What each party gained, negative where it lost. ``burned`` went to nobody, ``locked`` is in the task."""
+    """What each party gained, negative where it lost. ``burned`` went to nobody, ``locked`` is in the tasks."""
 
     gains: dict[bytes, int]
     burned: int
@@ -23,8 +23,8 @@ class Books(NamedTuple):
         return sum(self.gains.values()) + self.burned + self.locked == 0
 
 
-def make_books(task: Bill, bonds: Mapping[bytes, Sequence[BillLine]]) -> Books:
-    """Return the books of a task. ``bonds`` are the new lines of each machine's bond, by its address.
+def make_books(tasks: Sequence[Bill], bonds: Mapping[bytes, Sequence[BillLine]]) -> Books:
+    """Return the books of tasks. ``bonds`` are the new lines of each machine's bond, by its address.
 
     What a machine puts into its own bond, or takes back from it, is still its own.
     """
@@ -35,7 +35,7 @@ def make_books(task: Bill, bonds: Mapping[bytes, Sequence[BillLine]]) -> Books:
         assert party is not None
         gains[party] = gains.get(party, 0) + amount
 
-    for line in task.lines:
+    for line in (line for task in tasks for line in task.lines):
         match line.movement:
             case "locked":
                 move(line.party, -line.amount)
@@ -53,4 +53,4 @@ def make_books(task: Bill, bonds: Mapping[bytes, Sequence[BillLine]]) -> Books:
             elif line.movement == "burned":
                 move(owner, -line.amount)
                 burned += line.amount
-    return Books(gains, burned, task.totals.locked)
+    return Books(gains, burned, sum(task.totals.locked for task in tasks))

@@ -42,8 +42,9 @@ def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json:
 
     In cheating-worker a worker computes a lie. In false-challenger a verifier disputes right work.
     In cut-line it also cuts the worker off in mid-game. In lazy-verifier a verifier guesses.
+    In overload a requester posts jobs that take long to check.
 
-    The exit status is 0 if the result is right and the cheat lost coins.
+    The exit status is 0 if the result is right, the cheat lost coins, and no honest machine did.
 
     \b
     Examples:
@@ -55,7 +56,7 @@ def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json:
         document = _play(story, root, seed, base_port, as_json)
     if as_json:
         show(document)
-    if not document["right"] or not document["cheat_lost"]:
+    if not document["right"] or not document["cheat_lost"] or document["honest_lost"]:
         raise click.exceptions.Exit(1)
 
 
@@ -88,7 +89,7 @@ def _play(story: Story, root: Path, seed: int, base_port: int, as_json: bool) ->
         )  # fmt: skip
         cluster = Cluster(
             root, plan, report=lambda line: click.echo(line, err=True), absent=story.late,
-            modules={story.cheat: ("testnet.scenarios.impostor", story.part)},
+            modules={story.cheat: ("testnet.scenarios.impostor", story.part)} if story.part else {},
         )  # fmt: skip
 
         async def run() -> None:
@@ -106,6 +107,7 @@ def _play(story: Story, root: Path, seed: int, base_port: int, as_json: bool) ->
 
 def _document(story: Story, outcome: Any) -> dict[str, Any]:
     gains = {outcome.name(party): amount for party, amount in outcome.books.gains.items()}
+    payers = {story.cheat, "requester"}
     return {
         "scenario": story.name,
         "task": hexed(outcome.task),
@@ -114,6 +116,7 @@ def _document(story: Story, outcome: Any) -> dict[str, Any]:
         "disputes": {name: dict(results) for name, results in outcome.disputes.items() if results},
         "cheat": story.cheat,
         "cheat_lost": gains.get(story.cheat, 0) < 0,
+        "honest_lost": sorted(name for name, amount in gains.items() if amount < 0 and name not in payers),
         "gains": {name: str(amount) for name, amount in sorted(gains.items())},
         "burned": str(outcome.books.burned),
         "exact": outcome.books.is_exact,

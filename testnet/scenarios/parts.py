@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LAZY", "LIAR"]
+__all__ = ["LAZY", "LIAR", "OVERLOADER"]
 
 LIAR: Final = "liar"
 LAZY: Final = "lazy"
+OVERLOADER: Final = "overloader"
+"""A requester; it has no machine."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from rpc.client.core import hexed
 from rpc.client.results import Bill, BillLine
 from state.primitives.address import format_address, parse_address
 from state.primitives.hashing import digest
+from state.primitives.keys import SecretKey
 from state.primitives.listen import dial_target
 from tasks.engines.builtin_datasets import make_dataset
 from tasks.executor.results import WindowResult
@@ -28,20 +29,26 @@ from tasks.ledger.registry import bond_id
 from tasks.spec import encode_spec
 from testnet.cluster import Cluster
 from testnet.demonstration import MAX_PRICE_PER_TERA_UNIT, wait_machines
-from testnet.plan import Plan
+from testnet.plan import COIN, Plan
 from testnet.scenarios.books import Books, make_books
+from testnet.scenarios.parts import OVERLOADER
 from testnet.scenarios.stories import Story
 
 __all__ = ["Outcome", "Scenario"]
 
 ANSWER_S: Final = 10
-BOND_PATIENCE_S: Final = 30.0
+BOND_PATIENCE_S: Final = 180.0
 TASK_TIMEOUT_S: Final = 300.0
 POLL_S: Final = 0.2
 SIZES: Final[Mapping[str, Any]] = {
     "widths": (64, 32, 10), "total_steps": 80, "segment_steps": 10, "window_steps": 40,
 }  # fmt: skip
 """Two windows of four segments: work of a second."""
+LONG_SIZES: Final[Mapping[str, Any]] = {
+    "widths": (64, 256, 10), "total_steps": 480, "segment_steps": 240, "window_steps": 480,
+}  # fmt: skip
+"""A window of two segments."""
+OVERLOADER_AMOUNT: Final = 1_000 * COIN
 REQUESTER: Final = "requester"
 
 
@@ -72,6 +79,7 @@ class Scenario:
         self._story, self._cluster, self._plan, self._say = story, cluster, plan, say
         self._home = cluster.home("validator-0")
         self._task = b""
+        self._overloader = SecretKey(digest(b"scenario", OVERLOADER.encode()))
 
     async def run(self) -> Outcome:
         """Post a task and follow it to its end. Raises TaskEnded if it did not settle."""
@@ -130,6 +138,7 @@ class Scenario:
                 seed=digest(b"scenario", self._story.name.encode()),
                 max_price_per_tera_unit=MAX_PRICE_PER_TERA_UNIT, **SIZES,
             )  # fmt: skip
+            others = self._overload(client)
             task = client.create_task(self._plan.requester, encode_spec(job.spec)).id
             self._say(f"Task {hexed(task)}")
             self._task = task
@@ -137,9 +146,9 @@ class Scenario:
             found = list(client.task_windows(task))
             honest_root = trio.run(_honest_root, job)
             is_right = found[-1].proof.state_root_out == honest_root
-            books = self._settled_books(client, task, before)
+            books = self._settled_books(client, [task, *others], before)
         disputes = {member.name: self._disputes_of(member.name) for member in self._plan.members if member.options}
-        names = self._names() | {self._plan.requester.address: REQUESTER}
+        names = self._names() | {self._plan.requester.address: REQUESTER, self._overloader.address: OVERLOADER}
         return Outcome(self._story.name, task, is_right, voided, books, names, disputes)
 
     def _follow(self, client: Client, task: bytes, token: trio.lowlevel.TrioToken) -> int:
@@ -158,11 +167,26 @@ class Scenario:
             raise TaskEnded(f"the task ended {phase}")
         return voided
 
-    def _settled_books(self, client: Client, task: bytes, before: Mapping[bytes, int]) -> Books:
+    def _overload(self, client: Client) -> list[bytes]:
+        """Post the jobs of the overloading requester, if the story has one; return their ids."""
+        if not self._story.overload:
+            return []
+        client.transfer(self._plan.requester, self._overloader.address, OVERLOADER_AMOUNT)
+        tasks = []
+        for number in range(self._story.overload):
+            job = make_digits_job(
+                client, control=self._home.control, key=None, seed=digest(b"overload", bytes([number])),
+                max_price_per_tera_unit=MAX_PRICE_PER_TERA_UNIT, **LONG_SIZES,
+            )  # fmt: skip
+            tasks.append(client.create_task(self._overloader, encode_spec(job.spec)).id)
+        self._say(f"{len(tasks)} tasks of the overloading requester")
+        return tasks
+
+    def _settled_books(self, client: Client, tasks: Sequence[bytes], before: Mapping[bytes, int]) -> Books:
         """Return the books once the last worker's bond has returned."""
         deadline = time.monotonic() + BOND_PATIENCE_S
         while True:
-            books = make_books(client.bill(task), self._new_lines(client, before))
+            books = make_books([client.bill(task) for task in tasks], self._new_lines(client, before))
             if not books.locked or time.monotonic() > deadline:
                 return books
             time.sleep(0.5)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from testnet.scenarios.parts import LAZY, LIAR
+from testnet.scenarios.parts import LAZY, LIAR, OVERLOADER
 
 __all__ = ["STORIES", "Story"]
 
@@ -34,10 +34,13 @@ class Story:
     name: str
     told: str
     cheat: str
-    part: str
+    part: str = ""
+    """The part that the cheat's machine plays, if the cheat has one."""
     late: tuple[str, ...] = ()
     cuts_line: bool = False
     """Whether the machine of the accused is paused in mid-game, until its clock has run out."""
+    overload: int = 0
+    """How many jobs the cheat posts at once, whose segments take long to check."""
     parameters: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -67,6 +70,11 @@ STORIES: Final[Mapping[str, Story]] = {
             "validator-3 disputes right work and cuts the worker's line, so that it misses its clock",
             "validator-3", LIAR, cuts_line=True,
             parameters={**_ALL_VERIFY, "tasks.dispute_move_ms": 6_000, "tasks.dispute_resume_ms": 120_000},
+        ),
+        Story(
+            "overload",
+            "a requester posts jobs of two long segments, which verifiers cannot check at once",
+            OVERLOADER, overload=6,
         ),
         Story(
             "lazy-verifier",

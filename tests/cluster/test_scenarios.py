@@ -50,7 +50,7 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, Any]:
     said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said + errors
     found: dict[str, Any] = json.loads(said)
-    assert found["right"] and found["cheat_lost"] and found["exact"]
+    assert found["right"] and found["cheat_lost"] and found["exact"] and not found["honest_lost"]
     return found
 
 
@@ -95,3 +95,12 @@ def test_a_worker_whose_line_was_cut_resumes_its_game_and_is_paid(tmp_path: Path
     )
     assert found["disputes"][accused]["won"] >= 1 and int(found["gains"][accused]) > 0
     assert found["disputes"]["validator-3"]["lost"] >= 1 and found["voided_windows"] == 0
+
+
+@pytest.mark.nightly
+def test_long_checks_cost_no_verifier_its_bond(tmp_path: Path) -> None:
+    with scenario("overload", tmp_path / "net") as process:
+        found = outcome(process)
+    assert found["voided_windows"] == 0 and not found["disputes"]
+    verifiers = [name for name in found["gains"] if name.startswith("validator")]
+    assert len(verifiers) == 4 and all(int(found["gains"][name]) > 0 for name in verifiers)

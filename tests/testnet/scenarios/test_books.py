@@ -26,10 +26,10 @@ def bill(*lines: BillLine, locked: int = 0) -> Bill:
 
 def test_a_bond_in_the_task_that_is_shared_out_is_its_owners_loss() -> None:
     books = make_books(
-        bill(
+        [bill(
             line("locked", REQUESTER, 100), line("locked", LIAR, 1_000), line("held", LIAR, 40),
             line("paid", VERIFIER, 350), line("refunded", REQUESTER, 200), line("burned", None, 550),
-        ),
+        )],
         {},
     )  # fmt: skip
     assert books.gains == {REQUESTER: 100, LIAR: -1_000, VERIFIER: 350}
@@ -41,11 +41,11 @@ def test_a_machines_own_bond_is_lost_only_where_it_goes_to_others_or_is_burned()
         line("locked", LIAR, 500), line("paid", VERIFIER, 30), line("burned", None, 20),
         line("refunded", LIAR, 450),
     ]  # fmt: skip
-    books = make_books(bill(), {LIAR: moved})
+    books = make_books([bill()], {LIAR: moved})
     assert books.gains == {LIAR: -50, VERIFIER: 30}
     assert (books.burned, books.is_exact) == (20, True)
 
 
 def test_books_of_a_task_that_has_not_ended_name_what_is_locked() -> None:
-    books = make_books(bill(line("locked", REQUESTER, 100), line("paid", LIAR, 30), locked=70), {})
+    books = make_books([bill(line("locked", REQUESTER, 100), line("paid", LIAR, 30), locked=70)], {})
     assert (books.locked, books.is_exact) == (70, True)
