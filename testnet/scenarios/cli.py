@@ -44,7 +44,7 @@ def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json:
     In cut-line it also cuts the worker off in mid-game. In lazy-verifier a verifier guesses.
     In overload a requester posts jobs that take long to check.
 
-    The exit status is 0 if the result is right and only the cheat lost coins.
+    The exit status is 0 if the result is right and only the cheat lost.
 
     \b
     Examples:
