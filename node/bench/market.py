@@ -32,14 +32,14 @@ from state.store.records import STATE
 from state.transition.rules import BlockContext
 from state.transition.runtime import BlockInput, Execution, Runtime
 from state.view import Overlay, Reader
-from state.view.accounts import credit
+from state.view.accounts import balance_of, credit, debit
 from tasks.ledger import registration, registry
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import Opened, Seat, TaskRecord, WindowRecord, by_duty_key, save_spec
 from tasks.ledger.registry import NodeProfile, NodeRole
-from tasks.ledger.settlement import budget_of
+from tasks.ledger.settlement import Bonds, budget_of
 from tasks.ledger.transitions import OPEN_WINDOW, UPDATE_NODE, node_payload
 from tasks.proofs import (
     Code,
@@ -65,6 +65,10 @@ DKB: Final = 10**18
 PRICE: Final = 3 * DKB
 """What machines ask for; parked tasks pay half of it."""
 GAS_LIMIT: Final = 300_000_000
+_RATE: Final = 1 << 28
+"""Of the first machine; each has another one, so that no bond is that of another machine."""
+_VERIFIERS: Final = 1 << 41
+"""The first key of the verifiers that share an operator."""
 _BATCH: Final = 50_000
 _ACCOUNT: Final = 10**24
 _SALT, _WORK = b"s" * 32, b"p" * 32
@@ -133,11 +137,11 @@ class _Market:
         self.parameters = parameters
         self.block = _context(START_MS, runtime)
 
-    def machine(self, key: SecretKey, *, price: int = PRICE) -> None:
+    def machine(self, key: SecretKey, rate: int) -> None:
         address = key.address
         credit(self.state, address, _ACCOUNT)
         roles = NodeRole.COMPUTE | NodeRole.VERIFY
-        profile = NodeProfile(address, roles, (), 64, 64_000, 64, price, 1 << 13, 16, 0, (), "bench")
+        profile = NodeProfile(address, roles, (), 64, 64_000, 64, PRICE, rate, 16, 0, (), "bench")
         bond = self.parameters.node_bond_min
         registration.register(self.state, address, profile, bond, self.block, _ignore, self.parameters)
 
@@ -233,17 +237,20 @@ class _Bench:
             market = _Market(state, self.runtime, self.parameters)
             if not start:
                 credit(state, self.requester.address, 10**30)
-            for key in self.keys[start : start + _BATCH]:
-                market.machine(key)
+            for at, key in enumerate(self.keys[start : start + _BATCH], start):
+                market.machine(key, _RATE + at * (_RATE >> 10))
             for number in range(start, min(self.tasks, start + _BATCH)):
                 market.parked(number, self.requester.address)
             yield {key: value for key, value in state.changes.items() if not _is_wake(key)}
 
     def _searching(self, state: Overlay, count: int, price: int) -> Iterator[Case]:
+        """Yield tasks of as many requesters; no two have the same bond for a machine."""
         market = _Market(state, self.runtime, self.parameters)
         for at in range(count):
+            requester = secret_of((1 << 42) + at).address
+            credit(state, requester, 10**30)
             yield market.task(
-                self.tasks + at, _job(price=price), self.requester.address, match_at_ms=START_MS,
+                self.tasks + at, _job(price=price + at), requester, match_at_ms=START_MS,
                 changed_ms=START_MS, history=at,
             )  # fmt: skip
 
@@ -252,8 +259,39 @@ class _Bench:
         return _Block(partial(self._fill_bids, price=2 * PRICE), ())
 
     def hopeless_call(self) -> _Block:
-        """No transaction: a call of bids that pay enough for every machine, none of which can lock their bonds."""
-        return _Block(partial(self._fill_bids, price=10**6 * _ACCOUNT), ())
+        """No transaction: a call of bids that all machines want, none of which can quite lock a bond."""
+        return _Block(self._fill_hopeless, ())
+
+    def _fill_hopeless(self, state: Overlay) -> None:
+        self._fill_bids(state, price=2 * PRICE)
+        bonds = Bonds(_job(price=2 * PRICE), 0, self.parameters)
+        for key in self.keys:
+            node = registry.require_node(state, key.address)
+            short = bonds.at(PRICE, node.profile.rate) - 1
+            debit(state, key.address, balance_of(state, key.address) - short)
+
+    def shared_call(self) -> _Block:
+        """No transaction: a call where each machine has an owner of its own, and all verifiers have the same."""
+
+        def fill(state: Overlay) -> None:
+            self._fill_hopeless(state)
+            owner = secret_of(_VERIFIERS).address
+            for at, key in enumerate(self.keys):
+                node = registry.require_node(state, key.address)
+                profile = node.profile._replace(
+                    roles=NodeRole.COMPUTE, operator=digest(b"owner", key.address)[:20]
+                )
+                self._put(state, node._replace(profile=profile))
+                if at < self.parameters.candidates_max:
+                    address = secret_of(_VERIFIERS + 1 + at).address
+                    profile = profile._replace(roles=NodeRole.VERIFY, operator=owner)
+                    self._put(state, node._replace(address=address, profile=profile))
+
+        return _Block(fill, ())
+
+    def _put(self, state: Overlay, node: registry.NodeRecord) -> None:
+        registry.save_node(state, node)
+        registry.index(state, node, self.parameters)
 
     def scarce_call(self) -> _Block:
         """No transaction: a call of bids that compete for few slots, so that losers set prices."""
@@ -378,7 +416,7 @@ def run(*, tasks: int = 100_000, machines: int = 1_000, repeats: int = 3) -> dic
             }  # fmt: skip
             for block in (
                 bench.openings, bench.updates, bench.deadlines, bench.call, bench.scarce_call, bench.hopeless_call,
-                bench.everything,
+                bench.shared_call, bench.everything,
             ):  # fmt: skip
                 taken_ms, execution = bench.execute(block(), repeats)
                 figures[f"{block.__name__}_block_ms"] = round(taken_ms, 1)

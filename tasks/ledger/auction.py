@@ -8,15 +8,9 @@ the job for less.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-__all__ = ["FAILS_MAX", "RIVALS_MAX", "Ask", "Bid", "Match", "Outcome", "clear"]
-
-FAILS_MAX: Final = 16
-"""A machine that so many bids would take and that cannot back them is out of the call: who asks for next to
-nothing and has no money hides nobody for long."""
-RIVALS_MAX: Final = 16
-"""Bids without a machine that are looked at for the price of one match, and machines for why a bid has none."""
+__all__ = ["Ask", "Bid", "Match", "Outcome", "clear"]
 
 
 class Ask(NamedTuple):
@@ -50,7 +44,7 @@ class Bid(NamedTuple):
     """A job that pays ``limit`` per 10^12 units at most, and what it needs. ``tie`` is drawn and differs for each.
 
     It is never matched with ``barred`` machines. Where ``drawn`` is not None, it takes the first of these machines
-    that admits it, whatever they ask.
+    that admits it, whatever they ask. No machine's bond for it is below ``least_bond``.
     """
 
     task: bytes
@@ -61,6 +55,7 @@ class Bid(NamedTuple):
     barred: frozenset[bytes]
     tie: bytes
     drawn: tuple[bytes, ...] | None = None
+    least_bond: int = 0
 
 
 class Match(NamedTuple):
@@ -72,15 +67,11 @@ class Match(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Matches in the order of bids; ``outbid`` are those that others left no machine, ``unmet`` the rest.
-
-    ``dropped`` machines were out of the call before its end: without them an unmet bid was not offered to all.
-    """
+    """Matches in the order of bids; ``outbid`` are those that others left no machine, ``unmet`` the rest."""
 
     matches: tuple[Match, ...]
     outbid: tuple[Bid, ...]
     unmet: tuple[Bid, ...]
-    dropped: int
 
 
 BondOf = Callable[[Bid, Ask, int], int | None]
@@ -98,23 +89,26 @@ class _Call:
         self.number = {ask.machine: at for at, ask in enumerate(self.asks)}
         self.slots = [ask.slots for ask in self.asks]
         self.funds = [ask.funds for ask in self.asks]
-        self.fails = [0] * len(self.asks)
 
-    def _bond(self, bid: Bid, at: int, funds: int) -> int | None:
+    def _bond(self, bid: Bid, at: int) -> int | None:
         """Return the bond for ``bid`` at the ask's price, or None where the machine may not or cannot lock it."""
         ask = self.asks[at]
         bond = self.bond_of(bid, ask, ask.price)
-        if bond is not None and bond > funds:
-            self.fails[at] += 1
-            return None
-        return bond
+        return None if bond is None or bond > self.funds[at] else bond
 
-    def _free(self, bid: Bid, below: int) -> Iterator[int]:
+    def _could(self, bid: Bid, at: int) -> bool:
+        """Tell whether the machine would have had the job, had the call not given it others."""
+        ask = self.asks[at]
+        bond = self.bond_of(bid, ask, ask.price)
+        return bond is not None and bond <= ask.funds
+
+    def _free(self, bid: Bid, below: int, first: int = 0) -> Iterator[int]:
         """Yield the asks of at most ``below`` that have a slot and what ``bid`` needs, the lowest first."""
-        for at, ask in enumerate(self.asks):
+        for at in range(first, len(self.asks)):
+            ask = self.asks[at]
             if ask.price > below:
                 return
-            if self.slots[at] and self.fails[at] < FAILS_MAX and ask.meets(bid):
+            if self.slots[at] and self.funds[at] >= bid.least_bond and ask.meets(bid):
                 yield at
 
     def _choice(self, bid: Bid) -> Iterator[int]:
@@ -130,7 +124,7 @@ class _Call:
     def take(self, bid: Bid) -> tuple[int, int] | None:
         """Give ``bid`` an ask; return that and the bond, or None."""
         for at in self._choice(bid):
-            bond = self._bond(bid, at, self.funds[at])
+            bond = self._bond(bid, at)
             if bond is not None:
                 self.slots[at] -= 1
                 self.funds[at] -= bond
@@ -139,21 +133,21 @@ class _Call:
 
     def _rival(self, at: int, losers: Sequence[Bid]) -> int:
         """Return the highest limit of ``losers`` that the machine admits, 0 for none; they are in order."""
-        ask, looked = self.asks[at], 0
+        ask = self.asks[at]
         for bid in losers:
-            if bid.limit <= ask.price or looked == RIVALS_MAX:
+            if bid.limit <= ask.price:
                 return 0
-            if ask.meets(bid):
-                looked += 1
-                bond = self.bond_of(bid, ask, ask.price)
-                if bond is not None and bond <= ask.funds:
-                    return bid.limit
+            if ask.meets(bid) and self._could(bid, at):
+                return bid.limit
         return 0
 
-    def _spare(self, bid: Bid, below: int) -> int:
-        """Return the lowest ask that is left free and admits ``bid``, or ``below`` if there is none lower."""
-        for at in self._free(bid, below):
-            if self._bond(bid, at, self.funds[at]) is not None:
+    def _spare(self, bid: Bid, below: int, taken: int) -> int:
+        """Return the lowest ask that is left free and admits ``bid``, or ``below`` if there is none lower.
+
+        What the bid passed over before the ask that it took is not free for it: no slot and no money came back.
+        """
+        for at in self._free(bid, below, taken if bid.drawn is None else 0):
+            if self._bond(bid, at) is not None:
                 return self.asks[at].price
         return below
 
@@ -162,7 +156,7 @@ class _Call:
         ask = self.asks[at]
         price = min(bid.limit, self._rival(at, losers))
         if price > ask.price:
-            price = self._spare(bid, price)
+            price = self._spare(bid, price, at)
         if price <= ask.price:
             return ask.price
         raised = self.bond_of(bid, ask, price)
@@ -173,15 +167,11 @@ class _Call:
 
     def is_outbid(self, bid: Bid) -> bool:
         """Tell whether a machine would have had the job, had others not taken its slots."""
-        looked = 0
         for at, ask in enumerate(self.asks):
-            if ask.price > bid.limit or looked == RIVALS_MAX:
+            if ask.price > bid.limit:
                 return False
-            if ask.slots > self.slots[at] and ask.meets(bid):
-                looked += 1
-                bond = self.bond_of(bid, ask, ask.price)
-                if bond is not None and bond <= ask.funds:
-                    return True
+            if ask.slots > self.slots[at] and ask.meets(bid) and self._could(bid, at):
+                return True
         return False
 
 
@@ -192,8 +182,8 @@ def clear(asks: Sequence[Ask], bids: Sequence[Bid], bond_of: BondOf) -> Outcome:
     price is ``max(own ask, min(own limit, highest limit without a machine that this one admits, lowest ask left
     free that admits this bid))``. Where the machine cannot lock the bond for more than its ask, it is the ask.
 
-    ``bond_of`` names a bond at most ``FAILS_MAX`` times for each ask, and ``2 * RIVALS_MAX + 3`` times for each
-    bid. How often it returns None has no bound but asks times bids: that must cost next to nothing.
+    Every pair counts: with a bound on failures, bids that nobody can back would hide machines and other bids.
+    ``bond_of`` is asked ``bids * (asks + bids)`` times at most, and for each machine that is drawn for a bid.
     """
     call = _Call(asks, bids, bond_of)
     taken: list[tuple[Bid, int, int]] = []
@@ -208,4 +198,4 @@ def clear(asks: Sequence[Ask], bids: Sequence[Bid], bond_of: BondOf) -> Outcome:
     outbid = [bid for bid in losers if call.is_outbid(bid)]
     beaten = {bid.task for bid in outbid}
     unmet = tuple(bid for bid in losers if bid.task not in beaten)
-    return Outcome(tuple(matches), tuple(outbid), unmet, sum(fails >= FAILS_MAX for fails in call.fails))
+    return Outcome(tuple(matches), tuple(outbid), unmet)

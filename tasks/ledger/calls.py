@@ -132,7 +132,7 @@ class _Call:
         tie = self._tie(record.id)
         bid = Bid(
             record.id, case.spec.max_price_per_tera_unit, wanted.gpus, wanted.memory_mib, wanted.rate_min,
-            frozenset(record.excluded), tie,
+            frozenset(record.excluded), tie, least_bond=self.bonds[record.id].least,
         )  # fmt: skip
         if record.vain_offers < self.scope.parameters.offers_ranked:
             return bid
@@ -173,7 +173,7 @@ class _Call:
         for bid in outcome.outbid:
             leave_book(self.cases[bid.task], Miss.NOBODY, is_outbid=True)
         for bid in outcome.unmet:
-            miss = Miss.UNSEEN if outcome.dropped or bid.drawn is not None else self._miss(bid)
+            miss = Miss.UNSEEN if bid.drawn is not None else self._miss(bid)
             leave_book(self.cases[bid.task], miss, is_outbid=False)
         for case in self.cases.values():
             case.save()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final
 
 from state.primitives.hashing import digest
 from state.view import Reader
@@ -36,10 +35,6 @@ __all__ = [
     "is_paused",
     "may_admit",
 ]
-
-CHECKERS_MAX: Final = 7
-"""So many verifiers that have no party in common always leave one that may check: worker and requester have three
-parties each, and each of these bars one of them at most."""
 
 
 class Miss(Enum):
@@ -111,33 +106,39 @@ def _may_check(node: NodeRecord, barred: Sequence[bytes]) -> bool:
 
 
 class Checkers:
-    """Who could check machines of a call: one look at the verifiers for all of its orders."""
+    """Who could check machines of a call: one look at the verifiers for all of its orders.
+
+    A verifier is a bit, a party the bits of the verifiers that it bars. So a pair of a requester and a machine
+    costs one operation, whoever shares parties with whom. A call has ``PAIRS_PER_CALL_MAX`` pairs at most.
+    """
 
     def __init__(self, state: Reader, seed: bytes, now_ms: int, parameters: TaskParameters) -> None:
         self._state = state
-        self._all = _verifiers(state, seed, now_ms, parameters)
-        apart: list[NodeRecord] = []
-        for node in self._all:
-            if len(apart) < CHECKERS_MAX and all(_may_check(node, other.parties) for other in apart):
-                apart.append(node)
-        self._are_many = len(apart) == CHECKERS_MAX
-        self._of_requester: dict[bytes, list[NodeRecord]] = {}
-        self._of_both: dict[tuple[bytes, ...], list[NodeRecord]] = {}
+        self._barred_by: dict[bytes, int] = {}
+        verifiers = _verifiers(state, seed, now_ms, parameters)
+        for at, node in enumerate(verifiers):
+            for party in node.parties:
+                self._barred_by[party] = self._barred_by.get(party, 0) | 1 << at
+        self._all = (1 << len(verifiers)) - 1
+        self._of_requester: dict[bytes, int] = {}
+        self._of_worker: dict[bytes, int] = {}
+
+    def _without(self, parties: Sequence[bytes]) -> int:
+        """Return the verifiers that share none of ``parties``."""
+        left = self._all
+        for party in parties:
+            left &= ~self._barred_by.get(party, 0)
+        return left
 
     def has(self, requester: bytes, worker: NodeRecord) -> bool:
         """Tell whether somebody could check ``worker`` who belongs neither to its owner nor to the requester's."""
-        if self._are_many:
-            return True
-        # One look for each requester and for each owner of machines, not for each machine: one owner with many
-        # machines must not make a call cost the square of them.
-        if requester not in self._of_requester:
-            barred = _parties_of(self._state, requester)
-            self._of_requester[requester] = [node for node in self._all if _may_check(node, barred)]
-        behind = (requester, *worker.parties[1:])
-        if behind not in self._of_both:
-            mine = self._of_requester[requester]
-            self._of_both[behind] = [node for node in mine if _may_check(node, behind[1:])]
-        return any(_may_check(node, (worker.address,)) for node in self._of_both[behind])
+        theirs = self._of_requester.get(requester)
+        if theirs is None:
+            theirs = self._of_requester[requester] = self._without(_parties_of(self._state, requester))
+        its = self._of_worker.get(worker.address)
+        if its is None:
+            its = self._of_worker[worker.address] = self._without(worker.parties)
+        return theirs & its != 0
 
 
 def draw_verifiers(seed: bytes, pool: Sequence[NodeRecord], count: int) -> list[NodeRecord]:

@@ -13,6 +13,8 @@ __all__ = ["TaskParameters"]
 _WHOLE_BPS: Final = 10_000
 _MS_MAX: Final = 1 << 40
 """35 years: what is added to the clock stays far within its range."""
+PAIRS_PER_CALL_MAX: Final = 1 << 18
+"""Pairs of a bid and a machine in a call. Each costs a look at who could check it, and a bond."""
 _BOUNDS: Final = {
     # Draws weigh nodes by their bonds: without a least one there might be nothing to draw by.
     "node_bond_min": (1, 1 << 100),
@@ -241,5 +243,11 @@ class TaskParameters:
 
     def __post_init__(self) -> None:
         check_bounds("tasks", self, _BOUNDS)
+        pairs = self.bids_per_call * (self.asks_per_call + self.bids_per_call)
+        if pairs > PAIRS_PER_CALL_MAX:
+            raise ConfigError(
+                f"genesis: tasks.bids_per_call and tasks.asks_per_call make {pairs} pairs of a bid and a machine "
+                f"(each bid may bring one more machine), but a call has {PAIRS_PER_CALL_MAX} at most"
+            )
         if self.jury % 2 == 0:
             raise ConfigError(f"genesis: tasks.jury is {self.jury}, but must be odd, or it could tie")

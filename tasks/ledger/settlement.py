@@ -91,16 +91,42 @@ def check_fee(charge: int, parameters: TaskParameters) -> int:
     return max(share(charge, parameters.verification_bps), parameters.check_fee_min)
 
 
+class _Cover:
+    """How many open windows a bond covers: as many as keep the worker busy until the first is final."""
+
+    def __init__(self, price: int, parameters: TaskParameters) -> None:
+        """For windows that cost ``price`` at most."""
+        self._least_ms = min(parameters.final_ms_min, parameters.final_ms) + parameters.reveal_ms
+        self._more_ms = max(0, parameters.final_ms - parameters.final_ms_min)
+        self._value, self._value_ms = parameters.final_value, price * parameters.final_ms
+        self._least, self._most = WINDOWS_COVERED_MIN, parameters.open_windows_max
+
+    def windows(self, window_ms: int, speed: int = 1) -> int:
+        """Return the number for windows that take ``window_ms``; the worker is ``speed`` times as fast."""
+        window_ms = max(1, window_ms)
+        at_stake = min(self._value_ms // window_ms, self._value)
+        wait_ms = self._least_ms + self._more_ms * at_stake // self._value
+        return min(self._most, max(self._least, 1 - (-speed * wait_ms // window_ms)))
+
+
 class Bonds:
-    """The bonds of workers that start a job at ``window``, by their price and rate."""
+    """The bonds of workers that start a job at ``window``, by their price and rate.
+
+    A call asks for one for each pair of a task and a machine. So what depends on neither is computed once.
+    """
 
     def __init__(self, spec: JobSpec, window: int, parameters: TaskParameters) -> None:
         self._parameters = parameters
         self._whole, self._last = spec.window_units(0), spec.window_units(spec.windows - 1)
         self._left = max(0, spec.windows - window)
         self._limit = spec.max_price_per_tera_unit
+        self._cover = _Cover(work_price(self._whole, self._limit), parameters)
         self._slowest_ms, self._rate_min = window_work_ms(spec, 0, 1), spec.requirements.rate_min
         self._seats = max(parameters.verifiers, parameters.verifiers_new) + parameters.jury
+        self._of_count: dict[int, tuple[int, int, int]] = {}
+        few = min(self._left, WINDOWS_COVERED_MIN, parameters.open_windows_max)
+        self.least = self._terms(few)[2] if few else 0
+        """No machine's bond is less."""
 
     def at(self, price_per_tera_unit: int, rate: int) -> int:
         """Return twice the pay of the windows that the worker may have open.
@@ -108,22 +134,28 @@ class Bonds:
         At least it is a part of what it would be at the job's highest price, and the fees of those who check and
         judge these windows: they are paid out of it where a window is rejected.
         """
-        parameters, known = self._parameters, max(rate, self._rate_min)
-        window_ms = min(self._slowest_ms, -(-1000 * self._whole // known)) if known else self._slowest_ms
-        count = min(self._left, _covered(window_ms, work_price(self._whole, self._limit), parameters))
-        if not count:
+        if not self._left:
             return 0
+        known, window_ms = max(rate, self._rate_min), self._slowest_ms
+        if known:
+            window_ms = min(window_ms, -(-1000 * self._whole // known))
+        count = min(self._left, self._cover.windows(window_ms))
+        terms = self._of_count.get(count)
+        if terms is None:
+            terms = self._of_count[count] = self._terms(count)
+        units, last, least = terms
+        own = share_up(work_price(units, price_per_tera_unit), self._parameters.bond_windows_bps)
+        last_fee = whole_fee = check_fee(work_price(self._whole, price_per_tera_unit), self._parameters)
+        if last != self._whole:
+            last_fee = check_fee(work_price(last, price_per_tera_unit), self._parameters)
+        return max(own, least, self._seats * ((count - 1) * whole_fee + last_fee))
+
+    def _terms(self, count: int) -> tuple[int, int, int]:
+        """Return the units of ``count`` windows, those of their last one, and the bond at a price of nothing."""
         last = self._last if count == self._left else self._whole
         units = (count - 1) * self._whole + last
-        own, highest = (
-            share_up(work_price(units, price), parameters.bond_windows_bps)
-            for price in (price_per_tera_unit, self._limit)
-        )
-        whole_fee, last_fee = (
-            check_fee(work_price(each, price_per_tera_unit), parameters) for each in (self._whole, last)
-        )
-        fees = self._seats * ((count - 1) * whole_fee + last_fee)
-        return max(own, share_up(highest, parameters.bond_floor_bps), fees)
+        highest = share_up(work_price(units, self._limit), self._parameters.bond_windows_bps)
+        return units, last, share_up(highest, self._parameters.bond_floor_bps)
 
 
 def bond_at(
@@ -155,14 +187,7 @@ def windows_covered(spec: JobSpec, rate: int, parameters: TaskParameters, speed:
     as ``rate`` fills that time with so many more.
     """
     price = work_price(spec.window_units(0), spec.max_price_per_tera_unit)
-    return _covered(window_work_ms(spec, 0, rate), price, parameters, speed)
-
-
-def _covered(window_ms: int, price: int, parameters: TaskParameters, speed: int = 1) -> int:
-    """Return the same for windows that take ``window_ms`` and cost ``price`` at most."""
-    window_ms = max(1, window_ms)
-    wait_ms = final_ms_of(price * parameters.final_ms // window_ms, parameters) + parameters.reveal_ms
-    return min(parameters.open_windows_max, max(WINDOWS_COVERED_MIN, 1 - (-speed * wait_ms // window_ms)))
+    return _Cover(price, parameters).windows(window_work_ms(spec, 0, rate), speed)
 
 
 def open_windows_of(spec: JobSpec, rate: int, parameters: TaskParameters) -> int:

@@ -56,7 +56,6 @@ from tasks.custody import chunks, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan
 from tasks.ledger import (
-    auction,
     bonds,
     carriage,
     disputes,
@@ -70,7 +69,7 @@ from tasks.ledger import (
 from tasks.ledger import calls as market_calls
 from tasks.ledger import records as task_records
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
-from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.parameters import PAIRS_PER_CALL_MAX, TaskParameters
 from tasks.programs import tensors
 from tests.house import citations, spec_tables
 
@@ -176,8 +175,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "sponsor_share_bps_max": bonds.SHARE_BPS_MAX,
         "prices_bytes_max": market_calls.PRICES_LIMIT_BYTES,
         "call_bytes_max": market_calls.CALL_LIMIT_BYTES,
-        "fails_max": auction.FAILS_MAX,
-        "rivals_max": auction.RIVALS_MAX,
+        "pairs_per_call_max": PAIRS_PER_CALL_MAX,
         "drawn_max": market_calls.DRAWN_MAX,
         "prices_kept": market_calls.PRICES_KEPT,
         "withdrawal_ms_max": progress.WITHDRAWAL_MS_MAX,

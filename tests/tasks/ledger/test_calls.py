@@ -6,18 +6,22 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from billing.escrow import Pool, Purpose, Vault, escrow_totals
 from billing.prices import work_price
+from state.primitives.errors import ConfigError
 from state.view.accounts import balance_of
 from tasks.ledger import queries
 from tasks.ledger.calls import PRICES_KEPT, last_prices
 from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.matching import Checkers
 from tasks.ledger.parameters import DAY_MS
 from tasks.ledger.parking import class_of
 from tasks.ledger.queries import Action
-from tasks.ledger.registry import NodeRole, ask_in_force, require_node
-from tasks.ledger.settlement import RELEASES_MAX
+from tasks.ledger.registry import NodeRecord, NodeRole, ask_in_force, require_node, save_node
+from tasks.ledger.settlement import RELEASES_MAX, bond_at
 from tasks.ledger.transitions import (
     ACCEPT_TASK,
     CANCEL_TASK,
@@ -29,6 +33,7 @@ from tasks.ledger.transitions import (
     task_id_of,
 )
 from tasks.spec import JobSpec, encode_spec
+from tests.tasks.ledger.test_weights import calls_of
 from tests.tasks.world import DKB, QUICK, REQUESTER, WORTH, Manners, World, spec
 
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
@@ -205,6 +210,81 @@ def test_a_suspended_machine_is_not_in_the_call() -> None:
     assert world.send(b"\x01" * 20, SUSPEND_NODE, []) is None
     blocks(world)
     assert world.task(task).phase == Phase.MATCHING
+
+
+# Who could check a machine
+
+
+def checked_by(verifiers: list[tuple[bytes, bytes]]) -> tuple[World, NodeRecord]:
+    """A market whose only verifiers have these operators and sponsors."""
+    world = World(parameters=CALLS)
+    for at, (operator, sponsor) in enumerate(verifiers):
+        node = require_node(world.state, world.add_machine(at + 1, roles=CHECK))
+        node = node._replace(profile=node.profile._replace(operator=operator))
+        save_node(world.state, node._replace(sponsor=sponsor, sponsored=1) if sponsor else node)
+    return world, require_node(world.state, world.add_machine(200, roles=WORK))
+
+
+def test_whether_anybody_could_check_a_machine_costs_the_same_whoever_shares_a_party() -> None:
+    """With one party behind all verifiers each pair of a requester and an owner was a look at all of them."""
+    count, many = 60, CALLS.candidates_max
+    world, worker = checked_by([(b"O" * 20, b"")] * many)
+    owners = [bytes([at]) * 20 for at in range(count)]
+    workers = [worker._replace(address=owner, profile=worker.profile._replace(operator=owner)) for owner in owners]
+    checkers = Checkers(world.state, b"seed" * 8, world.time_ms, CALLS)
+    answers: list[bool] = []
+
+    def ask_all() -> None:
+        answers.extend(checkers.has(b"q" + owner[1:], node) for owner in owners for node in workers)
+
+    assert calls_of(ask_all) < 4 * count * count + 100 * count
+    assert all(answers) and len(answers) == count * count
+
+
+PARTIES: Final = st.sampled_from([bytes([at]) * 20 for at in (1, 2, 3, 200, 210, 211, 212)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    verifiers=st.lists(st.tuples(PARTIES, st.one_of(st.just(b""), PARTIES)), max_size=4), operator=PARTIES,
+    requester=PARTIES,
+)  # fmt: skip
+def test_a_machine_has_a_checker_if_one_shares_no_party_with_it_or_the_requester(
+    verifiers: list[tuple[bytes, bytes]], operator: bytes, requester: bytes
+) -> None:
+    world, worker = checked_by(verifiers)
+    worker = worker._replace(profile=worker.profile._replace(operator=operator))
+    node = queries.find_node(world.state, requester)
+    barred = {requester, *worker.parties, *(() if node is None else node.parties)}
+    others = [require_node(world.state, bytes([at + 1]) * 20) for at in range(len(verifiers))]
+    expected = any(barred.isdisjoint(each.parties) for each in others)
+    checkers = Checkers(world.state, b"seed" * 8, world.time_ms, CALLS)
+    assert checkers.has(requester, worker) == checkers.has(requester, worker) == expected
+
+
+def test_a_chain_whose_calls_have_too_many_pairs_is_refused() -> None:
+    with pytest.raises(ConfigError, match="pairs"):
+        replace(CALLS, bids_per_call=256, asks_per_call=1024)
+
+
+# Bids that nobody can back
+
+
+def test_bids_that_no_machine_can_back_keep_none_from_a_job_that_it_can() -> None:
+    """They pay the most and come first; 16 of them put each machine out of the call, and end without a cost."""
+    world = market()
+    worker = bytes([1]) * 20
+    small, large = job(2 * ASK), spec(total=100_000, segment=5, window=1_000, price=9 * ASK)
+    rate = require_node(world.state, worker).profile.rate
+    least, most = (bond_at(made, ASK, 0, CALLS, rate) for made in (small, large))
+    free = (least + most) // 2
+    assert rich(world, 1, balance_of(world.state, worker) - free) and least < free < most
+    blocks(world, 3)
+    for at in range(20):
+        post(world, b"D" * 20, large._replace(max_price_per_tera_unit=9 * ASK + at))
+    honest = world.create(small)
+    blocks(world)
+    assert world.task(honest).worker == worker
 
 
 # What a match costs
