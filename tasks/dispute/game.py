@@ -101,12 +101,12 @@ class Stage(IntEnum):
 
 
 class Ending(IntEnum):
-    """How a game was decided. The first two prove a lie of the accused."""
+    """How a game was decided. The first three show that the accused is dishonest."""
 
     ELEMENT_WRONG = 1
     COMMITMENT_BROKEN = 2
     ACCUSED_INCONSISTENT = 3
-    """The accused made a move that contradicts its own commitments: like silence, no proof of a lie."""
+    """The accused made a move that contradicts its own commitments. Honest software never does."""
     ELEMENT_RIGHT = 4
     CHALLENGER_INCONSISTENT = 5
     MOVES_EXHAUSTED = 6
@@ -116,11 +116,6 @@ class Ending(IntEnum):
     def loser(self) -> Side:
         """Who loses."""
         return Side.ACCUSED if self <= Ending.ACCUSED_INCONSISTENT else Side.CHALLENGER
-
-    @property
-    def is_proof(self) -> bool:
-        """Whether it proves a lie of the accused."""
-        return self in (Ending.ELEMENT_WRONG, Ending.COMMITMENT_BROKEN)
 
 
 class Interval(NamedTuple):

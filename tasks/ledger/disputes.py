@@ -107,13 +107,18 @@ class DisputeEnding(IntEnum):
 
     @property
     def is_proof(self) -> bool:
-        """Whether it proves a lie of the accused."""
-        return self in (DisputeEnding.ELEMENT_WRONG, DisputeEnding.COMMITMENT_BROKEN)
+        """Whether it shows that the accused is dishonest: honest software never contradicts itself."""
+        return self in (
+            DisputeEnding.ELEMENT_WRONG, DisputeEnding.COMMITMENT_BROKEN, DisputeEnding.ACCUSED_INCONSISTENT,
+        )  # fmt: skip
 
     @property
-    def is_lapse(self) -> bool:
-        """Whether the accused lost without a proof."""
-        return self in (DisputeEnding.ACCUSED_INCONSISTENT, DisputeEnding.ACCUSED_SILENT)
+    def is_refuted(self) -> bool:
+        """Whether the challenger has lost."""
+        return self in (
+            DisputeEnding.ELEMENT_RIGHT, DisputeEnding.CHALLENGER_INCONSISTENT, DisputeEnding.MOVES_EXHAUSTED,
+            DisputeEnding.CHALLENGER_SILENT, DisputeEnding.SAME_ROOT,
+        )  # fmt: skip
 
 
 class DisputeRecord(NamedTuple):

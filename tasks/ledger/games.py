@@ -72,6 +72,8 @@ __all__ = [
     "opened_of",
     "resume",
     "seal_challenge",
+    "settle_ended",
+    "void_window",
 ]
 
 TRACE_BYTES_PER_S: Final = 32 * 1024 * 1024
@@ -138,7 +140,10 @@ def go_on(case: Case, number: int, reason: Reason) -> None:
 
 def _earliest(case: Case, window: WindowRecord, docket: Docket) -> int:
     times = [deadline_ms for _, deadline_ms in docket.called]
-    times += [dispute.deadline_ms for dispute in running_disputes(case, window, docket)]  # 0: it is over
+    disputes = running_disputes(case, window, docket)
+    if any(dispute.phase is DisputePhase.OVER for dispute in disputes):
+        return case.now  # the end of this block settles it, whatever comes after it in the block
+    times += [dispute.deadline_ms for dispute in disputes]
     return max(case.now + 1, min(times))
 
 
@@ -164,6 +169,8 @@ def move(case: Case, number: int, game: int, at: int, sender: bytes, data: bytes
         raise NotYours("it is not the sender's turn")
     if at != dispute.moves:
         raise MoveRefused(f"move {dispute.moves} is due")
+    if dispute.deadline_ms <= case.now:
+        raise MoveRefused("the clock has run out")
     if dispute.moved_height == height:
         raise MoveTooSoon(f"the game has a move in block {height}")
     if dispute.phase is DisputePhase.OPENING:
@@ -220,6 +227,8 @@ def resume(case: Case, number: int, game: int, sender: bytes, amount: int) -> No
     side = dispute.clock.side
     if sender != player_of(window, dispute, side):
         raise NotYours("the other side missed its clock")
+    if dispute.deadline_ms <= case.now:
+        raise MoveRefused("the time to resume is over")
     pay_resumption(case, window, sender, player_of(window, dispute, side.other), amount)
     parameters, clock = case.parameters, dispute.clock
     side_ms = parameters.dispute_side_ms + run_ms(case)
@@ -307,21 +316,54 @@ def open_challenge(
 
 def on_disputes_due(case: Case, number: int) -> None:
     """Settle games that are over, proofs of a lie first; apply clocks; call challenges; move the window on."""
+    settle_ended(case, number)
     window = case.window(number)
+    if window.phase == WindowPhase.VOID:
+        return
     docket = load_docket(case.state, window.task, number)
-    disputes = running_disputes(case, window, docket)
-    for dispute in disputes:
-        if dispute.ending.is_proof:
-            _prove_lie(case, window, dispute)
-            return
-    for dispute in disputes:
+    for dispute in running_disputes(case, window, docket):
         ending = _ending_by_clock(case, dispute)
-        if ending.is_lapse:
+        if ending is DisputeEnding.ACCUSED_SILENT:
             _lapse(case, case.window(number), dispute, ending)
             return
-        if ending is not DisputeEnding.NONE:
-            _lose_challenge(case, case.window(number), end_dispute(case, window, dispute, ending))
     go_on(case, number, Reason.CHALLENGES_LOST)
+
+
+def settle_ended(case: Case, number: int) -> None:
+    """Settle the games that this block ended, of the windows that may be void with window ``number``.
+
+    Those are all of its worker, and all that stand on it. Lost games are paid for while there is a bond to measure
+    them by. Then each worker with a proof against it loses its bond: the last one first, since an earlier void
+    would drop what stands on it. So nothing that a worker gives up in a block saves it from a proof.
+    """
+    worker = case.window(number).worker
+    first = next(window.number for window in case.open_windows() if window.worker == worker)
+    due = [
+        window.number for window in case.open_windows()
+        if window.number >= first and window.phase == WindowPhase.DISPUTED and window.deadline_ms <= case.now
+    ]  # fmt: skip
+    for at in due:
+        for dispute in _running(case, at):
+            ending = _ending_by_clock(case, dispute)
+            if ending.is_refuted:
+                _lose_challenge(case, case.window(at), end_dispute(case, case.window(at), dispute, ending))
+    for at in reversed(due):
+        proof = next((dispute for dispute in _running(case, at) if dispute.ending.is_proof), None)
+        if proof is not None and at < case.record.next_window:
+            _prove_lie(case, case.window(at), proof)
+
+
+def _running(case: Case, number: int) -> list[DisputeRecord]:
+    window = case.window(number)
+    return running_disputes(case, window, load_docket(case.state, window.task, number))
+
+
+def void_window(case: Case, number: int, event: WindowEvent, reason: Reason, *, blamed: bytes) -> None:
+    """Reject a window without a proof, unless games that this block ended prove a lie about it or a later one."""
+    settle_ended(case, number)
+    window = case.window(number)
+    if window.phase != WindowPhase.VOID:
+        reject(case, window, event, reason, blamed=blamed)
 
 
 def _ending_by_clock(case: Case, dispute: DisputeRecord) -> DisputeEnding:
@@ -348,13 +390,13 @@ def _lose_challenge(case: Case, window: WindowRecord, dispute: DisputeRecord) ->
 
 
 def _lapse(case: Case, window: WindowRecord, dispute: DisputeRecord, ending: DisputeEnding) -> None:
-    """Void a window whose worker did not answer, or contradicted itself: that is no proven lie."""
+    """Void a window whose worker did not answer: that is no proven lie."""
     end_dispute(case, window, dispute, ending)
     if dispute.kind is Challenger.OUTSIDER:
         seal = load_seal(case.state, window.task, window.number, dispute.seal)
         return_challenge(case, window, dispute.seal, seal)
     burn_for_silence(case, window)
-    reject(case, window, WindowEvent.REJECT, Reason.ANSWER_MISSING, blamed=window.worker)
+    void_window(case, window.number, WindowEvent.REJECT, Reason.ANSWER_MISSING, blamed=window.worker)
 
 
 def _prove_lie(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:

@@ -648,15 +648,11 @@ class _Market:
         # Where more are open, one deadline may void or pay them all: that is for the end of a block.
         windows = case.open_windows() if len(case.record.open_windows) <= POKED_WINDOWS_MAX else []
         windows += [] if last < 0 else [case.window(last)]
-        # The end of a block settles games, proofs of a lie first: nothing that a liar pokes comes before.
-        due_window = next(
-            (
-                window
-                for window in windows
-                if 0 < window.deadline_ms <= case.now and window.phase != WindowPhase.DISPUTED
-            ),
-            None,
-        )
+        # The end of a block settles games, proofs of a lie first: nothing that a liar pokes comes before. The void
+        # of one window would drop the games of others.
+        if any(window.phase == WindowPhase.DISPUTED for window in windows):
+            windows = []
+        due_window = next((window for window in windows if 0 < window.deadline_ms <= case.now), None)
         if 0 < case.record.deadline_ms <= case.now:
             on_task_due(case)
         elif due_window is not None:

@@ -28,8 +28,16 @@ from tasks.errors import (
 from tasks.ledger import registry, reputation
 from tasks.ledger.capacity import bounded_fine, count_decline, has_room, owe, settle_owed
 from tasks.ledger.dockets import renew_docket
-from tasks.ledger.endings import fail_unchecked, finalise, reject
-from tasks.ledger.games import check_leaf, go_on, on_disputes_due, open_games, opened_of
+from tasks.ledger.endings import fail_unchecked, finalise
+from tasks.ledger.games import (
+    check_leaf,
+    go_on,
+    on_disputes_due,
+    open_games,
+    opened_of,
+    settle_ended,
+    void_window,
+)
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason, WindowEvent, WindowPhase
 from tasks.ledger.matching import draw_seed, draw_segments, draw_verifiers, eligible_verifiers
 from tasks.ledger.open_task import SEAT_DECLINED, SEAT_DRAWN, Case
@@ -252,9 +260,11 @@ def _redraw(case: Case, window: WindowRecord, deadline_ms: int) -> None:
     elif window.phase in DELIVERY_PHASES:
         _end_demand(case, window, WindowEvent.FINALISE, Reason.DISPUTE_UNRESOLVED)
     elif by_jury:
-        reject(case, window, WindowEvent.DROP, reason, blamed=b"")
+        void_window(case, window.number, WindowEvent.DROP, reason, blamed=b"")
     else:
-        fail_unchecked(case, window)
+        settle_ended(case, window.number)
+        if case.window(window.number).phase != WindowPhase.VOID:
+            fail_unchecked(case, case.window(window.number))
 
 
 # Seals and reveals
@@ -403,7 +413,7 @@ def _judge(case: Case, window: WindowRecord) -> None:
         open_games(case, window, window.jurors)
         go_on(case, window.number, Reason.JURY_UPHELD)
     else:
-        reject(case, window, WindowEvent.REJECT, Reason.WORK_REJECTED, blamed=window.worker)
+        void_window(case, window.number, WindowEvent.REJECT, Reason.WORK_REJECTED, blamed=window.worker)
 
 
 def _doubted(case: Case, window: WindowRecord) -> tuple[bytes, ...]:
@@ -520,7 +530,7 @@ def on_window_due(case: Case, number: int) -> None:
                 deadline_ms=case.now + case.parameters.opening_extra_ms,
             )  # fmt: skip
         case WindowPhase.OPENING:
-            reject(case, window, WindowEvent.REJECT, Reason.NOT_OPENED, blamed=window.worker)
+            void_window(case, number, WindowEvent.REJECT, Reason.NOT_OPENED, blamed=window.worker)
         case WindowPhase.ACCEPTED:
             finalise(case, window)
         case phase:

@@ -370,7 +370,9 @@ class World:
                 self.play(address, game)
 
     def play(self, address: bytes, duty: DisputeDuty) -> None:
-        """Make the move that is due in a dispute, or resume it."""
+        """Make the move that is due in a dispute, or resume it, if that is still in time."""
+        if duty.deadline_ms <= self.time_ms:
+            return
         job, place = queries.task_spec(self.state, duty.task), (duty.task, duty.window, duty.game)
         if duty.resume_price is not None:
             self.send(address, RESUME_DISPUTE, [*place, duty.resume_price])

@@ -16,6 +16,7 @@ from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, Step
 from tasks.dispute.errors import MoveRefused, NoMove
 from tasks.dispute.game import MOVES_MAX, Ending, Game, Side, Stage, begin, play, turn_of
 from tasks.dispute.moves import (
+    Ask,
     Move,
     Name,
     Nodes,
@@ -24,10 +25,12 @@ from tasks.dispute.moves import (
     PickTerms,
     ShowRecords,
     ShowTrace,
+    Tree,
     decode_move,
     encode_move,
 )
 from tasks.dispute.players import Accused, Challenger
+from tasks.programs.program import PlaceKind
 from tests.tasks.dispute.toys import Change, Segment, influential, random_program, random_sources
 
 GAMES = int(os.environ.get("DISPUTE_GAMES", "12"))
@@ -289,6 +292,49 @@ def _accused_noise(random: Random, segment: Segment, game: Game) -> Move | None:
             return move._replace(values=(values[0] + 1, *values[1:]))
         case _:
             return move
+
+
+def test_no_challenger_brings_an_honest_worker_to_contradict_itself() -> None:
+    """So a contradiction is as good as a proof: whatever is picked, asked for and named, in whatever order."""
+    asked, shown = set[int](), set[Stage]()
+    for seed in range(3 * GAMES):
+        random = Random(seed)
+        honest, _ = _random_case(random)
+        question = honest.question()
+        truth = _accused(question, honest.witness())
+
+        def challenger(
+            game: Game, _moves: Sequence[Move], random: Random = random, honest: Segment = honest,
+            question: Question = question,
+        ) -> Move:  # fmt: skip
+            match game.stage:
+                case Stage.PICK_PART:
+                    return Pick(random.randrange(len(game.records) + 1))
+                case Stage.PICK if random.random() < 0.8:
+                    return Pick(random.randrange(len(game.shown)))
+                case Stage.FOLD_PICK:
+                    return _terms(question, honest, game, random.randrange(len(game.partials)))
+            if random.random() < 0.15:
+                return _named(question, honest, game._replace(stage=Stage.NAME), random)
+            trace = honest.traces[game.step]
+            if (tree := random.choice((Tree.TRACE, Tree.AFTER, Tree.TENSOR))) is not Tree.TENSOR:
+                asked.add(tree)
+                return Ask(tree, 0, bytes(32), ())
+            tensor = random.randrange(len(trace.program.types))
+            asked.add(10 + trace.program.places[tensor].kind)
+            return Ask(tree, tensor, trace.root(tensor), trace.path(tensor))
+
+        def accused(game: Game, moves: Sequence[Move], truth: Player = truth) -> Move | None:
+            shown.add(game.stage)
+            return truth(game, moves)
+
+        game, _, silent = _play(question, accused, challenger)
+        assert silent is None and game.ending in (Ending.ELEMENT_RIGHT, Ending.MOVES_EXHAUSTED), (
+            seed,
+            game.ending,
+        )
+    assert asked == {*(10 + kind for kind in PlaceKind), Tree.TRACE, Tree.AFTER}
+    assert shown == {Stage.SHOW_RECORDS, Stage.TRACE, Stage.SHOW, Stage.FOLD_SHOW}
 
 
 def test_moves_of_the_other_side_or_of_another_kind_change_nothing() -> None:

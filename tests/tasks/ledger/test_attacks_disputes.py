@@ -8,13 +8,16 @@ from typing import Final
 
 import pytest
 
-from billing.escrow import Movement, Pool, Purpose
+from billing.escrow import Movement, Pool, Purpose, Vault
 from billing.prices import share, share_up
 from state.view.accounts import balance_of
+from tasks.dispute.commitments import StepRecord
+from tasks.dispute.moves import ShowRecords, encode_move
 from tasks.ledger import queries
-from tasks.ledger.dispute_transitions import MOVE
+from tasks.ledger.dispute_transitions import MOVE, RESUME_DISPUTE
 from tasks.ledger.disputes import OUTSIDERS_AT_ONCE_MAX, DisputeEnding, DisputePhase, load_docket
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import require_node
@@ -184,3 +187,140 @@ def test_random_disputes_in_the_real_runtime_end_for_the_truth(seed: int) -> Non
         assert not world.machines[worker].lies
         assert load_docket(world.state, task, number).is_idle
     assert challenged
+
+
+JUNK: Final = encode_move(ShowRecords((StepRecord(b"r" * 32, b"w" * 32, 0),)))
+"""Another number of records than is due: who shows them contradicts itself."""
+
+
+def test_a_caught_worker_that_contradicts_itself_loses_all_of_its_bond() -> None:
+    """It pays a tenth of that for a game that it could only lose, and the verifier that caught it gets nothing."""
+    world, liar, (verifier,), task = market(Manners(lies=True, silent=SILENT), HONEST)
+    until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
+    (duty,) = queries.dispute_duties(world.state, liar, world.parameters)
+    bond = bond_of(world, task, liar)
+    assert world.send(liar, MOVE, [task, 0, duty.game, duty.number, JUNK]) is None
+    world.block()
+    assert endings(world, task) == [DisputeEnding.ACCUSED_INCONSISTENT]
+    assert world.task(task).reason == Reason.LIE_PROVEN
+    assert Vault.load(world.state, task, world.events.append, 0).held(Pool.BOND, liar) == 0
+    shares = lines(world, task, Purpose.LIE_PROVEN)
+    assert sum(line.amount for line in shares if line.party == verifier) >= share(bond, 3_500)
+
+
+SLOW_GAMES: Final = replace(QUICK, dispute_move_ms=10**7, dispute_side_ms=10**8, dispute_resume_ms=10**7)
+
+
+def two_windows_in_dispute(worker: Manners, *verifiers: Manners) -> tuple[World, bytes, bytes]:
+    """A world in which the first two windows of a worker are disputed, and no move was made."""
+    count = len(verifiers)
+    world = World(parameters=replace(SLOW_GAMES, verifiers=count, verifiers_new=count))
+    first = world.add_machine(1, roles=WORK, manners=worker, price=WORTH // 10_000)
+    for at, each in enumerate(2 * verifiers):
+        world.add_machine(100 + at, roles=CHECK, manners=each)
+    task = world.create(spec(total=40, match_ms=80_000_000))
+    for _ in range(300):
+        world.block()
+        for address, manners in sorted(world.machines.items()):
+            for duty in queries.work_duties(world.state, address, world.parameters):
+                world.work(address, duty, manners)
+            for check in queries.verification_duties(world.state, address):
+                world.check(address, check, manners)
+        if world.task(task).next_window == 2 and all(
+            load_window(world.state, task, number).phase == WindowPhase.DISPUTED for number in (0, 1)
+        ):
+            return world, first, task
+    raise AssertionError("the windows are not disputed")
+
+
+def play_game(world: World, task: bytes, window: int, game: int) -> DisputeEnding:
+    """Play one game alone until a move has ended it, in the block under way; return how."""
+    for _ in range(300):
+        for address in world.machines:
+            for duty in queries.dispute_duties(world.state, address, world.parameters):
+                if (duty.window, duty.game) == (window, game):
+                    world.play(address, duty)
+        dispute = queries.disputes(world.state, task, window)[game]
+        if dispute.phase is DisputePhase.OVER:
+            return dispute.ending
+        world.block()
+    raise AssertionError("the game does not end")
+
+
+def test_a_proof_about_a_later_window_is_settled_before_an_earlier_one_is_void() -> None:
+    """In the block of the proof, what the worker did not open voids the window before: the proof went with it."""
+    world, liar, task = two_windows_in_dispute(Manners(lies=True), HONEST)
+    bond = bond_of(world, task, liar)
+    assert play_game(world, task, 1, 0).is_proof
+    first = load_window(world.state, task, 0)
+    case = Case.load(Scope(world.state, world.context(), world.events.append, world.parameters), task)
+    case.put_window(
+        first._replace(phase=WindowPhase.OPENING, reason=Reason.OPENING_LATE, deadline_ms=world.time_ms - 1)
+    )
+    case.save()
+    world.block()
+    assert world.task(task).reason == Reason.LIE_PROVEN
+    assert queries.disputes(world.state, task, 1)[0].ending.is_proof
+    taken = [line for line in lines(world, task, Purpose.LIE_PROVEN) if line.pool == Pool.BOND]
+    assert sum(line.amount for line in taken) >= share(bond, 9_000)
+
+
+@pytest.mark.parametrize("window", [0, 1])
+def test_a_game_that_was_lost_is_paid_for_also_if_the_window_ends_otherwise_in_that_block(window: int) -> None:
+    """A false verifier loses its game about a window, and the worker contradicts itself about the first one."""
+    liar = Manners(lies=True)
+    world, worker, task = two_windows_in_dispute(HONEST, liar, liar)
+    assert play_game(world, task, window, 0) is DisputeEnding.ELEMENT_RIGHT
+    loser = queries.disputes(world.state, task, window)[0].challenger
+    before = require_node(world.state, loser)
+    (duty,) = (
+        duty
+        for duty in queries.dispute_duties(world.state, worker, world.parameters)
+        if (duty.window, duty.game) == (0, 1)
+    )
+    assert world.send(worker, MOVE, [task, 0, 1, duty.number, JUNK]) is None
+    world.block()
+    assert world.task(task).excluded == (worker,)
+    after = require_node(world.state, loser)
+    assert (
+        before.bond - after.bond == share_up(bond_of(world, task, worker), 1_000) and after.bad == before.bad + 1
+    )
+    fees = [line for line in lines(world, task, Purpose.VERIFIER_FEE) if line.party == loser]
+    assert [line.subject for line in fees if line.subject == window] == []
+
+
+def test_a_sealed_challenge_in_the_block_of_a_proof_does_not_delay_it() -> None:
+    world, _, _, task = market(Manners(lies=True), HONEST)
+    until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
+    assert play_game(world, task, 0, 0).is_proof
+    assert world.challenge(OUTSIDERS[0], task, 0, 0) is None
+    world.block()
+    assert world.task(task).reason == Reason.LIE_PROVEN
+
+
+def test_a_move_that_comes_after_its_clock_has_run_out_is_refused() -> None:
+    """The end of the block has not suspended the game yet."""
+    world, worker, _, task = market(Manners(silent=SILENT), Manners(lies=True, silent=SILENT))
+    until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
+    (duty,) = queries.dispute_duties(world.state, worker, world.parameters)
+    world.block(duty.deadline_ms - world.time_ms)
+    assert world.send(worker, MOVE, [task, 0, 0, 0, JUNK]) == "move_refused"
+    assert phases(world, task) == [DisputePhase.RUNNING]
+    world.block()
+    assert phases(world, task) == [DisputePhase.SUSPENDED]
+    (duty,) = queries.dispute_duties(world.state, worker, world.parameters)
+    world.block(duty.deadline_ms - world.time_ms)
+    assert world.send(worker, RESUME_DISPUTE, [task, 0, 0, duty.resume_price]) == "move_refused"
+
+
+def test_who_pokes_a_void_window_is_not_before_a_proof_about_another_one() -> None:
+    """A worker fires what voids its first window ahead of the last move about its second one, in one block."""
+    world, liar, task = two_windows_in_dispute(Manners(lies=True), HONEST)
+    case = Case.load(Scope(world.state, world.context(), world.events.append, world.parameters), task)
+    case.put_window(
+        load_window(world.state, task, 0)._replace(
+            phase=WindowPhase.OPENING, reason=Reason.OPENING_LATE, deadline_ms=world.time_ms - 1
+        )
+    )
+    case.save()
+    assert world.send(liar, POKE, [task]) == "nothing_due"
