@@ -314,6 +314,8 @@ def test_no_challenger_brings_an_honest_worker_to_contradict_itself() -> None:
                     return Pick(random.randrange(len(game.shown)))
                 case Stage.FOLD_PICK:
                     return _terms(question, honest, game, random.randrange(len(game.partials)))
+                case _:
+                    pass
             if random.random() < 0.15:
                 return _named(question, honest, game._replace(stage=Stage.NAME), random)
             trace = honest.traces[game.step]
