@@ -17,9 +17,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from tasks.simulation.power import Pair, choose, pairs, verdict
 from tasks.simulation.report import judge, markdown
 from tasks.simulation.rules import WITHOUT
-from tasks.simulation.search import CONFIRM_FROM, Job, Plan, Score, best, evaluate, explore
+from tasks.simulation.search import CONFIRM_FROM, Job, Plan, Score, best, evaluate, explore, score_from
 from tasks.simulation.strategies import JUDGED, Strategy
 
 __all__ = ["PLANS", "Campaign"]
@@ -28,9 +29,20 @@ _PACKAGES: Final = ("billing", "state", "tasks")
 PLANS: Final = {
     plan.name: plan
     for plan in (
-        Plan("sample", 1, 1, narrowed=1, narrowed_markets=1, best=1, confirmed=1, absent_settings=1),
-        Plan("short", 24, 2, narrowed=6, narrowed_markets=6, best=2, confirmed=16, absent_settings=6),
-        Plan("nightly", 200, 2, narrowed=20, narrowed_markets=10, best=2, confirmed=60, absent_settings=12),
+        Plan("sample", 1, 1, 0, 0, best=1, confirmed=1, absent_settings=1, absent_markets=1, absent_confirmed=1),
+        Plan("short", 24, 2, 6, 6, best=2, confirmed=24, absent_settings=6, absent_markets=4, absent_confirmed=24),
+        Plan(
+            "nightly",
+            200,
+            2,
+            20,
+            10,
+            best=3,
+            confirmed=60,
+            absent_settings=12,
+            absent_markets=8,
+            absent_confirmed=60,
+        ),
     )
 }
 
@@ -74,7 +86,7 @@ class Campaign:
                 break
         if records and records[0] == head:
             for key, score in records[1:]:
-                self._done[key] = Score(tuple(score[0]), tuple(score[1]), *score[2:])
+                self._done[key] = score_from(score)
         elif len(records) > 1:
             numbers = (self._path.with_name(f"{self._path.name}.{number}") for number in count(1))
             self.set_aside = next(path for path in numbers if not path.exists())
@@ -94,20 +106,37 @@ class Campaign:
             ],
             on_job,
         )
-        chosen = [_confirming(job, plan) for job in self._best(narrowed, plan.best)]
-        leading = [_confirming(job, plan) for job in self._best(narrowed, 1)]
+        chosen = [_confirming(job, plan) for job in self._best(narrowed or explored, plan.best)]
         confirmed = self._play(chosen, on_job)
-        explored += narrowed
-        for rule in self._rules:
-            found = self._play(explore(self._strategies, rule, plan.absent_settings, plan.markets), on_job)
-            explored += found
-            absent = [job._replace(rule=rule) for job in leading]
-            absent += [_confirming(job, plan) for job in self._best(found, 1)]
-            confirmed += self._play(list({_key(job): job for job in absent}.values()), on_job)
-        report = judge(plan.name, explored, confirmed)
+        report = judge(plan.name, explored + narrowed, confirmed, without=self._without(on_job))
         (self._directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         (self._directory / "report.md").write_text(markdown(report))
         return report
+
+    def _without(self, on_job: Callable[[int, int], None]) -> dict[str, Any]:
+        """Return what each chosen rule prevents."""
+        found: dict[str, Any] = {}
+        for name in self._rules:
+            rule, plan = WITHOUT[name], self._plan
+            tried = pairs(rule, plan.absent_settings, 0, plan.absent_markets)
+            chosen = choose([(pair, *scores) for pair, scores in self._play_pairs(tried, on_job)], plan.best)
+            confirming = [
+                (Pair(*(job._replace(first=CONFIRM_FROM, markets=plan.absent_confirmed) for job in pair)), figure)
+                for pair, figure in chosen
+            ]
+            played = self._play_pairs([pair for pair, _ in confirming], on_job)
+            found[name] = verdict(
+                rule,
+                [(pair, figure, *scores) for (pair, figure), (_, scores) in zip(confirming, played, strict=True)],
+            )
+        return found
+
+    def _play_pairs(
+        self, tried: Sequence[Pair], on_job: Callable[[int, int], None]
+    ) -> list[tuple[Pair, tuple[Score, Score]]]:
+        jobs = list({_key(job): job for pair in tried for job in pair}.values())
+        scores = {_key(job): score for job, score in self._play(jobs, on_job)}
+        return [(pair, (scores[_key(pair.without)], scores[_key(pair.present)])) for pair in tried]
 
     def _best(self, found: Sequence[tuple[Job, Score]], count: int) -> list[Job]:
         return [

@@ -14,68 +14,42 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, NamedTuple, TypeVar
 
-from billing.escrow import Movement, Purpose, check_escrows
-from state.primitives.codec import Value, encode
+from billing.escrow import Movement, Pool, Purpose, Vault, check_escrows
+from state.primitives.codec import encode
 from state.primitives.errors import DecodeError, ProtocolError
 from state.primitives.genesis import Genesis, GenesisValidator, read_parameters
-from state.primitives.hashing import digest
 from state.primitives.keys import SIGNATURE_BYTES, SecretKey
 from state.primitives.receipts import decode_receipt
-from state.primitives.signing import personal_digest
 from state.primitives.transactions import decode_transaction
 from state.primitives.vrf import VRF_PROOF_BYTES, vrf_key_of, vrf_output
 from state.transition.runtime import BlockInput, Checked, Execution, Runtime
 from state.view import Overlay, Reader
 from state.view.accounts import balance_of, nonce_of
-from tasks.dispute.moves import Move, decode_move, encode_move
+from tasks.dispute.moves import Move, decode_move
+from tasks.dispute.shares import challenge_bond
 from tasks.ledger import queries
 from tasks.ledger.deadlines import due_before, matches_due
-from tasks.ledger.dispute_transitions import MOVE, RESUME_DISPUTE
-from tasks.ledger.disputes import DisputeRecord, load_dispute, load_moves
-from tasks.ledger.lifecycle import ENDED, Phase, Reason
+from tasks.ledger.disputes import DisputeRecord, load_dispute, load_docket, load_moves, load_seal
+from tasks.ledger.lifecycle import ENDED, Phase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
 from tasks.ledger.records import TaskRecord, WindowRecord, load_window
-from tasks.ledger.registration import operator_words
-from tasks.ledger.registry import NodeProfile, NodeRecord, NodeRole, load_node, save_node
+from tasks.ledger.registry import NodeRecord, load_node, save_node, scan_nodes
 from tasks.ledger.settlement import delivery_fees
 from tasks.ledger.transitions import (
-    ACCEPT_TASK,
-    CANCEL_TASK,
-    CREATE_TASK,
-    DEMAND_RESULT,
-    GIVE_UP_TASK,
     HOLDINGS,
     INVARIANTS,
-    OPEN_WINDOW,
-    REGISTER_NODE,
-    RESUME_TASK,
-    REVEAL_VERDICT,
-    SEAL_VERDICT,
-    START_TASK,
-    SUBMIT_WINDOW,
     hooks,
-    node_payload,
     rules,
     task_id_of,
 )
-from tasks.proofs import (
-    Finding,
-    WindowProof,
-    findings_to_value,
-    make_opening,
-    opening_to_value,
-    segment_root,
-    verdict_seal,
-    window_proof_to_value,
-)
+from tasks.simulation.actions import Action, Actions
 from tasks.simulation.dice import Dice
 from tasks.simulation.memory import Memory
 from tasks.simulation.segments import INIT_ROOT, question_of
-from tasks.simulation.work import Made
-from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule, encode_spec
+from tasks.spec import Dataset, JobSpec, Model, Optimiser, Requirements, Schedule
 
-__all__ = ["DKB", "Account", "Action", "JobShape", "Market", "Offer", "View", "job_of"]
+__all__ = ["BLOCK_MS", "DKB", "JobShape", "Market", "View", "job_of"]
 
 _Result = TypeVar("_Result")
 DKB: Final = 10**18
@@ -92,25 +66,6 @@ _IDLE_FEE: Final = 100_000_000
 """The chain is idle but for this market: its base fee is the least."""
 
 
-class Action(NamedTuple):
-    """A transaction that an agent wants: made by a ``View``, opaque to agents."""
-
-    sender: bytes
-    kind: int
-    payload: list[Value]
-
-
-class Offer(NamedTuple):
-    """What a machine says of itself; ``operator`` is the account that it declares, or None for itself."""
-
-    roles: NodeRole
-    price_per_tera_unit: int
-    rate: int
-    bond: int
-    slots: int = 1
-    operator: Account | None = None
-
-
 class JobShape(NamedTuple):
     """What makes a job here: everything else of a specification changes nothing in this model."""
 
@@ -120,14 +75,6 @@ class JobShape(NamedTuple):
     price_max: int
     match_ms: int
     seed: bytes
-
-
-class Account:
-    """An address with its key; keys sign only that an operator knows its machine."""
-
-    def __init__(self, name: str, number: int) -> None:
-        self.key: Final = SecretKey(digest(b"sim-account", name.encode() + number.to_bytes(8, "big")))
-        self.address: Final = self.key.address
 
 
 def job_of(shape: JobShape) -> JobSpec:
@@ -156,6 +103,22 @@ def _proofs() -> tuple[bytes, ...]:
             continue
         proofs.append(proof)
     return tuple(proofs)
+
+
+_HAS_WINDOWS: Final = (
+    Phase.ASSIGNED, Phase.PREPARING, Phase.RUNNING, Phase.DEGRADED, Phase.PAUSED, Phase.OUTPUT, Phase.VERIFYING,
+)  # fmt: skip
+
+
+def _called(state: Reader, task: bytes, window: int, address: bytes) -> list[tuple[int, bytes]]:
+    called = [
+        (number, load_seal(state, task, window, number)) for number, _ in load_docket(state, task, window).called
+    ]
+    return [(number, seal.seal) for number, seal in called if seal.address == address]
+
+
+def _held_bond(state: Reader, task: bytes, worker: bytes) -> int:
+    return Vault.load(Overlay(state), task, lambda _event: None, 0).held(Pool.BOND, worker)
 
 
 class _State:
@@ -188,12 +151,11 @@ class _State:
                 self._values[key] = value
 
 
-class View:
+class View(Actions):
     """A chain as an agent sees it, and the actions that it has."""
 
     state: Reader
     parameters: TaskParameters
-    genesis_hash: bytes
     time_ms: int
     height: int
 
@@ -249,6 +211,28 @@ class View:
         """Return the moves of a dispute so far."""
         return [decode_move(move) for move in load_moves(self.state, duty.task, duty.window, duty.game)]
 
+    def live_windows(self) -> list[tuple[bytes, int]]:
+        """Return all windows that were proved and are not final, by task."""
+        tasks = [task for phase in _HAS_WINDOWS for task in self._in_phase(phase)]
+        return [(task.id, number) for task in tasks for number in task.open_windows]
+
+    def is_searching(self) -> bool:
+        """Tell whether a task looks for a worker."""
+        return bool(self._in_phase(Phase.MATCHING) or self._in_phase(Phase.DEGRADED))
+
+    def _in_phase(self, phase: Phase) -> tuple[TaskRecord, ...]:
+        return self.read(queries.tasks_by_phase, phase, None, _PAGE).items
+
+    def called(self, task: bytes, window: int, address: bytes) -> list[tuple[int, bytes]]:
+        """Return the sealed challenges of ``address`` that it has to open now: numbers and seals."""
+        return self.read(_called, task, window, address)
+
+    def challenge_price(self, task: bytes, window: int) -> int:
+        """Return what the next outsider's challenge of a window locks."""
+        docket = self.read(load_docket, task, window)
+        held = self.read(_held_bond, task, self.window(task, window).worker)
+        return challenge_bond(held, docket.seals - docket.first_seal)
+
     def tasks_of(self, requester: bytes) -> list[TaskRecord]:
         """Return the tasks of a requester."""
         return list(queries.tasks_by_requester(self.state, requester, None, queries.PAGE_MAX).items)
@@ -260,89 +244,6 @@ class View:
     def demand_price(self, task: TaskRecord) -> int:
         """Return what a requester puts down to have a result fetched."""
         return delivery_fees(self.window(task.id, task.final_windows - 1), self.parameters)
-
-    # What an agent can do
-
-    def register(self, account: Account, offer: Offer) -> Action:
-        """Register a machine."""
-        operator, consent = account.address, b""
-        if offer.operator is not None:
-            operator = offer.operator.address
-            words = personal_digest(operator_words(self.genesis_hash, account.address))
-            consent = offer.operator.key.sign(words)
-        profile = NodeProfile(
-            operator, offer.roles, (), 64, 64_000, 64, offer.price_per_tera_unit, offer.rate, offer.slots, 0, (),
-            "simulated", consent,
-        )  # fmt: skip
-        return Action(account.address, REGISTER_NODE, node_payload(profile, offer.bond))
-
-    def create(self, sender: bytes, job: JobSpec) -> Action:
-        """Create a task."""
-        return Action(sender, CREATE_TASK, [encode_spec(job)])
-
-    def cancel(self, sender: bytes, task: bytes) -> Action:
-        """Cancel a task."""
-        return Action(sender, CANCEL_TASK, [task])
-
-    def resume(self, sender: bytes, task: bytes) -> Action:
-        """End a pause of a task."""
-        return Action(sender, RESUME_TASK, [task])
-
-    def demand(self, sender: bytes, task: bytes, amount: int) -> Action:
-        """Have drawn machines fetch the result of a task."""
-        return Action(sender, DEMAND_RESULT, [task, amount])
-
-    def accept(self, sender: bytes, duty: WorkDuty) -> Action:
-        """Accept a task, with the bond that it asks."""
-        return Action(sender, ACCEPT_TASK, [duty.task, duty.bond])
-
-    def start(self, sender: bytes, duty: WorkDuty) -> Action:
-        """Say that the first segment was done."""
-        return Action(sender, START_TASK, [duty.task, b"m" * 32])
-
-    def give_up(self, sender: bytes, task: bytes, reason: Reason) -> Action:
-        """Leave a task."""
-        return Action(sender, GIVE_UP_TASK, [task, int(reason)])
-
-    def submit(self, sender: bytes, made: Made) -> Action:
-        """Prove a window."""
-        leaves = made.leaves
-        proof = WindowProof(
-            made.task, made.window, leaves[0].step_from, leaves[-1].step_to, leaves[0].state_root_before,
-            made.state_root_out, segment_root(leaves), len(leaves), b"L" * 32, b"O" * 32,
-        )  # fmt: skip
-        return Action(sender, SUBMIT_WINDOW, [window_proof_to_value(proof)])
-
-    def open(self, sender: bytes, made: Made, segments: Sequence[int]) -> Action:
-        """Open sampled segments of a window."""
-        openings: list[Value] = [
-            opening_to_value(make_opening(made.leaves, at, made.digests[at], made.salts[at])) for at in segments
-        ]
-        return Action(sender, OPEN_WINDOW, [made.task, made.window, openings])
-
-    def move(self, sender: bytes, duty: DisputeDuty, move: Move) -> Action:
-        """Make the move that is due in a dispute."""
-        return Action(sender, MOVE, [duty.task, duty.window, duty.game, duty.number, encode_move(move)])
-
-    def open_segment(self, sender: bytes, duty: DisputeDuty, made: Made) -> Action:
-        """Open the segment that an outsider challenges."""
-        at = duty.segment
-        opening = encode(opening_to_value(make_opening(made.leaves, at, made.digests[at], made.salts[at])))
-        return Action(sender, MOVE, [duty.task, duty.window, duty.game, duty.number, opening])
-
-    def resume_dispute(self, sender: bytes, duty: DisputeDuty) -> Action:
-        """Go on with a dispute after a missed clock."""
-        assert duty.resume_price is not None
-        return Action(sender, RESUME_DISPUTE, [duty.task, duty.window, duty.game, duty.resume_price])
-
-    def seal(self, sender: bytes, duty: CheckDuty, findings: Sequence[Finding], nonce: bytes) -> Action:
-        """Seal a verdict."""
-        seal = verdict_seal(duty.task, duty.window, sender, findings, nonce)
-        return Action(sender, SEAL_VERDICT, [duty.task, duty.window, seal])
-
-    def reveal(self, sender: bytes, duty: CheckDuty, findings: Sequence[Finding], nonce: bytes) -> Action:
-        """Reveal a sealed verdict."""
-        return Action(sender, REVEAL_VERDICT, [duty.task, duty.window, findings_to_value(findings), nonce])
 
 
 class Branch(View):
@@ -362,7 +263,8 @@ next leader's stands in its place; returns 1 to skip its own."""
 
 
 _ALWAYS_MS: Final = 1 << 40
-"""Machines of the simulation are on without a heartbeat: what one costs is the same for all of them."""
+"""Machines of the simulation are on without a heartbeat, and their records do not expire: what that costs is the
+same for all of them."""
 
 
 @dataclass
@@ -380,7 +282,7 @@ class Market(View):
 
     def __init__(self, accounts: Mapping[bytes, int], parameters: Mapping[str, int], dice: Dice) -> None:
         stake = 1_000 * DKB
-        always_on = {"presence_ms": _ALWAYS_MS, **parameters}
+        always_on = {"presence_ms": _ALWAYS_MS, "registration_valid_ms": _ALWAYS_MS, **parameters}
         self._dice = dice.fork("beacon")
         vrf_key = vrf_key_of(_VALIDATOR).public
         self.genesis: Final = Genesis(
@@ -484,15 +386,31 @@ class Market(View):
         live = [phase for phase in Phase if phase not in ENDED]
         return not any(queries.tasks_by_phase(self.state, phase, None, 1).items for phase in live)
 
+    def endings(self, tasks: Iterable[bytes]) -> Counter[str]:
+        """Return how the disputes about the windows of some tasks ended."""
+        return Counter(
+            dispute.ending.name.lower()
+            for task in tasks
+            for window in range(self.task(task).next_window + 1)
+            for dispute in queries.disputes(self.state, task, window)
+        )
+
+    def reasons(self, tasks: Iterable[bytes]) -> Counter[str]:
+        """Return why some tasks and their windows changed."""
+        return Counter(
+            entry.reason.name.lower() for task in tasks for entry in queries.task_history(self.state, task)
+        )
+
     def check_sums(self) -> None:
         """Raise AssertionError unless all money is accounted for, in each escrow and in all."""
         self.runtime.check_whole_supply(self.state)
         check_escrows(self.state)
 
     def wealth(self, address: bytes) -> int:
-        """Return what an account has, its machine's bond included."""
+        """Return what an account has: the bond of its machine, and what it has bonded for others, included."""
+        sponsored = sum(node.sponsored for node in scan_nodes(self.state, b"", _PAGE) if node.sponsor == address)
         node = self.node(address)
-        return self.balance(address) + (node.bond if node is not None else 0)
+        return self.balance(address) + (node.bond if node is not None else 0) + sponsored
 
     def bond_lost(self, address: bytes, registered: int, tasks: Iterable[bytes]) -> int:
         """Return what a machine lost of its bonds: of the ``registered`` one and of those for ``tasks``."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import hypot, sqrt
 from typing import Any, Final
 
-from tasks.simulation.rules import WITHOUT
 from tasks.simulation.search import Job, Score
 from tasks.simulation.strategies import STRATEGIES
 
@@ -44,12 +42,14 @@ def _entry(explored: Results, confirmed: Results) -> dict[str, Any]:
         "harm": round(score.harm_milli / 1000, 3),
         "honest_loss_max": round(max(score.honest_loss_milli for _, score in both) / 1000, 3),
         "forged_windows_paid": sum(score.forged_windows_paid for _, score in both),
-        "tasks_failed": sum(score.tasks_failed for _, score in both),
+        "tasks_failed": sum(sum(score.failed) for _, score in both),
         "tasks": sum(score.tasks for _, score in both),
     }
 
 
-def judge(plan: str, explored: Results, confirmed: Results) -> dict[str, Any]:
+def judge(
+    plan: str, explored: Results, confirmed: Results, without: Mapping[str, Any] | None = None
+) -> dict[str, Any]:  # fmt: skip
     """Return the whole report as a JSON value. Gains are in prices of a window."""
     strategies: dict[str, Any] = {}
     for strategy in STRATEGIES:
@@ -73,51 +73,12 @@ def judge(plan: str, explored: Results, confirmed: Results) -> dict[str, Any]:
         "unfinished_markets": sum(score.unfinished for score in scores),
         "gaining": sorted(name for name, entry in judged.items() if entry["verdict"] == "gains"),
         "strategies": strategies,
-        "without": {
-            rule: _without(rule, confirmed, judged)
-            for rule in WITHOUT
-            if any(job.rule == rule for job, _ in confirmed)
-        },
+        "without": dict(without or {}),
     }
 
 
-def _without(rule: str, confirmed: Results, judged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what changes without a rule: the best confirmed gain of each strategy with and without it."""
-    changes: dict[str, Any] = {}
-    for name, entry in judged.items():
-        absent = _of(confirmed, name, rule)
-        _, score = max(absent, key=lambda one: one[1].mean_milli)
-        gain = score.mean_milli / 1000 - entry["best_gain"]
-        error = hypot(score.error_milli / 1000, entry["standard_error"])
-        present = {_frozen(job): found for job, found in _of(confirmed, name, "")}
-        pairs = [(present[_frozen(job)], found) for job, found in absent if _frozen(job) in present]
-        loss = max((after.honest_loss_milli - before.honest_loss_milli for before, after in pairs), default=0)
-        harms = [
-            after_milli - before_milli
-            for before, after in pairs
-            for before_milli, after_milli in zip(before.harms_milli, after.harms_milli, strict=True)
-        ]
-        if abs(gain) > max(ERRORS * error, CHANGE_MILLI / 1000) or _is_clear(harms):
-            changes[name] = {
-                "gain_with": entry["best_gain"],
-                "gain_without": round(score.mean_milli / 1000, 3),
-                "standard_error": round(error, 3),
-                "harm_prevented": round(sum(harms) / len(harms) / 1000, 3) if harms else 0.0,
-                "honest_loss_prevented": round(loss / 1000, 3),
-                "forged_windows_prevented": sum(
-                    after.forged_windows_paid - before.forged_windows_paid for before, after in pairs
-                ),
-            }
-    return {"text": WITHOUT[rule].text, "changes_nothing": not changes, "strategies": changes}
-
-
-def _is_clear(differences: Sequence[int]) -> bool:
-    """Tell whether the mean of paired differences is clear of its standard error, and of nothing."""
-    if len(differences) < MARKETS_MIN:
-        return False
-    mean = sum(differences) / len(differences)
-    spread = sum((difference - mean) ** 2 for difference in differences) / (len(differences) - 1)
-    return abs(mean) > max(ERRORS * sqrt(spread / len(differences)), CHANGE_MILLI)
+def _told(setting: Mapping[str, object]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in setting.items())
 
 
 def _frozen(job: Job) -> tuple[tuple[str, object], ...]:
@@ -138,22 +99,24 @@ def markdown(report: Mapping[str, Any]) -> str:
         if "needs" in entry:
             lines.append(f"| {name} | not yet judged: needs {entry['needs']} | | | | | | |")
             continue
-        setting = ", ".join(f"{key} {value}" for key, value in entry["setting"].items())
         lines.append(
             f"| {name} | {entry['verdict']} | {entry['best_gain']} ± {entry['standard_error']} "
             f"| {entry['harm']} | {entry['honest_loss_max']} | {entry['forged_windows_paid']} "
-            f"| {entry['settings']} | {setting} |"
+            f"| {entry['settings']} | {_told(entry['setting'])} |"
         )
     if report["without"]:
         lines += [
             "",
-            "| without | strategy: best gain with the rule, without it; harm prevented |",
-            "|---|---|",
+            "| without | strategy | figure | with the rule | without it | setting |",
+            "|---|---|---|---|---|---|",
         ]
     for rule, entry in report["without"].items():
-        changes = "; ".join(
-            f"{name}: {change['gain_with']}, {change['gain_without']}; {change['harm_prevented']}"
-            for name, change in entry["strategies"].items()
-        )
-        lines.append(f"| {rule}: {entry['text']} | {changes or 'nothing'} |")
+        clear = [change for change in entry["changes"] if change["is_clear"]]
+        for change in clear:
+            lines.append(
+                f"| {rule}: {entry['text']} | {change['strategy']} | {change['figure']} | {change['with']} "
+                f"| {change['without']} ± {change['standard_error']} | {_told(change['setting'])} |"
+            )
+        if not clear:
+            lines.append(f"| {rule}: {entry['text']} | changes nothing | | | | |")
     return "\n".join(lines) + "\n"

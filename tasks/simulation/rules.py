@@ -1,11 +1,39 @@
-"""Rules of the market that can be switched off here, each by parameters: what it prevents is then a figure."""
+"""Rules of the market that can be switched off here: what each prevents is then a figure.
+
+Most are switched off by parameters, some by another function in their place. ``aims`` are the strategies against
+which a rule was made; parameters that an aim does not fix are searched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
-__all__ = ["ALL_RULES", "WITHOUT", "Absent"]
+__all__ = ["ALL_RULES", "WITHOUT", "Absent", "Aim", "Patch", "absent"]
+
+_LEDGER: Final = "tasks.ledger"
+_PACKAGE: Final = "tasks."
+Value = int | float | str | bool
+
+
+class Aim(NamedTuple):
+    """A strategy against which a rule was made, with the values that some of its parameters then have."""
+
+    strategy: str
+    setting: Mapping[str, Value] = {}
+
+
+class Patch(NamedTuple):
+    """What stands in the place of a function or number of a module while a rule is absent."""
+
+    module: str
+    name: str
+    value: Any
+    is_alone: bool = False
+    """Whether other modules that imported it keep it."""
 
 
 class Absent(NamedTuple):
@@ -14,28 +42,195 @@ class Absent(NamedTuple):
     name: str
     text: str
     parameters: Mapping[str, int] = {}
+    aims: tuple[Aim, ...] = ()
+    patches: tuple[Patch, ...] = ()
     ignores_operators: bool = False
     """Whether machines of one operator may check each other."""
 
 
+@contextmanager
+def absent(rule: Absent) -> Iterator[None]:
+    """Replace what the rule's patches name, wherever it was imported, until the end of the block."""
+    replaced: list[tuple[Any, str, Any]] = []
+    try:
+        for patch in rule.patches:
+            for owner, name, old in _places(patch):
+                replaced.append((owner, name, old))
+                setattr(owner, name, patch.value)
+        yield
+    finally:
+        for owner, name, old in reversed(replaced):
+            setattr(owner, name, old)
+
+
+def _places(patch: Patch) -> list[tuple[Any, str, Any]]:
+    """Return where the patched object stands: in its class, or in each module that has it."""
+    owner: Any = import_module(patch.module)
+    *classes, name = patch.name.split(".")
+    for part in classes:
+        owner = getattr(owner, part)
+    old = getattr(owner, name)
+    if classes or patch.is_alone:
+        return [(owner, name, old)]
+    loaded = [sys.modules[at] for at in sorted(sys.modules) if at.startswith(_PACKAGE)]
+    return [(user, name, old) for user in loaded if user.__dict__.get(name) is old]
+
+
+def _always(*_arguments: object) -> bool:
+    return True
+
+
+def _never(*_arguments: object) -> bool:
+    return False
+
+
+def _limit(_call: object, _bid: object, below: int) -> int:
+    return below
+
+
+def _own_parties(node: Any) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys((node.address, node.profile.operator)))
+
+
+def _nothing(*_arguments: object) -> int:
+    return 0
+
+
+def _of(name: str, function: Any, module: str) -> Patch:
+    return Patch(f"{_LEDGER}.{module}", name, function)
+
+
 ALL_RULES: Final = Absent("", "all present rules hold")
+_FORGERS: Final = (Aim("colluding set"), Aim("cornered liar", {"escape": "silent"}))
+_LEAVES: Final[Mapping[str, Value]] = {"silent": False, "reason": "left"}
 WITHOUT: Final[Mapping[str, Absent]] = {
     rule.name: rule
     for rule in (
-        Absent("hold", "nothing of a window's pay is held until the end", {"hold_bps": 0}),
-        Absent("bond", "a worker locks no more than the fees", {"bond_windows_bps": 0, "bond_floor_bps": 0}),
-        Absent("late-fine", "no fine for leaving a task", {"late_fine_bps": 0}),
-        Absent("verifier-fine", "no fine for a silent verifier", {"verifier_fine_bps": 0}),
-        Absent("newcomers", "new workers have as many verifiers as others", {"verifiers_new": 1}),
-        Absent("jury", "one juror decides", {"jury": 1}),
-        Absent("draw-delay", "verifiers are drawn in the block after the proof", {"draw_blocks": 1}),
-        Absent("decline-pause", "no pause for declining", {"decline_ms": 0, "decline_doublings_max": 0}),
-        Absent("cool-down", "no pause after a fault", {"cool_down_ms": 0, "cool_down_doublings_max": 0}),
-        Absent("drawn-offers", "offers always go to the lowest ask", {"offers_ranked": 64}),
-        Absent("firm-orders", "orders count at once and may leave", {"order_blocks": 0}),
-        Absent("calls", "each block has a call", {"call_ms": 0}),
-        Absent("least-fee", "a verifier's fee is a share of the price alone", {"check_fee_min": 0}),
-        Absent("samples", "one segment of a window is re-run", {"samples": 1}),
-        Absent("operators", "machines of one operator may check each other", ignores_operators=True),
+        # Money of a worker
+        Absent("hold", "nothing of a window's pay is held until the end", {"hold_bps": 0}, _FORGERS),
+        Absent(
+            "bond", "a worker locks no more than the fees", {"bond_windows_bps": 0, "bond_floor_bps": 0},
+            (Aim("cornered liar", {"escape": "plays"}), *_FORGERS),
+        ),
+        Absent(
+            "late-fine", "no fine for leaving a task", {"late_fine_bps": 0},
+            (Aim("griefing worker", {**_LEAVES, "place": "compute"}), Aim("cornered liar", {"escape": "leaves"})),
+        ),
+        Absent(
+            "opening-fine", "no fine for opening late", {"opening_fine_bps": 0},
+            (Aim("cornered liar", {"escape": "unopened"}), Aim("griefing worker", {"place": "open"})),
+        ),
+        Absent(
+            "opening-extra", "no second time to open", {"opening_extra_ms": 1},
+            (Aim("line cutter", {"at": "opening", "minutes": 4}), Aim("line cutter", {"at": "opening"})),
+        ),
+        # Verification
+        Absent(
+            "verifier-fine", "no fine for a silent verifier", {"verifier_fine_bps": 0},
+            (Aim("lazy verifier", {"way": "silent"}),),
+        ),
+        Absent(
+            "fine-bound", "no bound on a day's fines of a verifier", {"late_fines_per_day_max": 1 << 99},
+            (Aim("overloading requester"), Aim("line cutter", {"at": "sealing"})),
+        ),
+        Absent("newcomers", "new workers have as many verifiers as others", {"verifiers_new": 1}, _FORGERS),
+        Absent(
+            "jury", "one juror decides", {"jury": 1},
+            (Aim("griefing requester", {"accuses": True}), Aim("griefing requester", {"demands": True})),
+        ),
+        Absent(
+            "draw-delay", "verifiers are drawn in the block after the proof", {"draw_blocks": 1},
+            (Aim("dishonest leader"),),
+        ),
+        Absent(
+            "least-fee", "a verifier's fee is a share of the price alone", {"check_fee_min": 0},
+            (Aim("lazy verifier"), Aim("overloading requester")),
+        ),
+        Absent("samples", "one segment of a window is re-run", {"samples": 1}, (Aim("forging worker"), *_FORGERS)),
+        Absent(
+            "operators", "machines of one operator may check each other",
+            aims=(Aim("sybil machines", {"declares": True}),), ignores_operators=True,
+        ),
+        Absent(
+            "capacity", "machines are drawn for more than they can do",
+            aims=(Aim("overloading requester"),), patches=(_of("has_room", _always, "capacity"),),
+        ),
+        # Matching
+        Absent(
+            "decline-pause", "no pause for declining", {"decline_ms": 0, "decline_doublings_max": 0},
+            (Aim("griefing worker", {"place": "accept"}), Aim("ask decoys"), Aim("griefing requester")),
+        ),
+        Absent(
+            "decline-fine", "no fine for declining without an excuse", {"decline_fine": 0},
+            (Aim("griefing worker", {**_LEAVES, "place": "start"}), Aim("ask decoys", {"reason": "left"})),
+        ),
+        Absent(
+            "cool-down", "no pause after a fault", {"cool_down_ms": 0, "cool_down_doublings_max": 0},
+            (Aim("griefing worker", {"place": "compute"}), Aim("ask decoys", {"silent": True})),
+        ),
+        Absent(
+            "drawn-offers", "offers always go to the lowest ask", {"offers_ranked": 64},
+            (Aim("ask decoys"), Aim("griefing worker", {"price": 0.01})),
+        ),
+        Absent(
+            "firm-orders", "orders count at once and may leave", {"order_blocks": 0},
+            (Aim("auction shader", {"cancels": "assigned"}), Aim("auction shader", {"cancels": "matching"})),
+        ),
+        Absent("calls", "each block has a call", {"call_ms": 0}, (Aim("auction shader"),)),
+        Absent(
+            "price-bound", "a match may cost more than an ask that is left free",
+            aims=(Aim("auction shader"), Aim("auction shader", {"limit": 1.0, "decoys": 8})),
+            patches=(_of("_Call._spare", _limit, "auction"),),
+        ),
+        Absent(
+            "kill-fee", "nothing for a worker whose task is cancelled", {"kill_fee_bps": 0},
+            (Aim("griefing requester", {"cancels": "running", "accuses": False, "demands": False}),),
+        ),
+        # Disputes
+        Absent(
+            "silence-burn", "silence in a game costs nothing", {"dispute_silence_bps": 0},
+            (Aim("cornered liar", {"escape": "silent"}), Aim("cornered liar", {"escape": "inconsistent"})),
+        ),
+        Absent(
+            "equal-slash", "agreeing with a proven lie costs nothing", {"dispute_equal_fees": 0},
+            (Aim("cornered liar", {"escape": "plays"}), Aim("briber")),
+        ),
+        Absent(
+            "resume-price", "resuming a game costs nothing", {"dispute_resume_bps": 0},
+            (Aim("freezing challenger", {"way": "resumes"}), Aim("cornered liar", {"escape": "resumes"})),
+        ),
+        Absent(
+            "resumption", "who misses a clock of a game cannot resume it", {"dispute_resume_ms": 1},
+            (Aim("line cutter", {"at": "game", "minutes": 4}), Aim("line cutter", {"at": "game"})),
+        ),
+        Absent(
+            "challenge-bond", "a challenge of an outsider locks nothing",
+            aims=(Aim("freezing challenger", {"by": "outsider"}), Aim("slot flooder")),
+            patches=(Patch("tasks.dispute.shares", "challenge_bond", _nothing),),
+        ),
+        Absent(
+            "challenge-price", "further challenges on a window cost no more",
+            aims=(Aim("slot flooder", {"seals": 16}), Aim("freezing challenger", {"seals": 16})),
+            patches=(Patch("tasks.dispute.shares", "CHALLENGES_PER_DOUBLING", 1 << 30),),
+        ),
+        Absent(
+            "false-verdict", "a verifier that loses its game keeps its bond",
+            aims=(Aim("freezing challenger", {"by": "verifier"}),),
+            patches=(Patch("tasks.ledger.stakes", "CHALLENGE_BPS", 0, is_alone=True),),
+        ),
+        Absent(
+            "challenge-time", "windows are final at once", {"final_ms": 1, "final_ms_min": 1},
+            (Aim("slot flooder", {"seals": 1}), Aim("slot flooder")),
+        ),
+        Absent(
+            "copies", "a root that was public earns a share of the liar's bond",
+            aims=(Aim("challenge copier"),), patches=(_of("_is_copy", _never, "games"),),
+        ),
+        Absent(
+            "sponsor-seats", "machines of one sponsor may check each other",
+            aims=(Aim("sponsored set", {"sponsors": "one"}),),
+            patches=(_of("NodeRecord.parties", property(_own_parties), "registry"),),
+        ),
     )
-}
+}  # fmt: skip
+"""Rules by name."""

@@ -16,19 +16,34 @@ from tasks.simulation.rules import ALL_RULES, WITHOUT, Absent
 from tasks.simulation.stage import Outcome, Setting, draw_conditions, honest_cast, play
 from tasks.simulation.strategies import STRATEGIES, Strategy
 
-__all__ = ["CONFIRM_FROM", "Job", "Plan", "Score", "best", "evaluate", "explore", "gain_milli", "settings_of"]
+__all__ = [
+    "CONFIRM_FROM",
+    "Job",
+    "Plan",
+    "Score",
+    "best",
+    "evaluate",
+    "explore",
+    "gain_milli",
+    "settings_of",
+]
 
 CONFIRM_FROM: Final = 1_000_000
 """The first number of the markets that confirm; those of the search begin with 0."""
 MILLI: Final = 1_000
+_SERIES: Final = 7
+"""The first fields of a score have a figure for each market."""
 _BASELINES_MAX: Final = 4_096
 _BY_NAME: Final = {strategy.name: strategy for strategy in STRATEGIES}
 
 
 class Plan(NamedTuple):
-    """How much is played of each strategy, in three rounds of fewer settings on more markets, each on new ones.
+    """How much is played of each strategy, in rounds of fewer settings on more markets, each on new ones.
 
-    ``absent_settings`` on ``markets`` are tried where a rule is switched off, beside the best with all rules.
+    Without ``narrowed`` settings there is no second of three rounds.
+
+    For each rule that is switched off ``absent_settings`` of each aimed strategy are tried on ``absent_markets``,
+    and the ``best`` changes are measured on ``absent_confirmed`` others.
     """
 
     name: str
@@ -39,6 +54,8 @@ class Plan(NamedTuple):
     best: int
     confirmed: int
     absent_settings: int
+    absent_markets: int
+    absent_confirmed: int
 
 
 class Job(NamedTuple):
@@ -52,16 +69,25 @@ class Job(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What a setting came to. Gains and losses are in thousandths of the price of one window of the market."""
+    """What a setting came to. Gains and losses are in thousandths of the price of one window of the market.
+
+    The first fields have a figure for each market.
+    """
 
     gains_milli: tuple[int, ...]
-    """Profit above that of the same accounts when they are honest, for each market."""
+    """Profit above that of the same accounts when they are honest."""
     harms_milli: tuple[int, ...]
-    """What the honest machines together earn less because of it, for each market."""
-    honest_loss_milli: int
+    """What the honest machines together earn less because of it."""
+    costs_milli: tuple[int, ...]
+    """What the honest requester has less because of it; 0 where the plot posts the tasks."""
+    delays_s: tuple[int, ...]
+    """How much later its tasks end, together."""
+    losses_milli: tuple[int, ...]
     """The most that one honest machine lost of its bonds."""
-    forged_windows_paid: int
-    tasks_failed: int
+    forged: tuple[int, ...]
+    """Windows with a forged segment that it paid."""
+    failed: tuple[int, ...]
+    """Its tasks that were not settled."""
     tasks: int
     gas_max: int
     changes_max: int
@@ -73,6 +99,16 @@ class Score(NamedTuple):
     def mean_milli(self) -> float:
         """The mean gain."""
         return sum(self.gains_milli) / len(self.gains_milli)
+
+    @property
+    def honest_loss_milli(self) -> int:
+        """The most that one honest machine lost of its bonds in a market."""
+        return max(self.losses_milli)
+
+    @property
+    def forged_windows_paid(self) -> int:
+        """Windows with a forged segment that were paid in all markets."""
+        return sum(self.forged)
 
     @property
     def harm_milli(self) -> float:
@@ -88,9 +124,19 @@ class Score(NamedTuple):
         return sqrt(sum((gain - mean) ** 2 for gain in self.gains_milli) / (count - 1) / count)
 
 
-def settings_of(strategy: Strategy, count: int) -> list[dict[str, Any]]:
-    """Return ``count`` different settings of a strategy, or all there are; fewer are the first of more."""
-    names, values = list(strategy.space), [tuple(strategy.space[name]) for name in strategy.space]
+def score_from(fields: Sequence[Any]) -> Score:
+    """Return the score whose fields, as JSON has them, these are."""
+    series: list[Any] = [tuple(field) for field in fields[:_SERIES]]
+    return Score(*series, *fields[_SERIES:])
+
+
+def settings_of(strategy: Strategy, count: int, fixed: Setting | None = None) -> list[dict[str, Any]]:
+    """Return ``count`` different settings of a strategy, or all there are; fewer are the first of more.
+
+    Parameters in ``fixed`` have the values that they have there.
+    """
+    space: dict[str, tuple[Any, ...]] = {**strategy.space, **{name: (at,) for name, at in (fixed or {}).items()}}
+    names, values = list(space), list(space.values())
     count = min(count, prod(len(items) for items in values))
     dice, found = Dice(strategy.name.encode()), dict[tuple[Any, ...], None]()
     while len(found) < count:
@@ -101,6 +147,12 @@ def settings_of(strategy: Strategy, count: int) -> list[dict[str, Any]]:
 @lru_cache(maxsize=_BASELINES_MAX)
 def _honest(number: int, share: int, rule: str, own_tasks: bool) -> Outcome:
     return play(honest_cast, {"share": share}, number, _rules(rule), own_tasks=own_tasks)
+
+
+def _baseline(strategy: Strategy, setting: Setting, number: int, rule: str) -> Outcome:
+    if strategy.baseline is honest_cast:
+        return _honest(number, int(setting["share"]), rule, strategy.own_tasks)
+    return play(strategy.baseline, setting, number, _rules(rule), own_tasks=strategy.own_tasks)
 
 
 def _rules(rule: str) -> Absent:
@@ -115,7 +167,8 @@ def gain_milli(strategy: Strategy, setting: Setting, number: int, rules: Absent)
     """Return the gain of one market by rules that need no name."""
     assert strategy.cast is not None, "only what can be judged is played"
     outcome, honest = (
-        play(cast, setting, number, rules, own_tasks=strategy.own_tasks) for cast in (strategy.cast, honest_cast)
+        play(cast, setting, number, rules, own_tasks=strategy.own_tasks)
+        for cast in (strategy.cast, strategy.baseline)
     )
     return MILLI * (outcome.profit - honest.profit) // _price(number)
 
@@ -126,22 +179,28 @@ def evaluate(job: Job) -> Score:
     assert strategy.cast is not None, "only what can be judged is played"
     gains: list[int] = []
     harms: list[int] = []
+    costs: list[int] = []
+    delays: list[int] = []
     losses: list[int] = []
     outcomes: list[Outcome] = []
     for number in range(job.first, job.first + job.markets):
         outcome = play(strategy.cast, job.setting, number, _rules(job.rule), own_tasks=strategy.own_tasks)
-        honest = _honest(number, int(job.setting["share"]), job.rule, strategy.own_tasks)
+        honest = _baseline(strategy, job.setting, number, job.rule)
         price = _price(number)
         gains.append(MILLI * (outcome.profit - honest.profit) // price)
         harms.append(MILLI * (honest.honest_profit - outcome.honest_profit) // price)
+        costs.append(MILLI * (honest.requester_profit - outcome.requester_profit) // price)
+        delays.append((outcome.wait_ms - honest.wait_ms) // 1000)
         losses.append(MILLI * max(0, outcome.honest_loss) // price)
         outcomes.append(outcome)
     return Score(
         gains_milli=tuple(gains),
         harms_milli=tuple(harms),
-        honest_loss_milli=max(losses),
-        forged_windows_paid=sum(at.forged_windows_paid for at in outcomes),
-        tasks_failed=sum(at.tasks_failed for at in outcomes),
+        costs_milli=tuple(costs),
+        delays_s=tuple(delays),
+        losses_milli=tuple(losses),
+        forged=tuple(at.forged_windows_paid for at in outcomes),
+        failed=tuple(at.tasks_failed for at in outcomes),
         tasks=sum(at.tasks for at in outcomes),
         gas_max=max(at.gas_max for at in outcomes),
         changes_max=max(at.changes_max for at in outcomes),

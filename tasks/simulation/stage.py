@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tasks.ledger.lifecycle import Phase, WindowPhase
+from tasks.ledger.lifecycle import ENDED, Phase, WindowPhase
 from tasks.ledger.registry import NodeRole
+from tasks.simulation.actions import Account, Offer
 from tasks.simulation.agents.base import Agent, Machine, Requester
+from tasks.simulation.agents.challengers import Watcher
 from tasks.simulation.agents.plot import Plot
 from tasks.simulation.dice import Dice
-from tasks.simulation.market import DKB, Account, JobShape, Leader, Market, Offer, job_of
-from tasks.simulation.rules import ALL_RULES, Absent
+from tasks.simulation.market import DKB, JobShape, Leader, Market, job_of
+from tasks.simulation.rules import ALL_RULES, Absent, absent
 from tasks.simulation.work import Costs, OffChain
 from tasks.spec import SEGMENT_MS_MAX, JobSpec
 
@@ -109,10 +111,18 @@ class Outcome(NamedTuple):
     tasks_failed: int
     """Tasks of requesters outside the plot that were not settled."""
     tasks: int
+    requester_profit: int
+    """Of the honest requester: change of what it has, plus the value of correct results that it paid."""
+    wait_ms: int
+    """From the creation of its tasks to their ends, together."""
     gas_max: int
     changes_max: int
     events_max: int
     refused: dict[str, int]
+    endings: dict[str, int]
+    """How disputes ended."""
+    reasons: dict[str, int]
+    """Why tasks and windows changed."""
     is_over: bool
     """Whether every task ended within the blocks that a run may have."""
 
@@ -129,6 +139,10 @@ class Stage:
     off: OffChain = field(default_factory=OffChain)
     plot: Plot = field(default_factory=Plot)
     leader: Leader | None = None
+    strangers: list[Agent] = field(default_factory=list)
+    """Others that are neither honest nor of the plot."""
+    watchers: int = 0
+    """Honest outsiders that run windows again and challenge what is wrong."""
     honest_kind: Callable[[Account, Offer, Costs, OffChain], Machine] = Machine
 
     def __post_init__(self) -> None:
@@ -181,6 +195,14 @@ class Stage:
         """Return a requester that wants its results."""
         return Requester(self.requester, self.jobs(TASKS), self.off)
 
+    def honest_watchers(self) -> list[Watcher]:
+        """Return the honest outsiders."""
+        accounts = (Account("watcher", number) for number in range(self.watchers))
+        return [
+            Watcher(account, self.costs(0), self.off, self.dice.fork(f"watcher {number}"))
+            for number, account in enumerate(accounts)
+        ]
+
     def honest_machines(self) -> list[Machine]:
         """Return the machines outside the plot."""
         return [
@@ -218,14 +240,21 @@ def play(
     plotting = list(cast(stage, setting))
     machines = stage.honest_machines()
     requesters = [] if own_tasks else [stage.honest_requester()]
-    agents: list[Agent] = [*plotting, *machines, *requesters]
+    agents: list[Agent] = [*plotting, *machines, *requesters, *stage.honest_watchers(), *stage.strangers]
+    with absent(rules):
+        return _play(stage, rules, agents, plotting, machines)
+
+
+def _play(
+    stage: Stage, rules: Absent, agents: Sequence[Agent], plotting: Sequence[Agent], machines: Sequence[Machine]
+) -> Outcome:
     funds = {agent.address: FUNDS for agent in agents}
     if rules.ignores_operators:
         for agent in agents:
             if isinstance(agent, Machine):
                 agent.offer = agent.offer._replace(operator=None)
-    market = Market(funds, rules.parameters, dice)
-    market.leader, market.leads_share = stage.leader, share / 100
+    market = Market(funds, rules.parameters, stage.dice)
+    market.leader, market.leads_share = stage.leader, stage.share / 100
     run_market(market, agents, is_seasoned=stage.conditions.is_seasoned)
     market.check_sums()
     return _outcome(market, stage, plotting, machines)
@@ -273,19 +302,25 @@ def _outcome(market: Market, stage: Stage, plotting: Sequence[Agent], machines: 
                 forged += 1
             else:
                 correct += 1
-    value = correct * stage.conditions.window_cost * VALUE_MILLI // 1000 * stage.own_tasks
+    value = correct * stage.conditions.window_cost * VALUE_MILLI // 1000
+    waits = [(task.changed_ms if task.phase in ENDED else market.time_ms) - task.created_ms for task in tasks]
+    requester_profit = value + market.wealth(stage.requester.address) - FUNDS
     failed = sum(task.phase != Phase.SETTLED for task in tasks)
     figures = market.figures
     return Outcome(
-        profit=profit(plotting) + value - stage.plot.bribes_paid,
+        profit=profit(plotting) + value * stage.own_tasks - stage.plot.bribes_paid,
         honest_loss=max(market.bond_lost(machine.address, machine.offer.bond, ids) for machine in machines),
         honest_profit=profit(machines),
         forged_windows_paid=0 if stage.own_tasks else forged,
         tasks_failed=0 if stage.own_tasks else failed,
         tasks=len(tasks),
+        requester_profit=0 if stage.own_tasks else requester_profit,
+        wait_ms=0 if stage.own_tasks else sum(waits),
         gas_max=figures.gas_max,
         changes_max=figures.changes_max,
         events_max=figures.events_max,
         refused=dict(figures.refused),
+        endings=dict(market.endings(ids)),
+        reasons=dict(market.reasons(ids)),
         is_over=market.is_over(),
     )

@@ -11,13 +11,30 @@ from typing import Final, NamedTuple
 
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action as Asked
+from tasks.simulation.actions import Account, Terms
 from tasks.simulation.agents.base import Agent
+from tasks.simulation.agents.challengers import CUT_AT, CopyingChallenger, FalseChallenger, LineCutter
 from tasks.simulation.agents.leader import DishonestLeader
+from tasks.simulation.agents.players import FALSE_WAYS
+from tasks.simulation.agents.plot import Plot
 from tasks.simulation.agents.requesters import GriefingRequester
-from tasks.simulation.agents.verifiers import LAZY_WAYS, BribableVerifier, Friend, LazyVerifier
-from tasks.simulation.agents.workers import ForgingWorker, JunkWorker, Quitter, Withholder
-from tasks.simulation.market import Account
-from tasks.simulation.stage import SEGMENT_STEPS_MAX, TASKS, Cast, Setting, Stage
+from tasks.simulation.agents.sponsors import Sponsor, succeed
+from tasks.simulation.agents.verifiers import (
+    LAZY_WAYS,
+    BribableVerifier,
+    FreezingVerifier,
+    Friend,
+    LazyVerifier,
+)
+from tasks.simulation.agents.workers import (
+    ESCAPES,
+    CorneredLiar,
+    ForgingWorker,
+    JunkWorker,
+    Quitter,
+    Withholder,
+)
+from tasks.simulation.stage import BOND, SEGMENT_STEPS_MAX, TASKS, Cast, Setting, Stage, honest_cast
 from tasks.spec import RATE_MAX
 
 __all__ = ["JUDGED", "STRATEGIES", "Strategy"]
@@ -38,6 +55,8 @@ class Strategy(NamedTuple):
     own_tasks: bool = False
     """Whether the plot posts the tasks; else a requester outside it does."""
     needs: str = ""
+    baseline: Cast = honest_cast
+    """What its gain is above: the same accounts when they are honest."""
 
 
 def _friends(stage: Stage) -> list[Friend]:
@@ -185,6 +204,116 @@ def _overloading(stage: Stage, setting: Setting) -> Sequence[Agent]:
     return [worker, *_friends(stage), requester]
 
 
+def _flooding(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """The colluding set, an accomplice that fills the games on its own windows, and an honest watcher outside."""
+    stage.watchers = 1
+    return [*_colluding(stage, setting), _false_challenger(stage, setting, for_own=True)]
+
+
+def _false_challenger(stage: Stage, setting: Setting, *, for_own: bool) -> FalseChallenger:
+    outsider = FalseChallenger(Account("outsider", 0), stage.off, stage.plot, stage.dice.fork("outsider"))
+    outsider.for_own, outsider.seals, outsider.way = for_own, int(setting["seals"]), str(setting["way"])
+    outsider.rate = float(setting.get("rate", 1))
+    return outsider
+
+
+def _cornered(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    return [_liar(stage, setting, stage.worker), *_friends(stage)]
+
+
+def _liar(stage: Stage, setting: Setting, account: Account) -> CorneredLiar:
+    worker = CorneredLiar(
+        account, stage.worker_offer(), stage.costs(0), stage.off, stage.plot, stage.dice.fork("forger")
+    )
+    worker.windows_share, worker.segments_share = float(setting["windows"]), float(setting["segments"])
+    worker.escape = str(setting["escape"])
+    return worker
+
+
+def _freezing(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    if setting["by"] == "outsider":
+        plot = [stage.honest_worker(), *stage.honest_verifiers()]
+        return [*plot, _false_challenger(stage, setting, for_own=False)]
+    verifiers = []
+    for number, account in enumerate(stage.verifiers):
+        dice = stage.dice.fork(f"freezer {number}")
+        verifier = FreezingVerifier(account, stage.verifier_offer(), stage.costs(0), stage.off, stage.plot, dice)
+        verifier.rate, verifier.way = float(setting["rate"]), str(setting["way"])
+        verifiers.append(verifier)
+    return [stage.honest_worker(), *verifiers]
+
+
+def _cutting(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """An honest worker whose owner cuts the lines of its rivals."""
+    cutter = LineCutter(Account("outsider", 0), stage.off, stage.plot, stage.dice.fork("outsider"))
+    cutter.cut_at, cutter.cut_ms = str(setting["at"]), int(setting["minutes"]) * 60_000
+    cutter.cuts_max, cutter.seals = int(setting["cuts"]), int(cutter.cut_at == "game")
+    return [stage.honest_worker(), *stage.honest_verifiers(), cutter]
+
+
+def _copying_challenges(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """Honest machines, and an outsider that copies what verifiers find."""
+    copier = CopyingChallenger(Account("outsider", 0), stage.off, stage.plot)
+    return [*_beside_a_liar(stage, setting), copier]
+
+
+def _beside_a_liar(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """Honest machines; somebody else forges."""
+    account = Account("stranger", 0)
+    liar = CorneredLiar(account, stage.worker_offer(), stage.costs(0), stage.off, Plot(), stage.dice.fork("liar"))
+    liar.windows_share, liar.segments_share = float(setting["windows"]), float(setting["segments"])
+    liar.escape = str(setting["escape"])
+    liar.offer = liar.offer._replace(price_per_tera_unit=max(1, liar.offer.price_per_tera_unit * 9 // 10))
+    stage.strangers.append(liar)
+    return [stage.honest_worker(), *stage.honest_verifiers()]
+
+
+def _terms(setting: Setting) -> Terms:
+    return Terms(0, int(setting["withhold"]), 2 * BOND)
+
+
+def _whitewashing(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """Forging workers that follow each other under new keys, bonded by themselves or by a sponsor."""
+    accounts = [stage.worker, *(Account("key", number) for number in range(1, int(setting["keys"])))]
+    stage.plot.members |= {account.address for account in accounts}
+    machines = [_liar(stage, setting, account) for account in accounts]
+    succeed(machines)
+    agents: list[Agent] = [*machines, *_friends(stage)]
+    if setting["sponsored"]:
+        for machine in machines:
+            machine.offer = machine.offer._replace(bond=0)
+        agents.append(Sponsor(stage.operator, machines, BOND, _terms(setting)))
+    return agents
+
+
+def _sponsoring(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """The colluding set, its verifiers bonded for by one sponsor, or by one each."""
+    forger, friends = _forger(stage, setting), _friends(stage)
+    for friend in friends:
+        friend.offer = friend.offer._replace(bond=0)
+    parts = [friends] if setting["sponsors"] == "one" else [[friend] for friend in friends]
+    sponsors = [
+        Sponsor(Account("sponsor", number), part, stage.verifier_bond, _terms(setting))
+        for number, part in enumerate(parts)
+    ]
+    return [forger, *friends, *sponsors]
+
+
+def _undercutting(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """A dear seller, whose cheap machines take the jobs first and leave them."""
+    dear = {"price": setting["price"]}
+    worker, *others = _asking(stage, dear)
+    decoys: list[Agent] = []
+    for number in range(int(setting["decoys"])):
+        offer = stage.worker_offer()._replace(price_per_tera_unit=1, operator=None)
+        dice = stage.dice.fork(f"decoy {number}")
+        decoy = Quitter(Account("decoy", number), offer, stage.costs(0), stage.off, dice)
+        decoy.place, decoy.reason = _PLACES[str(setting["place"])], _REASONS[str(setting["reason"])]
+        decoy.is_silent = bool(setting["silent"])
+        decoys.append(decoy)
+    return [worker, *others, *decoys]
+
+
 _RATES: Final = tuple(round(at / 10, 1) for at in range(1, 11))
 _PRICES: Final = tuple(round(1 + at / 20, 2) for at in range(51))
 _FORGING: Final[Mapping[str, Values]] = {
@@ -289,8 +418,87 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         },
         _shading,
     ),
-    Strategy("slot flooder", "fills the dispute game's places with its own games", needs="the game (9.3)"),
-    Strategy("line cutter", "challenges, then cuts the accused's line", needs="the game (9.3)"),
+    Strategy(
+        "slot flooder",
+        "forges, and fills the games about its windows with false challenges of its own",
+        {
+            "share": SHARES,
+            "windows": (0.5, 1.0),
+            "segments": (0.1, 0.5, 1.0),
+            "seals": (1, 4, 8, 16),
+            "way": FALSE_WAYS,
+        },
+        _flooding,
+    ),
+    Strategy(
+        "line cutter",
+        "cuts the lines of rivals when a move, an opening or a verdict is due from them",
+        {"share": SHARES, "at": CUT_AT, "minutes": (2, 4, 10, 35, 1_500), "cuts": (1, 2, 4, 16)},
+        _cutting,
+    ),
+    Strategy(
+        "freezing challenger",
+        "opens false games about windows of others, and delays them",
+        {
+            "share": SHARES,
+            "by": ("outsider", "verifier"),
+            "way": FALSE_WAYS,
+            "rate": (0.25, 0.5, 0.75, 1.0),
+            "seals": (1, 4, 16),
+        },
+        _freezing,
+    ),
+    Strategy(
+        "challenge copier",
+        "challenges a forgery of others with the root that a verifier has found",
+        {
+            "share": SHARES,
+            "windows": (0.25, 0.5, 0.75, 1.0),
+            "segments": PARTS,
+            "escape": ESCAPES,
+        },
+        _copying_challenges,
+        baseline=_beside_a_liar,
+    ),
+    Strategy(
+        "cornered liar",
+        "forges with friends, and takes the cheapest way out when it is caught",
+        {"share": SHARES, "windows": (0.25, 0.5, 1.0), "segments": PARTS, "escape": ESCAPES},
+        _cornered,
+    ),
+    Strategy(
+        "whitewasher",
+        "forges under one key after the other, bonded by itself or by a sponsor",
+        {
+            "share": SHARES,
+            "windows": (0.5, 1.0),
+            "segments": (0.25, 0.5, 1.0),
+            "escape": ("silent", "inconsistent", "unopened"),
+            "keys": (1, 2, 4),
+            "sponsored": BOTH,
+            "withhold": (0, 10_000),
+        },
+        _whitewashing,
+    ),
+    Strategy(
+        "sponsored set",
+        "forges, and its verifiers are bonded for by one sponsor or by several",
+        {**_FORGING, "sponsors": ("one", "each"), "withhold": (0, 5_000, 10_000)},
+        _sponsoring,
+    ),
+    Strategy(
+        "ask decoys",
+        "asks much, and has cheap machines that take the jobs first and leave them",
+        {
+            "share": (20,),
+            "price": (0.9, 1.0, 1.1, 1.3, 1.6, 2.0),
+            "decoys": (1, 2, 4),
+            "place": ("accept", "start"),
+            "reason": tuple(_REASONS),
+            "silent": BOTH,
+        },
+        _undercutting,
+    ),
     Strategy("garbage custodian", "keeps bytes that open to nothing", needs="custody of results (9.6)"),
 )  # fmt: skip
 JUDGED: Final = tuple(strategy for strategy in STRATEGIES if strategy.cast is not None)

@@ -89,6 +89,8 @@ class OffChain:
 
     withheld_inputs: set[bytes] = field(default_factory=set)
     """Tasks whose inputs nobody can fetch."""
+    cut_until_ms: dict[bytes, int] = field(default_factory=dict)
+    """Machines whose line is cut until then: they neither see nor say anything."""
     windows: dict[tuple[bytes, int], tuple[Made, Audience]] = field(default_factory=dict)
     ever_made: list[Made] = field(default_factory=list)
     states: dict[bytes, bytes] = field(default_factory=lambda: {INIT_ROOT: INIT_STATE})

@@ -6,17 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from state.primitives.hashing import digest
-from tasks.dispute.errors import NoMove
 from tasks.dispute.game import Side
-from tasks.dispute.players import Accused, Challenger
-from tasks.dispute.records import decode_game
 from tasks.ledger.disputes import DisputeRecord
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action as Asked
 from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
 from tasks.proofs import Code, Finding, delivery_digest
-from tasks.simulation.market import Account, Action, Offer, View
-from tasks.simulation.segments import question_of
+from tasks.simulation.actions import Account, Action, Offer
+from tasks.simulation.agents.players import move_of
+from tasks.simulation.market import View
 from tasks.simulation.work import (
     CHECK,
     JURY,
@@ -69,6 +67,11 @@ def computed(made: Made, segments: Iterable[int]) -> tuple[Finding, ...]:
     )
 
 
+def _is_used(view: View, address: bytes) -> bool:
+    node = view.node(address)
+    return node is not None and (node.busy_slots > 0 or node.bad > 0)
+
+
 class Machine(Agent):
     """An honest machine: it takes what it is offered, computes all of it, and re-runs what it is drawn for.
 
@@ -89,11 +92,19 @@ class Machine(Agent):
         self._check_free_ms = 0
         self._wakes: set[int] = set()
         self._is_registered = False
+        self.predecessor: bytes | None = None
+        """The machine after which it registers: once that one has work, or has failed."""
 
     def act(self, view: View) -> list[Action]:
         """Do what is asked of it now."""
         self._wakes = {at for at in self._wakes if at > view.time_ms}
+        cut_ms = self.off.cut_until_ms.get(self.address, 0)
+        if view.time_ms < cut_ms:
+            self.wait(cut_ms)
+            return []
         if not self._is_registered:
+            if self.predecessor is not None and not _is_used(view, self.predecessor):
+                return []
             self._is_registered = True
             return [view.register(self.account, self.offer)]
         actions: list[Action] = []
@@ -238,21 +249,8 @@ class Machine(Agent):
             return [view.resume_dispute(self.address, duty)]
         if dispute.opened is None:
             return [view.open_segment(self.address, duty, self.made[duty.task, duty.window])]
-        job, opened = view.job(duty.task), dispute.opened
-        step_from, _ = job.segment_range(duty.window, duty.segment)
-        question = question_of(job, view.window(duty.task, duty.window), opened)
-        before = opened.state_root_before
-        theirs = self.off.claimed(job, duty.task, before, step_from, opened.state_root_after)
-        game = decode_game(dispute.game)
-        try:
-            if duty.side is Side.ACCUSED:
-                move = Accused(question, theirs.witness()).move(game)
-            else:
-                own = self.off.run(job, duty.task, before, step_from).witness()
-                move = Challenger(question, own, theirs.trace).move(game, view.dispute_moves(duty))
-        except NoMove:
-            return []
-        return [view.move(self.address, duty, move)]
+        move = move_of(view, self.off, duty, dispute)
+        return [] if move is None else [view.move(self.address, duty, move)]
 
 
 class Requester(Agent):

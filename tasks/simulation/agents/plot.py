@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tasks.ledger.records import WindowRecord
 from tasks.simulation.work import Made
 
 __all__ = ["Plot"]
@@ -20,3 +21,8 @@ class Plot:
     bribe: int = 0
     """What a verifier of others gets for agreeing with a window of this plot."""
     bribes_paid: int = 0
+
+    def made_of(self, window: WindowRecord) -> Made | None:
+        """Return the secrets of a window that one of its workers proved; another may have proved it again."""
+        made = self.made.get((window.task, window.number))
+        return made if made is not None and made.state_root_out == window.proof.state_root_out else None

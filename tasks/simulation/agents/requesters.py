@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tasks.ledger.lifecycle import ENDED, Phase
+from tasks.simulation.actions import Account, Action
 from tasks.simulation.agents.base import Requester
 from tasks.simulation.agents.plot import Plot
-from tasks.simulation.market import Account, Action, View
+from tasks.simulation.market import View
 from tasks.simulation.work import OffChain
 from tasks.spec import JobSpec
 

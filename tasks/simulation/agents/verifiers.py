@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from state.primitives.hashing import digest
-from tasks.ledger.queries import CheckDuty
+from tasks.dispute.game import Side
+from tasks.ledger.queries import CheckDuty, DisputeDuty
 from tasks.proofs import Code, Finding
+from tasks.simulation.actions import Account, Action, Offer
 from tasks.simulation.agents.base import Machine, computed, unavailable
+from tasks.simulation.agents.players import false_play
 from tasks.simulation.agents.plot import Plot
 from tasks.simulation.dice import Dice
-from tasks.simulation.market import Account, Offer, View
+from tasks.simulation.market import View
 from tasks.simulation.work import CHECK, JURY, Costs, OffChain
 
-__all__ = ["LAZY_WAYS", "BribableVerifier", "Friend", "LazyVerifier"]
+__all__ = ["LAZY_WAYS", "BribableVerifier", "FreezingVerifier", "Friend", "LazyVerifier"]
 
 LAZY_WAYS: Final = ("silent", "guess", "unavailable", "juror copies", "juror silent")
 
@@ -67,7 +70,7 @@ class Friend(Machine):
 
     def find(self, view: View, duty: CheckDuty) -> tuple[Finding, ...] | None:
         """Agree with friends; accuse whom the plot accuses."""
-        made = self.plot.made.get((duty.task, duty.window))
+        made = self.plot.made_of(view.window(duty.task, duty.window))
         if duty.task in self.plot.accused and (duty.is_delivery or self.lies_about_others):
             return unavailable(duty.segments)
         if duty.is_delivery or made is None:
@@ -84,10 +87,46 @@ class BribableVerifier(Machine):
 
     def find(self, view: View, duty: CheckDuty) -> tuple[Finding, ...] | None:
         """Compare the bribe with the fee and the fine that a verdict against it would cost."""
-        made = self.plot.made.get((duty.task, duty.window))
+        made = self.plot.made_of(view.window(duty.task, duty.window))
         window = view.window(duty.task, duty.window)
         at_stake = 2 * window.fee if len(window.verifiers) > 1 or duty.is_jury else 0
         if made is None or duty.is_delivery or not made.forged or self.plot.bribe <= at_stake:
             return super().find(view, duty)
         self.plot.bribes_paid += self.plot.bribe
         return computed(made, duty.segments)
+
+
+class FreezingVerifier(Machine):
+    """Reports an own forgery of a segment, and delays the game that it opens by that."""
+
+    rate = 1.0
+    """Share of the windows of others that it does this to."""
+    way = "silent"
+
+    def __init__(
+        self, account: Account, offer: Offer, costs: Costs, off: OffChain, plot: Plot, dice: Dice
+    ) -> None:
+        super().__init__(account, offer, costs, off)
+        self.plot = plot
+        self._dice = dice
+        self._frozen: set[tuple[bytes, int]] = set()
+
+    def find(self, view: View, duty: CheckDuty) -> tuple[Finding, ...] | None:
+        """Report a forgery of the lowest segment."""
+        leaves = self.off.leaves(duty.task, duty.window, self.address, CHECK)
+        is_own = view.window(duty.task, duty.window).worker in self.plot.members
+        if duty.is_delivery or is_own or leaves is None or not self._dice.chance(self.rate):
+            return super().find(view, duty)
+        self._frozen.add((duty.task, duty.window))
+        job, findings = view.job(duty.task), []
+        for at in duty.segments:
+            leaf = leaves[at]
+            end = self.off.run(job, duty.task, leaf.state_root_before, leaf.step_from, self.address).end
+            findings.append(Finding(at, Code.COMPUTED, end.work_digest, end.state_root, end.loss_total))
+        return tuple(findings)
+
+    def play(self, view: View, duty: DisputeDuty) -> list[Action]:
+        """Play its false game in its way."""
+        if (duty.task, duty.window) not in self._frozen or duty.side is Side.ACCUSED:
+            return super().play(view, duty)
+        return false_play(view, self.off, self.address, duty, self.way, self.address, self.wait)

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
+from tasks.dispute.game import Side
+from tasks.dispute.moves import ShowTrace
 from tasks.ledger.disputes import DisputeRecord
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.queries import Action as Asked
-from tasks.ledger.queries import WorkDuty
+from tasks.ledger.queries import DisputeDuty, WorkDuty
+from tasks.simulation.actions import Account, Action, Offer
 from tasks.simulation.agents.base import Machine
+from tasks.simulation.agents.players import move_of
 from tasks.simulation.agents.plot import Plot
 from tasks.simulation.dice import Dice
-from tasks.simulation.market import Account, Action, Offer, View
+from tasks.simulation.market import View
 from tasks.simulation.work import RESULT, Costs, OffChain, Use
 
-__all__ = ["ForgingWorker", "JunkWorker", "Quitter", "Withholder"]
+__all__ = ["ESCAPES", "CorneredLiar", "ForgingWorker", "JunkWorker", "Quitter", "Withholder"]
+
+
+ESCAPES: Final = ("plays", "silent", "resumes", "inconsistent", "unopened", "leaves")
+"""What a forger does that is caught: play and lose, say nothing, resume once and say nothing, contradict itself,
+not open, or leave the task."""
 
 
 class PlottingWorker(Machine):
@@ -56,6 +66,42 @@ class ForgingWorker(PlottingWorker):
     def answers(self, dispute: DisputeRecord) -> bool:
         """Play for what it has computed, and stay silent about what it forged."""
         return self.is_frank or dispute.segment not in self.made[dispute.task, dispute.window].forged
+
+
+class CorneredLiar(ForgingWorker):
+    """A forger that is caught, and takes one of its ways out."""
+
+    escape = "silent"
+
+    def ignores(self, view: View, duty: WorkDuty) -> bool:
+        """Open nothing in which a sampled segment is forged, where that is its way out."""
+        if self.escape != "unopened" or duty.action != Asked.OPEN:
+            return False
+        return not self.made[duty.task, duty.window].forged.isdisjoint(duty.segments)
+
+    def leaves(self, view: View, duty: WorkDuty) -> Reason | None:
+        """Give the task up as soon as it is accused, where that is its way out."""
+        if self.escape == "leaves" and any(game.task == duty.task for game in view.disputes(self.address)):
+            return Reason.WORKER_LEFT
+        return super().leaves(view, duty)
+
+    def play(self, view: View, duty: DisputeDuty) -> list[Action]:
+        """Take its way out of a game about what it forged."""
+        dispute = view.dispute(duty)
+        if duty.side is not Side.ACCUSED or dispute.segment not in self.made[duty.task, duty.window].forged:
+            return super().play(view, duty)
+        match self.escape:
+            case "plays":
+                self.is_frank = True
+            case "resumes" if duty.resume_price is not None:
+                return [view.resume_dispute(self.address, duty)]
+            case "inconsistent" if dispute.opened is not None and duty.resume_price is None:
+                move = move_of(view, self.off, duty, dispute)
+                if isinstance(move, ShowTrace):
+                    return [view.move(self.address, duty, move._replace(trace_root=bytes(32)))]
+            case _:
+                return []
+        return super().play(view, duty)
 
 
 class JunkWorker(ForgingWorker):

@@ -16,11 +16,12 @@ from billing.escrow import Purpose
 from tasks.ledger import queries
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action as Asked
+from tasks.simulation.actions import Account, Action, Offer
 from tasks.simulation.agents.base import Agent, Machine, Requester
 from tasks.simulation.agents.requesters import GriefingRequester
 from tasks.simulation.agents.workers import Quitter
 from tasks.simulation.dice import Dice
-from tasks.simulation.market import DKB, Account, Action, Market, Offer, View
+from tasks.simulation.market import DKB, Market, View
 from tasks.simulation.search import Job, Score, evaluate
 from tasks.simulation.stage import BLOCKS_MAX, FUNDS, WORK, Conditions, Setting, Stage, play, run_market
 from tasks.simulation.strategies import STRATEGIES

@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from billing.escrow import Purpose
-from tasks.ledger import queries
+from tasks.dispute import shares
+from tasks.ledger import auction, dockets, games, queries
 from tasks.ledger.lifecycle import Reason
 from tasks.simulation import campaign
 from tasks.simulation.agents.workers import ForgingWorker
@@ -20,8 +21,9 @@ from tasks.simulation.campaign import PLANS, Campaign
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import Market, View
 from tasks.simulation.picture import HEIGHT, WIDTH, Point, svg
+from tasks.simulation.power import Pair, choose, pairs, verdict
 from tasks.simulation.report import judge, markdown
-from tasks.simulation.rules import WITHOUT
+from tasks.simulation.rules import WITHOUT, absent
 from tasks.simulation.search import Job, Score, best, evaluate, settings_of
 from tasks.simulation.stage import FUNDS, Outcome, Setting, Stage, draw_conditions, honest_cast, play, run_market
 from tasks.simulation.strategies import JUDGED, STRATEGIES, Strategy
@@ -124,34 +126,61 @@ def test_what_needs_a_later_rule_is_never_reported_as_judged() -> None:
 
 
 def score_of(*gains: int, loss: int = 0) -> Score:
-    return Score(gains, gains, loss, 0, 0, len(gains), 1, 1, 1, 0)
+    none = (0,) * len(gains)
+    return Score(gains, none, none, none, (loss,) * len(gains), none, none, len(gains), 1, 1, 1, 0)
 
 
 def test_a_strategy_gains_if_its_mean_is_clear_of_its_error() -> None:
     name, setting = "price shader", {"share": 20, "price": 1.0}
     job = Job(name, "", setting, 0, 8)
-    for score, verdict in (
+    for score, expected in (
         (score_of(*[300, 400] * 4), "gains"),
         (score_of(*[-900, 1000] * 4), "does not gain"),
         (score_of(*[5] * 8), "does not gain"),
         (score_of(300, 400), "too few markets"),
     ):
         report = judge("test", [], [(job, score)])
-        assert report["strategies"][name]["verdict"] == verdict
-        assert report["gaining"] == ([name] if verdict == "gains" else [])
+        assert report["strategies"][name]["verdict"] == expected
+        assert report["gaining"] == ([name] if expected == "gains" else [])
 
 
 def test_a_rule_is_reported_by_what_its_absence_changes() -> None:
-    name, setting = "price shader", {"share": 20, "price": 1.0}
-    present = Job(name, "", setting, 0, 8), score_of(*[-100] * 8)
-    hold = Job(name, "hold", setting, 0, 8), score_of(*[250] * 8, loss=70)
-    jury = Job(name, "jury", setting, 0, 8), score_of(*[-100] * 8)
-    report = judge("test", [], [present, hold, jury])
-    changed = report["without"]["hold"]["strategies"][name]
-    assert (changed["gain_with"], changed["gain_without"], changed["honest_loss_prevented"]) == (-0.1, 0.25, 0.07)
-    assert not report["without"]["hold"]["changes_nothing"]
-    assert report["without"]["jury"]["changes_nothing"]
-    assert "| jury: one juror decides | nothing |" in markdown(report)
+    setting = {"share": 20, "price": 1.0}
+    pair = Pair(*(Job("price shader", name, setting, 0, 8) for name in ("hold", "")))
+    job, present = Job("price shader", "", setting, 0, 8), score_of(*[-100, 900] * 4)
+    for without, figure, is_clear in (
+        (score_of(*[250, 1_150] * 4), "gain", True),  # paired: the markets differ far more than the rule does
+        (score_of(*[900, -100] * 4), "gain", False),
+        (score_of(*[-100, 900] * 4, loss=70), "loss", True),
+        (present, "gain", False),
+    ):
+        assert is_clear == (choose([(pair, without, present)], 1) == [(pair, figure)]) or figure == "gain"
+        found = verdict(WITHOUT["hold"], [(pair, figure, without, present)])
+        assert found["changes_nothing"] is not is_clear
+        told = markdown(judge("test", [], [(job, present)], {"hold": found}))
+        assert ("changes nothing" in told) is not is_clear
+    assert not verdict(WITHOUT["hold"], [(pair, "gain", score_of(9, 9), score_of(1, 1))])["changes"][0]["is_clear"]
+
+
+def test_each_rule_has_an_aimed_strategy_with_values_that_its_space_has() -> None:
+    for rule in WITHOUT.values():
+        assert rule.aims, rule.name
+        for aim in rule.aims:
+            space = BY_NAME[aim.strategy].space
+            assert all(value in space[name] for name, value in aim.setting.items()), (rule.name, aim)
+        tried = pairs(rule, 3, 0, 1)
+        assert {pair.without.rule for pair in tried} == {rule.name}
+        assert all(pair.present == pair.without._replace(rule="") for pair in tried)
+
+
+def test_what_is_switched_off_comes_back() -> None:
+    before = games._is_copy, dockets.begin_dispute, auction._Call._spare, shares.challenge_bond
+    for rule in WITHOUT.values():
+        with pytest.raises(KeyError), absent(rule):
+            raise KeyError
+    assert before == (games._is_copy, dockets.begin_dispute, auction._Call._spare, shares.challenge_bond)
+    with absent(WITHOUT["copies"]):
+        assert games._is_copy is not before[0]
 
 
 def test_the_best_settings_come_first() -> None:
@@ -180,7 +209,7 @@ def test_a_sample_of_all_strategies_runs_and_is_reported(tmp_path: Path) -> None
     assert report["sums_exact"] and report["unfinished_markets"] == 0
     assert 0 < report["block_units_max"] <= 300_000_000
     assert report == json.loads((tmp_path / "report.json").read_text())
-    assert "| slot flooder | not yet judged" in (tmp_path / "report.md").read_text()
+    assert "| garbage custodian | not yet judged" in (tmp_path / "report.md").read_text()
 
 
 def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,11 +255,11 @@ def test_the_picture_has_a_line_for_each_series_and_stays_within_its_frame() -> 
     assert [element.text for element in picture.iter() if element.text in lines] == ["one", "two"]
 
 
-def test_only_the_market_module_knows_transactions() -> None:
+def test_only_two_modules_know_transactions() -> None:
     folder = Path(campaign.__file__).parent
     knows = {
         str(path.relative_to(folder))
         for path in folder.rglob("*.py")
         if "tasks.ledger.transitions" in path.read_text() or "state.primitives.transactions" in path.read_text()
     }
-    assert knows == {"market.py"}
+    assert knows == {"actions.py", "market.py"}

@@ -1,0 +1,215 @@
+"""What agents can do: each action is one transaction of the market's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from state.primitives.codec import Value, encode
+from state.primitives.hashing import digest
+from state.primitives.keys import SecretKey
+from state.primitives.signing import personal_digest
+from tasks.dispute.moves import Move, encode_move
+from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
+from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE
+from tasks.ledger.disputes import challenge_seal
+from tasks.ledger.lifecycle import Reason
+from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
+from tasks.ledger.registration import operator_words
+from tasks.ledger.registry import NodeProfile, NodeRole
+from tasks.ledger.transitions import (
+    ACCEPT_TASK,
+    CANCEL_TASK,
+    CREATE_TASK,
+    DEMAND_RESULT,
+    GIVE_UP_TASK,
+    OPEN_WINDOW,
+    REGISTER_NODE,
+    RESUME_TASK,
+    REVEAL_VERDICT,
+    SEAL_VERDICT,
+    START_TASK,
+    SUBMIT_WINDOW,
+    UPDATE_NODE,
+    node_payload,
+)
+from tasks.proofs import (
+    Finding,
+    WindowProof,
+    findings_to_value,
+    make_opening,
+    opening_to_value,
+    segment_root,
+    verdict_seal,
+    window_proof_to_value,
+)
+from tasks.simulation.work import Made
+from tasks.spec import JobSpec, encode_spec
+
+__all__ = ["Account", "Action", "Actions", "Challenge", "Offer", "Terms", "seal_of"]
+
+
+class Action(NamedTuple):
+    """A transaction that an agent wants: made by a ``View``, opaque to agents."""
+
+    sender: bytes
+    kind: int
+    payload: list[Value]
+
+
+class Offer(NamedTuple):
+    """What a machine says of itself; ``operator`` is the account that it declares, or None for itself."""
+
+    roles: NodeRole
+    price_per_tera_unit: int
+    rate: int
+    bond: int
+    slots: int = 1
+    operator: Account | None = None
+
+
+class Account:
+    """An address with its key; keys sign only that an operator knows its machine."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self.key: Final = SecretKey(digest(b"sim-account", name.encode() + number.to_bytes(8, "big")))
+        self.address: Final = self.key.address
+
+
+class Terms(NamedTuple):
+    """On which terms a sponsor bonds for a machine; shares are in basis points."""
+
+    share_bps: int
+    withhold_bps: int
+    withhold_to: int
+
+
+class Challenge(NamedTuple):
+    """What an outsider found in a segment of a window, and the salt of its seal."""
+
+    task: bytes
+    window: int
+    segment: int
+    work_digest: bytes
+    state_root_after: bytes
+    salt: bytes
+
+
+def seal_of(challenge: Challenge, sender: bytes) -> bytes:
+    """Return the seal of a challenge."""
+    return challenge_seal(*challenge[:5], sender, challenge.salt)
+
+
+class Actions:
+    """The transactions that agents send. Nothing here reads the chain."""
+
+    genesis_hash: bytes
+
+    def _profile(self, account: Account, offer: Offer) -> NodeProfile:
+        operator, consent = account.address, b""
+        if offer.operator is not None:
+            operator = offer.operator.address
+            words = personal_digest(operator_words(self.genesis_hash, account.address))
+            consent = offer.operator.key.sign(words)
+        return NodeProfile(
+            operator, offer.roles, (), 64, 64_000, 64, offer.price_per_tera_unit, offer.rate, offer.slots, 0, (),
+            "simulated", consent,
+        )  # fmt: skip
+
+    def register(self, account: Account, offer: Offer) -> Action:
+        """Register a machine."""
+        return Action(account.address, REGISTER_NODE, node_payload(self._profile(account, offer), offer.bond))
+
+    def update(self, account: Account, offer: Offer) -> Action:
+        """Replace what a machine says of itself; its bond stays."""
+        return Action(account.address, UPDATE_NODE, node_payload(self._profile(account, offer), 0))
+
+    def accept_sponsor(self, sender: bytes, sponsor: bytes, terms: Terms) -> Action:
+        """Say on which terms somebody may bond for the sender's machine."""
+        return Action(sender, SET_TERMS, [sender, sponsor, *terms])
+
+    def sponsor(self, sender: bytes, machine: bytes, terms: Terms, amount: int) -> Action:
+        """Bond for a machine."""
+        return Action(sender, SPONSOR_NODE, [machine, *terms, amount])
+
+    def withdraw_sponsor(self, sender: bytes, machine: bytes, amount: int) -> Action:
+        """Announce that a sponsor takes its bond back."""
+        return Action(sender, WITHDRAW_SPONSOR, [machine, amount])
+
+    def challenge(self, sender: bytes, challenge: Challenge, amount: int) -> Action:
+        """Seal a challenge of an outsider, with ``amount`` at most as its bond."""
+        seal = seal_of(challenge, sender)
+        return Action(sender, SEAL_CHALLENGE, [challenge.task, challenge.window, seal, amount])
+
+    def open_challenge(self, sender: bytes, number: int, challenge: Challenge) -> Action:
+        """Open a challenge that was called."""
+        task, window, segment, work, root, salt = challenge
+        return Action(sender, OPEN_CHALLENGE, [task, window, number, segment, work, root, salt])
+
+    def create(self, sender: bytes, job: JobSpec) -> Action:
+        """Create a task."""
+        return Action(sender, CREATE_TASK, [encode_spec(job)])
+
+    def cancel(self, sender: bytes, task: bytes) -> Action:
+        """Cancel a task."""
+        return Action(sender, CANCEL_TASK, [task])
+
+    def resume(self, sender: bytes, task: bytes) -> Action:
+        """End a pause of a task."""
+        return Action(sender, RESUME_TASK, [task])
+
+    def demand(self, sender: bytes, task: bytes, amount: int) -> Action:
+        """Have drawn machines fetch the result of a task."""
+        return Action(sender, DEMAND_RESULT, [task, amount])
+
+    def accept(self, sender: bytes, duty: WorkDuty) -> Action:
+        """Accept a task, with the bond that it asks."""
+        return Action(sender, ACCEPT_TASK, [duty.task, duty.bond])
+
+    def start(self, sender: bytes, duty: WorkDuty) -> Action:
+        """Say that the first segment was done."""
+        return Action(sender, START_TASK, [duty.task, b"m" * 32])
+
+    def give_up(self, sender: bytes, task: bytes, reason: Reason) -> Action:
+        """Leave a task."""
+        return Action(sender, GIVE_UP_TASK, [task, int(reason)])
+
+    def submit(self, sender: bytes, made: Made) -> Action:
+        """Prove a window."""
+        leaves = made.leaves
+        proof = WindowProof(
+            made.task, made.window, leaves[0].step_from, leaves[-1].step_to, leaves[0].state_root_before,
+            made.state_root_out, segment_root(leaves), len(leaves), b"L" * 32, b"O" * 32,
+        )  # fmt: skip
+        return Action(sender, SUBMIT_WINDOW, [window_proof_to_value(proof)])
+
+    def open(self, sender: bytes, made: Made, segments: Sequence[int]) -> Action:
+        """Open sampled segments of a window."""
+        openings: list[Value] = [
+            opening_to_value(make_opening(made.leaves, at, made.digests[at], made.salts[at])) for at in segments
+        ]
+        return Action(sender, OPEN_WINDOW, [made.task, made.window, openings])
+
+    def move(self, sender: bytes, duty: DisputeDuty, move: Move) -> Action:
+        """Make the move that is due in a dispute."""
+        return Action(sender, MOVE, [duty.task, duty.window, duty.game, duty.number, encode_move(move)])
+
+    def open_segment(self, sender: bytes, duty: DisputeDuty, made: Made) -> Action:
+        """Open the segment that an outsider challenges."""
+        at = duty.segment
+        opening = encode(opening_to_value(make_opening(made.leaves, at, made.digests[at], made.salts[at])))
+        return Action(sender, MOVE, [duty.task, duty.window, duty.game, duty.number, opening])
+
+    def resume_dispute(self, sender: bytes, duty: DisputeDuty) -> Action:
+        """Go on with a dispute after a missed clock."""
+        assert duty.resume_price is not None
+        return Action(sender, RESUME_DISPUTE, [duty.task, duty.window, duty.game, duty.resume_price])
+
+    def seal(self, sender: bytes, duty: CheckDuty, findings: Sequence[Finding], nonce: bytes) -> Action:
+        """Seal a verdict."""
+        seal = verdict_seal(duty.task, duty.window, sender, findings, nonce)
+        return Action(sender, SEAL_VERDICT, [duty.task, duty.window, seal])
+
+    def reveal(self, sender: bytes, duty: CheckDuty, findings: Sequence[Finding], nonce: bytes) -> Action:
+        """Reveal a sealed verdict."""
+        return Action(sender, REVEAL_VERDICT, [duty.task, duty.window, findings_to_value(findings), nonce])

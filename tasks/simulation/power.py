@@ -1,0 +1,121 @@
+"""What a rule prevents: the same markets with the rule and without it, under strategies that it was made against.
+
+Both markets of a pair have the same number and the same setting. So what is drawn is the same, and the difference
+has a far smaller error than the best gains have. Setting and figure are chosen on some markets and reported from
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any, Final, NamedTuple
+
+from tasks.simulation.rules import Absent
+from tasks.simulation.search import Job, Score, settings_of
+from tasks.simulation.strategies import STRATEGIES
+
+__all__ = ["Pair", "Prevented", "choose", "pairs", "verdict"]
+
+ERRORS: Final = 3
+"""A difference is clear if it is more than so many standard errors above 0: one of several figures was chosen."""
+MARKETS_MIN: Final = 8
+_FIGURES: Final = (
+    ("gain", "gains_milli", 1_000, 0.02),
+    ("harm", "harms_milli", 1_000, 0.02),
+    ("cost", "costs_milli", 1_000, 0.02),
+    ("hours", "delays_s", 3_600, 0.05),
+    ("loss", "losses_milli", 1_000, 0.02),
+    ("forged", "forged", 1, 0.05),
+    ("failed", "failed", 1, 0.05),
+)
+"""Name, field of a score, divisor, and the least mean difference that counts.
+
+Gain, harm, cost and loss are in prices of a window, for each market: what the plot gains, honest machines and the
+honest requester have less, and an honest machine loses of its bonds. Hours are how much later tasks end. Forged
+are windows paid, failed are tasks.
+"""
+_BY_NAME: Final = {strategy.name: strategy for strategy in STRATEGIES}
+
+
+class Pair(NamedTuple):
+    """The same setting on the same markets, without a rule and with all rules."""
+
+    without: Job
+    present: Job
+
+
+class Prevented(NamedTuple):
+    """What one figure is in the mean with a rule and without it, and the standard error of the difference."""
+
+    figure: str
+    present: float
+    without: float
+    error: float
+    markets: int
+
+    @property
+    def change(self) -> float:
+        """How much more it is without the rule."""
+        return self.without - self.present
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the change is clear of its error and of nothing."""
+        least = next(least for name, *_, least in _FIGURES if name == self.figure)
+        return self.markets >= MARKETS_MIN and abs(self.change) > max(ERRORS * self.error, least)
+
+
+def pairs(rule: Absent, settings: int, first: int, markets: int) -> list[Pair]:
+    """Return the pairs that look for what a rule prevents: ``settings`` of each of its aims."""
+    return [
+        Pair(*(Job(aim.strategy, name, setting, first, markets) for name in (rule.name, "")))
+        for aim in rule.aims
+        for setting in settings_of(_BY_NAME[aim.strategy], settings, aim.setting)
+    ]
+
+
+def _prevented(figure: tuple[str, str, int, float], present: Score, without: Score) -> Prevented:
+    name, field, divisor, _ = figure
+    before: Sequence[int] = getattr(present, field)
+    after: Sequence[int] = getattr(without, field)
+    count = len(before)
+    changes = [right - left for left, right in zip(before, after, strict=True)]
+    mean = sum(changes) / count
+    spread = sum((change - mean) ** 2 for change in changes) / max(1, count - 1)
+    return Prevented(
+        name, sum(before) / count / divisor, sum(after) / count / divisor, sqrt(spread / count) / divisor, count
+    )
+
+
+def choose(found: Sequence[tuple[Pair, Score, Score]], count: int) -> list[tuple[Pair, str]]:
+    """Return the pairs and figures in which a rule seems to change most; scores are without it and with it."""
+    tried = [
+        (pair, _prevented(figure, present, without), figure[3])
+        for pair, without, present in found
+        for figure in _FIGURES
+    ]
+    tried.sort(key=lambda one: -abs(one[1].change) / (one[1].error + one[2]))
+    return [(pair, seen.figure) for pair, seen, _ in tried if seen.change][:count]
+
+
+def verdict(rule: Absent, found: Sequence[tuple[Pair, str, Score, Score]]) -> dict[str, Any]:
+    """Return what is said of a rule, as a JSON value: the clear changes of what was chosen, on new markets."""
+    changes: list[dict[str, Any]] = []
+    for pair, name, without, present in found:
+        figure = next(figure for figure in _FIGURES if figure[0] == name)
+        seen = _prevented(figure, present, without)
+        changes.append(
+            {
+                "strategy": pair.without.strategy,
+                "setting": dict(pair.without.setting),
+                "figure": name,
+                "with": round(seen.present, 3),
+                "without": round(seen.without, 3),
+                "standard_error": round(seen.error, 3),
+                "markets": seen.markets,
+                "is_clear": seen.is_clear,
+            }
+        )
+    is_known = any(change["is_clear"] for change in changes)
+    return {"text": rule.text, "changes_nothing": not is_known, "changes": changes}

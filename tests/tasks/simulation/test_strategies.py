@@ -1,0 +1,112 @@
+"""Each strategy does on chain what it says: games end as it wants, lines are cut, keys follow each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tasks.simulation.dice import Dice
+from tasks.simulation.market import DKB
+from tasks.simulation.stage import Conditions, Outcome, Setting, draw_conditions, honest_cast, play
+from tasks.simulation.strategies import STRATEGIES
+
+BY_NAME = {strategy.name: strategy for strategy in STRATEGIES}
+SMALL: Conditions = draw_conditions(Dice(b"strategies"))._replace(
+    windows=1, segments=16, cost_per_tera=DKB // 3, is_seasoned=True
+)
+HOUR_MS = 3_600_000
+
+
+def outcome(name: str, setting: Setting, number: int = 0, conditions: Conditions = SMALL) -> Outcome:
+    cast = BY_NAME[name].cast
+    assert cast is not None
+    return play(cast, {"share": 20, **setting}, number, conditions=conditions)
+
+
+def honest(number: int = 0, share: int = 20) -> Outcome:
+    return play(honest_cast, {"share": share}, number, conditions=SMALL)
+
+
+def caught(escape: str) -> Outcome:
+    """A liar in whose way no friend stands: the first of some markets in which it is caught."""
+    setting: Setting = {"share": 10, "windows": 1.0, "segments": 1.0, "escape": escape}
+    found = (outcome("cornered liar", setting, number) for number in range(8))
+    return next(one for one in found if one.forged_windows_paid == 0)
+
+
+@pytest.mark.parametrize(
+    ("escape", "ending", "reason"),
+    [
+        ("plays", "element_wrong", "lie_proven"),
+        ("silent", "accused_silent", "answer_missing"),
+        ("resumes", "accused_silent", "answer_missing"),
+        ("inconsistent", "accused_inconsistent", "answer_missing"),
+        ("unopened", None, "not_opened"),
+        ("leaves", "accused_silent", "answer_missing"),
+    ],
+)
+def test_a_cornered_liar_takes_its_way_out(escape: str, ending: str | None, reason: str) -> None:
+    found = caught(escape)
+    assert reason in found.reasons
+    assert ending is None or ending in found.endings
+    assert found.tasks_failed == 0  # somebody else does the work then
+
+
+@pytest.mark.parametrize(("way", "ending"), [("prompt", "element_right"), ("silent", "challenger_silent")])
+@pytest.mark.parametrize("by", ["outsider", "verifier"])
+def test_a_freezer_opens_false_games_and_loses_them(by: str, way: str, ending: str) -> None:
+    setting: Setting = {"share": 45, "by": by, "way": way, "rate": 1.0, "seals": 4}
+    found = [outcome("freezing challenger", setting, number) for number in range(6)]
+    assert all(set(one.endings) <= {ending} for one in found)
+    assert any(one.endings for one in found)
+    assert max(one.honest_loss for one in found) == 0
+
+
+def test_a_flooder_fills_the_games_that_run_at_a_time() -> None:
+    setting: Setting = {"windows": 1.0, "segments": 1.0, "seals": 8, "way": "slow"}
+    found = outcome("slot flooder", setting)
+    assert found.endings.get("element_right", 0) + found.endings.get("dropped", 0) >= 4
+
+
+@pytest.mark.parametrize(
+    ("at", "reason"), [("opening", "not_opened"), ("sealing", "seal_timeout"), ("revealing", "reveal_timeout")]
+)
+def test_a_cut_line_misses_what_is_due(at: str, reason: str) -> None:
+    found = outcome("line cutter", {"at": at, "minutes": 1_500, "cuts": 16})
+    assert reason in found.reasons or found.wait_ms > honest().wait_ms
+
+
+def test_an_accused_whose_line_is_cut_for_minutes_resumes_and_wins() -> None:
+    found = outcome("line cutter", {"at": "game", "minutes": 4, "cuts": 16})
+    assert set(found.endings) == {"element_right"}
+    assert found.wait_ms > honest().wait_ms
+
+
+def test_a_whitewasher_goes_on_under_another_key() -> None:
+    setting: Setting = {
+        "share": 10, "windows": 1.0, "segments": 1.0, "escape": "unopened", "sponsored": True, "withhold": 0,
+    }  # fmt: skip
+    one, two = (outcome("whitewasher", {**setting, "keys": keys}) for keys in (1, 2))
+    assert two.reasons["not_opened"] > one.reasons["not_opened"] > 0
+
+
+def test_verifiers_of_one_sponsor_have_one_seat_and_those_of_several_more() -> None:
+    setting: Setting = {"share": 45, "windows": 1.0, "segments": 1.0, "honest_first": 0, "withhold": 0}
+    conditions = SMALL._replace(is_seasoned=False)  # new workers have several verifiers
+    paid = {
+        sponsors: sum(
+            outcome("sponsored set", {**setting, "sponsors": sponsors}, number, conditions).forged_windows_paid
+            for number in range(12)
+        )
+        for sponsors in ("one", "each")
+    }
+    assert paid["one"] == 0 < paid["each"]
+
+
+def test_a_copied_challenge_earns_nothing() -> None:
+    setting: Setting = {"windows": 1.0, "segments": 1.0, "escape": "plays"}
+    strategy = BY_NAME["challenge copier"]
+    found = outcome("challenge copier", setting)
+    without = play(strategy.baseline, {"share": 20, **setting}, 0, conditions=SMALL)
+    assert found.reasons["lie_proven"] == without.reasons["lie_proven"] > 0
+    assert set(found.endings) > {"element_wrong"}  # the copier has games, too
+    assert found.profit <= without.profit
