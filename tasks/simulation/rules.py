@@ -189,7 +189,7 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         # Disputes
         Absent(
             "silence-burn", "silence in a game costs nothing", {"dispute_silence_bps": 0},
-            (Aim("cornered liar", {"escape": "silent"}), Aim("cornered liar", {"escape": "inconsistent"})),
+            (Aim("cornered liar", {"escape": "silent"}), Aim("cornered liar", {"escape": "resumes"})),
         ),
         Absent(
             "equal-slash", "agreeing with a proven lie costs nothing", {"dispute_equal_fees": 0},

@@ -39,7 +39,7 @@ def caught(escape: str) -> Outcome:
         ("plays", "element_wrong", "lie_proven"),
         ("silent", "accused_silent", "answer_missing"),
         ("resumes", "accused_silent", "answer_missing"),
-        ("inconsistent", "accused_inconsistent", "answer_missing"),
+        ("inconsistent", "accused_inconsistent", "lie_proven"),
         ("unopened", None, "not_opened"),
         ("leaves", "accused_silent", "answer_missing"),
     ],
