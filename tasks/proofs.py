@@ -21,23 +21,32 @@ from state.primitives.merkle import MerkleProof, merkle_proof, merkle_root, veri
 from tasks.spec import SEGMENTS_MAX, STEPS_MAX, WINDOWS_MAX, JobSpec
 
 __all__ = [
+    "LEAF_LIMIT_BYTES",
     "LEAVES_LIMIT_BYTES",
     "SAMPLED_MAX",
+    "Break",
     "Code",
     "Finding",
+    "LeavesBroken",
     "LeavesInvalid",
     "Opening",
     "SegmentLeaf",
+    "ShownLeaf",
     "WindowProof",
+    "break_from_value",
+    "break_to_value",
     "check_leaves",
     "check_opening",
     "decode_leaves",
     "delivery_digest",
     "encode_leaf",
     "encode_leaves",
+    "find_break",
     "findings_from_value",
     "findings_to_value",
+    "is_break",
     "make_opening",
+    "opening_fits",
     "opening_from_value",
     "opening_to_value",
     "segment_root",
@@ -57,6 +66,16 @@ class LeavesInvalid(ProtocolError):
     """Segment leaves that do not fit the window proof they were published for."""
 
     code = "leaves_invalid"
+
+
+class LeavesBroken(LeavesInvalid):
+    """Leaves under the segment root that do not fit each other or the job; ``shown`` proves it."""
+
+    code = "leaves_broken"
+
+    def __init__(self, shown: Break) -> None:
+        super().__init__(f"leaf {shown.segment} does not fit the job, or does not start where the one before ends")
+        self.shown = shown
 
 
 class SegmentLeaf(NamedTuple):
@@ -104,6 +123,8 @@ class Code(IntEnum):
     UNAVAILABLE = 2
     """The leaves, the dataset, the state before the segment or the one after the window could not be fetched, or
     do not fit their roots."""
+    BROKEN = 3
+    """The leaves do not fit each other or the job (market.md R28). It counts once that was shown on chain."""
 
 
 class Finding(NamedTuple):
@@ -120,13 +141,35 @@ class Finding(NamedTuple):
     loss_bits: int
 
 
+class ShownLeaf(NamedTuple):
+    """The bytes of a leaf as the segment root covers them, and its path to that root."""
+
+    content: bytes
+    siblings: tuple[bytes, ...]
+
+
+class Break(NamedTuple):
+    """What proves that the leaves of a window do not fit (market.md R28).
+
+    Either the leaf of ``segment`` alone does not fit the job, or it does not start where ``before`` ends.
+    """
+
+    segment: int
+    leaf: ShownLeaf
+    before: ShownLeaf | None
+
+
 class Opening(NamedTuple):
-    """A worker's opening of one sampled segment: its leaf, the path to the segment root, the seal's salt."""
+    """A worker's opening of one sampled segment: its leaf, the path to the segment root, the seal's salt.
+
+    ``before`` is the leaf of the segment before it; None for the first segment of a window.
+    """
 
     leaf: SegmentLeaf
     siblings: tuple[bytes, ...]
     salt: bytes
     work_digest: bytes
+    before: ShownLeaf | None
 
 
 def work_seal(work_digest: bytes, salt: bytes) -> bytes:
@@ -178,19 +221,68 @@ def decode_leaves(data: bytes) -> tuple[SegmentLeaf, ...]:
 def check_leaves(spec: JobSpec, proof: WindowProof, leaves: Sequence[SegmentLeaf]) -> None:
     """Check that ``leaves`` are the ones ``proof`` commits to and chain from its first state to its last.
 
-    Raises LeavesInvalid; a verifier then reports the segments it was to check as unavailable.
+    Raises LeavesBroken, which has a proof against the worker; LeavesInvalid for leaves that are not the worker's.
     """
     if len(leaves) != proof.segments or segment_root(leaves) != proof.segment_root:
         raise LeavesInvalid("the leaves are not those under the segment root")
-    state_root = proof.state_root_in
+    shown = find_break(spec, proof, leaves)
+    if shown is not None:
+        raise LeavesBroken(shown)
+
+
+def find_break(spec: JobSpec, proof: WindowProof, leaves: Sequence[SegmentLeaf]) -> Break | None:
+    """Return the first place where the leaves of a window do not fit, or None."""
     for segment, leaf in enumerate(leaves):
-        if (leaf.segment, leaf.step_from, leaf.step_to) != (segment, *spec.segment_range(proof.window, segment)):
-            raise LeavesInvalid(f"leaf {segment} covers other steps than the job's")
-        if leaf.state_root_before != state_root:
-            raise LeavesInvalid(f"leaf {segment} does not start where the one before ends")
-        state_root = leaf.state_root_after
-    if state_root != proof.state_root_out:
-        raise LeavesInvalid("the last leaf does not end where the window ends")
+        if not _fits_job(spec, proof, segment, leaf):
+            return Break(segment, _show(leaves, segment), None)
+        if segment and leaves[segment - 1].state_root_after != leaf.state_root_before:
+            return Break(segment, _show(leaves, segment), _show(leaves, segment - 1))
+    return None
+
+
+def is_break(spec: JobSpec, proof: WindowProof, shown: Break) -> bool:
+    """Tell whether ``shown`` proves that leaves under the segment root do not fit each other or the job."""
+    segment, before = shown.segment, shown.before
+    if not segment < proof.segments or not _is_under(proof, segment, shown.leaf):
+        return False
+    leaf = _read_leaf(shown.leaf)
+    if leaf is None or not _fits_job(spec, proof, segment, leaf):
+        return True
+    if before is None or not segment or not _is_under(proof, segment - 1, before):
+        return False
+    return not _follows(leaf, before)
+
+
+def _fits_job(spec: JobSpec, proof: WindowProof, segment: int, leaf: SegmentLeaf) -> bool:
+    """Tell whether a leaf has its segment's steps, and begins or ends where the window does if it has to."""
+    return (
+        (leaf.segment, leaf.step_from, leaf.step_to) == (segment, *spec.segment_range(proof.window, segment))
+        and (segment > 0 or leaf.state_root_before == proof.state_root_in)
+        and (segment < proof.segments - 1 or leaf.state_root_after == proof.state_root_out)
+    )
+
+
+def _follows(leaf: SegmentLeaf, before: ShownLeaf) -> bool:
+    earlier = _read_leaf(before)
+    return earlier is not None and earlier.state_root_after == leaf.state_root_before
+
+
+def _read_leaf(shown: ShownLeaf) -> SegmentLeaf | None:
+    """Return a leaf; None for bytes that are none. A worker may commit to any bytes."""
+    try:
+        return _leaf_from_value(decode(shown.content, limit_bytes=LEAF_LIMIT_BYTES))
+    except DecodeError:
+        return None
+
+
+def _is_under(proof: WindowProof, segment: int, shown: ShownLeaf) -> bool:
+    path = MerkleProof(segment, proof.segments, shown.siblings)
+    return verify_merkle_proof(proof.segment_root, shown.content, path)
+
+
+def _show(leaves: Sequence[SegmentLeaf], segment: int) -> ShownLeaf:
+    encoded = [encode_leaf(leaf) for leaf in leaves]
+    return ShownLeaf(encoded[segment], merkle_proof(encoded, segment).siblings)
 
 
 def segment_root(leaves: Sequence[SegmentLeaf]) -> bytes:
@@ -200,16 +292,24 @@ def segment_root(leaves: Sequence[SegmentLeaf]) -> bytes:
 
 def make_opening(leaves: Sequence[SegmentLeaf], segment: int, work_digest: bytes, salt: bytes) -> Opening:
     """Return the opening of ``segment`` of a window's ``leaves``."""
-    proof = merkle_proof([encode_leaf(leaf) for leaf in leaves], segment)
-    return Opening(leaves[segment], proof.siblings, salt, work_digest)
+    before = _show(leaves, segment - 1) if segment else None
+    return Opening(leaves[segment], _show(leaves, segment).siblings, salt, work_digest, before)
 
 
 def check_opening(proof: WindowProof, opening: Opening) -> bool:
-    """Tell whether ``opening`` shows a leaf under the proof's segment root and what its seal hides."""
-    path = MerkleProof(opening.leaf.segment, proof.segments, opening.siblings)
-    return opening.leaf.seal == work_seal(opening.work_digest, opening.salt) and verify_merkle_proof(
-        proof.segment_root, encode_leaf(opening.leaf), path
+    """Tell whether ``opening`` shows leaves under the proof's segment root, and what its seal hides."""
+    leaf, before = opening.leaf, opening.before
+    if leaf.segment and (before is None or not _is_under(proof, leaf.segment - 1, before)):
+        return False
+    return leaf.seal == work_seal(opening.work_digest, opening.salt) and _is_under(
+        proof, leaf.segment, ShownLeaf(encode_leaf(leaf), opening.siblings)
     )
+
+
+def opening_fits(spec: JobSpec, proof: WindowProof, opening: Opening) -> bool:
+    """Tell whether the leaves of an opening that was checked fit each other and the job."""
+    leaf, before = opening.leaf, opening.before
+    return _fits_job(spec, proof, leaf.segment, leaf) and (before is None or _follows(leaf, before))
 
 
 def window_proof_to_value(proof: WindowProof) -> Value:
@@ -256,7 +356,7 @@ def findings_from_value(value: Any) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for item in value:
         match item:
-            case [int(segment), (1 | 2) as code, bytes(work_digest), bytes(after), int(loss_bits)] if (
+            case [int(segment), (1 | 2 | 3) as code, bytes(work_digest), bytes(after), int(loss_bits)] if (
                 0 <= segment < SEGMENTS_MAX and len(work_digest) == len(after) == HASH_BYTES
                 and 0 <= loss_bits < 2**64
             ):  # fmt: skip
@@ -270,16 +370,51 @@ def findings_from_value(value: Any) -> tuple[Finding, ...]:
 
 def opening_to_value(opening: Opening) -> Value:
     """Return ``opening`` as a codec value."""
-    return [list(opening.leaf), list(opening.siblings), opening.salt, opening.work_digest]
+    before: Value = [] if opening.before is None else _shown_value(opening.before)
+    return [list(opening.leaf), list(opening.siblings), opening.salt, opening.work_digest, before]
 
 
 def opening_from_value(value: Any) -> Opening:
     """Return the opening of a decoded codec value. Raises DecodeError."""
     match value:
-        case [list(leaf), list(siblings), bytes(salt), bytes(work_digest)] if (
-            len(siblings) <= SEGMENTS_MAX.bit_length()
-            and all(type(item) is bytes and len(item) == HASH_BYTES for item in siblings)
-            and len(salt) == len(work_digest) == HASH_BYTES
+        case [list(leaf), list(siblings), bytes(salt), bytes(work_digest), list(before)] if (
+            len(salt) == len(work_digest) == HASH_BYTES
         ):
-            return Opening(_leaf_from_value(leaf), tuple(siblings), salt, work_digest)
+            opened = _leaf_from_value(leaf)
+            if bool(before) != bool(opened.segment):
+                raise DecodeError("the leaf before belongs to every segment but the first")
+            return Opening(opened, _path(siblings), salt, work_digest, _shown(before) if before else None)
     raise DecodeError("not an opening")
+
+
+def break_to_value(shown: Break) -> list[Value]:
+    """Return ``shown`` as a codec value: the segment, then its leaf, and the leaf before if that is shown."""
+    leaves = (shown.leaf,) if shown.before is None else (shown.leaf, shown.before)
+    return [shown.segment, [_shown_value(leaf) for leaf in leaves]]
+
+
+def break_from_value(value: Any) -> Break:
+    """Return the break of a decoded codec value. Raises DecodeError."""
+    match value:
+        case [int(segment), [leaf, *rest]] if 0 <= segment < SEGMENTS_MAX and len(rest) <= 1:
+            return Break(segment, _shown(leaf), _shown(rest[0]) if rest else None)
+    raise DecodeError("not one or two leaves of a window")
+
+
+def _shown_value(shown: ShownLeaf) -> Value:
+    return [shown.content, list(shown.siblings)]
+
+
+def _shown(value: Any) -> ShownLeaf:
+    match value:
+        case [bytes(content), list(siblings)] if 0 < len(content) <= LEAF_LIMIT_BYTES:
+            return ShownLeaf(content, _path(siblings))
+    raise DecodeError("not a leaf with its path")
+
+
+def _path(value: list[Any]) -> tuple[bytes, ...]:
+    if len(value) > SEGMENTS_MAX.bit_length() or not all(
+        type(item) is bytes and len(item) == HASH_BYTES for item in value
+    ):
+        raise DecodeError("not a path")
+    return tuple(value)

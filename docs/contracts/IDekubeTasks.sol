@@ -106,6 +106,13 @@ interface IDekubeTasks {
     /// @param game Number of the dispute.
     function resumeDispute(bytes32 task, uint32 window, uint32 game) external payable;
 
+    /// @notice Prove that leaves of a window do not fit each other or the job.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param segment The segment whose leaf does not fit.
+    /// @param leaves Its leaf with its path, and the leaf before if that one ends elsewhere: canonical CBOR.
+    function showBreak(bytes32 task, uint32 window, uint32 segment, bytes calldata leaves) external;
+
     /// @notice Return where a task stands; reverts with task_unknown.
     /// @param task Id of the task.
     /// @return phase Phase: 1 created, 3 matching, 4 assigned, 5 preparing, 6 running, 7 degraded, 8 paused,

@@ -18,7 +18,7 @@ __all__ = ["verifier"]
 
 LOOK_S: Final = 1.0
 _COLUMNS: Final = ("task", "window", "segment", "side", "against", "state", "moves", "turn", "time left")
-ENDED: Final = ("agrees", "differs", "sealed", "opened", "failed")
+ENDED: Final = ("agrees", "differs", "sealed", "opened", "shown", "failed")
 """States of a check that its command waits for."""
 
 
@@ -131,5 +131,7 @@ def _sentence(row: dict[str, Any]) -> str:
                 f"{window}: segment {row['segment']} differs. A challenge is on chain, and the node plays it: "
                 "dekube verifier disputes"
             )
+        case "shown":
+            return f"{window}: the leaf of segment {row['segment']} does not fit. That is proven on chain."
         case _:
             return f"{window}: not checked ({row['detail']})."

@@ -27,14 +27,14 @@ from state.view import Overlay
 from tasks.dispute.shares import challenge_bond
 from tasks.errors import TaskUnknown, WindowUnknown
 from tasks.executor.service import Executor
-from tasks.ledger.dispute_transitions import OPEN_CHALLENGE, SEAL_CHALLENGE
-from tasks.ledger.disputes import challenge_seal, load_docket, load_seal
-from tasks.ledger.lifecycle import LIVE_WINDOW
+from tasks.ledger.dispute_transitions import OPEN_CHALLENGE, SEAL_CHALLENGE, SHOW_BREAK
+from tasks.ledger.disputes import challenge_seal, has_proof, load_docket, load_seal
+from tasks.ledger.lifecycle import LIVE_WINDOW, WindowPhase
 from tasks.ledger.records import load_spec, load_task, load_window
 from tasks.ledger.seats import DELIVERY_PHASES
-from tasks.proofs import Code
+from tasks.proofs import Break, Code, LeavesBroken, break_to_value
 
-__all__ = ["ChallengeRefused", "Challenges", "WindowKey", "decode_found"]
+__all__ = ["ChallengeRefused", "Challenges", "TooEarly", "WindowKey", "decode_found"]
 
 _log = structlog.get_logger("disputes")
 
@@ -49,6 +49,12 @@ class ChallengeRefused(DekubeError):
     """A window cannot be challenged: it is not open, or this machine finds what its worker found."""
 
     code = "challenge_refused"
+
+
+class TooEarly(DekubeError):
+    """The chain does not take a proof about this window yet; it is tried again."""
+
+    code = "too_early"
 
 
 class WindowKey(NamedTuple):
@@ -73,7 +79,7 @@ class _Row:
 
     is_check_only: bool
     state: str = "checking"
-    """checking, agrees, differs, sealed, opened or failed."""
+    """checking, agrees, differs, sealed, opened, shown or failed."""
     segments: int = 0
     done: int = 0
     segment: int | None = None
@@ -160,10 +166,23 @@ class Challenges:
                 self._forget(key)
 
     async def check(self, key: WindowKey) -> None:
-        """Re-run the segments of a window; seal the first that differs. Raises InputUnavailable, as a check."""
+        """Re-run the segments of a window; seal the first that differs, or show leaves that do not fit.
+
+        Raises InputUnavailable, as a check; TooEarly if the leaves cannot be shown yet.
+        """
         row = self._rows[key]
         try:
             found = await self._find(key, row)
+        except LeavesBroken as error:
+            row.segment, row.detail = error.shown.segment, str(error)
+            if row.is_check_only:
+                row.state = "differs"
+            elif not self._is_open(*key):
+                row.state = "failed"
+            else:
+                await self._show(key, error.shown, row)
+                row.state = "shown"
+            return
         except DekubeError as error:
             row.detail = str(error)
             if not self._is_open(*key):
@@ -178,6 +197,16 @@ class Challenges:
             row.segment = found.segment
             await self._send_seal(key, found)
             row.state = "sealed"
+
+    async def _show(self, key: WindowKey, shown: Break, row: _Row) -> None:
+        """Prove that leaves of a window do not fit, unless that is proven already. Raises TooEarly."""
+        store = self._ledger.store
+        if load_window(store, *key).phase in (WindowPhase.PROVED, WindowPhase.SEALING):
+            row.detail = f"segment {shown.segment} does not fit; that is shown once all verdicts are sealed"
+            raise TooEarly(row.detail)
+        if not has_proof(store, *key):
+            await self._wallet.send(SHOW_BREAK, [*key, *break_to_value(shown)])
+            _log.warning("leaves were shown that do not fit", task=key.task, window=key.window)
 
     async def _find(self, key: WindowKey, row: _Row) -> _Found | None:
         store = self._ledger.store

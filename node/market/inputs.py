@@ -19,7 +19,7 @@ from state.primitives.errors import DekubeError, ProtocolError
 from tasks.engines.datasets import DATASET_BYTES_MAX, Dataset
 from tasks.engines.state import TrainingState
 from tasks.ledger.records import WindowRecord
-from tasks.proofs import LEAVES_LIMIT_BYTES, SegmentLeaf, check_leaves, decode_leaves
+from tasks.proofs import LEAVES_LIMIT_BYTES, LeavesBroken, SegmentLeaf, check_leaves, decode_leaves
 from tasks.spec import JobSpec
 
 __all__ = ["InputUnavailable", "Inputs", "Supply"]
@@ -112,11 +112,16 @@ class Inputs:
         return state
 
     async def leaves(self, spec: JobSpec, window: WindowRecord, supply: Supply) -> tuple[SegmentLeaf, ...]:
-        """Return the leaves of a window, if they match its proof. Raises InputUnavailable."""
+        """Return the leaves of a window, if they match its proof.
+
+        Raises InputUnavailable; LeavesBroken if they are the worker's and do not fit each other.
+        """
         data = await self.fetch(window.proof.leaves_blob, supply, LEAVES_LIMIT_BYTES)
         try:
             leaves = decode_leaves(data)
             check_leaves(spec, window.proof, leaves)
+        except LeavesBroken:
+            raise
         except ProtocolError as error:
             raise InputUnavailable(f"leaves: {error}") from None
         return leaves

@@ -30,9 +30,9 @@ from tasks.ledger.records import (
     load_task,
     load_window,
 )
-from tasks.proofs import Finding, findings_from_value, findings_to_value
+from tasks.proofs import Break, Finding, break_from_value, break_to_value, findings_from_value, findings_to_value
 
-__all__ = ["Promises", "Published", "VerdictKey", "decode_published", "needed_blobs", "write_durably"]
+__all__ = ["Found", "Promises", "Published", "VerdictKey", "decode_published", "needed_blobs", "write_durably"]
 
 PROMISE_LIMIT_BYTES: Final = 256 * 1024
 _NAME: Final = re.compile(r"([0-9a-f]{64})-([0-9]{1,10})-(window|verdict|verdict-jury)")
@@ -58,6 +58,13 @@ class VerdictKey(NamedTuple):
     task: bytes
     window: int
     is_jury: bool
+
+
+class Found(NamedTuple):
+    """What a verifier found of a window; ``shown`` proves that its leaves do not fit, if that is what it found."""
+
+    findings: tuple[Finding, ...]
+    shown: Break | None = None
 
 
 def decode_published(data: bytes) -> Published:
@@ -138,16 +145,17 @@ class Promises:
         datasets = (blob for task, blob in list(self._datasets.items()) if task in tasks)
         return frozenset(datasets).union(*windows)
 
-    def seal(self, key: VerdictKey, height: int, findings: tuple[Finding, ...]) -> None:
-        """Record the findings of a sealed verdict. ``height`` distinguishes draws for the same window."""
-        write_durably(self._verdict_path(key), encode([height, findings_to_value(findings)]))
+    def seal(self, key: VerdictKey, height: int, found: Found) -> None:
+        """Record what a sealed verdict hides. ``height`` distinguishes draws for the same window."""
+        shown = [] if found.shown is None else break_to_value(found.shown)
+        write_durably(self._verdict_path(key), encode([height, findings_to_value(found.findings), shown]))
         self._verdicts.add(key)
 
-    def sealed(self, key: VerdictKey, height: int) -> tuple[Finding, ...]:
-        """Return the findings sealed in the draw of ``height``. Raises OSError, DecodeError."""
+    def sealed(self, key: VerdictKey, height: int) -> Found:
+        """Return what was sealed in the draw of ``height``. Raises OSError, DecodeError."""
         match decode(self._verdict_path(key).read_bytes(), limit_bytes=PROMISE_LIMIT_BYTES):
-            case [int(of), list(findings)] if of == height:
-                return findings_from_value(findings)
+            case [int(of), list(findings), list(shown)] if of == height:
+                return Found(findings_from_value(findings), break_from_value(shown) if shown else None)
             case _:
                 raise DecodeError("not the verdict of this draw")
 

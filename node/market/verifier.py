@@ -12,15 +12,18 @@ import trio
 from node.chain.ledger import NodeLedger
 from node.market.cancellation import work_while
 from node.market.inputs import Inputs, InputUnavailable, Supply
-from node.market.promises import Promises, VerdictKey
+from node.market.promises import Found, Promises, VerdictKey
 from node.market.wallet import TransactionFailed, TransactionLost, Wallet
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError, InvalidTransaction
-from state.primitives.hashing import digest
+from state.primitives.hashing import ZERO_HASH, digest
 from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.errors import ChallengeClosed
 from tasks.executor.results import Verdict
 from tasks.executor.service import Executor
 from tasks.ledger.capacity import declines_left
+from tasks.ledger.dispute_transitions import SHOW_BREAK
+from tasks.ledger.disputes import has_proof
 from tasks.ledger.lifecycle import WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import CheckDuty
@@ -31,7 +34,9 @@ from tasks.ledger.transitions import DECLINE_SEAT, REVEAL_VERDICT, SEAL_VERDICT
 from tasks.proofs import (
     Code,
     Finding,
+    LeavesBroken,
     SegmentLeaf,
+    break_to_value,
     delivery_digest,
     findings_to_value,
     verdict_seal,
@@ -75,17 +80,18 @@ class TaskVerifier:
         """
         key = _verdict_key(duty)
         try:
-            findings = self._promises.sealed(key, duty.height)
+            found = self._promises.sealed(key, duty.height)
         except (OSError, DecodeError):
             if (why := self._lacks(duty)) and await self._decline(duty, why):
                 return
             fetch_ms = self._seal_time(duty).fetch_ms
             self._fetching_ms.append(fetch_ms)
             try:
-                findings = await work_while(self._ledger, partial(self._can_seal, duty), partial(self._find, duty))
+                found = await work_while(self._ledger, partial(self._can_seal, duty), partial(self._find, duty))
             finally:
                 self._fetching_ms.remove(fetch_ms)
-            await trio.to_thread.run_sync(self._promises.seal, key, duty.height, findings)
+            await trio.to_thread.run_sync(self._promises.seal, key, duty.height, found)
+        findings = found.findings
         seal = verdict_seal(duty.task, duty.window, self._wallet.address, findings, self._nonce(duty))
         await self._wallet.send(SEAL_VERDICT, [duty.task, duty.window, seal])
         _log.info("verdict sealed", task=duty.task, window=duty.window, codes=[f.code.name for f in findings])
@@ -145,14 +151,31 @@ class TaskVerifier:
         )
 
     async def reveal(self, duty: CheckDuty) -> None:
-        """Say what was sealed."""
-        findings = self._promises.sealed(_verdict_key(duty), duty.height)
+        """Say what was sealed; leaves that do not fit are shown first."""
+        findings, shown = self._promises.sealed(_verdict_key(duty), duty.height)
+        if shown is not None and not has_proof(self._ledger.store, duty.task, duty.window):
+            try:
+                await self._wallet.send(SHOW_BREAK, [duty.task, duty.window, *break_to_value(shown)])
+            except (TransactionFailed, InvalidTransaction) as error:
+                if error.code != ChallengeClosed.code:  # somebody else has shown it meanwhile
+                    raise
+            else:
+                _log.warning("leaves were shown that do not fit", task=duty.task, window=duty.window)
         await self._wallet.send(
             REVEAL_VERDICT, [duty.task, duty.window, findings_to_value(findings), self._nonce(duty)]
         )
         _log.info("verdict revealed", task=duty.task, window=duty.window)
 
-    async def _find(self, duty: CheckDuty) -> tuple[Finding, ...]:
+    async def _find(self, duty: CheckDuty) -> Found:
+        """Re-run the drawn segments; that leaves do not fit is a finding too, and shown later."""
+        try:
+            return Found(await self._findings(duty))
+        except LeavesBroken as error:
+            _log.warning("a window's leaves do not fit", task=duty.task, window=duty.window, error=str(error))
+            broken = (Finding(segment, Code.BROKEN, ZERO_HASH, ZERO_HASH, 0) for segment in duty.segments)
+            return Found(tuple(broken), error.shown)
+
+    async def _findings(self, duty: CheckDuty) -> tuple[Finding, ...]:
         """Re-run the drawn segments; what cannot be fetched from anybody is a finding too.
 
         So is the state after the window: nobody pays for work whose result is nowhere to be had.

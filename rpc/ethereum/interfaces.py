@@ -265,6 +265,14 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         {"seal": "Hash of segment, result, sender and a random salt."},
         "Challenge a window",
     ),
+    ("tasks", "showBreak"): Text(
+        "Prove that leaves of a window do not fit each other or the job.",
+        {
+            "segment": "The segment whose leaf does not fit.",
+            "leaves": "Its leaf with its path, and the leaf before if that one ends elsewhere: canonical CBOR.",
+        },
+        "Prove a false window",
+    ),
     ("tasks", "openChallenge"): Text(
         "Open a sealed challenge that was called.",
         {

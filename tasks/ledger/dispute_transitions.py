@@ -13,17 +13,19 @@ from state.transition.rules import Context, Rule
 from state.view import Overlay
 from tasks.dispute.moves import MOVE_LIMIT_BYTES
 from tasks.ledger import registration
-from tasks.ledger.disputes import MOVE_GAS
-from tasks.ledger.games import move, open_challenge, resume, seal_challenge
+from tasks.ledger.disputes import MOVE_GAS, SHOW_GAS
+from tasks.ledger.games import move, open_challenge, resume, seal_challenge, show_break
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
+from tasks.proofs import Break, break_from_value
 from tasks.spec import SEGMENTS_MAX
 
-__all__ = ["MOVE", "OPEN_CHALLENGE", "RESUME_DISPUTE", "SEAL_CHALLENGE", "dispute_rules"]
+__all__ = ["MOVE", "OPEN_CHALLENGE", "RESUME_DISPUTE", "SEAL_CHALLENGE", "SHOW_BREAK", "dispute_rules"]
 
 MOVE: Final = 0x30
 SEAL_CHALLENGE: Final = 0x31
 OPEN_CHALLENGE: Final = 0x32
 RESUME_DISPUTE: Final = 0x33
+SHOW_BREAK: Final = 0x1D
 
 _CALLS: Final = {
     MOVE: CallForm(LEDGER_ADDRESS, "move(bytes32 task, uint32 window, uint32 game, uint32 number, bytes encoded)"),
@@ -37,6 +39,11 @@ _CALLS: Final = {
     ),
     RESUME_DISPUTE: CallForm(
         LEDGER_ADDRESS, "resumeDispute(bytes32 task, uint32 window, uint32 game)", value_at=3
+    ),
+    SHOW_BREAK: CallForm(
+        LEDGER_ADDRESS,
+        "showBreak(bytes32 task, uint32 window, uint32 segment, bytes leaves)",
+        nested=("leaves",),
     ),
 }
 NUMBER_LIMIT: Final = 1 << 32
@@ -82,6 +89,14 @@ class Resumption(NamedTuple):
     window: int
     game: int
     amount: int
+
+
+class ShownBreak(NamedTuple):
+    """Leaves of a window that do not fit."""
+
+    task: bytes
+    window: int
+    shown: Break
 
 
 def _is_place(task: bytes, *numbers: int) -> bool:
@@ -131,6 +146,14 @@ def _decode_resume(payload: list[Any]) -> Resumption:
             raise DecodeError("[task, window, game, amount] expected")
 
 
+def _decode_show(payload: list[Any]) -> ShownBreak:
+    match payload:
+        case [bytes(task), int(window), int(segment), list(leaves)] if _is_place(task, window):
+            return ShownBreak(task, window, break_from_value([segment, leaves]))
+        case _:
+            raise DecodeError("[task, window, segment, leaves] expected")
+
+
 class _Disputes:
     """The rules; ``case_of`` opens a task for the sender of a transaction."""
 
@@ -164,6 +187,11 @@ class _Disputes:
         resume(case, payload.window, payload.game, context.sender, payload.amount)
         self._done(state, case, context)
 
+    def show(self, state: Overlay, payload: ShownBreak, context: Context) -> None:
+        case = self._case_of(state, context, payload.task)
+        show_break(case, payload.window, context.sender, payload.shown)
+        self._done(state, case, context)
+
 
 def dispute_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
     """Return the kinds of transactions of disputes."""
@@ -174,5 +202,6 @@ def dispute_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
         Rule(SEAL_CHALLENGE, "seal_challenge", 500_000, _decode_seal, lambda p: p.bond, disputes.seal),
         Rule(OPEN_CHALLENGE, "open_challenge", 300_000, _decode_open, lambda _: 0, disputes.open),
         Rule(RESUME_DISPUTE, "resume_dispute", 200_000, _decode_resume, lambda p: p.amount, disputes.resume),
+        Rule(SHOW_BREAK, "show_break", SHOW_GAS, _decode_show, lambda _: 0, disputes.show),
     )
     return tuple(replace(rule, call=_CALLS[rule.kind]) for rule in own)

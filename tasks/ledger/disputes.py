@@ -29,6 +29,7 @@ __all__ = [
     "RUNNING_MAX",
     "SEALS_MAX",
     "SEAL_LIMIT_BYTES",
+    "SHOW_GAS",
     "Challenger",
     "DisputeEnding",
     "DisputePhase",
@@ -38,6 +39,7 @@ __all__ = [
     "add_move",
     "challenge_seal",
     "forget_seal",
+    "has_proof",
     "load_dispute",
     "load_docket",
     "load_moves",
@@ -51,12 +53,14 @@ __all__ = [
 
 MOVE_GAS: Final = 8_000_000
 """Weight of a move: its bytes, what judging the largest takes, and the program of a job that is not in memory."""
+SHOW_GAS: Final = 500_000
+"""Weight of a transaction that shows leaves which do not fit."""
 OUTSIDERS_AT_ONCE_MAX: Final = 4
 """Challenges of outsiders that are called or played on a window at a time."""
 SEALS_MAX: Final = 16
 """Sealed challenges of one proof of a window. Together they cost six times the bond of its worker."""
 RUNNING_MAX: Final = 32
-"""Games of a window at a time: of 8 verifiers, 15 jurors and 4 outsiders at most."""
+"""Games of a window at a time: of 8 verifiers, 15 jurors and 4 outsiders at most, and one broken chain."""
 RELEASED_MOVES_MAX: Final = 128
 """Moves of ended games that a block deletes."""
 DISPUTE_LIMIT_BYTES: Final = GAME_LIMIT_BYTES + 1024
@@ -85,6 +89,8 @@ class Challenger(IntEnum):
     """A drawn verifier or juror, by its revealed finding."""
     OUTSIDER = 2
     """Anybody, by a sealed challenge with a bond."""
+    WITNESS = 3
+    """Anybody, by leaves that do not fit: that is judged at once."""
 
 
 class DisputeEnding(IntEnum):
@@ -124,9 +130,10 @@ class DisputeEnding(IntEnum):
 class DisputeRecord(NamedTuple):
     """One dispute about ``segment`` of a window. ``opened`` is what the accused committed to, None until opened.
 
-    ``work_digest`` and ``state_root_after`` are what the challenger found. ``seal`` is the number of an outsider's
-    sealed challenge. ``game`` is the encoded game, empty until it begins. ``resumed`` has a bit for each side that
-    resumed. ``moved_height`` is the block of the last move. ``base_fee`` is that of the block that opened it.
+    ``work_digest`` and ``state_root_after`` are what the challenger found; they are zero of a witness. ``seal`` is
+    the number of an outsider's sealed challenge. ``game`` is the encoded game, empty until it begins. ``resumed``
+    has a bit for each side that resumed. ``moved_height`` is the block of the last move. ``base_fee`` is that of
+    the block that opened it.
     """
 
     task: bytes
@@ -303,6 +310,12 @@ def save_dispute(state: Overlay, dispute: DisputeRecord) -> None:
             dispute.base_fee,
         ]),
     )  # fmt: skip
+
+
+def has_proof(state: Reader, task: bytes, window: int) -> bool:
+    """Tell whether a lie in a window is proven, and not settled yet."""
+    running = load_docket(state, task, window).running
+    return any(load_dispute(state, task, window, number).ending.is_proof for number in running)
 
 
 def _move_key(task: bytes, window: int, game: int, move: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from state.primitives.hashing import ZERO_HASH
 from state.primitives.receipts import EventType
 from tasks.dispute.clock import Clock
 from tasks.dispute.game import Side, begin, turn_of
@@ -33,10 +34,12 @@ __all__ = [
     "DISPUTE_MOVE",
     "begin_dispute",
     "begin_game",
+    "begin_proof",
     "call_seals",
     "drop_disputes",
     "end_dispute",
     "player_of",
+    "proof_in",
     "renew_docket",
     "run_ms",
     "running_disputes",
@@ -82,6 +85,12 @@ def running_disputes(case: Case, window: WindowRecord, docket: Docket) -> list[D
     return [load_dispute(case.state, window.task, window.number, number) for number in docket.running]
 
 
+def proof_in(case: Case, window: WindowRecord) -> DisputeRecord | None:
+    """Return a dispute that has proven a lie in a window and is not settled, or None."""
+    docket = load_docket(case.state, window.task, window.number)
+    return next((dispute for dispute in running_disputes(case, window, docket) if dispute.ending.is_proof), None)
+
+
 def renew_docket(case: Case, window: WindowRecord) -> None:
     """Begin with no challenges on a window that is proved again; numbers go on."""
     docket = load_docket(case.state, window.task, window.number)
@@ -102,19 +111,38 @@ def begin_dispute(
     Its game begins if the worker has opened the segment; otherwise the worker opens it first. With the same root
     there is nothing to dispute: the challenger has lost.
     """
+    parameters = case.parameters
+    dispute = _new_dispute(case, window, kind, challenger, segment, root)._replace(seal=seal, opened=opened)
+    dispute = dispute._replace(deadline_ms=dispute.clock.deadline_ms(parameters.dispute_move_ms + run_ms(case)))
+    if opened is not None:
+        dispute = begin_game(case, window, dispute, opened)
+    _enter(case, window, dispute)
+    return dispute
+
+
+def begin_proof(case: Case, window: WindowRecord, witness: bytes, segment: int) -> None:
+    """Note that ``witness`` has shown a broken chain of leaves: a dispute that is over with its first word."""
+    root = ZERO_HASH, ZERO_HASH
+    dispute = _new_dispute(case, window, Challenger.WITNESS, witness, segment, root)
+    _enter(case, window, dispute._replace(phase=DisputePhase.OVER, ending=DisputeEnding.COMMITMENT_BROKEN))
+
+
+def _new_dispute(
+    case: Case, window: WindowRecord, kind: Challenger, challenger: bytes, segment: int, root: tuple[bytes, bytes]
+) -> DisputeRecord:
     parameters, block = case.parameters, case.scope.block
     docket = load_docket(case.state, window.task, window.number)
-    dispute = DisputeRecord(
+    return DisputeRecord(
         task=window.task,
         window=window.number,
         number=docket.games,
         kind=kind,
         challenger=challenger,
-        seal=seal,
+        seal=0,
         segment=segment,
         work_digest=root[0],
         state_root_after=root[1],
-        opened=opened,
+        opened=None,
         phase=DisputePhase.OPENING,
         ending=DisputeEnding.NONE,
         game=b"",
@@ -127,16 +155,17 @@ def begin_dispute(
         ended_ms=0,
         base_fee=block.base_fee,
     )
-    dispute = dispute._replace(deadline_ms=dispute.clock.deadline_ms(parameters.dispute_move_ms + run_ms(case)))
-    if opened is not None:
-        dispute = begin_game(case, window, dispute, opened)
+
+
+def _enter(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
+    """Put a new dispute on the docket."""
+    docket = load_docket(case.state, window.task, window.number)
     docket = docket._replace(games=docket.games + 1, running=(*docket.running, dispute.number))
     save_docket(case.state, window.task, window.number, docket)
     save_dispute(case.state, dispute)
-    for player in (window.worker, challenger):
+    for player in (window.worker, dispute.challenger):
         case.state.put(by_player_key(player, window.task, window.number, dispute.number), b"\x01")
     tell(case, dispute)
-    return dispute
 
 
 def begin_game(case: Case, window: WindowRecord, dispute: DisputeRecord, opened: Opened) -> DisputeRecord:
@@ -194,6 +223,7 @@ def drop_disputes(case: Case, window: WindowRecord, lie: DisputeRecord | None) -
             seal = load_seal(case.state, window.task, window.number, dispute.seal)
             is_wrong = (
                 lie is not None
+                and lie.kind is not Challenger.WITNESS  # nobody's root is wrong by that
                 and (lie.window, lie.segment) == (window.number, dispute.segment)
                 and not dispute.has_root_of(lie.work_digest, lie.state_root_after)
             )

@@ -37,15 +37,17 @@ from tasks.ledger.dockets import (
     DISPUTE_MOVE,
     begin_dispute,
     begin_game,
+    begin_proof,
     call_seals,
     end_dispute,
     player_of,
+    proof_in,
     run_ms,
     running_disputes,
     tell,
 )
 from tasks.ledger.endings import accept, reject
-from tasks.ledger.lifecycle import LIVE_WINDOW, Reason, WindowEvent, WindowPhase
+from tasks.ledger.lifecycle import LIVE_WINDOW, NEXT_WINDOW_PHASE, Reason, WindowEvent, WindowPhase
 from tasks.ledger.open_task import Case
 from tasks.ledger.records import Opened, Seat, WindowRecord
 from tasks.ledger.seats import DELIVERY_PHASES, agrees, differs, finding_of
@@ -60,12 +62,14 @@ from tasks.ledger.stakes import (
     take_from_challenger,
 )
 from tasks.programs.program import Program
-from tasks.proofs import Opening, check_opening, opening_from_value
+from tasks.proofs import Break, Code, Opening, check_opening, is_break, opening_fits, opening_from_value
 
 __all__ = [
+    "SETTLES",
     "check_leaf",
     "go_on",
     "move",
+    "note_break",
     "on_disputes_due",
     "open_challenge",
     "open_games",
@@ -73,6 +77,7 @@ __all__ = [
     "resume",
     "seal_challenge",
     "settle_ended",
+    "show_break",
     "void_window",
 ]
 
@@ -90,17 +95,14 @@ def opened_of(opening: Opening) -> Opened:
     return Opened(leaf.segment, leaf.state_root_before, leaf.state_root_after, opening.work_digest, leaf.loss_bits)
 
 
-def check_leaf(case: Case, window: WindowRecord, opening: Opening) -> None:
-    """Check that an opening is of a leaf under the window's commitments that fits the job. Raises BadEvidence."""
-    proof, leaf = window.proof, opening.leaf
-    if not check_opening(proof, opening):
+def check_leaf(case: Case, window: WindowRecord, opening: Opening) -> bool:
+    """Check that an opening is under the window's commitments; tell whether its leaves fit. Raises BadEvidence.
+
+    Leaves that do not fit each other or the job are a broken commitment (R28).
+    """
+    if not check_opening(window.proof, opening):
         raise BadEvidence("the opening is not under the window's commitments")
-    if (leaf.step_from, leaf.step_to) != case.spec.segment_range(window.number, leaf.segment):
-        raise BadEvidence("the leaf covers other steps than its segment")
-    if leaf.segment == 0 and leaf.state_root_before != proof.state_root_in:
-        raise BadEvidence("the first segment does not start where the window starts")
-    if leaf.segment == proof.segments - 1 and leaf.state_root_after != proof.state_root_out:
-        raise BadEvidence("the last segment does not end where the window ends")
+    return opening_fits(case.spec, window.proof, opening)
 
 
 def open_games(case: Case, window: WindowRecord, seats: Sequence[Seat]) -> None:
@@ -177,8 +179,11 @@ def move(case: Case, number: int, game: int, at: int, sender: bytes, data: bytes
         opening = opening_from_value(decode(data, limit_bytes=MOVE_LIMIT_BYTES))
         if opening.leaf.segment != dispute.segment:
             raise BadEvidence("another segment than the disputed one")
-        check_leaf(case, window, opening)
+        fits = check_leaf(case, window, opening)
         after = begin_game(case, window, dispute, opened_of(opening))
+        if not fits:
+            broken = DisputeEnding.COMMITMENT_BROKEN
+            after = after._replace(phase=DisputePhase.OVER, ending=broken, deadline_ms=0)
     else:
         after = _played(case, window, dispute, data)
     after = after._replace(moved_height=height)
@@ -311,6 +316,42 @@ def open_challenge(
     case.put_window(window._replace(deadline_ms=min(window.deadline_ms, due_ms)))
 
 
+# Leaves that do not fit
+
+SETTLES: Final = frozenset(
+    (
+        WindowPhase.OPENING, WindowPhase.DISPUTED, WindowPhase.DOUBTED, WindowPhase.JURY_SEALING,
+        WindowPhase.ACCEPTED,
+    )
+)  # fmt: skip
+"""Phases in which the end of the block settles a broken chain. While verdicts are revealed it waits for them."""
+_SHOWS: Final = SETTLES | {WindowPhase.REVEALING, WindowPhase.JURY_REVEALING}
+"""Phases in which it can be shown: nobody copies it into a seal then."""
+
+
+def show_break(case: Case, number: int, sender: bytes, shown: Break) -> None:
+    """Take the proof that leaves of a window do not fit; the end of the block settles it.
+
+    Raises WrongPhase, ChallengeClosed if a lie in the window is proven already, BadEvidence.
+    """
+    window = case.window(number)
+    if window.phase not in _SHOWS:
+        raise WrongPhase(window.phase.name.lower())
+    if proof_in(case, window) is not None:
+        raise ChallengeClosed("a lie in this window is proven already")
+    if not is_break(case.spec, window.proof, shown):
+        raise BadEvidence("these leaves are not under the segment root, or they fit")
+    note_break(case, number, sender, shown.segment)
+
+
+def note_break(case: Case, number: int, witness: bytes, segment: int) -> None:
+    """Note that ``witness`` has shown that the leaf of a segment does not fit."""
+    window = case.window(number)
+    begin_proof(case, window, witness, segment)
+    if window.phase in SETTLES:
+        case.put_window(window._replace(deadline_ms=case.now))
+
+
 # What becomes due
 
 
@@ -340,7 +381,11 @@ def settle_ended(case: Case, number: int) -> None:
     first = next(window.number for window in case.open_windows() if window.worker == worker)
     due = [
         window.number for window in case.open_windows()
-        if window.number >= first and window.phase == WindowPhase.DISPUTED and window.deadline_ms <= case.now
+        if window.number >= first
+        and (
+            (window.phase == WindowPhase.DISPUTED and window.deadline_ms <= case.now)
+            or proof_in(case, window) is not None
+        )
     ]  # fmt: skip
     for at in due:
         for dispute in _running(case, at):
@@ -401,15 +446,7 @@ def _lapse(case: Case, window: WindowRecord, dispute: DisputeRecord, ending: Dis
 
 def _prove_lie(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
     """Share the liar's bond, slash who agreed, and void all its windows that are not final."""
-    opened = dispute.opened
-    assert opened is not None
-    seats = (*window.verifiers, *window.jurors)
-    equal = [seat for seat in seats if (found := finding_of(seat, opened.segment)) and agrees(found, opened)]
-    right = [
-        seat.address for seat in seats
-        if (found := finding_of(seat, opened.segment)) is not None
-        and differs(seat, opened) and dispute.has_root_of(found.work_digest, found.state_root_after)
-    ]  # fmt: skip
+    equal, right = _judged_seats(window, dispute)
     stood = tuple(seat for seat in window.verifiers if seat not in equal)
     window = window._replace(verifiers=stood)
     case.put_window(window)
@@ -423,12 +460,44 @@ def _prove_lie(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None
         return_challenge(case, window, dispute.seal, seal)
     end_dispute(case, window, dispute, dispute.ending)
     slash_equal(case, window, [seat.address for seat in equal])
-    event = WindowEvent.REJECT if first.number == window.number else WindowEvent.DROP
+    is_first = first.number == window.number and (window.phase, WindowEvent.REJECT) in NEXT_WINDOW_PHASE
+    event = WindowEvent.REJECT if is_first else WindowEvent.DROP
     reject(case, first, event, Reason.LIE_PROVEN, blamed=window.worker, lie=dispute)
 
 
+def _judged_seats(window: WindowRecord, lie: DisputeRecord) -> tuple[list[Seat], list[bytes]]:
+    """Return the seats that had agreed with a proven lie, and who had found what its winner found.
+
+    Who computed something says that the leaves fit. So all of those had agreed with a broken chain, but for those
+    that computed something else than was opened.
+    """
+    seats = (*window.verifiers, *window.jurors)
+    if lie.kind is Challenger.WITNESS:
+        equal = [
+            seat for seat in seats
+            if any(found.code == Code.COMPUTED for found in seat.findings or ())
+            and not any(differs(seat, opened) for opened in window.opened)
+        ]  # fmt: skip
+        return equal, [
+            seat.address for seat in seats if any(found.code == Code.BROKEN for found in seat.findings or ())
+        ]
+    opened = lie.opened
+    assert opened is not None
+    equal = [seat for seat in seats if (found := finding_of(seat, opened.segment)) and agrees(found, opened)]
+    return equal, [
+        seat.address for seat in seats
+        if (found := finding_of(seat, opened.segment)) is not None
+        and differs(seat, opened) and lie.has_root_of(found.work_digest, found.state_root_after)
+    ]  # fmt: skip
+
+
 def _earliest_outsider(case: Case, window: WindowRecord, lie: DisputeRecord) -> bytes:
-    """Return the outsider with the earliest opened seal that has the right root and copied nothing, or empty."""
+    """Return the outsider with the earliest opened seal that has the right root and copied nothing, or empty.
+
+    Of a broken chain no root is right, and whoever shows it may have copied it.
+    """
+    if lie.kind is Challenger.WITNESS:
+        return b""
     docket = load_docket(case.state, window.task, window.number)
     disputes = running_disputes(case, window, docket)
     rivals = [

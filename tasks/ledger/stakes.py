@@ -15,6 +15,7 @@ from tasks.ledger import registry, reputation
 from tasks.ledger.bonds import pay_from_bond
 from tasks.ledger.disputes import (
     MOVE_GAS,
+    SHOW_GAS,
     Challenger,
     DisputeEnding,
     DisputeRecord,
@@ -149,7 +150,8 @@ def share_lie(
         for later in case.open_windows()
         if later.number > window.number and registry.operator_of(case.state, later.worker) != liar
     ]
-    gas = dispute.moves // 2 * MOVE_GAS * dispute.base_fee
+    weight = SHOW_GAS if dispute.kind is Challenger.WITNESS else dispute.moves // 2 * MOVE_GAS
+    gas = weight * dispute.base_fee
     parts = share_out(
         bond,
         verifiers=len(verifiers),

@@ -27,11 +27,13 @@ from tasks.errors import (
 )
 from tasks.ledger import registry, reputation
 from tasks.ledger.capacity import bounded_fine, count_decline, has_room, owe, settle_owed
-from tasks.ledger.dockets import renew_docket
+from tasks.ledger.dockets import proof_in, renew_docket
 from tasks.ledger.endings import fail_unchecked, finalise
 from tasks.ledger.games import (
+    SETTLES,
     check_leaf,
     go_on,
+    note_break,
     on_disputes_due,
     open_games,
     opened_of,
@@ -309,11 +311,15 @@ def reveal(case: Case, number: int, sender: bytes, findings: tuple[Finding, ...]
         raise BadEvidence("the findings are about other segments than the drawn ones")
     if verdict_seal(window.task, number, sender, findings, nonce) != seats[at].seal:
         raise BadEvidence("the findings are not the sealed ones")
+    is_broken = any(finding.code == Code.BROKEN for finding in findings)
+    proof = proof_in(case, window)
+    if is_broken and proof is None:
+        raise BadEvidence("nobody has shown that the leaves do not fit")
     seats[at] = seats[at]._replace(findings=findings)
     dismiss(case, window, seats[at : at + 1])
     case.put_window(with_seats(window, seats))
-    if window.phase == WindowPhase.JURY_REVEALING:
-        # A jury may void as many windows as are open: the end of the block does that, within its budget.
+    if window.phase == WindowPhase.JURY_REVEALING or proof is not None:
+        # That may void as many windows as are open: the end of the block does it, within its budget.
         if all(seat.findings is not None for seat in seats):
             case.put_window(case.window(number)._replace(deadline_ms=case.now))
     elif all(seat.findings is not None for seat in seats):
@@ -347,6 +353,9 @@ def _close_reveals(case: Case, window: WindowRecord, reason: Reason) -> None:
     _fine_silent(case, window, [seat for seat in seats if seat.findings is None])
     window = with_seats(window, [seat for seat in seats if seat.findings is not None])
     case.put_window(window)
+    if proof_in(case, window) is not None:
+        settle_ended(case, window.number)
+        return
     if not seats_of(window):
         _redraw(case, window, case.now + 1)
     elif window.phase == WindowPhase.DELIVERY_REVEALING:
@@ -372,10 +381,14 @@ def open_window(case: Case, number: int, sender: bytes, openings: tuple[Opening,
         raise WrongPhase(window.phase.name.lower())
     if sender != window.worker:
         raise NotYours("the sender is not the window's worker")
+    if proof_in(case, window) is not None:
+        raise WrongPhase("a lie in this window is proven")
     if tuple(opening.leaf.segment for opening in openings) != window.sampled:
         raise BadEvidence("other segments than the sampled ones")
-    for opening in openings:
-        check_leaf(case, window, opening)
+    broken = [opening.leaf.segment for opening in openings if not check_leaf(case, window, opening)]
+    if broken:
+        note_break(case, number, sender, broken[0])
+        return
     missed = [
         finding.segment
         for seat in window.verifiers
@@ -512,6 +525,9 @@ def on_window_due(case: Case, number: int) -> None:
     """Do what the passed deadline of the window's phase demands."""
     window = case.window(number)._replace(deadline_ms=0)
     case.put_window(window)
+    if window.phase in SETTLES and proof_in(case, window) is not None:
+        settle_ended(case, number)
+        return
     match window.phase:
         case WindowPhase.PROVED | WindowPhase.DOUBTED | WindowPhase.DEMANDED:
             _draw(case, window)

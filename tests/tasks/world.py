@@ -20,7 +20,7 @@ from tasks.dispute.moves import decode_move, encode_move
 from tasks.dispute.records import decode_game
 from tasks.dispute.shares import challenge_bond
 from tasks.ledger import queries
-from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE
+from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE, SHOW_BREAK
 from tasks.ledger.disputes import challenge_seal, load_dispute, load_docket, load_moves
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.parameters import TaskParameters
@@ -43,11 +43,16 @@ from tasks.ledger.transitions import (
     task_id_of,
 )
 from tasks.proofs import (
+    Break,
     Code,
     Finding,
     SegmentLeaf,
+    ShownLeaf,
     WindowProof,
+    break_to_value,
     delivery_digest,
+    encode_leaf,
+    find_break,
     findings_to_value,
     make_opening,
     opening_to_value,
@@ -103,11 +108,14 @@ def salt(step: int) -> bytes:
     return digest(b"test-salt", step.to_bytes(8, "big"))
 
 
-def leaves_of(job: JobSpec, window: int, root_in: bytes, *, lie: bool = False) -> list[SegmentLeaf]:
-    """The leaves of a window; each state of a liar's is wrong."""
+def leaves_of(
+    job: JobSpec, window: int, root_in: bytes, *, lie: bool = False, gap: int = -1
+) -> list[SegmentLeaf]:  # fmt: skip
+    """The leaves of a window; each state of a liar's is wrong. Segment ``gap`` starts from a state of nobody's."""
     leaves, before = [], root_in
     for segment in range(job.window_segments(window)):
         step_from, step_to = job.segment_range(window, segment)
+        before = digest(b"test-gap", before) if segment == gap else before
         end = end_of(before, step_from, step_to, lie=lie)
         seal = work_seal(end.work_digest, salt(step_from))
         _works[seal] = end.work_digest
@@ -146,6 +154,10 @@ class Manners:
     """As a worker it gives its blobs to juries, and to nobody else."""
     forgetful: bool = False
     """As a worker it gives nobody the result of a task that has ended."""
+    gap: int = -1
+    """As a worker it begins this segment of each window in a state that nobody computed."""
+    careless: bool = False
+    """As a verifier it does not look whether leaves fit."""
 
 
 HONEST: Final = Manners()
@@ -296,9 +308,9 @@ class World:
             case Action.COMPUTE:
                 if duty.blocked:
                     return
-                leaves = leaves_of(job, duty.window, duty.state_root, lie=manners.lies)
+                leaves = leaves_of(job, duty.window, duty.state_root, lie=manners.lies, gap=manners.gap)
                 self.published[duty.task, duty.window] = leaves
-                proof = proof_of(job, duty.task, duty.window, leaves)
+                proof = proof_of(job, duty.task, duty.window, leaves)._replace(state_root_in=duty.state_root)
                 refusal = self.send(address, SUBMIT_WINDOW, [window_proof_to_value(proof)])
             case _:
                 leaves = self.published[duty.task, duty.window]
@@ -319,6 +331,9 @@ class World:
             return (
                 Finding(duty.segments[0], Code.COMPUTED, delivery_digest(duty.salt, b"state" + result), result, 0),
             )
+        broken = self.find_break(duty.task, duty.window)
+        if broken is not None and not manners.careless and not manners.blind:
+            return tuple(Finding(at, Code.BROKEN, bytes(32), bytes(32), 0) for at in duty.segments)
         if manners.blind or theirs.picky > duty.is_jury or duty.is_delivery:
             return tuple(Finding(at, Code.UNAVAILABLE, bytes(32), bytes(32), 0) for at in duty.segments)
         leaves = [self.published[duty.task, duty.window][at] for at in duty.segments]
@@ -331,11 +346,25 @@ class World:
             sealed = verdict_seal(duty.task, duty.window, address, findings, self.nonce_of_verdict)
             refusal = self.send(address, SEAL_VERDICT, [duty.task, duty.window, sealed])
         else:
+            if self.sealed[kept][0].code == Code.BROKEN:
+                self.show_break(address, duty.task, duty.window)
             payload: list[Value] = [
                 duty.task, duty.window, findings_to_value(self.sealed[kept]), self.nonce_of_verdict,
             ]  # fmt: skip
             refusal = self.send(address, REVEAL_VERDICT, payload)
         assert refusal is None or duty not in queries.verification_duties(self.state, address), refusal
+
+    def find_break(self, task: bytes, window: int) -> Break | None:
+        """Return the first place where the leaves of a window do not fit."""
+        proof, leaves = load_window(self.state, task, window).proof, self.published[task, window]
+        return find_break(queries.task_spec(self.state, task), proof, leaves)
+
+    def show_break(self, address: bytes, task: bytes, window: int) -> str | None:
+        """Show where the leaves of a window do not fit; its first leaf if they do."""
+        leaf = make_opening(leaves := self.published[task, window], 0, bytes(32), bytes(32))
+        fine = Break(0, ShownLeaf(encode_leaf(leaves[0]), leaf.siblings), None)
+        broken = self.find_break(task, window) or fine
+        return self.send(address, SHOW_BREAK, [task, window, *break_to_value(broken)])
 
     def challenge(
         self, address: bytes, task: bytes, window: int, segment: int, *, lie: bool = False,

@@ -14,6 +14,7 @@ import trio
 from eth_account import Account as EthAccount
 from eth_account.messages import encode_defunct, encode_typed_data
 
+from state.primitives.codec import encode
 from state.primitives.hashing import keccak
 from tasks.ledger.lifecycle import Phase, Reason
 from testnet.plan import CHAIN_ID, COIN
@@ -46,11 +47,13 @@ ALWAYS_FAIL: Final = {"poke": "nothing_due", "demandResult": "wrong_phase"}
 task that has not ended has no result."""
 ONLY_VERIFIER: Final = {"declineSeat": "not_yours"}
 """The network has one verifier: if it declined its seat, nobody could check the window."""
+LEAF: Final = "0x" + encode([[b"no leaf", []]]).hex()
 WITHOUT_DISPUTE: Final = {
     "move": (("0", "0", "0x80"), "dispute_unknown"),
     "resumeDispute": (("0",), "dispute_unknown"),
     "openChallenge": (("0", "0", NOWHERE, NOWHERE, NOWHERE), "challenge_unknown"),
     "sealChallenge": ((NOWHERE,), "payment_missing"),
+    "showBreak": (("0", LEAF), "wrong_phase"),
 }
 """Arguments after task and window, and why they are refused: the work of this network is not disputed."""
 NEVER_DONE: Final = ALWAYS_FAIL.keys() | ONLY_VERIFIER.keys() | WITHOUT_DISPUTE.keys()

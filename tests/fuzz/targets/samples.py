@@ -23,8 +23,11 @@ from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRI
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, profile_to_value
 from tasks.proofs import (
+    Break,
     Code,
     Finding,
+    ShownLeaf,
+    break_to_value,
     findings_to_value,
     make_opening,
     opening_to_value,
@@ -62,7 +65,9 @@ PROFILE = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (Gpu("H100", 81_559),), 8, 16
 FINDINGS = (
     Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32, 7),
     Finding(3, Code.UNAVAILABLE, bytes(32), bytes(32), 0),
+    Finding(4, Code.BROKEN, bytes(32), bytes(32), 0),
 )
+BROKEN = Break(2, ShownLeaf(b"leaf", (b"s" * 32,)), ShownLeaf(b"before", (b"s" * 32, b"t" * 32)))
 CARRIED = Carried(
     b"g" * 32, b"r" * 20, identity(3).address, b"c" * 32, NOW_MS, 1, 2**30, 10**16, NOW_MS + 1
 ).signed_by(identity(3).signer)
@@ -103,6 +108,7 @@ PAYLOADS = (
     payload(dispute_transitions.SEAL_CHALLENGE, [b"t" * 32, 1, b"s" * 32, 5]),
     payload(dispute_transitions.OPEN_CHALLENGE, [b"t" * 32, 1, 2, 3, b"w" * 32, b"s" * 32, b"n" * 32]),
     payload(dispute_transitions.RESUME_DISPUTE, [b"t" * 32, 1, 2, 5]),
+    payload(dispute_transitions.SHOW_BREAK, [b"t" * 32, 1, *break_to_value(BROKEN)]),
     payload(transitions.OPEN_WINDOW, [b"t" * 32, 1, [opening_to_value(OPENING)]]),
     payload(transitions.POKE, [b"t" * 32]),
     payload(transitions.TOP_UP_TASK, [b"t" * 32, 5]),

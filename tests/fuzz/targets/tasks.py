@@ -36,6 +36,8 @@ from tasks.executor.playing import MoreMoves, Play, Played
 from tasks.ledger.registry import profile_from_value, profile_to_value
 from tasks.ledger.screening import read_dataset_facts
 from tasks.proofs import (
+    break_from_value,
+    break_to_value,
     decode_leaves,
     encode_leaves,
     findings_from_value,
@@ -48,6 +50,7 @@ from tasks.proofs import (
 from tasks.spec import decode_spec, encode_spec
 from tests.fuzz.targets.base import Target, canonical, of_value, scratch
 from tests.fuzz.targets.samples import (
+    BROKEN,
     FINDINGS,
     JOB,
     LEAVES,
@@ -129,6 +132,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "opening", Target(
         of_value(opening_from_value, opening_to_value), (encode(opening_to_value(OPENING)),),
         ("tasks.proofs:opening_from_value",),
+    )  # fmt: skip
+    yield "broken leaves", Target(
+        of_value(break_from_value, break_to_value), (encode(break_to_value(BROKEN)),),
+        ("tasks.proofs:break_from_value", "tasks.proofs:_shown", "tasks.proofs:_path"),
     )  # fmt: skip
     yield "node profile", Target(
         of_value(profile_from_value, profile_to_value), (encode(profile_to_value(PROFILE)),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ import node.market.duties
 from node.market.challenges import ChallengeRefused
 from node.market.duties import DutyService
 from node.market.verifier import TaskVerifier
-from tasks.executor.results import Verdict
+from node.market.worker import Worker
+from tasks.executor.results import Verdict, WindowResult
 from tasks.ledger.disputes import DisputeEnding, DisputePhase, DisputeRecord, load_dispute, load_docket
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.queries import CheckDuty, WorkDuty
 from tasks.ledger.registry import require_node
-from tasks.proofs import Code, SegmentLeaf
+from tasks.proofs import Code, Finding, SegmentLeaf
 from tasks.spec import JobSpec
 from testnet.scenarios.impostor import LyingDuties
 from tests.node.market.test_duties import Market
@@ -38,6 +41,41 @@ class MakesThingsUp(TaskVerifier):
 
 class Inventor(DutyService):
     verifier_type = MakesThingsUp
+
+
+class LooksAway(TaskVerifier):
+    """Says that it computed something, and has not looked at the leaves."""
+
+    async def _findings(self, duty: CheckDuty) -> tuple[Finding, ...]:
+        return tuple(Finding(segment, Code.COMPUTED, b"?" * 32, b"?" * 32, 0) for segment in duty.segments)
+
+
+class Careless(DutyService):
+    verifier_type = LooksAway
+
+
+class Skips(Worker):
+    """Begins the second segment of a window in a state that nobody computed."""
+
+    async def _submit_window(self, task: bytes, spec: JobSpec, result: WindowResult) -> None:
+        first, second = result.segments
+        second = replace(second, state_root_before=b"?" * 32)
+        await super()._submit_window(task, spec, replace(result, segments=(first, second)))
+
+
+class Hides(Skips):
+    """Does so, and opens nothing that would show it."""
+
+    async def open(self, duty: WorkDuty) -> None:
+        await trio.sleep_forever()
+
+
+class Hider(DutyService):
+    worker_type = Hides
+
+
+class Skipper(DutyService):
+    worker_type = Skips
 
 
 @pytest.fixture
@@ -233,3 +271,55 @@ async def test_an_outsider_that_finds_what_the_worker_found_challenges_nothing(w
         await world.mint_until(lambda: [row["state"] for row in challenges.rows(market.task)] == ["agrees"])
         assert load_docket(world.store, market.task, 0).seals == 0
         nursery.cancel_scope.cancel()
+
+
+async def test_a_verifier_shows_leaves_that_do_not_fit_though_it_restarts_before(world: World) -> None:
+    skipper, verifier = Machine(world, 1, "compute", duties=Skipper), Machine(world, 2, "verify")
+    market = Market(world, skipper, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, SPEC)
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: (window := market.window(0)) is not None and bool(window.verifiers))
+
+        def is_sealed() -> bool:
+            window = market.window(0)
+            return window is not None and all(seat.seal for seat in window.verifiers)
+
+        await world.mint_until(is_sealed)
+        verifier.stop()
+        await nursery.start(verifier.run)
+        await world.mint_until(ended(world, market, DisputeEnding.COMMITMENT_BROKEN))
+        nursery.cancel_scope.cancel()
+    window = market.window(0)
+    assert window is not None and (window.phase, window.reason) == (WindowPhase.VOID, Reason.LIE_PROVEN)
+    assert [found.code for seat in window.verifiers for found in seat.findings or ()] == [Code.BROKEN] * 2
+    assert skipper.wallet.address in market.record.excluded
+
+
+async def test_an_outsider_shows_leaves_that_do_not_fit_once_verdicts_are_sealed(world: World) -> None:
+    skipper, outsider = Machine(world, 1, "compute", duties=Hider), Machine(world, 3, "relay")
+    verifier = Machine(world, 2, "verify", duties=Careless)
+    market = Market(world, skipper, verifier)
+    async with trio.open_nursery() as nursery:
+        await market.start(nursery, SPEC)
+        await nursery.start(outsider.network.run)
+        for machine in (skipper, outsider):
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.window(0) is not None)
+        assert outsider.duties is not None
+        challenges = outsider.duties.challenges
+
+        def states() -> list[str]:
+            return [row["state"] for row in challenges.rows(market.task)]
+
+        challenges.ask(market.task, None, is_check_only=True)
+        await world.mint_until(lambda: states() == ["differs"])
+        challenges.ask(market.task, None, is_check_only=False)
+        await world.mint_until(lambda: "shown once" in challenges.rows(market.task)[0]["detail"])
+        await nursery.start(verifier.run)
+        await world.mint_until(lambda: states() == ["shown"])
+        await world.mint_until(ended(world, market, DisputeEnding.COMMITMENT_BROKEN))
+        nursery.cancel_scope.cancel()
+    found = game(world, market)
+    assert found is not None and found.challenger == outsider.wallet.address

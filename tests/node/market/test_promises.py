@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.market.promises import Promises, Published, VerdictKey, decode_published, needed_blobs
+from node.market.promises import Found, Promises, Published, VerdictKey, decode_published, needed_blobs
 from p2p.blob.store import BlobStore
 from state.primitives.codec import Value, encode
 from state.primitives.errors import DecodeError
@@ -28,12 +28,15 @@ from tasks.ledger.records import (
     save_task,
     save_window,
 )
-from tasks.proofs import Code, Finding
+from tasks.proofs import Break, Code, Finding, ShownLeaf
 from tasks.spec import encode_spec
 from tests.tasks.world import World, spec
 
 ME, OTHER = bytes([1]) * 20, bytes([2]) * 20
-FINDINGS = (Finding(3, Code.COMPUTED, b"p" * 32, b"s" * 32, 7),)
+FOUND = Found(
+    (Finding(3, Code.COMPUTED, b"p" * 32, b"s" * 32, 7),),
+    Break(2, ShownLeaf(b"leaf", (b"a" * 32,)), ShownLeaf(b"before", (b"b" * 32, b"c" * 32))),
+)
 
 
 def published_of(*contents: bytes, store: BlobStore) -> Published:
@@ -167,13 +170,13 @@ def test_verdicts_that_are_never_revealed_do_not_stay(tmp_path: Path) -> None:
     store = BlobStore(tmp_path / "blobs", budget_bytes=600)
     key, over = VerdictKey(b"t" * 32, 4, True), VerdictKey(b"u" * 32, 0, False)
     promises = Promises(tmp_path / "promises", store, ME)
-    promises.seal(key, 7, FINDINGS)
-    promises.seal(over, 7, FINDINGS)
+    promises.seal(key, 7, FOUND)
+    promises.seal(over, 7, FOUND)
     (tmp_path / "promises" / "torn.new").write_bytes(b"half")
     state.put(by_verifier_key(ME, key.task, key.window), b"\x01")
     promises = Promises(tmp_path / "promises", store, ME)
     promises.tidy(state)
-    assert promises.sealed(key, 7) == FINDINGS
+    assert promises.sealed(key, 7) == FOUND
     with pytest.raises(DecodeError):
         promises.sealed(key, 8)  # another draw of the window: its verdict is another
     with pytest.raises(OSError):

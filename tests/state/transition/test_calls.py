@@ -38,7 +38,7 @@ from state.view import Overlay
 from state.view.accounts import Account, balance_of, save_account
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
-from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE
+from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE, SHOW_BREAK
 from tasks.ledger.disputes import DisputePhase, load_dispute
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action
@@ -68,7 +68,16 @@ from tasks.ledger.transitions import (
     UPDATE_NODE,
     node_payload,
 )
-from tasks.proofs import Code, Finding, findings_to_value, opening_to_value, window_proof_to_value
+from tasks.proofs import (
+    Break,
+    Code,
+    Finding,
+    ShownLeaf,
+    break_to_value,
+    findings_to_value,
+    opening_to_value,
+    window_proof_to_value,
+)
 from tasks.spec import encode_spec
 from tests.ethereum import sign_dynamic, sign_legacy
 from tests.state.transition.chain import CHAIN_ID, COIN, FEE, USERS, Ledger, genesis, signed
@@ -79,6 +88,7 @@ from tests.tasks.world import QUICK, REQUESTER, Manners, leaves_of, proof_of, sp
 RUNTIME = make_runtime(genesis())
 ALICE, BOB = USERS[:2]
 TASK = b"t" * 32
+BROKEN = Break(2, ShownLeaf(b"leaf", (b"s" * 32,)), ShownLeaf(b"before", (b"s" * 32,)))
 amounts = st.integers(0, 1000 * COIN)
 hashes = st.binary(min_size=32, max_size=32)
 windows = st.integers(0, 2**32 - 1)
@@ -133,6 +143,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
     RESUME_DISPUTE: st.builds(
         lambda task, window, game, amount: [task, window, game, amount], hashes, windows, windows, amounts
     ),
+    SHOW_BREAK: st.builds(lambda task, window: [task, window, *break_to_value(BROKEN)], hashes, windows),
     SET_TERMS: st.builds(lambda until: [ALICE.address, BOB.address, 1_000, 5_000, until], amounts),
     SPONSOR_NODE: st.builds(lambda amount: [ALICE.address, 1_000, 5_000, amount, amount + 1], amounts),
     WITHDRAW_SPONSOR: st.builds(lambda amount: [ALICE.address, amount], amounts),
@@ -315,6 +326,12 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     world.run(disputed, until=lambda _: {phase_of(world, disputed)} == {DisputePhase.SUSPENDED})
     world.machines = manners
     world.run_to(disputed, Phase.SETTLED)
+
+    broken = world.create()
+    world.machines = dict.fromkeys(manners, Manners(gap=1))
+    world.run(broken, until=lambda _: SHOW_BREAK in world.succeeded)
+    world.machines = manners
+    world.run(broken, until=lambda task: bool(task.excluded))
 
     given_up = world.create()
     worker = world.run_to(given_up, Phase.ASSIGNED).worker

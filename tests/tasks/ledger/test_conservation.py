@@ -59,6 +59,7 @@ def disturb(world: World, tasks: list[bytes], machine: bytes, choice: int) -> No
                     machine if choice % 2 else REQUESTER, task, number, segment, lie=choice % 3 == 0, root=junk,
                     is_opened=choice % 5 > 0,
                 )  # fmt: skip
+                world.show_break(machine, task, number)
         case 0:
             world.send(REQUESTER, CANCEL_TASK, [task])
         case 1:

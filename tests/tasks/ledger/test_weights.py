@@ -40,11 +40,16 @@ from tasks.ledger.records import Opened, TaskRecord, load_window
 from tasks.ledger.registry import PROFILE_LIMIT_BYTES, TEXT_MAX, Gpu, NodeProfile, NodeRole
 from tasks.ledger.transitions import REVEAL_VERDICT, SEAL_VERDICT
 from tasks.proofs import (
+    LEAF_LIMIT_BYTES,
     SAMPLED_MAX,
+    Break,
     Code,
     Finding,
     Opening,
     SegmentLeaf,
+    ShownLeaf,
+    break_to_value,
+    encode_leaf,
     findings_to_value,
     opening_to_value,
     window_proof_to_value,
@@ -108,7 +113,8 @@ def largest(kind: int) -> list[Value]:
         b"o" * 20, CHECK, gpus, wide, wide, wide, (1 << 100) - 1, wide, 1 << 15, wide, (text,) * 4, text, b"c" * 65
     )
     leaf = SegmentLeaf(255, 1 << 31, 1 << 31, h, h, (1 << 64) - 1, h, h)
-    opening = Opening(leaf, (b"h" * 32,) * 8, b"s" * 32, b"p" * 32)
+    shown = ShownLeaf(b"l" * LEAF_LIMIT_BYTES, (b"h" * 32,) * 8)
+    opening = Opening(leaf, shown.siblings, b"s" * 32, b"p" * 32, ShownLeaf(encode_leaf(leaf), shown.siblings))
     job = spec()._replace(model=Model("mlp", (4096, *[300] * 7, 16), "relu"))
     match kind:
         case transitions.REGISTER_NODE | transitions.UPDATE_NODE:
@@ -136,6 +142,8 @@ def largest(kind: int) -> list[Value]:
             return [task, window, window, 255, task, task, task]
         case dispute_transitions.RESUME_DISPUTE:
             return [task, window, window, amount]
+        case dispute_transitions.SHOW_BREAK:
+            return [task, window, *break_to_value(Break(255, shown, shown))]
         case transitions.SET_PAYOUT:
             return [b"m" * 20, b"p" * 20]
         case bonds.SET_TERMS:
@@ -174,7 +182,7 @@ def check(dearest: dict[int, int]) -> None:
 
 
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
-    for seed in (1, 17, 22):
+    for seed in (1, 17, 21):
         play(seed)
     assert dearest.keys() == World().rules.keys()
     check(dearest)
