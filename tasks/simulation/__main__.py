@@ -32,10 +32,11 @@ def main() -> None:
 @click.option("--strategy", "names", multiple=True, type=click.Choice(_NAMES), help="These strategies alone.")
 @click.option("--without", "rules", multiple=True, type=click.Choice(sorted(WITHOUT)), help="Rules to switch off.")
 @click.option("--without-each", is_flag=True, help="Switch off each rule in turn.")
+@click.option("--rules-only", is_flag=True, help="Search no strategies.")
 @click.option("--directory", type=click.Path(path_type=Path), help="Default: build/market/PLAN.")
 def run(
     plan: str, jobs: int, names: tuple[str, ...], rules: tuple[str, ...], without_each: bool,
-    directory: Path | None,
+    rules_only: bool, directory: Path | None,
 ) -> None:  # fmt: skip
     """Play the campaign PLAN, or what an earlier call has left of it, and print its report.
 
@@ -44,7 +45,7 @@ def run(
     campaign = Campaign(
         PLANS[plan],
         directory or Path("build") / "market" / plan,
-        strategies=[strategy for strategy in JUDGED if not names or strategy.name in names],
+        strategies=[strategy for strategy in JUDGED if not rules_only and (not names or strategy.name in names)],
         rules=tuple(WITHOUT) if without_each else rules,
         processes=max(1, jobs),
     )

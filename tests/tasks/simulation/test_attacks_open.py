@@ -194,3 +194,38 @@ def test_n12_a_false_claim_of_divergence_under_way_costs_who_makes_it() -> None:
     node = market.node(machine.address)
     assert node is not None
     assert market.bond_lost(machine.address, machine.offer.bond, requester.tasks) > 0 or node.bad > 0
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="+0.73 of a window's price in these markets, +0.36 in eight: the cutter gets the work",
+)
+def test_n4_cutting_rivals_lines_for_half_an_hour_at_an_opening_gains_nothing() -> None:
+    """A worker whose line is cut so long loses its window, and up to 1.7 prices of a window from its bond."""
+    setting: Setting = {"share": 20, "at": "opening", "minutes": 35, "cuts": 4}
+    score = score_of("line cutter", setting, 4)
+    assert score.mean_milli <= 0
+
+
+def test_n4_cutting_rivals_lines_for_minutes_in_a_game_costs_them_no_bond_and_gains_nothing() -> None:
+    setting: Setting = {"share": 20, "at": "game", "minutes": 10, "cuts": 4}
+    score = score_of("line cutter", setting, 4)
+    assert score.mean_milli < 0 and score.honest_loss_milli == 0
+
+
+@pytest.mark.xfail(
+    strict=True, reason="silence, a resumption, leaving or not opening cost a sixth of what a proven lie does"
+)
+def test_a_caught_liar_has_no_way_out_that_costs_less_than_half_of_a_proven_lie() -> None:
+    setting: Setting = {"share": 10, "windows": 1.0, "segments": 1.0}
+    proven = score_of("cornered liar", {**setting, "escape": "plays"}, 4).mean_milli
+    assert all(
+        score_of("cornered liar", {**setting, "escape": escape}, 4).mean_milli <= proven / 2
+        for escape in ("silent", "resumes", "leaves", "unopened")
+    )
+
+
+@pytest.mark.xfail(strict=True, reason="a day for each window that it was drawn for, and it loses nothing")
+def test_a_silent_verifier_with_the_least_bond_freezes_no_task_for_hours() -> None:
+    setting: Setting = {"share": 10, "by": "verifier", "way": "silent", "rate": 1.0, "seals": 1}
+    assert max(score_of("freezing challenger", setting, 4).delays_s) <= 2 * 3_600
