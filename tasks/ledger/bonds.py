@@ -32,7 +32,6 @@ from tasks.ledger.registry import (
     bond_id,
     bond_vault,
     index,
-    is_found,
     load_node,
     node_subject,
     require_node,
@@ -187,12 +186,9 @@ def withdraw(
         raise WrongPhase("bonded enough by itself")
     if amount and 0 < node.sponsored - amount < parameters.node_bond_min:
         raise PaymentMissing(due=parameters.node_bond_min, got=node.sponsored - amount)
-    was_found = is_found(node, parameters)
     node = _leave(state, node, amount, block, emit, parameters)
     save_node(state, node)
-    index(state, node, parameters)
-    if is_found(node, parameters) and not was_found:
-        wake_at(state, node, block.time_ms)
+    index(state, node, parameters)  # it looks at no parked tasks: an update weighs what that takes
 
 
 def _leave(

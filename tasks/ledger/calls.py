@@ -110,7 +110,8 @@ class _Call:
         nodes = {node.address: node for node in found}
         for case in self.cases.values():
             waker = case.record.waker
-            if waker and waker not in nodes and (node := registry.load_node(state, waker)) is not None:
+            node = registry.load_node(state, waker) if waker and waker not in nodes else None
+            if node is not None and node.profile.roles & NodeRole.COMPUTE:
                 nodes[waker] = node
         now_ms = self.scope.block.time_ms
         return {address: node for address, node in nodes.items() if has_slot(node, now_ms, parameters)}, is_whole

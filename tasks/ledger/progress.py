@@ -142,7 +142,7 @@ def _end_withdrawn(case: Case) -> None:
         case.advance(Event.CANCEL, Reason(case.record.ending_reason))
         close_escrow(case)
     else:
-        wind_up(case, Phase.CANCELLED, Reason(case.record.ending_reason), pays_holds=False)
+        wind_up(case, Phase.CANCELLED, Reason(case.record.ending_reason))
 
 
 def _bond_of(case: Case, node: registry.NodeRecord) -> int:
@@ -168,7 +168,9 @@ def wake(scope: Scope, address: bytes) -> None:
         if _can_take(case, node):
             woken += 1
             if not case.record.waker:
-                case.change(waker=address, match_at_ms=case.now, bid_height=scope.block.height)
+                case.change(waker=address)
+                if not 0 < case.record.match_at_ms <= case.now:  # what stands in the book keeps its place there
+                    case.change(match_at_ms=case.now, bid_height=scope.block.height)
                 case.save()
             if woken == most:
                 return
@@ -188,9 +190,13 @@ def _can_take(case: Case, node: registry.NodeRecord) -> bool:
 
 
 def is_funded(case: Case) -> bool:
-    """Tell whether a task can pay its verifiers; it pauses if not."""
+    """Tell whether a task can pay its verifiers; it pauses if not, or ends if it was withdrawn."""
     if fund_check(case):
         return True
+    if case.record.ending:
+        _end_withdrawn(case)
+        case.save()
+        return False
     if case.record.phase == Phase.MATCHING:
         raise AssertionError("a new task covers its first window")
     _pause(case, Reason.FUNDS_LOW)
@@ -213,7 +219,7 @@ def assign(case: Case, worker: bytes, price: int) -> None:
     case.scope.emit(WORKER_ASSIGNED(record.id, worker, price))
     if record.ending:
         pay_preparation(case)
-        wind_up(case, Phase(record.ending), Reason(record.ending_reason), pays_holds=False)
+        wind_up(case, Phase(record.ending), Reason(record.ending_reason))
 
 
 def free_slot(case: Case) -> None:
@@ -304,7 +310,7 @@ def _fine_unstarted(case: Case, worker: bytes) -> bool:
     fine = parameters.decline_fine << row
     taken = bounded_fine(case.state, worker, fine, case.now, parameters)
     registry.fine_node(
-        case.state, worker, taken, case.scope.emit, case.scope.block.height, Purpose.WORKER_FINE
+        case.state, worker, taken, case.scope.emit, case.scope.block.height, parameters, Purpose.WORKER_FINE
     )  # fmt: skip
     return taken == fine
 
@@ -347,16 +353,17 @@ def _pause(case: Case, reason: Reason) -> None:
     case.change(deadline_ms=case.now + case.parameters.pause_ms)
 
 
-def wind_up(case: Case, ending: Phase, reason: Reason, *, pays_holds: bool = True) -> None:
+def wind_up(case: Case, ending: Phase, reason: Reason) -> None:
     """Have no more work done; the task ends as ``ending`` once the windows that are proved are settled.
 
-    A call, which may end many tasks, leaves what is held of workers' pay to their deadlines.
+    What is held of workers' pay is left to the next deadline: a call may end many tasks, and no transaction that
+    ends one weighs as much as these payments.
     """
     _vacate(case)
     case.change(ending=int(ending), ending_reason=int(reason), target=case.record.next_window)
     if case.record.phase != Phase.VERIFYING:
         case.advance(Event.WIND_UP, reason)
-    finish(case, pays_holds=pays_holds)
+    finish(case, pays_holds=False)
 
 
 def finish(case: Case, *, pays_holds: bool = True) -> None:

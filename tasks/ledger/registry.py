@@ -415,9 +415,9 @@ def taken(node: NodeRecord, amount: int) -> tuple[NodeRecord, tuple[tuple[bytes,
 
 def fine_node(
     state: Overlay, address: bytes, amount: int, emit: Callable[[Event], None], height: int,
-    purpose: Purpose = Purpose.VERIFIER_FINE,
+    parameters: TaskParameters, purpose: Purpose = Purpose.VERIFIER_FINE,
 ) -> None:  # fmt: skip
-    """Burn up to ``amount`` of what is locked for a node."""
+    """Burn up to ``amount`` of what is locked for a node; with too little left behind it nobody finds it."""
     node = load_node(state, address)
     if node is None:
         return
@@ -426,3 +426,4 @@ def fine_node(
     for owner, part in parts:
         vault.burn(Pool.BOND, part, purpose, owner=owner)
     save_node(state, left)
+    index(state, left, parameters)

@@ -96,7 +96,7 @@ def take_from_challenger(case: Case, window: WindowRecord, dispute: DisputeRecor
     owed = max(0, min(spare, share_up(worker_bond(case, window), CHALLENGE_BPS)))
     emit, height = case.scope.emit, case.scope.block.height
     pay_from_bond(case.scope, dispute.challenger, window.worker, owed // 2, Purpose.CHALLENGE_LOST)
-    registry.fine_node(case.state, dispute.challenger, owed - owed // 2, emit, height)
+    registry.fine_node(case.state, dispute.challenger, owed - owed // 2, emit, height, case.parameters)
     _mark(case, dispute.challenger)
 
 
@@ -187,7 +187,7 @@ def slash_equal(case: Case, window: WindowRecord, addresses: Sequence[bytes]) ->
     """Slash machines that had revealed "equal" on a segment that was proven wrong; all of it is burned."""
     fine = case.parameters.dispute_equal_fees * case.parameters.check_fee_min
     for address in addresses:
-        registry.fine_node(case.state, address, fine, case.scope.emit, case.scope.block.height)
+        registry.fine_node(case.state, address, fine, case.scope.emit, case.scope.block.height, case.parameters)
         _mark(case, address)
 
 

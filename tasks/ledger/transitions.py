@@ -720,7 +720,7 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         Rule(SET_PAYOUT, "set_payout", 60_000, _decode_payout, _free, market.set_payout),
         # A bid in a call follows, which looks at all of the call's machines; a block's room of them is bounded.
         Rule(CREATE_TASK, "create_task", 3_000_000, _decode_create, market.budget, market.create),
-        Rule(CANCEL_TASK, "cancel_task", 150_000, _decode_task, _free, market.cancel),
+        Rule(CANCEL_TASK, "cancel_task", 300_000, _decode_task, _free, market.cancel),
         Rule(ACCEPT_TASK, "accept_task", 150_000, _decode_amount, lambda p: p.amount, market.accept),
         Rule(START_TASK, "start_task", 110_000, _decode_start, _free, market.start),
         Rule(SUBMIT_WINDOW, "submit_window", 200_000, _decode_proof, _free, market.submit),
@@ -732,7 +732,7 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         Rule(POKE, "poke", 2_000_000, _decode_task, _free, market.poke),
         Rule(TOP_UP_TASK, "top_up_task", 80_000, _decode_amount, lambda p: p.amount, market.top_up),
         Rule(RESUME_TASK, "resume_task", 2_000_000, _decode_task, _free, market.resume),
-        Rule(GIVE_UP_TASK, "give_up_task", 150_000, _decode_give_up, _free, market.give_up),
+        Rule(GIVE_UP_TASK, "give_up_task", 250_000, _decode_give_up, _free, market.give_up),
         # The draw of another machine is a part of what it does.
         Rule(DECLINE_SEAT, "decline_seat", 300_000, _decode_seat, _free, market.decline),
         # What the chain does for it: a draw, and the verdicts' deadlines.

@@ -330,7 +330,9 @@ def _fine_silent(case: Case, window: WindowRecord, silent: Sequence[Seat]) -> No
     fine = share(window.fee, case.parameters.verifier_fine_bps)
     for seat in silent:
         taken = bounded_fine(case.state, seat.address, fine, case.now, case.parameters)
-        registry.fine_node(case.state, seat.address, taken, case.scope.emit, case.scope.block.height)
+        registry.fine_node(
+            case.state, seat.address, taken, case.scope.emit, case.scope.block.height, case.parameters
+        )
         reputation.mark_failure(case.state, seat.address, case.now, case.scope.emit, case.parameters)
     dismiss(case, window, silent)
 

@@ -193,7 +193,7 @@ def test_a_sponsor_takes_back_what_is_not_needed_after_the_usual_time_and_answer
     assert (world.node.backing, world.found()) == (0, False)
     world.block(QUICK.retire_ms - 1_000)
     assert world.node.sponsored == 3 * MIN
-    fine_node(world.state, MACHINE.address, DKB, world.events.append, world.height)
+    fine_node(world.state, MACHINE.address, DKB, world.events.append, world.height, QUICK)
     assert (world.node.sponsored, world.node.leaving) == (3 * MIN - DKB, 3 * MIN - DKB)
     before = balance_of(world.state, SPONSOR.address)
     world.wait(1_000)
@@ -221,7 +221,7 @@ def test_fines_take_the_machines_own_bond_first_and_never_more_than_the_sponsor_
         (DKB, (2 * DKB, DKB, MIN)), (DKB + 1, (DKB - 1, DKB - 1, MIN)), (DKB, (0, 0, MIN - 1)),
         (5 * MIN, (0, 0, 0)), (DKB, (0, 0, 0)),
     ):  # fmt: skip
-        fine_node(world.state, MACHINE.address, fine, world.events.append, world.height)
+        fine_node(world.state, MACHINE.address, fine, world.events.append, world.height, QUICK)
         assert (world.node.bond, world.node.withheld, world.node.sponsored) == (own, withheld, sponsored)
         world.check_bonds()
     assert balance_of(world.state, SPONSOR.address) == sponsor_had
@@ -232,20 +232,35 @@ def test_a_word_of_the_sponsor_ends_no_fine_for_verdicts_that_do_not_come() -> N
     fine = QUICK.late_fines_per_day_max
     assert world.withdraw(SPONSOR, 2 * MIN) is None
     assert bounded_fine(world.state, MACHINE.address, DKB, world.time_ms, QUICK) == fine, "it is locked still"
-    fine_node(world.state, MACHINE.address, fine, world.events.append, world.height)
+    fine_node(world.state, MACHINE.address, fine, world.events.append, world.height, QUICK)
     assert (world.node.sponsored, world.node.leaving) == (2 * MIN - fine, 2 * MIN - fine)
     world.wait()
     assert bounded_fine(world.state, MACHINE.address, DKB, world.time_ms, QUICK) == 0
 
 
-def test_a_machine_whose_sponsor_stays_after_all_looks_for_work_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sponsor_that_stays_after_all_wakes_no_tasks_for_the_price_of_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Announced and cancelled again and again it would be a look at parked tasks for a thirtieth of its weight."""
     world = Sponsored(roles=WORK)
     world.block()
     woken = note_wakes(monkeypatch)
-    assert world.withdraw(SPONSOR, MIN) is None
+    for _ in range(3):
+        assert world.withdraw(SPONSOR, MIN) is None
+        assert world.withdraw(SPONSOR, 0) is None
+    world.block()
     assert woken == []
-    assert world.withdraw(SPONSOR, 0) is None
-    assert woken == [MACHINE.address]
+    assert world.send(MACHINE.address, UPDATE_NODE, node_payload(world.offer, 0)) is None
+    assert woken == [MACHINE.address], "an update weighs what a look takes"
+
+
+def test_a_machine_whose_fine_leaves_too_little_behind_it_hides_none_from_the_draws() -> None:
+    """What the sponsor takes back is fined too, but stands behind the machine no more."""
+    world = Sponsored(locked=2 * MIN)
+    assert world.withdraw(SPONSOR, MIN) is None
+    assert world.found() and world.node.backing == MIN
+    fine_node(world.state, MACHINE.address, MIN // 2, world.events.append, world.height, QUICK)
+    assert world.node.backing < MIN and not world.found()
 
 
 def test_a_machine_that_paid_jurors_out_of_its_bond_hides_none_from_the_draws() -> None:

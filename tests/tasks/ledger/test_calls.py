@@ -27,6 +27,7 @@ from tasks.ledger.transitions import (
     CANCEL_TASK,
     CREATE_TASK,
     GIVE_UP_TASK,
+    START_TASK,
     SUSPEND_NODE,
     UPDATE_NODE,
     node_payload,
@@ -168,6 +169,60 @@ def test_a_bid_that_has_stood_is_withdrawn_only_after_the_call_and_pays_a_segmen
     paid = work_price(spec().segment_units(0, 0), ASK)
     assert balance_of(world.state, REQUESTER) == before - paid
     assert queries.find_node(world.state, b"\x01" * 20).busy_slots == 0  # type: ignore[union-attr]
+
+
+def test_a_bid_that_a_machine_wakes_keeps_its_place_in_the_book() -> None:
+    """It stood long enough for the call; woken in the last blocks before that it counted as new, and missed it."""
+    world = market((50 * ASK,))
+    world.parameters = replace(CALLS, asks_per_call=1)
+    world.__post_init__()
+    task = world.create(job(45 * ASK))
+    while not world.task(task).parked:
+        world.block()
+    last_ms = CALLS.call_ms - 1_000
+    while not (0 < world.task(task).match_at_ms <= world.time_ms and world.time_ms % CALLS.call_ms == last_ms):
+        world.block()
+    before = world.task(task)
+    waker = world.add_machine(2, roles=WORK, price=40 * ASK, manners=IDLE)
+    world.block()
+    record = world.task(task)
+    assert record.waker == waker
+    assert (record.match_at_ms, record.bid_height) == (before.match_at_ms, before.bid_height)
+    world.block()
+    assert world.task(task).match_at_ms != before.match_at_ms, "the next call took it up"
+
+
+def test_a_withdrawn_task_that_cannot_pay_its_verifiers_ends_in_the_call() -> None:
+    """It was paused, and ended when the pause was over."""
+    world = market()
+    task = world.create(job(2 * ASK))
+    blocks(world)
+    worker = world.task(task).worker
+    duty = next(each for each in queries.work_duties(world.state, worker, CALLS) if each.task == task)
+    assert world.send(worker, ACCEPT_TASK, [task, duty.bond]) is None
+    assert world.send(worker, START_TASK, [task, bytes(32)]) is None
+    assert world.send(worker, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) is None
+    vault = Vault.load(world.state, task, world.events.append, world.height)
+    vault.refund(Pool.VERIFICATION, REQUESTER, vault.held(Pool.VERIFICATION), Purpose.UNSPENT)
+    blocks(world, 2)
+    assert world.task(task).phase == Phase.DEGRADED
+    assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
+    blocks(world)
+    assert world.task(task).phase == Phase.CANCELLED
+
+
+def test_a_machine_that_computes_no_more_takes_no_task_that_it_woke() -> None:
+    world = market(())
+    task = world.create()
+    blocks(world)
+    assert world.task(task).parked
+    waker = world.add_machine(2, roles=WORK, manners=IDLE)
+    world.block()
+    assert world.task(task).waker == waker
+    profile = require_node(world.state, waker).profile
+    assert world.send(waker, UPDATE_NODE, node_payload(profile._replace(roles=CHECK), 0)) is None
+    blocks(world)
+    assert world.task(task).phase == Phase.MATCHING
 
 
 def test_a_withdrawn_bid_that_no_call_takes_up_leaves_all_the_same() -> None:

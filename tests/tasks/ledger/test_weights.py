@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 
+from billing.escrow import Pool, Purpose, Vault
 from state.primitives.codec import Value, encode
 from state.primitives.keys import SecretKey
 from state.primitives.merkle import MerkleProof, ancestor_of, leaf_hash, root_of_top, verify_merkle_proof
@@ -35,9 +36,20 @@ from tasks.ledger import bonds, dispute_transitions, transitions
 from tasks.ledger.disputes import MOVE_GAS
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.queries import Action
 from tasks.ledger.questions import question_of
 from tasks.ledger.records import Opened, TaskRecord, load_window
-from tasks.ledger.registry import PROFILE_LIMIT_BYTES, TEXT_MAX, Gpu, NodeProfile, NodeRole
+from tasks.ledger.registry import (
+    PROFILE_LIMIT_BYTES,
+    TEXT_MAX,
+    Gpu,
+    NodeProfile,
+    NodeRole,
+    bond_vault,
+    require_node,
+    save_node,
+)
+from tasks.ledger.settlement import RELEASES_MAX
 from tasks.ledger.transitions import REVEAL_VERDICT, SEAL_VERDICT
 from tasks.proofs import (
     LEAF_LIMIT_BYTES,
@@ -57,7 +69,7 @@ from tasks.proofs import (
 from tasks.spec import Model, decode_spec, encode_spec
 from tests.ethereum import sign_dynamic
 from tests.tasks.ledger.test_conservation import play
-from tests.tasks.world import DKB, HONEST, QUICK, Manners, World, leaves_of, proof_of, spec
+from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
 
 CALLS_PER_1000_GAS: Final = 6
 PROGRAM_CALLS_PER_1000_GAS: Final = 15
@@ -222,6 +234,59 @@ def test_a_move_that_opens_as_many_leaves_as_it_may_weighs_what_judging_it_takes
 
     # The rest of the judgement is a small part of it; the program may have to be built first.
     assert 1000 * (calls_of(judge) + PROGRAM_CALLS) <= CALLS_PER_1000_GAS * MOVE_GAS
+
+
+SPONSOR: Final = b"s" * 20
+
+
+def sponsored(world: World, address: bytes, withhold_to: int) -> None:
+    """Have all that a machine earns be divided: its sponsor's share, what its bond grows by, and the rest."""
+    node = require_node(world.state, address)
+    world.fund(SPONSOR, DKB)
+    bond_vault(world.state, address, world.events.append, world.height).lock(
+        Pool.BOND, SPONSOR, DKB, Purpose.SPONSOR_BOND, owner=SPONSOR
+    )
+    save_node(
+        world.state,
+        node._replace(
+            sponsor=SPONSOR, sponsored=DKB, share_bps=1_000, withhold_bps=5_000, withhold_to=withhold_to,
+            payout=b"p" * 20,
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("phase", [Phase.ASSIGNED, Phase.PREPARING, Phase.RUNNING])
+@pytest.mark.parametrize("grows", [1, DKB])
+@pytest.mark.parametrize("kind", [transitions.CANCEL_TASK, transitions.GIVE_UP_TASK])
+def test_who_ends_a_task_or_leaves_it_pays_for_that_also_with_a_sponsored_worker_and_holds(
+    kind: int, phase: Phase, grows: int
+) -> None:
+    """What is held for 16 sponsored workers takes 10,000 calls more: a deadline pays it, and no transaction."""
+    world = World()
+    world.add_machine(99, roles=CHECK)
+    silent = {Phase.ASSIGNED: Action.ACCEPT, Phase.PREPARING: Action.START, Phase.RUNNING: Action.COMPUTE}[phase]
+    worker = world.add_machine(1, roles=WORK, manners=Manners(silent=frozenset({silent})))
+    task = world.create(spec(match_ms=3_600_000))
+    world.run_to(task, phase)
+    for at in range(100, 100 + RELEASES_MAX):
+        other = world.add_machine(at, roles=CHECK)
+        sponsored(world, other, 1 << 100)
+        Vault.load(world.state, task, world.events.append, world.height).hold(
+            Pool.PRICE, Pool.HOLD, 1_000, Purpose.WINDOW_HOLD, target_owner=other
+        )
+    sponsored(world, worker, QUICK.node_bond_min + grows)
+    cancels = kind == transitions.CANCEL_TASK
+    sender = REQUESTER if cancels else worker
+    payload: list[Value] = [task] if cancels else [task, int(Reason.WORKER_LEFT)]
+    answers: list[str | None] = []
+    calls = calls_of(lambda: answers.append(world.send(sender, kind, payload)))
+    assert answers == [None]
+    assert 1000 * calls <= CALLS_PER_1000_GAS * world.rules[kind].gas
+    if cancels and phase != Phase.RUNNING:
+        assert world.task(task).phase == Phase.CANCELLED
+        world.block()
+        world.block()
+        assert Vault.load(world.state, task, world.events.append, world.height).total(Pool.HOLD) == 0
 
 
 def test_opening_a_window_builds_no_program_for_the_games_that_it_begins() -> None:
