@@ -194,9 +194,12 @@ def check(dearest: dict[int, int]) -> None:
 
 
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
-    for seed in (1, 17, 21):
+    kinds = World().rules.keys()
+    for seed in range(9, 40):  # as many as hold every kind
         play(seed)
-    assert dearest.keys() == World().rules.keys()
+        if dearest.keys() == kinds:
+            break
+    assert dearest.keys() == kinds
     check(dearest)
 
 
