@@ -30,7 +30,7 @@ PLANS: Final = {
     plan.name: plan
     for plan in (
         Plan("sample", 1, 1, 0, 0, best=1, confirmed=1, absent_settings=1, absent_markets=1, absent_confirmed=1),
-        Plan("short", 24, 2, 6, 6, best=2, confirmed=24, absent_settings=4, absent_markets=3, absent_confirmed=16),
+        Plan("short", 24, 2, 6, 6, best=2, confirmed=16, absent_settings=4, absent_markets=3, absent_confirmed=16),
         Plan(
             "nightly",
             200,
@@ -106,8 +106,9 @@ class Campaign:
             ],
             on_job,
         )
-        chosen = [_confirming(job, plan) for job in self._best(narrowed or explored, plan.best)]
-        confirmed = self._play(chosen, on_job)
+        last = narrowed or explored
+        chosen = [*self._best(last, plan.best), *self._best(last, 1, by_damage=True)]
+        confirmed = self._play(list({_key(job): job for job in _confirming(chosen, plan)}.values()), on_job)
         report = judge(plan.name, explored + narrowed, confirmed, without=self._without(on_job))
         (self._directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         (self._directory / "report.md").write_text(markdown(report))
@@ -138,11 +139,11 @@ class Campaign:
         scores = {_key(job): score for job, score in self._play(jobs, on_job)}
         return [(pair, (scores[_key(pair.without)], scores[_key(pair.present)])) for pair in tried]
 
-    def _best(self, found: Sequence[tuple[Job, Score]], count: int) -> list[Job]:
+    def _best(self, found: Sequence[tuple[Job, Score]], count: int, *, by_damage: bool = False) -> list[Job]:
         return [
             job
             for strategy in self._strategies
-            for job in best([one for one in found if one[0].strategy == strategy.name], count)
+            for job in best([one for one in found if one[0].strategy == strategy.name], count, by_damage=by_damage)
         ]
 
     def _play(self, jobs: Sequence[Job], on_job: Callable[[int, int], None]) -> list[tuple[Job, Score]]:
@@ -168,8 +169,8 @@ class Campaign:
             yield from zip(jobs, pool.map(evaluate, jobs), strict=True)
 
 
-def _confirming(job: Job, plan: Plan) -> Job:
-    return job._replace(first=CONFIRM_FROM, markets=plan.confirmed)
+def _confirming(jobs: Iterable[Job], plan: Plan) -> list[Job]:
+    return [job._replace(first=CONFIRM_FROM, markets=plan.confirmed) for job in jobs]
 
 
 def _key(job: Job) -> str:

@@ -27,6 +27,7 @@ def _entry(explored: Results, confirmed: Results) -> dict[str, Any]:
     """Return what is said of one strategy under one set of rules."""
     both = [*explored, *confirmed]
     job, score = max(confirmed, key=lambda one: one[1].mean_milli)
+    worst, worst_score = max(confirmed, key=lambda one: one[1].damage_milli)
     gain, error = score.mean_milli, score.error_milli
     if len(score.gains_milli) < MARKETS_MIN:
         verdict = "too few markets"
@@ -40,6 +41,10 @@ def _entry(explored: Results, confirmed: Results) -> dict[str, Any]:
         "settings": len({_frozen(job) for job, _ in explored}),
         "markets": sum(job.markets for job, _ in both),
         "harm": round(score.harm_milli / 1000, 3),
+        "most_damage": round(worst_score.damage_milli / 1000, 3),
+        "gain_there": round(worst_score.mean_milli / 1000, 3),
+        "hours_there": round(worst_score.delay_hours, 1),
+        "setting_there": dict(worst.setting),
         "honest_loss_max": round(max(score.honest_loss_milli for _, score in both) / 1000, 3),
         "forged_windows_paid": sum(score.forged_windows_paid for _, score in both),
         "tasks_failed": sum(sum(score.failed) for _, score in both),
@@ -92,17 +97,19 @@ def markdown(report: Mapping[str, Any]) -> str:
         "",
         f"{report['markets']:,} markets. Gains are in prices of a window, above honesty, ± one standard error.",
         "",
-        "| strategy | verdict | best gain | harm | honest loss | forged windows paid | settings | best setting |",
-        "|---|---|---|---|---|---|---|---|",
+        "| strategy | verdict | best gain | best setting | most damage | gain there | hours later there "
+        "| honest loss | forged windows paid | settings |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, entry in report["strategies"].items():
         if "needs" in entry:
-            lines.append(f"| {name} | not yet judged: needs {entry['needs']} | | | | | | |")
+            lines.append(f"| {name} | not yet judged: needs {entry['needs']} | | | | | | | | |")
             continue
         lines.append(
             f"| {name} | {entry['verdict']} | {entry['best_gain']} ± {entry['standard_error']} "
-            f"| {entry['harm']} | {entry['honest_loss_max']} | {entry['forged_windows_paid']} "
-            f"| {entry['settings']} | {_told(entry['setting'])} |"
+            f"| {_told(entry['setting'])} | {entry['most_damage']} | {entry['gain_there']} "
+            f"| {entry['hours_there']} | {entry['honest_loss_max']} | {entry['forged_windows_paid']} "
+            f"| {entry['settings']} |"
         )
     if report["without"]:
         lines += [

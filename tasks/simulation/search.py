@@ -116,6 +116,16 @@ class Score(NamedTuple):
         return sum(self.harms_milli) / len(self.harms_milli)
 
     @property
+    def damage_milli(self) -> float:
+        """What honest machines and the honest requester have less, in the mean."""
+        return self.harm_milli + sum(self.costs_milli) / len(self.costs_milli)
+
+    @property
+    def delay_hours(self) -> float:
+        """How much later the honest requester's tasks end, in the mean."""
+        return sum(self.delays_s) / len(self.delays_s) / 3_600
+
+    @property
     def error_milli(self) -> float:
         """The standard error of the mean gain; 0 of one market."""
         count, mean = len(self.gains_milli), self.mean_milli
@@ -218,6 +228,10 @@ def explore(strategies: Iterable[Strategy], rule: str, settings: int, markets: i
     ]
 
 
-def best(found: Sequence[tuple[Job, Score]], count: int) -> list[Job]:
-    """Return the ``count`` jobs with the highest mean gain."""
-    return [job for job, _ in sorted(found, key=lambda one: -one[1].mean_milli)[:count]]
+def best(found: Sequence[tuple[Job, Score]], count: int, *, by_damage: bool = False) -> list[Job]:
+    """Return the ``count`` jobs with the highest mean gain, or those that did most damage."""
+
+    def merit(one: tuple[Job, Score]) -> float:
+        return one[1].damage_milli if by_damage else one[1].mean_milli
+
+    return [job for job, _ in sorted(found, key=merit, reverse=True)[:count]]
