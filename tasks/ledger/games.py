@@ -46,11 +46,11 @@ from tasks.ledger.dockets import (
     running_disputes,
     tell,
 )
-from tasks.ledger.endings import accept, reject
+from tasks.ledger.endings import accept, fail_unchecked, reject
 from tasks.ledger.lifecycle import LIVE_WINDOW, NEXT_WINDOW_PHASE, Reason, WindowEvent, WindowPhase
 from tasks.ledger.open_task import Case
 from tasks.ledger.records import Opened, Seat, WindowRecord
-from tasks.ledger.seats import DELIVERY_PHASES, agrees, differs, finding_of
+from tasks.ledger.seats import DELIVERY_PHASES, agrees, differs, finding_of, has_verdict
 from tasks.ledger.settlement import final_ms_of
 from tasks.ledger.stakes import (
     burn_for_silence,
@@ -133,11 +133,36 @@ def go_on(case: Case, number: int, reason: Reason) -> None:
             case.advance_window(number, WindowEvent.MISMATCH, why, deadline_ms=deadline_ms)
     elif window.disputed >= 0 and not window.jurors:
         case.advance_window(
-            number, WindowEvent.DOUBT, Reason.BLOB_MISSED, deadline_ms=case.now + 1, draws=0,
+            number, WindowEvent.DOUBT, Reason.BLOB_MISSED, deadline_ms=case.now + 1,
             height=case.scope.block.height,
         )  # fmt: skip
+    elif window.sampled and not has_verdict(window):
+        _recheck(case, window)
     else:
         accept(case, window, reason)
+
+
+def _recheck(case: Case, window: WindowRecord) -> None:
+    """Have others drawn for a window of which no verdict stands. All draws of a window together have a bound.
+
+    What was opened is public: others re-run other segments, as long as there are any.
+    """
+    draws = window.draws + 1
+    if draws >= case.parameters.draws_max:
+        fail_unchecked(case, window)
+        return
+    docket = load_docket(case.state, window.task, window.number)
+    disputes = (
+        load_dispute(case.state, window.task, window.number, game)
+        for game in range(docket.first_game, docket.games)
+    )
+    opened = {dispute.segment for dispute in disputes if dispute.opened is not None}
+    seen = sorted({*window.seen, *window.sampled, *opened})
+    case.advance_window(
+        window.number, WindowEvent.RECHECK, Reason.NO_VERIFIER, deadline_ms=case.now + 1, draws=draws,
+        height=case.scope.block.height, sampled=(), verifiers=(), opened=(), disputed=-1, jurors=(),
+        seen=tuple(seen),
+    )  # fmt: skip
 
 
 def _earliest(case: Case, window: WindowRecord, docket: Docket) -> int:

@@ -154,6 +154,8 @@ class WindowEvent(IntEnum):
     EXTEND = 11
     DOUBT = 12
     """Nothing is left to play, but a verifier could not fetch a blob."""
+    RECHECK = 14
+    """Nothing is left to play, and no verdict stands: others are drawn."""
 
 
 NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
@@ -171,6 +173,8 @@ NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
     (WindowPhase.DISPUTED, WindowEvent.AGREE): WindowPhase.ACCEPTED,
     (WindowPhase.DISPUTED, WindowEvent.DOUBT): WindowPhase.DOUBTED,
     (WindowPhase.DISPUTED, WindowEvent.REJECT): WindowPhase.VOID,
+    (WindowPhase.DISPUTED, WindowEvent.RECHECK): WindowPhase.PROVED,
+    (WindowPhase.JURY_REVEALING, WindowEvent.RECHECK): WindowPhase.PROVED,
     (WindowPhase.DOUBTED, WindowEvent.DRAW): WindowPhase.JURY_SEALING,
     (WindowPhase.DOUBTED, WindowEvent.REDRAW): WindowPhase.DOUBTED,
     (WindowPhase.JURY_SEALING, WindowEvent.CLOSE_SEALS): WindowPhase.JURY_REVEALING,

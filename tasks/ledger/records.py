@@ -151,6 +151,7 @@ class WindowRecord(NamedTuple):
     ``height`` is that of the block whose proof, doubt or lack of verdicts asks for the next draw. ``verifiers``
     judge first. ``jurors`` try to fetch and re-run ``disputed``: a segment that a verifier could not fetch, or -1.
     ``used`` are the machines drawn so far and their operators: none of them is drawn again.
+    ``seen`` are segments that were opened in an earlier round of verdicts, of which none stood.
     ``vacant`` has the heights at which seats were declined that nobody was drawn for yet.
     ``ripe`` is 1 when the challenge time is over and only an earlier window is waited for.
     """
@@ -174,6 +175,7 @@ class WindowRecord(NamedTuple):
     charge: int
     fee: int
     ripe: int
+    seen: tuple[int, ...]
 
 
 class HistoryEntry(NamedTuple):
@@ -298,6 +300,7 @@ def _window(value: Any) -> WindowRecord:
     fields["verifiers"], fields["jurors"] = _seats(fields["verifiers"]), _seats(fields["jurors"])
     fields["opened"] = tuple(Opened(*items_of(item, int, bytes, bytes, bytes, int)) for item in fields["opened"])
     fields["sampled"] = tuple(items_of(fields["sampled"], *[int] * len(fields["sampled"])))
+    fields["seen"] = tuple(items_of(fields["seen"], *[int] * len(fields["seen"])))
     fields["vacant"] = tuple(items_of(fields["vacant"], *[int] * len(fields["vacant"])))
     fields["used"] = tuple(items_of(fields["used"], *[bytes] * len(fields["used"])))
     return WindowRecord(**fields)
@@ -310,8 +313,8 @@ def save_window(state: Overlay, window: WindowRecord) -> None:
     values["proof"] = window_proof_to_value(window.proof)
     values["verifiers"], values["jurors"] = _seats_value(window.verifiers), _seats_value(window.jurors)
     values["opened"] = [list(item) for item in window.opened]
-    values["sampled"], values["used"], values["vacant"] = (
-        list(window.sampled), list(window.used), list(window.vacant),
+    values["sampled"], values["used"], values["vacant"], values["seen"] = (
+        list(window.sampled), list(window.used), list(window.vacant), list(window.seen),
     )  # fmt: skip
     state.put(_window_key(window.task, window.number), encode(list(values.values())))
 

@@ -22,6 +22,7 @@ __all__ = [
     "differs",
     "dismiss",
     "finding_of",
+    "has_verdict",
     "is_jury",
     "seal_time",
     "seats_of",
@@ -86,6 +87,16 @@ def differs(seat: Seat, opened: Opened) -> bool:
     """Tell whether a seat computed something else than the worker opened."""
     finding = finding_of(seat, opened.segment)
     return finding is not None and finding.code == Code.COMPUTED and not agrees(finding, opened)
+
+
+def has_verdict(window: WindowRecord) -> bool:
+    """Tell whether a verdict about a window stands: who has lost its game has no seat any more."""
+    return any(
+        agrees(found, opened)
+        for opened in window.opened
+        for seat in (*window.verifiers, *window.jurors)
+        if (found := finding_of(seat, opened.segment)) is not None
+    )
 
 
 def is_jury(window: WindowRecord) -> bool:

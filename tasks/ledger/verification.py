@@ -107,6 +107,7 @@ def prove(case: Case, proof: WindowProof) -> None:
         charge=charge,
         fee=check_fee(charge, case.parameters),
         ripe=0,
+        seen=(),
     )
     case.begin_window(window)
     renew_docket(case, window)
@@ -134,7 +135,10 @@ def _draw(case: Case, window: WindowRecord) -> None:
     nodes = draw_verifiers(pool.seed, pool.with_room, wanted)
     seats = tuple(Seat(node.address, b"", None) for node in nodes)
     if window.phase == WindowPhase.PROVED:
-        sampled = draw_segments(pool.seed, window.proof.segments, parameters.samples)
+        # What was opened in an earlier round is public: only where nothing else is left it is run again.
+        every = range(window.proof.segments)
+        fresh = [segment for segment in every if segment not in window.seen] or list(every)
+        sampled = tuple(fresh[at] for at in draw_segments(pool.seed, len(fresh), parameters.samples))
         window = case.advance_window(
             window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, sampled=sampled, verifiers=seats
         )

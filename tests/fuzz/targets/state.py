@@ -265,7 +265,10 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield "payload", Target(
         execute_payload, PAYLOADS,
         (
-            *(f"tasks.ledger.dispute_transitions:_decode_{name}" for name in ("move", "seal", "open", "resume")),
+            *(
+                f"tasks.ledger.dispute_transitions:_decode_{name}"
+                for name in ("move", "seal", "open", "resume", "show")
+            ),
             "tasks.ledger.bonds:_decode_terms", "tasks.ledger.bonds:_decode_sponsor",
             "tasks.ledger.bonds:_decode_withdraw",
             "state.transition.transfer:_decode", "state.transition.staking:_decode_stake",

@@ -10,6 +10,7 @@ from pathlib import Path
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
+from state.primitives.merkle import merkle_root
 from tasks.dispute.commitments import StepRecord
 from tasks.dispute.game import Side
 from tasks.engines.datasets import Dataset
@@ -36,12 +37,16 @@ from tasks.executor.playing import MoreMoves, Play, Played
 from tasks.ledger.registry import profile_from_value, profile_to_value
 from tasks.ledger.screening import read_dataset_facts
 from tasks.proofs import (
+    Break,
+    ShownLeaf,
     break_from_value,
     break_to_value,
     decode_leaves,
+    encode_leaf,
     encode_leaves,
     findings_from_value,
     findings_to_value,
+    is_break,
     opening_from_value,
     opening_to_value,
     window_proof_from_value,
@@ -112,6 +117,13 @@ def read_job_journal(data: bytes) -> None:
     journal.entries()
 
 
+def judge_leaf(data: bytes) -> None:
+    """Bytes that stand under a segment root are judged, whatever they are."""
+    proof = PROOF._replace(segment_root=merkle_root([data]), segments=1, state_root_out=LEAVES[0].state_root_after)
+    broken = is_break(JOB, proof, Break(0, ShownLeaf(data, ()), None))
+    assert broken == (data != encode_leaf(LEAVES[0]))
+
+
 def targets() -> Iterator[tuple[str, Target]]:
     yield (
         "job specification",
@@ -137,6 +149,7 @@ def targets() -> Iterator[tuple[str, Target]]:
         of_value(break_from_value, break_to_value), (encode(break_to_value(BROKEN)),),
         ("tasks.proofs:break_from_value", "tasks.proofs:_shown", "tasks.proofs:_path"),
     )  # fmt: skip
+    yield "leaf that is shown", Target(judge_leaf, (encode_leaf(LEAVES[0]),), ("tasks.proofs:_read_leaf",))
     yield "node profile", Target(
         of_value(profile_from_value, profile_to_value), (encode(profile_to_value(PROFILE)),),
         ("tasks.ledger.registry:profile_from_value", "tasks.ledger.registry:_gpu"),

@@ -24,6 +24,7 @@ from tasks.ledger.settlement import RELEASES_MAX
 from tasks.ledger.transitions import GIVE_UP_TASK, RESUME_TASK
 from tasks.ledger.verification import USED_MAX_TO_DECLINE
 from tasks.proofs import SAMPLED_MAX, Code, Finding
+from tasks.spec import SEGMENTS_MAX
 from tests.tasks.queued import QueuedWorld
 from tests.tasks.world import QUICK, WORTH, leaves_of, proof_of, spec
 
@@ -135,6 +136,7 @@ def largest_window() -> WindowRecord:
         # Machines and their operators, of all draws and of the seats that were declined.
         used=(b"u" * 20,) * (3 * draws * (most("verifiers_new") + most("jury")) + USED_MAX_TO_DECLINE),
         vacant=(MANY,) * most("jury"),
+        seen=tuple(range(SEGMENTS_MAX)),
     )  # fmt: skip
     return WindowRecord(**fields)  # type: ignore[arg-type]
 
