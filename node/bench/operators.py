@@ -29,6 +29,8 @@ _SHAPES: Final = ((1, 1), (64, 10), (64, 256), (256, 64), (1, 4_096), (4_096, 1)
 _PRODUCTS: Final = ((1, 1, 1), (1, 64, 256), (64, 64, 256), (256, 64, 64), (64, 256, 10), (1, 4_096, 1_024),
                     (512, 512, 512), (16, 32_768, 16), (1_024, 64, 1_024))  # fmt: skip
 """Rows, terms and rows of the other side."""
+_GROUPS: Final = ((3, 3, 64, 256), (3, 768, 64, 256), (3, 768, 256, 64), (48, 3, 64, 512), (8, 1, 128, 1_024))
+"""Groups, and of each the rows, terms and rows of the other side."""
 _CHALLENGE: Final = (1_024, 1_024, 1_024)
 _SEED: Final = bytes(32)
 _REPEATED_S: Final = 0.002
@@ -121,9 +123,18 @@ def _cases(arrays: Arrays) -> Iterator[_Case]:
     for shape in _SHAPES:
         yield from _elementwise(arrays, shape)
         yield from _rows(arrays, shape)
+        yield from _moves(arrays, shape)
     for sides in _PRODUCTS:
         for bits in (15, 20):
             yield _product(arrays, "contract", sides, bits)
+    for heads, rows, terms, others in _GROUPS:
+        for count in (3, 4):
+            product = _product(arrays, "contract_groups", (heads * rows, terms, heads * others), 15)
+            yield product._replace(
+                shape=(heads, rows, terms, others), types=product.types[:count], inputs=product.inputs[:count],
+                attributes=(15, heads),
+            )  # fmt: skip
+    yield _Case("number", (), (), (), (1,))
     yield _Case("scalar", (), (), (), (constant_bits(0.5),))
     yield _Case("bias_correction", (), (), (), (999_000_000,))
     for batch in (1, 64, 4_096):
@@ -151,6 +162,34 @@ def _elementwise(arrays: Arrays, shape: tuple[int, int]) -> Iterator[_Case]:
     numbers = arrays.load(np.arange(shape[0])[::-1].reshape(-1, 1))
     yield _Case("gather", shape, (kind, column), (values, numbers), ())
     yield _Case("one_hot", shape, (column,), (numbers,), (shape[1],))
+
+
+def _moves(arrays: Arrays, shape: tuple[int, int]) -> Iterator[_Case]:
+    kind, column = TensorType(ElementType.BINARY64, *shape), TensorType(ElementType.INT64, 1, 1)
+    values, first = arrays.load(_fractions(shape)), arrays.load(np.zeros((1, 1)))
+    rows, columns = shape
+    if columns % 2 == 0:
+        yield _Case("split_heads", shape, (kind,), (values,), (1, 2))
+        half = TensorType(ElementType.BINARY64, rows, columns // 2)
+        angles = arrays.load(_fractions((rows, columns // 2)))
+        yield _Case("rotate", shape, (kind, half, half), (values, angles, angles), ())
+    if rows % 2 == 0:
+        yield _Case("join_heads", shape, (kind,), (values,), (1, 2))
+        yield _Case("transpose_groups", shape, (kind,), (values,), (2,))
+        few = kind._replace(rows=rows // 2)
+        new = arrays.load(_fractions((rows // 2, columns)))
+        yield _Case("place_rows", shape, (kind, few, column), (values, new, first), (1, 1))
+    yield _Case("causal", shape, (kind, column), (values, first), (1, rows, 0))
+    exponents = arrays.load(np.zeros((columns, 1)))
+    yield _Case("scale_columns", shape, (kind, column._replace(rows=columns)), (values, exponents), ())
+    yield _Case("positions", shape, (column,), (first,), (1, rows))
+    numbers = arrays.load(np.arange(rows).reshape(-1, 1))
+    yield _Case("rotary", shape, (column._replace(rows=rows),), (numbers,), (100_000, 64, 1))
+    whole, exponents = kind._replace(element=ElementType.INT64), arrays.load(np.zeros((rows, 1)))
+    yield _Case("scale_rows", shape, (whole, column._replace(rows=rows)), (values, exponents), (15,))
+    yield _Case("find", shape, (kind, kind._replace(columns=1)), (values, values[:, :1]), ())
+    narrow = arrays.from_content(np.ones(shape, dtype="<i2").tobytes(), "i2", *shape)
+    yield _Case("load_integers", shape, (kind._replace(element=ElementType.INT16),), (narrow,), (-9, 9))
 
 
 def _rows(arrays: Arrays, shape: tuple[int, int]) -> Iterator[_Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -35,6 +36,8 @@ class NumpyArrays:
     def from_content(self, content: bytes, code: str, rows: int, columns: int) -> Array:
         """See Arrays."""
         values = np.frombuffer(content, dtype=f"<{code}").reshape(rows, columns)
+        if code == "i2":
+            return np.array(values, dtype=np.int16)
         return self.load_bytes(values) if code == "u1" else self.load(values)
 
     def content(self, values: Array, code: str) -> bytes:
@@ -100,11 +103,22 @@ class NumpyArrays:
 
     def to_doubles(self, values: Array) -> Array:
         """See Arrays."""
-        return values.astype(np.float64)
+        return values.astype(np.float64, copy=False)
 
     def take_rows(self, values: Array, rows: Array) -> Array:
         """See Arrays."""
         return values[rows[:, 0]]
+
+    def stack(self, parts: Sequence[Array], axis: int) -> Array:
+        """See Arrays."""
+        return np.stack(parts, axis)
+
+    def with_rows(self, values: Array, rows: Array, starts: Sequence[int]) -> Array:
+        """See Arrays."""
+        result = values.copy()
+        for sequence, start in enumerate(starts):
+            result[sequence, :, start : start + rows.shape[2]] = rows[sequence]
+        return result
 
     def round_to_single(self, values: Array, smallest: float) -> Array:
         """See Arrays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +60,8 @@ class TorchArrays:
     def from_content(self, content: bytes, code: str, rows: int, columns: int) -> Array:
         """See Arrays."""
         values = np.frombuffer(content, dtype=f"<{code}").reshape(rows, columns)
+        if code == "i2":
+            return self._torch.tensor(values.astype(np.int16), device=self._device)
         return self.load_bytes(values) if code == "u1" else self.load(values)
 
     def content(self, values: Array, code: str) -> bytes:
@@ -136,6 +139,17 @@ class TorchArrays:
     def take_rows(self, values: Array, rows: Array) -> Array:
         """See Arrays."""
         return values[rows[:, 0]]
+
+    def stack(self, parts: Sequence[Array], axis: int) -> Array:
+        """See Arrays."""
+        return self._torch.stack(tuple(parts), axis)
+
+    def with_rows(self, values: Array, rows: Array, starts: Sequence[int]) -> Array:
+        """See Arrays."""
+        result = values.clone()
+        for sequence, start in enumerate(starts):
+            result[sequence, :, start : start + rows.shape[2]] = rows[sequence]
+        return result
 
     def round_to_single(self, values: Array, smallest: float) -> Array:
         """See Arrays."""

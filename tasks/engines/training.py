@@ -145,7 +145,8 @@ class Trainer:
             end = min(start + SCORED_ROWS, stop)
             content = data.features[start * data.columns : end * data.columns]
             features = self._arrays.from_content(content, "u1", end - start, data.columns)
-            found = self._arrays.store(runner.run([features, *parameters], Context(self.step, plan.seed)))
+            (result,) = runner.run([features, *parameters], Context(self.step, plan.seed))
+            found = self._arrays.store(result)
             labels = np.frombuffer(data.labels[start:end], dtype=np.uint8)
             right += int((found.argmax(axis=1) == labels).sum())
         return Evaluation(right, stop - data.train_rows)

@@ -7,6 +7,7 @@ No exp, log, float32 product or library reduction: their bits depend on the mach
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:  # the judge of a dispute imports this module and needs no NumPy
@@ -35,7 +36,9 @@ class Arrays(Protocol):
         """Return a float64 NumPy copy."""
 
     def from_content(self, content: bytes, code: str, rows: int, columns: int) -> Array:
-        """Return an array from little-endian values; ``code`` is f8, f4 or i8 (float64 results) or u1 (bytes)."""
+        """Return an array from little-endian values; ``code`` is f8, f4 or i8 (float64 results),
+        u1 (bytes) or i2 (integers of 16 bits).
+        """
 
     def content(self, values: Array, code: str) -> bytes:
         """Return an array's values as little-endian bytes, row by row; see ``from_content``."""
@@ -47,7 +50,10 @@ class Arrays(Protocol):
         """Return the row 0.0, 1.0, ..., count - 1."""
 
     def matmul(self, left: Array, right: Array) -> Array:
-        """Return the float64 product; exact only for integers whose sums stay below 2**53."""
+        """Return the float64 product of matrices, or of each pair of two stacks of them.
+
+        It is exact only for integers whose sums stay below 2**53.
+        """
 
     def rint(self, values: Array) -> Array:
         """Round to the nearest integer, halves to even."""
@@ -83,10 +89,22 @@ class Arrays(Protocol):
         """Return integral float64 values as an integer array (64 bits)."""
 
     def to_doubles(self, values: Array) -> Array:
-        """Return bytes, integers or truth values as float64, rounded to the nearest, halves to even."""
+        """Return bytes, integers or truth values as float64, rounded to the nearest, halves to even.
+
+        A float64 array may be returned as it is.
+        """
 
     def take_rows(self, values: Array, rows: Array) -> Array:
         """Return the rows of a matrix that an integer column names, in its order."""
+
+    def stack(self, parts: Sequence[Array], axis: int) -> Array:
+        """Return arrays of one shape as one array with a new axis."""
+
+    def with_rows(self, values: Array, rows: Array, starts: Sequence[int]) -> Array:
+        """Return a copy of ``values`` with new rows from ``starts`` on.
+
+        Both have four axes: sequence, group, row, column. There is one start for each sequence.
+        """
 
     def round_to_single(self, values: Array, smallest: float) -> Array:
         """Round to float32, halves to even; what is then below ``smallest`` in magnitude is +0. Return float64."""

@@ -61,9 +61,9 @@ class Builder:
         """Return the sum of each row."""
         return self.call("row_sum", values, self.call("row_exponent", values, attributes=(SUM_BITS,)))
 
-    def computation(self, result: int) -> Computation:
-        """Return all calls, for one result."""
-        return Computation(self._sources, tuple(self._numbers), result, OPERATORS)
+    def computation(self, *results: int) -> Computation:
+        """Return all calls, for these results."""
+        return Computation(self._sources, tuple(self._numbers), results, OPERATORS)
 
     def program(self, stores: Mapping[str, int], probe: int, loss: int) -> Program:
         """Return the program of all calls. Raises ProgramInvalid."""

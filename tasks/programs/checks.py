@@ -12,12 +12,14 @@ from tasks.programs.bounds import Bounds, Integers
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators.rows import SUM_BITS
 from tasks.programs.operators.storage import STORED_EXPONENT_MAX, stored_bounds
-from tasks.programs.program import Call, Program, Source, SourceKind
-from tasks.programs.tensors import ElementType
+from tasks.programs.program import Call, Computation, Program, Source, SourceKind
+from tasks.programs.tensors import ElementType, TensorType
 
-__all__ = ["check_bounds", "store_limit"]
+__all__ = ["check_bounds", "check_computation", "integer_range", "store_limit"]
 
 _BYTE_MAX: Final = 255
+_INT16_MAX: Final = (1 << 15) - 1
+_INT64_MAX: Final = (1 << 63) - 1
 
 
 def check_bounds(program: Program) -> tuple[Bounds, ...]:
@@ -26,9 +28,31 @@ def check_bounds(program: Program) -> tuple[Bounds, ...]:
     Raises ProgramInvalid for a program that could leave the exact range, or whose state, probe or loss is not of
     the right kind.
     """
-    types = program.types
     _check_outputs(program)
-    found: list[Bounds] = [_source_bounds(program, source) for source in program.sources]
+    return _bounds(program, [_source_bounds(program, source) for source in program.sources])
+
+
+def check_computation(computation: Computation) -> tuple[Bounds, ...]:
+    """Return the bounds of each tensor, by number. Raises ProgramInvalid if one could leave the exact range."""
+    return _bounds(computation, [_type_bounds(source.type) for source in computation.sources])
+
+
+def integer_range(program: Program | Computation, source: Source) -> Integers | None:
+    """Return between what the integers of a source lie, as the calls that read it say; None if none says."""
+    readers = {program.sources.index(source)}
+    found: Integers | None = None
+    for number, call in enumerate(program.calls, len(program.sources)):
+        if call.inputs and call.inputs[0] in readers:
+            if call.operator == "gather":
+                readers.add(number)
+            elif call.operator == "load_integers":
+                low, high = call.attributes
+                found = Integers(max(low, found.low), min(high, found.high)) if found else Integers(low, high)
+    return found
+
+
+def _bounds(program: Program | Computation, found: list[Bounds]) -> tuple[Bounds, ...]:
+    types = program.types
     for number, call in enumerate(program.calls, len(found)):
         _check_exponents(program, call)
         operator, kinds = program.operators[call.operator], [types[at] for at in call.inputs]
@@ -66,14 +90,25 @@ def _check_outputs(program: Program) -> None:
 def _source_bounds(program: Program, source: Source) -> Bounds:
     if source.kind == SourceKind.STATE:
         return stored_bounds(store_limit(program, program.stores[source.key]))
-    if source.type.element == ElementType.UINT8:
-        return Integers(0, _BYTE_MAX)
-    if source.type.element == ElementType.BINARY32:
-        return stored_bounds(STORED_EXPONENT_MAX)
-    raise ProgramInvalid(f"data of {source.type.element.name}")
+    return _type_bounds(source.type)
 
 
-def _check_exponents(program: Program, call: Call) -> None:
+def _type_bounds(kind: TensorType) -> Bounds:
+    """Return between what all values of a source lie. ``load_integers`` says what its program takes."""
+    match kind.element:
+        case ElementType.UINT8:
+            return Integers(0, _BYTE_MAX)
+        case ElementType.INT16:
+            return Integers(-_INT16_MAX - 1, _INT16_MAX)
+        case ElementType.INT64:
+            return Integers(-_INT64_MAX - 1, _INT64_MAX)
+        case ElementType.BINARY32:
+            return stored_bounds(STORED_EXPONENT_MAX)
+        case ElementType.BINARY64:
+            raise ProgramInvalid("a source of binary64")
+
+
+def _check_exponents(program: Program | Computation, call: Call) -> None:
     """Check that exponents of rows are those of the rows that they are used with. Raises ProgramInvalid."""
     match call:
         case Call("quantise", (values, exponents), (bits,)):
@@ -84,7 +119,9 @@ def _check_exponents(program: Program, call: Call) -> None:
             expected = []
             for integers, exponents in ((left, left_exponents), (right, right_exponents)):
                 made = program.call_of(integers)
-                values = made.inputs[0] if made and made.inputs else -1
+                if made is None or made.operator != "quantise":
+                    continue  # of a source, or moved: bounds say that they fit
+                values = made.inputs[0]
                 expected.append((integers, Call("quantise", (values, exponents), (bits,))))
         case _:
             return

@@ -72,19 +72,37 @@ def units_of(types: Sequence[TensorType], calls: Sequence[Call], operators: Mapp
     )
 
 
+def _call_of(sources: Sequence[Source], calls: Sequence[Call], tensor: int) -> Call | None:
+    if not 0 <= tensor < len(sources) + len(calls):
+        raise IndexError(tensor)
+    return None if tensor < len(sources) else calls[tensor - len(sources)]
+
+
 @dataclass(frozen=True)
 class Computation:
-    """Calls for one ``result``, outside of any step: nothing is proved of it."""
+    """Calls for ``results``, outside of any step: no state comes from it.
+
+    Raises ProgramInvalid where shapes do not fit, when types or units are asked for.
+    """
 
     sources: tuple[Source, ...]
     calls: tuple[Call, ...]
-    result: int
+    results: tuple[int, ...]
     operators: Mapping[str, Operator]
+
+    @cached_property
+    def types(self) -> tuple[TensorType, ...]:
+        """Type of each tensor, by number. Raises ProgramInvalid."""
+        return types_of(self.sources, self.calls, self.operators)
 
     @cached_property
     def units(self) -> int:
         """Work units of the calls. Raises ProgramInvalid."""
-        return units_of(types_of(self.sources, self.calls, self.operators), self.calls, self.operators)
+        return units_of(self.types, self.calls, self.operators)
+
+    def call_of(self, tensor: int) -> Call | None:
+        """Return the call that made a tensor; None for a source. Raises IndexError."""
+        return _call_of(self.sources, self.calls, tensor)
 
 
 class PlaceKind(IntEnum):
@@ -151,9 +169,7 @@ class Program:
 
     def call_of(self, tensor: int) -> Call | None:
         """Return the call that made a tensor; None for a source. Raises IndexError."""
-        if not 0 <= tensor < len(self.types):
-            raise IndexError(tensor)
-        return None if tensor < len(self.sources) else self.calls[tensor - len(self.sources)]
+        return _call_of(self.sources, self.calls, tensor)
 
     @cached_property
     def places(self) -> tuple[Place, ...]:

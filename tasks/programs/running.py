@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 from tasks.programs.arrays import Array, Arrays
-from tasks.programs.checks import store_limit
+from tasks.programs.bounds import Integers
+from tasks.programs.checks import integer_range, store_limit
 from tasks.programs.errors import SourceInvalid, StoreDiverged
 from tasks.programs.operators import Attributes, Context, Operator
 from tasks.programs.operators.storage import STORED_EXPONENT_MAX, STORED_EXPONENT_MIN, diverged_content
@@ -17,6 +18,7 @@ __all__ = ["ResultRunner", "Runner", "StepResult", "content_of", "load_tensor"]
 
 _CODES: Final = {
     ElementType.BINARY64: "f8", ElementType.BINARY32: "f4", ElementType.INT64: "i8", ElementType.UINT8: "u1",
+    ElementType.INT16: "i2",
 }  # fmt: skip
 
 
@@ -37,10 +39,17 @@ class _Job(NamedTuple):
     last: tuple[int, ...]
 
 
-def load_tensor(arrays: Arrays, kind: TensorType, content: bytes, limit: int = STORED_EXPONENT_MAX) -> Array:
+def load_tensor(
+    arrays: Arrays,
+    kind: TensorType,
+    content: bytes,
+    limit: int = STORED_EXPONENT_MAX,
+    allowed: Integers | None = None,
+) -> Array:
     """Return a tensor's content on the engine.
 
-    Raises SourceInvalid for another length, and for binary32 values that no store with ``limit`` gives.
+    Raises SourceInvalid for another length, for binary32 values that no store with ``limit`` gives, and for
+    integers outside of ``allowed``.
     """
     if len(content) != kind.size_bytes:
         raise SourceInvalid(f"{len(content)} bytes, not the {kind.size_bytes} of {kind.rows} by {kind.columns}")
@@ -50,6 +59,10 @@ def load_tensor(arrays: Arrays, kind: TensorType, content: bytes, limit: int = S
         canonical = arrays.round_to_single(values, 2.0**STORED_EXPONENT_MIN)
         if not arrays.all_below(values, 2.0**limit) or arrays.content(canonical, code) != content:
             raise SourceInvalid("a value that is not finite, too large, below 2^-100, or minus zero")
+    if allowed is not None:
+        middle = (allowed.low + allowed.high) / 2.0
+        if not arrays.all_below(arrays.to_doubles(values) - middle, allowed.high - middle + 0.25):
+            raise SourceInvalid(f"an integer outside of {allowed.low} to {allowed.high}")
     return values
 
 
@@ -79,12 +92,15 @@ class ResultRunner:
     """Runs a computation on one engine."""
 
     def __init__(self, computation: Computation, arrays: Arrays) -> None:
-        self._arrays, self._result = arrays, computation.result
+        self._arrays, self._results = arrays, computation.results
         count = len(computation.sources)
-        self._jobs = _jobs(count, computation.calls, computation.operators, {*range(count), computation.result})
+        self._jobs = _jobs(count, computation.calls, computation.operators, {*range(count), *computation.results})
 
-    def run(self, sources: Sequence[Array], context: Context) -> Array:
-        """Return the result; memory of a tensor ends after the last call that reads it."""
+    def run(self, sources: Sequence[Array], context: Context) -> tuple[Array, ...]:
+        """Return the results; memory of a tensor ends after the last call that reads it.
+
+        Raises StoreDiverged.
+        """
         tensors: list[Array] = [*sources, *[None] * len(self._jobs)]
         for number, job in enumerate(self._jobs, len(sources)):
             inputs = [tensors[at] for at in job.inputs]
@@ -92,7 +108,7 @@ class ResultRunner:
             del inputs
             for read in job.last:
                 tensors[read] = None
-        return tensors[self._result]
+        return tuple(tensors[number] for number in self._results)
 
 
 class Runner:
@@ -117,8 +133,11 @@ class Runner:
                     raise SourceInvalid(f"there is no {source.key}")
                 number = program.stores.get(source.key) if kind == SourceKind.STATE else None
                 limit = STORED_EXPONENT_MAX if number is None else store_limit(program, number)
+                allowed = integer_range(program, source)
                 try:
-                    found[source.key] = load_tensor(self._arrays, source.type, contents[source.key], limit)
+                    found[source.key] = load_tensor(
+                        self._arrays, source.type, contents[source.key], limit, allowed
+                    )
                 except SourceInvalid as error:
                     raise SourceInvalid(f"{source.key}: {error}") from None
         return found

@@ -7,16 +7,22 @@ from types import MappingProxyType
 from typing import Final
 
 from tasks.programs.operators import Operator
+from tasks.programs.operators.attention import CAUSAL, PLACE_ROWS, POSITIONS, SCALE_COLUMNS
 from tasks.programs.operators.elementwise import ELEMENTWISE
+from tasks.programs.operators.groups import CONTRACT_GROUPS
+from tasks.programs.operators.heads import JOIN_HEADS, SPLIT_HEADS, TRANSPOSE_GROUPS
 from tasks.programs.operators.indexing import GATHER, ONE_HOT, TRANSPOSE
+from tasks.programs.operators.rotary import ROTARY, ROTATE
 from tasks.programs.operators.rows import CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM
 from tasks.programs.operators.scalars import BIAS_CORRECTION, SAMPLE_ORDER, SCALAR
 from tasks.programs.operators.storage import LOAD, SCALE_BYTES, STORE
+from tasks.programs.operators.whole import FIND, LOAD_INTEGERS, NUMBER, SCALE_ROWS
 
 __all__ = ["OPERATORS"]
 
 _ALL: Final[tuple[Operator, ...]] = (
     CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, LOAD, SCALE_BYTES, STORE, GATHER, ONE_HOT, TRANSPOSE,
-    BIAS_CORRECTION, SAMPLE_ORDER, SCALAR, *ELEMENTWISE,
+    CONTRACT_GROUPS, SPLIT_HEADS, JOIN_HEADS, TRANSPOSE_GROUPS, POSITIONS, CAUSAL, SCALE_COLUMNS, PLACE_ROWS,
+    ROTARY, ROTATE, LOAD_INTEGERS, NUMBER, SCALE_ROWS, FIND, BIAS_CORRECTION, SAMPLE_ORDER, SCALAR, *ELEMENTWISE,
 )  # fmt: skip
 OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType({one.name: one for one in _ALL})

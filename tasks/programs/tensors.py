@@ -41,6 +41,7 @@ class ElementType(IntEnum):
     BINARY32 = 2
     INT64 = 3
     UINT8 = 4
+    INT16 = 5
 
     @property
     def size(self) -> int:
@@ -50,14 +51,16 @@ class ElementType(IntEnum):
     @property
     def is_integer(self) -> bool:
         """Whether its values are integers."""
-        return self in (ElementType.INT64, ElementType.UINT8)
+        return self in (ElementType.INT64, ElementType.UINT8, ElementType.INT16)
 
 
 _SIZES: Final = {
     ElementType.BINARY64: 8, ElementType.BINARY32: 4, ElementType.INT64: 8, ElementType.UINT8: 1,
+    ElementType.INT16: 2,
 }  # fmt: skip
 _FORMATS: Final = {
     ElementType.BINARY64: "d", ElementType.BINARY32: "f", ElementType.INT64: "q", ElementType.UINT8: "B",
+    ElementType.INT16: "h",
 }  # fmt: skip
 
 

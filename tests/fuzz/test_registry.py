@@ -44,7 +44,7 @@ EXEMPT = {
     "tasks.engines.torch_arrays:TorchArrays.from_content": "values of a length that was checked",
     "tasks.programs.operators.rows:RowMaximum.finish": "the bits of one number",
     "tasks.programs.operators.rows:RowMaximum.term": "the bits of one number",
-    "tasks.programs.operators.scalars:Scalar._value": "the bits of one number",
+    "tasks.programs.operators.scalars:bits_value": "the bits of one number",
     "tasks.programs.operators.scalars:constant_bits": "the bits of one number",
     "tasks.programs.operators.storage:diverged_content": "values that this machine computed",
     "tasks.programs.operators.storage:stored": "the bits of one number",

@@ -19,8 +19,9 @@ from tasks.programs.operators import Attributes, Context, Read
 from tasks.programs.operators.rules import Fold, canonical, expect, expect_attributes, whole, work
 from tasks.programs.tensors import ElementType, Number, TensorType
 
-__all__ = ["CONTRACT", "EXPONENT_MAX", "EXPONENT_MIN", "QUANTISE", "ROW_EXPONENT", "ROW_MAXIMUM", "ROW_SUM",
-           "SUM_BITS", "TERMS_MAX", "WIDTHS"]  # fmt: skip
+__all__ = ["CONTRACT", "CONTRACTED", "EXPONENT_MAX", "EXPONENT_MIN", "QUANTISE", "ROW_EXPONENT", "ROW_MAXIMUM",
+           "ROW_SUM", "SUM_BITS", "TERMS_MAX", "WIDTHS", "Contract", "Width", "check_column", "check_terms",
+           "product_bounds", "products", "scaled"]  # fmt: skip
 
 TERMS_MAX: Final = 1 << 20
 """Terms of a product of rows or of a sum: 2^(40 + 20) fits 64 bits."""
@@ -47,7 +48,7 @@ WIDTHS: Final = {
     20: Width(18, 1 << 19, 2.0),
     40: Width(39, 1 << 40, 2.0),
 }
-_CONTRACTED: Final = (15, 20)
+CONTRACTED: Final = (15, 20)
 
 
 def _width(name: str, attributes: Attributes, allowed: Sequence[int]) -> Width:
@@ -62,7 +63,7 @@ def _scale_exponents(bounds: Bounds, width: Width) -> tuple[int, int]:
     return max(bounds.low, EXPONENT_MIN) - width.depth, min(bounds.high, EXPONENT_MAX) - width.depth
 
 
-def _scaled(total: int, exponent: int) -> float:
+def scaled(total: int, exponent: int) -> float:
     """Return ``total * 2^exponent``, rounded once to binary64. Raises ElementUndefined outside of the range."""
     try:
         return canonical(ldexp(float(total), exponent) + 0.0)
@@ -79,7 +80,7 @@ class RowExponent(Fold):
         """See Operator."""
         _width(self.name, attributes, tuple(WIDTHS))
         expect(self.name, inputs, ElementType.BINARY64)
-        _check_terms(self.name, inputs[0].columns)
+        check_terms(self.name, inputs[0].columns)
         return TensorType(ElementType.INT64, inputs[0].rows, 1)
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
@@ -129,7 +130,8 @@ class RowExponent(Fold):
         return whole(total, EXPONENT_MIN, EXPONENT_MAX)
 
 
-def _check_terms(name: str, terms: int) -> None:
+def check_terms(name: str, terms: int) -> None:
+    """Check the length of rows. Raises ProgramInvalid."""
     if terms > TERMS_MAX:
         raise ProgramInvalid(f"{name} of {terms} terms, {TERMS_MAX} are allowed")
 
@@ -154,7 +156,7 @@ class Quantise:
         """See Operator."""
         _width(self.name, attributes, tuple(WIDTHS))
         expect(self.name, inputs, ElementType.BINARY64, ElementType.INT64)
-        _check_column(self.name, inputs[0], inputs[1])
+        check_column(self.name, inputs[0], inputs[1])
         return TensorType(ElementType.INT64, inputs[0].rows, inputs[0].columns)
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
@@ -188,9 +190,38 @@ def _integers_of_rows(arrays: Arrays, values: Array, exponents: Array, depth: in
     return arrays.rint(values * arrays.power_of_two(arrays.to_integers(depth - exponents)))
 
 
-def _check_column(name: str, values: TensorType, exponents: TensorType) -> None:
+def check_column(name: str, values: TensorType, exponents: TensorType) -> None:
+    """Check that there is one exponent a row. Raises ProgramInvalid."""
     if (exponents.rows, exponents.columns) != (values.rows, 1):
         raise ProgramInvalid(f"{name} of {values.rows} rows takes one exponent for each")
+
+
+def product_bounds(inputs: Sequence[Bounds], terms: int, bits: int) -> Magnitudes:
+    """Return the bounds of products of ``terms`` terms, given those of integers and exponents of both sides.
+
+    Raises ProgramInvalid for integers beyond the width, and for exponents that no row has.
+    """
+    width = WIDTHS[bits]
+    if any(max(integers(inputs, at).high, -integers(inputs, at).low) > width.limit for at in (0, 1)):
+        raise ProgramInvalid(f"integers of more than {bits} bits")
+    exponents = [integers(inputs, at) for at in (2, 3)]
+    if any(one.low < EXPONENT_MIN or one.high > EXPONENT_MAX for one in exponents):
+        raise ProgramInvalid(f"exponents outside of {EXPONENT_MIN} to {EXPONENT_MAX}")
+    low, high = (sum(ends) - 2 * width.depth for ends in zip(*exponents, strict=True))
+    return Magnitudes(low, high + (width.limit**2 * terms).bit_length()).check()
+
+
+def products(arrays: Arrays, left: Array, right: Array, width: Width) -> Array:
+    """Return the exact sums of products of rows, each rounded once; of matrices or of stacks of them."""
+    terms, block = left.shape[-1], (1 << _EXACT_BITS) // width.limit**2
+    if terms <= block:
+        return arrays.matmul(left, right.swapaxes(-1, -2))
+    sums = 0
+    for start in range(0, terms, block):
+        part = slice(start, start + block)
+        found = arrays.matmul(left[..., part], right[..., part].swapaxes(-1, -2))
+        sums = sums + arrays.to_integers(found)
+    return arrays.to_doubles(sums)
 
 
 class Contract(Fold):
@@ -199,18 +230,18 @@ class Contract(Fold):
     Element (i, j) is the sum over k of ``left[i, k] * right[j, k]``, times both rows' powers of two.
     """
 
-    name: Final = "contract"
+    name = "contract"
 
     def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
         """See Operator."""
-        _width(self.name, attributes, _CONTRACTED)
+        _width(self.name, attributes, CONTRACTED)
         expect(self.name, inputs, *(ElementType.INT64,) * 4)
         left, right = inputs[:2]
         if left.columns != right.columns:
             raise ProgramInvalid(f"rows of {left.columns} and of {right.columns} values have no product")
-        _check_terms(self.name, left.columns)
-        _check_column(self.name, left, inputs[2])
-        _check_column(self.name, right, inputs[3])
+        check_terms(self.name, left.columns)
+        check_column(self.name, left, inputs[2])
+        check_column(self.name, right, inputs[3])
         return TensorType(ElementType.BINARY64, left.rows, right.rows)
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
@@ -220,26 +251,13 @@ class Contract(Fold):
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
-        width = WIDTHS[attributes[0]]
-        if any(max(integers(inputs, at).high, -integers(inputs, at).low) > width.limit for at in (0, 1)):
-            raise ProgramInvalid(f"integers of more than {attributes[0]} bits")
-        left, right = (_scale_exponents(inputs[at], width) for at in (2, 3))
-        grown = (width.limit**2 * types[0].columns).bit_length()
-        return Magnitudes(left[0] + right[0], left[1] + right[1] + grown).check()
+        return product_bounds(inputs, types[0].columns, attributes[0])
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""
         left, right, left_exponents, right_exponents = inputs
-        width, terms = WIDTHS[attributes[0]], left.shape[1]
-        block = (1 << _EXACT_BITS) // width.limit**2
-        if terms <= block:
-            result = arrays.matmul(left, right.T)
-        else:
-            sums = 0
-            for start in range(0, terms, block):
-                part = slice(start, start + block)
-                sums = sums + arrays.to_integers(arrays.matmul(left[:, part], right[:, part].T))
-            result = arrays.to_doubles(sums)
+        width = WIDTHS[attributes[0]]
+        result = products(arrays, left, right, width)
         result *= arrays.power_of_two(arrays.to_integers(left_exponents - width.depth))
         result *= arrays.power_of_two(arrays.to_integers(right_exponents - width.depth)).T
         result += 0.0  # a zero has a positive sign: a kernel may or may not add to a zero first
@@ -266,7 +284,7 @@ class Contract(Fold):
         """See FoldOperator."""
         left = whole(read(2, row, 0), EXPONENT_MIN, EXPONENT_MAX)
         right = whole(read(3, column, 0), EXPONENT_MIN, EXPONENT_MAX)
-        return _scaled(total, left + right - 2 * WIDTHS[attributes[0]].depth)
+        return scaled(total, left + right - 2 * WIDTHS[attributes[0]].depth)
 
 
 class RowSum(Fold):
@@ -278,8 +296,8 @@ class RowSum(Fold):
         """See Operator."""
         expect_attributes(self.name, attributes, 0)
         expect(self.name, inputs, ElementType.BINARY64, ElementType.INT64)
-        _check_terms(self.name, inputs[0].columns)
-        _check_column(self.name, inputs[0], inputs[1])
+        check_terms(self.name, inputs[0].columns)
+        check_column(self.name, inputs[0], inputs[1])
         return TensorType(ElementType.BINARY64, inputs[0].rows, 1)
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
@@ -329,7 +347,7 @@ class RowSum(Fold):
     ) -> Number:
         """See FoldOperator."""
         exponent = whole(read(1, row, 0), EXPONENT_MIN, EXPONENT_MAX)
-        return _scaled(total, exponent - WIDTHS[SUM_BITS].depth)
+        return scaled(total, exponent - WIDTHS[SUM_BITS].depth)
 
 
 class RowMaximum(Fold):
@@ -344,7 +362,7 @@ class RowMaximum(Fold):
         """See Operator."""
         expect_attributes(self.name, attributes, 0)
         expect(self.name, inputs, ElementType.BINARY64)
-        _check_terms(self.name, inputs[0].columns)
+        check_terms(self.name, inputs[0].columns)
         return TensorType(ElementType.BINARY64, inputs[0].rows, 1)
 
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:

@@ -19,7 +19,7 @@ from tasks.programs.tensors import ElementType, Number, TensorType
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["BIAS_CORRECTION", "NANO", "SAMPLE_ORDER", "SCALAR", "constant_bits", "order_units"]
+__all__ = ["BIAS_CORRECTION", "NANO", "SAMPLE_ORDER", "SCALAR", "bits_value", "constant_bits", "order_units"]
 
 NANO: Final = 1_000_000_000
 EPOCH_UNITS: Final = 2_000_000
@@ -35,6 +35,12 @@ def constant_bits(value: float) -> int:
     return found
 
 
+def bits_value(bits: int) -> float:
+    """Return the binary64 with these bits. Raises struct.error for what are not 64 bits."""
+    value: float = struct.unpack(">d", struct.pack(">Q", bits))[0]
+    return value
+
+
 class Scalar:
     """``scalar(; bits)``: one constant, given as the bits of a binary64."""
 
@@ -45,7 +51,7 @@ class Scalar:
         expect_attributes(self.name, attributes, 1)
         expect(self.name, inputs)
         try:
-            value = self._value(attributes)
+            value = bits_value(attributes[0])
             canonical(value)
         except (struct.error, ElementUndefined):
             raise ProgramInvalid(f"{attributes[0]:#x} are the bits of no normal number") from None
@@ -53,23 +59,19 @@ class Scalar:
             raise ProgramInvalid("a constant of minus zero")
         return TensorType(ElementType.BINARY64, 1, 1)
 
-    def _value(self, attributes: Attributes) -> float:
-        value: float = struct.unpack(">d", struct.pack(">Q", attributes[0]))[0]
-        return value
-
     def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
         """See Operator."""
         return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
-        value = self._value(attributes)
+        value = bits_value(attributes[0])
         exponent = frexp(value)[1] - 1 if value else 0
         return Magnitudes(exponent, exponent, value == 0.0, value < 0.0, value > 0.0).check()
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""
-        return arrays.constant(self._value(attributes))
+        return arrays.constant(bits_value(attributes[0]))
 
     def element(
         self,
@@ -81,7 +83,7 @@ class Scalar:
         column: int,
     ) -> Number:
         """See Operator."""
-        return self._value(attributes)
+        return bits_value(attributes[0])
 
 
 class BiasCorrection:

@@ -39,6 +39,8 @@ class Contrary(NumpyArrays):
         return np.asfortranarray(super().load(values))
 
     def matmul(self, left: Array, right: Array) -> Array:
+        if left.ndim == 3:
+            return np.stack([self.matmul(*pair) for pair in zip(left, right, strict=True)])
         result = np.zeros((left.shape[0], right.shape[1]), order="F")
         for stop in range(left.shape[1], 0, -TERMS_AT_ONCE):
             terms = slice(max(0, stop - TERMS_AT_ONCE), stop)

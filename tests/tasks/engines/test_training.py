@@ -54,7 +54,7 @@ def test_rows_are_tested_with_the_scores_that_a_step_gives_them(plan: TrainingPl
     rows = np.frombuffer(DATA.features, dtype=np.uint8).reshape(DATA.rows, DATA.columns)[picked]
     features = ARRAYS.from_content(rows.tobytes(), "u1", plan.batch, DATA.columns)
     parameters = [state[one.key] for one in plan.scores.sources if one.kind == SourceKind.STATE]
-    scores = ResultRunner(plan.scores, ARRAYS).run([features, *parameters], Context(3, SEED))
+    (scores,) = ResultRunner(plan.scores, ARRAYS).run([features, *parameters], Context(3, SEED))
     assert ARRAYS.content(scores, "f8") == trace[made["row_maximum"][1].inputs[0]]
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tasks.programs.bounds import EXPONENT_LOW, Bounds, Integers, Magnitudes
+from tasks.programs.bounds import EXPONENT_LOW, Integers, Magnitudes
 from tasks.programs.errors import ElementUndefined, ProgramInvalid, StoreDiverged
-from tasks.programs.operators import Attributes, Context, FoldOperator, Operator
+from tasks.programs.operators import Attributes, Context, FoldOperator
 from tasks.programs.operators.rows import EXPONENT_MAX, EXPONENT_MIN, SUM_BITS, TERMS_MAX, WIDTHS
 from tasks.programs.operators.scalars import NANO, constant_bits
 from tasks.programs.table import OPERATORS
 from tasks.programs.tensors import ElementType, TensorType
+from tests.tasks.programs.cases import Case, legal, ranges, seeds, sides, terms
 from tests.tasks.programs.engines import NAMES, engine
+from tests.tasks.programs.transformer_cases import MOVES, TRANSFORMER_CASES, TRANSFORMER_SHAPES
 from tests.tasks.programs.values import (
     CONTEXT,
     Tensor,
@@ -33,36 +34,7 @@ from tests.tasks.programs.values import (
 NUMPY = engine("numpy")
 ELEMENTWISE = {"add": 2, "bound": 1, "divide": 2, "exp": 1, "log": 1, "multiply": 2, "select": 3, "square_root": 1,
                "subtract": 2}  # fmt: skip
-FOLDS = ("contract", "row_exponent", "row_maximum", "row_sum")
-
-
-class Case(NamedTuple):
-    """One call of an operator on drawn tensors."""
-
-    operator: Operator
-    inputs: tuple[Tensor, ...]
-    attributes: Attributes
-
-    @property
-    def bounds(self) -> Bounds:
-        return self.operator.bounds(
-            [one.bounds for one in self.inputs], [one.type for one in self.inputs], self.attributes
-        )
-
-
-seeds = st.integers(0, 2**32)
-sides = st.integers(1, 5)
-terms = st.integers(1, 40)
-
-
-@st.composite
-def ranges(draw: st.DrawFn, low: int = -900, high: int = 1000) -> Magnitudes:
-    """Any bounds, often narrow and often at one of the ends."""
-    near = st.integers(min(max(low, -60), high), max(low, min(high, 60)))
-    least = draw(st.one_of(st.just(low), st.integers(low, high), near))
-    most = draw(st.one_of(st.just(least), st.integers(least, min(high, least + 60)), st.integers(least, high)))
-    negative = draw(st.booleans())
-    return Magnitudes(least, most, draw(st.booleans()), negative, draw(st.booleans()) if negative else True)
+FOLDS = ("contract", "contract_groups", "find", "row_exponent", "row_maximum", "row_sum")
 
 
 @st.composite
@@ -75,15 +47,7 @@ def elementwise(draw: st.DrawFn) -> Case:
         )
         for _ in range(ELEMENTWISE[name])
     ]
-    return _legal(Case(OPERATORS[name], tuple(inputs), (draw(st.integers(0, 100)),) if name == "bound" else ()))
-
-
-def _legal(case: Case) -> Case:
-    try:
-        assert case.bounds
-    except ProgramInvalid:
-        assume(False)
-    return case
+    return legal(Case(OPERATORS[name], tuple(inputs), (draw(st.integers(0, 100)),) if name == "bound" else ()))
 
 
 def _exponents(values: Tensor, width: int) -> Tensor:
@@ -156,10 +120,12 @@ def without_inputs(draw: st.DrawFn) -> Case:
         "sample_order": (draw(st.integers(1, 40)), draw(st.integers(1, 60))),
         "scalar": (constant_bits(draw(st.floats(-(2.0**90), 2.0**90, allow_subnormal=False))),),
     }[name]
-    return _legal(Case(OPERATORS[name], (), attributes))
+    return legal(Case(OPERATORS[name], (), attributes))
 
 
-CASES = st.one_of(elementwise(), rows_of_fractions(), contractions(), conversions(), moves(), without_inputs())
+CASES = st.one_of(
+    elementwise(), rows_of_fractions(), contractions(), conversions(), moves(), without_inputs(), TRANSFORMER_CASES
+)
 STEPS = st.sampled_from((0, 1, 17, 10**6, (1 << 48) - 1))
 
 
@@ -306,7 +272,7 @@ def test_a_value_that_no_honest_trace_holds_is_undefined(name: str, value: float
         return value
 
     for types, attributes in _shapes(name):
-        if types and name not in ("gather", "one_hot", "transpose"):
+        if types and name not in ("gather", "one_hot", "transpose", *MOVES):
             with pytest.raises(ElementUndefined):
                 operator.element(read, types, attributes, CONTEXT, 0, 0)
 
@@ -332,6 +298,7 @@ def _shapes(name: str) -> list[tuple[list[TensorType], Attributes]]:
         "scalar": [([], (constant_bits(0.5),))],
         "bias_correction": [([], (900_000_000,))],
         "sample_order": [([], (3, 10))],
+        **TRANSFORMER_SHAPES,
     }
     return found[name]
 
@@ -344,7 +311,7 @@ def test_calls_that_do_not_fit_are_refused(name: str) -> None:
         strange = ElementType.INT64 if name == "scale_bytes" else ElementType.UINT8
         assert operator.units(types, operator.shape(types, attributes), attributes) > 0
         for wrong in ([*types, other], [*types[:-1], other._replace(element=strange, columns=2)]):
-            if name != "transpose" or len(wrong) > 1:  # any one tensor can be transposed
+            if name not in ("transpose", "load_integers") or len(wrong) > 1:  # they take any one tensor
                 with pytest.raises(ProgramInvalid):
                     operator.shape(wrong, attributes)
         for numbers in ((*attributes, 1), (-9999,) * len(attributes) or (1,)):

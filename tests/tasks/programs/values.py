@@ -18,6 +18,7 @@ CODES = {
     ElementType.BINARY32: "f4",
     ElementType.INT64: "i8",
     ElementType.UINT8: "u1",
+    ElementType.INT16: "i2",
 }
 CONTEXT = Context(5, bytes(range(32)))
 

@@ -1,0 +1,107 @@
+"""Products of rows group by group: what attention heads and batches need (market.md 4.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from tasks.programs.arrays import Array, Arrays
+from tasks.programs.bounds import Bounds, Integers
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.operators import Attributes, Context, Read
+from tasks.programs.operators.rows import (
+    CONTRACTED,
+    EXPONENT_MAX,
+    EXPONENT_MIN,
+    WIDTHS,
+    Contract,
+    check_column,
+    check_terms,
+    product_bounds,
+    products,
+    scaled,
+)
+from tasks.programs.operators.rules import expect, expect_attributes, whole, work
+from tasks.programs.tensors import ElementType, Number, TensorType
+
+__all__ = ["CONTRACT_GROUPS"]
+
+_ZERO: Final = Integers(0, 0)
+
+
+class ContractGroups(Contract):
+    """``contract_groups(left, right, left exponents[, right exponents]; bits, groups)``.
+
+    Both sides are as many groups of rows, one below the other. Each row of a group on the left is multiplied with
+    each row of the same group on the right. Without right exponents these are 0: for integers whose powers of two
+    were folded into the left side before it was quantised.
+    """
+
+    name = "contract_groups"
+
+    def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
+        """See Operator."""
+        expect_attributes(self.name, attributes, 2)
+        bits, groups = attributes
+        if bits not in CONTRACTED:
+            raise ProgramInvalid(f"{self.name} has no width of {bits} bits")
+        expect(self.name, inputs, *(ElementType.INT64,) * (4 if len(inputs) == 4 else 3))
+        left, right = inputs[:2]
+        if left.columns != right.columns:
+            raise ProgramInvalid(f"rows of {left.columns} and of {right.columns} values have no product")
+        if groups < 1 or left.rows % groups or right.rows % groups:
+            raise ProgramInvalid(f"{groups} groups of {left.rows} and of {right.rows} rows")
+        check_terms(self.name, left.columns)
+        check_column(self.name, left, inputs[2])
+        if len(inputs) == 4:
+            check_column(self.name, right, inputs[3])
+        return TensorType(ElementType.BINARY64, left.rows, right.rows // groups)
+
+    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
+        """See Operator."""
+        left, right = inputs[:2]
+        return work(self.name, output, output.values * left.columns, left.values + right.values)
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        """See Operator."""
+        given = [*inputs, _ZERO] if len(inputs) == 3 else inputs
+        return product_bounds(given, types[0].columns, attributes[0])
+
+    def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
+        """See Operator."""
+        bits, groups = attributes
+        depth = WIDTHS[bits].depth
+        left, right = (values.reshape(groups, -1, values.shape[1]) for values in inputs[:2])
+        result = products(arrays, left, right, WIDTHS[bits])
+        result *= arrays.power_of_two(arrays.to_integers(inputs[2] - depth)).reshape(groups, -1, 1)
+        if len(inputs) == 4:
+            result *= arrays.power_of_two(arrays.to_integers(inputs[3] - depth)).reshape(groups, 1, -1)
+        else:
+            result *= 0.5**depth
+        result += 0.0
+        return result.reshape(inputs[0].shape[0], -1)
+
+    def term(
+        self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, index: int
+    ) -> int:
+        """See FoldOperator."""
+        limit = WIDTHS[attributes[0]].limit
+        right = self._right(inputs, attributes, row, column)
+        return whole(read(0, row, index), -limit, limit) * whole(read(1, right, index), -limit, limit)
+
+    def finish(
+        self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, total: int
+    ) -> Number:
+        """See FoldOperator."""
+        exponent = whole(read(2, row, 0), EXPONENT_MIN, EXPONENT_MAX)
+        if len(inputs) == 4:
+            right = self._right(inputs, attributes, row, column)
+            exponent += whole(read(3, right, 0), EXPONENT_MIN, EXPONENT_MAX)
+        return scaled(total, exponent - 2 * WIDTHS[attributes[0]].depth)
+
+    def _right(self, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int) -> int:
+        groups = attributes[1]
+        return row // (inputs[0].rows // groups) * (inputs[1].rows // groups) + column
+
+
+CONTRACT_GROUPS: Final = ContractGroups()

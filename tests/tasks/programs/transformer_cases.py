@@ -1,0 +1,158 @@
+"""Calls of the operators that transformers need."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from tasks.programs.bounds import Integers, Magnitudes
+from tasks.programs.operators import Attributes
+from tasks.programs.operators.rotary import BASE_MAX, POSITION_MAX
+from tasks.programs.operators.rows import EXPONENT_MAX, EXPONENT_MIN, WIDTHS
+from tasks.programs.operators.scalars import constant_bits
+from tasks.programs.operators.whole import WHOLE_MAX
+from tasks.programs.table import OPERATORS
+from tasks.programs.tensors import ElementType, TensorType
+from tests.tasks.programs.cases import Case, legal, ranges, seeds, sides, terms
+from tests.tasks.programs.values import Tensor, fractions, whole_numbers
+
+MOVES = ("join_heads", "split_heads", "transpose_groups")
+"""They give what they read, whatever it is."""
+FILLS = (0.0, 1.0, -(2.0**100), -1.5)
+few = st.integers(1, 3)
+
+
+@st.composite
+def any_tensor(draw: st.DrawFn, rows: int, columns: int, element: ElementType | None = None) -> Tensor:
+    element = element or draw(st.sampled_from(tuple(ElementType)))
+    if element.is_integer:
+        low, high = (0, 255) if element == ElementType.UINT8 else (-300, 300)
+        return whole_numbers(draw(seeds), rows, columns, Integers(low, high), element)
+    return fractions(draw(seeds), rows, columns, draw(ranges(-100, 99)), element)
+
+
+@st.composite
+def firsts(draw: st.DrawFn, batch: int, high: int) -> Tensor:
+    return whole_numbers(draw(seeds), draw(st.sampled_from((1, batch))), 1, Integers(0, high))
+
+
+@st.composite
+def grouped_products(draw: st.DrawFn) -> Case:
+    width, groups, length = draw(st.sampled_from((15, 20))), draw(few), draw(terms)
+    rows, others = groups * draw(few), groups * draw(few)
+    limit, exponents = WIDTHS[width].limit, Integers(EXPONENT_MIN, EXPONENT_MAX - 60)
+    inputs = [
+        whole_numbers(draw(seeds), rows, length, Integers(-limit, limit)),
+        whole_numbers(draw(seeds), others, length, Integers(-limit, limit)),
+        whole_numbers(draw(seeds), rows, 1, exponents),
+        whole_numbers(draw(seeds), others, 1, exponents),
+    ]
+    return Case(OPERATORS["contract_groups"], tuple(inputs[: draw(st.sampled_from((3, 4)))]), (width, groups))
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Case:
+    name, batch, heads, rows, columns = (
+        draw(st.sampled_from(MOVES)),
+        draw(few),
+        draw(few),
+        draw(sides),
+        draw(sides),
+    )
+    if name == "split_heads":
+        return Case(OPERATORS[name], (draw(any_tensor(batch * rows, heads * columns)),), (batch, heads))
+    values = draw(any_tensor(batch * heads * rows, columns))
+    return Case(OPERATORS[name], (values,), (batch, heads) if name == "join_heads" else (batch * heads,))
+
+
+@st.composite
+def attention(draw: st.DrawFn) -> Case:
+    name = draw(st.sampled_from(("positions", "causal", "scale_columns", "place_rows")))
+    batch, heads, length, columns = draw(few), draw(few), draw(few), draw(sides)
+    if name == "positions":
+        return Case(OPERATORS[name], (draw(firsts(batch, 1 << 20)),), (batch, length))
+    if name == "causal":
+        values = draw(any_tensor(batch * heads * length, columns, ElementType.BINARY64))
+        fill = constant_bits(draw(st.sampled_from(FILLS)))
+        return Case(OPERATORS[name], (values, draw(firsts(batch, columns))), (batch, length, fill))
+    if name == "scale_columns":
+        values = fractions(draw(seeds), heads * length, columns, draw(ranges(-780, 500)))
+        exponents = whole_numbers(draw(seeds), heads * columns, 1, Integers(EXPONENT_MIN, EXPONENT_MAX - 1))
+        return legal(Case(OPERATORS[name], (values, exponents), ()))
+    room, element = draw(st.integers(0, 3)), draw(st.sampled_from(tuple(ElementType)))
+    stored = draw(any_tensor(batch * heads * (length + room), columns, element))
+    rows = draw(any_tensor(batch * heads * length, columns, element))
+    return Case(OPERATORS[name], (stored, rows, draw(firsts(batch, room))), (batch, batch * heads))
+
+
+@st.composite
+def rotations(draw: st.DrawFn) -> Case:
+    rows, half = draw(sides), draw(few)
+    if draw(st.booleans()):
+        positions = whole_numbers(draw(seeds), rows, 1, Integers(0, POSITION_MAX))
+        base = draw(st.sampled_from((2, 10_000, 100_000, 500_000, BASE_MAX)))
+        return Case(
+            OPERATORS["rotary"], (positions,), (base, 2 * draw(st.integers(1, 32)), draw(st.integers(0, 1)))
+        )
+    values = fractions(draw(seeds), rows, 2 * half * draw(few), draw(ranges(-500, 500)))
+    angles = [fractions(draw(seeds), rows, half, Magnitudes(-62, 0)) for _ in range(2)]
+    return legal(Case(OPERATORS["rotate"], (values, *angles), ()))
+
+
+@st.composite
+def whole(draw: st.DrawFn) -> Case:
+    name = draw(st.sampled_from(("load_integers", "number", "scale_rows", "find")))
+    rows, columns = draw(sides), draw(terms)
+    if name == "number":
+        return Case(OPERATORS[name], (), (draw(st.integers(0, WHOLE_MAX)),))
+    if name == "load_integers":
+        element, most = draw(
+            st.sampled_from(
+                ((ElementType.INT16, 32_639), (ElementType.INT64, WHOLE_MAX), (ElementType.UINT8, 255))
+            )
+        )
+        low = 0 if element == ElementType.UINT8 else -most
+        return Case(
+            OPERATORS[name],
+            (whole_numbers(draw(seeds), rows, columns, Integers(low, most), element),),
+            (low, most),
+        )
+    if name == "scale_rows":
+        bits = draw(st.sampled_from(tuple(WIDTHS)))
+        limit = WIDTHS[bits].limit
+        exponents = Integers(EXPONENT_MIN, EXPONENT_MAX)
+        return Case(OPERATORS[name], (
+            whole_numbers(draw(seeds), rows, columns, Integers(-limit, limit)),
+            whole_numbers(draw(seeds), rows, 1, exponents),
+        ), (bits,))  # fmt: skip
+    values = fractions(draw(seeds), rows, columns, draw(ranges()))
+    largest = values.values.max(axis=1, keepdims=True) if draw(st.booleans()) else values.values[:, -1:]
+    wanted = Tensor(TensorType(ElementType.BINARY64, rows, 1), largest, values.bounds)
+    return Case(OPERATORS[name], (values, wanted), ())
+
+
+TRANSFORMER_CASES = st.one_of(grouped_products(), layouts(), attention(), rotations(), whole())
+
+_DOUBLES, _WHOLE = (TensorType(element, 2, 4) for element in (ElementType.BINARY64, ElementType.INT64))
+_COLUMN, _ONE = (TensorType(ElementType.INT64, rows, 1) for rows in (2, 1))
+_COLUMNS_OF_ALL, _ANGLES = TensorType(ElementType.INT64, 8, 1), TensorType(ElementType.BINARY64, 2, 2)
+_VALUE = TensorType(ElementType.BINARY64, 2, 1)
+TRANSFORMER_SHAPES: dict[str, list[tuple[list[TensorType], Attributes]]] = {
+    "contract_groups": [
+        ([_WHOLE, _WHOLE, _COLUMN, _COLUMN], (15, 2)),
+        ([_WHOLE, _WHOLE, _COLUMN], (20, 1)),
+    ],
+    "split_heads": [([_DOUBLES], (2, 4))],
+    "join_heads": [([_DOUBLES], (1, 2))],
+    "transpose_groups": [([_DOUBLES], (2,))],
+    "positions": [([_ONE], (1, 2))],
+    "causal": [([_DOUBLES, _COLUMN], (2, 1, 0))],
+    "scale_columns": [([_DOUBLES, _COLUMNS_OF_ALL], ())],
+    "place_rows": [([_WHOLE, _WHOLE, _ONE], (1, 1))],
+    "rotary": [([_COLUMN], (10_000, 4, 1))],
+    "rotate": [([_DOUBLES, _ANGLES, _ANGLES], ())],
+    "load_integers": [([TensorType(ElementType.INT16, 2, 4)], (-9, 9))],
+    "number": [([], (7,))],
+    "scale_rows": [([_WHOLE, _COLUMN], (15,))],
+    "find": [([_DOUBLES, _VALUE], ())],
+}
+"""Legal calls of each."""
