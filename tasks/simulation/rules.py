@@ -84,7 +84,7 @@ def _never(*_arguments: object) -> bool:
     return False
 
 
-def _limit(_call: object, _bid: object, below: int) -> int:
+def _limit(_call: object, _bid: object, below: int, _taken: int) -> int:
     return below
 
 
