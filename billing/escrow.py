@@ -61,7 +61,7 @@ REFUNDED: Final = EventType(
 BURNED: Final = EventType(BILLING_ADDRESS, "Burned(bytes32 indexed escrow, uint256 amount, uint256 purpose)")
 BILLING_EVENTS: Final = (LOCKED, PAID, REFUNDED, BURNED)
 
-RECORD_LIMIT_BYTES: Final = 256
+RECORD_LIMIT_BYTES: Final = 320
 SHARE_LIMIT_BYTES: Final = 40
 LINE_LIMIT_BYTES: Final = 256
 LINES_PAGE_MAX: Final = 1000
@@ -77,7 +77,7 @@ _EARNINGS: Final = bytes([Table.EARNINGS])
 
 
 class Pool(IntEnum):
-    """A part of an escrow; ``HOLD``, ``BOND`` and ``CHALLENGE`` are kept apart for each address."""
+    """A part of an escrow; ``HOLD``, ``BOND``, ``CHALLENGE`` and ``CUSTODY`` are kept apart for each address."""
 
     PRICE = 1
     VERIFICATION = 2
@@ -86,6 +86,8 @@ class Pool(IntEnum):
     BOND = 5
     CHALLENGE = 6
     """Bonds of outsiders that challenge a window."""
+    CUSTODY = 7
+    """What the requester locked for custody, and bonds of custodians."""
 
 
 class Movement(IntEnum):
@@ -98,7 +100,7 @@ class Movement(IntEnum):
     HELD = 5
 
 
-_OWNED: Final = frozenset({Pool.HOLD, Pool.BOND, Pool.CHALLENGE})
+_OWNED: Final = frozenset({Pool.HOLD, Pool.BOND, Pool.CHALLENGE, Pool.CUSTODY})
 _SUMMED: Final = (Movement.LOCKED, Movement.PAID, Movement.REFUNDED, Movement.BURNED)
 
 
@@ -131,6 +133,11 @@ class Purpose(IntEnum):
     CHALLENGE_LOST = 24
     LIE_PROVEN = 25
     DISPUTE_RESUMED = 26
+    CUSTODY = 40
+    CUSTODY_PAY = 41
+    CUSTODY_BOND = 42
+    CUSTODY_LOST = 43
+    CUSTODY_DEMAND = 44
 
 
 class Line(NamedTuple):

@@ -157,3 +157,21 @@ class ChallengeClosed(ProtocolError):
     """The window takes no more challenges: their time is over, or there are too many."""
 
     code = "challenge_closed"
+
+
+class CustodyOff(ProtocolError):
+    """The genesis of this chain has no custody, or the task has none."""
+
+    code = "custody_off"
+
+
+class CustodyUnknown(ProtocolError):
+    """The window is not in custody: not yet, or no more."""
+
+    code = "custody_unknown"
+
+
+class CustodyRefused(ProtocolError):
+    """What is sent is not what the custody of the window asks for now."""
+
+    code = "custody_refused"

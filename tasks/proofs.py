@@ -60,6 +60,8 @@ LEAF_LIMIT_BYTES: Final = 512
 LEAVES_LIMIT_BYTES: Final = SEGMENTS_MAX * LEAF_LIMIT_BYTES
 SAMPLED_MAX: Final = 16
 """Segments of a window that are re-run at most."""
+CUSTODY_SIZE_LIMIT: Final = 1 << 42
+"""No blob in custody has so many bytes."""
 
 
 class LeavesInvalid(ProtocolError):
@@ -101,6 +103,8 @@ class WindowProof(NamedTuple):
 
     ``leaves_blob`` addresses ``encode_leaves(...)``. ``output_blob`` addresses the state after the window, which
     the next worker or the requester fetches. No clock of the worker is in it: the price follows from the steps.
+    ``custody`` is size, plain root and cipher root of that state as it lies in custody (market.md 11.3), or empty
+    for a task without custody.
     """
 
     task: bytes
@@ -113,6 +117,7 @@ class WindowProof(NamedTuple):
     segments: int
     leaves_blob: bytes
     output_blob: bytes
+    custody: tuple[int, bytes, bytes] | tuple[()] = ()
 
 
 class Code(IntEnum):
@@ -314,7 +319,7 @@ def opening_fits(spec: JobSpec, proof: WindowProof, opening: Opening) -> bool:
 
 def window_proof_to_value(proof: WindowProof) -> Value:
     """Return ``proof`` as a codec value."""
-    return list(proof)
+    return [*proof[:-1], list(proof.custody)]
 
 
 def window_proof_from_value(value: Any) -> WindowProof:
@@ -322,7 +327,7 @@ def window_proof_from_value(value: Any) -> WindowProof:
     match value:
         case [
             bytes(task), int(window), int(step_from), int(step_to), bytes(root_in), bytes(root_out),
-            bytes(segments_root), int(segments), bytes(leaves_blob), bytes(output_blob),
+            bytes(segments_root), int(segments), bytes(leaves_blob), bytes(output_blob), list(custody),
         ] if (
             0 <= window < WINDOWS_MAX and 0 <= step_from < step_to <= STEPS_MAX and 0 < segments <= SEGMENTS_MAX
             and {len(task), len(root_in), len(root_out), len(segments_root), len(leaves_blob), len(output_blob)}
@@ -330,9 +335,20 @@ def window_proof_from_value(value: Any) -> WindowProof:
         ):  # fmt: skip
             return WindowProof(
                 task, window, step_from, step_to, root_in, root_out, segments_root, segments, leaves_blob,
-                output_blob,
+                output_blob, _custody_from_value(custody),
             )  # fmt: skip
     raise DecodeError("not a window proof")
+
+
+def _custody_from_value(value: list[Any]) -> tuple[int, bytes, bytes] | tuple[()]:
+    match value:
+        case []:
+            return ()
+        case [int(size), bytes(plain), bytes(cipher)] if (
+            0 < size < CUSTODY_SIZE_LIMIT and len(plain) == len(cipher) == HASH_BYTES
+        ):
+            return size, plain, cipher
+    raise DecodeError("not a commitment to a blob in custody")
 
 
 def findings_to_value(findings: Sequence[Finding]) -> list[Value]:

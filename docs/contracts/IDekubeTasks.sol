@@ -113,6 +113,57 @@ interface IDekubeTasks {
     /// @param leaves Its leaf with its path, and the leaf before if that one ends elsewhere: canonical CBOR.
     function showBreak(bytes32 task, uint32 window, uint32 segment, bytes calldata leaves) external;
 
+    /// @notice Have storage machines keep the outputs of a task's windows; the value sent is the whole
+    ///   budget.
+    /// @param task Id of the task.
+    /// @param keyRoot Merkle root over the hashes of the task's keys.
+    /// @param inputs Number of inputs that have keys.
+    function askCustody(bytes32 task, bytes32 keyRoot, uint32 inputs) external payable;
+
+    /// @notice Sign for the output of a window, as a machine drawn to keep it; the value sent is the bond.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    function takeCustody(bytes32 task, uint32 window) external payable;
+
+    /// @notice Demand a chunk of an output of a custodian, or its delivery; of the value sent what is due is
+    ///   locked.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param custodian The machine that keeps the output.
+    function demandCustody(bytes32 task, uint32 window, address custodian) external payable;
+
+    /// @notice Post the chunk that was demanded of the sender.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param chunk The chunk with its paths: canonical CBOR.
+    function answerDemand(bytes32 task, uint32 window, bytes calldata chunk) external;
+
+    /// @notice Sign for the output of a window, as the machine drawn to receive it.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    function receiveCustody(bytes32 task, uint32 window) external;
+
+    /// @notice Show with a window's key that what lies in custody is not what its worker committed to.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param key The key of the window's output.
+    /// @param path The key's path to the root in the task: canonical CBOR.
+    /// @param chunk A chunk in custody with its paths: canonical CBOR.
+    function revealGarbage(bytes32 task, uint32 window, bytes32 key, bytes calldata path, bytes calldata
+        chunk) external;
+
+    /// @notice Show that a chunk of an output is not what the state of the window has there.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    /// @param plain The plain chunk with its path: canonical CBOR.
+    /// @param leaf A leaf of the state with its paths, or an empty list: canonical CBOR.
+    function revealMismatch(bytes32 task, uint32 window, bytes calldata plain, bytes calldata leaf) external;
+
+    /// @notice End the custody of a final window's output, as the requester.
+    /// @param task Id of the task.
+    /// @param window Number of the window, from 0.
+    function endCustody(bytes32 task, uint32 window) external;
+
     /// @notice Return where a task stands; reverts with task_unknown.
     /// @param task Id of the task.
     /// @return phase Phase: 1 created, 3 matching, 4 assigned, 5 preparing, 6 running, 7 degraded, 8 paused,
@@ -157,6 +208,47 @@ interface IDekubeTasks {
     /// @param challenger Who sealed it.
     event ChallengeSealed(bytes32 indexed task, uint256 number, uint256 challenge, address indexed
         challenger);
+
+    /// @notice A machine was drawn to keep the output of a window.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param custodian The machine.
+    /// @param bond What it locks as it signs.
+    event CustodianDrawn(bytes32 indexed task, uint256 number, address indexed custodian, uint256 bond);
+
+    /// @notice The requester demands an output of the machine that keeps it.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param custodian The machine.
+    /// @param kind 1: a chunk on chain, 2: a delivery of the whole.
+    /// @param chunk Number of the chunk.
+    /// @param receiver The machine that receives a delivery.
+    event CustodyDemanded(bytes32 indexed task, uint256 number, address indexed custodian, uint256 kind,
+        uint256 chunk, address receiver);
+
+    /// @notice The output of a window is in custody no more.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    event CustodyEnded(bytes32 indexed task, uint256 number);
+
+    /// @notice A machine lost its bond for an output that it does not serve.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param custodian The machine.
+    event CustodyLost(bytes32 indexed task, uint256 number, address indexed custodian);
+
+    /// @notice A demand was answered.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param custodian The machine that keeps the output.
+    /// @param kind 1: a chunk on chain, 2: a delivery.
+    event CustodyServed(bytes32 indexed task, uint256 number, address indexed custodian, uint256 kind);
+
+    /// @notice A machine keeps the output of a window.
+    /// @param task Id of the task.
+    /// @param number Number of the window, from 0.
+    /// @param custodian The machine.
+    event CustodyTaken(bytes32 indexed task, uint256 number, address indexed custodian);
 
     /// @notice A side of a dispute made a move.
     /// @param task Id of the task.

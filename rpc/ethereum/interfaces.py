@@ -289,6 +289,51 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         {"game": "Number of the dispute."},
         "Resume a dispute",
     ),
+    ("tasks", "askCustody"): Text(
+        "Have storage machines keep the outputs of a task's windows; the value sent is the whole budget.",
+        {
+            "keyRoot": "Merkle root over the hashes of the task's keys.",
+            "inputs": "Number of inputs that have keys.",
+        },
+        "Ask for custody",
+    ),
+    ("tasks", "takeCustody"): Text(
+        "Sign for the output of a window, as a machine drawn to keep it; the value sent is the bond.",
+        intent="Keep an output",
+    ),
+    ("tasks", "demandCustody"): Text(
+        "Demand a chunk of an output of a custodian, or its delivery; of the value sent what is due is locked.",
+        {"custodian": "The machine that keeps the output."},
+        "Demand an output",
+    ),
+    ("tasks", "answerDemand"): Text(
+        "Post the chunk that was demanded of the sender.",
+        {"chunk": "The chunk with its paths: canonical CBOR."},
+        "Answer a demand",
+    ),
+    ("tasks", "receiveCustody"): Text(
+        "Sign for the output of a window, as the machine drawn to receive it.", intent="Receive an output"
+    ),
+    ("tasks", "revealGarbage"): Text(
+        "Show with a window's key that what lies in custody is not what its worker committed to.",
+        {
+            "key": "The key of the window's output.",
+            "path": "The key's path to the root in the task: canonical CBOR.",
+            "chunk": "A chunk in custody with its paths: canonical CBOR.",
+        },
+        "Prove garbage",
+    ),
+    ("tasks", "revealMismatch"): Text(
+        "Show that a chunk of an output is not what the state of the window has there.",
+        {
+            "plain": "The plain chunk with its path: canonical CBOR.",
+            "leaf": "A leaf of the state with its paths, or an empty list: canonical CBOR.",
+        },
+        "Prove a false output",
+    ),
+    ("tasks", "endCustody"): Text(
+        "End the custody of a final window's output, as the requester.", intent="End custody"
+    ),
     ("tasks", "declineSeat"): Text(
         "Leave the sender's seat of a window shortly after its draw, without a fine; another machine is drawn.",
         intent="Decline a check",
@@ -351,6 +396,28 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "A sealed challenge has to be opened now.",
         {"challenge": "Number of the challenge.", "challenger": "Who sealed it."},
     ),
+    ("tasks", "CustodianDrawn"): Text(
+        "A machine was drawn to keep the output of a window.",
+        {"custodian": "The machine.", "bond": "What it locks as it signs."},
+    ),
+    ("tasks", "CustodyTaken"): Text("A machine keeps the output of a window.", {"custodian": "The machine."}),
+    ("tasks", "CustodyDemanded"): Text(
+        "The requester demands an output of the machine that keeps it.",
+        {
+            "custodian": "The machine.",
+            "kind": "1: a chunk on chain, 2: a delivery of the whole.",
+            "chunk": "Number of the chunk.",
+            "receiver": "The machine that receives a delivery.",
+        },
+    ),
+    ("tasks", "CustodyServed"): Text(
+        "A demand was answered.",
+        {"custodian": "The machine that keeps the output.", "kind": "1: a chunk on chain, 2: a delivery."},
+    ),
+    ("tasks", "CustodyLost"): Text(
+        "A machine lost its bond for an output that it does not serve.", {"custodian": "The machine."}
+    ),
+    ("tasks", "CustodyEnded"): Text("The output of a window is in custody no more."),
     ("tasks", "SeatDrawn"): Text("A machine was drawn to check a window.", {"verifier": "The machine."}),
     ("tasks", "SeatDeclined"): Text(
         "A drawn machine left its seat of a window; another is drawn.", {"verifier": "The machine."}

@@ -9,14 +9,15 @@ chunk with all that the holder of the key needs to prove in one step that the ch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from state.primitives.codec import encode
+from state.primitives.codec import Value, encode
+from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.primitives.merkle import (
     MerkleProof,
@@ -36,13 +37,17 @@ __all__ = [
     "CipherBlob",
     "Custody",
     "check_chunk",
+    "chunk_proof_from_value",
+    "chunk_proof_to_value",
     "crypt_chunk",
     "is_garbage",
     "read_chunk",
+    "siblings_of",
 ]
 
 CHUNK_BYTES: Final = 16 * 1024
 CHUNKS_MAX: Final = 1 << 28
+SIBLINGS_MAX: Final = 28
 _NONCE: Final = bytes(16)
 """Each key is for one chunk, so its counter and nonce begin with zero."""
 
@@ -74,6 +79,28 @@ class ChunkProof(NamedTuple):
     cipher_siblings: tuple[bytes, ...]
     plain_hash: bytes
     plain_siblings: tuple[bytes, ...]
+
+
+def chunk_proof_to_value(proof: ChunkProof) -> list[Value]:
+    """Return ``proof`` as a codec value."""
+    return [proof.number, proof.cipher, list(proof.cipher_siblings), proof.plain_hash, list(proof.plain_siblings)]
+
+
+def chunk_proof_from_value(value: Any) -> ChunkProof:
+    """Return the proof of a decoded codec value. Raises DecodeError."""
+    match value:
+        case [int(number), bytes(cipher), list(mine), bytes(plain), list(others)] if (
+            0 <= number < CHUNKS_MAX and 0 < len(cipher) <= CHUNK_BYTES and len(plain) == HASH_BYTES
+        ):
+            return ChunkProof(number, cipher, siblings_of(mine), plain, siblings_of(others))
+    raise DecodeError("not a chunk with its paths")
+
+
+def siblings_of(value: list[Any]) -> tuple[bytes, ...]:
+    """Return the hashes of a path. Raises DecodeError."""
+    if len(value) > SIBLINGS_MAX or any(type(item) is not bytes or len(item) != HASH_BYTES for item in value):
+        raise DecodeError(f"a path has {SIBLINGS_MAX} hashes at most")
+    return tuple(value)
 
 
 def crypt_chunk(blob_key: bytes, index: int, chunk: bytes) -> bytes:

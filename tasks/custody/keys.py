@@ -7,12 +7,13 @@ before it fetches a byte, and every validator can judge a key that was revealed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from state.primitives.codec import encode
+from state.primitives.codec import Value, encode
+from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.merkle import MerkleProof, MerkleTree, verify_merkle_proof
 from tasks.custody.errors import KeyInvalid
@@ -26,6 +27,8 @@ __all__ = [
     "derive_key",
     "input_key_name",
     "key_hash",
+    "key_proof_from_value",
+    "key_proof_to_value",
     "window_key_name",
 ]
 
@@ -33,6 +36,8 @@ KEY_BYTES: Final = 32
 INPUTS_MAX: Final = 64
 """Inputs of a task that have keys of their own."""
 WINDOWS_MAX: Final = 10_000
+KEYS_DEPTH_MAX: Final = 14
+"""Hashes of the path of a key."""
 
 _INPUT, _WINDOW = 1, 2
 
@@ -76,6 +81,22 @@ class KeyProof(NamedTuple):
     position: int
     keys: int
     siblings: tuple[bytes, ...]
+
+
+def key_proof_to_value(proof: KeyProof) -> list[Value]:
+    """Return ``proof`` as a codec value."""
+    return [proof.position, proof.keys, list(proof.siblings)]
+
+
+def key_proof_from_value(value: Any) -> KeyProof:
+    """Return the proof of a decoded codec value. Raises DecodeError."""
+    match value:
+        case [int(position), int(keys), list(siblings)] if (
+            0 <= position < keys <= INPUTS_MAX + WINDOWS_MAX and len(siblings) <= KEYS_DEPTH_MAX
+            and all(type(item) is bytes and len(item) == HASH_BYTES for item in siblings)
+        ):  # fmt: skip
+            return KeyProof(position, keys, tuple(siblings))
+    raise DecodeError("not the path of a key")
 
 
 class KeyCommitments:

@@ -15,8 +15,10 @@ __all__ = [
     "SPONSOR_SLOT",
     "TASK_SLOT",
     "WAKE_SLOT",
+    "WINDOW_SLOTS",
     "Due",
     "cancel",
+    "custody_slot",
     "due_before",
     "matches_due",
     "schedule",
@@ -25,6 +27,8 @@ __all__ = [
 ]
 
 TASK_SLOT: Final = 0
+WINDOW_SLOTS: Final = 1 << 31
+"""Slots below are of a task and its windows, from here on of their custody, up to the slots with names."""
 FIRST_MATCH_SLOT: Final = 2**32 - 4
 """The first look for a worker, or the first after losing one."""
 CARRIAGE_SLOT: Final = 2**32 - 3
@@ -59,6 +63,11 @@ class Due(NamedTuple):
 def window_slot(window: int) -> int:
     """Return the slot of a task's window."""
     return window + 1
+
+
+def custody_slot(window: int) -> int:
+    """Return the slot of the custody of a task's window."""
+    return WINDOW_SLOTS + window
 
 
 def _key(due: Due) -> bytes:

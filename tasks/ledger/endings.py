@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tasks.ledger import reputation
+from tasks.ledger.custody import drop_custody, is_held_up
 from tasks.ledger.disputes import DisputeRecord, load_docket
 from tasks.ledger.dockets import drop_disputes
 from tasks.ledger.lifecycle import Phase, Reason, WindowEvent
@@ -35,6 +36,7 @@ def _void(
 ) -> None:  # fmt: skip
     dismiss(case, window, (*window.verifiers, *window.jurors))
     drop_disputes(case, window, lie)
+    drop_custody(case, window)
     pay_void_verifiers(case, window, blamed=blamed, is_silent=reason in _SILENT)
     _close(case, window)
     case.advance_window(window.number, event, reason)
@@ -96,8 +98,11 @@ def fail_unchecked(case: Case, window: WindowRecord) -> None:
 
 
 def finalise(case: Case, window: WindowRecord) -> None:
-    """Make a window final, and then those after it that only waited for it."""
-    if window.number != case.record.final_windows:
+    """Make a window final, and then those after it that only waited for it.
+
+    It waits for those before it, and until its output is kept.
+    """
+    if window.number != case.record.final_windows or is_held_up(case, window):
         case.put_window(window._replace(ripe=1, deadline_ms=0))
         return
     workers = []
@@ -114,7 +119,7 @@ def finalise(case: Case, window: WindowRecord) -> None:
         if window.number + 1 == case.record.next_window:
             break
         window = case.window(window.number + 1)
-        if not window.ripe:
+        if not window.ripe or is_held_up(case, window):
             break
     if case.record.phase == Phase.RUNNING and not case.record.deadline_ms:
         arm_running(case)

@@ -87,10 +87,12 @@ def draw_segments(seed: bytes, segments: int, count: int) -> tuple[int, ...]:
     return tuple(sorted(draw_weighted(digest(b"draw-segments", seed), [1] * segments, count)))
 
 
-def _verifiers(state: Reader, seed: bytes, now_ms: int, parameters: TaskParameters) -> list[NodeRecord]:
+def _verifiers(
+    state: Reader, seed: bytes, now_ms: int, parameters: TaskParameters, role: NodeRole = NodeRole.VERIFY
+) -> list[NodeRecord]:
     return [
         node
-        for node in candidates(state, NodeRole.VERIFY, seed, parameters.candidates_max)
+        for node in candidates(state, role, seed, parameters.candidates_max)
         if is_available(node, now_ms, parameters)
     ]
 
@@ -149,14 +151,14 @@ def draw_verifiers(seed: bytes, pool: Sequence[NodeRecord], count: int) -> list[
 
 def eligible_verifiers(
     state: Reader, task: TaskRecord, worker: bytes, used: Sequence[bytes], seed: bytes, now_ms: int,
-    parameters: TaskParameters,
+    parameters: TaskParameters, *, role: NodeRole = NodeRole.VERIFY,
 ) -> list[NodeRecord]:  # fmt: skip
-    """Return nodes that may check ``worker``: of other operators than its own and the requester's.
+    """Return nodes of ``role`` that may check ``worker``: of other operators than its own and the requester's.
 
     ``used`` are machines and operators that were drawn before: neither they nor their machines are.
     """
     barred = (*_parties_of(state, worker), *_parties_of(state, task.requester), *used)
-    return [node for node in _verifiers(state, seed, now_ms, parameters) if _may_check(node, barred)]
+    return [node for node in _verifiers(state, seed, now_ms, parameters, role) if _may_check(node, barred)]
 
 
 def is_paused(node: NodeRecord, now_ms: int) -> bool:

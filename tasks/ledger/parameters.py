@@ -84,6 +84,16 @@ _BOUNDS: Final = {
     "order_blocks": (0, 2),
     "bids_per_call": (1, 256),
     "asks_per_call": (1, 4096),
+    "custody_copies": (0, 4),
+    "custody_ms": (1, _MS_MAX),
+    "custody_sign_ms": (1, _MS_MAX),
+    "custody_answer_ms": (1, _MS_MAX),
+    "custody_price_per_gib_hour": (0, 1 << 80),
+    "custody_delivery_price_per_gib": (0, 1 << 80),
+    "custody_fee_min": (0, 1 << 80),
+    "custody_bond_bps": (0, 100 * _WHOLE_BPS),
+    "custody_misses_per_day": (0, 1 << 16),
+    "custody_demands_max": (0, 1 << 16),
     "deadlines_per_block": (1, 1024),
     "wakes_per_block": (1, 256),
 }
@@ -235,6 +245,28 @@ class TaskParameters:
     """Of the worker's bond for the task, burned where it does not resume or contradicts itself."""
     dispute_equal_fees: int = 50
     """Least fees of a check that a verifier loses which agreed with a segment that was proven wrong."""
+
+    # Custody
+    custody_copies: int = 0
+    """Machines that keep the output of a window of a task with custody; 0: the chain has no custody."""
+    custody_ms: int = 7 * DAY_MS
+    """From the receipts to the end of custody, where the requester does not end it before."""
+    custody_sign_ms: int = 10 * MINUTE_MS
+    """Least time of a custodian, or a receiver, to fetch a blob and to sign for it."""
+    custody_answer_ms: int = HOUR_MS
+    """Time to post a chunk that was demanded."""
+    custody_price_per_gib_hour: int = 10**13
+    """What a custodian earns for 2^30 bytes in an hour."""
+    custody_delivery_price_per_gib: int = 10**15
+    """What a receiver earns for 2^30 bytes that it takes over and serves."""
+    custody_fee_min: int = 5 * 10**14
+    """Least pay of a custodian for a window, and of who answers a demand: the gas of what that sends."""
+    custody_bond_bps: int = 10_000
+    """A custodian's bond for a window, as a share of the window's price."""
+    custody_misses_per_day: int = 8
+    """Hand-overs without a receipt in a day, after which a machine is drawn for none, or keeps its own outputs."""
+    custody_demands_max: int = 16
+    """Demands of one task."""
 
     # Blocks
     deadlines_per_block: int = 256

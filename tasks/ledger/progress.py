@@ -12,6 +12,7 @@ from billing.escrow import Pool, Purpose
 from state.view.accounts import balance_of
 from tasks.ledger import registry, reputation
 from tasks.ledger.capacity import bounded_fine
+from tasks.ledger.custody_records import custody_count, find_terms
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
 from tasks.ledger.matching import Miss, draw_seed, free_slots, has_slot, may_admit
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
@@ -42,6 +43,7 @@ from tasks.ledger.settlement import (
 from tasks.spec import JobSpec, spec_hash
 
 __all__ = [
+    "arm_ended",
     "arm_running",
     "assign",
     "blame_worker",
@@ -244,7 +246,8 @@ def give_up_idle(case: Case, workers: Iterable[bytes]) -> None:
     busy = {case.window(number).worker for number in ends} | {record.worker}
     for worker in dict.fromkeys(workers):
         if worker not in busy:
-            release_bond(case, worker)
+            if not custody_count(case.state, record.id, worker):  # it answers for what lies in custody
+                release_bond(case, worker)
             case.state.delete(by_duty_key(worker, record.id))
 
 
@@ -386,13 +389,19 @@ def finish(case: Case, *, pays_holds: bool = True) -> None:
         free_slot(case)
         case.state.delete(by_duty_key(record.worker, record.id))
     case.advance(_END_EVENTS[ending], reason)
-    _arm_ended(case)
+    arm_ended(case)
 
 
-def _arm_ended(case: Case) -> None:
-    """Set when an ended task goes on: at once while holds are left, else when its bonds return."""
+def arm_ended(case: Case) -> None:
+    """Set when an ended task goes on: at once while holds are left, else when its bonds return.
+
+    They stay while windows are in custody; the end of the last of them sets it then.
+    """
+    terms = find_terms(case.state, case.record.id)
     if case.vault.total(Pool.HOLD):
         case.change(deadline_ms=case.now + 1)
+    elif terms is not None and terms.live:
+        return
     elif case.vault.total(Pool.BOND):
         returns_ms = case.record.changed_ms + case.parameters.bond_release_ms
         case.change(deadline_ms=max(case.now + 1, returns_ms))
@@ -401,14 +410,17 @@ def _arm_ended(case: Case) -> None:
 def _on_ended_due(case: Case) -> None:
     if case.vault.total(Pool.HOLD):
         release_holds(case)
-        _arm_ended(case)
+        arm_ended(case)
+        return
+    terms = find_terms(case.state, case.record.id)
+    if terms is not None and terms.live:
         return
     last = case.record.final_windows - 1
     if last >= 0 and (asked_ms := case.window(last).deadline_ms):
         case.change(deadline_ms=asked_ms + 1)  # its worker answers for what is asked of it until that ends
         return
     release_bonds(case)
-    _arm_ended(case)
+    arm_ended(case)
 
 
 def window_span_ms(spec: JobSpec, window: int, rate: int, parameters: TaskParameters) -> int:

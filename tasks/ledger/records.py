@@ -32,6 +32,7 @@ __all__ = [
     "TaskRecord",
     "WindowRecord",
     "append_history",
+    "by_custodian_key",
     "by_duty_key",
     "by_phase_key",
     "by_player_key",
@@ -403,3 +404,8 @@ def by_player_key(player: bytes, task: bytes = b"", window: int = 0, game: int =
     """Return the key, or with defaults the prefix, of the index of disputes that an address plays now."""
     place = window.to_bytes(4, "big") + game.to_bytes(4, "big") if task else b""
     return _INDEX + b"G" + player + task + place
+
+
+def by_custodian_key(machine: bytes, task: bytes = b"", window: int = 0) -> bytes:
+    """Return the key, or with defaults the prefix, of the index of outputs that ask something of a custodian."""
+    return _INDEX + b"C" + machine + task + (window.to_bytes(4, "big") if task else b"")

@@ -21,7 +21,7 @@ from state.view.records import items_of, read_record
 from tasks.errors import NodeKnown, NotYours, OperatorUnproved, WrongPhase
 from tasks.ledger.deadlines import NODE_SLOT, SPONSOR_SLOT, Due, cancel, schedule
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.records import by_duty_key, by_player_key, by_verifier_key
+from tasks.ledger.records import by_custodian_key, by_duty_key, by_player_key, by_verifier_key
 from tasks.ledger.registry import (
     PAYOUT,
     RECORD_LIMIT_BYTES,
@@ -270,8 +270,8 @@ def on_node_due(
 
 
 def _has_duties(state: Reader, address: bytes) -> bool:
-    """Tell whether the node has windows that are not final, a verdict to give, or a dispute to play."""
-    firsts = (by_duty_key(address), by_verifier_key(address), by_player_key(address))
+    """Tell whether the node has windows that are not final, a verdict to give, a dispute to play, or custody."""
+    firsts = (by_duty_key(address), by_verifier_key(address), by_player_key(address), by_custodian_key(address))
     return any(state.scan(first, first + b"\xff" * (HASH_BYTES + 9), 1) for first in firsts)
 
 

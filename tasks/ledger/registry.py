@@ -94,7 +94,7 @@ class NodeRole(IntFlag):
     COORDINATE = 16
 
 
-_INDEXED: Final = (NodeRole.COMPUTE, NodeRole.VERIFY, NodeRole.RELAY)
+_INDEXED: Final = (NodeRole.COMPUTE, NodeRole.VERIFY, NodeRole.RELAY, NodeRole.STORAGE)
 
 
 class NodeStatus(IntEnum):

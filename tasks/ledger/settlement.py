@@ -14,6 +14,7 @@ from billing.prices import Budget, Role, share, share_up, split, split_roles, wo
 from tasks.ledger import registry
 from tasks.ledger.bonds import pay_from_bond, pay_machine
 from tasks.ledger.carriage import dues_of, pay_dues, share_pay
+from tasks.ledger.custody_records import find_terms
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord, WindowRecord
@@ -47,6 +48,7 @@ __all__ = [
     "pay_kill_fee",
     "pay_preparation",
     "pay_void_verifiers",
+    "refund_unreserved",
     "release_bond",
     "release_bonds",
     "release_holds",
@@ -430,3 +432,12 @@ def close_escrow(case: Case, *, pays_holds: bool = True) -> None:
         release_holds(case)
     for pool in (Pool.PRICE, Pool.VERIFICATION, Pool.FEE):
         vault.refund(pool, vault.payer, vault.held(pool), Purpose.UNSPENT)
+    refund_unreserved(case)
+
+
+def refund_unreserved(case: Case) -> None:
+    """Give the requester of an ended task back what it locked for the custody of windows that there are not."""
+    terms, vault = find_terms(case.state, case.record.id), case.vault
+    if terms is not None:
+        free = vault.held(Pool.CUSTODY, vault.payer) - terms.reserved
+        vault.refund(Pool.CUSTODY, vault.payer, free, Purpose.UNSPENT, owner=vault.payer)

@@ -22,12 +22,16 @@ from tasks.ledger import registration
 from tasks.ledger.bonds import bond_rules, on_sponsor_due, release_sponsor
 from tasks.ledger.calls import bids_due, hold_call
 from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
+from tasks.ledger.custody import check_custody
+from tasks.ledger.custody_lies import on_custody_due
+from tasks.ledger.custody_transitions import custody_rules
 from tasks.ledger.deadlines import (
     CARRIAGE_SLOT,
     NODE_SLOT,
     RANKS,
     SPONSOR_SLOT,
     TASK_SLOT,
+    WINDOW_SLOTS,
     due_before,
     wakes_due,
 )
@@ -602,6 +606,7 @@ class _Market:
             raise ProofMismatch("the window does not start at the state that the one before ended in")
         if proof.segments != spec.window_segments(proof.window):
             raise ProofMismatch(f"the window has {spec.window_segments(proof.window)} segments")
+        check_custody(case, proof)
         prove(case, proof)
         case.change(
             next_window=proof.window + 1, state_root=proof.state_root_out, vain_offers=0, diverged=(),
@@ -691,6 +696,10 @@ class _Market:
                 on_withdrawal_due(state, due.subject[-ADDRESS_BYTES:], block, count)
                 continue
             case = Case.load(scope(), due.subject)
+            if due.slot >= WINDOW_SLOTS:
+                on_custody_due(case, due.slot - WINDOW_SLOTS, due.time_ms)
+                case.save()
+                continue
             # A deadline that was moved or met by what fired before it in this block no longer stands.
             if due.slot == TASK_SLOT:
                 if case.record.deadline_ms == due.time_ms:
@@ -738,7 +747,7 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         # What the chain does for it: a draw, and the verdicts' deadlines.
         Rule(DEMAND_RESULT, "demand_result", 300_000, _decode_amount, lambda p: p.amount, market.demand),
     )
-    others = *bond_rules(parameters), *dispute_rules(market.case)
+    others = *bond_rules(parameters), *dispute_rules(market.case), *custody_rules(market.case)
     return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *others)
 
 

@@ -27,6 +27,7 @@ from tasks.errors import (
 )
 from tasks.ledger import registry, reputation
 from tasks.ledger.capacity import bounded_fine, count_decline, has_room, owe, settle_owed
+from tasks.ledger.custody import begin_custody
 from tasks.ledger.dockets import proof_in, renew_docket
 from tasks.ledger.endings import fail_unchecked, finalise
 from tasks.ledger.games import (
@@ -111,6 +112,7 @@ def prove(case: Case, proof: WindowProof) -> None:
     )
     case.begin_window(window)
     renew_docket(case, window)
+    begin_custody(case, window)
 
 
 # Draws
@@ -466,6 +468,8 @@ def demand(case: Case, sender: bytes, amount: int) -> None:
     copy. Raises WrongPhase where nobody answers for the result any more, PaymentMissing.
     """
     record = case.record
+    if case.parameters.custody_copies:  # custodians answer demands
+        raise WrongPhase("custody")
     # Its worker's bond waits for what was asked in time, not for ever new demands.
     is_late = case.now > record.changed_ms + case.parameters.bond_release_ms
     if record.phase not in ENDED or not record.final_windows or not record.deadline_ms or is_late:

@@ -16,9 +16,10 @@ from state.transition.slashing import SlashRecord
 from state.transition.staking import StakeRecord
 from state.view import Overlay, Reader, Table
 from state.view.accounts import Account, issued, load_account, save_account, set_issued
+from tasks.custody.chunks import BlobCommitment
 from tasks.dispute.clock import Clock
 from tasks.dispute.game import Side
-from tasks.ledger import calls, carriage, disputes, records, registration, registry
+from tasks.ledger import calls, carriage, custody_records, disputes, records, registration, registry
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
 from tasks.ledger.registry import NodeProfile, NodeRecord
@@ -27,6 +28,14 @@ from tests.state.transition.chain import Memory
 
 WHO = b"w" * 20
 TASK = b"t" * 32
+CUSTODY = custody_records.CustodyRecord(
+    TASK, 3, WHO, custody_records.CustodyPhase.KEPT, BlobCommitment(40_000, b"p" * 32, b"c" * 32), 7, 5, 1, 0,
+    9_000, 0, 3, (b"v" * 20,), (custody_records.Holder(b"h" * 20, 5, 1_000, 1, 0),), (b"u" * 20, b"h" * 20),
+    custody_records.Demand(
+        custody_records.DemandKind.DELIVERY, b"h" * 20, 9, 4, -1, b"r" * 20, 1, 8_000, (b"r" * 20,)
+    ),
+    b"",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,26 @@ def state_records(
             ),
             lambda state: disputes.load_docket(state, TASK, 3),
             ("tasks.ledger.disputes:load_docket", "tasks.ledger.disputes:_docket"),
+        ),
+        "terms of custody": StateRecord(
+            lambda state: custody_records.save_terms(
+                state, TASK, custody_records.Terms(b"k" * 32, 1, 3, 10, 7, 21, 3, 1)
+            ),
+            lambda state: custody_records.find_terms(state, TASK),
+            ("tasks.ledger.custody_records:find_terms", "tasks.ledger.custody_records:_terms"),
+        ),
+        "custody": StateRecord(
+            lambda state: custody_records.save_custody(state, CUSTODY, 5),
+            lambda state: custody_records.find_custody(state, TASK, 3),
+            tuple(
+                f"tasks.ledger.custody_records:{name}"
+                for name in ("find_custody", "load_custody", "_custody", "_addresses", "_demand")
+            ),
+        ),
+        "hand-overs": StateRecord(
+            lambda state: custody_records.count_hand_over(state, WHO, 7, is_done=True),
+            lambda state: custody_records.is_unreliable(state, WHO, 7, TaskParameters()),
+            tuple(f"tasks.ledger.custody_records:{name}" for name in ("_hand_overs", "_numbers", "is_unreliable")),
         ),
         "dispute": StateRecord(
             lambda state: disputes.save_dispute(

@@ -56,7 +56,23 @@ WITHOUT_DISPUTE: Final = {
     "showBreak": (("0", LEAF), "wrong_phase"),
 }
 """Arguments after task and window, and why they are refused: the work of this network is not disputed."""
-NEVER_DONE: Final = ALWAYS_FAIL.keys() | ONLY_VERIFIER.keys() | WITHOUT_DISPUTE.keys()
+_HASH: Final = bytes(32)
+CHUNKS: Final = {
+    "path": "0x" + encode([0, 1, []]).hex(), "chunk": "0x" + encode([0, b"c", [], _HASH, []]).hex(),
+    "plain": "0x" + encode([0, b"c", []]).hex(), "leaf": "0x" + encode([]).hex(),
+}  # fmt: skip
+"""Arguments of proofs about what lies in custody, in their form."""
+WITHOUT_CUSTODY: Final = {
+    "takeCustody": ((), "custody_unknown"),
+    "demandCustody": ((NOWHERE[:42],), "custody_unknown"),
+    "answerDemand": ((CHUNKS["chunk"],), "custody_unknown"),
+    "receiveCustody": ((), "custody_unknown"),
+    "revealGarbage": ((NOWHERE, CHUNKS["path"], CHUNKS["chunk"]), "custody_unknown"),
+    "revealMismatch": ((CHUNKS["plain"], CHUNKS["leaf"]), "custody_unknown"),
+    "endCustody": ((), "custody_unknown"),
+}
+"""Arguments after task and window, and why they are refused: this network has no custody."""
+NEVER_DONE: Final = frozenset(("askCustody", *ALWAYS_FAIL, *ONLY_VERIFIER, *WITHOUT_DISPUTE, *WITHOUT_CUSTODY))
 STATE_REASONS: Final = {
     "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",
     "registerNode": "payment_missing", "updateNode": "node_unknown",
@@ -383,8 +399,9 @@ class Play:
         await self._phase(self._task, Phase.VERIFYING)
         for name, reason in ONLY_VERIFIER.items():
             await self._write_in_vain(job.requester, name, self._task, "0", reason=reason)
-        for name, (args, reason) in WITHOUT_DISPUTE.items():
+        for name, (args, reason) in (WITHOUT_DISPUTE | WITHOUT_CUSTODY).items():
             await self._write_in_vain(job.requester, name, self._task, "0", *args, reason=reason)
+        await self._write_in_vain(job.requester, "askCustody", self._task, NOWHERE, "0", reason="custody_off")
         await self._write(
             verifier, "sealVerdict", self._task, "0", "0x" + said.seal.hex(), event="WindowPhase",
             nonce=self._world.next_verifier_nonce(),
@@ -463,6 +480,7 @@ class Play:
             "profile": "0x" + self._job.profile.hex(), "proof": "0x" + said.proof.hex(),
             "findings": "0x" + said.findings.hex(), "openings": "0x" + said.openings.hex(), "reason": "15",
             "node": self._job.requester.address, "amount": "1", "specification": "0x01", "encoded": "0x80",
+            **CHUNKS,
         }  # fmt: skip
         if item["name"] == "settleCarriage":
             return await self._carriage(self._job.worker), 0

@@ -17,8 +17,11 @@ from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Equivocation, Vo
 from state.transition.evidence import Evidence
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import transfer_payload
+from tasks.custody.chunks import ChunkProof, chunk_proof_to_value
+from tasks.custody.keys import KeyProof, key_proof_to_value
+from tasks.custody.layout import LeafEvidence, PlainChunk, leaf_evidence_to_value, plain_chunk_to_value
 from tasks.dispute.moves import Pick, encode_move
-from tasks.ledger import bonds, dispute_transitions, transitions
+from tasks.ledger import bonds, custody_transitions, dispute_transitions, transitions
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, profile_to_value
@@ -62,6 +65,10 @@ PROOF = proof_of(JOB, b"t" * 32, 2, LEAVES)
 OPENING = make_opening(LEAVES, 1, work_of(LEAVES[1]), salt(LEAVES[1].step_from))
 PROFILE = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (Gpu("H100", 81_559),), 8, 16_000, 16, 10**15, 100, 1, 0,
                       ("tcp:h:1",), "1.0")  # fmt: skip
+CHUNK = ChunkProof(1, b"c" * 40, (b"h" * 32,), b"p" * 32, (b"g" * 32, b"f" * 32))
+KEY_PROOF = KeyProof(3, 9, (b"h" * 32,) * 4)
+PLAIN = PlainChunk(1, b"p" * 40, (b"h" * 32,))
+STATE_LEAF = LeafEvidence(2, b"r" * 32, (b"h" * 32,), 3, b"v" * 64, (b"g" * 32,))
 FINDINGS = (
     Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32, 7),
     Finding(3, Code.UNAVAILABLE, bytes(32), bytes(32), 0),
@@ -109,6 +116,20 @@ PAYLOADS = (
     payload(dispute_transitions.OPEN_CHALLENGE, [b"t" * 32, 1, 2, 3, b"w" * 32, b"s" * 32, b"n" * 32]),
     payload(dispute_transitions.RESUME_DISPUTE, [b"t" * 32, 1, 2, 5]),
     payload(dispute_transitions.SHOW_BREAK, [b"t" * 32, 1, *break_to_value(BROKEN)]),
+    payload(custody_transitions.ASK_CUSTODY, [b"t" * 32, b"k" * 32, 1, 5]),
+    payload(custody_transitions.TAKE_CUSTODY, [b"t" * 32, 1, 5]),
+    payload(custody_transitions.DEMAND_CUSTODY, [b"t" * 32, 1, b"c" * 20, 5]),
+    payload(custody_transitions.ANSWER_DEMAND, [b"t" * 32, 1, chunk_proof_to_value(CHUNK)]),
+    payload(custody_transitions.RECEIVE_CUSTODY, [b"t" * 32, 1]),
+    payload(
+        custody_transitions.REVEAL_GARBAGE,
+        [b"t" * 32, 1, b"k" * 32, key_proof_to_value(KEY_PROOF), chunk_proof_to_value(CHUNK)],
+    ),
+    payload(
+        custody_transitions.REVEAL_MISMATCH,
+        [b"t" * 32, 1, plain_chunk_to_value(PLAIN), leaf_evidence_to_value(STATE_LEAF)],
+    ),
+    payload(custody_transitions.END_CUSTODY, [b"t" * 32, 1]),
     payload(transitions.OPEN_WINDOW, [b"t" * 32, 1, [opening_to_value(OPENING)]]),
     payload(transitions.POKE, [b"t" * 32]),
     payload(transitions.TOP_UP_TASK, [b"t" * 32, 5]),

@@ -11,6 +11,14 @@ from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
 from state.primitives.merkle import merkle_root
+from tasks.custody.chunks import chunk_proof_from_value, chunk_proof_to_value
+from tasks.custody.keys import key_proof_from_value, key_proof_to_value
+from tasks.custody.layout import (
+    leaf_evidence_from_value,
+    leaf_evidence_to_value,
+    plain_chunk_from_value,
+    plain_chunk_to_value,
+)
 from tasks.dispute.commitments import StepRecord
 from tasks.dispute.game import Side
 from tasks.engines.datasets import Dataset
@@ -56,12 +64,16 @@ from tasks.spec import decode_spec, encode_spec
 from tests.fuzz.targets.base import Target, canonical, of_value, scratch
 from tests.fuzz.targets.samples import (
     BROKEN,
+    CHUNK,
     FINDINGS,
     JOB,
+    KEY_PROOF,
     LEAVES,
     OPENING,
+    PLAIN,
     PROFILE,
     PROOF,
+    STATE_LEAF,
 )
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 
@@ -135,7 +147,7 @@ def targets() -> Iterator[tuple[str, Target]]:
     )  # fmt: skip
     yield "window proof", Target(
         of_value(window_proof_from_value, window_proof_to_value), (encode(window_proof_to_value(PROOF)),),
-        ("tasks.proofs:window_proof_from_value",),
+        ("tasks.proofs:window_proof_from_value", "tasks.proofs:_custody_from_value"),
     )  # fmt: skip
     yield "findings", Target(
         of_value(findings_from_value, findings_to_value), (encode(findings_to_value(FINDINGS)),),
@@ -150,6 +162,23 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("tasks.proofs:break_from_value", "tasks.proofs:_shown", "tasks.proofs:_path"),
     )  # fmt: skip
     yield "leaf that is shown", Target(judge_leaf, (encode_leaf(LEAVES[0]),), ("tasks.proofs:_read_leaf",))
+    yield "chunk in custody", Target(
+        of_value(chunk_proof_from_value, chunk_proof_to_value), (encode(chunk_proof_to_value(CHUNK)),),
+        ("tasks.custody.chunks:chunk_proof_from_value", "tasks.custody.chunks:siblings_of"),
+    )  # fmt: skip
+    yield "path of a custody key", Target(
+        of_value(key_proof_from_value, key_proof_to_value), (encode(key_proof_to_value(KEY_PROOF)),),
+        ("tasks.custody.keys:key_proof_from_value",),
+    )  # fmt: skip
+    yield "plain chunk", Target(
+        of_value(plain_chunk_from_value, plain_chunk_to_value), (encode(plain_chunk_to_value(PLAIN)),),
+        ("tasks.custody.layout:plain_chunk_from_value",),
+    )  # fmt: skip
+    yield "leaf of a state", Target(
+        of_value(leaf_evidence_from_value, leaf_evidence_to_value),
+        (encode(leaf_evidence_to_value(STATE_LEAF)), encode([])),
+        ("tasks.custody.layout:leaf_evidence_from_value",),
+    )  # fmt: skip
     yield "node profile", Target(
         of_value(profile_from_value, profile_to_value), (encode(profile_to_value(PROFILE)),),
         ("tasks.ledger.registry:profile_from_value", "tasks.ledger.registry:_gpu"),

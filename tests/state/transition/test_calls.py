@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import pytest
 from hypothesis import given, settings
@@ -38,9 +38,20 @@ from state.view import Overlay
 from state.view.accounts import Account, balance_of, save_account
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
+from tasks.ledger.custody_transitions import (
+    ANSWER_DEMAND,
+    ASK_CUSTODY,
+    DEMAND_CUSTODY,
+    END_CUSTODY,
+    RECEIVE_CUSTODY,
+    REVEAL_GARBAGE,
+    REVEAL_MISMATCH,
+    TAKE_CUSTODY,
+)
 from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE, SHOW_BREAK
 from tasks.ledger.disputes import DisputePhase, load_dispute
 from tasks.ledger.lifecycle import Phase, Reason
+from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import NodeRole
@@ -81,9 +92,10 @@ from tasks.proofs import (
 from tasks.spec import encode_spec
 from tests.ethereum import sign_dynamic, sign_legacy
 from tests.state.transition.chain import CHAIN_ID, COIN, FEE, USERS, Ledger, genesis, signed
+from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_carriage import GENESIS_HASH, RELAY, WORKER, Market, receipt
 from tests.tasks.test_codecs import OPENING, PROFILE
-from tests.tasks.world import QUICK, REQUESTER, Manners, leaves_of, proof_of, spec
+from tests.tasks.world import QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
 
 RUNTIME = make_runtime(genesis())
 ALICE, BOB = USERS[:2]
@@ -92,6 +104,8 @@ BROKEN = Break(2, ShownLeaf(b"leaf", (b"s" * 32,)), ShownLeaf(b"before", (b"s" *
 amounts = st.integers(0, 1000 * COIN)
 hashes = st.binary(min_size=32, max_size=32)
 windows = st.integers(0, 2**32 - 1)
+outputs = st.integers(0, 9_999)
+chunks = st.builds(lambda content, h: [1, content, [h], h, [h]], st.binary(min_size=1, max_size=99), hashes)
 sizes = st.integers(0, 2**62)
 CARRIED = Receipt(b"g" * 32, b"r" * 20, b"p" * 20, b"c" * 32, 1, 1, 1, 10**16, 2)
 
@@ -144,6 +158,22 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
         lambda task, window, game, amount: [task, window, game, amount], hashes, windows, windows, amounts
     ),
     SHOW_BREAK: st.builds(lambda task, window: [task, window, *break_to_value(BROKEN)], hashes, windows),
+    ASK_CUSTODY: st.builds(
+        lambda task, inputs, amount: [task, task, inputs, amount], hashes, st.integers(0, 64), amounts
+    ),
+    TAKE_CUSTODY: st.builds(lambda task, window, bond: [task, window, bond], hashes, outputs, amounts),
+    DEMAND_CUSTODY: st.builds(
+        lambda task, window, amount: [task, window, BOB.address, amount], hashes, outputs, amounts
+    ),
+    ANSWER_DEMAND: st.builds(lambda task, window, chunk: [task, window, chunk], hashes, outputs, chunks),
+    RECEIVE_CUSTODY: st.builds(lambda task, window: [task, window], hashes, outputs),
+    REVEAL_GARBAGE: st.builds(
+        lambda task, window, key, chunk: [task, window, key, [3, 9, [key]], chunk], hashes, outputs, hashes, chunks
+    ),
+    REVEAL_MISMATCH: st.builds(
+        lambda task, window, h: [task, window, [1, h, [h]], [2, h, [h], 3, h, [h]]], hashes, outputs, hashes
+    ),
+    END_CUSTODY: st.builds(lambda task, window: [task, window], hashes, outputs),
     SET_TERMS: st.builds(lambda until: [ALICE.address, BOB.address, 1_000, 5_000, until], amounts),
     SPONSOR_NODE: st.builds(lambda amount: [ALICE.address, 1_000, 5_000, amount, amount + 1], amounts),
     WITHDRAW_SPONSOR: st.builds(lambda amount: [ALICE.address, amount], amounts),
@@ -215,14 +245,12 @@ def test_execution_leaves_the_same_state_events_and_fee(data: st.DataObject, kin
     assert outcomes[0] == outcomes[1]
 
 
-QUICK_RUNTIME = make_runtime(
-    replace(
-        genesis(),
-        parameters=tuple(
-            sorted((*genesis().parameters, *((f"tasks.{name}", value) for name, value in asdict(QUICK).items())))
-        ),
-    )
-)
+def runtime_of(parameters: TaskParameters) -> Runtime:
+    given = ((f"tasks.{name}", value) for name, value in asdict(parameters).items())
+    return make_runtime(replace(genesis(), parameters=tuple(sorted((*genesis().parameters, *given)))))
+
+
+QUICK_RUNTIME, KEPT_RUNTIME = runtime_of(QUICK), runtime_of(KEPT)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +279,10 @@ def phase_of(world: Market, task: bytes) -> DisputePhase:
     return load_dispute(world.state, task, 0, 0).phase
 
 
-class BothForms(Market):
-    """A market whose every transaction is executed by the runtime in both forms, on the state of that moment."""
+class Compared(World):
+    """A world whose every transaction is executed by the runtime in both forms, on the state of that moment."""
+
+    runtime: ClassVar[Runtime] = QUICK_RUNTIME
 
     def __post_init__(self) -> None:
         self.succeeded: set[int] = set()
@@ -264,7 +294,7 @@ class BothForms(Market):
 
     def compare(self, sender: bytes, kind: int, payload: list[Value]) -> Overlay:
         """Check that both forms leave the same; return the state after it."""
-        runtime, outcomes = QUICK_RUNTIME, []
+        runtime, outcomes = self.runtime, []
         received = decode(encode(payload), limit_bytes=TRANSACTION_LIMIT_BYTES)
         assert isinstance(received, list)
         called = list(call_of(kind, received, runtime))
@@ -283,6 +313,44 @@ class BothForms(Market):
         if decode_receipt(receipt).reason is None:
             self.succeeded.add(kind)
         return after
+
+
+class BothForms(Compared, Market):
+    """The market with relays."""
+
+
+class KeptForms(Compared, KeptWorld):
+    """The market with custody."""
+
+    runtime = KEPT_RUNTIME
+
+
+CUSTODY_KINDS: Final = frozenset(range(ASK_CUSTODY, END_CUSTODY + 1))
+
+
+def test_both_forms_of_what_succeeds_in_custody_leave_the_same_state_events_and_fee() -> None:
+    world = KeptForms()
+    world.fund(BOB.address, COIN)
+    world.add_machine(1)
+    world.add_machine(2)
+    for name in range(3, 8):
+        world.add_keeper(name)
+    for manner in ("right", "garbage", "other"):
+        world.manner = manner
+        task = world.create()
+        world.run_to(task, Phase.SETTLED)
+        if manner == "garbage":
+            assert world.reveal(task, 0, 0, BOB.address) is None
+        if manner == "other":
+            assert world.mismatch(task, 0, 0, BOB.address) is None
+        holder = world.holders(task, 1)[0]
+        for _ in range(2):
+            assert world.demand(task, 1, holder) is None
+            for _ in range(6):
+                world.block()
+                world.act()
+        assert world.end(task, 2) is None
+    assert world.succeeded >= CUSTODY_KINDS
 
 
 @settings(max_examples=2, deadline=None)
@@ -360,7 +428,7 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     for kind, payload in last:
         world.state = world.compare(ALICE.address, kind, payload)
         world.nonces[ALICE.address] = world.nonces.get(ALICE.address, 0) + 1
-    assert world.succeeded == QUICK_RUNTIME.rules.keys()
+    assert world.succeeded == QUICK_RUNTIME.rules.keys() - CUSTODY_KINDS
 
 
 def test_a_call_to_an_account_is_a_transfer_and_its_data_is_not_read() -> None:

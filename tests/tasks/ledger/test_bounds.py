@@ -16,14 +16,15 @@ from billing.prices import Role
 from state.primitives.codec import encode
 from state.view import EMPTY, Overlay, Reader, Table
 from state.view.accounts import credit
-from tasks.ledger import carriage, parameters, records, registration, registry
+from tasks.custody.chunks import BlobCommitment
+from tasks.ledger import carriage, custody_records, parameters, records, registration, registry
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRecord, NodeRole, NodeStatus
 from tasks.ledger.settlement import RELEASES_MAX
 from tasks.ledger.transitions import GIVE_UP_TASK, RESUME_TASK
 from tasks.ledger.verification import USED_MAX_TO_DECLINE
-from tasks.proofs import SAMPLED_MAX, Code, Finding
+from tasks.proofs import CUSTODY_SIZE_LIMIT, SAMPLED_MAX, Code, Finding
 from tasks.spec import SEGMENTS_MAX
 from tests.tasks.queued import QueuedWorld
 from tests.tasks.world import QUICK, WORTH, leaves_of, proof_of, spec
@@ -89,6 +90,7 @@ LIMITS: Final = {
     bytes([Table.TASK_INDEX]): records.REPORT_LIMIT_BYTES,
     bytes([Table.WINDOW]): records.WINDOW_LIMIT_BYTES,
     bytes([Table.DEADLINE]): 1,
+    bytes([Table.CUSTODY]): custody_records.CUSTODY_LIMIT_BYTES,
     bytes([Table.ESCROW]): escrow.RECORD_LIMIT_BYTES,
     bytes([Table.ESCROW_SHARE]): escrow.SHARE_LIMIT_BYTES,
     bytes([Table.EARNINGS]): escrow.LINE_LIMIT_BYTES,
@@ -141,6 +143,21 @@ def largest_window() -> WindowRecord:
     return WindowRecord(**fields)  # type: ignore[arg-type]
 
 
+def largest_custody() -> custody_records.CustodyRecord:
+    parties = 3 * custody_records.DRAWN_MAX
+    asked = custody_records.Demand(
+        custody_records.DemandKind.DELIVERY, b"h" * 20, AMOUNT, MANY, 1 << 28, b"r" * 20, 2, MS,
+        (b"r" * 20,) * 3 * custody_records.RECEIVERS_MAX,
+    )  # fmt: skip
+    return custody_records.CustodyRecord(
+        b"t" * 32, 9_999, b"w" * 20, custody_records.CustodyPhase.KEPT,
+        BlobCommitment(CUSTODY_SIZE_LIMIT - 1, b"p" * 32, b"c" * 32), AMOUNT, AMOUNT, MANY, MS, MS, 0, MANY,
+        (b"p" * 20,) * custody_records.DRAWN_MAX,
+        (custody_records.Holder(b"h" * 20, AMOUNT, MS, MANY, 1),) * custody_records.HOLDERS_MAX,
+        (b"u" * 20,) * parties, asked, b"q" * 20,
+    )  # fmt: skip
+
+
 def largest_node() -> NodeRecord:
     profile = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (Gpu("g", 1),), 1, 1, 1, 1, 1, 1, 0, (), "v")
     size = len(encode(registry.profile_to_value(profile)))
@@ -167,6 +184,14 @@ def test_no_record_that_the_market_can_write_is_above_its_bound() -> None:
         state, b"p" * 20, b"r" * 20, carriage._Record(b"c" * 32, MS, 1 << 63, 1 << 63, AMOUNT, AMOUNT, MS)
     )
     carriage._save_deposit(state, b"p" * 20, carriage.NO_DEPOSIT, carriage.Deposit(AMOUNT, AMOUNT, MS))
+    custody_records.save_custody(state, largest_custody(), MS)
+    terms = custody_records.Terms(b"k" * 32, 64, MANY, AMOUNT, AMOUNT, AMOUNT, MANY, MANY)
+    custody_records.save_terms(state, b"t" * 32, terms)
+    custody_records.count_hand_over(state, b"n" * 20, MANY, is_done=True)
+    assert custody_records.find_terms(state, b"t" * 32) == terms
+    assert custody_records.find_custody(state, b"t" * 32, 9_999) == largest_custody()._replace(deadline_ms=MS)
+    size = max(len(value or b"") for key, value in state.changes.items() if key[0] == Table.CUSTODY)
+    assert size > custody_records.CUSTODY_LIMIT_BYTES // 2
     check_sizes(state)
     # Half of a bound at least is used by the largest, so that the bounds mean something.
     assert len(encode(records._task_value(largest_task()))) > records.TASK_LIMIT_BYTES // 4
@@ -191,7 +216,9 @@ def test_no_sequence_of_movements_makes_a_record_of_an_escrow_larger(
     credit(state, payer, 1 << 120)
     vault = Vault.create(state, b"e" * 32, payer, lambda _event: None, MANY)
     for movement, pool, name, amount in moves:
-        owner = bytes(12) + name.to_bytes(8, "big") if pool in (Pool.HOLD, Pool.BOND) else escrow.NOBODY
+        owner = (
+            bytes(12) + name.to_bytes(8, "big") if pool in (Pool.HOLD, Pool.BOND, Pool.CUSTODY) else escrow.NOBODY
+        )
         held = min(amount, vault.held(pool, owner))
         match movement:
             case Movement.LOCKED:

@@ -21,6 +21,7 @@ from state.primitives.transactions import sign_transaction
 from state.transition.calls import NOTE_LIMIT_BYTES
 from state.transition.transfer import TRANSFER_GAS
 from state.view.accounts import credit
+from tasks.custody.chunks import CHUNK_BYTES, CHUNKS_MAX, SIBLINGS_MAX
 from tasks.dispute.game import begin
 from tasks.dispute.moves import (
     LEAVES_OPENED_MAX,
@@ -32,7 +33,7 @@ from tasks.dispute.moves import (
     decode_move,
     encode_move,
 )
-from tasks.ledger import bonds, dispute_transitions, transitions
+from tasks.ledger import bonds, custody_transitions, dispute_transitions, transitions
 from tasks.ledger.disputes import MOVE_GAS
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
@@ -69,6 +70,7 @@ from tasks.proofs import (
 from tasks.spec import Model, decode_spec, encode_spec
 from tests.ethereum import sign_dynamic
 from tests.tasks.ledger.test_conservation import play
+from tests.tasks.ledger.test_custody_conservation import play_kept
 from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
 
 CALLS_PER_1000_GAS: Final = 6
@@ -114,6 +116,9 @@ def dearest(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 
 
 GAS_PER_BYTE_MIN: Final = 50
+CHUNK: Final[list[Value]] = [
+    CHUNKS_MAX - 1, b"c" * CHUNK_BYTES, [b"h" * 32] * SIBLINGS_MAX, b"p" * 32, [b"h" * 32] * SIBLINGS_MAX,
+]  # fmt: skip
 
 
 def largest(kind: int) -> list[Value]:
@@ -156,6 +161,21 @@ def largest(kind: int) -> list[Value]:
             return [task, window, window, amount]
         case dispute_transitions.SHOW_BREAK:
             return [task, window, *break_to_value(Break(255, shown, shown))]
+        case custody_transitions.ASK_CUSTODY:
+            return [task, task, 64, amount]
+        case custody_transitions.TAKE_CUSTODY:
+            return [task, 9_999, amount]
+        case custody_transitions.DEMAND_CUSTODY:
+            return [task, 9_999, b"c" * 20, amount]
+        case custody_transitions.ANSWER_DEMAND:
+            return [task, 9_999, CHUNK]
+        case custody_transitions.RECEIVE_CUSTODY | custody_transitions.END_CUSTODY:
+            return [task, 9_999]
+        case custody_transitions.REVEAL_GARBAGE:
+            return [task, 9_999, task, [9_999, 10_064, [h] * 14], CHUNK]
+        case custody_transitions.REVEAL_MISMATCH:
+            leaf_of_state: list[Value] = [1 << 15, h, [h] * 17, 1 << 24, b"v" * 128, [h] * SIBLINGS_MAX]
+            return [task, 9_999, [CHUNKS_MAX - 1, b"c" * CHUNK_BYTES, [h] * SIBLINGS_MAX], leaf_of_state]
         case transitions.SET_PAYOUT:
             return [b"m" * 20, b"p" * 20]
         case bonds.SET_TERMS:
@@ -195,6 +215,8 @@ def check(dearest: dict[int, int]) -> None:
 
 def test_every_kind_pays_for_what_it_does_in_histories_of_everything(dearest: dict[int, int]) -> None:
     kinds = World().rules.keys()
+    for seed in range(4):
+        play_kept(seed)
     for seed in range(9, 40):  # as many as hold every kind
         play(seed)
         if dearest.keys() == kinds:

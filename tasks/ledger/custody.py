@@ -1,0 +1,563 @@
+"""Results in custody: who keeps the output of a window, demands, pay, and what silence costs (market.md 11.5).
+
+Custodians are drawn by the beacon from machines with role storage. Their receipts are transactions of their own. A
+window is final only when its output is kept. Nothing here judges what lies in custody: see ``custody_lies``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from billing.errors import PaymentMissing
+from billing.escrow import Pool, Purpose
+from billing.prices import Role, share_up
+from state.primitives.receipts import EventType
+from tasks.custody.chunks import BlobCommitment, ChunkProof, check_chunk
+from tasks.custody.layout import StateLayout
+from tasks.errors import CustodyOff, CustodyRefused, NotYours, ProofMismatch, WrongPhase
+from tasks.ledger import reputation
+from tasks.ledger.custody_records import (
+    DRAWN_MAX,
+    RECEIVERS_MAX,
+    CustodyPhase,
+    CustodyRecord,
+    Demand,
+    DemandKind,
+    Holder,
+    Terms,
+    count_hand_over,
+    custody_count,
+    find_custody,
+    find_terms,
+    forget_custody,
+    is_unreliable,
+    load_custody,
+    save_custody,
+    save_terms,
+)
+from tasks.ledger.lifecycle import ENDED, Phase, Reason, WindowPhase
+from tasks.ledger.matching import draw_seed, draw_verifiers, eligible_verifiers
+from tasks.ledger.open_task import LEDGER_ADDRESS, Case
+from tasks.ledger.parameters import DAY_MS, TaskParameters
+from tasks.ledger.progress import arm_ended, exclude, give_up_idle, lose_worker
+from tasks.ledger.records import WindowRecord, by_custodian_key
+from tasks.ledger.registry import NodeRecord, NodeRole
+from tasks.ledger.settlement import pay_earned, refund_unreserved
+from tasks.proofs import WindowProof
+from tasks.spec import JobSpec
+
+__all__ = [
+    "ANSWER_GAS",
+    "CUSTODY_EVENTS",
+    "answer",
+    "ask",
+    "begin_custody",
+    "check_custody",
+    "custody_budget",
+    "demand",
+    "demand_price",
+    "drop_custody",
+    "end",
+    "hand_over_ms",
+    "is_held_up",
+    "part_with",
+    "settle",
+    "sign_delivery",
+    "step_custody",
+    "take",
+]
+
+CUSTODIAN_DRAWN: Final = EventType(
+    LEDGER_ADDRESS, "CustodianDrawn(bytes32 indexed task, uint256 number, address indexed custodian, uint256 bond)"
+)
+CUSTODY_TAKEN: Final = EventType(
+    LEDGER_ADDRESS, "CustodyTaken(bytes32 indexed task, uint256 number, address indexed custodian)"
+)
+CUSTODY_DEMANDED: Final = EventType(
+    LEDGER_ADDRESS,
+    "CustodyDemanded(bytes32 indexed task, uint256 number, address indexed custodian, uint256 kind, "
+    "uint256 chunk, address receiver)",
+)
+CUSTODY_SERVED: Final = EventType(
+    LEDGER_ADDRESS, "CustodyServed(bytes32 indexed task, uint256 number, address indexed custodian, uint256 kind)"
+)
+CUSTODY_LOST: Final = EventType(
+    LEDGER_ADDRESS, "CustodyLost(bytes32 indexed task, uint256 number, address indexed custodian)"
+)
+CUSTODY_ENDED: Final = EventType(LEDGER_ADDRESS, "CustodyEnded(bytes32 indexed task, uint256 number)")
+CUSTODY_EVENTS: Final = (
+    CUSTODIAN_DRAWN, CUSTODY_TAKEN, CUSTODY_DEMANDED, CUSTODY_SERVED, CUSTODY_LOST, CUSTODY_ENDED,
+)  # fmt: skip
+
+ANSWER_GAS: Final = 1_200_000
+"""Weight of the answer to a demand: its bytes, a chunk with its paths."""
+GAS_MARGIN: Final = 4
+"""A demand pays for the answer's gas at so many times the base fee of its block."""
+GIB: Final = 1 << 30
+HOUR_MS: Final = 3_600_000
+_LEAVABLE: Final = frozenset({Phase.ASSIGNED, Phase.PREPARING, Phase.RUNNING})
+
+
+# Terms and budget
+
+
+def _keeping_price(size: int, time_ms: int, price_per_gib_hour: int) -> int:
+    return size * time_ms * price_per_gib_hour // (GIB * HOUR_MS)
+
+
+def _reserve_of(spec: JobSpec, parameters: TaskParameters) -> int:
+    """Return what the custody of one window costs at most: all copies, until the end of their time."""
+    size = spec.plan().state_limit_bytes
+    whole = _keeping_price(size, parameters.custody_ms, parameters.custody_price_per_gib_hour) + 1
+    return parameters.custody_copies * max(parameters.custody_fee_min, whole)
+
+
+def custody_budget(spec: JobSpec, parameters: TaskParameters) -> int:
+    """Return what the requester of a job locks for the custody of all its windows: a line of the quote."""
+    return spec.windows * _reserve_of(spec, parameters) if parameters.custody_copies else 0
+
+
+def ask(case: Case, sender: bytes, key_root: bytes, inputs: int, amount: int) -> None:
+    """Take the requester's terms of custody, before the task has a worker.
+
+    Raises CustodyOff, NotYours, WrongPhase, PaymentMissing, InsufficientBalance.
+    """
+    record, parameters = case.record, case.parameters
+    if not parameters.custody_copies:
+        raise CustodyOff("this chain has no custody")
+    if sender != record.requester:
+        raise NotYours("the sender is not the requester")
+    if record.phase != Phase.MATCHING or record.ending or find_terms(case.state, record.id) is not None:
+        raise WrongPhase(record.phase.name.lower())
+    due = custody_budget(case.spec, parameters)
+    if amount != due:
+        raise PaymentMissing(due=due, got=amount)
+    case.vault.lock(Pool.CUSTODY, sender, due, Purpose.CUSTODY, owner=sender)
+    terms = Terms(
+        key_root, inputs, case.spec.windows, parameters.custody_price_per_gib_hour,
+        _reserve_of(case.spec, parameters), 0, 0, 0,
+    )  # fmt: skip
+    save_terms(case.state, record.id, terms)
+
+
+def _terms(case: Case) -> Terms:
+    terms = find_terms(case.state, case.record.id)
+    if terms is None:
+        raise CustodyOff("the task has no custody")
+    return terms
+
+
+def _reserve(case: Case, amount: int, *, live: int = 0, demands: int = 0) -> None:
+    """Note that ``amount`` more is reserved (less, if negative) of what the requester has locked."""
+    terms = _terms(case)
+    save_terms(
+        case.state, case.record.id,
+        terms._replace(
+            reserved=terms.reserved + amount, live=terms.live + live, demands=terms.demands + demands
+        ),
+    )  # fmt: skip
+
+
+# The window's part
+
+
+def check_custody(case: Case, proof: WindowProof) -> None:
+    """Check that a proof commits to its output as custody asks for it. Raises ProofMismatch, CustodyRefused."""
+    if find_terms(case.state, case.record.id) is None:
+        if proof.custody:
+            raise ProofMismatch("the task has no custody")
+        return
+    earlier = find_custody(case.state, proof.task, proof.window)
+    if earlier is not None and earlier.prover:
+        raise CustodyRefused("a lie about this window was shown and is not settled yet")
+    size = StateLayout(case.spec.plan(), proof.step_to).size
+    if not proof.custody or proof.custody[0] != size:
+        raise ProofMismatch(f"the output is committed to as {size} bytes in custody")
+
+
+def begin_custody(case: Case, window: WindowRecord) -> None:
+    """Begin the custody of a window that was just proved; after a void one with what that has left."""
+    if not window.proof.custody:
+        return
+    earlier = find_custody(case.state, window.task, window.number)
+    if earlier is not None:
+        settle(case, earlier)
+    terms, payer, parameters = _terms(case), case.vault.payer, case.parameters
+    reserve = min(terms.each, case.vault.held(Pool.CUSTODY, payer) - terms.reserved)
+    bond = max(share_up(window.charge, parameters.custody_bond_bps), parameters.custody_fee_min)
+    record = CustodyRecord(
+        window.task, window.number, window.worker, CustodyPhase.DRAWING, BlobCommitment(*window.proof.custody),
+        reserve, bond, case.scope.block.height, case.now + 1, 0, 0, 0, (), (), (), None, b"",
+    )  # fmt: skip
+    save_custody(case.state, record, case.now)
+    _reserve(case, reserve, live=1)
+
+
+def is_held_up(case: Case, window: WindowRecord) -> bool:
+    """Tell whether a window waits for receipts before it can be final."""
+    if not window.proof.custody:
+        return False
+    record = find_custody(case.state, window.task, window.number)
+    return record is not None and record.phase in (CustodyPhase.DRAWING, CustodyPhase.SIGNING)
+
+
+def drop_custody(case: Case, window: WindowRecord) -> None:
+    """Have the custody of a void window settled by a later deadline: many windows may be void at once."""
+    if not window.proof.custody:
+        return
+    record = find_custody(case.state, window.task, window.number)
+    if record is not None and not record.prover:
+        save_custody(case.state, record._replace(phase=CustodyPhase.VOID), case.now)
+
+
+# Draws and receipts
+
+
+def hand_over_ms(size: int, parameters: TaskParameters) -> int:
+    """Return the time to fetch a blob at the least bandwidth, and to sign for it."""
+    return 1000 * size // parameters.seal_bytes_per_s + parameters.custody_sign_ms
+
+
+def _drawn_nodes(
+    case: Case, record: CustodyRecord, seed: bytes, barred: Sequence[bytes], count: int
+) -> list[NodeRecord]:
+    scope, parameters, day = case.scope, case.parameters, case.now // DAY_MS
+    pool = eligible_verifiers(
+        scope.parent, case.record, record.author, barred, seed, case.now, parameters, role=NodeRole.STORAGE
+    )
+    pool = [node for node in pool if not is_unreliable(case.state, node.address, day, parameters)]
+    return draw_verifiers(seed, pool, count)
+
+
+def _parties(nodes: Sequence[NodeRecord]) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(party for node in nodes for party in node.parties))
+
+
+def _draw(case: Case, record: CustodyRecord) -> CustodyRecord:
+    scope, parameters = case.scope, case.parameters
+    if scope.block.height < record.height + parameters.draw_blocks:
+        return record._replace(step_ms=case.now + 1)
+    wanted = min(parameters.custody_copies - len(record.holders), DRAWN_MAX - record.drawn)
+    seed = draw_seed(b"custodian-draw", scope.block.beacon, record.task, record.window, record.drawn)
+    nodes: list[NodeRecord] = []
+    if wanted > 0 and not is_unreliable(case.state, record.author, case.now // DAY_MS, parameters):
+        nodes = _drawn_nodes(case, record, seed, record.used, wanted)
+    if not nodes:
+        return _kept(case, _with_author(case, record))
+    for node in nodes:
+        case.state.put(by_custodian_key(node.address, record.task, record.window), b"\x01")
+        scope.emit(CUSTODIAN_DRAWN(record.task, record.window, node.address, record.bond))
+    return record._replace(
+        phase=CustodyPhase.SIGNING, step_ms=case.now + hand_over_ms(record.blob.size, parameters),
+        drawn=record.drawn + len(nodes), pending=tuple(node.address for node in nodes),
+        used=(*record.used, *_parties(nodes)),
+    )  # fmt: skip
+
+
+def _with_author(case: Case, record: CustodyRecord) -> CustodyRecord:
+    """Have the worker keep its own output: nobody who was drawn has signed for it."""
+    case.state.put(by_custodian_key(record.author, record.task, record.window), b"\x01")
+    return _taken(case, record, Holder(record.author, 0, case.now, 0, 0))
+
+
+def _taken(case: Case, record: CustodyRecord, holder: Holder) -> CustodyRecord:
+    case.scope.emit(CUSTODY_TAKEN(record.task, record.window, holder.address))
+    pending = tuple(address for address in record.pending if address != holder.address)
+    return record._replace(holders=(*record.holders, holder), pending=pending)
+
+
+def _kept(case: Case, record: CustodyRecord) -> CustodyRecord:
+    """Note that an output is kept; its window is final now if it waited for that alone."""
+    window = case.window(record.window)
+    if window.ripe and window.phase == WindowPhase.ACCEPTED and window.number == case.record.final_windows:
+        case.put_window(window._replace(ripe=0, deadline_ms=case.now))
+    return record._replace(phase=CustodyPhase.KEPT, step_ms=0, until_ms=case.now + case.parameters.custody_ms)
+
+
+def _go_on(case: Case, record: CustodyRecord) -> CustodyRecord:
+    """Draw for what is missing, or note that the output is kept."""
+    if len(record.holders) >= case.parameters.custody_copies:
+        return _kept(case, record)
+    return record._replace(phase=CustodyPhase.DRAWING, height=case.scope.block.height, step_ms=case.now + 1)
+
+
+def _close_signing(case: Case, record: CustodyRecord) -> CustodyRecord:
+    """Let go of custodians that did not sign in time: nobody can tell whose fault that is."""
+    for address in record.pending:
+        _count(case, record, address, is_done=False)
+        case.state.delete(by_custodian_key(address, record.task, record.window))
+    return _go_on(case, record._replace(pending=()))
+
+
+def _count(case: Case, record: CustodyRecord, machine: bytes, *, is_done: bool) -> None:
+    for side in (machine, record.author):
+        count_hand_over(case.state, side, case.now // DAY_MS, is_done=is_done)
+
+
+def take(case: Case, number: int, sender: bytes, amount: int) -> None:
+    """Take a custodian's receipt for the output of a window, with its bond.
+
+    Raises CustodyUnknown, NotYours, PaymentMissing, InsufficientBalance.
+    """
+    record = load_custody(case.state, case.record.id, number)
+    if record.phase is not CustodyPhase.SIGNING or sender not in record.pending:
+        raise NotYours("the sender is not drawn to keep this output, or its time is over")
+    if amount != record.bond:
+        raise PaymentMissing(due=record.bond, got=amount)
+    case.vault.lock(Pool.CUSTODY, sender, amount, Purpose.CUSTODY_BOND, owner=sender)
+    _count(case, record, sender, is_done=True)
+    record = _taken(case, record, Holder(sender, amount, case.now, 0, 0))
+    save_custody(case.state, record if record.pending else _go_on(case, record), case.now)
+
+
+# Demands
+
+
+def demand_price(record: CustodyRecord, kind: DemandKind, base_fee: int, parameters: TaskParameters) -> int:
+    """Return what a demand costs: the gas of the answer, or the bytes that a receiver takes over and serves."""
+    if kind is DemandKind.CHUNK:
+        return max(parameters.custody_fee_min, GAS_MARGIN * ANSWER_GAS * base_fee)
+    by_bytes = record.blob.size * parameters.custody_delivery_price_per_gib // GIB
+    return max(parameters.custody_fee_min, by_bytes)
+
+
+def demand(case: Case, number: int, sender: bytes, holder: bytes, amount: int) -> None:
+    """Ask a custodian for a chunk on chain; after it has answered once, for a delivery of the whole.
+
+    Of ``amount`` what is due is locked. Raises NotYours, CustodyUnknown, CustodyRefused, PaymentMissing,
+    InsufficientBalance.
+    """
+    record, parameters = load_custody(case.state, case.record.id, number), case.parameters
+    if sender != case.record.requester:
+        raise NotYours("the sender is not the requester")
+    keeper = record.holder(holder)
+    if record.phase is not CustodyPhase.KEPT or record.demand or record.prover or keeper is None:
+        raise CustodyRefused("no such custodian, or a demand is not over yet")
+    if _terms(case).demands >= parameters.custody_demands_max:
+        raise CustodyRefused(f"a task has {parameters.custody_demands_max} demands")
+    kind = DemandKind.DELIVERY if keeper.asked else DemandKind.CHUNK
+    due = demand_price(record, kind, case.scope.block.base_fee, parameters)
+    if amount < due:
+        raise PaymentMissing(due=due, got=amount)
+    case.vault.lock(Pool.CUSTODY, sender, due, Purpose.CUSTODY_DEMAND, owner=sender)
+    _reserve(case, due, demands=1)
+    asked = Demand(kind, holder, due, case.scope.block.height, -1, b"", 0, case.now + 1, ())
+    save_custody(case.state, record._replace(demand=asked), case.now)
+
+
+def answer(case: Case, number: int, sender: bytes, proof: ChunkProof) -> None:
+    """Take the chunk that was demanded. Raises CustodyUnknown, NotYours, CustodyRefused, ChunkInvalid."""
+    record = load_custody(case.state, case.record.id, number)
+    asked = record.demand
+    if asked is None or asked.kind is not DemandKind.CHUNK or sender != asked.holder:
+        raise NotYours("no chunk is demanded of the sender")
+    if asked.chunk != proof.number:
+        raise CustodyRefused(f"chunk {asked.chunk} is demanded")
+    check_chunk(record.blob, proof)
+    _serve(case, record, asked, sender)
+
+
+def sign_delivery(case: Case, number: int, sender: bytes) -> None:
+    """Take a receiver's receipt for a whole output. Raises CustodyUnknown, NotYours."""
+    record = load_custody(case.state, case.record.id, number)
+    asked = record.demand
+    if asked is None or asked.receiver != sender or not asked.receiver:
+        raise NotYours("the sender is not drawn to receive this output")
+    case.state.delete(by_custodian_key(sender, record.task, record.window))
+    _serve(case, record, asked, sender)
+
+
+def _serve(case: Case, record: CustodyRecord, asked: Demand, earner: bytes) -> None:
+    payer = case.vault.payer
+    pay_earned(
+        case, Pool.CUSTODY, earner, asked.amount, Purpose.CUSTODY_DEMAND, Role.STORAGE, owner=payer,
+        subject=record.window,
+    )  # fmt: skip
+    _reserve(case, -asked.amount)
+    keeper = record.holder(asked.holder)
+    assert keeper is not None
+    record = record.with_holder(keeper._replace(asked=keeper.asked + 1))
+    save_custody(case.state, record._replace(demand=None), case.now)
+    case.scope.emit(CUSTODY_SERVED(record.task, record.window, asked.holder, int(asked.kind)))
+
+
+def _end_demand(case: Case, record: CustodyRecord) -> CustodyRecord:
+    """Give the requester back what it locked for a demand that brought nothing."""
+    asked = record.demand
+    if asked is None:
+        return record
+    payer = case.vault.payer
+    case.vault.refund(
+        Pool.CUSTODY, payer, asked.amount, Purpose.UNSPENT, owner=payer, subject=record.window
+    )  # fmt: skip
+    _reserve(case, -asked.amount)
+    if asked.receiver:
+        case.state.delete(by_custodian_key(asked.receiver, record.task, record.window))
+    return record._replace(demand=None)
+
+
+def _on_demand_due(case: Case, record: CustodyRecord, asked: Demand) -> CustodyRecord:
+    scope, parameters = case.scope, case.parameters
+    is_drawn = asked.chunk >= 0 or bool(asked.receiver)
+    if not is_drawn and scope.block.height < asked.height + parameters.draw_blocks:
+        return record._replace(demand=asked._replace(deadline_ms=case.now + 1))
+    seed = draw_seed(b"custody-demand", scope.block.beacon, record.task, record.window, asked.tries)
+    if asked.kind is DemandKind.CHUNK:
+        if is_drawn:
+            return _lose(case, _end_demand(case, record), asked.holder)
+        asked = asked._replace(
+            chunk=int.from_bytes(seed, "big") % record.blob.chunks,
+            deadline_ms=case.now + parameters.custody_answer_ms,
+        )
+        return _asked(case, record, asked)
+    if is_drawn:
+        return _missed(case, record, asked)
+    barred = (*record.used, *asked.used, *(holder.address for holder in record.holders))
+    nodes = _drawn_nodes(case, record, seed, barred, 1)
+    if not nodes:  # there is nobody to deliver to
+        return _end_demand(case, record)
+    receiver = nodes[0].address
+    case.state.put(by_custodian_key(receiver, record.task, record.window), b"\x01")
+    asked = asked._replace(
+        receiver=receiver, used=(*asked.used, *_parties(nodes)),
+        deadline_ms=case.now + hand_over_ms(record.blob.size, parameters),
+    )  # fmt: skip
+    return _asked(case, record, asked)
+
+
+def _asked(case: Case, record: CustodyRecord, asked: Demand) -> CustodyRecord:
+    chunk = max(0, asked.chunk)
+    receiver = asked.receiver or bytes(len(asked.holder))
+    case.scope.emit(
+        CUSTODY_DEMANDED(record.task, record.window, asked.holder, int(asked.kind), chunk, receiver)
+    )  # fmt: skip
+    return record._replace(demand=asked)
+
+
+def _missed(case: Case, record: CustodyRecord, asked: Demand) -> CustodyRecord:
+    """Draw another receiver; the custodian's pay is lost, and with the last receiver its bond."""
+    case.state.delete(by_custodian_key(asked.receiver, record.task, record.window))
+    for side in (asked.receiver, asked.holder):
+        count_hand_over(case.state, side, case.now // DAY_MS, is_done=False)
+    keeper = record.holder(asked.holder)
+    assert keeper is not None
+    record = record.with_holder(keeper._replace(failed=1))
+    asked = asked._replace(
+        tries=asked.tries + 1, receiver=b"", height=case.scope.block.height, deadline_ms=case.now + 1
+    )
+    record = record._replace(demand=asked)
+    if asked.tries < RECEIVERS_MAX:
+        return record
+    return _lose(case, _end_demand(case, record), asked.holder)
+
+
+def _lose(case: Case, record: CustodyRecord, holder: bytes) -> CustodyRecord:
+    """Burn the bond of a custodian that does not serve: nobody gains, so nobody has a reason to cause it."""
+    keeper = record.holder(holder)
+    assert keeper is not None
+    vault, emit = case.vault, case.scope.emit
+    if holder == record.author and not keeper.bond:
+        bond = vault.held(Pool.BOND, holder)
+        vault.burn(Pool.BOND, bond, Purpose.CUSTODY_LOST, owner=holder, subject=record.window)
+    else:
+        vault.burn(Pool.CUSTODY, keeper.bond, Purpose.CUSTODY_LOST, owner=holder, subject=record.window)
+    reputation.mark_failure(case.state, holder, case.now, emit, case.parameters)
+    case.state.delete(by_custodian_key(holder, record.task, record.window))
+    emit(CUSTODY_LOST(record.task, record.window, holder))
+    if holder == record.author:
+        part_with(case, holder, Reason.RESULT_LOST)
+    return record._replace(holders=tuple(other for other in record.holders if other.address != holder))
+
+
+def part_with(case: Case, worker: bytes, reason: Reason) -> None:
+    """Have a worker that lost its bond run the task no more; what it has proved is settled as that stands."""
+    if case.record.phase in ENDED:
+        return
+    exclude(case, worker)
+    if case.record.worker == worker and case.record.phase in _LEAVABLE:
+        lose_worker(case, reason)
+
+
+# The end
+
+
+def _pay_of(case: Case, record: CustodyRecord, holder: Holder) -> int:
+    """Return what a custodian has earned; the worker earns nothing for what it keeps itself."""
+    if holder.failed or not holder.bond:
+        return 0
+    by_time = _keeping_price(record.blob.size, case.now - holder.since_ms, _terms(case).price_per_gib_hour)
+    share = record.reserve // case.parameters.custody_copies
+    return min(share, max(case.parameters.custody_fee_min, by_time))
+
+
+def settle(case: Case, record: CustodyRecord) -> None:
+    """Pay custodians, return their bonds, and give back what is left; the custody of the window is over.
+
+    What is left of a void window stays for its next proof.
+    """
+    vault, state = case.vault, case.state
+    payer = vault.payer
+    record = _end_demand(case, record)
+    left = record.reserve
+    for holder in record.holders:
+        amount = min(left, _pay_of(case, record, holder))
+        left -= amount
+        pay_earned(
+            case, Pool.CUSTODY, holder.address, amount, Purpose.CUSTODY_PAY, Role.STORAGE, owner=payer,
+            subject=record.window,
+        )  # fmt: skip
+        vault.refund(
+            Pool.CUSTODY, holder.address, holder.bond, Purpose.BOND_RETURN, owner=holder.address,
+            subject=record.window,
+        )  # fmt: skip
+        state.delete(by_custodian_key(holder.address, record.task, record.window))
+    for address in record.pending:
+        state.delete(by_custodian_key(address, record.task, record.window))
+    if case.window(record.window).phase == WindowPhase.FINAL:
+        vault.refund(Pool.CUSTODY, payer, left, Purpose.UNSPENT, owner=payer, subject=record.window)
+    _reserve(case, -record.reserve, live=-1)
+    forget_custody(state, record)
+    case.scope.emit(CUSTODY_ENDED(record.task, record.window))
+    if not custody_count(state, record.task, record.author):
+        give_up_idle(case, [record.author])
+    if case.record.phase in ENDED:
+        refund_unreserved(case)
+        if not case.record.deadline_ms:
+            arm_ended(case)
+
+
+def end(case: Case, number: int, sender: bytes) -> None:
+    """End the custody of a final window by its requester's word, which has the output or wants it no more.
+
+    Raises NotYours, CustodyUnknown, WrongPhase.
+    """
+    record = load_custody(case.state, case.record.id, number)
+    if sender != case.record.requester:
+        raise NotYours("the sender is not the requester")
+    window = case.window(number)
+    if record.phase is not CustodyPhase.KEPT or record.prover or window.phase != WindowPhase.FINAL:
+        raise WrongPhase(window.phase.name.lower())
+    settle(case, record)
+
+
+def step_custody(case: Case, record: CustodyRecord) -> None:
+    """Do what is due of the custody of a window, other than settling a proven lie."""
+    if record.phase is CustodyPhase.VOID:
+        settle(case, record)
+        return
+    asked = record.demand
+    if asked is not None and asked.deadline_ms <= case.now:
+        record = _on_demand_due(case, record, asked)
+    if 0 < record.step_ms <= case.now:
+        record = _draw(case, record) if record.phase is CustodyPhase.DRAWING else _close_signing(case, record)
+    if 0 < record.until_ms <= case.now:
+        is_over = case.window(record.window).phase == WindowPhase.FINAL and record.demand is None
+        if is_over:
+            settle(case, record)
+            return
+        record = record._replace(until_ms=case.now + hand_over_ms(record.blob.size, case.parameters))
+    if record.phase is CustodyPhase.KEPT and not record.holders:
+        settle(case, record)
+        return
+    save_custody(case.state, record, case.now)

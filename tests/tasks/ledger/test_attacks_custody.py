@@ -1,0 +1,200 @@
+"""Attacks on results, by the names of their findings: what each costs where results are in custody.
+
+Each is played on a chain without custody too, where it is free: the rule is what stops it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from billing.escrow import Movement, Pool, Purpose
+from billing.prices import share
+from state.view.accounts import balance_of
+from tasks.ledger import queries
+from tasks.ledger.custody_records import CustodyPhase, custody_count
+from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.records import load_window
+from tasks.ledger.registry import require_node
+from tasks.ledger.transitions import DEMAND_RESULT, GIVE_UP_TASK
+from tests.tasks.keepers import KEPT, KeptWorld
+from tests.tasks.ledger.test_custody import lines, market, settled, until
+from tests.tasks.signed import CHECK, WORK
+from tests.tasks.world import DKB, QUICK, REQUESTER, Manners, World
+
+PROVER: Final = b"\x55" * 20
+
+
+@pytest.mark.parametrize("has_custody", [False, True])
+def test_n3_a_result_in_none_of_four_hands_is_not_sold_with_the_bond_back(has_custody: bool) -> None:
+    """The worker hands its outputs to nobody, and asks its requester for more once it is paid."""
+    world = KeptWorld(parameters=KEPT if has_custody else QUICK)
+    world.hands_over = False
+    worker = world.add_machine(1, roles=WORK, manners=Manners(forgetful=True))
+    world.add_machine(2, roles=CHECK)
+    for at in range(5):
+        world.add_keeper(10 + at)
+    task = world.create() if has_custody else World.create(world)
+    world.run_to(task, Phase.SETTLED)
+    bond = lines(world, task, Purpose.WORKER_BOND)[0].amount
+    if has_custody:
+        world.unanswering = {worker}
+        assert world.demand(task, 2, worker) is None
+    for _ in range(40):
+        world.block()
+    returned = [line for line in lines(world, task, Purpose.BOND_RETURN) if line.pool == Pool.BOND]
+    if not has_custody:
+        assert [line.amount for line in returned] == [bond], "it has its pay and its bond"
+        return
+    (burned,) = lines(world, task, Purpose.CUSTODY_LOST)
+    assert (burned.movement, burned.amount) == (Movement.BURNED, bond) and not returned
+    assert require_node(world.state, worker).bad == 1
+
+
+@pytest.mark.parametrize("manner", ["garbage", "other"])
+def test_n3_random_bytes_in_custody_are_a_proven_lie_in_one_move(manner: str) -> None:
+    """Custodians cannot read what they keep; whoever has the key shows that it is not the output."""
+    world, worker, task = market(manner=manner)
+    world.run(task, until=lambda record: record.next_window == 2)
+    until(world, task, 0, lambda record: record.phase is CustodyPhase.KEPT)
+    bond = lines(world, task, Purpose.WORKER_BOND)[0].amount
+    world.fund(PROVER, DKB)
+    reveal = world.reveal if manner == "garbage" else world.mismatch
+    assert reveal(task, 0, 0, PROVER) is None
+    assert reveal(task, 0, 0, PROVER) == "custody_refused", "once"
+    world.block()
+    record = world.task(task)
+    assert worker in record.excluded and record.worker != worker
+    assert record.next_window == record.final_windows, "its windows that are not final are void"
+    shared = lines(world, task, Purpose.LIE_PROVEN)
+    assert sum(line.amount for line in shared) == bond
+    mine = sum(line.amount for line in shared if line.party == PROVER)
+    assert share(bond, 1_000) <= mine < share(bond, 1_001) + 1
+    assert sum(line.amount for line in shared if line.movement == Movement.BURNED) >= share(bond, 2_000)
+    assert require_node(world.state, worker).bad == 1
+
+
+def test_n3_garbage_is_a_lie_also_after_the_window_is_final_and_the_task_has_ended() -> None:
+    world, worker, task = settled(manner="garbage")
+    bond = lines(world, task, Purpose.WORKER_BOND)[0].amount
+    world.fund(PROVER, DKB)
+    assert world.reveal(task, 1, 1, PROVER) is None
+    assert world.end(task, 1) == "wrong_phase", "the requester ends nothing that is proven"
+    world.block()
+    assert sum(line.amount for line in lines(world, task, Purpose.LIE_PROVEN)) == bond
+    assert load_window(world.state, task, 1).phase == WindowPhase.FINAL
+    assert world.task(task).phase == Phase.SETTLED
+    for _ in range(30):
+        world.block(60_000)
+    assert not [line for line in lines(world, task, Purpose.BOND_RETURN) if line.party == worker]
+
+
+def test_n3_a_second_proof_against_the_same_worker_takes_nothing_more() -> None:
+    world, _, task = settled(manner="garbage")
+    world.fund(PROVER, DKB)
+    assert world.reveal(task, 0, 0, PROVER) is None
+    world.block()
+    before = lines(world, task, Purpose.LIE_PROVEN)
+    assert world.reveal(task, 1, 0, PROVER) is None
+    world.block()
+    assert lines(world, task, Purpose.LIE_PROVEN) == before
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_n3_an_honest_output_cannot_be_called_garbage(window: int) -> None:
+    world, worker, task = settled()
+    for chunk in range(2):
+        assert world.reveal(task, window, chunk, PROVER) == "chunk_invalid"
+        assert world.reveal(task, window, chunk, PROVER, key=b"x" * 32) == "key_invalid"
+        assert world.mismatch(task, window, chunk, PROVER) == "chunk_invalid"
+    world.block()
+    assert require_node(world.state, worker).bad == 0
+
+
+def test_n3_a_liar_saves_nothing_by_proving_its_own_garbage_itself() -> None:
+    world, worker, task = settled(manner="garbage")
+    bond = lines(world, task, Purpose.WORKER_BOND)[0].amount
+    assert world.reveal(task, 0, 0, worker) is None
+    world.block()
+    shared = lines(world, task, Purpose.LIE_PROVEN)
+    back = [line.amount for line in shared if line.party == worker and line.movement == Movement.PAID]
+    assert 0 < sum(back) <= share(bond, 1_001)
+
+
+def test_n15_a_custodian_that_answers_by_chunks_alone_delivers_the_whole_or_loses_its_bond() -> None:
+    world, _, task = settled(keepers=8)
+    holder = world.holders(task, 2)[0]
+    assert world.demand(task, 2, holder) is None
+    until(world, task, 2, lambda record: record.demand is None)
+    assert world.demand(task, 2, holder) is None
+    world.unsigning = set(world.machines)  # it gives the blob to no receiver
+    until(world, task, 2, lambda record: record.demand is None)
+    (burned,) = lines(world, task, Purpose.CUSTODY_LOST)
+    assert (burned.party, burned.movement) == (holder, Movement.BURNED)
+
+
+@pytest.mark.parametrize("has_custody", [False, True])
+def test_a4_machines_of_a_requester_do_not_call_a_result_unavailable(has_custody: bool) -> None:
+    """All who could be drawn are its friends and find nothing; without custody the honest worker pays for it."""
+    world = KeptWorld(parameters=KEPT if has_custody else QUICK)
+    worker = world.add_machine(1, roles=WORK)
+    verifier = world.add_machine(2, roles=CHECK)
+    for at in range(4):
+        world.add_machine(20 + at, roles=CHECK)
+    task = world.create() if has_custody else World.create(world)
+    world.run_to(task, Phase.SETTLED)
+    for machine in (verifier, *(bytes([20 + at]) * 20 for at in range(4))):
+        world.machines[machine] = Manners(blind=True)
+    refusal = world.send(REQUESTER, DEMAND_RESULT, [task, DKB])
+    for _ in range(60):
+        world.block()
+        world.act()
+    lost = lines(world, task, Purpose.RESULT_LOST)
+    assert (refusal == "wrong_phase", bool(lost)) == (has_custody, not has_custody)
+    assert require_node(world.state, worker).bad == (not has_custody)
+
+
+def test_a_custodian_whose_window_is_void_has_its_bond_back_and_its_gas() -> None:
+    world, _, task = market(manner="garbage")
+    world.run(task, until=lambda record: record.next_window == 2)
+    until(world, task, 1, lambda record: record.phase is CustodyPhase.KEPT)
+    holders = world.holders(task, 1)
+    assert world.reveal(task, 0, 0, PROVER) is None
+    world.block()
+    world.block()
+    assert world.phase(task, 1) is None
+    back = {line.party for line in lines(world, task, Purpose.BOND_RETURN) if line.pool == Pool.CUSTODY}
+    assert back >= set(holders)
+
+
+def test_n3_proofs_about_all_its_windows_in_one_block_take_the_bond_once() -> None:
+    world, worker, task = market(manner="garbage")
+    world.run(task, until=lambda record: record.next_window == 3)
+    until(world, task, 2, lambda record: record.phase is CustodyPhase.KEPT)
+    for window in range(3):
+        assert world.reveal(task, window, 0, PROVER) is None
+    world.block()
+    world.block()
+    assert custody_count(world.state, task, worker) == 0
+    bond = lines(world, task, Purpose.WORKER_BOND)[0].amount
+    taken = [
+        line for line in queries.bill(world.state, task).lines
+        if line.pool == Pool.BOND and line.movement != Movement.LOCKED
+    ]  # fmt: skip
+    assert sum(line.amount for line in taken) == bond
+    assert not [line for line in taken if line.purpose == Purpose.BOND_RETURN]
+    assert worker in world.task(task).excluded
+
+
+def test_n3_a_liar_that_left_and_has_nothing_else_open_does_not_get_its_bond_first() -> None:
+    """The proof ends the last custody of a worker that runs the task no more: that would release its bond."""
+    world, worker, task = market(manner="garbage")
+    world.run(task, until=lambda record: record.next_window == 1)
+    assert world.send(worker, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) is None
+    world.run(task, until=lambda record: record.final_windows == 1)
+    before = balance_of(world.state, worker)
+    assert world.reveal(task, 0, 0, PROVER) is None
+    world.block()
+    assert balance_of(world.state, worker) == before
+    assert sum(line.amount for line in lines(world, task, Purpose.LIE_PROVEN)) > 0
