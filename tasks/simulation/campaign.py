@@ -30,7 +30,7 @@ PLANS: Final = {
     plan.name: plan
     for plan in (
         Plan("sample", 1, 1, 0, 0, best=1, confirmed=1, absent_settings=1, absent_markets=1, absent_confirmed=1),
-        Plan("short", 24, 2, 6, 6, best=2, confirmed=16, absent_settings=4, absent_markets=3, absent_confirmed=16),
+        Plan("short", 24, 2, 6, 6, best=2, confirmed=16, absent_settings=3, absent_markets=4, absent_confirmed=16),
         Plan(
             "nightly",
             200,

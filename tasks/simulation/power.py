@@ -95,7 +95,7 @@ def choose(found: Sequence[tuple[Pair, Score, Score]], count: int) -> list[tuple
         for pair, without, present in found
         for figure in _FIGURES
     ]
-    tried.sort(key=lambda one: -abs(one[1].change) / (one[1].error + one[2]))
+    tried.sort(key=lambda one: -abs(one[1].change) / (2 * one[1].error + 2 * one[2]))  # of few markets
     return [(pair, seen.figure) for pair, seen, _ in tried if seen.change][:count]
 
 

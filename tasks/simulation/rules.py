@@ -101,59 +101,82 @@ def _of(name: str, function: Any, module: str) -> Patch:
 
 
 ALL_RULES: Final = Absent("", "all present rules hold")
-_FORGERS: Final = (Aim("colluding set"), Aim("cornered liar", {"escape": "silent"}))
-_LEAVES: Final[Mapping[str, Value]] = {"silent": False, "reason": "left"}
+_ALL: Final[Mapping[str, Value]] = {"windows": 1.0, "segments": 1.0}
+_ALONE: Final[Mapping[str, Value]] = {**_ALL, "share": 10}
+_MANY: Final[Mapping[str, Value]] = {**_ALL, "share": 45, "honest_first": 0}
+_LEAVES: Final[Mapping[str, Value]] = {"silent": False, "reason": "left", "rate": 1.0}
 WITHOUT: Final[Mapping[str, Absent]] = {
     rule.name: rule
     for rule in (
         # Money of a worker
-        Absent("hold", "nothing of a window's pay is held until the end", {"hold_bps": 0}, _FORGERS),
+        Absent(
+            "hold", "nothing of a window's pay is held until the end", {"hold_bps": 0},
+            (Aim("colluding set", {**_ALL, "honest_first": 2}), Aim("griefing requester", {"demands": True})),
+        ),
         Absent(
             "bond", "a worker locks no more than the fees", {"bond_windows_bps": 0, "bond_floor_bps": 0},
-            (Aim("cornered liar", {"escape": "plays"}), *_FORGERS),
+            (Aim("cornered liar", {**_ALONE, "escape": "plays"}),),
         ),
         Absent(
             "late-fine", "no fine for leaving a task", {"late_fine_bps": 0},
-            (Aim("griefing worker", {**_LEAVES, "place": "compute"}), Aim("cornered liar", {"escape": "leaves"})),
+            (Aim("griefing worker", {**_LEAVES, "place": "compute"}),),
         ),
         Absent(
             "opening-fine", "no fine for opening late", {"opening_fine_bps": 0},
-            (Aim("cornered liar", {"escape": "unopened"}), Aim("griefing worker", {"place": "open"})),
+            (Aim("cornered liar", {**_ALONE, "escape": "unopened"}),),
         ),
         Absent(
             "opening-extra", "no second time to open", {"opening_extra_ms": 1},
-            (Aim("line cutter", {"at": "opening", "minutes": 4}), Aim("line cutter", {"at": "opening"})),
+            (Aim("line cutter", {"at": "opening", "minutes": 4}),),
         ),
         # Verification
         Absent(
             "verifier-fine", "no fine for a silent verifier", {"verifier_fine_bps": 0},
-            (Aim("lazy verifier", {"way": "silent"}),),
+            (Aim("lazy verifier", {"way": "silent", "rate": 1.0, "share": 45}),),
         ),
         Absent(
             "fine-bound", "no bound on a day's fines of a verifier", {"late_fines_per_day_max": 1 << 99},
-            (Aim("overloading requester"), Aim("line cutter", {"at": "sealing"})),
+            (Aim("overloading requester", {"tasks": 12}), Aim("line cutter", {"at": "sealing", "cuts": 16})),
         ),
-        Absent("newcomers", "new workers have as many verifiers as others", {"verifiers_new": 1}, _FORGERS),
+        Absent(
+            "newcomers", "new workers have as many verifiers as others", {"verifiers_new": 1},
+            (Aim("colluding set", _MANY), Aim("colluding set", {**_MANY, "share": 33})),
+        ),
         Absent(
             "jury", "one juror decides", {"jury": 1},
-            (Aim("griefing requester", {"accuses": True}), Aim("griefing requester", {"demands": True})),
+            (
+                Aim("griefing requester", {"accuses": True, "cancels": "never", "withholds": False}),
+                Aim("griefing requester", {"demands": True, "cancels": "never", "withholds": False}),
+            ),
         ),
         Absent(
             "draw-delay", "verifiers are drawn in the block after the proof", {"draw_blocks": 1},
-            (Aim("dishonest leader"),),
+            (Aim("dishonest leader", _MANY),),
         ),
         Absent(
             "least-fee", "a verifier's fee is a share of the price alone", {"check_fee_min": 0},
-            (Aim("lazy verifier"), Aim("overloading requester")),
+            (Aim("lazy verifier", {"rate": 1.0, "share": 45}), Aim("price shader")),
         ),
-        Absent("samples", "one segment of a window is re-run", {"samples": 1}, (Aim("forging worker"), *_FORGERS)),
+        Absent(
+            "samples", "one segment of a window is re-run", {"samples": 1},
+            (
+                Aim("forging worker", {"share": 10, "windows": 1.0, "segments": 0.25, "honest_first": 0}),
+                Aim("forging worker", {"share": 10, "windows": 1.0, "segments": 0.5, "honest_first": 0}),
+            ),
+        ),
         Absent(
             "operators", "machines of one operator may check each other",
-            aims=(Aim("sybil machines", {"declares": True}),), ignores_operators=True,
+            aims=(Aim("sybil machines", {**_MANY, "declares": True}),), ignores_operators=True,
+        ),
+        Absent(
+            "sponsor-seats", "machines of one sponsor may check each other",
+            aims=(Aim("sponsored set", {**_MANY, "sponsors": "one"}),),
+            patches=(_of("NodeRecord.parties", property(_own_parties), "registry"),),
         ),
         Absent(
             "capacity", "machines are drawn for more than they can do",
-            aims=(Aim("overloading requester"),), patches=(_of("has_room", _always, "capacity"),),
+            aims=(Aim("overloading requester", {"tasks": 12}), Aim("overloading requester")),
+            patches=(_of("has_room", _always, "capacity"),),
         ),
         # Matching
         Absent(
@@ -189,47 +212,46 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         # Disputes
         Absent(
             "silence-burn", "silence in a game costs nothing", {"dispute_silence_bps": 0},
-            (Aim("cornered liar", {"escape": "silent"}), Aim("cornered liar", {"escape": "resumes"})),
+            (Aim("cornered liar", {**_ALONE, "escape": "silent"}),),
         ),
         Absent(
             "equal-slash", "agreeing with a proven lie costs nothing", {"dispute_equal_fees": 0},
-            (Aim("cornered liar", {"escape": "plays"}), Aim("briber")),
+            (Aim("cornered liar", {**_ALL, "escape": "plays", "share": 45}), Aim("briber", {**_ALL, "share": 10})),
         ),
         Absent(
             "resume-price", "resuming a game costs nothing", {"dispute_resume_bps": 0},
-            (Aim("freezing challenger", {"way": "resumes"}), Aim("cornered liar", {"escape": "resumes"})),
+            (
+                Aim("freezing challenger", {"way": "resumes", "rate": 1.0}),
+                Aim("cornered liar", {**_ALONE, "escape": "resumes"}),
+            ),
         ),
         Absent(
             "resumption", "who misses a clock of a game cannot resume it", {"dispute_resume_ms": 1},
-            (Aim("line cutter", {"at": "game", "minutes": 4}), Aim("line cutter", {"at": "game"})),
+            (Aim("line cutter", {"at": "game", "minutes": 4}),),
         ),
         Absent(
             "challenge-bond", "a challenge of an outsider locks nothing",
-            aims=(Aim("freezing challenger", {"by": "outsider"}), Aim("slot flooder")),
+            aims=(Aim("freezing challenger", {"by": "outsider", "rate": 1.0}),),
             patches=(Patch("tasks.dispute.shares", "challenge_bond", _nothing),),
         ),
         Absent(
             "challenge-price", "further challenges on a window cost no more",
-            aims=(Aim("slot flooder", {"seals": 16}), Aim("freezing challenger", {"seals": 16})),
+            aims=(Aim("freezing challenger", {"by": "outsider", "rate": 1.0, "seals": 16}),),
             patches=(Patch("tasks.dispute.shares", "CHALLENGES_PER_DOUBLING", 1 << 30),),
         ),
         Absent(
             "false-verdict", "a verifier that loses its game keeps its bond",
-            aims=(Aim("freezing challenger", {"by": "verifier"}),),
+            aims=(Aim("freezing challenger", {"by": "verifier", "rate": 1.0, "share": 45}),),
             patches=(Patch("tasks.ledger.stakes", "CHALLENGE_BPS", 0, is_alone=True),),
         ),
         Absent(
             "challenge-time", "windows are final at once", {"final_ms": 1, "final_ms_min": 1},
-            (Aim("slot flooder", {"seals": 1}), Aim("slot flooder")),
+            (Aim("slot flooder", {**_ALL, "share": 45, "seals": 1}),),
         ),
         Absent(
             "copies", "a root that was public earns a share of the liar's bond",
-            aims=(Aim("challenge copier"),), patches=(_of("_is_copy", _never, "games"),),
-        ),
-        Absent(
-            "sponsor-seats", "machines of one sponsor may check each other",
-            aims=(Aim("sponsored set", {"sponsors": "one"}),),
-            patches=(_of("NodeRecord.parties", property(_own_parties), "registry"),),
+            aims=(Aim("challenge copier", {**_ALONE, "escape": "plays"}),),
+            patches=(_of("_is_copy", _never, "games"),),
         ),
     )
 }  # fmt: skip
