@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from hashlib import blake2b
@@ -96,23 +96,42 @@ class Campaign:
         self._path.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
     def run(self, on_job: Callable[[int, int], None] = lambda _done, _of: None) -> dict[str, Any]:
-        """Play what is missing and return the report; ``on_job`` hears how many jobs of the phase are done."""
+        """Play what is missing and return the report; ``on_job`` hears how many jobs of a round are done.
+
+        One strategy is played to its end after the other. The report stands after each of them.
+        """
+        explored: list[tuple[Job, Score]] = []
+        confirmed: list[tuple[Job, Score]] = []
+        for strategy in self._strategies:
+            tried, chosen = self._search(strategy, on_job)
+            explored += tried
+            confirmed += chosen
+            self._write(judge(self._plan.name, explored, confirmed))
+        report = judge(self._plan.name, explored, confirmed, without=self._without(on_job))
+        self._write(report)
+        return report
+
+    def _search(
+        self, strategy: Strategy, on_job: Callable[[int, int], None]
+    ) -> tuple[list[tuple[Job, Score]], list[tuple[Job, Score]]]:
+        """Return what was tried of a strategy, and what of that was played on other markets."""
         plan = self._plan
-        explored = self._play(explore(self._strategies, "", plan.settings, plan.markets), on_job)
+        explored = self._play(explore([strategy], "", plan.settings, plan.markets), on_job)
         narrowed = self._play(
             [
                 job._replace(first=plan.markets, markets=plan.narrowed_markets)
-                for job in self._best(explored, plan.narrowed)
+                for job in best(explored, plan.narrowed)
             ],
             on_job,
         )
         last = narrowed or explored
-        chosen = [*self._best(last, plan.best), *self._best(last, 1, by_damage=True)]
+        chosen = [*best(last, plan.best), *best(last, 1, by_damage=True)]
         confirmed = self._play(list({_key(job): job for job in _confirming(chosen, plan)}.values()), on_job)
-        report = judge(plan.name, explored + narrowed, confirmed, without=self._without(on_job))
+        return explored + narrowed, confirmed
+
+    def _write(self, report: Mapping[str, Any]) -> None:
         (self._directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         (self._directory / "report.md").write_text(markdown(report))
-        return report
 
     def _without(self, on_job: Callable[[int, int], None]) -> dict[str, Any]:
         """Return what each chosen rule prevents."""
@@ -138,13 +157,6 @@ class Campaign:
         jobs = list({_key(job): job for pair in tried for job in pair}.values())
         scores = {_key(job): score for job, score in self._play(jobs, on_job)}
         return [(pair, (scores[_key(pair.without)], scores[_key(pair.present)])) for pair in tried]
-
-    def _best(self, found: Sequence[tuple[Job, Score]], count: int, *, by_damage: bool = False) -> list[Job]:
-        return [
-            job
-            for strategy in self._strategies
-            for job in best([one for one in found if one[0].strategy == strategy.name], count, by_damage=by_damage)
-        ]
 
     def _play(self, jobs: Sequence[Job], on_job: Callable[[int, int], None]) -> list[tuple[Job, Score]]:
         missing = [job for job in jobs if _key(job) not in self._done]
