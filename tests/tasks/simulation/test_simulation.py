@@ -234,6 +234,22 @@ def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatc
     assert run() == report and len(played) == len(lines) - 4
 
 
+def test_the_report_stands_after_each_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [BY_NAME["rate liar"], BY_NAME["griefing worker"]]
+
+    def broken(job: Job) -> Score:
+        if job.strategy == "griefing worker":
+            raise KeyboardInterrupt
+        return evaluate(job)
+
+    monkeypatch.setattr(campaign, "evaluate", broken)
+    with pytest.raises(KeyboardInterrupt):
+        Campaign(PLANS["sample"], tmp_path, strategies=chosen, rules=()).run()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert "best_gain" in report["strategies"]["rate liar"]
+    assert "griefing worker" not in report["strategies"]
+
+
 def test_results_of_other_code_are_set_aside_and_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [BY_NAME["rate liar"]]
     Campaign(PLANS["sample"], tmp_path, strategies=chosen, rules=()).run()
