@@ -22,8 +22,19 @@ from tasks.simulation.agents.requesters import GriefingRequester
 from tasks.simulation.agents.workers import Quitter
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import DKB, Market, View
+from tasks.simulation.rules import ALL_RULES
 from tasks.simulation.search import Job, Score, evaluate
-from tasks.simulation.stage import BLOCKS_MAX, FUNDS, WORK, Conditions, Setting, Stage, play, run_market
+from tasks.simulation.stage import (
+    BLOCKS_MAX,
+    FUNDS,
+    WORK,
+    Conditions,
+    Setting,
+    Stage,
+    honest_cast,
+    play,
+    run_market,
+)
 from tasks.simulation.strategies import STRATEGIES
 
 MARKETS: Final = 8
@@ -103,6 +114,25 @@ def test_a4_a_requester_gains_nothing_by_verifiers_that_deny_a_result() -> None:
     }  # fmt: skip
     score = score_of("griefing requester", setting)
     assert score.mean_milli <= 0 and score.honest_loss_milli == 0
+
+
+@pytest.mark.parametrize("copies", [0, 2])
+def test_a4_denying_a_result_gains_nothing_on_a_chain_with_custody(copies: int) -> None:
+    """There the chain asks no jury; where there is no custody the same requester gains in the same markets."""
+    griefer = next(strategy for strategy in STRATEGIES if strategy.name == "griefing requester")
+    assert griefer.cast is not None
+    setting: Setting = {
+        "share": 33, "cancels": "never", "cancels_after": 0, "withholds": False, "demands": True, "accuses": False,
+    }  # fmt: skip
+    rules = ALL_RULES._replace(parameters={"custody_copies": copies})
+    gain = loss = 0
+    for number in range(MARKETS):
+        outcome, honest = (
+            play(cast, setting, number, rules, own_tasks=griefer.own_tasks) for cast in (griefer.cast, honest_cast)
+        )
+        gain += outcome.profit - honest.profit
+        loss += outcome.honest_loss
+    assert (gain > 0, loss > 0) == (not copies, not copies)
 
 
 @pytest.mark.xfail(strict=True, reason="windows whose whole draw is of friends are paid")
