@@ -133,6 +133,8 @@ class Purpose(IntEnum):
     CHALLENGE_LOST = 24
     LIE_PROVEN = 25
     DISPUTE_RESUMED = 26
+    PREPARATION = 27
+    CLAIM_GAS = 28
     CUSTODY = 40
     CUSTODY_PAY = 41
     CUSTODY_BOND = 42

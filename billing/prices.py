@@ -46,16 +46,17 @@ work."""
 
 
 class Budget(NamedTuple):
-    """What a requester locks: the most that the work may cost, the checks, the protocol's fee."""
+    """What a requester locks: the most that the work may cost, the checks, the protocol's fee, the preparation."""
 
     price: int
     verification: int
     fee: int
+    preparation: int = 0
 
     @property
     def total(self) -> int:
         """The whole escrow."""
-        return self.price + self.verification + self.fee
+        return self.price + self.verification + self.fee + self.preparation
 
     @classmethod
     def of(cls, price: int, *, verification_bps: int, fee_bps: int) -> Budget:

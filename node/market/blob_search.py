@@ -95,6 +95,13 @@ def decode_question(data: bytes) -> Question:
             raise DecodeError("not a question for a blob")
 
 
+def _is_manifest(data: bytes, blob: bytes) -> bool:
+    try:
+        return blob_id(data) == blob
+    except DecodeError:
+        return False
+
+
 def is_due(state: Reader, question: Question) -> bool:
     """Tell whether the chain confirms a question: an open task, its data set, and its worker or verifier."""
     try:
@@ -259,7 +266,7 @@ class BlobSearch:
             )
         except (PeerUnreachable, RequestFailed):
             pass
-        search.checked(peer, manifest if manifest and blob_id(manifest) == blob else b"")
+        search.checked(peer, manifest if manifest and _is_manifest(manifest, blob) else b"")
 
     def _part(self, search: _Search) -> None:
         for guest in search.guests:

@@ -24,10 +24,10 @@ from p2p.service import Network
 from rpc.protocol.records import BlobStatus, UploadStatus
 from state.primitives.bounded_cache import BoundedCache
 from state.primitives.errors import DecodeError, DekubeError
-from state.primitives.manifests import Manifest, blob_id
+from state.primitives.manifests import Manifest
 from state.view import Reader
 from state.view.accounts import balance_of
-from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.queries import tasks_by_requester
 from tasks.ledger.records import load_spec, load_task, load_window
@@ -133,7 +133,7 @@ class GatewayBlobs:
         makers = [record.worker, record.requester]
         limit_bytes = 0
         if name == spec.dataset.blob:
-            limit_bytes = DATASET_BYTES_MAX
+            limit_bytes = DATASET_BLOB_BYTES_MAX
             makers.reverse()
         elif window is not None and window < record.next_window:
             found = load_window(self._state, task, window)
@@ -188,7 +188,7 @@ class GatewayBlobs:
             facts = self._facts.get(name)
             if facts is None:
                 size = manifest.size_bytes
-                if size > DATASET_BYTES_MAX:
+                if size > DATASET_BLOB_BYTES_MAX:
                     facts = DatasetFacts(size, 0, 0, 0, 0, 0, b"", "too large")
                 else:
                     try:
@@ -202,11 +202,11 @@ class GatewayBlobs:
 
     def upload_begin(self, data: bytes, account: bytes, caller: str, /) -> UploadStatus:
         """Begin or continue an upload of the blob with the manifest ``data``."""
-        name = blob_id(data)
+        manifest = Manifest.decode(data)  # the gateway has read it too: its name was signed for
+        name = manifest.blob_id
         balance = balance_of(self._state, account)
         with self._lock:
             self._book.check_account(name, account, balance)
-        manifest = Manifest.decode(data)  # work, so not for just anybody
         with self._lock:
             was_known = self._book.find(name, account) is not None
             is_charged = self._book.begin(name, manifest.size_bytes, account, caller, balance, self._now_ms())

@@ -190,6 +190,7 @@ class DutyService:
         """What this machine left or did late since the start; the names are labels of a metric."""
         return {
             "task_declined": self._worker.tasks_declined,
+            "task_claimed": self._worker.claims_made,
             "seat_declined": self._verifier.seats_declined,
             "opening_late": self._worker.late_openings,
         }

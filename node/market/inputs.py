@@ -14,15 +14,18 @@ from typing import Final, NamedTuple
 import trio
 
 from node.market.blob_search import BlobSearch
+from p2p.blob.transfer import METHOD_MANIFEST
 from p2p.service import Network
 from state.primitives.errors import DekubeError, ProtocolError
-from tasks.engines.datasets import DATASET_BYTES_MAX, Dataset
+from state.primitives.manifests import MANIFEST_BYTES_MAX, Manifest, pieces_digest
+from tasks.claims import InputClaim, claim_of_size, find_fault, say_fault
+from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.engines.state import TrainingState
 from tasks.ledger.records import WindowRecord
 from tasks.proofs import LEAVES_LIMIT_BYTES, LeavesBroken, SegmentLeaf, check_leaves, decode_leaves
 from tasks.spec import JobSpec
 
-__all__ = ["InputUnavailable", "Inputs", "Supply"]
+__all__ = ["DatasetWrong", "InputUnavailable", "Inputs", "Supply"]
 
 FETCH_QUIET_S: Final = 60.0
 """A fetch without progress for this long is restarted."""
@@ -32,6 +35,8 @@ FETCH_PAUSE_S: Final = 5 / 3
 """Pause between two of them."""
 QUIET_S: Final = 15.0
 """If peers send no piece of a data set for this long, other holders are searched."""
+MANIFEST_SOURCES_MAX: Final = 8
+"""Nodes asked for the manifest of a blob that could not be fetched: its size may prove that it is no data set."""
 DATASETS_HELD_MAX: Final = 2
 """Decoded data sets kept in memory."""
 
@@ -40,6 +45,16 @@ class InputUnavailable(DekubeError):
     """A blob for a duty could not be fetched, or does not match its root."""
 
     code = "input_unavailable"
+
+
+class DatasetWrong(InputUnavailable):
+    """The blob of a data set came, and is not the data set of the job; ``claim`` proves it."""
+
+    code = "dataset_wrong"
+
+    def __init__(self, message: str, claim: InputClaim) -> None:
+        super().__init__(message)
+        self.claim = claim
 
 
 class Supply(NamedTuple):
@@ -87,23 +102,41 @@ class Inputs:
         return self.peers(window.worker, *(seat.address for seat in (*window.verifiers, *window.jurors)))
 
     async def dataset(self, spec: JobSpec, supply: Supply, task: bytes) -> bytes:
-        """Return the encoded data set of a job, checked against its root. Raises InputUnavailable."""
-        await self.obtain(spec.dataset.blob, supply, DATASET_BYTES_MAX, task)
+        """Return the encoded data set of a job, checked against its root.
+
+        Raises InputUnavailable, and DatasetWrong where the blob is another one.
+        """
+        try:
+            await self.obtain(spec.dataset.blob, supply, DATASET_BLOB_BYTES_MAX, task)
+        except InputUnavailable as error:
+            claim = await self._claim_of_size(spec, supply, task)
+            if claim is None:
+                raise
+            raise DatasetWrong(str(error), claim) from None
         async with self._reading_dataset:  # one at a time: each takes several times its size for a while
             known = self._datasets.get(spec.dataset.blob)
             if known is not None and known[0] == spec.dataset.root:
                 return known[1]
-            data = await self.fetch(spec.dataset.blob, supply, DATASET_BYTES_MAX, task)
-            try:
-                root = await trio.to_thread.run_sync(_dataset_root, data)
-            except DekubeError as error:
-                raise InputUnavailable(f"data set: {error}") from None
-            if root != spec.dataset.root:
-                raise InputUnavailable("the data set does not match its root")
+            data = await self.fetch(spec.dataset.blob, supply, DATASET_BLOB_BYTES_MAX, task)
+            claim = await trio.to_thread.run_sync(find_fault, task, spec, data)
+            if claim is not None:
+                raise DatasetWrong(say_fault(spec, claim.fault, claim.place, claim.size), claim)
             while len(self._datasets) >= DATASETS_HELD_MAX:
                 self._datasets.pop(next(iter(self._datasets)))
-            self._datasets[spec.dataset.blob] = (root, data)
+            self._datasets[spec.dataset.blob] = (spec.dataset.root, data)
             return data
+
+    async def _claim_of_size(self, spec: JobSpec, supply: Supply, task: bytes) -> InputClaim | None:
+        """Return the claim against a blob that is too large to be fetched, if somebody shows its manifest."""
+        for source in supply.sources[:MANIFEST_SOURCES_MAX]:
+            with suppress(DekubeError):
+                data = await self._network.request(
+                    source, METHOD_MANIFEST, spec.dataset.blob, limit_bytes=MANIFEST_BYTES_MAX
+                )
+                manifest = Manifest.decode(data)
+                if manifest.blob_id == spec.dataset.blob:
+                    return claim_of_size(task, spec, manifest.size_bytes, pieces_digest(manifest.hashes))
+        return None
 
     async def fetch_state(self, window: WindowRecord, supply: Supply, spec: JobSpec) -> bytes:
         """Return the state after a window, if it matches its worker's proof. Raises InputUnavailable."""
@@ -195,10 +228,6 @@ class Inputs:
             await fetch(progress=note)
             return
         await self.search.fetch(dataset_of, name, limit_bytes)
-
-
-def _dataset_root(data: bytes) -> bytes:
-    return Dataset.decode(data).root()
 
 
 def _check_state(data: bytes, spec: JobSpec, step: int, root: bytes) -> None:

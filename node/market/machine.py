@@ -285,7 +285,7 @@ def _program_rate(program: _Program) -> int:
     columns, classes = program.widths[0], program.widths[-1]
     features = bytes((7 * i) % 17 for i in range(PROGRAM_ROWS * columns))
     labels = bytes(i % classes for i in range(PROGRAM_ROWS))
-    dataset = Dataset("rate", PROGRAM_ROWS, columns, classes, 4, PROGRAM_ROWS, features, labels)
+    dataset = Dataset(PROGRAM_ROWS, columns, classes, 4, PROGRAM_ROWS, features, labels)
     plan = TrainingPlan(
         widths=program.widths, activation="relu", batch=program.batch, rows=PROGRAM_ROWS,
         train_rows=PROGRAM_ROWS, shift=4, seed=bytes(32),

@@ -17,7 +17,7 @@ from node.market.wallet import TransactionFailed, TransactionLost, Wallet
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.hashing import ZERO_HASH, digest
-from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.errors import ChallengeClosed
 from tasks.executor.results import Verdict
 from tasks.executor.service import Executor
@@ -113,7 +113,7 @@ class TaskVerifier:
         fetch_ms = sum(self._fetching_ms) + time.fetch_ms
         if under_way >= CHECKS_AT_ONCE_MAX and fetch_ms > time.total_ms - time.run_ms // 2:
             return f"{under_way} checks are under way, and their states may take {fetch_ms} ms to fetch"
-        needed_bytes = (len(duty.segments) + 1) * spec.plan().state_limit_bytes + DATASET_BYTES_MAX
+        needed_bytes = (len(duty.segments) + 1) * spec.plan().state_limit_bytes + DATASET_BLOB_BYTES_MAX
         free_bytes = self._free_bytes()
         if free_bytes < needed_bytes:
             return f"the disk has {free_bytes} bytes free, and the check may need {needed_bytes}"
@@ -190,7 +190,7 @@ class TaskVerifier:
         lacks: dict[int, str] = {}
         try:
             leaves = await self._inputs.leaves(spec, window, supply)
-            await self._inputs.obtain(spec.dataset.blob, supply, DATASET_BYTES_MAX, duty.task)
+            await self._inputs.obtain(spec.dataset.blob, supply, DATASET_BLOB_BYTES_MAX, duty.task)
             await self._inputs.obtain(window.proof.output_blob, supply, limit_bytes)
         except InputUnavailable as error:
             return _unavailable(duty, error)

@@ -13,7 +13,7 @@ import trio
 
 from node.chain.ledger import NodeLedger
 from node.market.cancellation import DAMAGE, Abandoned, work_while
-from node.market.inputs import Inputs, InputUnavailable, Supply
+from node.market.inputs import DatasetWrong, Inputs, InputUnavailable, Supply
 from node.market.machine import available_memory_bytes
 from node.market.promises import Promises, Published
 from node.market.wallet import Wallet
@@ -23,11 +23,13 @@ from state.primitives.codec import encode
 from state.primitives.errors import DekubeError
 from state.primitives.hashing import digest
 from state.view.accounts import balance_of
+from tasks.claims import InputClaim, claim_to_value
 from tasks.executor.errors import JobFailed, JobGivenUp
 from tasks.executor.resource_needs import Needs, needs_of
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import FINAL_REASONS, Executor
 from tasks.executor.supervisor import ProcessOptions
+from tasks.ledger.claim_transitions import CLAIM_INPUT
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.progress import window_span_ms
@@ -84,6 +86,8 @@ class Worker:
         """Tasks of which the executor may have a journal."""
         self.tasks_declined = 0
         """Tasks left before they were started, since the start of the node."""
+        self.claims_made = 0
+        """Tasks that this machine proved to be such that nobody can run them, since the start of the node."""
         self.late_openings = 0
         """Windows opened in the extension that costs a fine, since the start of the node."""
 
@@ -156,7 +160,7 @@ class Worker:
             open_windows_of(spec, load_task(self._ledger.store, duty.task).rate, self._parameters) + 1,
         )
         needed = duty.bond + self._wallet.cost_of(
-            ACCEPT_TASK, START_TASK, GIVE_UP_TASK, *windows * (SUBMIT_WINDOW, OPEN_WINDOW)
+            ACCEPT_TASK, CLAIM_INPUT, START_TASK, GIVE_UP_TASK, *windows * (SUBMIT_WINDOW, OPEN_WINDOW)
         )
         there = balance_of(self._ledger.store, self._wallet.address)
         return f"funds: {needed} needed, {there} there" if needed > there else ""
@@ -164,13 +168,16 @@ class Worker:
     async def _begin(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Bind this machine to the job once its beginning was tried: until then giving up is nobody's fault."""
         left_s = max(0, duty.deadline_ms - self._ledger.head().time_ms) / 1000
-        reason, why = Reason.JOB_UNFIT, "not ready in time"
+        claim: InputClaim | None
+        reason, why, claim = Reason.JOB_UNFIT, "not ready in time", None
         with trio.move_on_after(PREPARE_SHARE * left_s) as scope:
             try:
                 await work_while(
                     self._ledger, partial(self._is_at, task, Action.START), partial(self._try, task, spec, duty)
                 )
                 reason, why = Reason.STARTED, ""
+            except DatasetWrong as error:
+                claim, reason, why = error.claim, Reason.INPUT_INVALID, str(error)
             except InputUnavailable as error:
                 reason, why = Reason.INPUT_UNAVAILABLE, str(error)
             except JobFailed as error:
@@ -181,6 +188,11 @@ class Worker:
                 raise
             except (DekubeError, OSError) as error:  # of this machine: no engine, no isolation, a full disk
                 why = str(error)
+        if claim is not None:
+            await self._wallet.send(CLAIM_INPUT, [claim_to_value(claim)])
+            self.claims_made += 1
+            await self._executor.forget(task)
+            raise JobUnfit(f"proven on chain: {why}")
         if scope.cancelled_caught or reason != Reason.STARTED:
             await self._wallet.send(GIVE_UP_TASK, [task, int(reason)])
             self.tasks_declined += 1

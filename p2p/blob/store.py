@@ -22,7 +22,6 @@ from state.primitives.manifests import (
     MANIFEST_BYTES_MAX,
     PIECE_BYTES,
     Manifest,
-    blob_id,
     manifest_of,
     piece_hash,
     pieces_of,
@@ -35,7 +34,6 @@ __all__ = [
     "BlobStore",
     "Manifest",
     "PieceInvalid",
-    "blob_id",
     "check_size",
     "manifest_of",
 ]
@@ -161,12 +159,12 @@ class BlobStore:
         Raises PieceInvalid if these bytes are not its manifest, BlobUnavailable if there is no room or it has more
         than ``limit_bytes``.
         """
-        if blob_id(data) != name:
-            raise PieceInvalid("the manifest does not match its hash")
         try:
             manifest = Manifest.decode(data)
         except DecodeError as error:
             raise PieceInvalid(str(error)) from None
+        if manifest.blob_id != name:
+            raise PieceInvalid("the manifest does not match its hash")
         check_size(manifest, limit_bytes)
         with self._lock:
             if name not in self._blobs:
@@ -335,7 +333,7 @@ class BlobStore:
         try:
             data = (directory / _MANIFEST).read_bytes()
             manifest = Manifest.decode(data)
-            if blob_id(data) != name or (directory / _DATA).stat().st_size != manifest.size_bytes:
+            if manifest.blob_id != name or (directory / _DATA).stat().st_size != manifest.size_bytes:
                 raise DecodeError("the manifest belongs to another blob")
             blob = _Blob(manifest)
             if (directory / _COMPLETE).exists():

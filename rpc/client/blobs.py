@@ -23,7 +23,7 @@ from rpc.client.results import ChainInfo, Head, read_result
 from rpc.protocol.grants import grant_digest, make_grant
 from state.primitives.errors import DecodeError, DekubeError, StoreError
 from state.primitives.keys import SecretKey
-from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest, blob_id, manifest_of
+from state.primitives.manifests import MANIFEST_BYTES_MAX, PIECE_BYTES, Manifest, manifest_of
 
 __all__ = ["BlobApi", "Progress", "blob_of_file", "check_file", "download", "is_held", "upload"]
 
@@ -201,11 +201,8 @@ def _manifest(
                 raise _absent()
             yield Pause(_seconds(reply))
             continue
-        if blob_id(reply.body) == blob:
-            try:
-                manifest = Manifest.decode(reply.body)
-            except DecodeError as error:
-                raise AnswerMalformed(f"blob {hexed(blob)}: {error}") from None
+        manifest = _manifest_of(reply.body)
+        if manifest is not None and manifest.blob_id == blob:
             if limit_bytes is not None and manifest.size_bytes > limit_bytes:
                 raise AnswerMalformed(f"blob {hexed(blob)}: {manifest.size_bytes} bytes, limit {limit_bytes}")
             return manifest
@@ -213,6 +210,13 @@ def _manifest(
         core.leave_gateway(url)
         if forged >= core.gateways:
             raise AnswerMalformed(f"what the gateways send is not the manifest of {hexed(blob)}")
+
+
+def _manifest_of(data: bytes) -> Manifest | None:
+    try:
+        return Manifest.decode(data)
+    except DecodeError:
+        return None
 
 
 def is_held(core: Core, blob: bytes) -> Flow[bool | None]:

@@ -439,6 +439,7 @@ class TaskQuote(Answer):
     price: Amount
     verification: Amount
     fee: Amount
+    preparation: Amount
     total: Amount
     limit: Amount
     calls: tuple[CallPrices, ...]

@@ -545,9 +545,9 @@ def _result(
 
 
 def _dataset_limit() -> int:
-    from tasks.engines.datasets import DATASET_BYTES_MAX
+    from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 
-    return DATASET_BYTES_MAX
+    return DATASET_BLOB_BYTES_MAX
 
 
 def _spec_of(task: Task) -> JobSpec:

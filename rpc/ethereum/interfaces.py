@@ -17,6 +17,7 @@ from billing.prices import Role
 from rpc.ethereum.contracts import CONTRACTS, abi_json
 from rpc.methods.method import Json
 from state.primitives.address import format_address
+from tasks.claims import Fault
 from tasks.ledger.disputes import DisputeEnding, DisputePhase
 from tasks.ledger.events import EVENTS
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
@@ -240,6 +241,11 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
     ("tasks", "submitWindow"): Text(
         "Prove a window of work.", {"proof": "The window proof: canonical CBOR."}, "Submit a proof of work"
     ),
+    ("tasks", "claimInput"): Text(
+        "Prove, as its worker, that a task's data set is not the one that it names; that ends the task.",
+        {"claim": "The claim with the chunks that show it: canonical CBOR."},
+        "Prove that a task cannot run",
+    ),
     ("tasks", "sealVerdict"): Text(
         "Seal what a drawn verifier found, before anybody opens anything.",
         {"seal": "Hash over findings and nonce."},
@@ -418,6 +424,14 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         "A machine lost its bond for an output that it does not serve.", {"custodian": "The machine."}
     ),
     ("tasks", "CustodyEnded"): Text("The output of a window is in custody no more."),
+    ("tasks", "ClaimUpheld"): Text(
+        "A worker proved what ends a task.",
+        {
+            "claimant": "The worker, which is paid for its preparation.",
+            "reason": _REASON,
+            "fault": f"What is wrong with the data set: {_names(Fault)}.",
+        },
+    ),
     ("tasks", "SeatDrawn"): Text("A machine was drawn to check a window.", {"verifier": "The machine."}),
     ("tasks", "SeatDeclined"): Text(
         "A drawn machine left its seat of a window; another is drawn.", {"verifier": "The machine."}

@@ -117,6 +117,7 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
         "price": str(budget.price),
         "verification": str(budget.verification),
         "fee": str(budget.fee),
+        "preparation": str(budget.preparation),
         "total": str(budget.total),
         "limit": str(job.max_price_per_tera_unit),
         "calls": [
@@ -211,6 +212,7 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
                 "price": AMOUNT_OUT,
                 "verification": AMOUNT_OUT,
                 "fee": AMOUNT_OUT,
+                "preparation": AMOUNT_OUT,
                 "total": AMOUNT_OUT,
                 "limit": AMOUNT_OUT,
                 "calls": array(ref("CallPrices"), maximum=PRICES_KEPT),

@@ -23,7 +23,10 @@ from rpc.methods.schema import ADDRESS, HASH, NUMBER, STRING, Param, Schema, arr
 from rpc.protocol.errors import RpcError
 from state.primitives.hashing import HASH_BYTES
 from state.view import Reader
+from tasks.claims import Fault, say_fault
+from tasks.engines.dataset_layout import NodePlace
 from tasks.errors import TaskUnknown
+from tasks.ledger.claims import UpheldClaim, load_claim
 from tasks.ledger.lifecycle import Phase, Reason, group_of
 from tasks.ledger.queries import Page, task_history, tasks_by_requester, tasks_by_worker
 from tasks.ledger.records import HistoryEntry, TaskRecord, by_phase_key, load_spec_bytes, load_task
@@ -80,9 +83,17 @@ def _spec(raw: bytes) -> Json:
     return named | spec_to_json(spec)
 
 
-def _find_task(reader: Reader, task_id: bytes) -> tuple[TaskRecord, bytes] | None:
+def _claim(claim: UpheldClaim | None, raw: bytes) -> Json:
+    if claim is None:
+        return None
+    fault = Fault(claim.fault)
+    text = say_fault(decode_spec(raw), fault, NodePlace(*claim.place), claim.size)
+    return {"reason": word(claim.reason), "fault": word(fault), "text": text}
+
+
+def _find_task(reader: Reader, task_id: bytes) -> tuple[TaskRecord, bytes, UpheldClaim | None] | None:
     try:
-        return load_task(reader, task_id), load_spec_bytes(reader, task_id)
+        return load_task(reader, task_id), load_spec_bytes(reader, task_id), load_claim(reader, task_id)
     except TaskUnknown:
         return None
 
@@ -93,7 +104,9 @@ async def get_task(node: NodeApi, task: bytes) -> Json:
     found = await node.query(height, _find_task, task)
     return {
         "at": await stamp(node, height),
-        "task": None if found is None else _task(found[0]) | {"spec": _spec(found[1])},
+        "task": None
+        if found is None
+        else _task(found[0]) | {"spec": _spec(found[1]), "claim": _claim(found[2], found[1])},
     }
 
 
@@ -206,7 +219,14 @@ TASK_COMPONENTS: Final[dict[str, Schema]] = {
         description="A task. `parked`: it waits for a machine that changes. `open_charge`: the price of the "
         "worker's windows that are proved and not final.",
     ),
-    "TaskWithSpec": obj(_TASK_FIELDS | {"spec": ref("Spec")}),
+    "TaskWithSpec": obj(
+        _TASK_FIELDS
+        | {
+            "spec": ref("Spec"),
+            "claim": nullable(obj({"reason": words_of(Reason), "fault": words_of(Fault), "text": STRING})),
+        },
+        description="A task with its job. `claim`: what its worker proved, which ended it.",
+    ),
     "Spec": obj(
         {
             "hash": HASH_OUT,

@@ -30,7 +30,6 @@ def make_digits() -> Dataset:
     stream = shake_256(b"dekube digits").digest(8 * rows)
     order = sorted(range(rows), key=lambda row: stream[8 * row : 8 * row + 8])
     return Dataset(
-        name="digits",
         rows=rows,
         columns=columns,
         classes=10,

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from tasks.dispute.moves import MOVE_LIMIT_BYTES
-from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.engines.errors import UnsupportedJob
 from tasks.engines.plan import TrainingPlan
 from tasks.executor.playing import (
@@ -239,7 +239,7 @@ def decode_parent_frame(body: bytes) -> ParentFrame:
 
 def parent_frame_limit() -> int:
     """Return the size that no frame to a process exceeds."""
-    return DATASET_BYTES_MAX + (1 << 28) + MOVES_LIMIT_BYTES
+    return DATASET_BLOB_BYTES_MAX + (1 << 28) + MOVES_LIMIT_BYTES
 
 
 def child_frame_limit(plan: TrainingPlan) -> int:

@@ -483,6 +483,6 @@ def _probe_order() -> Train:
     from tasks.engines.training import initial_state  # NumPy only where a probe is asked for
 
     plan = TrainingPlan((2, 2), "relu", 1, 2, 1, 0, bytes(32), 1)
-    dataset = Dataset("probe", 2, 2, 2, 0, 1, bytes(4), bytes(2))
+    dataset = Dataset(2, 2, 2, 0, 1, bytes(4), bytes(2))
     job = Job(plan, dataset.root(), initial_state(plan).root(plan), 1, 1, 1)
     return Train(job, dataset.encode(), None, 1, False)

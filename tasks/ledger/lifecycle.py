@@ -280,6 +280,8 @@ class Reason(IntEnum):
     """The worker has won all disputes about the window."""
     BLOB_MISSED = 46
     """A verifier could not fetch what it needed."""
+    INPUT_INVALID = 47
+    """A claim has proven that an input of the task is not what the task names: nobody can run it."""
 
 
 def group_of(phase: Phase) -> str:

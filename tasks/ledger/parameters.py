@@ -53,6 +53,7 @@ _BOUNDS: Final = {
     "fee_bps": (0, _WHOLE_BPS),
     "hold_bps": (0, _WHOLE_BPS),
     "kill_fee_bps": (0, _WHOLE_BPS),
+    "fetch_units_per_byte": (0, 1 << 32),
     "late_fine_bps": (0, _WHOLE_BPS),
     "bond_windows_bps": (0, 100 * _WHOLE_BPS),
     "bond_floor_bps": (0, _WHOLE_BPS),
@@ -147,6 +148,8 @@ class TaskParameters:
     """Part of a final window's pay that waits for the task's end."""
     kill_fee_bps: int = 100
     """Of the unspent price, to the worker of a task that its requester cancels under way."""
+    fetch_units_per_byte: int = 4_096
+    """Work units of a byte of a data set in the price of preparation: a MiB costs a slow core's second."""
     bond_windows_bps: int = 40_000
     """A worker's bond, as a share of the price of the windows it may have open."""
     bond_floor_bps: int = 2_500

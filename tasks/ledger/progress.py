@@ -33,8 +33,8 @@ from tasks.ledger.settlement import (
     fine_worker,
     fund_check,
     has_room,
+    pay_cancelled,
     pay_kill_fee,
-    pay_preparation,
     release_bond,
     release_bonds,
     release_holds,
@@ -74,7 +74,9 @@ WAKES_MAX: Final = 8
 """Parked tasks that one change of a machine wakes."""
 WITHDRAWAL_MS_MAX: Final = 60_000
 """A bid that is withdrawn and firm leaves after the next call, or after so long where none takes it up."""
-_REPORTED: Final = frozenset({Reason.INPUT_UNAVAILABLE, Reason.JOB_DIVERGED, Reason.JOB_UNFIT})
+_REPORTED: Final = frozenset(
+    {Reason.INPUT_UNAVAILABLE, Reason.JOB_DIVERGED, Reason.JOB_UNFIT, Reason.INPUT_INVALID}
+)
 """What a worker may say against a job."""
 _END_EVENTS = {Phase.SETTLED: Event.SETTLE, Phase.FAILED: Event.FAIL, Phase.CANCELLED: Event.CANCEL}
 
@@ -220,7 +222,7 @@ def assign(case: Case, worker: bytes, price: int) -> None:
     case.state.put(by_duty_key(worker, record.id), b"\x01")
     case.scope.emit(WORKER_ASSIGNED(record.id, worker, price))
     if record.ending:
-        pay_preparation(case)
+        pay_cancelled(case)
         wind_up(case, Phase(record.ending), Reason(record.ending_reason))
 
 

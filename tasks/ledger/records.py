@@ -75,6 +75,7 @@ class TaskRecord(NamedTuple):
     ``parked`` is 0, or the turn of a task that waits for a machine to change. ``rank`` is the class of its budget.
     ``bid_height`` is from when on it has been in the book of the call, ``waker`` the machine that had it come back
     there, or empty.
+    ``prepared`` is 1 once the preparation was paid.
     Windows from ``own_from`` on are of the present worker; those of them that are not final cost ``open_charge``.
     ``match_by_ms`` is when the search for a worker under way ends. ``diverged`` are the operators whose workers
     said that the job diverges in the window that is due next. ``price_per_tera_unit`` and ``rate`` are what the
@@ -116,6 +117,7 @@ class TaskRecord(NamedTuple):
     waker: bytes
     own_from: int
     open_charge: int
+    prepared: int
 
     @property
     def own_windows(self) -> range:

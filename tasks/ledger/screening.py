@@ -14,7 +14,7 @@ from billing.prices import TERA
 from state.primitives.amounts import format_amount
 from state.primitives.errors import DekubeError
 from state.view import Reader
-from tasks.engines.datasets import DATASET_BYTES_MAX, Dataset
+from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX, Dataset
 from tasks.ledger.matching import is_paused
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import (
@@ -91,8 +91,8 @@ def read_dataset_facts(data: bytes) -> DatasetFacts:
 def dataset_objections(spec: JobSpec, facts: DatasetFacts) -> list[Objection]:
     """Return what keeps a job from being trained on the data set that it names."""
     blob = f"the data set 0x{spec.dataset.blob.hex()}"
-    if facts.size_bytes > DATASET_BYTES_MAX:
-        text = f"{blob} has {facts.size_bytes} bytes, at most {DATASET_BYTES_MAX} are taken"
+    if facts.size_bytes > DATASET_BLOB_BYTES_MAX:
+        text = f"{blob} has {facts.size_bytes} bytes, at most {DATASET_BLOB_BYTES_MAX} are taken"
         return [Objection("dataset_too_large", text)]
     if facts.error:
         text = (

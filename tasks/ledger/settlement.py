@@ -11,10 +11,12 @@ from typing import Final
 
 from billing.escrow import NOBODY, Pool, Purpose
 from billing.prices import Budget, Role, share, share_up, split, split_roles, work_price, work_price_up
+from tasks.claims import layout_of
 from tasks.ledger import registry
 from tasks.ledger.bonds import pay_from_bond, pay_machine
 from tasks.ledger.carriage import dues_of, pay_dues, share_pay
 from tasks.ledger.custody_records import find_terms
+from tasks.ledger.lifecycle import Phase
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord, WindowRecord
@@ -40,6 +42,8 @@ __all__ = [
     "juror_fee",
     "may_open",
     "open_windows_of",
+    "pay_cancelled",
+    "pay_claim_gas",
     "pay_delivery",
     "pay_earned",
     "pay_final_window",
@@ -48,6 +52,7 @@ __all__ = [
     "pay_kill_fee",
     "pay_preparation",
     "pay_void_verifiers",
+    "preparation_units",
     "refund_unreserved",
     "release_bond",
     "release_bonds",
@@ -78,7 +83,13 @@ def budget_of(spec: JobSpec, parameters: TaskParameters) -> Budget:
     price = last * whole + rest
     budget = Budget.of(price, verification_bps=parameters.verification_bps, fee_bps=parameters.fee_bps)
     checks = last * check_budget(spec, 0, parameters) + check_budget(spec, last, parameters)
-    return budget._replace(verification=max(budget.verification, checks))
+    prepared = work_price_up(preparation_units(spec, parameters), spec.max_price_per_tera_unit)
+    return budget._replace(verification=max(budget.verification, checks), preparation=prepared)
+
+
+def preparation_units(spec: JobSpec, parameters: TaskParameters) -> int:
+    """Return what preparing counts as: the data set is fetched and hashed, and one segment is done."""
+    return layout_of(spec).size * parameters.fetch_units_per_byte + spec.segment_units(0, 0)
 
 
 def check_budget(spec: JobSpec, window: int, parameters: TaskParameters) -> int:
@@ -279,6 +290,11 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
             from_budget -= budget_part
             _draw(case, [(Pool.VERIFICATION, NOBODY)], address, budget_part, Purpose.VERIFIER_FEE, window.number)
             _draw(case, [(Pool.PRICE, NOBODY)], address, part - budget_part, Purpose.VERIFIER_FEE, window.number)
+    if not case.record.prepared:
+        units = preparation_units(case.spec, parameters)
+        _pay_prepared(
+            case, window.worker, window.charge * units // case.spec.window_units(window.number), window.number
+        )
     held = share(pay, parameters.hold_bps)
     carried = share_pay(pay - held, dues_of(case.state, window.worker, case.now))
     for relay, part in carried:
@@ -391,13 +407,35 @@ def pay_kill_fee(case: Case, worker: bytes) -> None:
 
 
 def pay_preparation(case: Case) -> None:
-    """Pay a worker whose task was cancelled while it prepared: one segment, which preparing does, at its price.
+    """Pay the worker of a task for its preparation, at its price, unless somebody was paid before (R33)."""
+    record = case.record
+    if not record.prepared:
+        amount = work_price(preparation_units(case.spec, case.parameters), record.price_per_tera_unit)
+        _pay_prepared(case, record.worker, amount)
+
+
+def _pay_prepared(case: Case, worker: bytes, amount: int, window: int | None = None) -> None:
+    pay_earned(case, Pool.PRICE, worker, amount, Purpose.PREPARATION, Role.COMPUTE, subject=window)
+    case.change(prepared=1)
+
+
+def pay_cancelled(case: Case) -> None:
+    """Pay a worker whose task was cancelled before it ran: its preparation if it prepared, otherwise one segment.
 
     Nothing shows how far it is; but its requester alone decides whether it is paid.
     """
     record = case.record
+    if record.phase == Phase.PREPARING and not record.next_window:  # else who proved the first one earns it
+        pay_preparation(case)
+        return
     amount = work_price(case.spec.segment_units(record.next_window, 0), record.price_per_tera_unit)
     pay_earned(case, Pool.PRICE, record.worker, amount, Purpose.KILL_FEE, Role.COMPUTE)
+
+
+def pay_claim_gas(case: Case, gas: int) -> None:
+    """Pay the worker of a task what ``gas`` costs in this block, as far as the price goes."""
+    amount = min(gas * case.scope.block.base_fee, case.vault.held(Pool.PRICE))
+    pay_earned(case, Pool.PRICE, case.record.worker, amount, Purpose.CLAIM_GAS, Role.COMPUTE)
 
 
 def release_bond(case: Case, worker: bytes) -> None:

@@ -22,6 +22,7 @@ from tasks.ledger import registration
 from tasks.ledger.bonds import bond_rules, on_sponsor_due, release_sponsor
 from tasks.ledger.calls import bids_due, hold_call
 from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
+from tasks.ledger.claim_transitions import claim_rules
 from tasks.ledger.custody import check_custody
 from tasks.ledger.custody_lies import on_custody_due
 from tasks.ledger.custody_transitions import custody_rules
@@ -60,7 +61,7 @@ from tasks.ledger.progress import (
 from tasks.ledger.questions import QuestionOf, question_of
 from tasks.ledger.records import TaskRecord, by_requester_key, save_spec
 from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
-from tasks.ledger.settlement import bond_at, budget_of, charge_of, close_escrow, may_open, pay_preparation
+from tasks.ledger.settlement import bond_at, budget_of, charge_of, close_escrow, may_open, pay_cancelled
 from tasks.ledger.verification import decline_seat, demand, on_window_due, open_window, prove, reveal, seal
 from tasks.proofs import (
     SAMPLED_MAX,
@@ -432,6 +433,7 @@ class _Market:
         vault.lock(Pool.PRICE, context.sender, budget.price, Purpose.PRICE)
         vault.lock(Pool.VERIFICATION, context.sender, budget.verification, Purpose.VERIFICATION)
         vault.lock(Pool.FEE, context.sender, budget.fee, Purpose.PROTOCOL_FEE)
+        vault.lock(Pool.PRICE, context.sender, budget.preparation, Purpose.PREPARATION)
         record = TaskRecord(
             id=task_id,
             requester=context.sender,
@@ -467,6 +469,7 @@ class _Market:
             waker=b"",
             own_from=0,
             open_charge=0,
+            prepared=0,
             rank=min(budget.total.bit_length() // 2, RANKS - 1),
         )
         case = Case(scope, record, is_new=True)
@@ -497,7 +500,7 @@ class _Market:
                 case.advance(Event.CANCEL, reason)
                 close_escrow(case)
             case Phase.ASSIGNED | Phase.PREPARING:  # a bid that cost nothing would have other bids pay more
-                pay_preparation(case)
+                pay_cancelled(case)
                 wind_up(case, Phase.CANCELLED, reason)
             case Phase.DEGRADED | Phase.PAUSED:
                 wind_up(case, Phase.CANCELLED, reason)
@@ -747,7 +750,8 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         # What the chain does for it: a draw, and the verdicts' deadlines.
         Rule(DEMAND_RESULT, "demand_result", 300_000, _decode_amount, lambda p: p.amount, market.demand),
     )
-    others = *bond_rules(parameters), *dispute_rules(market.case), *custody_rules(market.case)
+    of_case = *claim_rules(market.case), *dispute_rules(market.case), *custody_rules(market.case)
+    others = *bond_rules(parameters), *of_case
     return (*(replace(rule, call=_CALLS[rule.kind]) for rule in own), *others)
 
 

@@ -8,9 +8,12 @@ from typing import Final, NamedTuple
 from state.primitives.codec import Value, encode
 from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
+from state.primitives.manifests import Manifest, piece_hash
 from state.primitives.signing import personal_digest
+from tasks.claims import claim_to_value, find_fault
 from tasks.dispute.moves import Move, encode_move
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
+from tasks.ledger.claim_transitions import CLAIM_INPUT
 from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE
 from tasks.ledger.disputes import challenge_seal
 from tasks.ledger.lifecycle import Reason
@@ -46,7 +49,12 @@ from tasks.proofs import (
 from tasks.simulation.work import Made
 from tasks.spec import JobSpec, encode_spec
 
-__all__ = ["Account", "Action", "Actions", "Challenge", "Offer", "Terms", "seal_of"]
+__all__ = ["JUNK_BLOB", "Account", "Action", "Actions", "Challenge", "Offer", "Terms", "seal_of"]
+
+
+JUNK: Final = b"5.1,3.5,1.4,0.2\n" * 150
+"""A table that is no data set."""
+JUNK_BLOB: Final = Manifest(len(JUNK), (piece_hash(JUNK),)).blob_id
 
 
 class Action(NamedTuple):
@@ -165,6 +173,12 @@ class Actions:
     def accept(self, sender: bytes, duty: WorkDuty) -> Action:
         """Accept a task, with the bond that it asks."""
         return Action(sender, ACCEPT_TASK, [duty.task, duty.bond])
+
+    def claim_junk(self, sender: bytes, task: bytes, job: JobSpec) -> Action:
+        """Prove that a task's data set is ``JUNK``."""
+        claim = find_fault(task, job, JUNK)
+        assert claim is not None
+        return Action(sender, CLAIM_INPUT, [claim_to_value(claim)])
 
     def start(self, sender: bytes, duty: WorkDuty) -> Action:
         """Say that the first segment was done."""

@@ -19,7 +19,8 @@ from state.view.accounts import Account, issued, load_account, save_account, set
 from tasks.custody.chunks import BlobCommitment
 from tasks.dispute.clock import Clock
 from tasks.dispute.game import Side
-from tasks.ledger import calls, carriage, custody_records, disputes, records, registration, registry
+from tasks.ledger import calls, carriage, claims, custody_records, disputes, records, registration, registry
+from tasks.ledger.lifecycle import Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import HistoryEntry, JobReport, Opened, Seat, TaskRecord, WindowRecord
 from tasks.ledger.registry import NodeProfile, NodeRecord
@@ -222,6 +223,13 @@ def state_records(
             lambda state: records.save_report(state, TASK, _plain(JobReport)),
             lambda state: records.load_report(state, TASK),
             ("tasks.ledger.records:load_report",),
+        ),
+        "claim against a task": StateRecord(
+            lambda state: claims.save_claim(
+                state, TASK, claims.UpheldClaim(Reason.INPUT_INVALID, 4, (1, 2, 1 << 34), 1 << 35)
+            ),
+            lambda state: claims.load_claim(state, TASK),
+            ("tasks.ledger.claims:load_claim",),
         ),
         "prices of calls": StateRecord(
             lambda state: state.put(

@@ -586,7 +586,12 @@ def test_a_manifest_is_the_array_of_the_text() -> None:
         ordered(names, {"size_bytes": PIECE_BYTES + 1, "1048576": PIECE_BYTES, "hashes": b"".join(hashes)})
     )
     assert Manifest(PIECE_BYTES + 1, hashes).encode() == data
-    assert (piece_hash(b"2"), blob_id(data)) == (digest(b"blob piece", b"2"), digest(b"blob", data))
+    chunks = [b"1" * 4096] * 256
+    assert (piece_hash(b"1" * PIECE_BYTES), piece_hash(b"2")) == (merkle_root(chunks), merkle_root([b"2"]))
+    names = fields_after("network.md", 'The name is `H("blob",')
+    pieces = digest(b"blob pieces", b"".join(hashes))
+    name = ordered(names, {"size_bytes": PIECE_BYTES + 1, "1048576": PIECE_BYTES, "pieces": pieces})
+    assert blob_id(data) == digest(b"blob", encoded(name))
 
 
 # rpc.md

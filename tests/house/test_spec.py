@@ -50,7 +50,7 @@ from state.store import snapshots
 from state.transition import calls, epochs, evidence, slashing, staking
 from state.transition import errors as transition
 from state.view.tables import Table
-from tasks import proofs
+from tasks import claims, proofs
 from tasks import spec as specification
 from tasks.custody import chunks, keys, shares
 from tasks.dispute import game, moves
@@ -193,6 +193,8 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "window_states_bytes_max": specification.WINDOW_STATES_BYTES_MAX,
         "segment_ms_max": specification.SEGMENT_MS_MAX,
         "dataset_bytes_max": datasets.DATASET_BYTES_MAX,
+        "dataset_blob_bytes_max": datasets.DATASET_BLOB_BYTES_MAX,
+        "claim_chunks_max": claims.CHUNKS_MAX,
         "dataset_leaves_max": datasets.DATASET_LEAVES_MAX,
         "dataset_rows_max": datasets.ROWS_MAX,
         "match_ms_max": specification.MATCH_MS_MAX,
@@ -272,6 +274,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "observed_bytes_max": observed_address.OBSERVED_BYTES_MAX,
         "attempt_bytes": hole_punch._ATTEMPT_BYTES,
         "blob_piece_bytes": manifests.PIECE_BYTES,
+        "blob_chunk_bytes": manifests.BLOB_CHUNK_BYTES,
         "blob_pieces_max": manifests.BLOB_PIECES_MAX,
         "manifest_bytes_max": manifests.MANIFEST_BYTES_MAX,
         "relay_message_bytes_max": relay_wire.MESSAGE_BYTES_MAX,

@@ -183,7 +183,7 @@ async def test_lists_are_of_one_height_and_whole() -> None:
     assert (await node.call("dekube_getNode", hexed(b"\x77" * 20)))["node"] is None
     assert (await node.call("dekube_getTask", hexed(bytes(32))))["task"] is None
     budget = await node.call("dekube_quoteTask", hexed(encode_spec(spec())))
-    assert int(budget["total"]) == sum(int(budget[key]) for key in ("price", "verification", "fee"))
+    assert int(budget["total"]) == sum(int(budget[key]) for key in ("price", "verification", "fee", "preparation"))
 
 
 async def test_a_quote_says_what_is_known_against_a_job() -> None:

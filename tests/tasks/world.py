@@ -15,11 +15,13 @@ from state.primitives.receipts import Event
 from state.transition.rules import BlockContext, Context
 from state.view import EMPTY, Overlay, Table
 from state.view.accounts import balance_of, burned, credit
+from tasks.claims import claim_to_value, find_fault
 from tasks.dispute.game import Side
 from tasks.dispute.moves import decode_move, encode_move
 from tasks.dispute.records import decode_game
 from tasks.dispute.shares import challenge_bond
 from tasks.ledger import queries
+from tasks.ledger.claim_transitions import CLAIM_INPUT
 from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE, SHOW_BREAK
 from tasks.ledger.disputes import challenge_seal, load_dispute, load_docket, load_moves
 from tasks.ledger.lifecycle import Phase
@@ -190,6 +192,8 @@ class World:
     sealed: dict[tuple[bytes, bytes, int, bool], tuple[Finding, ...]] = field(default_factory=dict)
     """What verifiers keep until they reveal it."""
     nonce_of_verdict: bytes = b"n" * 32
+    strays: dict[bytes, bytes] = field(default_factory=dict)
+    """Blobs that are no data sets, by name."""
     challenges: dict[tuple[bytes, int, int], Challenge] = field(default_factory=dict)
     """What outsiders sealed, by task, window and number."""
 
@@ -303,6 +307,10 @@ class World:
         match duty.action:
             case Action.ACCEPT:
                 refusal = self.send(address, ACCEPT_TASK, [duty.task, duty.bond])
+            case Action.START if job.dataset.blob in self.strays:
+                claim = find_fault(duty.task, job, self.strays[job.dataset.blob])
+                assert claim is not None
+                refusal = self.send(address, CLAIM_INPUT, [claim_to_value(claim)])
             case Action.START:
                 refusal = self.send(address, START_TASK, [duty.task, b"m" * 32])
             case Action.COMPUTE:

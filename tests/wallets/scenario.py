@@ -16,8 +16,10 @@ from eth_account.messages import encode_defunct, encode_typed_data
 
 from state.primitives.codec import encode
 from state.primitives.hashing import keccak
+from tasks.claims import claim_to_value
 from tasks.ledger.lifecycle import Phase, Reason
 from testnet.plan import CHAIN_ID, COIN
+from tests.tasks.strays import CLAIM
 from tests.wallets.clients import NOT_MADE, REFUSALS, Client
 from tests.wallets.world import BOND, FUNDS, VALIDATORS, Account, Job, World, carriage_of, work_of
 
@@ -72,7 +74,9 @@ WITHOUT_CUSTODY: Final = {
     "endCustody": ((), "custody_unknown"),
 }
 """Arguments after task and window, and why they are refused: this network has no custody."""
-NEVER_DONE: Final = frozenset(("askCustody", *ALWAYS_FAIL, *ONLY_VERIFIER, *WITHOUT_DISPUTE, *WITHOUT_CUSTODY))
+NEVER_DONE: Final = frozenset(
+    ("askCustody", "claimInput", *ALWAYS_FAIL, *ONLY_VERIFIER, *WITHOUT_DISPUTE, *WITHOUT_CUSTODY)
+)
 STATE_REASONS: Final = {
     "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",
     "registerNode": "payment_missing", "updateNode": "node_unknown",
@@ -481,6 +485,7 @@ class Play:
             "findings": "0x" + said.findings.hex(), "openings": "0x" + said.openings.hex(), "reason": "15",
             "node": self._job.requester.address, "amount": "1", "specification": "0x01", "encoded": "0x80",
             **CHUNKS,
+            "claim": "0x" + encode(claim_to_value(CLAIM._replace(task=bytes.fromhex(NOWHERE[2:])))).hex(),
         }  # fmt: skip
         if item["name"] == "settleCarriage":
             return await self._carriage(self._job.worker), 0

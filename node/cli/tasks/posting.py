@@ -175,7 +175,18 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
 
         write_file(save, (json.dumps(spec, indent=2) + "\n").encode())
     if as_json:
-        parts = ("price", "verification", "fee", "total", "limit", "calls", "notices", "machines", "reported")
+        parts = (
+            "price",
+            "verification",
+            "fee",
+            "preparation",
+            "total",
+            "limit",
+            "calls",
+            "notices",
+            "machines",
+            "reported",
+        )
         told = [{"code": code, "text": text} for code, text in objections]
         show({**{name: amounts.document[name] for name in parts}, "objections": told, "spec": spec})
         if objections:
@@ -187,6 +198,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
             "work, at the price limit": show_amount(amounts.price),
             "verification": show_amount(amounts.verification),
             "protocol fee": show_amount(amounts.fee),
+            "preparation": show_amount(amounts.preparation),
             "locked in all": show_amount(amounts.total),
             "price limit": f"{show_amount(amounts.limit)} {PER_TERA_UNIT}",
             **_recent_prices(amounts),

@@ -12,7 +12,7 @@ from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action as Asked
 from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
 from tasks.proofs import Code, Finding, delivery_digest
-from tasks.simulation.actions import Account, Action, Offer
+from tasks.simulation.actions import JUNK_BLOB, Account, Action, Offer
 from tasks.simulation.agents.players import move_of
 from tasks.simulation.market import View
 from tasks.simulation.work import (
@@ -161,6 +161,8 @@ class Machine(Agent):
         match duty.action:
             case Asked.ACCEPT:
                 return [view.accept(self.address, duty)]
+            case Asked.START if view.job(duty.task).dataset.blob == JUNK_BLOB:
+                return [view.claim_junk(self.address, duty.task, view.job(duty.task))]
             case Asked.START:
                 return [view.start(self.address, duty)]
             case Asked.COMPUTE:

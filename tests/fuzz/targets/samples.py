@@ -17,11 +17,12 @@ from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Equivocation, Vo
 from state.transition.evidence import Evidence
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import transfer_payload
+from tasks.claims import claim_to_value
 from tasks.custody.chunks import ChunkProof, chunk_proof_to_value
 from tasks.custody.keys import KeyProof, key_proof_to_value
 from tasks.custody.layout import LeafEvidence, PlainChunk, leaf_evidence_to_value, plain_chunk_to_value
 from tasks.dispute.moves import Pick, encode_move
-from tasks.ledger import bonds, custody_transitions, dispute_transitions, transitions
+from tasks.ledger import bonds, claim_transitions, custody_transitions, dispute_transitions, transitions
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, profile_to_value
@@ -40,6 +41,7 @@ from tasks.spec import encode_spec
 from tests.consensus.test_wire import BLOCK
 from tests.p2p.helpers import NOW_MS, identity
 from tests.state.transition.chain import genesis as small_genesis
+from tests.tasks.strays import CLAIM
 from tests.tasks.world import leaves_of, proof_of, salt, spec, work_of
 
 KEY = SecretKey(b"k" * 32)
@@ -106,6 +108,7 @@ PAYLOADS = (
     payload(transitions.SUBMIT_WINDOW, [window_proof_to_value(PROOF)]),
     payload(transitions.SEAL_VERDICT, [b"t" * 32, 1, b"s" * 32]),
     payload(transitions.REVEAL_VERDICT, [b"t" * 32, 1, findings_to_value(FINDINGS), b"n" * 32]),
+    payload(claim_transitions.CLAIM_INPUT, [claim_to_value(CLAIM)]),
     payload(transitions.SET_PAYOUT, [b"m" * 20, b"p" * 20]),
     payload(bonds.SET_TERMS, [b"m" * 20, b"s" * 20, 1_000, 5_000, 10**19]),
     payload(bonds.SPONSOR_NODE, [b"m" * 20, 1_000, 5_000, 10**19, 10**19]),

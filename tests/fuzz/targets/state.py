@@ -273,6 +273,7 @@ def targets() -> Iterator[tuple[str, Target]]:
                 f"tasks.ledger.custody_transitions:_decode_{name}"
                 for name in ("ask", "take", "output", "demand", "answer", "garbage", "mismatch")
             ),
+            "tasks.ledger.claim_transitions:_decode_input",
             "tasks.ledger.bonds:_decode_terms", "tasks.ledger.bonds:_decode_sponsor",
             "tasks.ledger.bonds:_decode_withdraw",
             "state.transition.transfer:_decode", "state.transition.staking:_decode_stake",

@@ -11,6 +11,7 @@ from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
 from state.primitives.merkle import merkle_root
+from tasks.claims import BlobChunk, claim_from_value, claim_of_size, claim_to_value
 from tasks.custody.chunks import chunk_proof_from_value, chunk_proof_to_value
 from tasks.custody.keys import key_proof_from_value, key_proof_to_value
 from tasks.custody.layout import (
@@ -78,6 +79,9 @@ from tests.fuzz.targets.samples import (
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 
 RECORD = StepRecord(bytes(32), bytes(32), 0)
+CLAIM = claim_of_size(bytes(32), make_spec(), 1, bytes(32))
+assert CLAIM is not None
+CLAIM_VALUE = claim_to_value(CLAIM._replace(hashes=(bytes(32),), chunks=(BlobChunk(0, b"chunk", (bytes(32),)),)))
 RUN = Job.of(make_spec())
 STATE = initial_state(RUN.plan)
 SEGMENT = Segment(0, 5, STATE.root(RUN.plan), STATE.root(RUN.plan), b"w" * 32, 7, 12, STATE.encode())
@@ -178,6 +182,10 @@ def targets() -> Iterator[tuple[str, Target]]:
         of_value(leaf_evidence_from_value, leaf_evidence_to_value),
         (encode(leaf_evidence_to_value(STATE_LEAF)), encode([])),
         ("tasks.custody.layout:leaf_evidence_from_value",),
+    )  # fmt: skip
+    yield "claim about a data set", Target(
+        of_value(claim_from_value, claim_to_value), (encode(CLAIM_VALUE),),
+        ("tasks.claims:claim_from_value", "tasks.claims:_chunk"),
     )  # fmt: skip
     yield "node profile", Target(
         of_value(profile_from_value, profile_to_value), (encode(profile_to_value(PROFILE)),),

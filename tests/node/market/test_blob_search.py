@@ -37,7 +37,7 @@ from p2p.service import Network, NetworkConfig
 from state.primitives.address import format_address
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError
-from tasks.engines.datasets import DATASET_BYTES_MAX
+from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.ledger.records import load_spec
 from tests.node.market.test_duties import REQUESTER, Market
 from tests.node.world import Machine, World
@@ -111,7 +111,7 @@ async def test_a_holder_that_is_three_nodes_away_is_found_and_left_again(tmp_pat
         assert holder.network.blobs.add(BLOB) == blob
         await until(lambda: holder.network.record(asker.address) is not None)
         assert not asker.network.is_connected(holder.address)
-        await asker.search.fetch(task, blob, DATASET_BYTES_MAX)
+        await asker.search.fetch(task, blob, DATASET_BLOB_BYTES_MAX)
         assert asker.network.blobs.read(blob) == BLOB
         await until(lambda: not asker.network.is_connected(holder.address))
         assert {peer.address for peer in asker.network.peers()} == {nodes[1].address}
@@ -179,7 +179,7 @@ async def test_who_says_to_have_it_and_shows_nothing_holds_up_nobody(tmp_path: P
         await until(lambda: holder.network.record(asker.address) is not None)
         gate = Gate(liar, METHOD_MANIFEST, blob)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(asker.search.fetch, task, blob, DATASET_BYTES_MAX)
+            nursery.start_soon(asker.search.fetch, task, blob, DATASET_BLOB_BYTES_MAX)
             await until(lambda: blob in asker.search._looking)
             limits = asker.network.limits  # as many as may come, and more than are asked for pieces at once
             for number in range(2 * (limits.peers_in_max + HOLDERS_MAX)):
@@ -202,7 +202,7 @@ async def test_who_shows_the_manifest_and_brings_no_piece_gives_way(
         await until(lambda: holder.network.record(asker.address) is not None)
         gate = Gate(liar, METHOD_PIECE, blob)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(asker.search.fetch, task, blob, DATASET_BYTES_MAX)
+            nursery.start_soon(asker.search.fetch, task, blob, DATASET_BLOB_BYTES_MAX)
             await until(lambda: blob in asker.search._looking)
             held(liar, asker, blob)
             await gate.asked.wait()
@@ -225,14 +225,14 @@ async def test_two_searches_at_once_share_a_holder_who_stays_for_both(
         gate, is_here = Gate(holder, METHOD_PIECE, other), trio.Event()
 
         async def fetch_first() -> None:
-            await asker.search.fetch(task, blob, DATASET_BYTES_MAX)
+            await asker.search.fetch(task, blob, DATASET_BLOB_BYTES_MAX)
             is_here.set()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fetch_first)
             await until(lambda: blob in asker.search._looking)
-            nursery.start_soon(asker.search.fetch, task, other, DATASET_BYTES_MAX)
-            nursery.start_soon(asker.search.fetch, task, other, DATASET_BYTES_MAX)  # waits for the one before
+            nursery.start_soon(asker.search.fetch, task, other, DATASET_BLOB_BYTES_MAX)
+            nursery.start_soon(asker.search.fetch, task, other, DATASET_BLOB_BYTES_MAX)  # waits for the one before
             await until(lambda: other in asker.search._looking)
             holder.network.blobs.add(BLOB)
             held(holder, asker, other)
@@ -259,7 +259,7 @@ async def test_only_answers_to_a_question_count_and_not_many(
 
             async def fetch() -> None:
                 with pytest.raises(BlobUnavailable):
-                    await search.fetch(task, blob, DATASET_BYTES_MAX)
+                    await search.fetch(task, blob, DATASET_BLOB_BYTES_MAX)
 
             nursery.start_soon(fetch)
             nursery.start_soon(fetch)

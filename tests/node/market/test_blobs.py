@@ -159,7 +159,7 @@ async def test_a_node_says_what_a_blob_is_as_a_data_set_and_reads_it_once(
     reads: list[bytes] = []
     monkeypatch.setattr(store, "read", reads.append)
     assert ask(right) == read_dataset_facts(BLOB) and not reads
-    monkeypatch.setattr(node.market.blobs, "DATASET_BYTES_MAX", 10)
+    monkeypatch.setattr(node.market.blobs, "DATASET_BLOB_BYTES_MAX", 10)
     large = store.add(b"x" * 11)
     assert ask(large) == (11, 0, 0, 0, 0, 0, b"", "too large") and not reads
     answer = handler_of(REQUESTS[BlobRequests.dataset_facts], ask)

@@ -223,7 +223,13 @@ def test_the_id_of_a_task_is_that_of_what_was_signed() -> None:
     def answer(method: str, params: Any) -> Any:
         match method:
             case "dekube_quoteTask":
-                parts: dict[str, Any] = {"price": "1", "verification": "1", "fee": "1", "total": "3"}
+                parts: dict[str, Any] = {
+                    "price": "1",
+                    "verification": "1",
+                    "fee": "1",
+                    "preparation": "1",
+                    "total": "4",
+                }
                 return {
                     "at": at(5),
                     **parts,

@@ -36,8 +36,10 @@ from state.transition.staking import (
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
 from state.view import Overlay
 from state.view.accounts import Account, balance_of, save_account
+from tasks.claims import claim_to_value
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
+from tasks.ledger.claim_transitions import CLAIM_INPUT
 from tasks.ledger.custody_transitions import (
     ANSWER_DEMAND,
     ASK_CUSTODY,
@@ -94,6 +96,7 @@ from tests.ethereum import sign_dynamic, sign_legacy
 from tests.state.transition.chain import CHAIN_ID, COIN, FEE, USERS, Ledger, genesis, signed
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_carriage import GENESIS_HASH, RELAY, WORKER, Market, receipt
+from tests.tasks.strays import CLAIM, STRAY, stray_job
 from tests.tasks.test_codecs import OPENING, PROFILE
 from tests.tasks.world import QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
 
@@ -140,6 +143,9 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
             task, window, findings_to_value((Finding(3, Code.COMPUTED, b"p" * 32, b"e" * 32, 7),)), nonce,
         ],
         hashes, windows, hashes,
+    ),
+    CLAIM_INPUT: st.builds(
+        lambda task, number: [claim_to_value(CLAIM._replace(task=task, size=number))], hashes, windows
     ),
     SET_PAYOUT: st.builds(lambda payout: [ALICE.address, payout], st.binary(min_size=20, max_size=20).filter(any)),
     DECLINE_SEAT: st.builds(lambda task, window: [task, window], hashes, windows),
@@ -400,6 +406,9 @@ def test_both_forms_of_what_succeeds_leave_the_same_state_events_and_fee(seed: i
     world.run(broken, until=lambda _: SHOW_BREAK in world.succeeded)
     world.machines = manners
     world.run(broken, until=lambda task: bool(task.excluded))
+
+    world.strays[stray_job().dataset.blob] = STRAY
+    world.run_to(world.create(stray_job()), Phase.FAILED)
 
     given_up = world.create()
     worker = world.run_to(given_up, Phase.ASSIGNED).worker

@@ -17,4 +17,4 @@ def made_up_dataset(columns: int = 12, classes: int = 4, rows: int = 90, train_r
     features = shake_256(b"made up").digest(rows * columns)
     rows_of = [features[at * columns : (at + 1) * columns] for at in range(rows)]
     labels = bytes(max(range(classes), key=row.__getitem__) for row in rows_of)
-    return Dataset("made-up", rows, columns, classes, 8, train_rows, features, labels)
+    return Dataset(rows, columns, classes, 8, train_rows, features, labels)

@@ -83,7 +83,7 @@ def data_for(plan: TrainingPlan) -> Dataset:
     features = np.frombuffer(stream[: rows * columns], dtype=np.uint8).reshape(rows, columns).copy()
     features[0], features[:, 0] = 0, features[:, 0] & 1
     labels = bytes(byte % classes for byte in stream[rows * columns :])
-    return Dataset("edges", rows, columns, classes, plan.shift, plan.train_rows, features.tobytes(), labels)
+    return Dataset(rows, columns, classes, plan.shift, plan.train_rows, features.tobytes(), labels)
 
 
 def state_for(plan: TrainingPlan, step: int, exponents: tuple[int, int, int]) -> TrainingState:

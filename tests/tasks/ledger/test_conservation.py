@@ -34,6 +34,7 @@ from tasks.ledger.transitions import (
     UPDATE_NODE,
     node_payload,
 )
+from tests.tasks.strays import STRAY, stray_job
 from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, WORTH, Manners, World, spec
 
 pytestmark = pytest.mark.slow
@@ -144,7 +145,7 @@ EXPECTED: Final = frozenset({
 """What each part of the histories must have had in it."""
 RARE: Final = frozenset({
     Reason.WORK_REJECTED, Reason.LIE_PROVEN, Reason.ANSWER_MISSING, Purpose.CHALLENGE_LOST, Purpose.LIE_PROVEN,
-    Purpose.DISPUTE_RESUMED,
+    Purpose.DISPUTE_RESUMED, Reason.INPUT_INVALID, Purpose.PREPARATION,
 })  # fmt: skip
 """What the first part must have had besides."""
 
@@ -171,9 +172,11 @@ def play(seed: int) -> Counter[Reason | Purpose | Phase]:
     for name in range(1, chance.randrange(3, 18)):
         world.add_machine(name, manners=chance.choice(MANNERS), slots=chance.randrange(1, 3))
     tasks = [world.create(spec())]
+    world.strays[stray_job().dataset.blob] = STRAY
     for _ in range(120):
         if len(tasks) < 6 and chance.random() < 0.1:
-            tasks.append(world.create(spec(price=WORTH // chance.choice((1000, 1500, 4000)))))
+            job = spec(price=WORTH // chance.choice((1000, 1500, 4000)))
+            tasks.append(world.create(stray_job(job=job) if len(tasks) in (1, 4) else job))
         world.act(lambda machines: chance.sample(machines, chance.randrange(len(machines) + 1)))
         if chance.random() < 0.25:
             disturb(world, tasks, chance.choice(list(world.machines)), chance.randrange(1, 10**6))

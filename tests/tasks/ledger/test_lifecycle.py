@@ -30,7 +30,7 @@ from tasks.ledger.lifecycle import (
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_spec_bytes, load_window
 from tasks.ledger.registry import NodeRole, require_node
-from tasks.ledger.settlement import budget_of
+from tasks.ledger.settlement import budget_of, preparation_units
 from tasks.ledger.transitions import (
     ACCEPT_TASK,
     CANCEL_TASK,
@@ -117,7 +117,9 @@ def test_an_honest_task_is_settled_and_its_bill_adds_up() -> None:
     assert amounts(world, task, Purpose.VERIFIER_FEE) == [share(charge, 800) for charge in charges]
     burned = [line for line in queries.bill(world.state, task).lines if line.movement == Movement.BURNED]
     assert [line.amount for line in burned] == [share(charge, 200) for charge in charges]
-    spent = sum(charges) + sum(share(charge, 800) + share(charge, 200) for charge in charges)
+    locked, prepared = amounts(world, task, Purpose.PREPARATION)
+    assert locked == budget.preparation >= prepared > 0
+    spent = prepared + sum(charges) + sum(share(charge, 800) + share(charge, 200) for charge in charges)
     assert before - balance_of(world.state, REQUESTER) == spent
     # Only the worker's bond is left, and goes back after its time.
     worker = record.worker
@@ -288,11 +290,13 @@ def test_cancelling_under_way_pays_the_window_in_progress_and_the_kill_fee() -> 
     assert (record.final_windows, record.reason) == (1, Reason.REQUESTER_CANCELLED)
     budget = budget_of(spec(), world.parameters)
     charge = load_window(world.state, task, 0).charge
-    assert amounts(world, task, Purpose.KILL_FEE) == [share(budget.price - charge, 100)]
+    locked, prepared = amounts(world, task, Purpose.PREPARATION)
+    assert locked == budget.preparation and prepared > 0
+    assert amounts(world, task, Purpose.KILL_FEE) == [share(budget.price - charge + locked - prepared, 100)]
 
 
 @pytest.mark.parametrize("seconds", [0, 3, 9])
-def test_cancelling_while_the_worker_prepares_pays_it_one_segment_at_its_own_price(seconds: int) -> None:
+def test_cancelling_while_the_worker_prepares_pays_its_preparation_at_its_own_price(seconds: int) -> None:
     idle = Manners(silent=frozenset({Action.START}))
     world, _ = market(idle, idle)
     task = world.create()
@@ -301,8 +305,10 @@ def test_cancelling_while_the_worker_prepares_pays_it_one_segment_at_its_own_pri
     assert world.send(REQUESTER, CANCEL_TASK, [task]) is None
     assert world.task(task).phase == Phase.CANCELLED
     price = require_node(world.state, worker).profile.price_per_tera_unit
-    paid = work_price(spec().segment_units(0, 0), price)
-    assert paid > 0 and amounts(world, task, Purpose.KILL_FEE) == [paid]
+    paid = work_price(preparation_units(spec(), world.parameters), price)
+    assert paid > work_price(spec().segment_units(0, 0), price)
+    most = budget_of(spec(), world.parameters).preparation
+    assert amounts(world, task, Purpose.PREPARATION) == [most, paid] and not amounts(world, task, Purpose.KILL_FEE)
     assert escrow_totals(world.state, task).locked == 0
 
 

@@ -14,7 +14,7 @@ from state.primitives.errors import DecodeError
 from state.view.accounts import credit
 from tasks.engines import plan
 from tasks.engines.builtin_datasets import make_dataset
-from tasks.engines.datasets import DATASET_BYTES_MAX, DATASET_LEAVES_MAX, ROWS_MAX
+from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX, DATASET_BYTES_MAX, DATASET_LEAVES_MAX, ROWS_MAX
 from tasks.ledger.registry import NodeRole, require_node, save_node
 from tasks.ledger.screening import (
     MACHINES_MAX,
@@ -65,7 +65,7 @@ def test_a_file_that_is_not_a_data_set_is_named(content: bytes) -> None:
 
 
 def test_a_blob_that_is_too_large_is_named_without_being_read() -> None:
-    facts = DatasetFacts(DATASET_BYTES_MAX + 1, 0, 0, 0, 0, 0, b"", "too large")
+    facts = DatasetFacts(DATASET_BLOB_BYTES_MAX + 1, 0, 0, 0, 0, 0, b"", "too large")
     assert codes(dataset_objections(JOB, facts)) == ["dataset_too_large"]
 
 

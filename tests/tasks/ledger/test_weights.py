@@ -16,11 +16,13 @@ import pytest
 from billing.escrow import Pool, Purpose, Vault
 from state.primitives.codec import Value, encode
 from state.primitives.keys import SecretKey
+from state.primitives.manifests import BLOB_CHUNK_BYTES
 from state.primitives.merkle import MerkleProof, ancestor_of, leaf_hash, root_of_top, verify_merkle_proof
 from state.primitives.transactions import sign_transaction
 from state.transition.calls import NOTE_LIMIT_BYTES
 from state.transition.transfer import TRANSFER_GAS
 from state.view.accounts import credit
+from tasks.claims import BlobChunk, Fault, InputClaim, claim_to_value
 from tasks.custody.chunks import CHUNK_BYTES, CHUNKS_MAX, SIBLINGS_MAX
 from tasks.dispute.game import begin
 from tasks.dispute.moves import (
@@ -33,7 +35,8 @@ from tasks.dispute.moves import (
     decode_move,
     encode_move,
 )
-from tasks.ledger import bonds, custody_transitions, dispute_transitions, transitions
+from tasks.engines.dataset_layout import NodePlace
+from tasks.ledger import bonds, claim_transitions, custody_transitions, dispute_transitions, transitions
 from tasks.ledger.disputes import MOVE_GAS
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
@@ -176,6 +179,10 @@ def largest(kind: int) -> list[Value]:
         case custody_transitions.REVEAL_MISMATCH:
             leaf_of_state: list[Value] = [1 << 15, h, [h] * 17, 1 << 24, b"v" * 128, [h] * SIBLINGS_MAX]
             return [task, 9_999, [CHUNKS_MAX - 1, b"c" * CHUNK_BYTES, [h] * SIBLINGS_MAX], leaf_of_state]
+        case claim_transitions.CLAIM_INPUT:
+            chunk = BlobChunk((1 << 23) - 1, b"c" * BLOB_CHUNK_BYTES, (h,) * 9)
+            place = NodePlace(1, 3, 1 << 34)
+            return [claim_to_value(InputClaim(task, Fault.NODE, place, 1 << 35, h, (h,) * 66, (chunk,) * 4))]
         case transitions.SET_PAYOUT:
             return [b"m" * 20, b"p" * 20]
         case bonds.SET_TERMS:

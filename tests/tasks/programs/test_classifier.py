@@ -266,7 +266,7 @@ def data_for(shape: ClassifierShape, label: bytes) -> Dataset:
     stream = shake_256(b"data" + label).digest(shape.rows * (columns + 1))
     features = bytes(columns) + stream[columns : shape.rows * columns]
     labels = bytes(byte % classes for byte in stream[shape.rows * columns :])
-    return Dataset("edges", shape.rows, columns, classes, shape.shift, shape.train_rows, features, labels)
+    return Dataset(shape.rows, columns, classes, shape.shift, shape.train_rows, features, labels)
 
 
 VAST = (ClassifierShape((7,) * 8 + (5,), "silu", 5, 21, 20, 0), Rates(NANO, 0, 0, NANO, NANO))
