@@ -17,11 +17,11 @@ from tasks.ledger import queries
 from tasks.ledger.calls import PRICES_KEPT, last_prices
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.matching import Checkers
-from tasks.ledger.parameters import DAY_MS
+from tasks.ledger.parameters import DAY_MS, TaskParameters
 from tasks.ledger.parking import class_of
 from tasks.ledger.queries import Action
 from tasks.ledger.registry import NodeRecord, NodeRole, ask_in_force, require_node, save_node
-from tasks.ledger.settlement import RELEASES_MAX, bond_at
+from tasks.ledger.settlement import RELEASES_MAX, Bonds, bond_at
 from tasks.ledger.transitions import (
     ACCEPT_TASK,
     CANCEL_TASK,
@@ -340,6 +340,20 @@ def test_bids_that_no_machine_can_back_keep_none_from_a_job_that_it_can() -> Non
     honest = world.create(small)
     blocks(world)
     assert world.task(honest).worker == worker
+
+
+@given(
+    windows=st.integers(1, 80), left=st.integers(0, 80), limit=st.integers(1, 10**20), part=st.integers(0, 1000),
+    rate=st.integers(0, 1 << 50), open_max=st.integers(1, 64),
+)  # fmt: skip
+def test_no_bond_of_a_machine_is_below_the_least_that_a_call_skips_machines_by(
+    windows: int, left: int, limit: int, part: int, rate: int, open_max: int
+) -> None:
+    parameters = replace(TaskParameters(), open_windows_max=open_max)
+    made = spec(total=20 * windows - 7, segment=5, window=20, price=limit)
+    bonds = Bonds(made, max(0, windows - left), parameters)
+    price = max(1, limit * part // 1000)
+    assert bonds.least <= bonds.at(price, rate) <= bonds.at(limit, rate)
 
 
 # What a match costs
