@@ -151,7 +151,7 @@ def share_lie(
         if later.number > window.number and registry.operator_of(case.state, later.worker) != liar
     ]
     weight = SHOW_GAS if dispute.kind is Challenger.WITNESS else dispute.moves // 2 * MOVE_GAS
-    gas = weight * dispute.base_fee
+    gas = 0 if dispute.challenger == owner else weight * dispute.base_fee  # its own opening may show its lie
     parts = share_out(
         bond,
         verifiers=len(verifiers),

@@ -170,6 +170,8 @@ def test_an_opening_that_shows_a_gap_is_itself_the_proof() -> None:
     assert world.send(liar, OPEN_WINDOW, [task, 0, openings]) == "wrong_phase"  # one proof is enough
     world.block()
     assert world.task(task).reason == Reason.LIE_PROVEN
+    shares = lines(world, task, Purpose.LIE_PROVEN)
+    assert liar not in {line.party for line in shares if line.movement == Movement.PAID}
 
 
 def test_an_opening_shows_the_leaf_before_it() -> None:
