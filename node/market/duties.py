@@ -24,6 +24,7 @@ from node.market.cancellation import DAMAGE, Abandoned
 from node.market.challenges import Challenges
 from node.market.disputes import Disputes, NothingToSay, games_of
 from node.market.inputs import Inputs
+from node.market.keeper import Keeper
 from node.market.machine import Rate, describe_machine, known_rate, renewed_rate
 from node.market.promises import Promises
 from node.market.verifier import TaskVerifier
@@ -40,6 +41,7 @@ from tasks.executor.errors import JobGivenUp
 from tasks.executor.failure_count import ENDS_MAX, JobEnd
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import CHILD_MODULE, ProcessOptions
+from tasks.ledger.custody_queries import custody_duties
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import count_parked
@@ -82,7 +84,7 @@ OWED: Final = (SUBMIT_WINDOW, OPEN_WINDOW, SEAL_VERDICT, REVEAL_VERDICT)
 """Transactions for which the account reserves the fees when it raises its bond."""
 MOVED_ON: Final = (
     "wrong_phase", "not_yours", "proof_mismatch", "already_sealed", "already_revealed", "move_refused",
-    "move_too_soon", "dispute_unknown", "challenge_unknown",
+    "move_too_soon", "dispute_unknown", "challenge_unknown", "custody_unknown", "custody_refused",
 )  # fmt: skip
 """Refusals that mean that the chain no longer requires this duty."""
 
@@ -139,6 +141,7 @@ class DutyService:
         self._disputes = Disputes(
             ledger, wallet, inputs, executor, parameters, openings=self._worker.openings, secret=secret
         )
+        self._keeper = Keeper(ledger, wallet, inputs, blobs)
         self.challenges = Challenges(ledger, wallet, inputs, executor, data_dir / "challenges", secret=secret)
 
     def search_with(self, search: BlobSearch) -> None:
@@ -263,7 +266,7 @@ class DutyService:
         """Perform the duties until cancelled."""
         if ended := await self._executor.end_leftovers():
             _log.warning("jobs of an earlier process of this node still ran and were killed", processes=ended)
-        is_machine = bool({"compute", "verify"} & set(self._options.roles))
+        is_machine = bool({"compute", "verify", "storage"} & set(self._options.roles))
         self._worker.known = {entry.task for entry in await self._executor.unfinished()}
         async with trio.open_nursery() as nursery:
             if is_machine and self._options.registry.auto_register:
@@ -301,6 +304,10 @@ class DutyService:
             key = (check.action, check.task, check.window, check.is_jury)
             self._start(nursery, key, verifier.seal if check.action is Action.SEAL else verifier.reveal, check)
         self._look_at_disputes(nursery)
+        for kept in custody_duties(state, self.address):
+            name = ("custody", kept.task, kept.window, kept.action, kept.chunk)
+            self._start(nursery, name, self._keeper.perform, kept)
+        self._keeper.tidy()
         for task in list(self._worker.known):
             self._start_forgetting(nursery, task)
         self._promises.tidy(state)

@@ -89,6 +89,8 @@ def describe_machine(address: bytes, options: NodeOptions, rate: int) -> NodePro
         roles |= NodeRole.COMPUTE
     if "verify" in options.roles:
         roles |= NodeRole.VERIFY
+    if "storage" in options.roles:
+        roles |= NodeRole.STORAGE
     operator, consent = parse_operator(options.registry) or (address, b"")
     gpus, lanes = _gpus() if "compute" in options.roles else ((), 0)
     return NodeProfile(

@@ -14,6 +14,7 @@ import trio
 from node.chain.ledger import NodeLedger
 from node.market.cancellation import DAMAGE, Abandoned, work_while
 from node.market.inputs import DatasetWrong, Inputs, InputUnavailable, Supply
+from node.market.keeper import public_output
 from node.market.machine import available_memory_bytes
 from node.market.promises import Promises, Published
 from node.market.wallet import Wallet
@@ -24,12 +25,14 @@ from state.primitives.errors import DekubeError
 from state.primitives.hashing import digest
 from state.view.accounts import balance_of
 from tasks.claims import InputClaim, claim_to_value
+from tasks.custody.keys import public_key_root
 from tasks.executor.errors import JobFailed, JobGivenUp
 from tasks.executor.resource_needs import Needs, needs_of
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
 from tasks.executor.service import FINAL_REASONS, Executor
 from tasks.executor.supervisor import ProcessOptions
 from tasks.ledger.claim_transitions import CLAIM_INPUT
+from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.progress import window_span_ms
@@ -119,12 +122,23 @@ class Worker:
     async def _accept(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Lock the bond, if this machine has the room that the job may take; declining costs nothing yet."""
         lack = await trio.to_thread.run_sync(self._lack_of_room, task, spec) or self._lack_of_funds(spec, duty)
+        lack = lack or await trio.to_thread.run_sync(self._lack_of_key, task)
         if lack:
             await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.JOB_UNFIT)])
             self.tasks_declined += 1
             raise JobUnfit(lack)
         await self._wallet.send(ACCEPT_TASK, [task, duty.bond])
         _log.info("accepted", task=task)
+
+    def _lack_of_key(self, task: bytes) -> str:
+        """Return why the outputs of a task cannot be put into custody, or an empty text.
+
+        Keys other than the public one are not handed on yet.
+        """
+        terms = find_terms(self._ledger.store, task)
+        if terms is None or (terms.key_root == public_key_root(terms.windows) and not terms.inputs):
+            return ""
+        return "the key of the task: this node keeps public outputs alone"
 
     def _lack_of_room(self, task: bytes, spec: JobSpec) -> str:
         """Return what the machine lacks for a job beside those it has taken on, or an empty text."""
@@ -287,6 +301,10 @@ class Worker:
             self._promises.abandon(names)
             raise
         proof = make_window_proof(task, result, leaves, leaves_blob=leaves_blob, output_blob=names[-1])
+        if find_terms(self._ledger.store, task) is not None:
+            content = await trio.to_thread.run_sync(result.load_state, len(result.segments))
+            output = await trio.to_thread.run_sync(public_output, result.window, content)
+            proof = proof._replace(custody=(*output.commitment,))
         height = -1
         while True:
             height = (await self._ledger.wait_head(height)).height

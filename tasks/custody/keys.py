@@ -7,6 +7,7 @@ before it fetches a byte, and every validator can judge a key that was revealed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -20,6 +21,7 @@ from tasks.custody.errors import KeyInvalid
 
 __all__ = [
     "KEY_BYTES",
+    "PUBLIC_TASK_KEY",
     "KeyCommitments",
     "KeyName",
     "KeyProof",
@@ -29,10 +31,13 @@ __all__ = [
     "key_hash",
     "key_proof_from_value",
     "key_proof_to_value",
+    "public_key_root",
     "window_key_name",
 ]
 
 KEY_BYTES: Final = 32
+PUBLIC_TASK_KEY: Final = bytes(KEY_BYTES)
+"""The key of a task whose outputs are public: everybody knows it."""
 INPUTS_MAX: Final = 64
 """Inputs of a task that have keys of their own."""
 WINDOWS_MAX: Final = 10_000
@@ -121,6 +126,12 @@ class KeyCommitments:
         if at is None:
             raise KeyInvalid("the task has no such key")
         return KeyProof(at, self._tree.leaves, self._tree.siblings(at))
+
+
+@lru_cache(maxsize=64)
+def public_key_root(windows: int) -> bytes:
+    """Return the root of keys of a task of ``windows`` windows whose outputs are public."""
+    return KeyCommitments(PUBLIC_TASK_KEY, 0, windows).root
 
 
 def check_key(root: bytes, inputs: int, windows: int, name: KeyName, key: bytes, proof: KeyProof) -> None:
