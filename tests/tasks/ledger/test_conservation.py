@@ -176,7 +176,7 @@ def play(seed: int) -> Counter[Reason | Purpose | Phase]:
     for _ in range(120):
         if len(tasks) < 6 and chance.random() < 0.1:
             job = spec(price=WORTH // chance.choice((1000, 1500, 4000)))
-            tasks.append(world.create(stray_job(job=job) if len(tasks) in (1, 4) else job))
+            tasks.append(world.create(stray_job(job=job) if len(tasks) == 4 else job))
         world.act(lambda machines: chance.sample(machines, chance.randrange(len(machines) + 1)))
         if chance.random() < 0.25:
             disturb(world, tasks, chance.choice(list(world.machines)), chance.randrange(1, 10**6))
