@@ -27,14 +27,12 @@ class Builder:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources: Final = tuple(sources)
+        self._places: Final = {(source.kind, source.key): number for number, source in enumerate(sources)}
         self._numbers: Final[dict[Call, int]] = {}
 
     def source(self, kind: SourceKind, key: str) -> int:
         """Return the number of a source. Raises KeyError."""
-        for number, source in enumerate(self._sources):
-            if (source.kind, source.key) == (kind, key):
-                return number
-        raise KeyError(key)
+        return self._places[kind, key]
 
     def call(self, operator: str, *inputs: int, attributes: Attributes = ()) -> int:
         """Return the number of the result of a call."""
