@@ -160,7 +160,9 @@ def cache_tensors(shape: LlamaShape, batch: int, capacity: int) -> dict[str, Ten
 
 
 def llama_forward(shape: LlamaShape, run: Pass) -> Computation:
-    """Return the computation of a pass: logits, then the cache. Raises ProgramInvalid.
+    """Return the computation of a pass: logits, the token with the largest of each row, the cache.
+
+    Of equal logits the first is the largest. Raises ProgramInvalid.
 
     Its sources are, in this order: the weights, ``tokens`` (a column, one sequence below the other), ``picked``,
     and with a cache ``first`` (how many tokens of each sequence came before) and the cache.
@@ -221,7 +223,8 @@ class _Forward:
             tokens = self._run.batch * self._run.length
             stream = build.call("gather", stream, self._integers(PICKED, 0, tokens - 1))
         logits = self._linear(self._normed(stream, "norm"), "embedding" if shape.tied else "head")
-        return build.computation(logits, *self._cache)
+        choice = build.call("find", logits, build.call("row_maximum", logits))
+        return build.computation(logits, choice, *self._cache)
 
     def _source(self, name: str) -> int:
         return self._build.source(SourceKind.DATA, name)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import digest
@@ -45,6 +47,8 @@ from tasks.executor.journal import Journal
 from tasks.executor.playing import MoreMoves, Play, Played
 from tasks.ledger.registry import profile_from_value, profile_to_value
 from tasks.ledger.screening import read_dataset_facts
+from tasks.models.errors import ModelInvalid, ModelUnsupported
+from tasks.models.gguf import read_gguf
 from tasks.proofs import (
     Break,
     ShownLeaf,
@@ -77,6 +81,7 @@ from tests.fuzz.targets.samples import (
     STATE_LEAF,
 )
 from tests.tasks.executor.helpers import BLOB, DATA, make_spec
+from tests.tasks.models.files import gguf
 
 RECORD = StepRecord(bytes(32), bytes(32), 0)
 CLAIM = claim_of_size(bytes(32), make_spec(), 1, bytes(32))
@@ -140,6 +145,22 @@ def judge_leaf(data: bytes) -> None:
     assert broken == (data != encode_leaf(LEAVES[0]))
 
 
+def _model_file(data: bytes) -> None:
+    file = read_gguf(data)
+    for name in file.tensors:
+        file.values(name)
+
+
+def _model_files() -> tuple[bytes, ...]:
+    settings = {"general.name": "a model", "a.size": 64, "a.scale": 0.5, "a.words": ["x", "y"], "a.so": True}
+    values = np.arange(128.0).reshape(2, 64)
+    whole = {f"t{storage}": values for storage in (0, 1, 2, 3, 8, 30)}
+    return (
+        gguf(settings, {"one": values}, {"one": 3}),
+        gguf({}, whole, {name: int(name[1:]) for name in whole}),
+    )
+
+
 def targets() -> Iterator[tuple[str, Target]]:
     yield (
         "job specification",
@@ -191,6 +212,16 @@ def targets() -> Iterator[tuple[str, Target]]:
         of_value(profile_from_value, profile_to_value), (encode(profile_to_value(PROFILE)),),
         ("tasks.ledger.registry:profile_from_value", "tasks.ledger.registry:_gpu"),
     )  # fmt: skip
+    yield (
+        "model file",
+        Target(
+            _model_file,
+            _model_files(),
+            tuple(f"tasks.models.gguf:{name}" for name in ("read_gguf", "_expanded", "_Reader.number")),
+            (ModelInvalid, ModelUnsupported),
+            memory=160,
+        ),
+    )
     yield (
         "dataset",
         Target(

@@ -43,8 +43,12 @@ class Model:
         """One pass over sequences of one length; no cache."""
         run = Pass(len(sequences), len(sequences[0]))
         tokens = self.column([token for sequence in sequences for token in sequence])
-        (found,) = ResultRunner(llama_forward(self.shape, run), self.arrays).run([*self.weights, tokens], CONTEXT)
-        return np.split(self.arrays.store(found), len(sequences))
+        found, choice = ResultRunner(llama_forward(self.shape, run), self.arrays).run(
+            [*self.weights, tokens], CONTEXT
+        )
+        logits = self.arrays.store(found)
+        assert (self.arrays.store(choice)[:, 0] == logits.argmax(axis=1)).all()
+        return np.split(logits, len(sequences))
 
     def cached(self, sequences: list[list[int]], chunk: int, capacity: int) -> list[np.ndarray]:
         """The same logits, ``chunk`` tokens at a time."""
@@ -56,7 +60,7 @@ class Model:
         for start in range(0, length, chunk):
             tokens = self.column([token for one in sequences for token in one[start : start + chunk]])
             first = self.column([start] * batch)
-            logits, *cache = runner.run([*self.weights, tokens, first, *cache], CONTEXT)
+            logits, _, *cache = runner.run([*self.weights, tokens, first, *cache], CONTEXT)
             found.append(self.arrays.store(logits).reshape(batch, chunk, -1))
         return list(np.concatenate(found, axis=1))
 

@@ -1,0 +1,1 @@
+"""Language models: their files, their frozen weights, decoding (docs/decisions/0077-transformers.md)."""
