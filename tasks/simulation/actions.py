@@ -14,7 +14,7 @@ from tasks.claims import claim_to_value, find_fault
 from tasks.dispute.moves import Move, encode_move
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.claim_transitions import CLAIM_INPUT
-from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE
+from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE, SHOW_BREAK
 from tasks.ledger.disputes import challenge_seal
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
@@ -37,8 +37,10 @@ from tasks.ledger.transitions import (
     node_payload,
 )
 from tasks.proofs import (
+    Break,
     Finding,
     WindowProof,
+    break_to_value,
     findings_to_value,
     make_opening,
     opening_to_value,
@@ -218,6 +220,10 @@ class Actions:
         """Go on with a dispute after a missed clock."""
         assert duty.resume_price is not None
         return Action(sender, RESUME_DISPUTE, [duty.task, duty.window, duty.game, duty.resume_price])
+
+    def show_break(self, sender: bytes, task: bytes, window: int, shown: Break) -> Action:
+        """Show leaves of a window that do not fit."""
+        return Action(sender, SHOW_BREAK, [task, window, *break_to_value(shown)])
 
     def seal(self, sender: bytes, duty: CheckDuty, findings: Sequence[Finding], nonce: bytes) -> Action:
         """Seal a verdict."""

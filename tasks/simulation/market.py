@@ -43,6 +43,7 @@ from tasks.ledger.transitions import (
     rules,
     task_id_of,
 )
+from tasks.proofs import Break, SegmentLeaf, find_break
 from tasks.simulation.actions import Action, Actions
 from tasks.simulation.dice import Dice
 from tasks.simulation.memory import Memory
@@ -232,6 +233,10 @@ class View(Actions):
         docket = self.read(load_docket, task, window)
         held = self.read(_held_bond, task, self.window(task, window).worker)
         return challenge_bond(held, docket.seals - docket.first_seal)
+
+    def find_break(self, task: bytes, number: int, leaves: Sequence[SegmentLeaf]) -> Break | None:
+        """Return where the leaves of a window do not fit, or None."""
+        return find_break(self.job(task), self.window(task, number).proof, leaves)
 
     def tasks_of(self, requester: bytes) -> list[TaskRecord]:
         """Return the tasks of a requester."""

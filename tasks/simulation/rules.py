@@ -80,6 +80,10 @@ def _always(*_arguments: object) -> bool:
     return True
 
 
+def _none(*_arguments: object) -> None:
+    return None
+
+
 def _never(*_arguments: object) -> bool:
     return False
 
@@ -243,6 +247,18 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             "false-verdict", "a verifier that loses its game keeps its bond",
             aims=(Aim("freezing challenger", {"by": "verifier", "rate": 1.0, "share": 45}),),
             patches=(Patch("tasks.ledger.stakes", "CHALLENGE_BPS", 0, is_alone=True),),
+        ),
+        Absent(
+            "fitting-leaves", "nobody looks whether the leaves of a window fit",
+            aims=(Aim("torn window", {**_ALONE, "honest_first": 0}),),
+            patches=(
+                Patch("tasks.proofs", "find_break", _none), Patch("tasks.proofs", "opening_fits", _always),
+            ),
+        ),
+        Absent(
+            "standing-verdict", "a window is accepted without a verdict that stands",
+            aims=(Aim("silent friends", {**_MANY, "way": "silent", "rate": 1.0}),),
+            patches=(_of("has_verdict", _always, "seats"),),
         ),
         Absent(
             "challenge-time", "windows are final at once", {"final_ms": 1, "final_ms_min": 1},

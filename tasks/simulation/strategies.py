@@ -32,6 +32,7 @@ from tasks.simulation.agents.workers import (
     ForgingWorker,
     JunkWorker,
     Quitter,
+    TornWorker,
     Withholder,
 )
 from tasks.simulation.stage import BOND, SEGMENT_STEPS_MAX, TASKS, Cast, Setting, Stage, honest_cast
@@ -230,17 +231,37 @@ def _liar(stage: Stage, setting: Setting, account: Account) -> CorneredLiar:
     return worker
 
 
+def _tearing(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    worker = TornWorker(
+        stage.worker, stage.worker_offer(), stage.costs(0), stage.off, stage.plot, stage.dice.fork("forger")
+    )
+    worker.windows_share, worker.segments_share = float(setting["windows"]), float(setting["segments"])
+    worker.honest_first = int(setting["honest_first"])
+    return [worker, *stage.honest_verifiers()]
+
+
+def _silencing(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """A forger whose friends find something else and fall silent in their games: agreeing could be slashed."""
+    forger = _forger(stage, setting)
+    forger.is_frank = True
+    return [forger, *_freezers(stage, setting, for_own=True)]
+
+
 def _freezing(stage: Stage, setting: Setting) -> Sequence[Agent]:
     if setting["by"] == "outsider":
         plot = [stage.honest_worker(), *stage.honest_verifiers()]
         return [*plot, _false_challenger(stage, setting, for_own=False)]
+    return [stage.honest_worker(), *_freezers(stage, setting, for_own=False)]
+
+
+def _freezers(stage: Stage, setting: Setting, *, for_own: bool) -> list[FreezingVerifier]:
     verifiers = []
     for number, account in enumerate(stage.verifiers):
         dice = stage.dice.fork(f"freezer {number}")
         verifier = FreezingVerifier(account, stage.verifier_offer(), stage.costs(0), stage.off, stage.plot, dice)
-        verifier.rate, verifier.way = float(setting["rate"]), str(setting["way"])
+        verifier.rate, verifier.way, verifier.for_own = float(setting["rate"]), str(setting["way"]), for_own
         verifiers.append(verifier)
-    return [stage.honest_worker(), *verifiers]
+    return verifiers
 
 
 def _cutting(stage: Stage, setting: Setting) -> Sequence[Agent]:
@@ -459,6 +480,18 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         },
         _copying_challenges,
         baseline=_beside_a_liar,
+    ),
+    Strategy(
+        "torn window",
+        "begins segments in states that nobody computed",
+        {"share": SHARES, "windows": (0.25, 0.5, 0.75, 1.0), "segments": PARTS, "honest_first": (0, 1, 2)},
+        _tearing,
+    ),
+    Strategy(
+        "silent friends",
+        "forges, and its verifiers differ and fall silent in their games",
+        {**_FORGING, "way": ("prompt", "silent", "resumes"), "rate": (0.5, 1.0)},
+        _silencing,
     ),
     Strategy(
         "cornered liar",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from state.primitives.hashing import digest
 from tasks.proofs import SegmentLeaf, work_seal
-from tasks.simulation.segments import INIT_ROOT, INIT_STATE, SegmentModel, next_state, segment_number
+from tasks.simulation.segments import INIT_ROOT, INIT_STATE, SegmentModel, next_state, root_of, segment_number
 from tasks.spec import JobSpec
 
 __all__ = ["Costs", "Made", "OffChain", "Use", "make_window"]
@@ -57,16 +57,21 @@ class Made(NamedTuple):
 
 def make_window(
     off: OffChain, job: JobSpec, task: bytes, window: int, root_in: bytes, secret: bytes,
-    forged: Iterable[int] = (),
+    forged: Iterable[int] = (), torn: Iterable[int] = (),
 ) -> Made:  # fmt: skip
-    """Return a window whose ``forged`` segments were not run: what they lead to is another hash."""
-    lies = frozenset(forged)
+    """Return a window whose ``forged`` segments were not run: what they lead to is another hash.
+
+    The ``torn`` ones were run, but from a state of the worker's own invention.
+    """
+    lies, gaps = frozenset(forged), frozenset(torn)
     leaves: list[SegmentLeaf] = []
     digests: list[bytes] = []
     salts: list[bytes] = []
     before = root_in
     for segment in range(job.window_segments(window)):
         step_from, step_to = job.segment_range(window, segment)
+        if segment in gaps:
+            before = off.invent(segment_number(job, step_from), secret)
         end = off.run(job, task, before, step_from, secret if segment in lies else b"").end
         salt = digest(b"sim-salt", secret + task + step_from.to_bytes(8, "big"))
         seal = work_seal(end.work_digest, salt)
@@ -76,7 +81,7 @@ def make_window(
         digests.append(end.work_digest)
         salts.append(salt)
         before = end.state_root
-    return Made(task, window, tuple(leaves), tuple(digests), tuple(salts), lies)
+    return Made(task, window, tuple(leaves), tuple(digests), tuple(salts), lies | gaps)
 
 
 Audience = Callable[[bytes, Use], bool]
@@ -105,6 +110,13 @@ class OffChain:
         segment = SegmentModel(task, number, state, after)
         self.states[segment.end.state_root] = after
         return segment
+
+    def invent(self, number: int, secret: bytes) -> bytes:
+        """Return the root of a state that nobody computed."""
+        state = digest(b"sim-gap", secret)
+        root = root_of(number, state)
+        self.states[root] = state
+        return root
 
     def claimed(self, job: JobSpec, task: bytes, before: bytes, step_from: int, after: bytes) -> SegmentModel:
         """Return the segment between two state roots, as its author claims it."""

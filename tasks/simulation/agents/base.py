@@ -186,10 +186,14 @@ class Machine(Agent):
         honest = [segment for segment in range(segments) if segment not in forged]
         self.spent += self.costs.cost(units_of(job, number, honest))
         secret = digest(b"sim-secret", self.address + number.to_bytes(4, "big"))
-        made = make_window(self.off, job, duty.task, number, duty.state_root, secret, forged)
+        made = self.make(job, duty, secret, forged)
         self.made[duty.task, number] = made
         self.off.publish(made, self.serves)
         return [view.submit(self.address, made)]
+
+    def make(self, job: JobSpec, duty: WorkDuty, secret: bytes, forged: frozenset[int]) -> Made:
+        """Return the window that it proves."""
+        return make_window(self.off, job, duty.task, duty.window, duty.state_root, secret, forged)
 
     # A verifier
 
@@ -199,6 +203,8 @@ class Machine(Agent):
         leaves = self.off.leaves(duty.task, duty.window, self.address, use)
         if leaves is None:
             return unavailable(duty.segments)
+        if not duty.is_delivery and view.find_break(duty.task, duty.window, leaves) is not None:
+            return tuple(Finding(at, Code.BROKEN, UNAVAILABLE, UNAVAILABLE, 0) for at in duty.segments)
         if duty.is_delivery:
             root = leaves[-1].state_root_after
             return (Finding(duty.segments[0], Code.COMPUTED, delivery_digest(duty.salt, root), root, 0),)
@@ -221,7 +227,9 @@ class Machine(Agent):
         nonce = digest(b"sim-nonce", self.address + duty.task + duty.height.to_bytes(8, "big"))
         if duty.action == Asked.REVEAL:
             findings = self._findings.get(place)
-            return [] if findings is None else [view.reveal(self.address, duty, findings, nonce)]
+            if findings is None:
+                return []
+            return [*self._show(view, duty, findings), view.reveal(self.address, duty, findings, nonce)]
         if place not in self._check_ready:
             begun_ms = max(view.time_ms, self._check_free_ms)
             self._check_free_ms = self._check_ready[place] = begun_ms + self.check_ms(view, duty)
@@ -235,6 +243,14 @@ class Machine(Agent):
             return []
         self._findings[place] = found
         return [view.seal(self.address, duty, found, nonce)]
+
+    def _show(self, view: View, duty: CheckDuty, findings: Sequence[Finding]) -> list[Action]:
+        """Show where the leaves of a window do not fit; only then such findings can be revealed."""
+        leaves = self.off.leaves(duty.task, duty.window, self.address, CHECK)
+        if leaves is None or findings[0].code != Code.BROKEN:
+            return []
+        broken = view.find_break(duty.task, duty.window, leaves)
+        return [] if broken is None else [view.show_break(self.address, duty.task, duty.window, broken)]
 
     # A side of a dispute
 

@@ -100,8 +100,10 @@ class FreezingVerifier(Machine):
     """Reports an own forgery of a segment, and delays the game that it opens by that."""
 
     rate = 1.0
-    """Share of the windows of others that it does this to."""
+    """Share of the windows that it does this to."""
     way = "silent"
+    for_own = False
+    """Whether it does this to windows of its plot, and not to those of others."""
 
     def __init__(
         self, account: Account, offer: Offer, costs: Costs, off: OffChain, plot: Plot, dice: Dice
@@ -115,7 +117,7 @@ class FreezingVerifier(Machine):
         """Report a forgery of the lowest segment."""
         leaves = self.off.leaves(duty.task, duty.window, self.address, CHECK)
         is_own = view.window(duty.task, duty.window).worker in self.plot.members
-        if duty.is_delivery or is_own or leaves is None or not self._dice.chance(self.rate):
+        if duty.is_delivery or is_own is not self.for_own or leaves is None or not self._dice.chance(self.rate):
             return super().find(view, duty)
         self._frozen.add((duty.task, duty.window))
         job, findings = view.job(duty.task), []

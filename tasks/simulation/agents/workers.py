@@ -17,9 +17,10 @@ from tasks.simulation.agents.players import move_of
 from tasks.simulation.agents.plot import Plot
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import View
-from tasks.simulation.work import RESULT, Costs, OffChain, Use
+from tasks.simulation.work import RESULT, Costs, Made, OffChain, Use, make_window
+from tasks.spec import JobSpec
 
-__all__ = ["ESCAPES", "CorneredLiar", "ForgingWorker", "JunkWorker", "Quitter", "Withholder"]
+__all__ = ["ESCAPES", "CorneredLiar", "ForgingWorker", "JunkWorker", "Quitter", "TornWorker", "Withholder"]
 
 
 ESCAPES: Final = ("plays", "silent", "resumes", "inconsistent", "unopened", "leaves")
@@ -102,6 +103,15 @@ class CorneredLiar(ForgingWorker):
             case _:
                 return []
         return super().play(view, duty)
+
+
+class TornWorker(ForgingWorker):
+    """Runs its segments, some of them from a state that nobody computed: each is right by itself."""
+
+    def make(self, job: JobSpec, duty: WorkDuty, secret: bytes, forged: frozenset[int]) -> Made:
+        """Return a window with gaps where others would forge; before its first segment there is none."""
+        torn = forged - {0}
+        return make_window(self.off, job, duty.task, duty.window, duty.state_root, secret, torn=torn)
 
 
 class JunkWorker(ForgingWorker):

@@ -6,6 +6,7 @@ import pytest
 
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import DKB
+from tasks.simulation.rules import WITHOUT
 from tasks.simulation.stage import Conditions, Outcome, Setting, draw_conditions, honest_cast, play
 from tasks.simulation.strategies import STRATEGIES
 
@@ -110,3 +111,22 @@ def test_a_copied_challenge_earns_nothing() -> None:
     assert found.reasons["lie_proven"] == without.reasons["lie_proven"] > 0
     assert set(found.endings) > {"element_wrong"}  # the copier has games, too
     assert found.profit <= without.profit
+
+
+def test_a_window_with_gaps_is_paid_only_where_nobody_looks_whether_leaves_fit() -> None:
+    setting: Setting = {"share": 10, "windows": 1.0, "segments": 0.5, "honest_first": 0}
+    cast = BY_NAME["torn window"].cast
+    assert cast is not None
+    found = play(cast, setting, 0, conditions=SMALL)
+    assert found.reasons["lie_proven"] > 0 == found.forged_windows_paid
+    without = play(cast, setting, 0, WITHOUT["fitting-leaves"], conditions=SMALL)
+    assert without.forged_windows_paid > 0
+
+
+def test_friends_that_differ_and_fall_silent_do_not_pass_a_forged_window() -> None:
+    setting: Setting = {
+        "share": 45, "windows": 1.0, "segments": 1.0, "honest_first": 0, "way": "silent", "rate": 1.0,
+    }  # fmt: skip
+    found = [outcome("silent friends", setting, number) for number in range(6)]
+    assert any("challenger_silent" in one.endings for one in found)
+    assert sum(one.forged_windows_paid for one in found) == 0
