@@ -28,6 +28,7 @@ __all__ = [
     "BlockRef",
     "ChainInfo",
     "Contract",
+    "Custody",
     "Dispute",
     "EscrowTotals",
     "Event",
@@ -396,6 +397,19 @@ class Dispute(ResultObject):
     moves: int
     turn: str | None
     deadline_ms: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Custody(ResultObject):
+    """The output of a window in custody, until ``until_ms`` once enough machines have signed for it."""
+
+    worker: bytes
+    phase: str
+    size_bytes: int
+    bond: Amount
+    reserve: Amount
+    until_ms: int | None
+    is_proven_false: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,7 @@ from rpc.client.flow_methods import FlowMethod, StreamMethod
 from rpc.client.results import (
     Bill,
     BillLine,
+    Custody,
     Dispute,
     EscrowTotals,
     Machine,
@@ -200,6 +201,12 @@ def _dispute(core: Core, task: bytes, window: int, number: int) -> Flow[Dispute 
     """Return a dispute about a window of a task; None if there is no such number."""
     check_hash("task", task)
     return one(core, Dispute, "dispute", "dekube_getDispute", task=hexed(task), window=window, game=number)
+
+
+def _custody(core: Core, task: bytes, window: int) -> Flow[Custody | None]:
+    """Return the custody of a window's output; None if it is in nobody's."""
+    check_hash("task", task)
+    return one(core, Custody, "custody", "dekube_getCustody", task=hexed(task), window=window)
 
 
 def _bill(core: Core, task: bytes) -> Flow[Bill]:
@@ -583,6 +590,7 @@ class TaskApi:
     task_windows = StreamMethod(_task_windows)
     disputes = StreamMethod(_disputes)
     dispute = FlowMethod(_dispute)
+    custody = FlowMethod(_custody)
     bill = FlowMethod(_bill)
     create_task = FlowMethod(_create_task)
     cancel_task = FlowMethod(_cancel_task)

@@ -13,6 +13,7 @@ from rpc.methods.accounts import ACCOUNT_METHODS
 from rpc.methods.bills import BILL_COMPONENTS, BILL_METHODS
 from rpc.methods.carriage import CARRIAGE_METHODS
 from rpc.methods.chain import CHAIN_METHODS
+from rpc.methods.custody import CUSTODY_COMPONENTS, CUSTODY_METHODS
 from rpc.methods.disputes import DISPUTE_COMPONENTS, DISPUTE_METHODS
 from rpc.methods.epochs import EPOCH_METHODS
 from rpc.methods.evidence import EVIDENCE_METHODS
@@ -46,6 +47,7 @@ METHODS: Final[tuple[Method, ...]] = (
     *TASK_METHODS,
     *WINDOW_METHODS,
     *DISPUTE_METHODS,
+    *CUSTODY_METHODS,
     *BILL_METHODS,
     *CARRIAGE_METHODS,
     *SESSION_METHODS,
@@ -57,6 +59,7 @@ COMPONENTS: Final[dict[str, Schema]] = {
     **TASK_COMPONENTS,
     **WINDOW_COMPONENTS,
     **DISPUTE_COMPONENTS,
+    **CUSTODY_COMPONENTS,
     **BILL_COMPONENTS,
     **NOTIFICATIONS,
 }

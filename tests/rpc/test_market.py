@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from billing.prices import hour_price
-from rpc.client.results import Machine, Task, read_result
+from rpc.client.results import Custody, Machine, Task, read_result
 from rpc.gateway.method_table import DOCUMENT, METHOD_TABLE
 from rpc.methods.method import bind
 from rpc.protocol.errors import RpcError
@@ -28,6 +28,7 @@ from tasks.spec import Requirements, encode_spec, spec_hash
 from tests.rpc.harness import hexed
 from tests.rpc.validate import validate
 from tests.tasks.executor.helpers import BLOB, make_spec
+from tests.tasks.keepers import KeptWorld
 from tests.tasks.world import QUICK, REQUESTER, Manners, World, spec
 
 COMPONENTS = DOCUMENT["components"]["schemas"]
@@ -116,6 +117,31 @@ async def see(node: WorldNode, task: bytes) -> Any:
 
 
 seen: set[str] = set()
+
+
+async def test_custody_is_shown_in_every_phase() -> None:
+    world = KeptWorld()
+    node = WorldNode(world)
+    world.add_machine(1, roles=NodeRole.COMPUTE)
+    world.add_machine(2, roles=NodeRole.VERIFY)
+    for name in range(3, 8):
+        world.add_keeper(name)
+    task = world.create()
+    phases: dict[str, Any] = {}
+    demands = 0
+    for _ in range(60):
+        world.block()
+        for window in range(3):
+            found = (await node.call("dekube_getCustody", hexed(task), window))["custody"]
+            if found is not None:
+                phases[found["phase"]] = read_result(Custody, found)
+                demands += found["demand"] is not None
+        world.act()
+        if world.task(task).phase == Phase.SETTLED:
+            world.demand(task, 0, world.holders(task, 0)[0])
+    assert phases.keys() == {"drawing", "signing", "kept"} and demands
+    assert phases["kept"].until_ms and not phases["kept"].is_proven_false
+    assert (await node.call("dekube_getCustody", hexed(task), 9))["custody"] is None
 
 
 async def test_every_phase_of_a_task_is_shown() -> None:

@@ -75,6 +75,7 @@ WRONG: list[tuple[str, Use]] = [
     ("task: a hash", lambda c: c.task_windows(TO)),
     ("task: a hash", lambda c: c.disputes(TO, 0)),
     ("task: a hash", lambda c: c.dispute(TO, 0, 0)),
+    ("task: a hash", lambda c: c.custody(TO, 0)),
     ("task: a hash", lambda c: c.bill(TO)),
     ("task: a hash", lambda c: c.result(TO)),
     ("task: a hash", lambda c: c.follow(TO)),
