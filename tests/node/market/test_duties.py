@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,12 +35,14 @@ from state.store.cache import Cache
 from state.store.records import STATE
 from state.transition.transfer import TRANSFER_KIND
 from state.view.accounts import load_account
+from tasks.claims import Fault
 from tasks.executor.errors import JobFailed
 from tasks.executor.job import Train
 from tasks.executor.resource_needs import needs_of
 from tasks.executor.results import WindowResult
 from tasks.executor.supervisor import Listener
 from tasks.ledger import queries
+from tasks.ledger.claims import load_claim
 from tasks.ledger.lifecycle import ENDED, Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import Action, CheckDuty, WorkDuty
@@ -60,7 +63,7 @@ from tasks.proofs import Code, Finding
 from tasks.spec import JobSpec, encode_spec
 from tests.node.world import COIN, PARAMETERS, Machine, World
 from tests.p2p.helpers import account
-from tests.tasks.executor.helpers import BLOB, make_spec
+from tests.tasks.executor.helpers import BLOB, DATA, make_spec
 
 REQUESTER = 9
 
@@ -86,12 +89,15 @@ class Market:
     def __init__(self, world: World, *machines: Machine) -> None:
         self.world, self.machines, self.task = world, machines, b""
 
-    async def start(self, nursery: trio.Nursery, spec: JobSpec) -> None:
-        """Start the networks, put the data set everywhere, register, post the task; nobody does duties yet."""
+    async def start(self, nursery: trio.Nursery, spec: JobSpec, content: bytes = BLOB) -> None:
+        """Start the networks, put the data set everywhere, register, post the task; nobody does duties yet.
+
+        ``content`` is what the job names as its data set.
+        """
         for machine in self.machines:
             await nursery.start(machine.network.run)
             assert machine.network.blobs is not None
-            blob = machine.network.blobs.add(BLOB)
+            blob = machine.network.blobs.add(content)
             machine.network.blobs.pin(blob)
         async with trio.open_nursery() as registering:
             for machine in self.machines:
@@ -557,6 +563,41 @@ async def test_a_job_that_does_not_fit_itself_costs_its_workers_nothing(world: W
     assert known is not None and (known.bad, known.failures, known.busy_slots) == (0, 0, 0)
     purposes = {line.purpose for line in queries.bill(world.store, market.task).lines}
     assert Purpose.BOND_RETURN in purposes and Purpose.WORKER_FINE not in purposes
+
+
+def spoiled() -> bytes:
+    """Return a data set of the right form that is not the one under the root of the job."""
+    other = dataclasses.replace(DATA, features=bytes(len(DATA.features)))
+    return other.encode()
+
+
+@pytest.mark.parametrize("stray", ["table", "another", "too large"])
+async def test_a_worker_proves_by_itself_that_a_data_set_is_none_and_is_paid(
+    world: World, monkeypatch: pytest.MonkeyPatch, stray: str
+) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    market = Market(world, worker, verifier)
+    content = {"table": b"5.1,3.5,1.4,0.2\n" * 300, "another": spoiled(), "too large": bytes(60_000)}[stray]
+    if stray == "too large":
+        monkeypatch.setattr(node.market.inputs, "DATASET_BLOB_BYTES_MAX", 50_000)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await market.start(nursery, make_spec(10, 5, 10), content)
+            before = load_node(world.store, worker.wallet.address)
+            await nursery.start(worker.run)
+            await world.mint_until(lambda: market.record.phase == Phase.FAILED)
+            assert worker.duties is not None
+            duties = worker.duties
+            await world.mint_until(lambda: duties.market_events["task_claimed"] == 1)
+            nursery.cancel_scope.cancel()
+    assert market.record.reason == Reason.INPUT_INVALID
+    assert Purpose.PREPARATION in market.paid(worker) and Purpose.CLAIM_GAS in market.paid(worker)
+    claim = load_claim(world.store, market.task)
+    assert claim is not None and claim.fault == (Fault.ROOT if stray == "another" else Fault.SIZE)
+    after = load_node(world.store, worker.wallet.address)
+    assert before is not None and after is not None
+    assert (after.match_from_ms, after.bad, after.declines) == (before.match_from_ms, 0, 0)
+    assert any(line.get("code") == "job_unfit" and "proven on chain" in line["error"] for line in logs)
 
 
 async def test_a_job_that_would_be_late_is_not_begun(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
