@@ -127,7 +127,9 @@ def test_an_honest_task_is_settled_and_its_bill_adds_up() -> None:
     world.block(world.parameters.bond_release_ms)
     world.block()
     assert escrow_totals(world.state, task).locked == 0
-    assert balance_of(world.state, worker) == 1_000 * DKB - world.parameters.node_bond_min + sum(charges)
+    assert balance_of(world.state, worker) == 1_000 * DKB - world.parameters.node_bond_min + prepared + sum(
+        charges
+    )
 
 
 @given(
