@@ -130,6 +130,8 @@ class Code(IntEnum):
     do not fit their roots."""
     BROKEN = 3
     """The leaves do not fit each other or the job (market.md R28). It counts once that was shown on chain."""
+    DIFFERS = 4
+    """As COMPUTED, and the worker's leaf has another state root or sum of losses."""
 
 
 class Finding(NamedTuple):
@@ -144,6 +146,16 @@ class Finding(NamedTuple):
     work_digest: bytes
     state_root_after: bytes
     loss_bits: int
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the segment was re-run."""
+        return self.code in (Code.COMPUTED, Code.DIFFERS)
+
+    def against(self, leaf: SegmentLeaf) -> Finding:
+        """Return the finding with the code for what the worker's leaf says, of a segment that was re-run."""
+        is_same = (self.state_root_after, self.loss_bits) == (leaf.state_root_after, leaf.loss_bits)
+        return self._replace(code=Code.COMPUTED if is_same else Code.DIFFERS)
 
 
 class ShownLeaf(NamedTuple):
@@ -372,7 +384,7 @@ def findings_from_value(value: Any) -> tuple[Finding, ...]:
     findings: list[Finding] = []
     for item in value:
         match item:
-            case [int(segment), (1 | 2 | 3) as code, bytes(work_digest), bytes(after), int(loss_bits)] if (
+            case [int(segment), (1 | 2 | 3 | 4) as code, bytes(work_digest), bytes(after), int(loss_bits)] if (
                 0 <= segment < SEGMENTS_MAX and len(work_digest) == len(after) == HASH_BYTES
                 and 0 <= loss_bits < 2**64
             ):  # fmt: skip

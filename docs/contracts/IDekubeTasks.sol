@@ -267,10 +267,10 @@ interface IDekubeTasks {
     /// @param task Id of the task.
     /// @param number Number of the window, from 0.
     /// @param game Number of the dispute.
-    /// @param phase Phase: 1 opening, 2 running, 3 suspended, 4 over.
+    /// @param phase Phase: 1 opening, 2 running, 3 suspended, 4 over, 5 silent.
     /// @param ending How it ended: 0 none, 1 element wrong, 2 commitment broken, 3 accused inconsistent, 4
     ///   element right, 5 challenger inconsistent, 6 moves exhausted, 7 accused silent, 8 challenger silent,
-    ///   9 dropped, 10 same root.
+    ///   9 dropped, 10 same root, 11 rerun wrong, 12 rerun refuted.
     /// @param challenger Who says that the segment is wrong.
     event DisputePhase(bytes32 indexed task, uint256 number, uint256 game, uint256 phase, uint256 ending,
         address challenger);

@@ -45,6 +45,8 @@ _log = structlog.get_logger("disputes")
 GAMES_MAX: Final = 256
 """Games that are read from the chain for one machine."""
 
+_DONE: Final = (DisputePhase.OVER, DisputePhase.SILENT)
+"""Phases in which no move is due any more."""
 Openings = Callable[[bytes, int, Sequence[int]], Awaitable[list[Opening]]]
 
 
@@ -105,7 +107,7 @@ class Disputes:
             seen[key] = game.phase
             if self._known.get(key) != game.phase:
                 self._tell(game)
-            if game.phase is not DisputePhase.OVER and self._plays(game, game.clock.side):
+            if game.phase not in _DONE and self._plays(game, game.clock.side):
                 due.append(game)
         for key in self._known.keys() - seen.keys():
             self._tell_end(key)
@@ -149,6 +151,9 @@ class Disputes:
             case DisputePhase.SUSPENDED:
                 late = "this machine" if self._plays(game, game.clock.side) else "the other side"
                 _log.warning("a dispute is suspended: a clock was missed", side=side, by=late, **fields)
+            case DisputePhase.SILENT:
+                late = "this machine" if self._plays(game, Side.ACCUSED) else "the other side"
+                _log.warning("drawn machines run a segment again after a silence", by=late, **fields)
             case DisputePhase.OVER:
                 pass
 
@@ -199,7 +204,7 @@ class Disputes:
     def _stands(self, key: GameKey, moves: int) -> bool:
         """Whether the move of that number is due, if not in time."""
         game = load_dispute(self._ledger.store, *key)
-        return game.phase is not DisputePhase.OVER and game.moves == moves
+        return game.phase not in _DONE and game.moves == moves
 
     async def _resume(self, game: DisputeRecord) -> None:
         """Resume a game whose clock this machine missed, now that it can move."""
@@ -240,12 +245,12 @@ def loser_of(ending: DisputeEnding) -> Side | None:
     match ending:
         case (
             DisputeEnding.ELEMENT_WRONG | DisputeEnding.COMMITMENT_BROKEN | DisputeEnding.ACCUSED_INCONSISTENT
-            | DisputeEnding.ACCUSED_SILENT
+            | DisputeEnding.ACCUSED_SILENT | DisputeEnding.RERUN_WRONG
         ):  # fmt: skip
             return Side.ACCUSED
         case (
             DisputeEnding.ELEMENT_RIGHT | DisputeEnding.CHALLENGER_INCONSISTENT | DisputeEnding.MOVES_EXHAUSTED
-            | DisputeEnding.CHALLENGER_SILENT | DisputeEnding.SAME_ROOT
+            | DisputeEnding.CHALLENGER_SILENT | DisputeEnding.SAME_ROOT | DisputeEnding.RERUN_REFUTED
         ):  # fmt: skip
             return Side.CHALLENGER
         case DisputeEnding.NONE | DisputeEnding.DROPPED:

@@ -75,7 +75,8 @@ class Verdict:
     @property
     def finding(self) -> Finding:
         """The verdict as the chain takes it."""
-        return Finding(self.segment, self.code, self.work_digest, self.state_root_after, self.loss_bits)
+        code = Code.DIFFERS if self.code is Code.COMPUTED and self.mismatches else self.code
+        return Finding(self.segment, code, self.work_digest, self.state_root_after, self.loss_bits)
 
     @classmethod
     def unavailable(cls, segment: int, why: str) -> Verdict:

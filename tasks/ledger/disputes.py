@@ -30,6 +30,7 @@ __all__ = [
     "SEALS_MAX",
     "SEAL_LIMIT_BYTES",
     "SHOW_GAS",
+    "SILENT_MAX",
     "Challenger",
     "DisputeEnding",
     "DisputePhase",
@@ -38,7 +39,9 @@ __all__ = [
     "SealedChallenge",
     "add_move",
     "challenge_seal",
+    "forget_disputes",
     "forget_seal",
+    "has_disputes",
     "has_proof",
     "load_dispute",
     "load_docket",
@@ -61,13 +64,19 @@ SEALS_MAX: Final = 16
 """Sealed challenges of one proof of a window. Together they cost six times the bond of its worker."""
 RUNNING_MAX: Final = 32
 """Games of a window at a time: of 8 verifiers, 15 jurors and 4 outsiders at most, and one broken chain."""
+SILENT_MAX: Final = 39
+"""Games of a window about which the accused was silent: of 8 verifiers, 15 jurors and all outsiders."""
 RELEASED_MOVES_MAX: Final = 128
 """Moves of ended games that a block deletes."""
+FORGOTTEN_MAX: Final = 16
+"""Records of disputes of an ended task that one deadline deletes; the next block goes on."""
 DISPUTE_LIMIT_BYTES: Final = GAME_LIMIT_BYTES + 1024
-DOCKET_LIMIT_BYTES: Final = 512
+DOCKET_LIMIT_BYTES: Final = 640
 SEAL_LIMIT_BYTES: Final = 128
 _TABLE: Final = bytes([Table.DISPUTE])
 _RELEASE: Final = bytes([Table.DISPUTE_RELEASE])
+_ABOVE: Final = b"\xff" * 11
+"""Above what a key has after its task: window, part, number and move."""
 _GAME_PART, _SEAL_PART, _MOVE_PART = b"\x01", b"\x02", b"\x03"
 
 
@@ -80,6 +89,8 @@ class DisputePhase(IntEnum):
     SUSPENDED = 3
     """A side missed its clock, and may resume."""
     OVER = 4
+    SILENT = 5
+    """The accused is silent: drawn machines run the segment again."""
 
 
 class Challenger(IntEnum):
@@ -104,12 +115,16 @@ class DisputeEnding(IntEnum):
     CHALLENGER_INCONSISTENT = 5
     MOVES_EXHAUSTED = 6
     ACCUSED_SILENT = 7
-    """The accused missed its clock and did not resume."""
+    """The accused did not answer, and drawn machines did not decide."""
     CHALLENGER_SILENT = 8
     DROPPED = 9
     """The window ended otherwise."""
     SAME_ROOT = 10
     """The accused opened what the outsider had found."""
+    RERUN_WRONG = 11
+    """The accused did not answer, and two drawn machines found what the challenger had found."""
+    RERUN_REFUTED = 12
+    """The accused did not answer, but two drawn machines found something else than the challenger."""
 
     @property
     def is_proof(self) -> bool:
@@ -123,7 +138,7 @@ class DisputeEnding(IntEnum):
         """Whether the challenger has lost."""
         return self in (
             DisputeEnding.ELEMENT_RIGHT, DisputeEnding.CHALLENGER_INCONSISTENT, DisputeEnding.MOVES_EXHAUSTED,
-            DisputeEnding.CHALLENGER_SILENT, DisputeEnding.SAME_ROOT,
+            DisputeEnding.CHALLENGER_SILENT, DisputeEnding.SAME_ROOT, DisputeEnding.RERUN_REFUTED,
         )  # fmt: skip
 
 
@@ -169,7 +184,7 @@ class Docket(NamedTuple):
     Games from ``first_game`` and seals from ``first_seal`` on are of the present proof. Seals below ``next_call``
     were called; ``called`` are those of them that are not open yet, with the time until which they have to be.
     ``running`` are the games that are not settled. ``until_ms`` ends the time of challenges once the window was
-    accepted; it was ``extended`` once or not.
+    accepted; it was ``extended`` once or not. ``silent`` are the games in which the accused did not answer.
     """
 
     games: int
@@ -181,14 +196,15 @@ class Docket(NamedTuple):
     running: tuple[int, ...]
     until_ms: int
     extended: int
+    silent: tuple[int, ...]
 
     @property
     def is_idle(self) -> bool:
-        """Whether no game runs and no seal waits."""
+        """Whether no game runs and no seal waits; silent ones do not run."""
         return not self.running and not self.called and self.next_call == self.seals
 
 
-NO_DOCKET: Final = Docket(0, 0, 0, 0, 0, (), (), 0, 0)
+NO_DOCKET: Final = Docket(0, 0, 0, 0, 0, (), (), 0, 0, ())
 
 
 class SealedChallenge(NamedTuple):
@@ -232,8 +248,8 @@ def load_docket(state: Reader, task: bytes, window: int) -> Docket:
 
 
 def _docket(value: Any) -> Docket:
-    games, first_game, seals, first_seal, next_call, called, running, until_ms, extended = items_of(
-        value, int, int, int, int, int, list, list, int, int
+    games, first_game, seals, first_seal, next_call, called, running, until_ms, extended, silent = items_of(
+        value, int, int, int, int, int, list, list, int, int, list
     )
     calls = tuple((seal, deadline_ms) for seal, deadline_ms in (items_of(item, int, int) for item in called))
     return Docket(
@@ -246,6 +262,7 @@ def _docket(value: Any) -> Docket:
         tuple(items_of(running, *[int] * len(running))),
         until_ms,
         extended,
+        tuple(items_of(silent, *[int] * len(silent))),
     )
 
 
@@ -253,12 +270,14 @@ def save_docket(state: Overlay, task: bytes, window: int, docket: Docket) -> Non
     """Write the docket of a window."""
     if len(docket.running) > RUNNING_MAX:
         raise AssertionError(f"{len(docket.running)} games run on one window")
+    if len(docket.silent) > SILENT_MAX:
+        raise AssertionError(f"{len(docket.silent)} games of one window wait for drawn machines")
     state.put(
         _key(task, window),
         encode([
             docket.games, docket.first_game, docket.seals, docket.first_seal, docket.next_call,
             [list(call) for call in docket.called],
-            list(docket.running), docket.until_ms, docket.extended,
+            list(docket.running), docket.until_ms, docket.extended, list(docket.silent),
         ]),
     )  # fmt: skip
 
@@ -355,6 +374,17 @@ def release_moves(state: Overlay) -> None:
         left -= len(moves)
         if left:
             state.delete(key)
+
+
+def has_disputes(state: Reader, task: bytes) -> bool:
+    """Tell whether records of disputes of a task are left."""
+    return bool(state.scan(_TABLE + task, _TABLE + task + _ABOVE, 1))
+
+
+def forget_disputes(state: Overlay, task: bytes) -> None:
+    """Delete records of disputes of an ended task, ``FORGOTTEN_MAX`` at most."""
+    for key, _ in state.scan(_TABLE + task, _TABLE + task + _ABOVE, FORGOTTEN_MAX):
+        state.delete(key)
 
 
 # Sealed challenges

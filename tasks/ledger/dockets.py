@@ -38,11 +38,13 @@ __all__ = [
     "call_seals",
     "drop_disputes",
     "end_dispute",
+    "fall_silent",
     "player_of",
     "proof_in",
     "renew_docket",
     "run_ms",
     "running_disputes",
+    "silent_disputes",
     "tell",
 ]
 
@@ -95,7 +97,7 @@ def renew_docket(case: Case, window: WindowRecord) -> None:
     """Begin with no challenges on a window that is proved again; numbers go on."""
     docket = load_docket(case.state, window.task, window.number)
     if docket.games or docket.seals:
-        fresh = Docket(docket.games, docket.games, docket.seals, docket.seals, docket.seals, (), (), 0, 0)
+        fresh = Docket(docket.games, docket.games, docket.seals, docket.seals, docket.seals, (), (), 0, 0, ())
         save_docket(case.state, window.task, window.number, fresh)
 
 
@@ -199,26 +201,45 @@ def end_dispute(case: Case, window: WindowRecord, dispute: DisputeRecord, ending
     schedule_release(case.state, dispute)
     docket = load_docket(case.state, window.task, window.number)
     running = tuple(number for number in docket.running if number != dispute.number)
-    save_docket(case.state, window.task, window.number, docket._replace(running=running))
+    silent = tuple(number for number in docket.silent if number != dispute.number)
+    save_docket(case.state, window.task, window.number, docket._replace(running=running, silent=silent))
     for player in (window.worker, dispute.challenger):
         case.state.delete(by_player_key(player, window.task, window.number, dispute.number))
     tell(case, dispute)
     return dispute
 
 
+def fall_silent(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
+    """Note that the accused did not answer in a dispute: it waits for the others, and then for drawn machines."""
+    dispute = dispute._replace(phase=DisputePhase.SILENT, deadline_ms=0)
+    save_dispute(case.state, dispute)
+    docket = load_docket(case.state, window.task, window.number)
+    running = tuple(number for number in docket.running if number != dispute.number)
+    silent = (*docket.silent, dispute.number)
+    save_docket(case.state, window.task, window.number, docket._replace(running=running, silent=silent))
+    tell(case, dispute)
+
+
+def silent_disputes(case: Case, window: WindowRecord) -> list[DisputeRecord]:
+    """Return the disputes of a window in which the accused did not answer, in order."""
+    docket = load_docket(case.state, window.task, window.number)
+    return [load_dispute(case.state, window.task, window.number, number) for number in docket.silent]
+
+
 def drop_disputes(case: Case, window: WindowRecord, lie: DisputeRecord | None) -> None:
     """End all disputes of a window that is void, and settle the bonds of outsiders.
 
-    These return. But of a segment in which ``lie`` has proven one, an opened root that is not the winner's loses
-    its bond: else a random root could wait there for free.
+    These return. A dispute in which the accused was silent ends so. But of a segment in which ``lie`` has proven
+    one, an opened root that is not the winner's loses its bond: else a random root could wait there for free.
     """
     docket = load_docket(case.state, window.task, window.number)
-    if docket.is_idle:
+    if docket.is_idle and not docket.silent:
         return
-    for dispute in running_disputes(case, window, docket):
+    for dispute in (*running_disputes(case, window, docket), *silent_disputes(case, window)):
         if lie is not None and dispute.number == lie.number and window.number == lie.window:
             continue  # settled by whom it was won
-        end_dispute(case, window, dispute, DisputeEnding.DROPPED)
+        was_silent = lie is None and dispute.phase is DisputePhase.SILENT
+        end_dispute(case, window, dispute, DisputeEnding.ACCUSED_SILENT if was_silent else DisputeEnding.DROPPED)
         if dispute.kind is Challenger.OUTSIDER:
             seal = load_seal(case.state, window.task, window.number, dispute.seal)
             is_wrong = (

@@ -14,7 +14,7 @@ from tasks.ledger.seats import dismiss
 from tasks.ledger.settlement import final_ms_of, forfeit_hold, pay_final_window, pay_void_verifiers
 from tasks.ledger.stakes import burn_rest
 
-__all__ = ["accept", "fail_unchecked", "finalise", "reject", "void_from"]
+__all__ = ["accept", "fail_unchecked", "final_at", "finalise", "reject", "void_from"]
 
 _SILENT = (Reason.NOT_OPENED, Reason.ANSWER_MISSING)
 """Faults that prove nothing about the work: what was verified before is not taken for them."""
@@ -22,12 +22,17 @@ _SILENT = (Reason.NOT_OPENED, Reason.ANSWER_MISSING)
 
 def accept(case: Case, window: WindowRecord, reason: Reason) -> None:
     """Begin the time of challenges, or go on with what is left of it after a dispute."""
+    until_ms = load_docket(case.state, window.task, window.number).until_ms or final_at(case, window)
+    deadline_ms = max(case.now + 1, until_ms)
+    case.advance_window(window.number, WindowEvent.AGREE, reason, deadline_ms=deadline_ms)
+
+
+def final_at(case: Case, window: WindowRecord) -> int:
+    """Return when a window whose time of challenges begins now is final, by the value that is at stake."""
     record = case.record
     is_own = window.number >= record.own_from and window.worker == record.worker
     value = record.open_charge if is_own else window.charge
-    until_ms = load_docket(case.state, window.task, window.number).until_ms
-    deadline_ms = max(case.now + 1, until_ms) if until_ms else case.now + final_ms_of(value, case.parameters)
-    case.advance_window(window.number, WindowEvent.AGREE, reason, deadline_ms=deadline_ms)
+    return case.now + final_ms_of(value, case.parameters)
 
 
 def _void(

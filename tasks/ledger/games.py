@@ -40,13 +40,15 @@ from tasks.ledger.dockets import (
     begin_proof,
     call_seals,
     end_dispute,
+    fall_silent,
     player_of,
     proof_in,
     run_ms,
     running_disputes,
+    silent_disputes,
     tell,
 )
-from tasks.ledger.endings import accept, fail_unchecked, reject
+from tasks.ledger.endings import accept, fail_unchecked, final_at, reject
 from tasks.ledger.lifecycle import LIVE_WINDOW, NEXT_WINDOW_PHASE, Reason, WindowEvent, WindowPhase
 from tasks.ledger.open_task import Case
 from tasks.ledger.records import Opened, Seat, WindowRecord
@@ -55,6 +57,7 @@ from tasks.ledger.settlement import final_ms_of
 from tasks.ledger.stakes import (
     burn_for_silence,
     lock_challenge,
+    mark,
     pay_resumption,
     return_challenge,
     share_lie,
@@ -62,15 +65,29 @@ from tasks.ledger.stakes import (
     take_from_challenger,
 )
 from tasks.programs.program import Program
-from tasks.proofs import Break, Code, Opening, check_opening, is_break, opening_fits, opening_from_value
+from tasks.proofs import (
+    SAMPLED_MAX,
+    Break,
+    Code,
+    Finding,
+    Opening,
+    check_opening,
+    is_break,
+    opening_fits,
+    opening_from_value,
+)
 
 __all__ = [
     "SETTLES",
     "check_leaf",
     "go_on",
+    "is_contested",
+    "lose_bond",
+    "lose_challenge",
     "move",
     "note_break",
     "on_disputes_due",
+    "on_not_opened",
     "open_challenge",
     "open_games",
     "opened_of",
@@ -78,6 +95,7 @@ __all__ = [
     "seal_challenge",
     "settle_ended",
     "show_break",
+    "void_silent",
     "void_window",
 ]
 
@@ -85,6 +103,8 @@ TRACE_BYTES_PER_S: Final = 32 * 1024 * 1024
 """A slow machine hashes the tensors of a step at this rate, for the moves about its trace."""
 EXTENDED_BY_SIDES: Final = 2
 """Challenges are open for the time of both sides of a game more after a late one."""
+OUTSIDER_RESUME_PART: Final = 8
+"""An outsider that missed its clock has this part of the time to resume: nobody asked it to delay the window."""
 LATE_PART: Final = 10
 """A challenge in the last tenth of its time is late."""
 
@@ -123,6 +143,7 @@ def go_on(case: Case, number: int, reason: Reason) -> None:
     ``reason`` is why it is accepted if nothing is left.
     """
     window = case.window(number)
+    _begin_challenges(case, window)
     docket = call_seals(case, window)
     if not docket.is_idle:
         deadline_ms = _earliest(case, window, docket)
@@ -131,6 +152,10 @@ def go_on(case: Case, number: int, reason: Reason) -> None:
         else:
             why = Reason.VERDICTS_DIFFER if docket.running else Reason.CHALLENGED
             case.advance_window(number, WindowEvent.MISMATCH, why, deadline_ms=deadline_ms)
+    elif docket.silent:
+        _run_again(case, window)
+    elif window.sampled and not window.opened:
+        void_silent(case, number)
     elif window.disputed >= 0 and not window.jurors:
         case.advance_window(
             number, WindowEvent.DOUBT, Reason.BLOB_MISSED, deadline_ms=case.now + 1,
@@ -163,6 +188,56 @@ def _recheck(case: Case, window: WindowRecord) -> None:
         height=case.scope.block.height, sampled=(), verifiers=(), opened=(), disputed=-1, jurors=(),
         seen=tuple(seen),
     )  # fmt: skip
+
+
+def _begin_challenges(case: Case, window: WindowRecord) -> None:
+    """Set when the time of challenges ends, once: games that are played meanwhile do not prolong it."""
+    docket = load_docket(case.state, window.task, window.number)
+    if not docket.until_ms:
+        docket = docket._replace(until_ms=final_at(case, window))
+        save_docket(case.state, window.task, window.number, docket)
+
+
+def _run_again(case: Case, window: WindowRecord) -> None:
+    """Have drawn machines run the segments again about which the accused was silent: those of verifiers first."""
+    silent = sorted(silent_disputes(case, window), key=lambda dispute: (dispute.kind, dispute.number))
+    segments = list(dict.fromkeys(dispute.segment for dispute in silent))[:SAMPLED_MAX]
+    case.advance_window(
+        window.number, WindowEvent.DOUBT, Reason.ANSWER_MISSING, deadline_ms=case.now + 1, draws=0,
+        height=case.scope.block.height, jurors=(), rerun=tuple(sorted(segments)),
+    )  # fmt: skip
+
+
+def is_contested(case: Case, window: WindowRecord) -> bool:
+    """Tell whether a worker that opens its window would have to play: a verifier or an outsider differs."""
+    docket = load_docket(case.state, window.task, window.number)
+    return docket.seals > docket.next_call or any(_claim_of(seat) is not None for seat in window.verifiers)
+
+
+def _claim_of(seat: Seat) -> Finding | None:
+    return next((finding for finding in seat.findings or () if finding.code is Code.DIFFERS), None)
+
+
+def on_not_opened(case: Case, number: int) -> None:
+    """Void a window that was not opened in time, after what verifiers and outsiders found is pursued."""
+    window = case.window(number)
+    if not is_contested(case, window):
+        void_window(case, number, WindowEvent.REJECT, Reason.NOT_OPENED, blamed=window.worker)
+        return
+    for seat in window.verifiers:
+        if (claim := _claim_of(seat)) is not None:
+            root = claim.work_digest, claim.state_root_after
+            dispute = begin_dispute(case, window, Challenger.VERIFIER, seat.address, claim.segment, root, None)
+            fall_silent(case, window, dispute)
+    go_on(case, number, Reason.CHALLENGES_LOST)
+
+
+def void_silent(case: Case, number: int) -> None:
+    """Void a window whose worker did not answer: that is no proven lie, and costs a part of S."""
+    window = case.window(number)
+    burn_for_silence(case, window)
+    reason = Reason.ANSWER_MISSING if window.opened else Reason.NOT_OPENED
+    void_window(case, number, WindowEvent.REJECT, reason, blamed=window.worker)
 
 
 def _earliest(case: Case, window: WindowRecord, docket: Docket) -> int:
@@ -390,8 +465,7 @@ def on_disputes_due(case: Case, number: int) -> None:
     for dispute in running_disputes(case, window, docket):
         ending = _ending_by_clock(case, dispute)
         if ending is DisputeEnding.ACCUSED_SILENT:
-            _lapse(case, case.window(number), dispute, ending)
-            return
+            fall_silent(case, window, dispute)
     go_on(case, number, Reason.CHALLENGES_LOST)
 
 
@@ -416,7 +490,7 @@ def settle_ended(case: Case, number: int) -> None:
         for dispute in _running(case, at):
             ending = _ending_by_clock(case, dispute)
             if ending.is_refuted:
-                _lose_challenge(case, case.window(at), end_dispute(case, case.window(at), dispute, ending))
+                lose_challenge(case, case.window(at), end_dispute(case, case.window(at), dispute, ending))
     for at in reversed(due):
         proof = next((dispute for dispute in _running(case, at) if dispute.ending.is_proof), None)
         if proof is not None and at < case.record.next_window:
@@ -443,15 +517,18 @@ def _ending_by_clock(case: Case, dispute: DisputeRecord) -> DisputeEnding:
     side = dispute.clock.side
     if dispute.phase is DisputePhase.SUSPENDED or dispute.resumed & int(side):
         return DisputeEnding.ACCUSED_SILENT if side is Side.ACCUSED else DisputeEnding.CHALLENGER_SILENT
-    dispute = dispute._replace(
-        phase=DisputePhase.SUSPENDED, deadline_ms=case.now + case.parameters.dispute_resume_ms
-    )
+    resume_ms = case.parameters.dispute_resume_ms
+    if side is Side.CHALLENGER and dispute.kind is Challenger.OUTSIDER:
+        resume_ms //= OUTSIDER_RESUME_PART
+    elif side is Side.CHALLENGER:
+        mark(case, dispute.challenger)  # it delays others now, whether it resumes or not
+    dispute = dispute._replace(phase=DisputePhase.SUSPENDED, deadline_ms=case.now + resume_ms)
     save_dispute(case.state, dispute)
     tell(case, dispute)
     return DisputeEnding.NONE
 
 
-def _lose_challenge(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
+def lose_challenge(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
     """Take from a challenger what its lost game costs; a verifier's verdict earns no fee then."""
     take_from_challenger(case, window, dispute)
     if dispute.kind is Challenger.VERIFIER:
@@ -459,61 +536,79 @@ def _lose_challenge(case: Case, window: WindowRecord, dispute: DisputeRecord) ->
         case.put_window(window._replace(verifiers=left))
 
 
-def _lapse(case: Case, window: WindowRecord, dispute: DisputeRecord, ending: DisputeEnding) -> None:
-    """Void a window whose worker did not answer: that is no proven lie."""
-    end_dispute(case, window, dispute, ending)
-    if dispute.kind is Challenger.OUTSIDER:
-        seal = load_seal(case.state, window.task, window.number, dispute.seal)
-        return_challenge(case, window, dispute.seal, seal)
-    burn_for_silence(case, window)
-    void_window(case, window.number, WindowEvent.REJECT, Reason.ANSWER_MISSING, blamed=window.worker)
-
-
 def _prove_lie(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
-    """Share the liar's bond, slash who agreed, and void all its windows that are not final."""
-    equal, right = _judged_seats(window, dispute)
-    stood = tuple(seat for seat in window.verifiers if seat not in equal)
-    window = window._replace(verifiers=stood)
+    """Slash who agreed with what is proven wrong, and have the liar lose its bond."""
+    equal = _equal_seats(window, dispute)
+    window = window._replace(verifiers=tuple(seat for seat in window.verifiers if seat not in equal))
     case.put_window(window)
+    lose_bond(case, window, dispute, dispute.ending, equal)
+
+
+def lose_bond(
+    case: Case, window: WindowRecord, dispute: DisputeRecord, ending: DisputeEnding, equal: Sequence[Seat] = ()
+) -> None:
+    """Share the liar's bond, slash ``equal``, and void all its windows that are not final."""
     own = [open_window for open_window in case.open_windows() if open_window.worker == window.worker]
     first = own[0]
     void = [open_window for open_window in case.open_windows() if open_window.number >= first.number]
     fees = sum(one.fee * sum(seat.findings is not None for seat in one.verifiers) for one in void)
+    right = _right_verifiers(case, window, dispute)
     share_lie(case, window, dispute, right, _earliest_outsider(case, window, dispute), fees)
     if dispute.kind is Challenger.OUTSIDER:
         seal = load_seal(case.state, window.task, window.number, dispute.seal)
         return_challenge(case, window, dispute.seal, seal)
-    end_dispute(case, window, dispute, dispute.ending)
+    dispute = end_dispute(case, window, dispute, ending)
     slash_equal(case, window, [seat.address for seat in equal])
     is_first = first.number == window.number and (window.phase, WindowEvent.REJECT) in NEXT_WINDOW_PHASE
     event = WindowEvent.REJECT if is_first else WindowEvent.DROP
     reject(case, first, event, Reason.LIE_PROVEN, blamed=window.worker, lie=dispute)
 
 
-def _judged_seats(window: WindowRecord, lie: DisputeRecord) -> tuple[list[Seat], list[bytes]]:
-    """Return the seats that had agreed with a proven lie, and who had found what its winner found.
+def _equal_seats(window: WindowRecord, lie: DisputeRecord) -> list[Seat]:
+    """Return the seats that had agreed with a proven lie.
 
     Who computed something says that the leaves fit. So all of those had agreed with a broken chain, but for those
     that computed something else than was opened.
     """
     seats = (*window.verifiers, *window.jurors)
     if lie.kind is Challenger.WITNESS:
-        equal = [
+        return [
             seat for seat in seats
             if any(found.code == Code.COMPUTED for found in seat.findings or ())
             and not any(differs(seat, opened) for opened in window.opened)
         ]  # fmt: skip
-        return equal, [
-            seat.address for seat in seats if any(found.code == Code.BROKEN for found in seat.findings or ())
-        ]
     opened = lie.opened
     assert opened is not None
-    equal = [seat for seat in seats if (found := finding_of(seat, opened.segment)) and agrees(found, opened)]
-    return equal, [
-        seat.address for seat in seats
-        if (found := finding_of(seat, opened.segment)) is not None
-        and differs(seat, opened) and lie.has_root_of(found.work_digest, found.state_root_after)
-    ]  # fmt: skip
+    return [seat for seat in seats if (found := finding_of(seat, opened.segment)) and agrees(found, opened)]
+
+
+def _right_verifiers(case: Case, window: WindowRecord, lie: DisputeRecord) -> list[bytes]:
+    """Return verifiers and jurors that had found what the winner found, each once, and lost no game themselves.
+
+    Machines that ran a segment again after a silence have their fee alone: no share is an offer to them.
+    """
+    seats = window.verifiers if window.rerun else (*window.verifiers, *window.jurors)
+    docket = load_docket(case.state, window.task, window.number)
+    disputes = [
+        load_dispute(case.state, window.task, window.number, number)
+        for number in range(docket.first_game, docket.games)
+    ]
+    if lie.kind is Challenger.WITNESS:
+        right = [seat.address for seat in seats if any(found.code == Code.BROKEN for found in seat.findings or ())]
+    else:
+        right = [
+            seat.address for seat in seats
+            if (found := finding_of(seat, lie.segment)) is not None
+            and found.is_computed and lie.has_root_of(found.work_digest, found.state_root_after)
+            and (lie.opened is None or not agrees(found, lie.opened))
+        ]  # fmt: skip
+        right += [
+            dispute.challenger for dispute in disputes
+            if dispute.kind is Challenger.VERIFIER and dispute.segment == lie.segment
+            and dispute.has_root_of(lie.work_digest, lie.state_root_after)
+        ]  # fmt: skip
+    lost = {dispute.challenger for dispute in disputes if dispute.ending.is_refuted}
+    return [address for address in dict.fromkeys(right) if address not in lost]
 
 
 def _earliest_outsider(case: Case, window: WindowRecord, lie: DisputeRecord) -> bytes:
@@ -524,7 +619,7 @@ def _earliest_outsider(case: Case, window: WindowRecord, lie: DisputeRecord) -> 
     if lie.kind is Challenger.WITNESS:
         return b""
     docket = load_docket(case.state, window.task, window.number)
-    disputes = running_disputes(case, window, docket)
+    disputes = (*running_disputes(case, window, docket), *silent_disputes(case, window))
     rivals = [
         dispute for dispute in disputes
         if dispute.kind is Challenger.OUTSIDER and dispute.segment == lie.segment

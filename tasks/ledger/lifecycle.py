@@ -177,6 +177,8 @@ NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
     (WindowPhase.JURY_REVEALING, WindowEvent.RECHECK): WindowPhase.PROVED,
     (WindowPhase.DOUBTED, WindowEvent.DRAW): WindowPhase.JURY_SEALING,
     (WindowPhase.DOUBTED, WindowEvent.REDRAW): WindowPhase.DOUBTED,
+    (WindowPhase.DOUBTED, WindowEvent.REJECT): WindowPhase.VOID,
+    (WindowPhase.JURY_SEALING, WindowEvent.REJECT): WindowPhase.VOID,
     (WindowPhase.JURY_SEALING, WindowEvent.CLOSE_SEALS): WindowPhase.JURY_REVEALING,
     (WindowPhase.JURY_SEALING, WindowEvent.REDRAW): WindowPhase.DOUBTED,
     (WindowPhase.JURY_REVEALING, WindowEvent.AGREE): WindowPhase.ACCEPTED,

@@ -13,6 +13,7 @@ from state.view.accounts import balance_of
 from tasks.ledger import registry, reputation
 from tasks.ledger.capacity import bounded_fine
 from tasks.ledger.custody_records import custody_count, find_terms
+from tasks.ledger.disputes import forget_disputes, has_disputes
 from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason
 from tasks.ledger.matching import Miss, draw_seed, free_slots, has_slot, may_admit
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
@@ -397,14 +398,15 @@ def finish(case: Case, *, pays_holds: bool = True) -> None:
 def arm_ended(case: Case) -> None:
     """Set when an ended task goes on: at once while holds are left, else when its bonds return.
 
-    They stay while windows are in custody; the end of the last of them sets it then.
+    They stay while windows are in custody; the end of the last of them sets it then. Records of its disputes are
+    deleted with them.
     """
     terms = find_terms(case.state, case.record.id)
     if case.vault.total(Pool.HOLD):
         case.change(deadline_ms=case.now + 1)
     elif terms is not None and terms.live:
         return
-    elif case.vault.total(Pool.BOND):
+    elif case.vault.total(Pool.BOND) or has_disputes(case.state, case.record.id):
         returns_ms = case.record.changed_ms + case.parameters.bond_release_ms
         case.change(deadline_ms=max(case.now + 1, returns_ms))
 
@@ -422,6 +424,7 @@ def _on_ended_due(case: Case) -> None:
         case.change(deadline_ms=asked_ms + 1)  # its worker answers for what is asked of it until that ends
         return
     release_bonds(case)
+    forget_disputes(case.state, case.record.id)
     arm_ended(case)
 
 

@@ -33,7 +33,7 @@ from tasks.ledger.records import (
     load_window,
 )
 from tasks.ledger.registry import NodeRecord, load_node, scan_nodes
-from tasks.ledger.seats import DELIVERY_PHASES
+from tasks.ledger.seats import DELIVERY_PHASES, segments_to_check
 from tasks.ledger.settlement import bond_at, budget_of, may_open
 from tasks.ledger.verification import delivery_salt
 from tasks.spec import JobSpec
@@ -292,14 +292,14 @@ def verification_duties(state: Reader, verifier: bytes) -> list[CheckDuty]:
         reveals = window.phase in (
             WindowPhase.REVEALING, WindowPhase.JURY_REVEALING, WindowPhase.DELIVERY_REVEALING,
         )  # fmt: skip
-        segments = (window.disputed,) if is_jury else window.sampled
+        segments = segments_to_check(window)
         seat = next(seat for seat in (window.jurors if is_jury else window.verifiers) if seat.address == verifier)
         if not reveals and (seat.seal or window.vacant):
             continue  # sealed: nothing to do until the others have; vacant: the time to seal begins with the draw
         duties.append(
             CheckDuty(
                 task_id, number, Action.REVEAL if reveals else Action.SEAL,
-                (window.proof.segments - 1,) if is_delivery else segments, window.deadline_ms, seat.seal, is_jury,
+                segments, window.deadline_ms, seat.seal, is_jury,
                 window.height, is_delivery, delivery_salt(window) if is_delivery else b"",
             )
         )  # fmt: skip
@@ -315,7 +315,7 @@ def dispute_duties(state: Reader, player: bytes, parameters: TaskParameters) -> 
         window, game = int.from_bytes(numbers[:4], "big"), int.from_bytes(numbers[4:], "big")
         dispute, record = load_dispute(state, task, window, game), load_window(state, task, window)
         side = dispute.clock.side
-        if dispute.phase is DisputePhase.OVER or player != player_of(record, dispute, side):
+        if dispute.phase in (DisputePhase.OVER, DisputePhase.SILENT) or player != player_of(record, dispute, side):
             continue
         price = None
         if dispute.phase is DisputePhase.SUSPENDED:

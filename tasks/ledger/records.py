@@ -156,7 +156,8 @@ class WindowRecord(NamedTuple):
     ``used`` are the machines drawn so far and their operators: none of them is drawn again.
     ``seen`` are segments that were opened in an earlier round of verdicts, of which none stood.
     ``vacant`` has the heights at which seats were declined that nobody was drawn for yet.
-    ``ripe`` is 1 when the challenge time is over and only an earlier window is waited for.
+    ``ripe`` is 1 when the challenge time is over and only an earlier window is waited for. ``rerun`` are segments
+    that drawn machines run again because the worker was silent about them; these are ``jurors`` then.
     """
 
     task: bytes
@@ -179,6 +180,7 @@ class WindowRecord(NamedTuple):
     fee: int
     ripe: int
     seen: tuple[int, ...]
+    rerun: tuple[int, ...]
 
 
 class HistoryEntry(NamedTuple):
@@ -305,6 +307,7 @@ def _window(value: Any) -> WindowRecord:
     fields["sampled"] = tuple(items_of(fields["sampled"], *[int] * len(fields["sampled"])))
     fields["seen"] = tuple(items_of(fields["seen"], *[int] * len(fields["seen"])))
     fields["vacant"] = tuple(items_of(fields["vacant"], *[int] * len(fields["vacant"])))
+    fields["rerun"] = tuple(items_of(fields["rerun"], *[int] * len(fields["rerun"])))
     fields["used"] = tuple(items_of(fields["used"], *[bytes] * len(fields["used"])))
     return WindowRecord(**fields)
 
@@ -316,8 +319,8 @@ def save_window(state: Overlay, window: WindowRecord) -> None:
     values["proof"] = window_proof_to_value(window.proof)
     values["verifiers"], values["jurors"] = _seats_value(window.verifiers), _seats_value(window.jurors)
     values["opened"] = [list(item) for item in window.opened]
-    values["sampled"], values["used"], values["vacant"], values["seen"] = (
-        list(window.sampled), list(window.used), list(window.vacant), list(window.seen),
+    values["sampled"], values["used"], values["vacant"], values["seen"], values["rerun"] = (
+        list(window.sampled), list(window.used), list(window.vacant), list(window.seen), list(window.rerun),
     )  # fmt: skip
     state.put(_window_key(window.task, window.number), encode(list(values.values())))
 

@@ -10,7 +10,7 @@ from tasks.ledger.lifecycle import WindowPhase
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import Opened, Seat, WindowRecord, by_verifier_key
-from tasks.proofs import Code, Finding
+from tasks.proofs import Finding
 from tasks.spec import JobSpec
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "dismiss",
     "finding_of",
     "has_verdict",
+    "is_checked",
     "is_jury",
     "seal_time",
     "seats_of",
@@ -71,7 +72,7 @@ def seal_time(spec: JobSpec, segments: int, parameters: TaskParameters) -> SealT
 def agrees(finding: Finding, opened: Opened) -> bool:
     """Tell whether a verifier found for a segment what the worker committed to."""
     return (
-        finding.code == Code.COMPUTED
+        finding.is_computed
         and finding.work_digest == opened.work_digest
         and finding.state_root_after == opened.state_root_after
         and finding.loss_bits == opened.loss_bits
@@ -86,7 +87,15 @@ def finding_of(seat: Seat, segment: int) -> Finding | None:
 def differs(seat: Seat, opened: Opened) -> bool:
     """Tell whether a seat computed something else than the worker opened."""
     finding = finding_of(seat, opened.segment)
-    return finding is not None and finding.code == Code.COMPUTED and not agrees(finding, opened)
+    return finding is not None and finding.is_computed and not agrees(finding, opened)
+
+
+def is_checked(window: WindowRecord) -> bool:
+    """Tell whether a verifier found what the worker opened, of all that it opened."""
+    return bool(window.opened) and any(
+        all((found := finding_of(seat, opened.segment)) and agrees(found, opened) for opened in window.opened)
+        for seat in window.verifiers
+    )
 
 
 def has_verdict(window: WindowRecord) -> bool:
@@ -120,7 +129,7 @@ def segments_to_check(window: WindowRecord) -> tuple[int, ...]:
     """Return what the seats check now."""
     if window.phase in DELIVERY_PHASES:
         return (window.proof.segments - 1,)
-    return (window.disputed,) if is_jury(window) else window.sampled
+    return window.rerun or (window.disputed,) if is_jury(window) else window.sampled
 
 
 def check_time(case: Case, window: WindowRecord) -> SealTime:

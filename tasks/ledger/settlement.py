@@ -51,6 +51,7 @@ __all__ = [
     "pay_jurors",
     "pay_kill_fee",
     "pay_preparation",
+    "pay_rerun",
     "pay_void_verifiers",
     "preparation_units",
     "refund_unreserved",
@@ -329,8 +330,8 @@ def pay_void_verifiers(case: Case, window: WindowRecord, *, blamed: bytes, is_si
 
 
 def juror_fee(window: WindowRecord) -> int:
-    """Return what a juror earns for the one segment that it re-runs."""
-    return window.fee // max(1, len(window.sampled))
+    """Return what a juror earns for the one segment that it re-runs, or for each where a worker was silent."""
+    return window.fee // max(1, len(window.sampled)) * max(1, len(window.rerun))
 
 
 def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], blamed: Sequence[bytes]) -> None:
@@ -351,6 +352,14 @@ def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], bla
             missing -= pay_from_bond(case.scope, payer, juror, part, Purpose.JUROR_FEE)
         budget = [(Pool.VERIFICATION, NOBODY)]
         _draw(case, budget, juror, min(missing, _available(case, budget)), Purpose.JUROR_FEE, window.number)
+
+
+def pay_rerun(case: Case, window: WindowRecord) -> None:
+    """Pay the machines that ran segments again because the worker was silent, out of its bond."""
+    addresses = [seat.address for seat in window.jurors if seat.findings is not None]
+    sources = _void_sources(window.worker, is_silent=True)
+    amount = juror_fee(window) * len(addresses)
+    _pay_evenly(case, sources, addresses, amount, Purpose.JUROR_FEE, window.number)
 
 
 def delivery_fees(window: WindowRecord, parameters: TaskParameters) -> int:

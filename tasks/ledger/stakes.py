@@ -6,10 +6,11 @@ S is the bond of a worker for one task. Only a proven lie takes all of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from billing.errors import PaymentMissing
 from billing.escrow import Pool, Purpose
-from billing.prices import Role, share_up, split
+from billing.prices import Role, share, share_up, split
 from tasks.dispute.shares import CHALLENGE_BPS, challenge_bond, share_out
 from tasks.ledger import registry, reputation
 from tasks.ledger.bonds import pay_from_bond
@@ -25,6 +26,7 @@ from tasks.ledger.disputes import (
 )
 from tasks.ledger.open_task import Case
 from tasks.ledger.records import WindowRecord
+from tasks.ledger.seats import is_checked
 from tasks.ledger.settlement import pay_earned
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "burn_for_silence",
     "burn_rest",
     "lock_challenge",
+    "mark",
     "pay_resumption",
     "return_challenge",
     "share_lie",
@@ -39,6 +42,10 @@ __all__ = [
     "take_from_challenger",
     "worker_bond",
 ]
+
+
+GAS_BPS_MAX: Final = 500
+"""Part of S that the winner's gas may be, whatever the base fee was."""
 
 
 def worker_bond(case: Case, window: WindowRecord) -> int:
@@ -78,26 +85,29 @@ def burn_challenge(case: Case, window: WindowRecord, number: int, seal: SealedCh
 def take_from_challenger(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
     """Take what a challenger that lost owes: half to the accused for its costs, the rest is burned.
 
-    That is an outsider's bond, or 10 % of S of a drawn verifier. Silence takes no machine below the least bond: a
-    cut line may be somebody else's doing.
+    That is an outsider's bond, or 10 % of S of a drawn verifier. All of it is burned if the accused was silent. A
+    re-run is no proof: it takes no machine below the least bond. A verifier's own silence does: otherwise one with
+    the least bond would delay a window for nothing, and it had the time to resume.
     """
+    was_silent = dispute.ending == DisputeEnding.RERUN_REFUTED
     if dispute.kind is Challenger.OUTSIDER:
         seal = load_seal(case.state, window.task, window.number, dispute.seal)
-        _pay_from_seal(case, window, seal, seal.bond // 2)
-        burn_challenge(case, window, dispute.seal, seal._replace(bond=seal.bond - seal.bond // 2))
+        paid = 0 if was_silent else seal.bond // 2
+        _pay_from_seal(case, window, seal, paid)
+        burn_challenge(case, window, dispute.seal, seal._replace(bond=seal.bond - paid))
         return
     node = registry.load_node(case.state, dispute.challenger)
     if node is None:
         return
-    is_silent = dispute.ending == DisputeEnding.CHALLENGER_SILENT
     # What a sponsor takes back is at risk until it has it.
     whole = node.bond + node.sponsored
-    spare = whole - case.parameters.node_bond_min if is_silent else whole
+    spare = whole - case.parameters.node_bond_min if was_silent else whole
     owed = max(0, min(spare, share_up(worker_bond(case, window), CHALLENGE_BPS)))
     emit, height = case.scope.emit, case.scope.block.height
-    pay_from_bond(case.scope, dispute.challenger, window.worker, owed // 2, Purpose.CHALLENGE_LOST)
-    registry.fine_node(case.state, dispute.challenger, owed - owed // 2, emit, height, case.parameters)
-    _mark(case, dispute.challenger)
+    paid = 0 if was_silent else owed // 2
+    pay_from_bond(case.scope, dispute.challenger, window.worker, paid, Purpose.CHALLENGE_LOST)
+    registry.fine_node(case.state, dispute.challenger, owed - paid, emit, height, case.parameters)
+    mark(case, dispute.challenger)
 
 
 def _pay_from_seal(case: Case, window: WindowRecord, seal: SealedChallenge, amount: int) -> None:
@@ -141,17 +151,21 @@ def share_lie(
 
     ``verifiers`` had found what the winner found, ``outsider`` is the earliest outsider with that root, or empty.
     The part of verifiers is divided evenly. ``fees`` are those of the checks of void windows: as far as there is
-    room for them they stay in the bond, and ``burn_rest`` takes what is left of them.
+    room for them they stay in the bond, and ``burn_rest`` takes what is left of them. Workers of later windows are
+    paid for those that a verifier has found right: others may be nothing at all.
     """
     bond, owner = worker_bond(case, window), window.worker
     liar = registry.operator_of(case.state, owner)
     standing = [
         later
         for later in case.open_windows()
-        if later.number > window.number and registry.operator_of(case.state, later.worker) != liar
+        if later.number > window.number
+        and registry.operator_of(case.state, later.worker) != liar
+        and is_checked(later)
     ]
     weight = SHOW_GAS if dispute.kind is Challenger.WITNESS else dispute.moves // 2 * MOVE_GAS
-    gas = 0 if dispute.challenger == owner else weight * dispute.base_fee  # its own opening may show its lie
+    is_own = dispute.challenger == owner  # its own opening may show its lie
+    gas = 0 if is_own else min(weight * dispute.base_fee, share(bond, GAS_BPS_MAX))
     parts = share_out(
         bond,
         verifiers=len(verifiers),
@@ -188,10 +202,10 @@ def slash_equal(case: Case, window: WindowRecord, addresses: Sequence[bytes]) ->
     fine = case.parameters.dispute_equal_fees * case.parameters.check_fee_min
     for address in addresses:
         registry.fine_node(case.state, address, fine, case.scope.emit, case.scope.block.height, case.parameters)
-        _mark(case, address)
+        mark(case, address)
 
 
-def _mark(case: Case, address: bytes) -> None:
+def mark(case: Case, address: bytes) -> None:
     """Count a failure, and have a machine with too small a bond be drawn no more."""
     reputation.mark_failure(case.state, address, case.now, case.scope.emit, case.parameters)
     node = registry.load_node(case.state, address)

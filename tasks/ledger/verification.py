@@ -34,8 +34,10 @@ from tasks.ledger.games import (
     SETTLES,
     check_leaf,
     go_on,
+    is_contested,
     note_break,
     on_disputes_due,
+    on_not_opened,
     open_games,
     opened_of,
     settle_ended,
@@ -45,6 +47,7 @@ from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason, WindowEvent, Win
 from tasks.ledger.matching import draw_seed, draw_segments, draw_verifiers, eligible_verifiers
 from tasks.ledger.open_task import SEAT_DECLINED, SEAT_DRAWN, Case
 from tasks.ledger.records import Seat, WindowRecord, by_verifier_key
+from tasks.ledger.reruns import RERUN_SEATS, agreed, settle_rerun
 from tasks.ledger.seats import (
     DELIVERY_PHASES,
     check_time,
@@ -109,6 +112,7 @@ def prove(case: Case, proof: WindowProof) -> None:
         fee=check_fee(charge, case.parameters),
         ripe=0,
         seen=(),
+        rerun=(),
     )
     case.begin_window(window)
     renew_docket(case, window)
@@ -125,7 +129,9 @@ def _draw(case: Case, window: WindowRecord) -> None:
         return
     pool = _pool(case, window)
     wanted = _wanted(case, window)
-    if is_jury(window) and min(wanted, pool.operators) % 2 == 0:
+    if window.rerun:
+        wanted = wanted if pool.operators >= wanted else 0  # one alone decides nothing
+    elif is_jury(window) and min(wanted, pool.operators) % 2 == 0:
         wanted = min(wanted, pool.operators) - 1  # an even jury could tie
     if wanted <= 0 or not pool.operators:
         _redraw(case, window, case.now + parameters.draw_retry_ms)
@@ -248,7 +254,7 @@ def _parties(nodes: Sequence[registry.NodeRecord]) -> list[bytes]:
 def _wanted(case: Case, window: WindowRecord) -> int:
     parameters = case.parameters
     if is_jury(window):
-        return parameters.jury
+        return RERUN_SEATS if window.rerun else parameters.jury
     node = registry.load_node(case.state, window.worker)
     is_new = reputation.is_new(node, window.charge, parameters)
     return parameters.verifiers_new if is_new else parameters.verifiers
@@ -267,6 +273,8 @@ def _redraw(case: Case, window: WindowRecord, deadline_ms: int) -> None:
         )  # fmt: skip
     elif window.phase in DELIVERY_PHASES:
         _end_demand(case, window, WindowEvent.FINALISE, Reason.DISPUTE_UNRESOLVED)
+    elif window.rerun:
+        settle_rerun(case, window.number, ())
     elif by_jury:
         void_window(case, window.number, WindowEvent.DROP, reason, blamed=b"")
     else:
@@ -413,10 +421,17 @@ def open_window(case: Case, number: int, sender: bytes, openings: tuple[Opening,
 
 def _judge(case: Case, window: WindowRecord) -> None:
     """Have the jury decide whether the disputed segment could be fetched; games decide what was computed."""
+    if window.rerun:
+        found = agreed(window)
+        if found is None:
+            _redraw(case, window, case.now + 1)
+        else:
+            settle_rerun(case, window.number, found)
+        return
 
     def fetched(seat: Seat) -> bool:
         finding = finding_of(seat, window.disputed)
-        return finding is not None and finding.code == Code.COMPUTED
+        return finding is not None and finding.is_computed
 
     votes = [fetched(seat) for seat in window.jurors]
     if 2 * sum(votes) == len(votes):
@@ -506,7 +521,7 @@ def _judge_delivery(case: Case, window: WindowRecord) -> None:
     )
     outcome, count = found.most_common(1)[0]
     code, _, root = outcome
-    if 2 * count <= len(window.jurors) or (code == Code.COMPUTED and root != window.proof.state_root_out):
+    if 2 * count <= len(window.jurors) or (code != Code.UNAVAILABLE and root != window.proof.state_root_out):
         _redraw(case, window, case.now + 1)
         return
     right = [
@@ -515,7 +530,7 @@ def _judge_delivery(case: Case, window: WindowRecord) -> None:
         for finding in seat.findings or ()
         if (finding.code, finding.work_digest, finding.state_root_after) == outcome
     ]
-    if code == Code.COMPUTED:
+    if code != Code.UNAVAILABLE:
         pay_delivery(case, window, right, blamed=())
         _end_demand(case, window, WindowEvent.AGREE, Reason.RESULT_DELIVERED)
         return
@@ -551,12 +566,12 @@ def on_window_due(case: Case, number: int) -> None:
             _close_reveals(case, window, Reason.REVEAL_TIMEOUT)
         case WindowPhase.OPENING if window.reason != Reason.OPENING_LATE:
             fine_opening(case, window)
-            case.advance_window(
-                number, WindowEvent.EXTEND, Reason.OPENING_LATE,
-                deadline_ms=case.now + case.parameters.opening_extra_ms,
-            )  # fmt: skip
+            extra_ms = case.parameters.opening_extra_ms
+            if is_contested(case, window):
+                extra_ms = max(extra_ms, case.parameters.dispute_resume_ms)
+            case.advance_window(number, WindowEvent.EXTEND, Reason.OPENING_LATE, deadline_ms=case.now + extra_ms)
         case WindowPhase.OPENING:
-            void_window(case, number, WindowEvent.REJECT, Reason.NOT_OPENED, blamed=window.worker)
+            on_not_opened(case, number)
         case WindowPhase.ACCEPTED:
             finalise(case, window)
         case phase:

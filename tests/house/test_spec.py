@@ -64,6 +64,7 @@ from tasks.ledger import (
     parking,
     progress,
     registry,
+    reruns,
     settlement,
     transitions,
 )
@@ -216,6 +217,9 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "challenges_max": disputes.SEALS_MAX,
         "outsiders_at_once_max": disputes.OUTSIDERS_AT_ONCE_MAX,
         "disputes_at_once_max": disputes.RUNNING_MAX,
+        "silent_disputes_max": disputes.SILENT_MAX,
+        "rerun_seats": reruns.RERUN_SEATS,
+        "forgotten_disputes_max": disputes.FORGOTTEN_MAX,
         "released_moves_max": disputes.RELEASED_MOVES_MAX,
         "trace_bytes_per_s": games.TRACE_BYTES_PER_S,
         "events_per_block_max": transitions.EVENTS_PER_BLOCK_MAX,

@@ -131,7 +131,7 @@ def leaves_of(
 def found(leaf: SegmentLeaf, *, lie: bool = False) -> Finding:
     """What a verifier finds of the segment that a leaf is about."""
     end = end_of(leaf.state_root_before, leaf.step_from, leaf.step_to, lie=lie)
-    return Finding(leaf.segment, Code.COMPUTED, end.work_digest, end.state_root, end.loss_total)
+    return Finding(leaf.segment, Code.COMPUTED, end.work_digest, end.state_root, end.loss_total).against(leaf)
 
 
 def proof_of(job: JobSpec, task: bytes, window: int, leaves: Sequence[SegmentLeaf]) -> WindowProof:

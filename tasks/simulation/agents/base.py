@@ -212,7 +212,8 @@ class Machine(Agent):
         job, findings = view.job(duty.task), []
         for at in duty.segments:
             end = self.off.run(job, duty.task, leaves[at].state_root_before, leaves[at].step_from).end
-            findings.append(Finding(at, Code.COMPUTED, end.work_digest, end.state_root, end.loss_total))
+            found = Finding(at, Code.COMPUTED, end.work_digest, end.state_root, end.loss_total)
+            findings.append(found.against(leaves[at]))
         return tuple(findings)
 
     def check_ms(self, view: View, duty: CheckDuty) -> int:

@@ -37,12 +37,12 @@ class LazyVerifier(Machine):
             return super().find(view, duty)
         leaves = self.off.leaves(duty.task, duty.window, self.address, JURY if duty.is_jury else CHECK)
         if self.way.startswith("juror"):
-            if not duty.is_jury:
+            opened = view.window(duty.task, duty.window).opened
+            if not duty.is_jury or duty.segments[0] not in (shown.segment for shown in opened):
                 return super().find(view, duty)
             if self.way == "juror silent":
                 return None
             # The worker's opening stands on chain before the jury is drawn.
-            opened = view.window(duty.task, duty.window).opened
             (result,) = [shown for shown in opened if shown.segment == duty.segments[0]]
             return (
                 Finding(

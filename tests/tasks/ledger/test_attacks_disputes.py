@@ -15,12 +15,19 @@ from tasks.dispute.commitments import StepRecord
 from tasks.dispute.moves import ShowRecords, encode_move
 from tasks.ledger import queries
 from tasks.ledger.dispute_transitions import MOVE, RESUME_DISPUTE
-from tasks.ledger.disputes import OUTSIDERS_AT_ONCE_MAX, DisputeEnding, DisputePhase, load_docket
+from tasks.ledger.disputes import (
+    OUTSIDERS_AT_ONCE_MAX,
+    DisputeEnding,
+    DisputePhase,
+    has_disputes,
+    load_docket,
+    save_dispute,
+)
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.open_task import Case, Scope
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
-from tasks.ledger.registry import require_node
+from tasks.ledger.registry import require_node, save_node
 from tasks.ledger.transitions import POKE
 from tests.tasks.ledger.test_disputes import OUTSIDERS, bond_of, endings, lines, market, phases, until, window_of
 from tests.tasks.signed import CHECK, KEYS, WORK, SignedWorld
@@ -290,7 +297,7 @@ def test_a_game_that_was_lost_is_paid_for_also_if_the_window_ends_otherwise_in_t
 
 
 def test_a_sealed_challenge_in_the_block_of_a_proof_does_not_delay_it() -> None:
-    world, _, _, task = market(Manners(lies=True), HONEST)
+    world, _, _, task = market(Manners(lies=True), HONEST, final_ms=10**6, final_ms_min=10**6)
     until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
     assert play_game(world, task, 0, 0).is_proof
     assert world.challenge(OUTSIDERS[0], task, 0, 0) is None
@@ -324,3 +331,107 @@ def test_who_pokes_a_void_window_is_not_before_a_proof_about_another_one() -> No
     )
     case.save()
     assert world.send(liar, POKE, [task]) == "nothing_due"
+
+
+def test_a_verifier_with_the_least_bond_pays_for_the_day_that_it_delays_a_window() -> None:
+    """It said something else than it found, and never moves: it had no pause meanwhile, and lost nothing."""
+    world, worker, (bad,), task = market(HONEST, Manners(lies=True, silent=SILENT))
+    until(world, task, lambda _: phases(world, task) == [DisputePhase.SUSPENDED])
+    node = require_node(world.state, bad)
+    assert (node.bad, node.bond) == (1, QUICK.node_bond_min) and node.cool_down_until_ms > world.time_ms
+    until(world, task, lambda _: endings(world, task) == [DisputeEnding.CHALLENGER_SILENT])
+    assert QUICK.node_bond_min - require_node(world.state, bad).bond == share_up(
+        bond_of(world, task, worker), 1_000
+    )
+
+
+def test_seals_end_a_fixed_time_after_the_opening_and_an_outsider_has_less_time_to_resume() -> None:
+    """One outsider after another sealed while the game of the one before stood still: a day each, without end."""
+    day = 24 * 3_600_000
+    world, _, _, task = market(HONEST, HONEST, dispute_resume_ms=day, final_ms=60_000, final_ms_min=60_000)
+    window = until(world, task, lambda window: window.phase == WindowPhase.SEALING)
+    junk = (b"w" * 32, b"s" * 32)
+    assert world.challenge(OUTSIDERS[0], task, 0, window.sampled[0], root=junk) is None
+    until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
+    opened_ms = world.time_ms
+    assert load_docket(world.state, task, 0).until_ms == opened_ms + 60_000
+    until(world, task, lambda _: phases(world, task) == [DisputePhase.SUSPENDED])
+    (dispute,) = queries.disputes(world.state, task, 0)
+    assert dispute.deadline_ms <= world.time_ms + day // 8
+    world.block(60_000)
+    assert world.challenge(OUTSIDERS[1], task, 0, window.sampled[0], root=junk) == "challenge_closed"
+    world.block(day // 8)
+    record = world.run_to(task, Phase.SETTLED)
+    assert record.changed_ms < opened_ms + day // 6
+
+
+def test_a_window_in_dispute_stops_no_other_task_of_its_worker() -> None:
+    world, worker, (false,), task = market(
+        Manners(silent=SILENT), Manners(lies=True, silent=SILENT), dispute_resume_ms=10**7
+    )
+    node = require_node(world.state, worker)
+    save_node(world.state, node._replace(profile=node.profile._replace(slots=2)))
+    until(world, task, lambda _: phases(world, task) == [DisputePhase.SUSPENDED])
+    world.machines[false] = HONEST
+    other = world.create(spec(total=20, match_ms=80_000_000))
+    assert world.run_to(other, Phase.SETTLED).worker == worker
+    assert window_of(world, task).phase == WindowPhase.DISPUTED
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_a_window_that_stands_on_a_lie_is_paid_only_if_a_verifier_found_it_right(is_checked: bool) -> None:
+    """A liar's friend proves windows of nothing on the lost one, and was paid for them out of the liar's bond."""
+    world, _, task = two_windows_in_dispute(Manners(lies=True), HONEST)
+    friend = world.add_machine(2, roles=WORK)
+    second = load_window(world.state, task, 1)
+    opened = tuple(
+        one._replace(
+            work_digest=found.work_digest, state_root_after=found.state_root_after, loss_bits=found.loss_bits
+        )
+        for one, found in zip(second.opened, second.verifiers[0].findings or (), strict=True)
+    )
+    case = Case.load(Scope(world.state, world.context(), world.events.append, world.parameters), task)
+    case.put_window(second._replace(worker=friend, opened=opened if is_checked else ()))
+    case.save()
+    assert play_game(world, task, 0, 0).is_proof
+    world.block()
+    paid = [line.amount for line in lines(world, task, Purpose.LIE_PROVEN) if line.party == friend]
+    assert bool(sum(paid)) == is_checked
+
+
+def test_a_verifier_that_lost_its_own_game_does_not_share_a_liars_bond() -> None:
+    """It was wrong about one segment, and found what the winner found about another one."""
+    world, _, task = two_windows_in_dispute(Manners(lies=True), HONEST, HONEST)
+    window = load_window(world.state, task, 0)
+    lost, won = (seat.address for seat in window.verifiers)
+    games = queries.disputes(world.state, task, 0)
+    assert [game.challenger for game in games] == [lost, won]
+    save_dispute(
+        world.state, games[0]._replace(phase=DisputePhase.OVER, ending=DisputeEnding.ELEMENT_RIGHT, deadline_ms=0)
+    )
+    assert play_game(world, task, 0, 1).is_proof
+    world.block()
+    parties = {line.party for line in lines(world, task, Purpose.LIE_PROVEN) if line.movement == Movement.PAID}
+    assert won in parties and lost not in parties
+
+
+def test_gas_of_a_winner_is_a_small_part_of_the_bond_whatever_the_base_fee_was() -> None:
+    world, liar, task = two_windows_in_dispute(Manners(lies=True), HONEST)
+    (game,) = queries.disputes(world.state, task, 0)
+    save_dispute(world.state, game._replace(base_fee=10**18))
+    assert play_game(world, task, 0, 0).is_proof
+    world.block()
+    bond = bond_of(world, task, liar)
+    mine = sum(line.amount for line in lines(world, task, Purpose.LIE_PROVEN) if line.party == game.challenger)
+    assert mine == share(bond, 3_500) + share(bond, 500)
+
+
+def test_records_of_disputes_are_deleted_after_their_task_ended() -> None:
+    world, _, _, task = market(HONEST, *[Manners(lies=True)] * 5, HONEST)
+    world.run_to(task, Phase.SETTLED)
+    assert has_disputes(world.state, task) and queries.disputes(world.state, task, 0)
+    world.block(QUICK.bond_release_ms)
+    for _ in range(3):
+        world.block()
+    assert not has_disputes(world.state, task)
+    assert queries.disputes(world.state, task, 0) == []

@@ -257,9 +257,6 @@ def test_n4_cutting_rivals_lines_for_minutes_in_a_game_costs_them_no_bond_and_ga
     assert score.mean_milli < 0 and score.honest_loss_milli == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="silence, a resumption, leaving or not opening cost a sixth of what a proven lie does"
-)
 def test_a_caught_liar_has_no_way_out_that_costs_less_than_half_of_a_proven_lie() -> None:
     setting: Setting = {"share": 10, "windows": 1.0, "segments": 1.0}
     proven = score_of("cornered liar", {**setting, "escape": "plays"}, 4).mean_milli
@@ -269,7 +266,7 @@ def test_a_caught_liar_has_no_way_out_that_costs_less_than_half_of_a_proven_lie(
     )
 
 
-@pytest.mark.xfail(strict=True, reason="a day for each window that it was drawn for, and it loses nothing")
+@pytest.mark.xfail(strict=True, reason="a day for each window that it was drawn for, which costs it a tenth of S")
 def test_a_silent_verifier_with_the_least_bond_freezes_no_task_for_hours() -> None:
     setting: Setting = {"share": 10, "by": "verifier", "way": "silent", "rate": 1.0, "seals": 1}
     assert max(score_of("freezing challenger", setting, 4).delays_s) <= 2 * 3_600
