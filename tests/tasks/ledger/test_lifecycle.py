@@ -158,7 +158,7 @@ def test_a_window_costs_its_units_and_what_rounding_leaves_is_the_requesters(
             for pool in (Pool.PRICE, Pool.FEE)}  # fmt: skip
     paid = sum(line.amount for line in lines if line.movement == Movement.PAID and line.party in machines
                and line.pool in (Pool.PRICE, Pool.HOLD))  # fmt: skip
-    assert paid + left[Pool.PRICE] == sum(most)
+    assert paid + left[Pool.PRICE] == sum(most) + budget_of(job, world.parameters).preparation
     assert escrow_totals(world.state, task).locked == 0
 
 
