@@ -51,6 +51,10 @@ class Fault(NamedTuple):
         return f"{self.victim}-{self.phase}-" + ("killed" if self.hangs_s is None else f"{self.hangs_s:.0f}s")
 
 
+DEADLINES_MS: Final[Mapping[str, int]] = {
+    "prepare_ms": 900_000, "window_grace_ms": 600_000, "seal_ms_min": 600_000, "reveal_ms": 120_000,
+}  # fmt: skip
+"""As on a chain for everybody: those of test networks are shorter than what a machine may hang here."""
 SAMPLE: Final = Fault("verifier", "sealing", None)
 MATRIX: Final = tuple(
     Fault(victim, phase, hangs_s)
@@ -66,7 +70,8 @@ MATRIX: Final = tuple(
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    with network(tmp_path_factory.mktemp("faults"), "--no-task") as made:
+    deadlines = [option for name, ms in DEADLINES_MS.items() for option in ("--parameter", f"tasks.{name}={ms}")]
+    with network(tmp_path_factory.mktemp("faults"), "--no-task", *deadlines) as made:
         made.start()
         made.wait_up()
         with client_of(made) as client:
@@ -97,7 +102,7 @@ def test_a_task_settles_whoever_crashes_or_hangs(running: Network, fault: Fault)
     assert books.is_exact
     machines = {address: books.gains.get(address, 0) for address in before}
     assert min(machines.values()) >= -price * LOSS_BPS_MAX // 10_000, machines
-    assert after == failures
+    assert all(count <= failures.get(address, 0) for address, count in after.items())
 
 
 def client_of(running: Network) -> Client:
