@@ -128,7 +128,7 @@ def _engine(name: str) -> Arrays:
 
 
 def warm_up_plan() -> TrainingPlan:
-    """Return a tiny job: its program has all operators."""
+    """Return a tiny job: its program has all operators that a job can have."""
     from tasks.engines.plan import TrainingPlan
 
     return TrainingPlan((2, 3, 2), "silu", 2, 3, 2, 0, bytes(32), 1_000_000, weight_decay_nano=1)

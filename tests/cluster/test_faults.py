@@ -79,9 +79,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         yield made
 
 
-@pytest.mark.parametrize(
-    "fault", [pytest.param(one, marks=() if one == SAMPLE else pytest.mark.nightly) for one in MATRIX], ids=str
-)
+CASES: Final = [pytest.param(one, marks=() if one == SAMPLE else pytest.mark.nightly) for one in MATRIX]
+
+
+@pytest.mark.parametrize("fault", CASES, ids=str)
 def test_a_task_settles_whoever_crashes_or_hangs(running: Network, fault: Fault) -> None:
     with client_of(running) as client:
         before = bond_lines(client)
