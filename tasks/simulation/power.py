@@ -18,7 +18,9 @@ from tasks.simulation.strategies import STRATEGIES
 __all__ = ["Pair", "Prevented", "choose", "pairs", "verdict"]
 
 ERRORS: Final = 3
-"""A difference is clear if it is more than so many standard errors above 0: one of several figures was chosen."""
+"""A difference in a figure that was chosen on other markets is clear above so many standard errors."""
+ERRORS_OF_OTHERS: Final = 4
+"""The same in all other figures: one of many is above three by chance."""
 MARKETS_MIN: Final = 8
 _FIGURES: Final = (
     ("gain", "gains_milli", 1_000, 0.02),
@@ -59,11 +61,10 @@ class Prevented(NamedTuple):
         """How much more it is without the rule."""
         return self.without - self.present
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether the change is clear of its error and of nothing."""
+    def is_clear(self, errors: int = ERRORS) -> bool:
+        """Tell whether the change is clear of its error and of nothing."""
         least = next(least for name, *_, least in _FIGURES if name == self.figure)
-        return self.markets >= MARKETS_MIN and abs(self.change) > max(ERRORS * self.error, least)
+        return self.markets >= MARKETS_MIN and abs(self.change) > max(errors * self.error, least)
 
 
 def pairs(rule: Absent, settings: int, first: int, markets: int) -> list[Pair]:
@@ -100,22 +101,31 @@ def choose(found: Sequence[tuple[Pair, Score, Score]], count: int) -> list[tuple
 
 
 def verdict(rule: Absent, found: Sequence[tuple[Pair, str, Score, Score]]) -> dict[str, Any]:
-    """Return what is said of a rule, as a JSON value: the clear changes of what was chosen, on new markets."""
+    """Return what is said of a rule, as a JSON value: what was chosen, and other clear changes, on new markets."""
     changes: list[dict[str, Any]] = []
-    for pair, name, without, present in found:
-        figure = next(figure for figure in _FIGURES if figure[0] == name)
-        seen = _prevented(figure, present, without)
-        changes.append(
-            {
-                "strategy": pair.without.strategy,
-                "setting": dict(pair.without.setting),
-                "figure": name,
-                "with": round(seen.present, 3),
-                "without": round(seen.without, 3),
-                "standard_error": round(seen.error, 3),
-                "markets": seen.markets,
-                "is_clear": seen.is_clear,
-            }
-        )
+    chosen = {(_frozen(pair), name) for pair, name, *_ in found}
+    scores = {_frozen(pair): (pair, without, present) for pair, _, without, present in found}
+    for key, (pair, without, present) in scores.items():
+        for figure in _FIGURES:
+            seen = _prevented(figure, present, without)
+            is_chosen = (key, seen.figure) in chosen
+            is_clear = seen.is_clear(ERRORS if is_chosen else ERRORS_OF_OTHERS)
+            if is_chosen or is_clear:
+                changes.append(
+                    {
+                        "strategy": pair.without.strategy,
+                        "setting": dict(pair.without.setting),
+                        "figure": seen.figure,
+                        "with": round(seen.present, 3),
+                        "without": round(seen.without, 3),
+                        "standard_error": round(seen.error, 3),
+                        "markets": seen.markets,
+                        "is_clear": is_clear,
+                    }
+                )
     is_known = any(change["is_clear"] for change in changes)
     return {"text": rule.text, "changes_nothing": not is_known, "changes": changes}
+
+
+def _frozen(pair: Pair) -> tuple[object, ...]:
+    return pair.without.strategy, tuple(sorted(pair.without.setting.items()))
