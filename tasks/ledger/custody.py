@@ -226,7 +226,7 @@ def _drawn_nodes(
     pool = eligible_verifiers(
         scope.parent, case.record, record.author, barred, seed, case.now, parameters, role=NodeRole.STORAGE
     )
-    pool = [node for node in pool if not is_unreliable(case.state, node.address, day, parameters)]
+    pool = [node for node in pool if not is_unreliable(scope.parent, node.address, day, parameters)]
     return draw_verifiers(seed, pool, count)
 
 
@@ -241,7 +241,7 @@ def _draw(case: Case, record: CustodyRecord) -> CustodyRecord:
     wanted = min(parameters.custody_copies - len(record.holders), DRAWN_MAX - record.drawn)
     seed = draw_seed(b"custodian-draw", scope.block.beacon, record.task, record.window, record.drawn)
     nodes: list[NodeRecord] = []
-    if wanted > 0 and not is_unreliable(case.state, record.author, case.now // DAY_MS, parameters):
+    if wanted > 0 and not is_unreliable(scope.parent, record.author, case.now // DAY_MS, parameters):
         nodes = _drawn_nodes(case, record, seed, record.used, wanted)
     if not nodes:
         return _kept(case, _with_author(case, record))

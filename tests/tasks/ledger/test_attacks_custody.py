@@ -5,6 +5,7 @@ Each is played on a chain without custody too, where it is free: the rule is wha
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -13,8 +14,9 @@ from billing.escrow import Movement, Pool, Purpose
 from billing.prices import share
 from state.view.accounts import balance_of
 from tasks.ledger import queries
-from tasks.ledger.custody_records import CustodyPhase, custody_count
+from tasks.ledger.custody_records import CustodyPhase, count_hand_over, custody_count, load_custody
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
+from tasks.ledger.parameters import DAY_MS
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import require_node
 from tasks.ledger.transitions import DEMAND_RESULT, GIVE_UP_TASK
@@ -198,3 +200,22 @@ def test_n3_a_liar_that_left_and_has_nothing_else_open_does_not_get_its_bond_fir
     world.block()
     assert balance_of(world.state, worker) == before
     assert sum(line.amount for line in lines(world, task, Purpose.LIE_PROVEN)) > 0
+
+
+def test_the_leader_of_the_block_of_a_draw_does_not_choose_custodians_by_what_it_puts_into_the_block() -> None:
+    """A count that changes in the block would change who can be drawn, by a beacon that its leader knows."""
+    drawn: list[tuple[bytes, ...]] = []
+    for is_moved in (False, True):
+        world, _, task = market(parameters=replace(KEPT, custody_misses_per_day=1))
+        world.run(task, until=lambda record: record.next_window > 0)
+        for _ in range(5):
+            record = load_custody(world.state, task, 0)
+            if record.phase is not CustodyPhase.DRAWING:
+                break
+            is_draw = world.height >= record.height + KEPT.draw_blocks
+            if is_draw and is_moved:
+                for keeper in drawn[0]:
+                    count_hand_over(world.state, keeper, world.time_ms // DAY_MS, is_done=False)
+            world.block()
+        drawn.append(load_custody(world.state, task, 0).pending)
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 2
