@@ -88,6 +88,8 @@ class Pool(IntEnum):
     """Bonds of outsiders that challenge a window."""
     CUSTODY = 7
     """What the requester locked for custody, and bonds of custodians."""
+    CHECK = 8
+    """What the check fund has put down for checks that were drawn."""
 
 
 class Movement(IntEnum):
@@ -135,6 +137,10 @@ class Purpose(IntEnum):
     DISPUTE_RESUMED = 26
     PREPARATION = 27
     CLAIM_GAS = 28
+    CHECK_FUND = 29
+    """What a window pays into the check fund."""
+    CHECK = 30
+    """What the check fund puts down for a drawn check, and takes back of it."""
     CUSTODY = 40
     CUSTODY_PAY = 41
     CUSTODY_BOND = 42
@@ -278,16 +284,20 @@ class Vault:
         self._save(Movement.LOCKED, purpose, pool, source, amount, None)
 
     def pay(
-        self, pool: Pool, to: bytes, amount: int, purpose: Purpose, role: Role, *,
+        self, pool: Pool, to: bytes, amount: int, purpose: Purpose, role: Role | None, *,
         owner: bytes = NOBODY, subject: int | None = None, earner: bytes | None = None,
     ) -> None:  # fmt: skip
-        """Pay ``amount`` out of ``pool`` to ``to``, as what ``earner`` (default: the same) earned in ``role``."""
+        """Pay ``amount`` out of ``pool`` to ``to``, as what ``earner`` (default: the same) earned in ``role``.
+
+        Without a role nobody has earned it.
+        """
         if not amount:
             return
         self._change(pool, owner, -amount)
         self._record = self._record._replace(paid=self._record.paid + amount)
         credit(self._state, to, amount)
-        add_earnings(self._state, to if earner is None else earner, role, amount)
+        if role is not None:
+            add_earnings(self._state, to if earner is None else earner, role, amount)
         self._emit(PAID(self.id, to, amount, purpose))
         self._save(Movement.PAID, purpose, pool, to, amount, subject)
 

@@ -153,6 +153,12 @@ class ChallengeUnknown(ProtocolError):
     code = "challenge_unknown"
 
 
+class CheckTooDear(ProtocolError):
+    """The check fund could never bear an audit of a window of the job: its windows are to be smaller."""
+
+    code = "check_too_dear"
+
+
 class ChallengeClosed(ProtocolError):
     """The window takes no more challenges: their time is over, or there are too many."""
 

@@ -41,6 +41,7 @@ TESTNET_PARAMETERS: Final[dict[str, int]] = {
     "chain.base_fee_initial": 1_000_000,
     "chain.base_fee_min": 1_000_000,
     "tasks.check_fee_min": 5_000_000_000_000,
+    "tasks.draw_blocks": 3,
     "tasks.call_ms": 1_500,
     "tasks.accept_ms": 30_000,
     "tasks.prepare_ms": 60_000,

@@ -34,6 +34,7 @@ from state.transition.runtime import BlockInput, Execution, Runtime
 from state.view import Overlay, Reader
 from state.view.accounts import balance_of, credit, debit
 from tasks.ledger import registration, registry
+from tasks.ledger.audits import SURE, bond_floor
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.open_task import WORKER_ASSIGNED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
@@ -209,7 +210,7 @@ def _window(
     return WindowRecord(
         task, number, WindowPhase.OPENING, Reason.OPENING_LATE, proof, worker, 0, NOW_MS + 60_000, 0,
         tuple(leaf.segment for leaf in leaves), seats, opened, -1, (), tuple(verifiers), (), DKB // 1000,
-        5 * 10**14, 0, (), (),
+        5 * 10**14, 0, (), (), SURE, len(verifiers), 0, 0,
     )  # fmt: skip
 
 
@@ -267,7 +268,8 @@ class _Bench:
         bonds = Bonds(_job(price=2 * PRICE), 0, self.parameters)
         for key in self.keys:
             node = registry.require_node(state, key.address)
-            short = bonds.at(PRICE, node.profile.rate) - 1
+            floor = bond_floor(self.runtime.base_fee(state), is_new=bonds.is_new(node), parameters=self.parameters)
+            short = bonds.at(PRICE, node.profile.rate, floor) - 1
             debit(state, key.address, balance_of(state, key.address) - short)
 
     def shared_call(self) -> _Block:

@@ -12,7 +12,7 @@ from state.primitives.genesis import ChainParameters, Genesis, read_parameters
 from state.transition.runtime import Runtime
 from tasks.ledger.carriage import carriage_rules
 from tasks.ledger.parameters import TaskParameters
-from tasks.ledger.transitions import HOLDINGS, INVARIANTS, hooks, rules
+from tasks.ledger.transitions import HOLDINGS, INVARIANTS, endowments, hooks, rules
 
 __all__ = ["PARAMETER_TABLES", "make_runtime"]
 
@@ -48,5 +48,6 @@ def make_runtime(genesis: Genesis, *, check_invariants: bool = False, protocol_v
         invariants=INVARIANTS,
         holdings=HOLDINGS,
         check_invariants=check_invariants,
+        endowments=endowments(parameters),
         versions=range(1, max(VERSION, protocol_version) + 1),
     )

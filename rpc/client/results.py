@@ -443,6 +443,19 @@ class CallPrices(ResultObject):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckQuote(ResultObject):
+    """``fee`` is what a verifier of a window is paid, ``window`` what that pays for its audit at most.
+
+    ``bond`` and ``bond_new`` are the least bonds of a worker and of a new one, at the highest price.
+    """
+
+    fee: Amount
+    window: Amount
+    bond: Amount
+    bond_new: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskQuote(Answer):
     """What creating a task would lock, unused it comes back; and what is known against its job.
 
@@ -456,6 +469,7 @@ class TaskQuote(Answer):
     preparation: Amount
     total: Amount
     limit: Amount
+    checks: CheckQuote
     calls: tuple[CallPrices, ...]
     objections: tuple[Objection, ...]
     notices: tuple[Objection, ...]

@@ -32,13 +32,13 @@ from tasks.ledger.calls import PRICES_KEPT, CallPrices, last_prices
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import class_of
-from tasks.ledger.queries import find_task, quote, report_on
+from tasks.ledger.queries import find_task, quote, quote_checks, report_on
 from tasks.ledger.records import JobReport
 from tasks.ledger.screening import (
     Objection,
     Outlook,
     check_start,
-    cost_notices,
+    cost_objections,
     dataset_objections,
     look_out,
     machine_notices,
@@ -101,11 +101,14 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
     parameters = parameters_of(node.description.parameters).tasks
     budget = quote(job, parameters)
     seen = await node.query(height, _look, job, spec, node.head.time_ms, parameters, task)
-    objections = [*seen.start, *machine_objections(job, seen.outlook)]
     gas = {kind.name: kind.gas for kind in node.description.kinds}
-    notices = [
-        *cost_notices(job, parameters, gas, node.head.base_fee_next), *machine_notices(job, seen.outlook)
-    ]  # fmt: skip
+    objections = [
+        *seen.start,
+        *machine_objections(job, seen.outlook),
+        *cost_objections(job, parameters, gas, node.head.base_fee_next),
+    ]
+    notices = machine_notices(job, seen.outlook)
+    checks = quote_checks(job, node.head.base_fee_next, parameters)
     facts = await node.request(BlobRequests.dataset_facts, job.dataset.blob)
     if facts is None:
         text = f"the node that is asked does not hold the data set {hexed(job.dataset.blob)}"
@@ -120,6 +123,7 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
         "preparation": str(budget.preparation),
         "total": str(budget.total),
         "limit": str(job.max_price_per_tera_unit),
+        "checks": {name: str(amount) for name, amount in checks._asdict().items()},
         "calls": [
             {
                 "time_ms": call.time_ms,
@@ -176,6 +180,11 @@ def _look(
 
 BILL_COMPONENTS: Final[dict[str, Schema]] = {
     "Objection": obj({"code": STRING, "text": STRING}, description="Something that is known against a job."),
+    "CheckQuote": obj(
+        {"fee": AMOUNT_OUT, "window": AMOUNT_OUT, "bond": AMOUNT_OUT, "bond_new": AMOUNT_OUT},
+        description="At the present base fee and the highest price: pay of a verifier, what a window "
+        "pays for its audit at most, and the least bonds of a worker and of a new one.",
+    ),
     "CallPrices": obj(
         {
             "time_ms": NUMBER,
@@ -215,6 +224,7 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
                 "preparation": AMOUNT_OUT,
                 "total": AMOUNT_OUT,
                 "limit": AMOUNT_OUT,
+                "checks": ref("CheckQuote"),
                 "calls": array(ref("CallPrices"), maximum=PRICES_KEPT),
                 "objections": array(ref("Objection")),
                 "notices": array(ref("Objection")),

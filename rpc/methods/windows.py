@@ -82,6 +82,7 @@ def _window(record: WindowRecord) -> Json:
         "draws": record.draws,
         "charge": str(record.charge),
         "verifier_fee": str(record.fee),
+        "audit_cost": str(record.due),
     }
 
 
@@ -137,6 +138,7 @@ WINDOW_COMPONENTS: Final[dict[str, Schema]] = {
             "draws": NUMBER,
             "charge": AMOUNT_OUT,
             "verifier_fee": AMOUNT_OUT,
+            "audit_cost": AMOUNT_OUT,
         },
         description="A window of work from its proof on: the segments drawn, who re-ran them, what they found.",
     ),

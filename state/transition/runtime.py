@@ -8,7 +8,7 @@ cannot: what a rule refuses is a failed receipt, its fee kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from state.primitives.abi import SELECTOR_BYTES
@@ -154,15 +154,17 @@ class Runtime:
     def __init__(
         self, genesis: Genesis, *, rules: Iterable[Rule[Any]] = (), hooks: Iterable[BlockHook] = (),
         invariants: Iterable[Invariant] = (), holdings: Iterable[Holding] = (), check_invariants: bool = False,
-        versions: Iterable[int] = (VERSION,),
+        versions: Iterable[int] = (VERSION,), endowments: Mapping[bytes, int] | None = None,
     ) -> None:  # fmt: skip
         """Join ``rules`` and ``hooks`` to those of ``state``; raise ConfigError for a genesis that cannot be used.
 
         With ``check_invariants`` each block is checked for ``invariants`` and for money made or lost, where
         ``holdings`` names the tables of other packages that hold money; a breach is an AssertionError.
-        ``versions`` are those of the protocol that these rules know.
+        ``versions`` are those of the protocol that these rules know. ``endowments`` are issued at height 0 to
+        accounts of the rules, beside what the genesis allocates.
         """
         self.genesis: Final = genesis
+        self._endowments: Final = dict(endowments or {})
         self.genesis_hash: Final = genesis_hash(genesis)
         self.chain: Final = read_parameters(ChainParameters, "chain", genesis)
         _check_parameters(self.chain)
@@ -194,13 +196,15 @@ class Runtime:
         """Return the state at height 0 as changes over nothing. Raises ConfigError."""
         state = Overlay(EMPTY)
         total = sum(balance for _, balance in self.genesis.allocations)
-        total += sum(validator.stake for validator in self.genesis.validators)
+        total += sum(validator.stake for validator in self.genesis.validators) + sum(self._endowments.values())
         if total >= SUPPLY_LIMIT:
             raise ConfigError(
                 f"genesis: {format_amount(total)} in all; below {format_amount(SUPPLY_LIMIT)} expected"
             )
         set_issued(state, total)
         for address, balance in self.genesis.allocations:
+            credit(state, address, balance)
+        for address, balance in self._endowments.items():
             credit(state, address, balance)
         for validator in self.genesis.validators:
             save_stake(

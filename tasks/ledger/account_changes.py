@@ -147,6 +147,8 @@ def changes_of_events(events: Iterable[Event], reporter_of: Callable[[bytes], by
             continue
         if (party := _ESCROW.get(key)) is not None:
             name, sign = party
+            if values[name].startswith(SYSTEM_PREFIX):  # the check fund: nobody's account
+                continue
             kind = _purpose(values["purpose"])
             changes.append(
                 Change(values[name], kind, Holding.BALANCE, sign * values["amount"], escrow=values["escrow"])

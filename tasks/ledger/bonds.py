@@ -31,8 +31,10 @@ from tasks.ledger.registry import (
     NodeStatus,
     bond_id,
     bond_vault,
+    grown,
     index,
     load_node,
+    new_stake,
     node_subject,
     require_node,
     save_node,
@@ -158,7 +160,9 @@ def sponsor(
         raise PaymentMissing(due=due, got=amount)
     vault = bond_vault(state, address, emit, block.height)
     vault.lock(Pool.BOND, sender, amount, Purpose.SPONSOR_BOND, owner=sender)
-    node = node._replace(sponsored=node.sponsored + amount)
+    if not node.sponsored:  # another account is behind it from now on
+        node = new_stake(node, block.height, parameters)
+    node = grown(node, node.backing, block.height, parameters)._replace(sponsored=node.sponsored + amount)
     save_node(state, node)
     index(state, node, parameters)
     wake_at(state, node, block.time_ms)
@@ -201,6 +205,8 @@ def _leave(
     if amount:
         schedule(state, Due(leaves_ms, node_subject(node.address), SPONSOR_SLOT))
     emit(LEAVING(node.address, node.sponsor, amount, leaves_ms))
+    if amount < node.leaving:
+        node = grown(node, node.backing, block.height, parameters)
     return node._replace(leaving=amount, leaves_ms=leaves_ms)
 
 
@@ -253,6 +259,7 @@ def pay_machine(
     bonds = bond_vault(state, machine, scope.emit, scope.block.height)
     bonds.lock(Pool.BOND, machine, to_bond, Purpose.WITHHELD, owner=machine)
     lacked = node.backing < parameters.node_bond_min
+    node = grown(node, node.backing, scope.block.height, parameters)
     node = node._replace(bond=node.bond + to_bond, withheld=node.withheld + to_bond)
     save_node(state, node)
     if lacked and node.backing >= parameters.node_bond_min:

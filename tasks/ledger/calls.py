@@ -15,6 +15,7 @@ from state.view.accounts import balance_of
 from state.view.records import items_of, read_record
 from tasks.ledger import registry
 from tasks.ledger.auction import Ask, Bid, Match, clear
+from tasks.ledger.audits import bond_floor
 from tasks.ledger.deadlines import Due, cancel, matches_due
 from tasks.ledger.matching import Checkers, Miss, draw_weighted, free_slots, has_slot
 from tasks.ledger.open_task import Case, Scope
@@ -96,6 +97,10 @@ class _Call:
         self.bonds = {
             task: Bonds(case.spec, case.record.next_window, scope.parameters) for task, case in cases.items()
         }
+        self.floors = tuple(
+            bond_floor(scope.block.base_fee, is_new=is_new, parameters=scope.parameters)
+            for is_new in (False, True)
+        )
         self.coming = [
             self._ask(node)._replace(price=node.profile.price_per_tera_unit)
             for node in self.nodes.values()
@@ -162,7 +167,8 @@ class _Call:
             return None
         if record.open_windows and case.state.get(by_duty_key(node.address, record.id)) is not None:
             return None  # its earlier windows are not settled
-        return self.bonds[bid.task].at(price, node.profile.rate)
+        bonds = self.bonds[bid.task]
+        return bonds.at(price, node.profile.rate, self.floors[bonds.is_new(node)])
 
     def run(self) -> None:
         """Match, and note what it cost."""

@@ -224,10 +224,11 @@ def _drawn_nodes(
 ) -> list[NodeRecord]:
     scope, parameters, day = case.scope, case.parameters, case.now // DAY_MS
     pool = eligible_verifiers(
-        scope.parent, case.record, record.author, barred, seed, case.now, parameters, role=NodeRole.STORAGE
-    )
+        scope.parent, case.record, record.author, barred, seed, case.now, parameters, record.height,
+        role=NodeRole.STORAGE,
+    )  # fmt: skip
     pool = [node for node in pool if not is_unreliable(scope.parent, node.address, day, parameters)]
-    return draw_verifiers(seed, pool, count)
+    return draw_verifiers(seed, pool, count, record.height, parameters)
 
 
 def _parties(nodes: Sequence[NodeRecord]) -> tuple[bytes, ...]:

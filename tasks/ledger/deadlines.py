@@ -16,12 +16,16 @@ __all__ = [
     "TASK_SLOT",
     "WAKE_SLOT",
     "WINDOW_SLOTS",
+    "Draw",
     "Due",
     "cancel",
     "custody_slot",
+    "draws_due",
     "due_before",
     "matches_due",
     "schedule",
+    "schedule_draw",
+    "take_draw",
     "wakes_due",
     "window_slot",
 ]
@@ -41,6 +45,8 @@ SPONSOR_SLOT: Final = 2**32 - 6
 """What a sponsor takes back of its bond for a machine."""
 _QUEUE_OF: Final = {WAKE_SLOT: 1 << 61, FIRST_MATCH_SLOT: 1 << 62, MATCH_SLOT: 1 << 63}
 """Looks for a worker queue up apart, above all times: tasks that nobody takes delay nothing else."""
+_DRAWS: Final = 1 << 60
+"""Draws of verifiers queue up by height."""
 RANKS: Final = 64
 _RANK_BITS: Final = 54
 """First looks are in the order of the ranks of their budgets, the largest first; times have fewer bits."""
@@ -108,6 +114,37 @@ def matches_due(state: Reader, time_ms: int, limit: int) -> list[Due]:
 def wakes_due(state: Reader, time_ms: int, limit: int) -> list[Due]:
     """Return up to ``limit`` machines that are to look at the parked tasks, the earliest first."""
     return _due(state, WAKE_SLOT, time_ms, limit)
+
+
+class Draw(NamedTuple):
+    """A draw for ``window`` of ``task`` from the block at ``height`` on."""
+
+    height: int
+    task: bytes
+    window: int
+
+
+def _draw_key(draw: Draw) -> bytes:
+    return _QUEUE + (_DRAWS | draw.height).to_bytes(8, "big") + draw.task + draw.window.to_bytes(4, "big")
+
+
+def schedule_draw(state: Overlay, draw: Draw) -> None:
+    """Have verifiers drawn at a height."""
+    state.put(_draw_key(draw), b"\x01")
+
+
+def take_draw(state: Overlay, draw: Draw) -> None:
+    """Take a draw out of the queue."""
+    state.delete(_draw_key(draw))
+
+
+def draws_due(state: Reader, height: int, limit: int) -> list[Draw]:
+    """Return up to ``limit`` draws that are due in the block at ``height``, the earliest first."""
+    start, stop = (_QUEUE + (_DRAWS | at).to_bytes(8, "big") for at in (0, height + 1))
+    return [
+        Draw(int.from_bytes(key[1:9], "big") - _DRAWS, key[9:41], int.from_bytes(key[41:45], "big"))
+        for key, _ in state.scan(start, stop, limit)
+    ]
 
 
 def _first_looks(state: Reader, time_ms: int, limit: int) -> list[Due]:

@@ -20,11 +20,11 @@ _SILENT = (Reason.NOT_OPENED, Reason.ANSWER_MISSING)
 """Faults that prove nothing about the work: what was verified before is not taken for them."""
 
 
-def accept(case: Case, window: WindowRecord, reason: Reason) -> None:
+def accept(case: Case, window: WindowRecord, reason: Reason, event: WindowEvent = WindowEvent.AGREE) -> None:
     """Begin the time of challenges, or go on with what is left of it after a dispute."""
     until_ms = load_docket(case.state, window.task, window.number).until_ms or final_at(case, window)
     deadline_ms = max(case.now + 1, until_ms)
-    case.advance_window(window.number, WindowEvent.AGREE, reason, deadline_ms=deadline_ms)
+    case.advance_window(window.number, event, reason, deadline_ms=deadline_ms)
 
 
 def final_at(case: Case, window: WindowRecord) -> int:
@@ -44,7 +44,7 @@ def _void(
     drop_custody(case, window)
     pay_void_verifiers(case, window, blamed=blamed, is_silent=reason in _SILENT)
     _close(case, window)
-    case.advance_window(window.number, event, reason)
+    case.advance_window(window.number, event, reason, reserve=0)
 
 
 def _close(case: Case, window: WindowRecord) -> None:
@@ -116,7 +116,7 @@ def finalise(case: Case, window: WindowRecord) -> None:
         _close(case, window)
         case.change(final_windows=window.number + 1, final_root=window.proof.state_root_out)
         pay_final_window(case, window)
-        window = case.advance_window(window.number, WindowEvent.FINALISE, Reason.CHALLENGE_OVER)
+        window = case.advance_window(window.number, WindowEvent.FINALISE, Reason.CHALLENGE_OVER, reserve=0)
         for address in (window.worker, *(seat.address for seat in window.verifiers)):
             reputation.mark_success(
                 case.state, address, window.charge, case.now, case.parameters, is_worker=address == window.worker

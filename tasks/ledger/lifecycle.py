@@ -156,11 +156,14 @@ class WindowEvent(IntEnum):
     """Nothing is left to play, but a verifier could not fetch a blob."""
     RECHECK = 14
     """Nothing is left to play, and no verdict stands: others are drawn."""
+    PASS = 13
+    """The lot did not fall on it: nobody is drawn, and anybody may challenge it."""
 
 
 NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
     (WindowPhase.PROVED, WindowEvent.DRAW): WindowPhase.SEALING,
     (WindowPhase.PROVED, WindowEvent.REDRAW): WindowPhase.PROVED,
+    (WindowPhase.PROVED, WindowEvent.PASS): WindowPhase.ACCEPTED,
     (WindowPhase.SEALING, WindowEvent.CLOSE_SEALS): WindowPhase.REVEALING,
     (WindowPhase.SEALING, WindowEvent.REDRAW): WindowPhase.PROVED,
     (WindowPhase.REVEALING, WindowEvent.CLOSE_REVEALS): WindowPhase.OPENING,
@@ -284,6 +287,8 @@ class Reason(IntEnum):
     """A verifier could not fetch what it needed."""
     INPUT_INVALID = 47
     """A claim has proven that an input of the task is not what the task names: nobody can run it."""
+    NOT_DRAWN = 48
+    """The lot did not fall on the window: it is not audited."""
 
 
 def group_of(phase: Phase) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import Final
 
 from state.primitives.hashing import digest
 from state.view import Reader
@@ -18,6 +19,7 @@ from tasks.ledger.registry import (
     is_limited,
     is_renewed,
     load_node,
+    stake_as_of,
 )
 from tasks.ledger.reputation import draw_weight
 from tasks.spec import JobSpec
@@ -34,7 +36,14 @@ __all__ = [
     "has_slot",
     "is_paused",
     "may_admit",
+    "race",
 ]
+
+_LOG_BITS: Final = 32
+_PLACE_BITS: Final = 192
+"""Places differ for all weights of up to 2^130: amounts are below 2^127, and weights four times that at most."""
+CANDIDATES_LOOKED: Final = 2
+"""A draw looks at so many times the candidates: those that came after the proof hide none of the others."""
 
 
 class Miss(Enum):
@@ -80,6 +89,30 @@ def draw_weighted(
                 ]
                 break
     return drawn
+
+
+def _logarithm(lot: int) -> int:
+    """Return ``-log2(lot / 2^64)`` in units of 2^-32 for a lot from 1 to 2^64; at most two units above it."""
+    exponent = lot.bit_length() - 1
+    fraction = lot << 64 - exponent  # in [1, 2) with 64 bits behind the point
+    bits = 0
+    for _ in range(_LOG_BITS):
+        fraction = fraction * fraction >> 64
+        carry = fraction >> 65
+        fraction >>= carry
+        bits = bits << 1 | carry
+    return (64 << _LOG_BITS) - (exponent << _LOG_BITS | bits)
+
+
+def race(seed: bytes, name: bytes, weight: int) -> int:
+    """Return the place of ``name`` in a draw by weights: the lowest is drawn first.
+
+    The place depends on nobody else. So who leaves or joins at the last moment moves no draw from one machine to
+    another, which with a running sum of weights one unit of bond would. The chance to be the lowest is the share
+    of the weights, for these are exponential variables.
+    """
+    lot = int.from_bytes(digest(b"race", seed + name)[:8], "big") + 1
+    return (_logarithm(lot) << _PLACE_BITS) // weight
 
 
 def draw_segments(seed: bytes, segments: int, count: int) -> tuple[int, ...]:
@@ -143,22 +176,42 @@ class Checkers:
         return theirs & its != 0
 
 
-def draw_verifiers(seed: bytes, pool: Sequence[NodeRecord], count: int) -> list[NodeRecord]:
-    """Return up to ``count`` machines of different operators, drawn by bond times reputation."""
-    owners = [node.parties for node in pool]
-    return [pool[at] for at in draw_weighted(seed, [draw_weight(node) for node in pool], count, owners)]
+def draw_verifiers(
+    seed: bytes, pool: Sequence[NodeRecord], count: int, since: int, parameters: TaskParameters
+) -> list[NodeRecord]:
+    """Return up to ``count`` machines of different operators, drawn by bond times reputation.
+
+    Of their bonds counts what stood at height ``since``.
+    """
+    places = [
+        (race(seed, node.address, draw_weight(node, stake_as_of(node, since, parameters))), node) for node in pool
+    ]
+    drawn: list[NodeRecord] = []
+    for _, node in sorted(places, key=lambda place: (place[0], place[1].address)):
+        if len(drawn) == count:
+            break
+        if all(set(node.parties).isdisjoint(other.parties) for other in drawn):
+            drawn.append(node)
+    return drawn
 
 
 def eligible_verifiers(
     state: Reader, task: TaskRecord, worker: bytes, used: Sequence[bytes], seed: bytes, now_ms: int,
-    parameters: TaskParameters, *, role: NodeRole = NodeRole.VERIFY,
+    parameters: TaskParameters, since: int, *, role: NodeRole = NodeRole.VERIFY,
 ) -> list[NodeRecord]:  # fmt: skip
     """Return nodes of ``role`` that may check ``worker``: of other operators than its own and the requester's.
 
-    ``used`` are machines and operators that were drawn before: neither they nor their machines are.
+    ``used`` are machines and operators that were drawn before: neither they nor their machines are. Nor is a
+    machine whose bond at height ``since`` did not suffice.
     """
     barred = (*_parties_of(state, worker), *_parties_of(state, task.requester), *used)
-    return [node for node in _verifiers(state, seed, now_ms, parameters, role) if _may_check(node, barred)]
+    looked = candidates(state, role, seed, CANDIDATES_LOOKED * parameters.candidates_max)
+    stood = [node for node in looked if stake_as_of(node, since, parameters) >= parameters.node_bond_min]
+    return [
+        node
+        for node in stood[: parameters.candidates_max]
+        if is_available(node, now_ms, parameters) and _may_check(node, barred)
+    ]
 
 
 def is_paused(node: NodeRecord, now_ms: int) -> bool:

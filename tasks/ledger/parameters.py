@@ -64,7 +64,10 @@ _BOUNDS: Final = {
     "excluded_max": (1, 128),
     "samples": (1, 16),
     "verifiers": (1, 8),
-    "verifiers_new": (1, 8),
+    "verifiers_sure": (1, 8),
+    "audit_bps": (0, _WHOLE_BPS),
+    "segments_per_sample": (1, 256),
+    "check_fund_float": (1, 1 << 100),
     "jury": (1, 15),
     "draws_max": (1, 16),
     "declines_per_day": (0, 1 << 16),
@@ -140,9 +143,11 @@ class TaskParameters:
 
     # Escrow
     verification_bps: int = 800
+    """What is locked for the checks of each window, as a share of its price, at least."""
     check_fee_min: int = 5 * 10**14
-    """Least fee of each verifier of a window, however little its work is priced at: a core for the eight minutes
-    that a check may cost, and the gas of its two transactions."""
+    """Least pay of a check besides its gas and what it runs again: a core for the minutes that it may cost."""
+    check_fund_float: int = 100 * 10**18
+    """What the check fund has at the genesis. Below it windows pay more, above twice of it what they pay burns."""
     fee_bps: int = 200
     hold_bps: int = 2_000
     """Part of a final window's pay that waits for the task's end."""
@@ -195,11 +200,16 @@ class TaskParameters:
     """Nodes looked at for one draw, from a place in the index that the beacon picks."""
 
     # Verification
+    audit_bps: int = 0
+    """Least probability of an audit; 10,000 audits every window."""
     samples: int = 4
-    """Segments of a window that are re-run."""
+    """Segments of an audited window that its verifiers run again, all of them together."""
+    segments_per_sample: int = 32
+    """A window has so many segments for each that is run again, or its verifiers run fewer again."""
     verifiers: int = 1
-    verifiers_new: int = 3
-    """Verifiers for a worker's first audited windows."""
+    """Verifiers of an audited window."""
+    verifiers_sure: int = 2
+    """Verifiers where the price of the window alone makes an audit certain."""
     new_windows: int = 10
     """A worker is new to a window until what it proved since its last fault was worth so many times its price."""
     reputation_charge_min: int = 10**17
@@ -214,8 +224,8 @@ class TaskParameters:
     """From a draw: so long a seat may be declined."""
     late_fines_per_day_max: int = 5 * 10**17
     """Most that verdicts which do not come may cost a machine in a day."""
-    draw_blocks: int = 2
-    """From a proof, or a mismatch, to the block whose beacon draws who checks it: the leaders from the one to the
+    draw_blocks: int = 24
+    """From a proof, or a doubt, to the block whose beacon draws who checks it: the leaders from the one to the
     other would all have to be in league to know the draw beforehand."""
     draw_retry_ms: int = MINUTE_MS
     seal_ms_min: int = 10 * MINUTE_MS

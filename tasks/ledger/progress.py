@@ -11,6 +11,7 @@ from typing import Final
 from billing.escrow import Pool, Purpose
 from state.view.accounts import balance_of
 from tasks.ledger import registry, reputation
+from tasks.ledger.audits import bond_floor
 from tasks.ledger.capacity import bounded_fine
 from tasks.ledger.custody_records import custody_count, find_terms
 from tasks.ledger.disputes import forget_disputes, has_disputes
@@ -28,8 +29,9 @@ from tasks.ledger.records import (
     load_spec_bytes,
     save_report,
 )
+from tasks.ledger.seats import DELIVERY_PHASES
 from tasks.ledger.settlement import (
-    bond_at,
+    Bonds,
     close_escrow,
     fine_worker,
     fund_check,
@@ -151,8 +153,9 @@ def _end_withdrawn(case: Case) -> None:
 
 
 def _bond_of(case: Case, node: registry.NodeRecord) -> int:
-    profile = node.profile
-    return bond_at(case.spec, profile.price_per_tera_unit, case.record.next_window, case.parameters, profile.rate)
+    profile, bonds = node.profile, Bonds(case.spec, case.record.next_window, case.parameters)
+    floor = bond_floor(case.scope.block.base_fee, is_new=bonds.is_new(node), parameters=case.parameters)
+    return bonds.at(profile.price_per_tera_unit, profile.rate, floor)
 
 
 def wake(scope: Scope, address: bytes) -> None:
@@ -218,6 +221,8 @@ def assign(case: Case, worker: bytes, price: int) -> None:
     case.change(
         worker=worker, price_per_tera_unit=price, rate=node.profile.rate, busy=1, assigned_ms=case.now,
         deadline_ms=case.now + case.parameters.accept_ms, own_from=record.next_window, open_charge=0,
+        base_fee=case.scope.block.base_fee,
+        is_new=int(Bonds(case.spec, record.next_window, case.parameters).is_new(node)),
     )  # fmt: skip
     case.state.put(by_task_of_worker_key(worker, record.created_ms, record.id), b"\x01")
     case.state.put(by_duty_key(worker, record.id), b"\x01")
@@ -420,8 +425,9 @@ def _on_ended_due(case: Case) -> None:
     if terms is not None and terms.live:
         return
     last = case.record.final_windows - 1
-    if last >= 0 and (asked_ms := case.window(last).deadline_ms):
-        case.change(deadline_ms=asked_ms + 1)  # its worker answers for what is asked of it until that ends
+    if last >= 0 and case.window(last).phase in DELIVERY_PHASES:
+        # Its worker answers for what is asked of it until that ends.
+        case.change(deadline_ms=max(case.now, case.window(last).deadline_ms) + 1)
         return
     release_bonds(case)
     forget_disputes(case.state, case.record.id)

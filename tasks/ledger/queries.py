@@ -11,6 +11,7 @@ from billing.prices import Budget, share_up, work_price
 from state.primitives.hashing import HASH_BYTES
 from state.view import Overlay, Reader
 from tasks.dispute.game import Side
+from tasks.ledger.audits import bond_floor, check_fee
 from tasks.ledger.disputes import DisputePhase, DisputeRecord, load_dispute, load_docket, load_moves
 from tasks.ledger.dockets import player_of
 from tasks.ledger.lifecycle import Phase, WindowPhase
@@ -34,7 +35,7 @@ from tasks.ledger.records import (
 )
 from tasks.ledger.registry import NodeRecord, load_node, scan_nodes
 from tasks.ledger.seats import DELIVERY_PHASES, segments_to_check
-from tasks.ledger.settlement import bond_at, budget_of, may_open
+from tasks.ledger.settlement import bond_at, bond_of, budget_of, check_budget, may_open, rerun_price
 from tasks.ledger.verification import delivery_salt
 from tasks.spec import JobSpec
 
@@ -44,6 +45,7 @@ __all__ = [
     "Action",
     "Bill",
     "CheckDuty",
+    "CheckQuote",
     "DisputeDuty",
     "Page",
     "WorkDuty",
@@ -55,6 +57,7 @@ __all__ = [
     "find_task",
     "list_nodes",
     "quote",
+    "quote_checks",
     "report_on",
     "task_history",
     "task_spec",
@@ -85,6 +88,15 @@ class Bill(NamedTuple):
 
     lines: tuple[Line, ...]
     totals: Totals
+
+
+class CheckQuote(NamedTuple):
+    """What a verifier is paid, what a window pays for its audit at most, and the least bonds of workers."""
+
+    fee: int
+    window: int
+    bond: int
+    bond_new: int
 
 
 class Action(Enum):
@@ -230,6 +242,19 @@ def quote(spec: JobSpec, parameters: TaskParameters) -> Budget:
     return budget_of(spec, parameters)
 
 
+def quote_checks(spec: JobSpec, base_fee: int, parameters: TaskParameters) -> CheckQuote:
+    """Return what checks of a window of ``spec`` cost if it is matched at ``base_fee`` and its highest price."""
+    rerun = rerun_price(spec, 0, parameters.verifiers, spec.max_price_per_tera_unit, parameters)
+    bonds = (
+        max(
+            bond_at(spec, spec.max_price_per_tera_unit, 0, parameters),
+            bond_floor(base_fee, is_new=is_new, parameters=parameters),
+        )
+        for is_new in (False, True)
+    )
+    return CheckQuote(check_fee(base_fee, rerun, parameters), check_budget(spec, 0, parameters), *bonds)
+
+
 def report_on(state: Reader, spec_hash: bytes) -> JobReport | None:
     """Return what workers said of a job when they gave it up, or None."""
     return load_report(state, spec_hash)
@@ -264,7 +289,7 @@ def _work(state: Reader, task: TaskRecord, parameters: TaskParameters) -> list[W
     match task.phase:
         case Phase.ASSIGNED:
             action = Action.ACCEPT
-            bond = max(0, bond_at(spec, task.price_per_tera_unit, number, parameters, task.rate) - held)
+            bond = max(0, bond_of(task, spec, parameters) - held)
         case Phase.PREPARING:
             action = Action.START
         case Phase.RUNNING:

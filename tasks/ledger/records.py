@@ -79,7 +79,8 @@ class TaskRecord(NamedTuple):
     Windows from ``own_from`` on are of the present worker; those of them that are not final cost ``open_charge``.
     ``match_by_ms`` is when the search for a worker under way ends. ``diverged`` are the operators whose workers
     said that the job diverges in the window that is due next. ``price_per_tera_unit`` and ``rate`` are what the
-    worker's profile had when it was matched.
+    worker's profile had when it was matched. ``base_fee`` is that of the match, ``is_new`` tells whether the
+    worker was new then: the floor of a check and of the bond follow from them.
     """
 
     id: bytes
@@ -118,6 +119,8 @@ class TaskRecord(NamedTuple):
     own_from: int
     open_charge: int
     prepared: int
+    base_fee: int
+    is_new: int
 
     @property
     def own_windows(self) -> range:
@@ -158,6 +161,9 @@ class WindowRecord(NamedTuple):
     ``vacant`` has the heights at which seats were declined that nobody was drawn for yet.
     ``ripe`` is 1 when the challenge time is over and only an earlier window is waited for. ``rerun`` are segments
     that drawn machines run again because the worker was silent about them; these are ``jurors`` then.
+    ``chance`` is the probability of its audit in 10^-18 until the lot, then 0 or certainty; ``wanted`` is how
+    many verifiers an audit has. ``fee`` is what one of them is paid, ``due`` what an audit costs on average, and
+    ``reserve`` what the check fund has put down for it.
     """
 
     task: bytes
@@ -181,6 +187,10 @@ class WindowRecord(NamedTuple):
     ripe: int
     seen: tuple[int, ...]
     rerun: tuple[int, ...]
+    chance: int
+    wanted: int
+    due: int
+    reserve: int
 
 
 class HistoryEntry(NamedTuple):

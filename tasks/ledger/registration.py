@@ -33,11 +33,14 @@ from tasks.ledger.registry import (
     UPDATED,
     NodeProfile,
     NodeRecord,
+    NodeRole,
     NodeStatus,
     bond_vault,
+    grown,
     index,
     is_found,
     load_node,
+    new_stake,
     node_subject,
     remove_node,
     require_node,
@@ -138,7 +141,7 @@ def register(
     state.delete(_PAST + address)
     now_ms = block.time_ms
     node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, now_ms, now_ms, bond, *rest)
-    node = node._replace(asked_height=block.height)
+    node = new_stake(node._replace(asked_height=block.height), block.height, parameters)
     node = _with_payout(fade(node, block.time_ms, parameters), emit)
     save_node(state, node)
     index(state, node, parameters)
@@ -160,7 +163,7 @@ def update(
 
     Raises NodeUnknown, OperatorUnproved, InsufficientBalance.
     """
-    node = require_node(state, address)
+    before = node = require_node(state, address)
     _check_operator(address, profile, block)
     bond_vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
     node = _asking(fade(node, block.time_ms, parameters), profile.price_per_tera_unit, block.height)
@@ -168,6 +171,14 @@ def update(
         profile=profile, status=NodeStatus.ACTIVE, seen_ms=block.time_ms, renewed_ms=block.time_ms,
         bond=node.bond + bond,
     )  # fmt: skip
+    if (
+        before.status != NodeStatus.ACTIVE
+        or profile.operator != before.profile.operator
+        or (profile.roles & ~before.profile.roles & (NodeRole.VERIFY | NodeRole.STORAGE))
+    ):  # it could be drawn for nothing until now, or for other windows
+        node = new_stake(node, block.height, parameters)
+    elif bond:
+        node = grown(node, before.backing, block.height, parameters)
     node = _with_payout(node, emit)
     save_node(state, node)
     index(state, node, parameters)

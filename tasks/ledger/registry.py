@@ -38,6 +38,7 @@ __all__ = [
     "bond_vault",
     "candidates",
     "fine_node",
+    "grown",
     "index",
     "is_available",
     "is_found",
@@ -45,6 +46,7 @@ __all__ = [
     "is_present",
     "is_renewed",
     "load_node",
+    "new_stake",
     "node_subject",
     "operator_of",
     "profile_from_value",
@@ -53,6 +55,7 @@ __all__ = [
     "require_node",
     "save_node",
     "scan_nodes",
+    "stake_as_of",
     "taken",
     "wake_at",
 ]
@@ -149,7 +152,9 @@ class NodeRecord(NamedTuple):
     line of the checks that it was drawn for and has not sealed, ``drawn_ms`` those drawn in the block at
     ``drawn_height``. Of ``day``, in days of the chain's clock, are ``seat_declines`` and ``late_fines``, an
     amount. The profile's price stands since ``asked_height``; before it stood ``asked_was``, since
-    ``asked_was_height``, and before that ``asked_first``; 0 is no ask. What follows outlives the registration.
+    ``asked_was_height``, and before that ``asked_first``; 0 is no ask. ``stake_epoch`` is the last epoch of draws
+    in which its backing grew: it was ``stake_at`` as that began, and ``stake_before`` as the one before it began.
+    What follows outlives the registration.
     ``proved`` is what its verified windows were worth since its last fault. Until ``match_from_ms`` it is
     offered no task, for it left ``declines`` in a row before it had started them; it may check others
     meanwhile.
@@ -179,6 +184,9 @@ class NodeRecord(NamedTuple):
     asked_was: int
     asked_was_height: int
     asked_first: int
+    stake_epoch: int
+    stake_at: int
+    stake_before: int
     sponsored: int
     leaving: int
     leaves_ms: int
@@ -391,6 +399,31 @@ def ask_in_force(node: NodeRecord, height: int) -> int:
     if node.asked_height <= height:
         return node.profile.price_per_tera_unit
     return node.asked_was if node.asked_was_height <= height else node.asked_first
+
+
+def grown(node: NodeRecord, before: int, height: int, parameters: TaskParameters) -> NodeRecord:
+    """Note that what stands behind a machine is more than ``before`` from ``height`` on."""
+    epoch = height // parameters.draw_blocks
+    if epoch == node.stake_epoch:
+        return node
+    was = node.stake_at if epoch == node.stake_epoch + 1 else before
+    return node._replace(stake_epoch=epoch, stake_at=before, stake_before=min(was, before))
+
+
+def new_stake(node: NodeRecord, height: int, parameters: TaskParameters) -> NodeRecord:
+    """Note that a machine can be drawn for what is proved after this epoch of draws alone."""
+    return node._replace(stake_epoch=height // parameters.draw_blocks, stake_at=0, stake_before=0)
+
+
+def stake_as_of(node: NodeRecord, height: int, parameters: TaskParameters) -> int:
+    """Return what stood behind a machine as the epoch of draws of the block at ``height`` began, or less now.
+
+    What was locked since does not count (R30). For epochs before the last two in which it grew that is too little.
+    """
+    epoch = height // parameters.draw_blocks
+    if epoch > node.stake_epoch:
+        return node.backing
+    return min(node.backing, node.stake_at if epoch == node.stake_epoch else node.stake_before)
 
 
 def wake_at(state: Overlay, node: NodeRecord, time_ms: int) -> None:

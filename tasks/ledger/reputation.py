@@ -39,12 +39,12 @@ def reputation_milli(node: NodeRecord) -> int:
     return 1000 * (node.good_faded + COUNT) // (node.good_faded + 4 * node.bad_faded + 2 * COUNT)
 
 
-def draw_weight(node: NodeRecord) -> int:
+def draw_weight(node: NodeRecord, stake: int) -> int:
     """Return the weight of a verifier in a draw: bond behind it, times 1 to 4 by its reputation (market.md 6.3).
 
-    A machine that divides its bond among several keys has no more weight by it.
+    ``stake`` is what counts of that bond. A machine that divides it among several keys has no more weight by it.
     """
-    return node.backing * (1 + sum(reputation_milli(node) >= step for step in DRAW_STEPS_MILLI))
+    return stake * (1 + sum(reputation_milli(node) >= step for step in DRAW_STEPS_MILLI))
 
 
 def fade(node: NodeRecord, now_ms: int, parameters: TaskParameters) -> NodeRecord:

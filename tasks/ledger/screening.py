@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
-from billing.prices import TERA
+from billing.prices import BPS, TERA
 from state.primitives.amounts import format_amount
 from state.primitives.errors import DekubeError
 from state.view import Reader
@@ -35,7 +36,7 @@ __all__ = [
     "Objection",
     "Outlook",
     "check_start",
-    "cost_notices",
+    "cost_objections",
     "dataset_objections",
     "look_out",
     "machine_notices",
@@ -50,8 +51,11 @@ QUICK_PARAMETERS_MAX: Final = 1 << 18
 
 
 _KINDS_OF_TASK: Final = ("create_task", "accept_task", "start_task")
-_KINDS_OF_WINDOW: Final = ("submit_window", "seal_verdict", "reveal_verdict", "open_window")
+_KINDS_OF_WINDOW: Final = ("submit_window",)
 """What is sent at least for a task, and for each of its windows."""
+LEAST_SEGMENTS: Final = 128
+"""A window of so many segments pays ``CHECKED_BPS`` of its price for checks at most."""
+CHECKED_BPS: Final = 800
 
 
 class Objection(NamedTuple):
@@ -256,24 +260,28 @@ def machine_objections(spec: JobSpec, outlook: Outlook) -> list[Objection]:
     return [Objection("no_such_machine", text)]
 
 
-def cost_notices(
+def cost_objections(
     spec: JobSpec, parameters: TaskParameters, gas: Mapping[str, int], base_fee: int
 ) -> list[Objection]:  # fmt: skip
     """Return that checks and gas cost more than the work, and from which size on they do not.
 
-    ``gas`` is by the kinds of transactions, ``base_fee`` the present one.
+    ``gas`` is by the kinds of transactions, ``base_fee`` the present one. The checks include the gas of verifiers.
+    Checks that the genesis demands beyond the rule (``p.audit_bps``) do not count: no job could help that.
     """
-    seats = max(parameters.verifiers, parameters.verifiers_new)
+    parameters = replace(parameters, audit_bps=0)
     once = base_fee * sum(gas[kind] for kind in _KINDS_OF_TASK)
-    each = seats * parameters.check_fee_min + base_fee * sum(gas[kind] for kind in _KINDS_OF_WINDOW)
-    costs, price = once + spec.windows * each, budget_of(spec, parameters).price
-    if costs <= price:
+    each = base_fee * sum(gas[kind] for kind in _KINDS_OF_WINDOW)
+    budget = budget_of(spec, parameters)
+    costs = once + spec.windows * each + budget.verification
+    if costs <= budget.price:
         return []
     step_price = max(1, spec.step_units * spec.max_price_per_tera_unit)
-    least_steps = -(-(once + each) * TERA // step_price)
+    # In one window with so many segments that its checks are a bounded share of its price.
+    share_left = BPS - max(parameters.verification_bps, CHECKED_BPS)
+    least_steps = -(-(once + each) * TERA * BPS // (step_price * share_left)) if share_left > 0 else 0
     text = (
-        f"checks and gas of its windows cost {format_amount(costs)}, its work {format_amount(price)} at most; "
-        f"in one window of {least_steps} steps they would cost as much as the work"
+        f"checks and gas of it cost {format_amount(costs)}, its work {format_amount(budget.price)} at most; "
+        f"it takes one window of {LEAST_SEGMENTS} segments and {max(least_steps, LEAST_SEGMENTS)} steps or more"
     )
     return [Objection("costs_exceed_work", text)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from tasks.ledger.audits import samples_of
 from tasks.ledger.capacity import settle_owed
 from tasks.ledger.lifecycle import WindowPhase
 from tasks.ledger.open_task import Case
@@ -136,7 +137,7 @@ def check_time(case: Case, window: WindowRecord) -> SealTime:
     """Return the time of a check as the window's phase asks for it."""
     segments = len(segments_to_check(window))
     if window.phase == WindowPhase.PROVED:
-        segments = min(window.proof.segments, case.parameters.samples)
+        segments = samples_of(window.proof.segments, window.wanted, case.parameters)
     elif window.phase in DELIVERY_PHASES:
         segments = 0
     return seal_time(case.spec, segments, case.parameters)

@@ -12,24 +12,38 @@ from typing import Final
 from billing.escrow import NOBODY, Pool, Purpose
 from billing.prices import Budget, Role, share, share_up, split, split_roles, work_price, work_price_up
 from tasks.claims import layout_of
+from tasks.errors import CheckTooDear
 from tasks.ledger import registry
+from tasks.ledger.audits import (
+    Audit,
+    allowance,
+    audit_of,
+    bond_floor,
+    check_fee,
+    contribution,
+    samples_of,
+)
 from tasks.ledger.bonds import pay_from_bond, pay_machine
 from tasks.ledger.carriage import dues_of, pay_dues, share_pay
+from tasks.ledger.check_fund import is_below, pay_in, take_back
 from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.records import TaskRecord, WindowRecord
+from tasks.ledger.reputation import is_new
 from tasks.spec import JobSpec
 
 __all__ = [
     "RELEASES_MAX",
     "Bonds",
+    "audit",
     "bond_at",
+    "bond_of",
     "budget_of",
     "charge_of",
+    "check_affordable",
     "check_budget",
-    "check_fee",
     "close_escrow",
     "delivery_fees",
     "final_ms_of",
@@ -58,26 +72,29 @@ __all__ = [
     "release_bond",
     "release_bonds",
     "release_holds",
+    "rerun_price",
+    "window_check_fee",
     "window_work_ms",
     "windows_covered",
 ]
 
-VERIFIERS_SHARE_BPS_MAX: Final = 5_000
-"""Of a newcomer's pay that its additional verifiers may take."""
 WINDOWS_COVERED_MIN: Final = 3
 """A bond covers so many windows at least."""
 SPEED_OPEN: Final = 2
 """A machine twice as fast as it registered may fill the time until finality with open windows."""
 RELEASES_MAX: Final = 16
 """Workers of an ended task that one step pays what was held, or gives their bonds back; the next block goes on."""
+FLOAT_PARTS: Final = 4
+"""What one window's audit runs again costs at most this part of the check fund's float."""
 _Source = tuple[Pool, bytes]
+_BUDGET: Final[Sequence[_Source]] = ((Pool.VERIFICATION, NOBODY),)
+_FUND: Final[Sequence[_Source]] = ((Pool.CHECK, NOBODY),)
 
 
 def budget_of(spec: JobSpec, parameters: TaskParameters) -> Budget:
     """Return what the requester of ``spec`` locks: the windows at the highest price, and their checks.
 
-    A check costs its least fee at least. Each window is rounded up, and each payment down: what rounding leaves
-    returns to the requester.
+    Each window is rounded up, and each payment down: what rounding leaves returns to the requester.
     """
     last = spec.windows - 1  # the others are as long as the first
     whole, rest = (work_price_up(spec.window_units(at), spec.max_price_per_tera_unit) for at in (0, last))
@@ -94,15 +111,49 @@ def preparation_units(spec: JobSpec, parameters: TaskParameters) -> int:
 
 
 def check_budget(spec: JobSpec, window: int, parameters: TaskParameters) -> int:
-    """Return what the checks of a window may take from the verification pool."""
-    price = work_price(spec.window_units(window), spec.max_price_per_tera_unit)
-    seats = max(parameters.verifiers, parameters.verifiers_new)
-    return max(share(price, parameters.verification_bps), seats * parameters.check_fee_min)
+    """Return what a window may take from the verification pool."""
+    price = work_price_up(spec.window_units(window), spec.max_price_per_tera_unit)
+    return _check_share(price, spec.window_segments(window), parameters)
 
 
-def check_fee(charge: int, parameters: TaskParameters) -> int:
-    """Return the fee of one verifier of a window that costs ``charge``."""
-    return max(share(charge, parameters.verification_bps), parameters.check_fee_min)
+def _check_share(price: int, segments: int, parameters: TaskParameters) -> int:
+    return max(share_up(price, parameters.verification_bps), allowance(price, segments, parameters))
+
+
+def rerun_price(
+    spec: JobSpec, window: int, verifiers: int, price_per_tera_unit: int, parameters: TaskParameters
+) -> int:
+    """Return the price of what one verifier of a window runs again."""
+    samples = samples_of(spec.window_segments(window), verifiers, parameters)
+    return work_price(samples * spec.segment_units(window, 0), price_per_tera_unit)
+
+
+def check_affordable(spec: JobSpec, parameters: TaskParameters) -> None:
+    """Refuse a job whose checks the check fund could never put down. Raises CheckTooDear."""
+    verifiers = max(parameters.verifiers, parameters.verifiers_sure)
+    cost = verifiers * rerun_price(spec, 0, verifiers, spec.max_price_per_tera_unit, parameters)
+    most = parameters.check_fund_float // FLOAT_PARTS
+    if cost > most:
+        raise CheckTooDear(f"an audit of a window runs again what costs {cost}, the check fund bears {most}")
+
+
+def audit(case: Case, window: int) -> Audit:
+    """Return how a window of the present worker is audited."""
+    record, charge = case.record, charge_of(case, window)
+    node = registry.load_node(case.state, record.worker)
+    return audit_of(
+        charge,
+        case.vault.held(Pool.BOND, record.worker),
+        is_new=is_new(node, charge, case.parameters),
+        parameters=case.parameters,
+    )
+
+
+def window_check_fee(case: Case, window: int, verifiers: int) -> int:
+    """Return F of a window at the task's price and the base fee of its match."""
+    record, parameters = case.record, case.parameters
+    rerun = rerun_price(case.spec, window, verifiers, record.price_per_tera_unit, parameters)
+    return check_fee(record.base_fee, rerun, parameters)
 
 
 class _Cover:
@@ -136,17 +187,16 @@ class Bonds:
         self._limit = spec.max_price_per_tera_unit
         self._cover = _Cover(work_price(self._whole, self._limit), parameters)
         self._slowest_ms, self._rate_min = window_work_ms(spec, 0, 1), spec.requirements.rate_min
-        self._seats = max(parameters.verifiers, parameters.verifiers_new) + parameters.jury
-        self._of_count: dict[int, tuple[int, int, int]] = {}
+        self._of_count: dict[int, tuple[int, int]] = {}
         few = min(self._left, WINDOWS_COVERED_MIN, parameters.open_windows_max)
-        self.least = self._terms(few)[2] if few else 0
+        self.least = self._terms(few)[1] if few else 0
         """No machine's bond is less."""
 
-    def at(self, price_per_tera_unit: int, rate: int) -> int:
-        """Return twice the pay of the windows that the worker may have open.
+    def at(self, price_per_tera_unit: int, rate: int, floor: int) -> int:
+        """Return four times the pay of the windows that the worker may have open.
 
-        At least it is a part of what it would be at the job's highest price, and the fees of those who check and
-        judge these windows: they are paid out of it where a window is rejected.
+        At least it is a part of what it would be at the job's highest price, and ``floor``: the least with which
+        what audits cost stays a small part of the price.
         """
         if not self._left:
             return 0
@@ -157,26 +207,33 @@ class Bonds:
         terms = self._of_count.get(count)
         if terms is None:
             terms = self._of_count[count] = self._terms(count)
-        units, last, least = terms
+        units, least = terms
         own = share_up(work_price(units, price_per_tera_unit), self._parameters.bond_windows_bps)
-        last_fee = whole_fee = check_fee(work_price(self._whole, price_per_tera_unit), self._parameters)
-        if last != self._whole:
-            last_fee = check_fee(work_price(last, price_per_tera_unit), self._parameters)
-        return max(own, least, self._seats * ((count - 1) * whole_fee + last_fee))
+        return max(own, least, floor)
 
-    def _terms(self, count: int) -> tuple[int, int, int]:
-        """Return the units of ``count`` windows, those of their last one, and the bond at a price of nothing."""
-        last = self._last if count == self._left else self._whole
-        units = (count - 1) * self._whole + last
+    def _terms(self, count: int) -> tuple[int, int]:
+        """Return the units of ``count`` windows, and the bond at a price of nothing."""
+        units = (count - 1) * self._whole + (self._last if count == self._left else self._whole)
         highest = share_up(work_price(units, self._limit), self._parameters.bond_windows_bps)
-        return units, last, share_up(highest, self._parameters.bond_floor_bps)
+        return units, share_up(highest, self._parameters.bond_floor_bps)
+
+    def is_new(self, node: registry.NodeRecord) -> bool:
+        """Tell whether a machine is new to the job's windows at its own price."""
+        return is_new(node, work_price(self._whole, node.profile.price_per_tera_unit), self._parameters)
 
 
 def bond_at(
-    spec: JobSpec, price_per_tera_unit: int, window: int, parameters: TaskParameters, rate: int = 0
-) -> int:
-    """Return the bond of a worker that starts at ``window``."""
-    return Bonds(spec, window, parameters).at(price_per_tera_unit, rate)
+    spec: JobSpec, price_per_tera_unit: int, window: int, parameters: TaskParameters, rate: int = 0,
+    floor: int = 0,
+) -> int:  # fmt: skip
+    """Return the bond of a worker that starts at ``window``; ``floor`` is the least that its match allows."""
+    return Bonds(spec, window, parameters).at(price_per_tera_unit, rate, floor)
+
+
+def bond_of(record: TaskRecord, spec: JobSpec, parameters: TaskParameters) -> int:
+    """Return the bond of a task's worker as it was matched."""
+    floor = bond_floor(record.base_fee, is_new=bool(record.is_new), parameters=parameters)
+    return bond_at(spec, record.price_per_tera_unit, record.next_window, parameters, record.rate, floor)
 
 
 def final_ms_of(value: int, parameters: TaskParameters) -> int:
@@ -212,16 +269,14 @@ def open_windows_of(spec: JobSpec, rate: int, parameters: TaskParameters) -> int
 def may_open(record: TaskRecord, spec: JobSpec, charge: int, bond: int, parameters: TaskParameters) -> bool:
     """Tell whether a worker that has locked ``bond`` may have one more window open, which costs ``charge``.
 
-    The bond covers the price of its open windows, and the fees of their checks and juries. One is always allowed.
+    The bond covers the price of its open windows. One is always allowed.
     """
     if len(record.open_windows) >= parameters.open_windows_max:
         return False
     value, count = record.open_charge + charge, len(record.own_windows) + 1
     if count > open_windows_of(spec, record.rate, parameters):
         return False
-    seats = max(parameters.verifiers, parameters.verifiers_new) + parameters.jury
-    fees = seats * max(share(value, parameters.verification_bps), count * parameters.check_fee_min)
-    return count == 1 or max(share_up(value, parameters.bond_windows_bps), fees) <= bond
+    return count == 1 or share_up(value, parameters.bond_windows_bps) <= bond
 
 
 def has_room(case: Case) -> bool:
@@ -272,25 +327,18 @@ def _pay_evenly(
 
 
 def pay_final_window(case: Case, window: WindowRecord) -> None:
-    """Pay a final window: its verifiers, its worker (a part of that is held), the protocol's fee, which is burned.
+    """Pay a final window: the check fund, its verifiers, its worker (a part of that is held), the protocol's fee.
 
-    One verifier's fee comes from the verification budget; further ones, drawn because the worker is new, are paid
-    out of the worker's own pay. What is missing to the least fee of each comes from the budget too.
+    Each window pays what its audit costs on average, whether it had one. Who verified it is paid by the fund.
     """
-    vault, parameters = case.vault, case.parameters
+    vault, parameters, pay = case.vault, case.parameters, window.charge
+    due = contribution(window.due, is_below=is_below(case.state, parameters))
+    most = _check_share(window.charge, window.proof.segments, parameters)
+    pay_in(case.state, vault, min(due, most), window.number, parameters)
     addresses = [seat.address for seat in window.verifiers]
-    base = share(window.charge, parameters.verification_bps)
-    from_pay = min(base * (len(addresses) - 1) if addresses else 0, share(window.charge, VERIFIERS_SHARE_BPS_MAX))
-    from_budget = max(base, len(addresses) * parameters.check_fee_min - from_pay) if addresses else 0
-    from_budget = min(from_budget, vault.held(Pool.VERIFICATION))
-    pay = window.charge - from_pay
-    if addresses:
-        parts = split(from_budget + from_pay, [1] * len(addresses))
-        for address, part in zip(addresses, parts, strict=True):
-            budget_part = min(part, from_budget)
-            from_budget -= budget_part
-            _draw(case, [(Pool.VERIFICATION, NOBODY)], address, budget_part, Purpose.VERIFIER_FEE, window.number)
-            _draw(case, [(Pool.PRICE, NOBODY)], address, part - budget_part, Purpose.VERIFIER_FEE, window.number)
+    paid = min(window.fee * len(addresses), window.reserve)
+    _pay_evenly(case, _FUND, addresses, paid, Purpose.VERIFIER_FEE, window.number)
+    take_back(case.state, vault, window.reserve - paid, window.number, parameters)
     if not case.record.prepared:
         units = preparation_units(case.spec, parameters)
         _pay_prepared(
@@ -309,24 +357,29 @@ def pay_final_window(case: Case, window: WindowRecord) -> None:
     vault.burn(Pool.FEE, fee, Purpose.PROTOCOL_FEE, subject=window.number)
 
 
-def _void_sources(blamed: bytes, *, is_silent: bool = False) -> list[_Source]:
-    budget = (Pool.VERIFICATION, NOBODY)
+def _blamed_sources(blamed: bytes, *, is_silent: bool = False) -> list[_Source]:
     if not blamed:
-        return [budget]
-    return [(Pool.BOND, blamed), budget] if is_silent else [(Pool.HOLD, blamed), (Pool.BOND, blamed), budget]
+        return []
+    return [(Pool.BOND, blamed)] if is_silent else [(Pool.HOLD, blamed), (Pool.BOND, blamed)]
 
 
 def pay_void_verifiers(case: Case, window: WindowRecord, *, blamed: bytes, is_silent: bool = False) -> None:
     """Pay the verifiers whose verdicts on a void window stood.
 
-    Whoever is to blame for the void pays them, out of what it forfeits and out of its bond; the requester where
+    Whoever is to blame for the void pays them, out of what it forfeits and out of its bond; the check fund where
     nobody is, or that is used up. What was held of verified windows is not taken for silence.
     """
     addresses = [seat.address for seat in window.verifiers if seat.findings is not None]
+    sources = _blamed_sources(blamed, is_silent=is_silent)
     amount = window.fee * len(addresses)
+    by_fund = min(window.reserve, max(0, amount - _available(case, sources)))
+    before = case.vault.held(Pool.CHECK)
     _pay_evenly(
-        case, _void_sources(blamed, is_silent=is_silent), addresses, amount, Purpose.VERIFIER_FEE, window.number
-    )
+        case, [*sources, *_FUND], addresses, min(amount, _available(case, sources) + by_fund),
+        Purpose.VERIFIER_FEE, window.number,
+    )  # fmt: skip
+    used = before - case.vault.held(Pool.CHECK)
+    take_back(case.state, case.vault, window.reserve - used, window.number, case.parameters)
 
 
 def juror_fee(window: WindowRecord) -> int:
@@ -343,21 +396,25 @@ def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], bla
     due = juror_fee(window)
     if window.worker in blamed:
         _pay_evenly(
-            case, _void_sources(window.worker), addresses, due * len(addresses), Purpose.JUROR_FEE, window.number
+            case,
+            [*_blamed_sources(window.worker), *_BUDGET],
+            addresses,
+            due * len(addresses),
+            Purpose.JUROR_FEE,
+            window.number,
         )
         return
     for juror in addresses:
         missing = due
         for payer, part in zip(blamed, split(due, [1] * len(blamed)) if blamed else (), strict=True):
             missing -= pay_from_bond(case.scope, payer, juror, part, Purpose.JUROR_FEE)
-        budget = [(Pool.VERIFICATION, NOBODY)]
-        _draw(case, budget, juror, min(missing, _available(case, budget)), Purpose.JUROR_FEE, window.number)
+        _draw(case, _BUDGET, juror, min(missing, _available(case, _BUDGET)), Purpose.JUROR_FEE, window.number)
 
 
 def pay_rerun(case: Case, window: WindowRecord) -> None:
     """Pay the machines that ran segments again because the worker was silent, out of its bond."""
     addresses = [seat.address for seat in window.jurors if seat.findings is not None]
-    sources = _void_sources(window.worker, is_silent=True)
+    sources = [*_blamed_sources(window.worker, is_silent=True), *_BUDGET]
     amount = juror_fee(window) * len(addresses)
     _pay_evenly(case, sources, addresses, amount, Purpose.JUROR_FEE, window.number)
 
@@ -370,7 +427,7 @@ def delivery_fees(window: WindowRecord, parameters: TaskParameters) -> int:
 def pay_delivery(case: Case, window: WindowRecord, addresses: Sequence[bytes], blamed: Sequence[bytes]) -> None:
     """Pay the machines that tried to fetch a result: its worker does if it is ``blamed``, else the requester."""
     fee = max(juror_fee(window), case.parameters.check_fee_min)
-    sources = _void_sources(window.worker if blamed else b"")
+    sources = [*_blamed_sources(window.worker if blamed else b""), *_BUDGET]
     _pay_evenly(case, sources, addresses, fee * len(addresses), Purpose.JUROR_FEE, window.number)
 
 

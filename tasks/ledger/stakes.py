@@ -13,6 +13,7 @@ from billing.escrow import Pool, Purpose
 from billing.prices import Role, share, share_up, split
 from tasks.dispute.shares import CHALLENGE_BPS, challenge_bond, share_out
 from tasks.ledger import registry, reputation
+from tasks.ledger.audits import check_floor
 from tasks.ledger.bonds import pay_from_bond
 from tasks.ledger.disputes import (
     MOVE_GAS,
@@ -199,7 +200,7 @@ def burn_rest(case: Case, window: WindowRecord) -> None:
 
 def slash_equal(case: Case, window: WindowRecord, addresses: Sequence[bytes]) -> None:
     """Slash machines that had revealed "equal" on a segment that was proven wrong; all of it is burned."""
-    fine = case.parameters.dispute_equal_fees * case.parameters.check_fee_min
+    fine = case.parameters.dispute_equal_fees * check_floor(case.record.base_fee, case.parameters)
     for address in addresses:
         registry.fine_node(case.state, address, fine, case.scope.emit, case.scope.block.height, case.parameters)
         mark(case, address)

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from billing.errors import PaymentMissing
 from billing.escrow import HOLDING, Pool, Purpose, Vault, check_touched_escrows
+from billing.prices import BPS
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
@@ -22,6 +23,7 @@ from tasks.ledger import registration
 from tasks.ledger.bonds import bond_rules, on_sponsor_due, release_sponsor
 from tasks.ledger.calls import bids_due, hold_call
 from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
+from tasks.ledger.check_fund import FUND_ADDRESS
 from tasks.ledger.claim_transitions import claim_rules
 from tasks.ledger.custody import check_custody
 from tasks.ledger.custody_lies import on_custody_due
@@ -33,7 +35,9 @@ from tasks.ledger.deadlines import (
     SPONSOR_SLOT,
     TASK_SLOT,
     WINDOW_SLOTS,
+    draws_due,
     due_before,
+    take_draw,
     wakes_due,
 )
 from tasks.ledger.deadlines import cancel as take_due
@@ -61,8 +65,25 @@ from tasks.ledger.progress import (
 from tasks.ledger.questions import QuestionOf, question_of
 from tasks.ledger.records import TaskRecord, by_requester_key, save_spec
 from tasks.ledger.registry import REGISTRY_ADDRESS, NodeProfile, profile_from_value, profile_to_value
-from tasks.ledger.settlement import bond_at, budget_of, charge_of, close_escrow, may_open, pay_cancelled
-from tasks.ledger.verification import decline_seat, demand, on_window_due, open_window, prove, reveal, seal
+from tasks.ledger.settlement import (
+    bond_of,
+    budget_of,
+    charge_of,
+    check_affordable,
+    close_escrow,
+    may_open,
+    pay_cancelled,
+)
+from tasks.ledger.verification import (
+    decline_seat,
+    demand,
+    on_draw_due,
+    on_window_due,
+    open_window,
+    prove,
+    reveal,
+    seal,
+)
 from tasks.proofs import (
     SAMPLED_MAX,
     Finding,
@@ -97,6 +118,7 @@ __all__ = [
     "SUSPEND_NODE",
     "TOP_UP_TASK",
     "UPDATE_NODE",
+    "endowments",
     "hooks",
     "node_payload",
     "rules",
@@ -155,6 +177,8 @@ _CALLS: Final = {
 
 EVENTS_PER_BLOCK_MAX: Final = 4096
 """Deadlines wait for the next block when those before them told so much: a receipt of events is bounded."""
+DRAWS_SHARE_BPS: Final = 7_500
+"""Of the deadlines of a block, draws of verifiers at most: more than a block has proofs."""
 POKED_WINDOWS_MAX: Final = 3
 """Open windows of a task whose windows may be poked."""
 AMOUNT_LIMIT: Final = 1 << 127
@@ -425,6 +449,7 @@ class _Market:
 
     def create(self, state: Overlay, task: NewTask, context: Context) -> None:
         spec, now = task.spec, context.block.time_ms
+        check_affordable(spec, self._parameters)
         spec.program()  # a job whose numbers could leave the exact range is refused here, where it is paid for
         task_id = task_id_of(context.sender, context.nonce)
         budget = budget_of(spec, self._parameters)
@@ -470,6 +495,8 @@ class _Market:
             own_from=0,
             open_charge=0,
             prepared=0,
+            base_fee=0,
+            is_new=0,
             rank=min(budget.total.bit_length() // 2, RANKS - 1),
         )
         case = Case(scope, record, is_new=True)
@@ -545,8 +572,7 @@ class _Market:
     def _missing_bond(self, case: Case) -> int:
         """Return what the worker of a task has to lock to accept it."""
         record = case.record
-        bond = bond_at(case.spec, record.price_per_tera_unit, record.next_window, self._parameters, record.rate)
-        return max(0, bond - case.vault.held(Pool.BOND, record.worker))
+        return max(0, bond_of(record, case.spec, self._parameters) - case.vault.held(Pool.BOND, record.worker))
 
     def _lacks_bond(self, case: Case) -> bool:
         """Tell whether the worker has too little to accept: it may have been matched with several tasks."""
@@ -685,7 +711,15 @@ class _Market:
         release_moves(state)
         wakes = parameters.wakes_per_block
         bids = bids_due(state, block.time_ms, parameters)  # not of tasks that lose their worker below
-        for due in due_before(state, block.time_ms, parameters.deadlines_per_block):
+        drawn = draws_due(state, block.height, parameters.deadlines_per_block * DRAWS_SHARE_BPS // BPS)
+        for draw in drawn:  # at their height: in a later block another beacon would decide
+            if emitted >= EVENTS_PER_BLOCK_MAX:
+                break
+            take_draw(state, draw)
+            case = Case.load(scope(), draw.task)
+            on_draw_due(case, draw.window)
+            case.save()
+        for due in due_before(state, block.time_ms, parameters.deadlines_per_block - len(drawn)):
             if emitted >= EVENTS_PER_BLOCK_MAX:
                 break
             take_due(state, due)
@@ -758,3 +792,8 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
 def hooks(parameters: TaskParameters, question_of: QuestionOf = question_of) -> tuple[BlockHook, ...]:
     """Return what the market does at the end of each block."""
     return (_Market(parameters, question_of).fire,)
+
+
+def endowments(parameters: TaskParameters) -> dict[bytes, int]:
+    """Return what the genesis issues to accounts of the market: the float of the check fund."""
+    return {FUND_ADDRESS: parameters.check_fund_float}

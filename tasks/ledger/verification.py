@@ -26,10 +26,14 @@ from tasks.errors import (
     WrongPhase,
 )
 from tasks.ledger import registry, reputation
+from tasks.ledger.audits import SURE, average_cost, gas_excess, is_hit, samples_of
 from tasks.ledger.capacity import bounded_fine, count_decline, has_room, owe, settle_owed
+from tasks.ledger.check_fund import put_down, take_back
 from tasks.ledger.custody import begin_custody
+from tasks.ledger.deadlines import Draw, schedule_draw
+from tasks.ledger.disputes import load_docket
 from tasks.ledger.dockets import proof_in, renew_docket
-from tasks.ledger.endings import fail_unchecked, finalise
+from tasks.ledger.endings import accept, fail_unchecked, finalise
 from tasks.ledger.games import (
     SETTLES,
     check_leaf,
@@ -59,14 +63,15 @@ from tasks.ledger.seats import (
     with_seats,
 )
 from tasks.ledger.settlement import (
+    audit,
     charge_of,
-    check_fee,
     delivery_fees,
     fine_opening,
     give_back_demand,
     pay_delivery,
     pay_for_lost_result,
     pay_jurors,
+    window_check_fee,
 )
 from tasks.proofs import Code, Finding, Opening, WindowProof, verdict_seal
 
@@ -74,6 +79,7 @@ __all__ = [
     "decline_seat",
     "delivery_salt",
     "demand",
+    "on_draw_due",
     "on_window_due",
     "open_window",
     "prove",
@@ -90,7 +96,8 @@ _REVEALING: Final = (WindowPhase.REVEALING, WindowPhase.JURY_REVEALING, WindowPh
 def prove(case: Case, proof: WindowProof) -> None:
     """Take the proof of the window under way; the beacon of a later block draws who checks it."""
     number = proof.window
-    charge = charge_of(case, number)
+    charge, checks = charge_of(case, number), audit(case, number)
+    fee = window_check_fee(case, number, checks.verifiers)
     window = WindowRecord(
         task=case.record.id,
         number=number,
@@ -99,7 +106,7 @@ def prove(case: Case, proof: WindowProof) -> None:
         proof=proof,
         worker=case.record.worker,
         height=case.scope.block.height,
-        deadline_ms=case.now + 1,
+        deadline_ms=0,
         draws=0,
         sampled=(),
         verifiers=(),
@@ -109,12 +116,17 @@ def prove(case: Case, proof: WindowProof) -> None:
         used=(),
         vacant=(),
         charge=charge,
-        fee=check_fee(charge, case.parameters),
+        fee=fee,
         ripe=0,
         seen=(),
         rerun=(),
+        chance=checks.chance,
+        wanted=checks.verifiers,
+        due=average_cost(checks, fee),
+        reserve=0,
     )
     case.begin_window(window)
+    _schedule(case, window, window.height)
     renew_docket(case, window)
     begin_custody(case, window)
 
@@ -122,12 +134,43 @@ def prove(case: Case, proof: WindowProof) -> None:
 # Draws
 
 
+def _schedule(case: Case, window: WindowRecord, since: int) -> None:
+    """Have the beacon ``p.draw_blocks`` after the block at ``since`` draw for a window."""
+    schedule_draw(case.state, Draw(since + case.parameters.draw_blocks, window.task, window.number))
+
+
+def on_draw_due(case: Case, number: int) -> None:
+    """Draw for a window whose height has come, if it still waits for that."""
+    if number >= case.record.next_window:  # its task has ended, or it is void and not proved again
+        return
+    window = case.window(number)
+    if window.deadline_ms or case.scope.block.height < _since(window) + case.parameters.draw_blocks:
+        return
+    match window.phase:
+        case WindowPhase.PROVED | WindowPhase.DOUBTED | WindowPhase.DEMANDED:
+            _draw(case, window)
+        case WindowPhase.SEALING | WindowPhase.JURY_SEALING if window.vacant:
+            _fill_seats(case, window)
+
+
+def _since(window: WindowRecord) -> int:
+    """Return the height as of which the register counts in the draw that a window waits for."""
+    return window.vacant[-1] if window.vacant else window.height
+
+
 def _draw(case: Case, window: WindowRecord) -> None:
     parameters = case.parameters
     if case.scope.block.height < window.height + parameters.draw_blocks:
-        case.put_window(window._replace(deadline_ms=case.now + 1))
+        _schedule(case, window, window.height)
         return
     pool = _pool(case, window)
+    if window.phase == WindowPhase.PROVED:
+        # Once the lot has fallen on a window it stays so: a draw that is put off gives no other chance.
+        if not is_hit(window.chance, digest(b"audit-lot", pool.seed)):
+            _pass(case, window)
+            return
+        window = window._replace(chance=SURE)
+        case.put_window(window)
     wanted = _wanted(case, window)
     if window.rerun:
         wanted = wanted if pool.operators >= wanted else 0  # one alone decides nothing
@@ -140,21 +183,57 @@ def _draw(case: Case, window: WindowRecord) -> None:
         # Who fills the time of verifiers with other windows shall not choose who checks this one, nor void it.
         case.put_window(window._replace(deadline_ms=case.now + parameters.draw_retry_ms))
         return
-    nodes = draw_verifiers(pool.seed, pool.with_room, wanted)
+    nodes = draw_verifiers(pool.seed, pool.with_room, wanted, _since(window), parameters)
     seats = tuple(Seat(node.address, b"", None) for node in nodes)
     if window.phase == WindowPhase.PROVED:
+        funded = _funded(case, window, len(seats))
+        if funded is None:
+            case.put_window(window._replace(deadline_ms=case.now + parameters.draw_retry_ms))
+            return
+        case.put_window(funded)
+        count = samples_of(window.proof.segments, window.wanted, parameters)
         # What was opened in an earlier round is public: only where nothing else is left it is run again.
         every = range(window.proof.segments)
         fresh = [segment for segment in every if segment not in window.seen] or list(every)
-        sampled = tuple(fresh[at] for at in draw_segments(pool.seed, len(fresh), parameters.samples))
+        sampled = tuple(fresh[at] for at in draw_segments(pool.seed, len(fresh), count))
         window = case.advance_window(
             window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, sampled=sampled, verifiers=seats
         )
-        if case.record.phase == Phase.OUTPUT and window.number + 1 == case.record.next_window:
-            case.advance(Event.DRAWN, Reason.VERIFIERS_DRAWN)
+        _tell_drawn(case, window, Reason.VERIFIERS_DRAWN)
     else:
         window = case.advance_window(window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, jurors=seats)
     _ask(case, window, nodes)
+
+
+def _pass(case: Case, window: WindowRecord) -> None:
+    """Let a window go that the lot has not fallen on: it is final after the time in which it can be challenged."""
+    case.put_window(window._replace(chance=0))
+    accept(case, window, Reason.NOT_DRAWN, WindowEvent.PASS)
+    _tell_drawn(case, window, Reason.NOT_DRAWN)
+    docket = load_docket(case.state, window.task, window.number)
+    if docket.next_call < docket.seals:  # sealed before the draw
+        go_on(case, window.number, Reason.NOT_DRAWN)
+
+
+def _tell_drawn(case: Case, window: WindowRecord, reason: Reason) -> None:
+    if case.record.phase == Phase.OUTPUT and window.number + 1 == case.record.next_window:
+        case.advance(Event.DRAWN, reason)
+
+
+def _funded(case: Case, window: WindowRecord, verifiers: int) -> WindowRecord | None:
+    """Have the check fund put down what the verifiers will be paid; None where it has not so much.
+
+    Gas above four times the base fee of the match comes to the fee, at the base fee of the draw.
+    """
+    excess = gas_excess(case.scope.block.base_fee, case.record.base_fee)
+    fee = window_check_fee(case, window.number, window.wanted) + excess
+    missing = fee * verifiers - window.reserve
+    if missing > 0:
+        if not put_down(case.state, case.vault, missing):
+            return None
+    else:
+        take_back(case.state, case.vault, -missing, window.number, case.parameters)
+    return window._replace(fee=fee, reserve=fee * verifiers)
 
 
 class _DrawPool(NamedTuple):
@@ -177,8 +256,10 @@ def _pool(case: Case, window: WindowRecord) -> _DrawPool:
     scope, parameters = case.scope, case.parameters
     numbers = (window.number, window.draws, int(window.phase), *window.vacant)
     seed = draw_seed(b"verifier-draw", scope.block.beacon, window.task, *numbers)
-    # Of the register as it was before the block: one unit more of bond would move the draw to any other node.
-    pool = eligible_verifiers(scope.parent, case.record, window.worker, window.used, seed, case.now, parameters)
+    # What the leader of this block, who knows the beacon first, does to the register in it does not count.
+    pool = eligible_verifiers(
+        scope.parent, case.record, window.worker, window.used, seed, case.now, parameters, _since(window)
+    )
     time = check_time(case, window)
     with_room = [
         node for node in pool if has_room(node, case.state, scope.block.height, time.work_ms, time.run_ms)
@@ -219,16 +300,15 @@ def decline_seat(case: Case, number: int, sender: bytes) -> None:
     dismiss(case, window, seats[at : at + 1])
     window = with_seats(window, seats[:at] + seats[at + 1 :])
     vacant = (*window.vacant, case.scope.block.height)
-    case.put_window(window._replace(vacant=vacant, deadline_ms=case.now + 1))
+    window = window._replace(vacant=vacant, deadline_ms=0)
+    case.put_window(window)
+    _schedule(case, window, vacant[-1])
     case.scope.emit(SEAT_DECLINED(window.task, number, sender))
 
 
 def _fill_seats(case: Case, window: WindowRecord) -> None:
     """Draw machines for the seats that were declined; those that stay have the new ones' time too."""
     parameters = case.parameters
-    if case.scope.block.height < window.vacant[-1] + parameters.draw_blocks:
-        case.put_window(window._replace(deadline_ms=case.now + 1))
-        return
     pool = _pool(case, window)
     wanted = min(len(window.vacant), pool.operators)
     if pool.operators_with_room < wanted:
@@ -239,7 +319,7 @@ def _fill_seats(case: Case, window: WindowRecord) -> None:
         case.put_window(window)
         _redraw(case, window, case.now + parameters.draw_retry_ms)
         return
-    nodes = draw_verifiers(pool.seed, pool.with_room, wanted)
+    nodes = draw_verifiers(pool.seed, pool.with_room, wanted, _since(window), parameters)
     seats = (*seats_of(window), *(Seat(node.address, b"", None) for node in nodes))
     _ask(case, with_seats(window, seats), nodes)
     if all(seat.seal for seat in seats):
@@ -252,12 +332,9 @@ def _parties(nodes: Sequence[registry.NodeRecord]) -> list[bytes]:
 
 
 def _wanted(case: Case, window: WindowRecord) -> int:
-    parameters = case.parameters
     if is_jury(window):
-        return RERUN_SEATS if window.rerun else parameters.jury
-    node = registry.load_node(case.state, window.worker)
-    is_new = reputation.is_new(node, window.charge, parameters)
-    return parameters.verifiers_new if is_new else parameters.verifiers
+        return RERUN_SEATS if window.rerun else case.parameters.jury
+    return window.wanted
 
 
 def _redraw(case: Case, window: WindowRecord, deadline_ms: int) -> None:

@@ -39,6 +39,7 @@ from tasks.ledger.settlement import delivery_fees
 from tasks.ledger.transitions import (
     HOLDINGS,
     INVARIANTS,
+    endowments,
     hooks,
     rules,
     task_id_of,
@@ -299,6 +300,7 @@ class Market(View):
         self.runtime: Final = Runtime(
             self.genesis, rules=rules(self.parameters, question_of),
             hooks=hooks(self.parameters, question_of), invariants=INVARIANTS,
+            endowments=endowments(self.parameters),
             holdings=HOLDINGS, check_invariants=True,
         )  # fmt: skip
         self.genesis_hash = self.runtime.genesis_hash

@@ -33,7 +33,7 @@ def measure(markets: int) -> dict[str, list[Point]]:
     lines: dict[str, list[Point]] = {}
     for part in PARTS:
         for count in VERIFIERS:
-            rules = Absent("", "", {"verifiers": count, "verifiers_new": count})
+            rules = Absent("", "", {"verifiers": count, "verifiers_sure": count})
             points = lines[f"{part:.0%} forged, {count} verifier{'s' * (count > 1)}"] = []
             for share in SHARES:
                 setting = {"share": share, "windows": 1.0, "segments": part, "honest_first": 0}

@@ -143,7 +143,7 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             (Aim("overloading requester", {"tasks": 12}), Aim("line cutter", {"at": "sealing", "cuts": 16})),
         ),
         Absent(
-            "newcomers", "new workers have as many verifiers as others", {"verifiers_new": 1},
+            "newcomers", "new workers are audited as often as others", {"new_windows": 0},
             (Aim("colluding set", _MANY), Aim("colluding set", {**_MANY, "share": 33})),
         ),
         Absent(
@@ -158,7 +158,7 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             (Aim("dishonest leader", _MANY),),
         ),
         Absent(
-            "least-fee", "a verifier's fee is a share of the price alone", {"check_fee_min": 0},
+            "least-fee", "a check has no least pay besides its gas", {"check_fee_min": 0},
             (Aim("lazy verifier", {"rate": 1.0, "share": 45}), Aim("price shader")),
         ),
         Absent(

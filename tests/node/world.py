@@ -40,9 +40,9 @@ PARAMETERS: Final = {
     "tasks.accept_ms": 3_000_000, "tasks.prepare_ms": 3_000_000, "tasks.window_grace_ms": 3_000_000,
     "tasks.replace_ms": 3_000_000, "tasks.seal_ms_min": 3_000_000, "tasks.reveal_ms": 3_000_000,
     "tasks.presence_ms": 10**9, "tasks.registration_valid_ms": 10**12, "tasks.final_ms": 1_000,
-    "tasks.call_ms": 0, "tasks.order_blocks": 0,
+    "tasks.call_ms": 0, "tasks.order_blocks": 0, "tasks.draw_blocks": 2, "tasks.audit_bps": 10_000,
     "tasks.bond_release_ms": 1_000, "tasks.draw_retry_ms": 500, "tasks.samples": 1,
-    "tasks.verifiers": 1, "tasks.verifiers_new": 1, "tasks.jury": 1, "tasks.new_windows": 0,
+    "tasks.verifiers": 1, "tasks.verifiers_sure": 1, "tasks.jury": 1, "tasks.new_windows": 0,
 }  # fmt: skip
 """Times that a slow machine does not miss, and short waits where nothing has to happen."""
 

@@ -20,6 +20,7 @@ from tasks.ledger.transitions import (
     HOLDINGS,
     INVARIANTS,
     REGISTER_NODE,
+    endowments,
     hooks,
     node_payload,
     rules,
@@ -51,6 +52,7 @@ class QueuedWorld(World):
         self.runtime = Runtime(
             genesis, rules=rules(self.parameters, toy_question),
             hooks=hooks(self.parameters, toy_question), invariants=INVARIANTS,
+            endowments=endowments(self.parameters),
             holdings=HOLDINGS, check_invariants=True,
         )  # fmt: skip
         self.state.changes.update(self.runtime.genesis_changes())

@@ -23,6 +23,7 @@ from tasks.ledger.transitions import (
     HOLDINGS,
     INVARIANTS,
     REGISTER_NODE,
+    endowments,
     hooks,
     node_payload,
     rules,
@@ -59,6 +60,7 @@ class SignedWorld(World):
         self.runtime = Runtime(
             self.genesis, rules=rules(parameters, toy_question),
             hooks=hooks(parameters, toy_question), invariants=INVARIANTS,
+            endowments=endowments(parameters),
             holdings=HOLDINGS, check_invariants=True,
         )  # fmt: skip
         self.state = Overlay(EMPTY)

@@ -39,6 +39,7 @@ from tasks.ledger.transitions import (
     SEAL_VERDICT,
     START_TASK,
     SUBMIT_WINDOW,
+    endowments,
     hooks,
     node_payload,
     rules,
@@ -71,13 +72,13 @@ REQUESTER: Final = b"R" * 20
 START_MS: Final = 1_700_000_000_000
 QUICK: Final = TaskParameters(
     presence_ms=10**12,
-    registration_valid_ms=10**12, samples=2, verifiers=1, verifiers_new=1, new_windows=0, accept_ms=5_000,
+    registration_valid_ms=10**12, samples=2, verifiers=1, verifiers_sure=1, new_windows=0, accept_ms=5_000,
     prepare_ms=10_000, window_grace_ms=20_000, replace_ms=30_000, pause_ms=60_000, draw_retry_ms=2_000,
     seal_ms_min=10_000, seal_slack=1, reveal_ms=5_000, final_ms=3_000, bond_release_ms=20_000, cool_down_ms=4_000,
     cool_down_doublings_max=2, match_retry_ms=2_000, retire_ms=10_000, check_fee_min=10**12,
     decline_ms=1_000, decline_doublings_max=2, reputation_charge_min=1, open_windows_max=3, opening_extra_ms=5_000,
     dispute_move_ms=5_000, dispute_side_ms=60_000, dispute_resume_ms=20_000,
-    call_ms=0, order_blocks=0,
+    call_ms=0, order_blocks=0, audit_bps=10_000, segments_per_sample=1, draw_blocks=2,
 )  # fmt: skip
 
 
@@ -201,6 +202,8 @@ class World:
         self.rules = {rule.kind: rule for rule in rules(self.parameters, toy_question)}
         self._hooks = hooks(self.parameters, toy_question)
         self.fund(REQUESTER, 1_000_000 * DKB)
+        for address, amount in endowments(self.parameters).items():
+            self.fund(address, amount)
 
     def fund(self, address: bytes, amount: int) -> None:
         credit(self.state, address, amount)

@@ -72,8 +72,8 @@ FUNDS: Final = 20_000 * COIN
 BOND: Final = 100 * COIN
 PRICE: Final = 10**18
 PARAMETERS: Final = {
-    "tasks.verifiers": 1, "tasks.verifiers_new": 1, "tasks.draw_blocks": 1, "tasks.match_retry_ms": 200,
-    "tasks.call_ms": 0, "tasks.order_blocks": 0,
+    "tasks.verifiers": 1, "tasks.verifiers_sure": 1, "tasks.draw_blocks": 1, "tasks.match_retry_ms": 200,
+    "tasks.call_ms": 0, "tasks.order_blocks": 0, "tasks.audit_bps": 10_000,
     "tasks.replace_ms": 500, "tasks.final_ms": 500, "tasks.accept_ms": 120_000, "tasks.prepare_ms": 120_000,
     "tasks.seal_ms_min": 120_000, "tasks.reveal_ms": 120_000, "tasks.presence_ms": 10**9,
 }  # fmt: skip

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from billing.escrow import Line, Movement, Pool, Purpose, escrow_totals
 from billing.prices import share, work_price
 from tasks.ledger import queries
+from tasks.ledger.audits import bond_floor
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.parameters import HOUR_MS, MINUTE_MS, TaskParameters
 from tasks.ledger.queries import Action
@@ -28,7 +29,8 @@ DAY_MS: Final = 24 * HOUR_MS
 WORK, CHECK = NodeRole.COMPUTE, NodeRole.VERIFY
 IDLE: Final = Manners(silent=frozenset(Action))
 SLOW: Final = TaskParameters(
-    presence_ms=30 * DAY_MS, registration_valid_ms=30 * DAY_MS, call_ms=0, order_blocks=0
+    presence_ms=30 * DAY_MS, registration_valid_ms=30 * DAY_MS, call_ms=0, order_blocks=0, draw_blocks=2,
+    audit_bps=10_000,
 )  # fmt: skip
 """The defaults, but for machines of tests that do nothing for days, and calls in each block."""
 
@@ -201,7 +203,7 @@ def test_the_checks_of_rejected_windows_are_paid_by_their_worker_and_nothing_els
     parameters = replace(
         QUICK,
         verifiers=verifiers,
-        verifiers_new=verifiers,
+        verifiers_sure=verifiers,
         check_fee_min=fee_min,
         open_windows_max=open_max,
         opening_fine_bps=0,
@@ -241,7 +243,8 @@ def test_a_bond_covers_the_checks_and_what_the_work_is_worth_to_its_requester(
     bond = bond_at(job, min(own, price), window, parameters)
     worth = work_price(sum(job.window_units(at) for at in range(window, job.windows)), price)
     assert bond >= worth // 2
-    assert bond >= (parameters.verifiers_new + parameters.jury) * fee_min * (job.windows - window)
+    floor = bond_floor(7, is_new=True, parameters=parameters)
+    assert bond_at(job, min(own, price), window, parameters, floor=floor) >= 3_000 * fee_min
     assert bond >= bond_at(job, 1, window, parameters)
 
 
@@ -288,7 +291,7 @@ def test_a_reputation_costs_a_share_of_what_can_be_gained_by_it(price: int) -> N
 
 
 def test_a_fault_ends_a_record_and_work_for_less_starts_none() -> None:
-    world = World(parameters=replace(QUICK, new_windows=2, reputation_charge_min=1, verifiers_new=3))
+    world = World(parameters=replace(QUICK, new_windows=2, reputation_charge_min=1, verifiers_sure=3))
     worker, _ = farm(world, 1, WORTH // 1000)
     assert not is_new(node_of(world, worker), DKB // 1000, world.parameters)
     task = world.create(spec(price=WORTH // 1000))

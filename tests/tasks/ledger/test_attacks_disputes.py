@@ -164,7 +164,7 @@ def test_random_disputes_in_the_real_runtime_end_for_the_truth(seed: int) -> Non
     """Signed transactions, each in a block of its own: no forged window becomes final, no honest one is lost."""
     chance = random.Random(seed)
     parameters = replace(
-        QUICK, verifiers=2, verifiers_new=2, dispute_move_ms=30_000, dispute_side_ms=600_000, reveal_ms=20_000,
+        QUICK, verifiers=2, verifiers_sure=2, dispute_move_ms=30_000, dispute_side_ms=600_000, reveal_ms=20_000,
         seal_ms_min=30_000, final_ms=20_000, final_ms_min=20_000, accept_ms=30_000, prepare_ms=60_000,
     )  # fmt: skip
     world = SignedWorld(parameters)
@@ -221,7 +221,7 @@ SLOW_GAMES: Final = replace(QUICK, dispute_move_ms=10**7, dispute_side_ms=10**8,
 def two_windows_in_dispute(worker: Manners, *verifiers: Manners) -> tuple[World, bytes, bytes]:
     """A world in which the first two windows of a worker are disputed, and no move was made."""
     count = len(verifiers)
-    world = World(parameters=replace(SLOW_GAMES, verifiers=count, verifiers_new=count))
+    world = World(parameters=replace(SLOW_GAMES, verifiers=count, verifiers_sure=count))
     first = world.add_machine(1, roles=WORK, manners=worker, price=WORTH // 10_000)
     for at, each in enumerate(2 * verifiers):
         world.add_machine(100 + at, roles=CHECK, manners=each)

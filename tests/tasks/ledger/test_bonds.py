@@ -188,7 +188,7 @@ def test_a_sponsor_takes_back_what_is_not_needed_after_the_usual_time_and_answer
     assert world.withdraw(SPONSOR, 3 * MIN + 1) == "insufficient_funds"
     assert world.withdraw(SPONSOR, 2 * MIN + 1) == "payment_missing", "the least bond stays, or nothing"
     assert world.withdraw(SPONSOR, 2 * MIN) is None
-    assert (world.node.backing, draw_weight(world.node), world.found()) == (MIN, MIN, True)
+    assert (world.node.backing, draw_weight(world.node, world.node.backing), world.found()) == (MIN, MIN, True)
     assert world.withdraw(SPONSOR, 3 * MIN) is None, "the new word takes the place of the old one"
     assert (world.node.backing, world.found()) == (0, False)
     world.block(QUICK.retire_ms - 1_000)
@@ -357,7 +357,7 @@ def bonded_by(
 
 
 def test_all_that_a_sponsor_bonds_for_has_one_seat_of_a_window_with_its_own_machines() -> None:
-    world = SignedWorld(replace(QUICK, verifiers=3, verifiers_new=3))
+    world = SignedWorld(replace(QUICK, verifiers=3, verifiers_sure=3))
     worker, boss = KEYS[1], KEYS[2]
     world.join(worker, world.profile(worker, roles=WORK))
     for key in KEYS[3:6]:
@@ -378,7 +378,7 @@ def test_all_that_a_sponsor_bonds_for_has_one_seat_of_a_window_with_its_own_mach
         assert sum(seat.address in mine for seat in window.verifiers) == 1
     pool = [require_node(world.state, address) for address in sorted(mine)]
     for at in range(50):
-        assert len(draw_verifiers(digest(b"seed", bytes([at])), pool, 8)) == 1
+        assert len(draw_verifiers(digest(b"seed", bytes([at])), pool, 8, 10**6, QUICK)) == 1
 
 
 def test_nobody_is_barred_from_checking_by_a_sponsor_that_he_did_not_accept() -> None:
@@ -411,7 +411,7 @@ def test_seats_cost_a_sponsor_as_much_bond_as_they_cost_anybody() -> None:
     def seats(mine: list[NodeRecord]) -> int:
         drawn: Counter[bool] = Counter()
         for at in range(400):
-            for node in draw_verifiers(digest(b"seed", at.to_bytes(4, "big")), [*honest, *mine], 1):
+            for node in draw_verifiers(digest(b"seed", at.to_bytes(4, "big")), [*honest, *mine], 1, 10**6, QUICK):
                 drawn[node in mine] += 1
         return drawn[True]
 
@@ -421,7 +421,7 @@ def test_seats_cost_a_sponsor_as_much_bond_as_they_cost_anybody() -> None:
     counts = [seats(mine) for mine in (whole, one_sponsor, own_money)]
     assert all(abs(count - 400 * 4 / 14) < 40 for count in counts), counts
     leaving = [base._replace(sponsored=8 * MIN, leaving=7 * MIN)]
-    assert draw_weight(leaving[0]) == MIN, "what leaves counts for nothing"
+    assert draw_weight(leaving[0], leaving[0].backing) == MIN, "what leaves counts for nothing"
 
 
 def test_gas_is_all_that_registering_without_a_bond_takes() -> None:

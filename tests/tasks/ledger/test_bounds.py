@@ -136,7 +136,7 @@ def largest_window() -> WindowRecord:
         verifiers=(Seat(b"v" * 20, b"s" * 32, findings),) * most("verifiers"),
         jurors=(Seat(b"v" * 20, b"s" * 32, findings[:1]),) * most("jury"),
         # Machines and their operators, of all draws and of the seats that were declined.
-        used=(b"u" * 20,) * (3 * draws * (most("verifiers_new") + most("jury")) + USED_MAX_TO_DECLINE),
+        used=(b"u" * 20,) * (3 * draws * (most("verifiers_sure") + most("jury")) + USED_MAX_TO_DECLINE),
         vacant=(MANY,) * most("jury"),
         seen=tuple(range(SEGMENTS_MAX)),
     )  # fmt: skip

@@ -353,7 +353,7 @@ def test_no_bond_of_a_machine_is_below_the_least_that_a_call_skips_machines_by(
     made = spec(total=20 * windows - 7, segment=5, window=20, price=limit)
     bonds = Bonds(made, max(0, windows - left), parameters)
     price = max(1, limit * part // 1000)
-    assert bonds.least <= bonds.at(price, rate) <= bonds.at(limit, rate)
+    assert bonds.least <= bonds.at(price, rate, 0) <= bonds.at(limit, rate, 0)
 
 
 # What a match costs

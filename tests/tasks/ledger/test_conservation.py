@@ -168,7 +168,7 @@ def play(seed: int) -> Counter[Reason | Purpose | Phase]:
         call_ms=chance.choice((0, 3_000)), order_blocks=chance.choice((0, 1, 2)),
         bids_per_call=chance.choice((2, 128)), decline_fine=chance.choice((0, 10**17)),
     )  # fmt: skip
-    world = World(replace(parameters, verifiers_new=3), seed=seed)
+    world = World(replace(parameters, verifiers_sure=3), seed=seed)
     for name in range(1, chance.randrange(3, 18)):
         world.add_machine(name, manners=chance.choice(MANNERS), slots=chance.randrange(1, 3))
     tasks = [world.create(spec())]

@@ -155,10 +155,11 @@ def test_demands_keep_a_bond_no_longer_than_the_last_that_came_in_time() -> None
 def test_anybody_may_poke_a_demand_that_waits() -> None:
     world, task, _ = settled()
     assert world.send(REQUESTER, DEMAND_RESULT, [task, due(world, task)]) is None
-    world.time_ms += 1_000
+    for _ in range(PARAMETERS.draw_blocks + 1):
+        assert result(world, task).phase == WindowPhase.DEMANDED
+        world.block()
+    window = result(world, task)
+    assert window.phase == WindowPhase.DELIVERY_SEALING
+    world.time_ms = window.deadline_ms
     assert world.send(b"x" * 20, POKE, [task]) is None
-    assert result(world, task).phase == WindowPhase.DEMANDED  # too early for its beacon
-    world.height += PARAMETERS.draw_blocks
-    world.time_ms += 1_000
-    assert world.send(b"x" * 20, POKE, [task]) is None
-    assert result(world, task).phase == WindowPhase.DELIVERY_SEALING
+    assert result(world, task).phase == WindowPhase.DEMANDED

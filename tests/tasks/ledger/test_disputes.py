@@ -18,6 +18,7 @@ from tasks.dispute.moves import MOVE_LIMIT_BYTES, Pick, encode_move
 from tasks.dispute.records import GAME_LIMIT_BYTES
 from tasks.ledger import disputes as records
 from tasks.ledger import queries
+from tasks.ledger.audits import check_floor
 from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE
 from tasks.ledger.disputes import (
     DISPUTE_LIMIT_BYTES,
@@ -50,7 +51,7 @@ SILENT: Final = frozenset({Action.PLAY})
 def market(worker: Manners, *verifiers: Manners, **given: int) -> tuple[World, bytes, list[bytes], bytes]:
     """A world with one worker, verifiers, outsiders with money, and a task of one window."""
     count = len(verifiers)
-    world = World(parameters=replace(QUICK, verifiers=count, verifiers_new=count, **given))
+    world = World(parameters=replace(QUICK, verifiers=count, verifiers_sure=count, **given))
     first = world.add_machine(1, roles=WORK, manners=worker, price=WORTH // 10_000)
     checking = [world.add_machine(100 + at, roles=CHECK, manners=each) for at, each in enumerate(verifiers)]
     for outsider in OUTSIDERS:
@@ -135,7 +136,7 @@ def test_a_verifier_that_agreed_with_a_lie_is_slashed_and_unpaid() -> None:
     before = require_node(world.state, friend).bond
     world.run(task, until=lambda record: record.reason == Reason.LIE_PROVEN)
     node = require_node(world.state, friend)
-    assert before - node.bond == 1_000 * QUICK.check_fee_min and node.bad == 1
+    assert before - node.bond == 1_000 * check_floor(1, QUICK) and node.bad == 1
     parties = {line.party for line in queries.bill(world.state, task).lines if line.movement == Movement.PAID}
     assert honest in parties and friend not in parties
     assert require_node(world.state, liar).bad == 1

@@ -13,6 +13,7 @@ from billing.prices import share, share_up, work_price
 from state.view import Overlay
 from state.view.accounts import balance_of
 from tasks.ledger import queries
+from tasks.ledger.audits import contribution
 from tasks.ledger.lifecycle import (
     ENDED,
     LIVE_WINDOW,
@@ -114,12 +115,15 @@ def test_an_honest_task_is_settled_and_its_bill_adds_up() -> None:
     assert hold == [share(charge, 2000) for charge in charges]
     assert [a + b for a, b in zip(pay, hold, strict=True)] == charges
     assert amounts(world, task, Purpose.HOLD_RELEASE) == [sum(hold)]
-    assert amounts(world, task, Purpose.VERIFIER_FEE) == [share(charge, 800) for charge in charges]
+    windows = [load_window(world.state, task, number) for number in range(3)]
+    assert amounts(world, task, Purpose.VERIFIER_FEE) == [window.fee for window in windows]
+    checks = amounts(world, task, Purpose.CHECK_FUND)
+    assert checks == [contribution(window.due, is_below=True) for window in windows]
     burned = [line for line in queries.bill(world.state, task).lines if line.movement == Movement.BURNED]
     assert [line.amount for line in burned] == [share(charge, 200) for charge in charges]
     locked, prepared = amounts(world, task, Purpose.PREPARATION)
     assert locked == budget.preparation >= prepared > 0
-    spent = prepared + sum(charges) + sum(share(charge, 800) + share(charge, 200) for charge in charges)
+    spent = prepared + sum(charges) + sum(checks) + sum(share(charge, 200) for charge in charges)
     assert before - balance_of(world.state, REQUESTER) == spent
     # Only the worker's bond is left, and goes back after its time.
     worker = record.worker

@@ -14,7 +14,7 @@ from tests.tasks.world import QUICK, Manners
 
 def test_a12_one_operator_has_one_seat_of_a_window_and_of_its_jury() -> None:
     """Eight of fourteen verifiers are one operator's; the others can fetch nothing, so a jury is drawn."""
-    world = SignedWorld(replace(QUICK, verifiers=3, verifiers_new=3))
+    world = SignedWorld(replace(QUICK, verifiers=3, verifiers_sure=3))
     worker, operator, machines, others = KEYS[1], KEYS[2], KEYS[3:11], KEYS[11:17]
     world.join(worker, world.profile(worker, roles=WORK))
     for key in machines:

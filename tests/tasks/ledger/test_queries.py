@@ -14,6 +14,7 @@ from tasks.ledger import queries
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.records import TaskRecord
 from tasks.ledger.registry import bond_id
+from tasks.ledger.settlement import check_budget
 from tests.tasks.world import REQUESTER, World, spec
 
 Item = TypeVar("Item")
@@ -92,7 +93,8 @@ def test_a_quote_is_what_creating_locks() -> None:
     task = world.create()
     assert queries.quote(spec(), world.parameters).total == queries.bill(world.state, task).totals.locked
     budget = queries.quote(spec(), world.parameters)
-    assert (budget.verification, budget.fee) == (budget.price * 8 // 100, budget.price * 2 // 100)
+    checks = sum(check_budget(spec(), number, world.parameters) for number in range(spec().windows))
+    assert (budget.verification, budget.fee) == (checks, budget.price * 2 // 100)
 
 
 def test_what_is_unknown_says_so() -> None:

@@ -345,8 +345,12 @@ def test_no_bond_weighs_more_in_parts_than_whole(parts: list[tuple[int, tuple[in
     nodes = [recorded(base, bond, record) for bond, record in parts]
     best = max(parts, key=lambda part: reputation_milli(recorded(base, *part)))[1]
     whole = recorded(base, sum(bond for bond, _ in parts), best)
-    assert sum(draw_weight(node) for node in nodes) <= draw_weight(whole) <= 4 * whole.bond
-    assert draw_weight(recorded(base, whole.bond, (0, 0))) == whole.bond, "who is new has the least"
+    assert (
+        sum(draw_weight(node, node.backing) for node in nodes)
+        <= draw_weight(whole, whole.backing)
+        <= 4 * whole.bond
+    )
+    assert draw_weight(recorded(base, whole.bond, (0, 0)), whole.bond) == whole.bond, "who is new has the least"
 
 
 def test_verifiers_are_drawn_by_bond_times_reputation() -> None:
@@ -357,10 +361,10 @@ def test_verifiers_are_drawn_by_bond_times_reputation() -> None:
         recorded(require_node(world.state, name), bond * DKB, (good * COUNT, bad * COUNT))
         for name, (bond, good, bad) in zip(names, records, strict=True)
     ]
-    assert [draw_weight(node) // (10 * DKB) for node in pool] == [1, 2, 3, 4, 2]
+    assert [draw_weight(node, node.backing) // (10 * DKB) for node in pool] == [1, 2, 3, 4, 2]
     counts: Counter[bytes] = Counter()
     for at in range(6_000):
-        [drawn] = draw_verifiers(digest(b"seed", at.to_bytes(4, "big")), pool, 1)
+        [drawn] = draw_verifiers(digest(b"seed", at.to_bytes(4, "big")), pool, 1, 10**6, QUICK)
         counts[drawn.address] += 1
     for name, weight in zip(names, (1, 2, 3, 4, 2), strict=True):
         assert abs(counts[name] - 500 * weight) < 120, counts

@@ -29,7 +29,7 @@ def market(worker: Manners, verifiers: list[Manners], drawn: list[Manners]) -> t
     """A world in which ``verifiers`` check the one window, and ``drawn`` are there for what comes after."""
     count = len(verifiers)
     world = World(
-        parameters=replace(QUICK, verifiers=count, verifiers_new=count, final_ms=100_000, final_ms_min=100_000)
+        parameters=replace(QUICK, verifiers=count, verifiers_sure=count, final_ms=100_000, final_ms_min=100_000)
     )
     first = world.add_machine(1, roles=WORK, manners=worker, price=WORTH // 10_000)
     for at, each in enumerate(verifiers):

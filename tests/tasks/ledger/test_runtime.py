@@ -33,6 +33,7 @@ from tasks.ledger.transitions import (
     SEAL_VERDICT,
     START_TASK,
     SUBMIT_WINDOW,
+    endowments,
     hooks,
     node_payload,
     rules,
@@ -65,6 +66,7 @@ class Chain:
         self.parameters = read_parameters(TaskParameters, "tasks", GENESIS)
         self.runtime = Runtime(
             GENESIS, rules=rules(self.parameters), hooks=hooks(self.parameters), invariants=INVARIANTS,
+            endowments=endowments(self.parameters),
             holdings=HOLDINGS, check_invariants=True,
         )  # fmt: skip
         self.state = Overlay(EMPTY)

@@ -15,19 +15,19 @@ from state.view.accounts import credit
 from tasks.engines import plan
 from tasks.engines.builtin_datasets import make_dataset
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX, DATASET_BYTES_MAX, DATASET_LEAVES_MAX, ROWS_MAX
+from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import NodeRole, require_node, save_node
 from tasks.ledger.screening import (
     MACHINES_MAX,
     DatasetFacts,
     check_start,
-    cost_notices,
+    cost_objections,
     dataset_objections,
     look_out,
     machine_notices,
     machine_objections,
     read_dataset_facts,
 )
-from tasks.ledger.settlement import budget_of
 from tasks.ledger.transitions import CREATE_TASK, RETIRE_NODE, rules
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.program import Program
@@ -134,20 +134,23 @@ def seen(
 GAS = {rule.name: rule.gas for rule in rules(QUICK)}
 
 
-def test_a_job_whose_checks_cost_more_than_its_work_is_told_the_least_size() -> None:
-    job = spec(price=DKB // 1000)
-    least_fee = replace(QUICK, check_fee_min=budget_of(job, QUICK).price)
-    [(code, text)] = cost_notices(job, least_fee, GAS, 1)
+def test_a_job_whose_gas_and_checks_cost_more_than_its_work_is_refused_and_told_the_least_size() -> None:
+    job, base_fee = spec(price=DKB // 1000), 10**9
+    parameters = TaskParameters()
+    [(code, text)] = cost_objections(job, parameters, GAS, base_fee)
     assert code == "costs_exceed_work"
-    steps = int(re.search(r"one window of (\d+) steps", text)[1])  # type: ignore[index]
+    found = re.search(r"one window of (\d+) segments and (\d+) steps", text)
+    assert found is not None
+    segments, steps = int(found[1]), int(found[2])
 
     def of(count: int) -> JobSpec:
-        return job._replace(schedule=Schedule(count, count, count))
+        segment = -(-count // segments)
+        return job._replace(schedule=Schedule(segment * segments, segment, segment * segments))
 
-    assert cost_notices(of(steps), least_fee, GAS, 1) == []
-    assert codes(cost_notices(of(steps - 1), least_fee, GAS, 1)) == ["costs_exceed_work"]
-    assert codes(cost_notices(job, replace(QUICK, check_fee_min=0), GAS, 10**18)) == ["costs_exceed_work"]
-    assert cost_notices(job, replace(QUICK, check_fee_min=0), GAS, 0) == []
+    assert cost_objections(of(steps), parameters, GAS, base_fee) == []
+    assert codes(cost_objections(of(steps // 2), parameters, GAS, base_fee)) == ["costs_exceed_work"]
+    assert cost_objections(of(steps), parameters, GAS, 0) == []
+    assert cost_objections(of(steps), replace(parameters, audit_bps=10_000), GAS, base_fee) == []
 
 
 def test_what_no_machine_has_is_refused_and_what_one_has_is_not() -> None:

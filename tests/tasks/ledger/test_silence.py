@@ -116,7 +116,7 @@ def test_a_bond_covers_the_windows_that_it_is_for(
         record = record._replace(next_window=count, open_charge=count * charge)
         assert may_open(record, job, charge, bond, parameters)
     # However many are open, their price is covered twice.
-    record = record._replace(next_window=2, open_charge=bond)
+    record = record._replace(next_window=2, open_charge=bond + 1)
     assert not may_open(record, job, charge, bond, parameters)
     most = open_windows_of(job, rate, parameters)
     assert covered <= most <= parameters.open_windows_max

@@ -348,7 +348,7 @@ def root_of_proof(leaf: bytes, siblings: tuple[bytes, ...]) -> bytes:
 def test_the_last_word_of_a_jury_leaves_what_it_ends_to_the_end_of_the_block(dearest: dict[int, int]) -> None:
     """That voids as many windows as may be open, with all their verifiers, of a machine that is new."""
     parameters = replace(
-        QUICK, samples=TaskParameters().samples, verifiers_new=3, new_windows=10, final_ms=100_000,
+        QUICK, samples=TaskParameters().samples, verifiers_sure=3, new_windows=10, final_ms=100_000,
         seal_ms_min=60_000, reveal_ms=60_000, jury=3,
     )  # fmt: skip
     world = World(parameters=parameters)
