@@ -100,9 +100,10 @@ interface IDekubeTasks {
     /// @param segment The segment that is wrong.
     /// @param workDigest Digest of the work that the sender found.
     /// @param stateRoot Root of the state after the segment that the sender found.
+    /// @param lossBits Bits of the sum of losses that the sender found.
     /// @param salt The salt of the seal.
     function openChallenge(bytes32 task, uint32 window, uint32 challenge, uint32 segment, bytes32 workDigest,
-        bytes32 stateRoot, bytes32 salt) external;
+        bytes32 stateRoot, uint64 lossBits, bytes32 salt) external;
 
     /// @notice Go on with a dispute whose clock the sender missed; the value sent is paid to the other side.
     /// @param task Id of the task.

@@ -70,6 +70,7 @@ class _Found(NamedTuple):
     segment: int
     work_digest: bytes
     state_root_after: bytes
+    loss_bits: int
     salt: bytes
 
 
@@ -220,17 +221,17 @@ class Challenges:
             state = await self._inputs.fetch(leaf.state_blob, supply, spec.plan().state_limit_bytes)
             verdict = await self._executor.verify_segment(key.task, spec, dataset, leaf, state)
             row.done += 1
-            # Over losses alone an outsider has no game: the worker opens the same result, and the bond is lost.
-            if verdict.code is Code.COMPUTED and set(verdict.mismatches) - {"loss_bits"}:
+            if verdict.code is Code.COMPUTED and verdict.mismatches:
                 finding = verdict.finding
                 salt = digest(b"challenge-salt", self._secret + encode([*key, leaf.segment]))
-                return _Found(leaf.segment, finding.work_digest, finding.state_root_after, salt)
+                return _Found(leaf.segment, finding.work_digest, finding.state_root_after, finding.loss_bits, salt)
         return None
 
     def _seal(self, key: WindowKey, found: _Found) -> bytes:
         return challenge_seal(
-            *key, found.segment, found.work_digest, found.state_root_after, self._wallet.address, found.salt
-        )
+            *key, found.segment, found.work_digest, found.state_root_after, found.loss_bits,
+            self._wallet.address, found.salt,
+        )  # fmt: skip
 
     async def _send_seal(self, key: WindowKey, found: _Found) -> None:
         await trio.to_thread.run_sync(write_durably, self._path(key), encode(list(found)))
@@ -263,9 +264,7 @@ class Challenges:
     async def open(self, key: WindowKey, number: int) -> None:
         """Open a sealed challenge that is called; its game begins."""
         found = self._sealed[key]
-        await self._wallet.send(
-            OPEN_CHALLENGE, [*key, number, found.segment, found.work_digest, found.state_root_after, found.salt]
-        )
+        await self._wallet.send(OPEN_CHALLENGE, [*key, number, *found])
         if key in self._rows:
             self._rows[key].state = "opened"
         _log.warning("a challenge was opened", task=key.task, window=key.window, segment=found.segment)
@@ -281,8 +280,8 @@ class Challenges:
 def decode_found(data: bytes) -> _Found:
     """Read what a seal hides. Raises DecodeError."""
     match decode(data, limit_bytes=RECORD_LIMIT_BYTES):
-        case [int(segment), bytes(work), bytes(root), bytes(salt)] if (
-            len(work) == len(root) == len(salt) == HASH_BYTES
+        case [int(segment), bytes(work), bytes(root), int(loss_bits), bytes(salt)] if (
+            len(work) == len(root) == len(salt) == HASH_BYTES and 0 <= loss_bits < 1 << 64
         ):
-            return _Found(segment, work, root, salt)
+            return _Found(segment, work, root, loss_bits, salt)
     raise DecodeError("not a challenge")

@@ -286,6 +286,7 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
             "segment": "The segment that is wrong.",
             "workDigest": "Digest of the work that the sender found.",
             "stateRoot": "Root of the state after the segment that the sender found.",
+            "lossBits": "Bits of the sum of losses that the sender found.",
             "salt": "The salt of the seal.",
         },
         "Open a challenge",

@@ -121,7 +121,7 @@ def _blame(case: Case, window: WindowRecord) -> None:
 def _lie_of(case: Case, window: WindowRecord, prover: bytes) -> DisputeRecord:
     """Return the proof in the form of a dispute that an outsider has won without a game."""
     return DisputeRecord(
-        window.task, window.number, NO_GAME, Challenger.OUTSIDER, prover, NO_GAME, NO_GAME, b"", b"", None,
+        window.task, window.number, NO_GAME, Challenger.OUTSIDER, prover, NO_GAME, NO_GAME, b"", b"", 0, None,
         DisputePhase.OVER, DisputeEnding.COMMITMENT_BROKEN, b"", PROOF_MOVES,
         Clock(Side.ACCUSED, case.now, 0, 0), 0, 0, case.scope.block.height, case.now, case.now,
         case.scope.block.base_fee,

@@ -35,7 +35,7 @@ _CALLS: Final = {
     OPEN_CHALLENGE: CallForm(
         LEDGER_ADDRESS,
         "openChallenge(bytes32 task, uint32 window, uint32 challenge, uint32 segment, bytes32 workDigest, "
-        "bytes32 stateRoot, bytes32 salt)",
+        "bytes32 stateRoot, uint64 lossBits, bytes32 salt)",
     ),
     RESUME_DISPUTE: CallForm(
         LEDGER_ADDRESS, "resumeDispute(bytes32 task, uint32 window, uint32 game)", value_at=3
@@ -79,6 +79,7 @@ class OpenedChallenge(NamedTuple):
     segment: int
     work_digest: bytes
     state_root_after: bytes
+    loss_bits: int
     salt: bytes
 
 
@@ -126,14 +127,17 @@ def _decode_seal(payload: list[Any]) -> NewChallenge:
 def _decode_open(payload: list[Any]) -> OpenedChallenge:
     match payload:
         case [
-            bytes(task), int(window), int(challenge), int(segment), bytes(work), bytes(root), bytes(salt),
+            bytes(task), int(window), int(challenge), int(segment), bytes(work), bytes(root),
+            int(loss_bits), bytes(salt),
         ] if (
-            _is_place(task, window, challenge) and 0 <= segment < SEGMENTS_MAX
+            _is_place(task, window, challenge) and 0 <= segment < SEGMENTS_MAX and 0 <= loss_bits < 1 << 64
             and len(work) == len(root) == len(salt) == HASH_BYTES
         ):  # fmt: skip
-            return OpenedChallenge(task, window, challenge, segment, work, root, salt)
+            return OpenedChallenge(task, window, challenge, segment, work, root, loss_bits, salt)
         case _:
-            raise DecodeError("[task, window, challenge, segment, work digest, state root, salt] expected")
+            raise DecodeError(
+                "[task, window, challenge, segment, work digest, state root, loss bits, salt] expected"
+            )
 
 
 def _decode_resume(payload: list[Any]) -> Resumption:
@@ -176,7 +180,7 @@ class _Disputes:
 
     def open(self, state: Overlay, payload: OpenedChallenge, context: Context) -> None:
         case = self._case_of(state, context, payload.task)
-        root = payload.work_digest, payload.state_root_after
+        root = payload.work_digest, payload.state_root_after, payload.loss_bits
         open_challenge(
             case, payload.window, payload.challenge, context.sender, payload.segment, root, payload.salt
         )

@@ -6,7 +6,7 @@ See market.md 7.8. Each move has a key of its own until its game is over; then m
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value, encode
@@ -36,6 +36,7 @@ __all__ = [
     "DisputePhase",
     "DisputeRecord",
     "Docket",
+    "Result",
     "SealedChallenge",
     "add_move",
     "challenge_seal",
@@ -48,6 +49,7 @@ __all__ = [
     "load_moves",
     "load_seal",
     "release_moves",
+    "result_of",
     "save_dispute",
     "save_docket",
     "save_seal",
@@ -142,13 +144,37 @@ class DisputeEnding(IntEnum):
         )  # fmt: skip
 
 
+class Result(Protocol):
+    """What somebody found of a segment: a finding, an opening, or a dispute."""
+
+    @property
+    def work_digest(self) -> bytes:
+        """Digest over the steps."""
+        ...
+
+    @property
+    def state_root_after(self) -> bytes:
+        """Root of the state after the segment."""
+        ...
+
+    @property
+    def loss_bits(self) -> int:
+        """Bits of the sum of losses."""
+        ...
+
+
+def result_of(found: Result) -> tuple[bytes, bytes, int]:
+    """Return work digest, state root and sum of losses."""
+    return found.work_digest, found.state_root_after, found.loss_bits
+
+
 class DisputeRecord(NamedTuple):
     """One dispute about ``segment`` of a window. ``opened`` is what the accused committed to, None until opened.
 
-    ``work_digest`` and ``state_root_after`` are what the challenger found; they are zero of a witness. ``seal`` is
-    the number of an outsider's sealed challenge. ``game`` is the encoded game, empty until it begins. ``resumed``
-    has a bit for each side that resumed. ``moved_height`` is the block of the last move. ``base_fee`` is that of
-    the block that opened it.
+    ``work_digest``, ``state_root_after`` and ``loss_bits`` are what the challenger found; zero of a witness.
+    ``seal`` is the number of an outsider's sealed challenge. ``game`` is the encoded game, empty until it
+    begins. ``resumed`` has a bit for each side that resumed. ``moved_height`` is the block of the last move.
+    ``base_fee`` is that of the block that opened it.
     """
 
     task: bytes
@@ -160,6 +186,7 @@ class DisputeRecord(NamedTuple):
     segment: int
     work_digest: bytes
     state_root_after: bytes
+    loss_bits: int
     opened: Opened | None
     phase: DisputePhase
     ending: DisputeEnding
@@ -173,9 +200,9 @@ class DisputeRecord(NamedTuple):
     ended_ms: int
     base_fee: int
 
-    def has_root_of(self, work_digest: bytes, state_root_after: bytes) -> bool:
+    def has_result_of(self, other: Result) -> bool:
         """Tell whether the challenger found this result."""
-        return (self.work_digest, self.state_root_after) == (work_digest, state_root_after)
+        return result_of(self) == result_of(other)
 
 
 class Docket(NamedTuple):
@@ -224,11 +251,13 @@ def challenge_seal(
     segment: int,
     work_digest: bytes,
     state_root_after: bytes,
+    loss_bits: int,
     address: bytes,
     salt: bytes,
 ) -> bytes:
     """Return the seal of an outsider's challenge; ``salt`` is 32 random bytes."""
-    return digest(b"challenge-seal", encode([task, window, segment, work_digest, state_root_after, address, salt]))
+    found: list[Value] = [segment, work_digest, state_root_after, loss_bits]
+    return digest(b"challenge-seal", encode([task, window, *found, address, salt]))
 
 
 def _key(task: bytes, window: int, part: bytes = b"", number: int | None = None) -> bytes:
@@ -299,16 +328,17 @@ def load_dispute(state: Reader, task: bytes, window: int, number: int) -> Disput
 
 def _dispute(task: bytes, window: int, number: int, value: Any) -> DisputeRecord:
     (
-        kind, challenger, seal, segment, work_digest, root, opened, phase, ending, game, moves, clock, deadline_ms,
-        resumed, moved_height, opened_ms, ended_ms, base_fee,
+        kind, challenger, seal, segment, work_digest, root, loss_bits, opened, phase, ending, game, moves, clock,
+        deadline_ms, resumed, moved_height, opened_ms, ended_ms, base_fee,
     ) = items_of(
-        value, int, bytes, int, int, bytes, bytes, list, int, int, bytes, int, list, int, int, int, int, int, int
+        value, int, bytes, int, int, bytes, bytes, int, list, int, int, bytes, int, list,
+        int, int, int, int, int, int,
     )  # fmt: skip
     side, since_ms, accused_ms, challenger_ms = items_of(clock, int, int, int, int)
     if (len(challenger), len(work_digest), len(root)) != (ADDRESS_BYTES, HASH_BYTES, HASH_BYTES):
         raise DecodeError("not a dispute")
     return DisputeRecord(
-        task, window, number, Challenger(kind), challenger, seal, segment, work_digest, root,
+        task, window, number, Challenger(kind), challenger, seal, segment, work_digest, root, loss_bits,
         Opened(*items_of(opened, int, bytes, bytes, bytes, int)) if opened else None, DisputePhase(phase),
         DisputeEnding(ending), game, moves, Clock(Side(side), since_ms, accused_ms, challenger_ms), deadline_ms,
         resumed, moved_height, opened_ms, ended_ms, base_fee,
@@ -323,7 +353,8 @@ def save_dispute(state: Overlay, dispute: DisputeRecord) -> None:
         _key(dispute.task, dispute.window, _GAME_PART, dispute.number),
         encode([
             int(dispute.kind), dispute.challenger, dispute.seal, dispute.segment, dispute.work_digest,
-            dispute.state_root_after, opened, int(dispute.phase), int(dispute.ending), dispute.game, dispute.moves,
+            dispute.state_root_after, dispute.loss_bits, opened, int(dispute.phase), int(dispute.ending),
+            dispute.game, dispute.moves,
             [int(clock.side), clock.since_ms, clock.accused_left_ms, clock.challenger_left_ms],
             dispute.deadline_ms, dispute.resumed, dispute.moved_height, dispute.opened_ms, dispute.ended_ms,
             dispute.base_fee,

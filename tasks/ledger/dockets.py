@@ -106,9 +106,10 @@ def renew_docket(case: Case, window: WindowRecord) -> None:
 
 def begin_dispute(
     case: Case, window: WindowRecord, kind: Challenger, challenger: bytes, segment: int,
-    root: tuple[bytes, bytes], opened: Opened | None, seal: int = 0,
+    root: tuple[bytes, bytes, int], opened: Opened | None, seal: int = 0,
 ) -> DisputeRecord:  # fmt: skip
-    """Open a dispute about a segment. ``root`` is the work digest and the state root that the challenger found.
+    """Open a dispute about a segment. ``root`` is the work digest, the state root and the sum of losses of the
+    challenger.
 
     Its game begins if the worker has opened the segment; otherwise the worker opens it first. With the same root
     there is nothing to dispute: the challenger has lost.
@@ -124,13 +125,18 @@ def begin_dispute(
 
 def begin_proof(case: Case, window: WindowRecord, witness: bytes, segment: int) -> None:
     """Note that ``witness`` has shown a broken chain of leaves: a dispute that is over with its first word."""
-    root = ZERO_HASH, ZERO_HASH
+    root = ZERO_HASH, ZERO_HASH, 0
     dispute = _new_dispute(case, window, Challenger.WITNESS, witness, segment, root)
     _enter(case, window, dispute._replace(phase=DisputePhase.OVER, ending=DisputeEnding.COMMITMENT_BROKEN))
 
 
 def _new_dispute(
-    case: Case, window: WindowRecord, kind: Challenger, challenger: bytes, segment: int, root: tuple[bytes, bytes]
+    case: Case,
+    window: WindowRecord,
+    kind: Challenger,
+    challenger: bytes,
+    segment: int,
+    root: tuple[bytes, bytes, int],
 ) -> DisputeRecord:
     parameters, block = case.parameters, case.scope.block
     docket = load_docket(case.state, window.task, window.number)
@@ -144,6 +150,7 @@ def _new_dispute(
         segment=segment,
         work_digest=root[0],
         state_root_after=root[1],
+        loss_bits=root[2],
         opened=None,
         phase=DisputePhase.OPENING,
         ending=DisputeEnding.NONE,
@@ -172,7 +179,7 @@ def _enter(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
 
 def begin_game(case: Case, window: WindowRecord, dispute: DisputeRecord, opened: Opened) -> DisputeRecord:
     """Begin the game about what the worker opened; its clock runs from now on."""
-    if dispute.kind is Challenger.OUTSIDER and dispute.has_root_of(opened.work_digest, opened.state_root_after):
+    if dispute.kind is Challenger.OUTSIDER and dispute.has_result_of(opened):
         return dispute._replace(
             opened=opened, phase=DisputePhase.OVER, ending=DisputeEnding.SAME_ROOT, deadline_ms=0
         )
@@ -246,7 +253,7 @@ def drop_disputes(case: Case, window: WindowRecord, lie: DisputeRecord | None) -
                 lie is not None
                 and lie.kind is not Challenger.WITNESS  # nobody's root is wrong by that
                 and (lie.window, lie.segment) == (window.number, dispute.segment)
-                and not dispute.has_root_of(lie.work_digest, lie.state_root_after)
+                and not dispute.has_result_of(lie)
             )
             settle = burn_challenge if is_wrong else return_challenge
             settle(case, window, dispute.seal, seal)

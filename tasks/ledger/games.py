@@ -28,6 +28,7 @@ from tasks.ledger.disputes import (
     load_dispute,
     load_docket,
     load_seal,
+    result_of,
     save_dispute,
     save_docket,
     save_seal,
@@ -133,7 +134,7 @@ def open_games(case: Case, window: WindowRecord, seats: Sequence[Seat]) -> None:
             continue
         finding = finding_of(seat, opened.segment)
         assert finding is not None
-        root = finding.work_digest, finding.state_root_after
+        root = result_of(finding)
         begin_dispute(case, window, Challenger.VERIFIER, seat.address, opened.segment, root, opened)
 
 
@@ -226,7 +227,7 @@ def on_not_opened(case: Case, number: int) -> None:
         return
     for seat in window.verifiers:
         if (claim := _claim_of(seat)) is not None:
-            root = claim.work_digest, claim.state_root_after
+            root = result_of(claim)
             dispute = begin_dispute(case, window, Challenger.VERIFIER, seat.address, claim.segment, root, None)
             fall_silent(case, window, dispute)
     go_on(case, number, Reason.CHALLENGES_LOST)
@@ -391,7 +392,13 @@ def seal_challenge(case: Case, number: int, sender: bytes, seal: bytes, amount: 
 
 
 def open_challenge(
-    case: Case, number: int, challenge: int, sender: bytes, segment: int, root: tuple[bytes, bytes], salt: bytes
+    case: Case,
+    number: int,
+    challenge: int,
+    sender: bytes,
+    segment: int,
+    root: tuple[bytes, bytes, int],
+    salt: bytes,
 ) -> None:
     """Open a sealed challenge that was called; its dispute begins.
 
@@ -599,13 +606,13 @@ def _right_verifiers(case: Case, window: WindowRecord, lie: DisputeRecord) -> li
         right = [
             seat.address for seat in seats
             if (found := finding_of(seat, lie.segment)) is not None
-            and found.is_computed and lie.has_root_of(found.work_digest, found.state_root_after)
+            and found.is_computed and lie.has_result_of(found)
             and (lie.opened is None or not agrees(found, lie.opened))
         ]  # fmt: skip
         right += [
             dispute.challenger for dispute in disputes
             if dispute.kind is Challenger.VERIFIER and dispute.segment == lie.segment
-            and dispute.has_root_of(lie.work_digest, lie.state_root_after)
+            and dispute.has_result_of(lie)
         ]  # fmt: skip
     lost = {dispute.challenger for dispute in disputes if dispute.ending.is_refuted}
     return [address for address in dict.fromkeys(right) if address not in lost]
@@ -623,7 +630,7 @@ def _earliest_outsider(case: Case, window: WindowRecord, lie: DisputeRecord) -> 
     rivals = [
         dispute for dispute in disputes
         if dispute.kind is Challenger.OUTSIDER and dispute.segment == lie.segment
-        and dispute.has_root_of(lie.work_digest, lie.state_root_after)
+        and dispute.has_result_of(lie)
     ]  # fmt: skip
     for dispute in sorted(rivals, key=lambda dispute: dispute.seal):
         if not _is_copy(case, window, dispute):
@@ -635,17 +642,14 @@ def _is_copy(case: Case, window: WindowRecord, dispute: DisputeRecord) -> bool:
     """Tell whether an outsider's root was public on chain when it sealed its challenge."""
     seal = load_seal(case.state, window.task, window.number, dispute.seal)
 
-    def is_root(segment: int, work_digest: bytes, state_root_after: bytes) -> bool:
-        return segment == dispute.segment and dispute.has_root_of(work_digest, state_root_after)
-
     if not seal.is_early and any(
-        is_root(found.segment, found.work_digest, found.state_root_after)
+        found.segment == dispute.segment and dispute.has_result_of(found)
         for seat in (*window.verifiers, *window.jurors)
         for found in seat.findings or ()
     ):
         return True
     return any(
-        is_root(earlier.segment, earlier.work_digest, earlier.state_root_after)
+        earlier.segment == dispute.segment and dispute.has_result_of(earlier)
         for earlier in (
             load_dispute(case.state, window.task, window.number, number)
             for number in range(load_docket(case.state, window.task, window.number).first_game, seal.games)

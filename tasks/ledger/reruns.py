@@ -42,7 +42,7 @@ def settle_rerun(case: Case, number: int, found: tuple[Finding, ...]) -> None:
         finding = by_segment.get(dispute.segment)
         if finding is None:
             continue
-        if not dispute.has_root_of(finding.work_digest, finding.state_root_after):
+        if not dispute.has_result_of(finding):
             ended = end_dispute(case, window, dispute, DisputeEnding.RERUN_REFUTED)
             lose_challenge(case, case.window(number), ended)
         elif _contradicts(finding, dispute):

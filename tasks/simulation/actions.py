@@ -102,12 +102,13 @@ class Challenge(NamedTuple):
     segment: int
     work_digest: bytes
     state_root_after: bytes
+    loss_bits: int
     salt: bytes
 
 
 def seal_of(challenge: Challenge, sender: bytes) -> bytes:
     """Return the seal of a challenge."""
-    return challenge_seal(*challenge[:5], sender, challenge.salt)
+    return challenge_seal(*challenge[:6], sender, challenge.salt)
 
 
 class Actions:
@@ -153,8 +154,8 @@ class Actions:
 
     def open_challenge(self, sender: bytes, number: int, challenge: Challenge) -> Action:
         """Open a challenge that was called."""
-        task, window, segment, work, root, salt = challenge
-        return Action(sender, OPEN_CHALLENGE, [task, window, number, segment, work, root, salt])
+        task, window, segment, work, root, losses, salt = challenge
+        return Action(sender, OPEN_CHALLENGE, [task, window, number, segment, work, root, losses, salt])
 
     def create(self, sender: bytes, job: JobSpec) -> Action:
         """Create a task."""

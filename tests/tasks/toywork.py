@@ -7,11 +7,13 @@ by what they had committed to. A lie falsifies the last step; every liar tells t
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from functools import lru_cache
 from typing import Final
 
 from state.primitives.hashing import digest
 from tasks.dispute.commitments import Question, StepRecord, start_record
+from tasks.dispute.errors import NoMove
 from tasks.dispute.game import Game, Side
 from tasks.dispute.moves import Move
 from tasks.dispute.players import Accused, Challenger
@@ -97,7 +99,9 @@ def next_move(
     if segment is None:
         return None
     if side is Side.ACCUSED:
-        return Accused(question, segment.witness()).move(game)
+        with suppress(NoMove):  # it committed to something else, as another sum of losses
+            return Accused(question, segment.witness()).move(game)
+        return None
     theirs = _segments.get((question.end.work_digest, question.end.state_root))
     served = theirs.traces[game.step] if theirs is not None and game.step >= 0 else None
     return Challenger(question, segment.witness(), served).move(game, moves)

@@ -173,6 +173,7 @@ class Challenge(NamedTuple):
     segment: int
     work_digest: bytes
     state_root_after: bytes
+    loss_bits: int
     salt: bytes
     is_opened: bool
 
@@ -392,13 +393,13 @@ class World:
         work_digest, state_root = root or (end.work_digest, end.state_root)
         docket = load_docket(self.state, task, window)
         salt = digest(b"test-challenge", address + docket.seals.to_bytes(4, "big"))
-        sealed = challenge_seal(task, window, segment, work_digest, state_root, address, salt)
+        sealed = challenge_seal(task, window, segment, work_digest, state_root, end.loss_total, address, salt)
         if bond is None:
             held = Vault.load(self.state, task, self.events.append, 0).held(
                 Pool.BOND, load_window(self.state, task, window).worker
             )
             bond = challenge_bond(held, docket.seals - docket.first_seal)
-        made = Challenge(address, segment, work_digest, state_root, salt, is_opened)
+        made = Challenge(address, segment, work_digest, state_root, end.loss_total, salt, is_opened)
         refusal = self.send(address, SEAL_CHALLENGE, [task, window, sealed, bond])
         if refusal is None:
             self.challenges[task, window, docket.seals] = made
@@ -409,7 +410,7 @@ class World:
         for (task, window, number), made in self.challenges.items():
             called = load_docket(self.state, task, window).called
             if made.is_opened and number in (at for at, _ in called):
-                self.send(made.address, OPEN_CHALLENGE, [task, window, number, *made[1:5]])
+                self.send(made.address, OPEN_CHALLENGE, [task, window, number, *made[1:6]])
         for address in {made.address for made in self.challenges.values()} - self.machines.keys():
             for game in queries.dispute_duties(self.state, address, self.parameters):
                 self.play(address, game)

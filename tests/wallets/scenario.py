@@ -53,7 +53,7 @@ LEAF: Final = "0x" + encode([[b"no leaf", []]]).hex()
 WITHOUT_DISPUTE: Final = {
     "move": (("0", "0", "0x80"), "dispute_unknown"),
     "resumeDispute": (("0",), "dispute_unknown"),
-    "openChallenge": (("0", "0", NOWHERE, NOWHERE, NOWHERE), "challenge_unknown"),
+    "openChallenge": (("0", "0", NOWHERE, NOWHERE, "0", NOWHERE), "challenge_unknown"),
     "sealChallenge": ((NOWHERE,), "payment_missing"),
     "showBreak": (("0", LEAF), "wrong_phase"),
 }

@@ -81,7 +81,7 @@ class Outsider(Agent):
             leaf = leaves[segment]
             end = self.off.run(view.job(task), task, leaf.state_root_before, leaf.step_from, self.secret()).end
             salt = digest(b"sim-challenge", self.address + len(self._sealed).to_bytes(4, "big"))
-            challenge = Challenge(task, number, segment, end.work_digest, end.state_root, salt)
+            challenge = Challenge(task, number, segment, end.work_digest, end.state_root, end.loss_total, salt)
             self._sealed[seal_of(challenge, self.address)] = challenge
             actions.append(view.challenge(self.address, challenge, price))
         return actions

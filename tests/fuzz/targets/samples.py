@@ -116,7 +116,7 @@ PAYLOADS = (
     payload(transitions.DECLINE_SEAT, [b"t" * 32, 1]),
     payload(dispute_transitions.MOVE, [b"t" * 32, 1, 2, 3, encode_move(Pick(3))]),
     payload(dispute_transitions.SEAL_CHALLENGE, [b"t" * 32, 1, b"s" * 32, 5]),
-    payload(dispute_transitions.OPEN_CHALLENGE, [b"t" * 32, 1, 2, 3, b"w" * 32, b"s" * 32, b"n" * 32]),
+    payload(dispute_transitions.OPEN_CHALLENGE, [b"t" * 32, 1, 2, 3, b"w" * 32, b"s" * 32, 7, b"n" * 32]),
     payload(dispute_transitions.RESUME_DISPUTE, [b"t" * 32, 1, 2, 5]),
     payload(dispute_transitions.SHOW_BREAK, [b"t" * 32, 1, *break_to_value(BROKEN)]),
     payload(custody_transitions.ASK_CUSTODY, [b"t" * 32, b"k" * 32, 1, 5]),

@@ -157,7 +157,7 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
         lambda task, window, seal, bond: [task, window, seal, bond], hashes, windows, hashes, amounts
     ),
     OPEN_CHALLENGE: st.builds(
-        lambda task, window, challenge, root, salt: [task, window, challenge, 3, root, root, salt],
+        lambda task, window, challenge, root, salt: [task, window, challenge, 3, root, root, 5, salt],
         hashes, windows, windows, hashes, hashes,
     ),
     RESUME_DISPUTE: st.builds(

@@ -294,7 +294,7 @@ def test_what_is_opened_must_be_what_was_sealed_and_called() -> None:
     world, _, _, task = market(HONEST, HONEST, final_ms=100_000, final_ms_min=100_000)
     until(world, task, lambda window: window.phase == WindowPhase.SEALING)
     assert world.challenge(OUTSIDERS[0], task, 0, 1, lie=True, is_opened=False) is None
-    made: list[Value] = list(world.challenges[task, 0, 0][1:5])
+    made: list[Value] = list(world.challenges[task, 0, 0][1:6])
     good: list[Value] = [task, 0, 0, *made]
     assert world.send(OUTSIDERS[0], OPEN_CHALLENGE, good) == "challenge_unknown"  # not called yet
     until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
@@ -343,7 +343,7 @@ MS: Final = 1 << 48
 
 def largest_dispute() -> DisputeRecord:
     return DisputeRecord(
-        b"t" * 32, MANY, MANY, Challenger.OUTSIDER, b"c" * 20, MANY, 255, b"w" * 32, b"s" * 32,
+        b"t" * 32, MANY, MANY, Challenger.OUTSIDER, b"c" * 20, MANY, 255, b"w" * 32, b"s" * 32, (1 << 64) - 1,
         Opened(255, b"b" * 32, b"s" * 32, b"w" * 32, (1 << 64) - 1), DisputePhase.OVER, DisputeEnding.SAME_ROOT,
         b"g" * GAME_LIMIT_BYTES, MOVES_MAX, Clock(Side.CHALLENGER, MS, MS, MS), MS, 3, MANY, MS, MS, AMOUNT,
     )  # fmt: skip

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+import tests.tasks.world
 from billing.escrow import Movement, Pool, Purpose, Vault
 from billing.prices import share, share_up
 from tasks.ledger.dispute_transitions import SEAL_CHALLENGE
@@ -15,6 +16,8 @@ from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
 from tasks.ledger.registry import require_node
+from tasks.proofs import SegmentLeaf
+from tasks.spec import JobSpec
 from tests.tasks.ledger.test_disputes import OUTSIDERS, bond_of, endings, lines, phases, window_of
 from tests.tasks.signed import CHECK, WORK
 from tests.tasks.world import DKB, HONEST, QUICK, WORTH, Manners, World, spec
@@ -165,6 +168,30 @@ def test_a_worker_may_still_open_within_its_day() -> None:
     world.machines[worker] = HONEST
     record = world.run_to(task, Phase.SETTLED)
     assert record.worker == worker and endings(world, task) == [DisputeEnding.ELEMENT_RIGHT]
+
+
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_a_false_sum_of_losses_is_a_lie_about_which_anybody_can_play(
+    is_drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state is right, and so is the work: an outsider had found the same root, and lost its bond."""
+    honest = tests.tasks.world.leaves_of
+    world, _, task = market(HONEST, [HONEST], [HONEST, HONEST])
+    sampled = window_of(world, task).sampled
+    wrong = next(at for at in range(4) if (at in sampled) == is_drawn)
+
+    def leaves(job: JobSpec, window: int, root_in: bytes, **manners: Any) -> list[SegmentLeaf]:
+        found = honest(job, window, root_in, **manners)
+        return [leaf._replace(loss_bits=leaf.loss_bits ^ (leaf.segment == wrong)) for leaf in found]
+
+    monkeypatch.setattr(tests.tasks.world, "leaves_of", leaves)
+    world, liar, task = market(HONEST, [HONEST], [HONEST, HONEST])
+    assert window_of(world, task).sampled == sampled
+    world.run(task, until=lambda _: window_of(world, task).phase == WindowPhase.SEALING)
+    if not is_drawn:
+        assert world.challenge(OUTSIDERS[0], task, 0, wrong) is None
+    assert excluded(world, task) == Reason.LIE_PROVEN and bond_left(world, task, liar) == 0
+    assert endings(world, task) == [DisputeEnding.RERUN_WRONG]
 
 
 def test_nobody_moves_in_a_game_that_waits_for_drawn_machines() -> None:

@@ -159,7 +159,7 @@ def largest(kind: int) -> list[Value]:
         case dispute_transitions.SEAL_CHALLENGE:
             return [task, window, task, amount]
         case dispute_transitions.OPEN_CHALLENGE:
-            return [task, window, window, 255, task, task, task]
+            return [task, window, window, 255, task, task, (1 << 64) - 1, task]
         case dispute_transitions.RESUME_DISPUTE:
             return [task, window, window, amount]
         case dispute_transitions.SHOW_BREAK:
