@@ -221,7 +221,9 @@ def targets() -> Iterator[tuple[str, Target]]:
     yield (
         "what a challenge hides",
         Target(
-            decode_found, (encode([3, b"w" * 32, b"r" * 32, 7, b"s" * 32]),), ("node.market.challenges:decode_found",)
+            decode_found,
+            (encode([3, b"w" * 32, b"r" * 32, 7, b"s" * 32]),),
+            ("node.market.challenges:decode_found",),
         ),
     )
     yield "genesis file", Target(
