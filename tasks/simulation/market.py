@@ -23,7 +23,7 @@ from state.primitives.receipts import decode_receipt
 from state.primitives.transactions import decode_transaction
 from state.primitives.vrf import VRF_PROOF_BYTES, vrf_key_of, vrf_output
 from state.transition.runtime import BlockInput, Checked, Execution, Runtime
-from state.view import Overlay, Reader
+from state.view import Overlay, Reader, Table
 from state.view.accounts import balance_of, nonce_of
 from tasks.dispute.moves import Move, decode_move
 from tasks.dispute.shares import challenge_bond
@@ -61,6 +61,8 @@ CHAIN_ID: Final = 7
 FEE_CAP: Final = 10**12
 _FAR_MS: Final = 1 << 50
 _PAGE: Final = 64
+_DISPUTE_KEY_BYTES: Final = 1 + 32 + 4 + 1 + 4
+"""Table, task, window, the part of games (1), and the game."""
 _BATCH: Final = 32
 PROOFS: Final = 32
 _VALIDATOR: Final = SecretKey(b"\x01" * 32)
@@ -310,6 +312,7 @@ class Market(View):
         self._memory = Memory(self._state)
         self.height, self.time_ms, self._view = 0, START_MS, 0
         self.figures = Figures()
+        self._endings: dict[tuple[bytes, int, int], str] = {}
         self.leader: Leader | None = None
         self.leads_share = 0.0
         """Share of the blocks that the dishonest leader leads."""
@@ -349,6 +352,7 @@ class Market(View):
             execution = other if skipped else execution
         self._view += 1 + skipped
         self._state.apply(execution.changes)
+        self._note_endings(execution.changes)
         self._note(execution)
         return bool(execution.receipts) or execution.block_receipt is not None
 
@@ -377,6 +381,15 @@ class Market(View):
             nonces[sender] = nonce + 1
         return made
 
+    def _note_endings(self, changes: Mapping[bytes, bytes | None]) -> None:
+        for key, value in changes.items():
+            if value is None or len(key) != _DISPUTE_KEY_BYTES or key[0] != Table.DISPUTE or key[37] != 1:
+                continue
+            place = key[1:33], int.from_bytes(key[33:37], "big"), int.from_bytes(key[38:], "big")
+            ending = load_dispute(self._state, *place).ending
+            if ending:
+                self._endings[place] = ending.name.lower()
+
     def _note(self, execution: Execution) -> None:
         figures = self.figures
         figures.gas_max = max(figures.gas_max, execution.gas_used)
@@ -394,13 +407,9 @@ class Market(View):
         return not any(queries.tasks_by_phase(self.state, phase, None, 1).items for phase in live)
 
     def endings(self, tasks: Iterable[bytes]) -> Counter[str]:
-        """Return how the disputes about the windows of some tasks ended."""
-        return Counter(
-            dispute.ending.name.lower()
-            for task in tasks
-            for window in range(self.task(task).next_window + 1)
-            for dispute in queries.disputes(self.state, task, window)
-        )
+        """Return how the disputes about the windows of some tasks ended; the chain forgets them with the task."""
+        chosen = set(tasks)
+        return Counter(ending for (task, *_), ending in self._endings.items() if task in chosen)
 
     def reasons(self, tasks: Iterable[bytes]) -> Counter[str]:
         """Return why some tasks and their windows changed."""

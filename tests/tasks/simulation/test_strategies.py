@@ -38,17 +38,17 @@ def caught(escape: str) -> Outcome:
     ("escape", "ending", "reason"),
     [
         ("plays", "element_wrong", "lie_proven"),
-        ("silent", "accused_silent", "answer_missing"),
-        ("resumes", "accused_silent", "answer_missing"),
+        ("silent", "rerun_wrong", "lie_proven"),
+        ("resumes", "rerun_wrong", "lie_proven"),
         ("inconsistent", "accused_inconsistent", "lie_proven"),
-        ("unopened", None, "not_opened"),
-        ("leaves", "accused_silent", "answer_missing"),
+        ("unopened", "rerun_wrong", "lie_proven"),
+        ("leaves", "rerun_wrong", "lie_proven"),
     ],
 )
-def test_a_cornered_liar_takes_its_way_out(escape: str, ending: str | None, reason: str) -> None:
+def test_a_cornered_liar_takes_its_way_out(escape: str, ending: str, reason: str) -> None:
     found = caught(escape)
     assert reason in found.reasons
-    assert ending is None or ending in found.endings
+    assert ending in found.endings
     assert found.tasks_failed == 0  # somebody else does the work then
 
 
@@ -65,7 +65,7 @@ def test_a_freezer_opens_false_games_and_loses_them(by: str, way: str, ending: s
 def test_a_flooder_fills_the_games_that_run_at_a_time() -> None:
     setting: Setting = {"windows": 1.0, "segments": 1.0, "seals": 8, "way": "slow"}
     found = outcome("slot flooder", setting)
-    assert found.endings.get("element_right", 0) + found.endings.get("dropped", 0) >= 4
+    assert sum(found.endings.values()) > 4
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_whitewasher_goes_on_under_another_key() -> None:
         "share": 10, "windows": 1.0, "segments": 1.0, "escape": "unopened", "sponsored": True, "withhold": 0,
     }  # fmt: skip
     one, two = (outcome("whitewasher", {**setting, "keys": keys}) for keys in (1, 2))
-    assert two.reasons["not_opened"] > one.reasons["not_opened"] > 0
+    assert two.reasons["lie_proven"] > one.reasons["lie_proven"] > 0
 
 
 def test_verifiers_of_one_sponsor_have_one_seat_and_those_of_several_more() -> None:
