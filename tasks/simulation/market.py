@@ -28,7 +28,7 @@ from state.view.accounts import balance_of, nonce_of
 from tasks.dispute.moves import Move, decode_move
 from tasks.dispute.shares import challenge_bond
 from tasks.ledger import queries
-from tasks.ledger.deadlines import due_before, matches_due
+from tasks.ledger.deadlines import draws_due, due_before, matches_due
 from tasks.ledger.disputes import DisputeRecord, load_dispute, load_docket, load_moves, load_seal
 from tasks.ledger.lifecycle import ENDED, Phase
 from tasks.ledger.parameters import TaskParameters
@@ -60,6 +60,7 @@ BLOCK_MS: Final = 1_000
 CHAIN_ID: Final = 7
 FEE_CAP: Final = 10**12
 _FAR_MS: Final = 1 << 50
+_FAR_HEIGHT: Final = 1 << 40
 _PAGE: Final = 64
 _DISPUTE_KEY_BYTES: Final = 1 + 32 + 4 + 1 + 4
 """Table, task, window, the part of games (1), and the game."""
@@ -337,6 +338,10 @@ class Market(View):
         """Return when the chain itself does something next, or None."""
         due = due_before(self.state, _FAR_MS, 1) + matches_due(self.state, _FAR_MS, 4)
         return min((at.time_ms for at in due), default=None)
+
+    def awaits_draw(self) -> bool:
+        """Tell whether verifiers are drawn in a block to come, which does not depend on the time."""
+        return bool(draws_due(self.state, _FAR_HEIGHT, 1))
 
     def block(self, actions: Iterable[Action]) -> bool:
         """Put actions into the next block, at the present time; tell whether anything happened in it."""

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from tasks.ledger.lifecycle import ENDED, Phase, WindowPhase
 from tasks.ledger.registry import NodeRole
-from tasks.simulation.actions import Account, Offer
+from tasks.simulation.actions import Account, Action, Offer
 from tasks.simulation.agents.base import Agent, Machine, Requester
 from tasks.simulation.agents.challengers import Watcher
 from tasks.simulation.agents.plot import Plot
@@ -23,7 +23,8 @@ __all__ = ["BLOCKS_MAX", "Conditions", "Outcome", "Setting", "Stage", "draw_cond
 Setting = Mapping[str, int | float | str | bool]
 """A strategy's own parameters. ``share`` is the percentage of bonds that its verifiers have."""
 
-BLOCKS_MAX: Final = 600
+BLOCKS_MAX: Final = 2_000
+FAR_MS: Final = 1 << 50
 HONEST_MACHINES: Final = 8
 VERIFIERS_MAX: Final = 4
 BOND: Final = 10 * DKB
@@ -267,17 +268,24 @@ def run_market(
 
     Time passes as fast as nothing happens. ``is_seasoned`` machines have a record from the first block on.
     """
+    asks_ms = 0  # agents are asked again if something happened, or at this time
     while market.height < blocks:
-        actions = [action for agent in agents for action in agent.act(market)]
+        actions: list[Action] = []
+        if asks_ms <= market.time_ms:
+            actions = [action for agent in agents for action in agent.act(market)]
         has_news = market.block(actions)
         if market.height == 1 and is_seasoned:
             for agent in agents:
                 if market.node(agent.address) is not None:
                     market.vouch(agent.address, SEASONED)
         if has_news:  # machines look at once at what changed
-            market.wait_until(0)
+            market.wait_until(asks_ms := 0)
             continue
         times = [at for agent in agents for at in agent.wake_ms()]
+        asks_ms = min(times, default=FAR_MS)
+        if market.awaits_draw():
+            market.wait_until(0)
+            continue
         due_ms = market.next_due_ms()
         if due_ms is not None:
             times.append(due_ms)

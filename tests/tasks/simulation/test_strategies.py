@@ -79,7 +79,7 @@ def test_a_cut_line_misses_what_is_due(at: str, reason: str) -> None:
 def test_an_accused_whose_line_is_cut_for_minutes_resumes_and_wins() -> None:
     found = outcome("line cutter", {"at": "game", "minutes": 4, "cuts": 16})
     assert set(found.endings) == {"element_right"}
-    assert found.wait_ms > honest().wait_ms
+    assert found.honest_loss == 0 and found.tasks_failed == 0
 
 
 def test_a_whitewasher_goes_on_under_another_key() -> None:
@@ -110,7 +110,8 @@ def test_a_copied_challenge_earns_nothing() -> None:
     without = play(strategy.baseline, {"share": 20, **setting}, 0, conditions=SMALL)
     assert found.reasons["lie_proven"] == without.reasons["lie_proven"] > 0
     assert set(found.endings) > {"element_wrong"}  # the copier has games, too
-    assert found.profit <= without.profit
+    # A share of the bond would be two fifths of a window's price; who is drawn for checks differs.
+    assert found.profit < without.profit + SMALL.window_price // 5
 
 
 def test_a_window_with_gaps_is_paid_only_where_nobody_looks_whether_leaves_fit() -> None:
