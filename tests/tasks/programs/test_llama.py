@@ -92,6 +92,20 @@ def test_no_token_sees_a_later_one(shape: LlamaShape, name: str) -> None:
         assert found[count:].tobytes() != whole[count:].tobytes()
 
 
+def test_a_later_token_is_not_seen_however_large_its_values_are() -> None:
+    """exp gives 2^-115 at least: values 2^105 times as large as those before would show through one mask."""
+    weights = frozen_weights(TINY)
+    weights["embedding/exponents"][:33] -= 112
+    weights["layer/0/value/exponents"] += 18
+    model = Model(TINY, "numpy")
+    model.weights = [weights[tensor] for tensor in weight_tensors(TINY)]
+    small, large = [3, 30, 7, 12], [60, 61]
+    (found,) = model.logits([small])
+    assert np.abs(found).max() > 0
+    assert model.logits([small + large])[0][:4].tobytes() == found.tobytes()
+    assert model.cached([small + large], 3, 6)[0][:4].tobytes() == found.tobytes()
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_decoding_with_a_cache_equals_one_pass(shape: LlamaShape, name: str) -> None:
