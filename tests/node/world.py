@@ -25,6 +25,7 @@ from state.primitives.keys import SecretKey
 from state.primitives.votes import VoteKey
 from state.primitives.vrf import vrf_key_of
 from state.store import Store
+from state.transition.calls import SYSTEM_PREFIX
 from state.transition.epochs import epoch_of
 from state.view import Table
 from tasks.ledger.transitions import REGISTER_NODE, node_payload
@@ -41,6 +42,7 @@ PARAMETERS: Final = {
     "tasks.replace_ms": 3_000_000, "tasks.seal_ms_min": 3_000_000, "tasks.reveal_ms": 3_000_000,
     "tasks.presence_ms": 10**9, "tasks.registration_valid_ms": 10**12, "tasks.final_ms": 1_000,
     "tasks.call_ms": 0, "tasks.order_blocks": 0, "tasks.draw_blocks": 2, "tasks.audit_bps": 10_000,
+    "tasks.segments_per_sample": 1,
     "tasks.bond_release_ms": 1_000, "tasks.draw_retry_ms": 500, "tasks.samples": 1,
     "tasks.verifiers": 1, "tasks.verifiers_sure": 1, "tasks.jury": 1, "tasks.new_windows": 0,
 }  # fmt: skip
@@ -78,7 +80,7 @@ class World:
         self.chain.commit(block.hash, b"certificate")
         self.ledger.on_commit([executed])
         for key in executed.execution.changes:
-            if key[0] == Table.ACCOUNT:
+            if key[0] == Table.ACCOUNT and not key[1:].startswith(SYSTEM_PREFIX):
                 [place] = self.store.history(key[1:], limit=1)
                 assert place.height == executed.header.height, "changed, and not in the history"
         return executed
