@@ -64,10 +64,15 @@ def play(worker: Manners, verifier: Manners, seed: int, *, samples: int = 4) -> 
     assert world.send(verifiers[0], UPDATE_NODE, node_payload(profile, 5 * PARAMETERS.node_bond_min)) is None
     before = {address: wealth(world, address) for address in (*workers, *verifiers, REQUESTER)}
     job, tasks, settled = spec(match_ms=3_600_000), list[bytes](), 0
+    argued = 0
     deviant = workers[0] if worker is not HONEST else verifiers[0]
     for _ in range(TASKS):
         tasks.append(world.create(job))
         record = world.run(tasks[-1], until=lambda task: task.phase in ENDED, blocks=800)
+        argued += sum(  # later the records of its disputes are deleted
+            window.disputed >= 0 or bool(queries.disputes(world.state, tasks[-1], window.number))
+            for window in queries.task_windows(world.state, tasks[-1])
+        )
         if worker.forgetful and record.worker == deviant:
             window = load_window(world.state, tasks[-1], record.final_windows - 1)
             fees = delivery_fees(window, world.parameters)
@@ -81,13 +86,12 @@ def play(worker: Manners, verifier: Manners, seed: int, *, samples: int = 4) -> 
     world.machines = dict.fromkeys(world.machines, Manners(silent=frozenset(Action)))
     world.block(PARAMETERS.bond_release_ms)
     world.block()
-    argued, fee = 0, 0
+    fee = 0
     for task in tasks:
         record = world.task(task)
         settled += record.final_windows == 3
         assert Vault.load(Overlay(world.state), task, lambda _event: None, 0).owners(Pool.BOND) == ()
         for window in queries.task_windows(world.state, task):
-            argued += window.disputed >= 0 or bool(queries.disputes(world.state, task, window.number))
             fee = max(fee, juror_fee(window))
     change = {address: wealth(world, address) - before[address] for address in before}
     return Outcome(
