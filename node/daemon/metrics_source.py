@@ -60,6 +60,11 @@ class NodeMetricsSource:
                 "Tasks of the chain that found no machine and wait for one, counted to 1,000",
                 node.duties.parked_tasks(),
             ),
+            (
+                "dekube_check_fund_dkb",
+                "What the chain's check fund can put down for checks, in DKB",
+                node.duties.check_fund() / 10**18,
+            ),
         ):
             families.append(GaugeMetricFamily(name, text, value=float(value)))
         network = node.network

@@ -41,6 +41,7 @@ from tasks.executor.errors import JobGivenUp
 from tasks.executor.failure_count import ENDS_MAX, JobEnd
 from tasks.executor.service import Executor, ExecutorOptions
 from tasks.executor.supervisor import CHILD_MODULE, ProcessOptions
+from tasks.ledger.check_fund import fund_balance
 from tasks.ledger.custody_queries import custody_duties
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.parameters import TaskParameters
@@ -215,6 +216,10 @@ class DutyService:
     def parked_tasks(self) -> int:
         """Return how many tasks of the chain found no machine and wait for one that changes."""
         return count_parked(self._ledger.store, COUNT_MAX)
+
+    def check_fund(self) -> int:
+        """Return what the chain's check fund can put down, in 10^-18 DKB."""
+        return fund_balance(self._ledger.store)
 
     @property
     def is_offered(self) -> bool:

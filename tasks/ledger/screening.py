@@ -56,6 +56,7 @@ _KINDS_OF_WINDOW: Final = ("submit_window",)
 LEAST_SEGMENTS: Final = 128
 """A window of so many segments pays ``CHECKED_BPS`` of its price for checks at most."""
 CHECKED_BPS: Final = 800
+USUAL_VERIFIERS_MAX: Final = 2
 
 
 class Objection(NamedTuple):
@@ -266,9 +267,11 @@ def cost_objections(
     """Return that checks and gas cost more than the work, and from which size on they do not.
 
     ``gas`` is by the kinds of transactions, ``base_fee`` the present one. The checks include the gas of verifiers.
-    Checks that the genesis demands beyond the rule (``p.audit_bps``) do not count: no job could help that.
+    Checks that a genesis demands beyond the usual (audits of all, more verifiers) do not count: no job helps that.
     """
-    parameters = replace(parameters, audit_bps=0)
+    parameters = replace(
+        parameters, audit_bps=0, verifiers=1, verifiers_sure=min(parameters.verifiers_sure, USUAL_VERIFIERS_MAX)
+    )  # fmt: skip
     once = base_fee * sum(gas[kind] for kind in _KINDS_OF_TASK)
     each = base_fee * sum(gas[kind] for kind in _KINDS_OF_WINDOW)
     budget = budget_of(spec, parameters)

@@ -13,6 +13,7 @@ from billing.prices import work_price
 from state.view import Overlay
 from state.view.accounts import balance_of
 from tasks.ledger import queries
+from tasks.ledger.audits import allowance
 from tasks.ledger.lifecycle import ENDED, WindowPhase
 from tasks.ledger.queries import Action
 from tasks.ledger.records import load_window
@@ -127,7 +128,8 @@ def check_the_others(outcome: Outcome) -> None:
     jury = PARAMETERS.jury * outcome.fee
     assert min(*outcome.workers, *outcome.verifiers) >= -jury
     assert outcome.settled == TASKS
-    budget = outcome.price * (10_000 + PARAMETERS.verification_bps + PARAMETERS.fee_bps) // 10_000
+    checks = allowance(outcome.price, 4, PARAMETERS)  # windows of four segments
+    budget = outcome.price * (10_000 + PARAMETERS.fee_bps) // 10_000 + checks
     assert -budget - outcome.argued * jury <= outcome.requester < 0
 
 
