@@ -214,6 +214,21 @@ interface IDekubeTasks {
     event ChallengeSealed(bytes32 indexed task, uint256 number, uint256 challenge, address indexed
         challenger);
 
+    /// @notice A worker proved what ends a task.
+    /// @param task Id of the task.
+    /// @param claimant The worker, which is paid for its preparation.
+    /// @param reason Why: 1 created, 2 admitted, 3 matched, 4 accepted, 5 started, 6 all windows proved, 7
+    ///   verifiers drawn, 8 all windows final, 9 no match, 10 accept timeout, 11 worker declined, 12 prepare
+    ///   timeout, 13 input unavailable, 14 worker left, 15 job diverged, 16 window timeout, 17 no
+    ///   replacement, 18 funds low, 19 grace over, 20 attempts exhausted, 21 requester cancelled, 22
+    ///   requester resumed, 23 work rejected, 24 not opened, 25 no verifier, 26 dispute unresolved, 27
+    ///   predecessor void, 28 proved, 29 all sealed, 30 seal timeout, 31 all revealed, 32 reveal timeout, 33
+    ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
+    ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
+    ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn.
+    /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root.
+    event ClaimUpheld(bytes32 indexed task, address indexed claimant, uint256 reason, uint256 fault);
+
     /// @notice A machine was drawn to keep the output of a window.
     /// @param task Id of the task.
     /// @param number Number of the window, from 0.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from billing.escrow import _line, _record, _share, add_earnings, earnings_of
+from billing.escrow import Pool, _line, _record, _share, add_earnings, earnings_of
 from billing.prices import Role
 from state.primitives.codec import Value, encode
 from state.primitives.committee import Committee
@@ -244,7 +244,7 @@ def state_records(
             ("tasks.ledger.calls:_last_call_ms",),
         ),
         "escrow": StateRecord(
-            lambda state: state.put(b"e", encode([WHO, 1, 5, 1, 1, 0, [3, 0, 0, 0, 0, 0]])),
+            lambda state: state.put(b"e", encode([WHO, 1, 5, 1, 1, 0, [3, *[0] * (len(Pool) - 1)]])),
             lambda state: _record(state.get(b"e") or b""),
             ("billing.escrow:_record",),
         ),

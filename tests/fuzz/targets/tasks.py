@@ -50,6 +50,7 @@ from tasks.ledger.screening import read_dataset_facts
 from tasks.models.errors import ModelInvalid, ModelUnsupported
 from tasks.models.gguf import read_gguf
 from tasks.proofs import (
+    LEAF_LIMIT_BYTES,
     Break,
     ShownLeaf,
     break_from_value,
@@ -142,7 +143,8 @@ def judge_leaf(data: bytes) -> None:
     """Bytes that stand under a segment root are judged, whatever they are."""
     proof = PROOF._replace(segment_root=merkle_root([data]), segments=1, state_root_out=LEAVES[0].state_root_after)
     broken = is_break(JOB, proof, Break(0, ShownLeaf(data, ()), None))
-    assert broken == (data != encode_leaf(LEAVES[0]))
+    if not broken:  # only what a worker alone may say is another: losses, seal, and where the state lies
+        assert decode(data, limit_bytes=LEAF_LIMIT_BYTES)[:5] == list(LEAVES[0][:5])
 
 
 def _model_file(data: bytes) -> None:

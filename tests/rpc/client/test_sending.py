@@ -234,6 +234,7 @@ def test_the_id_of_a_task_is_that_of_what_was_signed() -> None:
                     "at": at(5),
                     **parts,
                     "limit": "1",
+                    "checks": {"fee": "1", "window": "1", "bond": "1", "bond_new": "4"},
                     "calls": [],
                     "objections": [],
                     "notices": [],

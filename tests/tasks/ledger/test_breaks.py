@@ -12,6 +12,7 @@ from billing.prices import share
 from state.primitives.codec import Value
 from state.primitives.merkle import MerkleTree
 from tasks.ledger import queries
+from tasks.ledger.audits import check_floor
 from tasks.ledger.dispute_transitions import SHOW_BREAK
 from tasks.ledger.disputes import SHOW_GAS, Challenger, DisputeEnding, load_docket
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
@@ -93,7 +94,7 @@ def test_who_did_not_look_whether_the_leaves_fit_agreed_with_the_lie() -> None:
     world, _, (friend, honest), task = market(Manners(gap=2), CARELESS, HONEST, dispute_equal_fees=1_000)
     before = require_node(world.state, friend).bond
     assert proven(world, task)
-    assert before - require_node(world.state, friend).bond == 1_000 * QUICK.check_fee_min
+    assert before - require_node(world.state, friend).bond == 1_000 * check_floor(world.task(task).base_fee, QUICK)
     parties = {line.party for line in queries.bill(world.state, task).lines if line.movement == Movement.PAID}
     assert honest in parties and friend not in parties
 
