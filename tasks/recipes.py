@@ -18,13 +18,13 @@ def digits_spec(
     max_price_per_tera_unit: int,
     widths: tuple[int, ...] = (64, 256, 128, 10),
     total_steps: int = 600,
-    segment_steps: int = 25,
+    segment_steps: int = 10,
     window_steps: int = 200,
     match_ms: int = 600_000,
 ) -> specs.JobSpec:
     """Return the training of a classifier of handwritten digits, right for about 98 % of the test split.
 
-    Three windows of eight segments; about 3 s on one processor core. ``dataset_blob`` is the content address of
+    Three windows of twenty segments; about 3 s on one processor core. ``dataset_blob`` is the content address of
     ``dataset.encode()``. Raises UnsupportedJob for sizes beyond the engine's limits.
     """
     unrooted = specs.JobSpec(

@@ -59,7 +59,7 @@ def test_a_task_from_its_quote_to_its_tested_result_and_its_bill(net: Network, t
     assert ask(net, "task", "watch", task, "--timeout", 120) == {"task": task, "phase": "settled"}
 
     shown = ask(net, "task", "show", task)
-    assert shown["task"]["spec"]["schedule"] == {"total_steps": 100, "segment_steps": 25, "window_steps": 50}
+    assert shown["task"]["spec"]["schedule"] == {"total_steps": 100, "segment_steps": 10, "window_steps": 50}
     assert [window["phase"] for window in shown["windows"]] == ["final", "final"]
     assert shown["windows"] == ask(net, "task", "proof", task)
 

@@ -51,10 +51,11 @@ class Fault(NamedTuple):
         return f"{self.victim}-{self.phase}-" + ("killed" if self.hangs_s is None else f"{self.hangs_s:.0f}s")
 
 
-DEADLINES_MS: Final[Mapping[str, int]] = {
+PARAMETERS: Final[Mapping[str, int]] = {
     "prepare_ms": 900_000, "window_grace_ms": 600_000, "seal_ms_min": 600_000, "reveal_ms": 120_000,
+    "audit_bps": 10_000,
 }  # fmt: skip
-"""As on a chain for everybody: those of test networks are shorter than what a machine may hang here."""
+"""Each window is audited; deadlines are those of a chain for everybody, for a machine may hang for minutes."""
 SAMPLE: Final = Fault("verifier", "sealing", None)
 MATRIX: Final = tuple(
     Fault(victim, phase, hangs_s)
@@ -70,7 +71,9 @@ MATRIX: Final = tuple(
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    deadlines = [option for name, ms in DEADLINES_MS.items() for option in ("--parameter", f"tasks.{name}={ms}")]
+    deadlines = [
+        option for name, number in PARAMETERS.items() for option in ("--parameter", f"tasks.{name}={number}")
+    ]
     with network(tmp_path_factory.mktemp("faults"), "--no-task", *deadlines) as made:
         made.start()
         made.wait_up()

@@ -37,7 +37,7 @@ __all__ = ["DIGITS_ENDS", "create", "quote"]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 MAX_PRICE_DEFAULT: Final = "0.005"
-SEGMENT_STEPS: Final = 25
+SEGMENT_STEPS: Final = 10
 DIGITS_ENDS: Final = (64, 10)
 """Features and classes of the built-in data set. A worker refuses a job with other widths, after the fee is
 paid."""

@@ -116,7 +116,7 @@ def test_an_address_with_a_wrong_checksum_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("task", "create", "--steps", 100, "--windows", 3), "multiple of 25"),
+        (("task", "create", "--steps", 100, "--windows", 3), "multiple of 10"),
         (("task", "quote", "--widths", "64,x,10"), "numbers separated by commas"),
         (("task", "quote", "--widths", "1,2"), "the first must be 64 and the last 10"),
         (("task", "create", "--widths", "64,9"), "the first must be 64 and the last 10"),
