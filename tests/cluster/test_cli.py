@@ -51,7 +51,7 @@ def refused(net: Network, *arguments: object, member: str = "validator-0") -> st
 def test_a_task_from_its_quote_to_its_tested_result_and_its_bill(net: Network, tmp_path: Path) -> None:
     sizes = ("--steps", 100, "--windows", 2, "--widths", "64,32,10", "--seed", "test")
     quote = ask(net, "task", "quote", *sizes, "--save", tmp_path / "job.json")
-    assert int(quote["total"]) == sum(int(quote[name]) for name in ("price", "verification", "fee"))
+    assert int(quote["total"]) == sum(int(quote[name]) for name in ("price", "verification", "fee", "preparation"))
 
     made = ask(net, "task", "create", "--spec", tmp_path / "job.json")
     task = made["task"]

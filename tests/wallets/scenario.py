@@ -21,7 +21,17 @@ from tasks.ledger.lifecycle import Phase, Reason
 from testnet.plan import CHAIN_ID, COIN
 from tests.tasks.strays import CLAIM
 from tests.wallets.clients import NOT_MADE, REFUSALS, Client
-from tests.wallets.world import BOND, FUNDS, VALIDATORS, Account, Job, World, carriage_of, work_of
+from tests.wallets.world import (
+    BOND,
+    FUNDS,
+    HEIGHT_PATIENCE_S,
+    VALIDATORS,
+    Account,
+    Job,
+    World,
+    carriage_of,
+    work_of,
+)
 
 NOWHERE: Final = "0x" + "11" * 32
 WITH_RECEIPT: Final = "sends with receipt"
@@ -237,6 +247,17 @@ class Play:
     async def _phase(self, task: str, phase: Phase) -> None:
         await self._until("taskOf", (task,), lambda found: found[0] == str(int(phase)))
 
+    async def _bond_due(self, task: str) -> int:
+        """Return the bond that the worker owes for a task: it depends on the base fee of the match."""
+        params = [self._job.worker.address]
+        with trio.fail_after(HEIGHT_PATIENCE_S):
+            while True:
+                found = await self._ask("request", method="dekube_getDuties", params=params)
+                for duty in found["work"]:
+                    if duty["task"] == task:
+                        return int(duty["bond"])
+                await trio.sleep(0.2)
+
     # Steps
 
     async def _connect(self) -> None:
@@ -361,7 +382,9 @@ class Play:
         await self._phase(self._task, Phase.ASSIGNED)
         await self._phase(self._other, Phase.ASSIGNED)
         for task in (self._task, self._other):
-            await self._write(job.worker, "acceptTask", task, value=job.bond, event="TaskPhase")
+            bond = await self._bond_due(task)
+            assert bond >= job.bond
+            await self._write(job.worker, "acceptTask", task, value=bond, event="TaskPhase")
         await self._write(job.worker, "updateNode", "0x" + job.profile.hex(), value=BOND, event="NodeUpdated")
         await self._write(job.worker, "setPayout", job.worker.address, job.worker.address, event="NodePayout")
         await self._write(job.worker, "heartbeat", event="NodeSeen")
@@ -485,6 +508,7 @@ class Play:
             "findings": "0x" + said.findings.hex(), "openings": "0x" + said.openings.hex(), "reason": "15",
             "node": self._job.requester.address, "amount": "1", "specification": "0x01", "encoded": "0x80",
             **CHUNKS,
+            "leaves": "0x" + encode([[b"no leaf", []]]).hex(),
             "claim": "0x" + encode(claim_to_value(CLAIM._replace(task=bytes.fromhex(NOWHERE[2:])))).hex(),
         }  # fmt: skip
         if item["name"] == "settleCarriage":

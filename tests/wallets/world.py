@@ -33,7 +33,6 @@ from state.primitives.hashing import digest
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import sign_transaction
 from state.transition.staking import stake_payload
-from tasks.ledger.audits import bond_floor
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import NodeProfile, NodeRole, profile_to_value
 from tasks.ledger.settlement import bond_at, budget_of
@@ -72,7 +71,6 @@ PLAYS_MAX: Final = 16
 FUNDS: Final = 20_000 * COIN
 BOND: Final = 100 * COIN
 PRICE: Final = 10**18
-BASE_FEE_MAX: Final = 100 * TESTNET_PARAMETERS["chain.base_fee_min"]
 PARAMETERS: Final = {
     "tasks.verifiers": 1, "tasks.verifiers_sure": 1, "tasks.draw_blocks": 1, "tasks.match_retry_ms": 200,
     "tasks.call_ms": 0, "tasks.order_blocks": 0, "tasks.audit_bps": 10_000,
@@ -124,9 +122,8 @@ class Job(NamedTuple):
 
     @property
     def bond(self) -> int:
-        """Enough for a worker that is new, at the highest base fee of a match that comes up here."""
-        floor = bond_floor(BASE_FEE_MAX, is_new=True, parameters=TASK_PARAMETERS)
-        return max(floor, bond_at(self.spec, self.spec.max_price_per_tera_unit, 0, TASK_PARAMETERS))
+        """The least bond of the worker; it may be higher by the base fee of the match."""
+        return bond_at(self.spec, self.spec.max_price_per_tera_unit, 0, TASK_PARAMETERS)
 
     @property
     def profile(self) -> bytes:
