@@ -10,8 +10,8 @@ SEED ?= 1
 JOBS ?= 2
 # Most unit tests wait for clocks, sockets and processes: of twice as many at once somebody always computes.
 UNIT_JOBS ?= $(shell expr 2 '*' $(JOBS))
-# Networks of processes wait for blocks and timers: two more at once keep all processors busy.
-NETWORK_JOBS ?= $(shell expr 2 + $(JOBS))
+# Networks of processes wait for blocks and timers: one more at once keeps all processors busy.
+NETWORK_JOBS ?= $(shell expr 1 + $(JOBS))
 N ?= 100000
 HOURS ?= 1
 TESTNET_ARGS ?=
