@@ -14,7 +14,7 @@ from tasks.programs.bounds import Bounds, Integers, integers, magnitudes
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
 from tasks.programs.operators.rows import EXPONENT_MAX, EXPONENT_MIN
-from tasks.programs.operators.rules import canonical, expect, expect_attributes, whole, work
+from tasks.programs.operators.rules import ByElements, canonical, expect, expect_attributes, whole
 from tasks.programs.operators.scalars import SCALAR, bits_value
 from tasks.programs.tensors import DIMENSION_MAX, ElementType, Number, TensorType
 
@@ -35,7 +35,7 @@ def _first(read: Read, at: int, kind: TensorType, sequence: int) -> int:
     return whole(read(at, sequence if kind.rows > 1 else 0, 0), 0, DIMENSION_MAX)
 
 
-class Positions:
+class Positions(ByElements):
     """``positions(first; batch, length)``: the position of each token, one sequence below the other."""
 
     name: Final = "positions"
@@ -48,10 +48,6 @@ class Positions:
             raise ProgramInvalid(f"{self.name} takes first positions and a length")
         _check_first(self.name, inputs[0], batch)
         return TensorType(ElementType.INT64, batch * length, 1)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
@@ -79,7 +75,7 @@ class Positions:
         return _first(read, 0, inputs[0], sequence) + at
 
 
-class Causal:
+class Causal(ByElements):
     """``causal(values, first; batch, length, bits)``: values of columns up to the row's position, then a constant.
 
     Rows are those of sequences, in groups of ``length`` tokens; columns are positions.
@@ -98,10 +94,6 @@ class Causal:
         if length < 1 or inputs[0].rows % (batch * length):
             raise ProgramInvalid(f"{inputs[0].rows} rows of {batch} sequences of {length} tokens")
         return inputs[0]
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
@@ -135,7 +127,7 @@ class Causal:
         return canonical(read(0, row, column)) if column <= position else bits_value(bits)
 
 
-class ScaleColumns:
+class ScaleColumns(ByElements):
     """``scale_columns(values, exponents)``: each column times a power of two; each group of rows has its own.
 
     There is an exponent for each column of each group, group by group: those of keys, whose integers have no
@@ -155,10 +147,6 @@ class ScaleColumns:
         if values.rows % groups:
             raise ProgramInvalid(f"{groups} groups of {values.rows} rows")
         return values
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
@@ -191,7 +179,7 @@ class ScaleColumns:
         return canonical(canonical(read(0, row, column)) * 2.0**power)
 
 
-class PlaceRows:
+class PlaceRows(ByElements):
     """``place_rows(stored, rows, first; batch, groups)``: in each group, new rows from the first position on.
 
     Both have ``groups`` groups of rows; groups of one sequence are neighbours.
@@ -210,10 +198,6 @@ class PlaceRows:
         if groups < 1 or groups % batch or stored.rows % groups or rows.rows % groups:
             raise ProgramInvalid(f"{groups} groups of {stored.rows} and of {rows.rows} rows")
         return stored
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator. Raises ProgramInvalid where new rows may not fit."""

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from tasks.programs.arrays import Array, Arrays
-from tasks.programs.bounds import Bounds
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
-from tasks.programs.operators.rules import expect_attributes, work
+from tasks.programs.operators.rules import Moves, expect_attributes
 from tasks.programs.tensors import Number, TensorType
 
 __all__ = ["JOIN_HEADS", "SPLIT_HEADS", "TRANSPOSE_GROUPS"]
@@ -27,7 +26,7 @@ def _one(name: str, inputs: Sequence[TensorType], attributes: Attributes, count:
     return inputs[0]
 
 
-class SplitHeads:
+class SplitHeads(Moves):
     """``split_heads(values; batch, heads)``: each row's heads become rows of a group each."""
 
     name: Final = "split_heads"
@@ -39,14 +38,6 @@ class SplitHeads:
         if kind.rows % batch or kind.columns % heads:
             raise ProgramInvalid(f"{kind.rows} by {kind.columns} values in {batch} sequences of {heads} heads")
         return TensorType(kind.element, kind.rows * heads, kind.columns // heads)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
-
-    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
-        """See Operator."""
-        return inputs[0]
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""
@@ -72,7 +63,7 @@ class SplitHeads:
         return read(0, sequence * length + at, head * width + column)
 
 
-class JoinHeads:
+class JoinHeads(Moves):
     """``join_heads(values; batch, heads)``: what ``split_heads`` split, as it was."""
 
     name: Final = "join_heads"
@@ -84,14 +75,6 @@ class JoinHeads:
         if kind.rows % (batch * heads):
             raise ProgramInvalid(f"{kind.rows} rows in {batch} sequences of {heads} heads")
         return TensorType(kind.element, kind.rows // heads, kind.columns * heads)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
-
-    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
-        """See Operator."""
-        return inputs[0]
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""
@@ -116,7 +99,7 @@ class JoinHeads:
         return read(0, (sequence * heads + head) * length + at, place)
 
 
-class TransposeGroups:
+class TransposeGroups(Moves):
     """``transpose_groups(values; groups)``: in each group of rows, rows become columns."""
 
     name: Final = "transpose_groups"
@@ -127,14 +110,6 @@ class TransposeGroups:
         if kind.rows % attributes[0]:
             raise ProgramInvalid(f"{attributes[0]} groups of {kind.rows} rows")
         return TensorType(kind.element, kind.columns * attributes[0], kind.rows // attributes[0])
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
-
-    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
-        """See Operator."""
-        return inputs[0]
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""

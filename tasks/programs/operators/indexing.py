@@ -9,7 +9,7 @@ from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Bounds, Magnitudes, integers
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
-from tasks.programs.operators.rules import expect_attributes, whole, work
+from tasks.programs.operators.rules import ByElements, Moves, expect_attributes, whole
 from tasks.programs.tensors import DIMENSION_MAX, ElementType, Number, TensorType
 
 __all__ = ["GATHER", "ONE_HOT", "TRANSPOSE"]
@@ -20,7 +20,7 @@ def _check_index(name: str, kind: TensorType) -> None:
         raise ProgramInvalid(f"{name} takes a column of integers")
 
 
-class Gather:
+class Gather(ByElements):
     """``gather(values, rows)``: the rows of ``values`` whose numbers stand in a column of integers."""
 
     name: Final = "gather"
@@ -32,10 +32,6 @@ class Gather:
             raise ProgramInvalid(f"{self.name} takes values and a column")
         _check_index(self.name, inputs[1])
         return inputs[0]._replace(rows=inputs[1].rows)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator. Raises ProgramInvalid where a number may be of no row."""
@@ -61,7 +57,7 @@ class Gather:
         return read(0, whole(read(1, row, 0), 0, inputs[0].rows - 1), column)
 
 
-class OneHot:
+class OneHot(ByElements):
     """``one_hot(labels; classes)``: a row for each label with 1 in its column and 0 in the others."""
 
     name: Final = "one_hot"
@@ -73,10 +69,6 @@ class OneHot:
             raise ProgramInvalid(f"{self.name} takes one column and a number of classes")
         _check_index(self.name, inputs[0])
         return TensorType(ElementType.BINARY64, inputs[0].rows, attributes[0])
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
@@ -99,7 +91,7 @@ class OneHot:
         return 1.0 if read(0, row, 0) == column else 0.0
 
 
-class Transpose:
+class Transpose(Moves):
     """``transpose(values)``: rows become columns."""
 
     name: Final = "transpose"
@@ -110,14 +102,6 @@ class Transpose:
         if len(inputs) != 1:
             raise ProgramInvalid(f"{self.name} takes one tensor")
         return TensorType(inputs[0].element, inputs[0].columns, inputs[0].rows)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
-
-    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
-        """See Operator."""
-        return inputs[0]
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator. Engines read the same memory in another order."""

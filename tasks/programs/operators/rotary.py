@@ -17,7 +17,7 @@ from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Bounds, Magnitudes, integers, magnitudes
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
-from tasks.programs.operators.rules import canonical, expect, expect_attributes, whole, work
+from tasks.programs.operators.rules import ByElements, canonical, expect, expect_attributes, whole
 from tasks.programs.tensors import ElementType, Number, TensorType
 
 __all__ = ["BASE_MAX", "POSITION_MAX", "ROTARY", "ROTATE", "WIDTH_MAX", "turns"]
@@ -51,7 +51,7 @@ def turns(base: int, width: int) -> tuple[int, ...]:
         return tuple(int((angle / (2 * _PI) * (1 << _TURN)).to_integral_value()) for angle in angles)
 
 
-class Rotary:
+class Rotary(ByElements):
     """``rotary(positions; base, width, quarter)``: the sine of each pair's angle, for each position.
 
     With quarter 1 a quarter turn is added: the cosine.
@@ -69,10 +69,6 @@ class Rotary:
         if inputs[0].columns != 1:
             raise ProgramInvalid(f"{self.name} takes a column of positions")
         return TensorType(ElementType.BINARY64, inputs[0].rows, width // 2)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator. Raises ProgramInvalid for positions whose angles would not be accurate."""
@@ -132,7 +128,7 @@ def _polynomial(terms: Sequence[float], square: Array) -> Array:
     return result
 
 
-class Rotate:
+class Rotate(ByElements):
     """``rotate(values, cosines, sines)``: in each head, columns j and j + width / 2 turn by angle j."""
 
     name: Final = "rotate"
@@ -145,10 +141,6 @@ class Rotate:
         if cosines != sines or cosines.rows != values.rows or values.columns % (2 * cosines.columns):
             raise ProgramInvalid(f"{self.name} of {values.columns} columns by {cosines.columns} angles a row")
         return values
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""

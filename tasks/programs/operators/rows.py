@@ -16,7 +16,7 @@ from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Bounds, Integers, Magnitudes, integers, magnitudes
 from tasks.programs.errors import ElementUndefined, ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
-from tasks.programs.operators.rules import Fold, canonical, expect, expect_attributes, whole, work
+from tasks.programs.operators.rules import ByElements, Fold, canonical, expect, expect_attributes, whole, work
 from tasks.programs.tensors import ElementType, Number, TensorType
 
 __all__ = ["CONTRACT", "CONTRACTED", "EXPONENT_MAX", "EXPONENT_MIN", "QUANTISE", "ROW_EXPONENT", "ROW_MAXIMUM",
@@ -147,7 +147,7 @@ def _quantised(value: float, exponent: int, width: Width) -> int:
     return whole(floor + up, -width.limit, width.limit)
 
 
-class Quantise:
+class Quantise(ByElements):
     """``quantise(values, exponents; bits)``: the integers of each row, with the row's exponent."""
 
     name: Final = "quantise"
@@ -158,10 +158,6 @@ class Quantise:
         expect(self.name, inputs, ElementType.BINARY64, ElementType.INT64)
         check_column(self.name, inputs[0], inputs[1])
         return TensorType(ElementType.INT64, inputs[0].rows, inputs[0].columns)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator. That the exponents are those of the values is checked by ``check_bounds``."""

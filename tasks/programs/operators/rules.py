@@ -7,11 +7,23 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from tasks.programs.bounds import Bounds
 from tasks.programs.errors import ElementUndefined, ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
 from tasks.programs.tensors import ElementType, Number, TensorType
 
-__all__ = ["UNITS", "Cost", "Fold", "canonical", "expect", "expect_attributes", "whole", "work"]
+__all__ = [
+    "UNITS",
+    "ByElements",
+    "Cost",
+    "Fold",
+    "Moves",
+    "canonical",
+    "expect",
+    "expect_attributes",
+    "whole",
+    "work",
+]
 
 _SMALLEST: Final = 2.0**-1022
 _LARGEST: Final = float.fromhex("0x1.fffffffffffffp+1023")
@@ -103,6 +115,27 @@ def whole(value: Number, low: int, high: int) -> int:
     if isinstance(value, int) and low <= value <= high:
         return value
     raise ElementUndefined(f"{value!r} is no integer from {low} to {high}")
+
+
+class ByElements(ABC):
+    """The work of operators that cost so much for each value of the result."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """See Operator."""
+
+    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
+        """See Operator."""
+        return work(self.name, output)
+
+
+class Moves(ByElements):
+    """Operators whose result has the values of their first input, in the same places or in others."""
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        """See Operator."""
+        return inputs[0]
 
 
 class Fold(ABC):

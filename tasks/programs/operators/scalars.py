@@ -12,7 +12,7 @@ from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Bounds, Integers, Magnitudes
 from tasks.programs.errors import ElementUndefined, ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
-from tasks.programs.operators.rules import UNITS, canonical, expect, expect_attributes, work
+from tasks.programs.operators.rules import UNITS, ByElements, canonical, expect, expect_attributes
 from tasks.programs.permutation import COUNT_MAX, feistel, order_keys, permuted, width_of
 from tasks.programs.tensors import ElementType, Number, TensorType
 
@@ -41,7 +41,7 @@ def bits_value(bits: int) -> float:
     return value
 
 
-class Scalar:
+class Scalar(ByElements):
     """``scalar(; bits)``: one constant, given as the bits of a binary64."""
 
     name: Final = "scalar"
@@ -58,10 +58,6 @@ class Scalar:
         if constant_bits(value) != attributes[0]:
             raise ProgramInvalid("a constant of minus zero")
         return TensorType(ElementType.BINARY64, 1, 1)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
@@ -86,7 +82,7 @@ class Scalar:
         return bits_value(attributes[0])
 
 
-class BiasCorrection:
+class BiasCorrection(ByElements):
     """``bias_correction(; beta)``: 1 / (1 - beta^(step + 1)), beta in units of 10^-9. Powers are by squaring."""
 
     name: Final = "bias_correction"
@@ -98,10 +94,6 @@ class BiasCorrection:
         if not 0 <= attributes[0] < NANO:
             raise ProgramInvalid(f"a decay of {attributes[0]} units of 10^-9")
         return TensorType(ElementType.BINARY64, 1, 1)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""

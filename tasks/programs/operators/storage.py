@@ -10,7 +10,7 @@ from tasks.programs.arrays import Array, Arrays
 from tasks.programs.bounds import Bounds, Magnitudes, magnitudes
 from tasks.programs.errors import ElementDiverged, ElementUndefined, ProgramInvalid, StoreDiverged
 from tasks.programs.operators import Attributes, Context, Read
-from tasks.programs.operators.rules import canonical, expect, expect_attributes, whole, work
+from tasks.programs.operators.rules import ByElements, Moves, canonical, expect, expect_attributes, whole
 from tasks.programs.tensors import ElementType, Number, TensorType
 
 __all__ = [
@@ -36,7 +36,7 @@ def stored_bounds(limit: int) -> Magnitudes:
     return Magnitudes(STORED_EXPONENT_MIN, limit - 1)
 
 
-class Load:
+class Load(Moves):
     """``load(stored)``: binary32 as binary64."""
 
     name: Final = "load"
@@ -46,14 +46,6 @@ class Load:
         expect_attributes(self.name, attributes, 0)
         expect(self.name, inputs, ElementType.BINARY32)
         return inputs[0]._replace(element=ElementType.BINARY64)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
-
-    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
-        """See Operator."""
-        return inputs[0]
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator. Engines hold stored values as binary64."""
@@ -99,7 +91,7 @@ def diverged_content(values: bytes, limit: int, mark: bytes) -> bytes:
     return bytes(found)
 
 
-class Store:
+class Store(ByElements):
     """``store(values; limit)``: rounded to binary32, halves to even; below 2^-100 it is +0.
 
     From 2^limit on the computation has diverged.
@@ -114,10 +106,6 @@ class Store:
             raise ProgramInvalid(f"a store below 2^{attributes[0]}")
         expect(self.name, inputs, ElementType.BINARY64)
         return inputs[0]._replace(element=ElementType.BINARY32)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
@@ -148,7 +136,7 @@ class Store:
             raise ElementDiverged(str(error)) from None
 
 
-class ScaleBytes:
+class ScaleBytes(ByElements):
     """``scale_bytes(bytes; shift)``: each byte times 2^-shift."""
 
     name: Final = "scale_bytes"
@@ -160,10 +148,6 @@ class ScaleBytes:
             raise ProgramInvalid(f"a shift of 0 to {SHIFT_MAX} bits, not {attributes[0]}")
         expect(self.name, inputs, ElementType.UINT8)
         return inputs[0]._replace(element=ElementType.BINARY64)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""

@@ -10,7 +10,7 @@ from tasks.programs.bounds import Bounds, Integers, Magnitudes, integers
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
 from tasks.programs.operators.rows import EXPONENT_MAX, EXPONENT_MIN, WIDTHS, check_column, check_terms
-from tasks.programs.operators.rules import Fold, canonical, expect, expect_attributes, whole, work
+from tasks.programs.operators.rules import ByElements, Fold, canonical, expect, expect_attributes, whole, work
 from tasks.programs.tensors import ElementType, Number, TensorType
 
 __all__ = ["FIND", "LOAD_INTEGERS", "NUMBER", "SCALE_ROWS", "WHOLE_MAX"]
@@ -18,7 +18,7 @@ __all__ = ["FIND", "LOAD_INTEGERS", "NUMBER", "SCALE_ROWS", "WHOLE_MAX"]
 WHOLE_MAX: Final = 1 << 40
 
 
-class LoadIntegers:
+class LoadIntegers(ByElements):
     """``load_integers(stored; low, high)``: integers of a source, which lie from ``low`` to ``high``."""
 
     name: Final = "load_integers"
@@ -31,10 +31,6 @@ class LoadIntegers:
         if not -WHOLE_MAX <= attributes[0] <= 0 <= attributes[1] <= WHOLE_MAX:
             raise ProgramInvalid(f"integers from {attributes[0]} to {attributes[1]}")
         return inputs[0]._replace(element=ElementType.INT64)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator. Whoever loads a source checks its values (``load_tensor``)."""
@@ -57,7 +53,7 @@ class LoadIntegers:
         return whole(read(0, row, column), *attributes)
 
 
-class NumberOf:
+class NumberOf(ByElements):
     """``number(; value)``: one integer."""
 
     name: Final = "number"
@@ -69,10 +65,6 @@ class NumberOf:
         if not 0 <= attributes[0] <= WHOLE_MAX:
             raise ProgramInvalid(f"a number from 0 to {WHOLE_MAX}, not {attributes[0]}")
         return TensorType(ElementType.INT64, 1, 1)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
@@ -95,7 +87,7 @@ class NumberOf:
         return attributes[0]
 
 
-class ScaleRows:
+class ScaleRows(ByElements):
     """``scale_rows(integers, exponents; bits)``: what ``quantise`` made of rows, as binary64 again."""
 
     name: Final = "scale_rows"
@@ -108,10 +100,6 @@ class ScaleRows:
         expect(self.name, inputs, ElementType.INT64, ElementType.INT64)
         check_column(self.name, inputs[0], inputs[1])
         return inputs[0]._replace(element=ElementType.BINARY64)
-
-    def units(self, inputs: Sequence[TensorType], output: TensorType, attributes: Attributes) -> int:
-        """See Operator."""
-        return work(self.name, output)
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
