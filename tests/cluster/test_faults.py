@@ -55,8 +55,8 @@ PARAMETERS: Final[Mapping[str, int]] = {
     "prepare_ms": 900_000, "window_grace_ms": 600_000, "seal_ms_min": 600_000, "reveal_ms": 120_000,
     "audit_bps": 10_000, "verifiers": 2, "verifiers_sure": 2,
 }  # fmt: skip
-"""Two verifiers audit each window, so that one is not the gateway that is asked here. Deadlines are those of a chain
-for everybody: a machine may hang for minutes."""
+"""Two verifiers audit each window, so that one is not the gateway that is asked here. Deadlines are those of a
+chain for everybody: a machine may hang for minutes."""
 SAMPLE: Final = Fault("verifier", "sealing", None)
 MATRIX: Final = tuple(
     Fault(victim, phase, hangs_s)
