@@ -355,6 +355,8 @@ class _Play:
             f"{FURTHER_BLOCKS} more blocks everywhere {time.monotonic() - run_s:.1f} s after all ran", flush=True
         )
         self._operators.check()
+        for starting in self._starts.values():  # what a deed restarts still runs until it is stopped
+            starting.join(LEVEL_S)
         wait_for(self._all_run, "all members run", patience_s=LEVEL_S)
 
     def _rest(self) -> None:
