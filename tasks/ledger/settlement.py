@@ -25,7 +25,7 @@ from tasks.ledger.audits import (
 )
 from tasks.ledger.bonds import pay_from_bond, pay_machine
 from tasks.ledger.carriage import dues_of, pay_dues, share_pay
-from tasks.ledger.check_fund import is_below, pay_in, take_back
+from tasks.ledger.check_fund import fund_balance, is_below, pay_in, take_back
 from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.open_task import Case
@@ -44,6 +44,7 @@ __all__ = [
     "charge_of",
     "check_affordable",
     "check_budget",
+    "check_limit",
     "close_escrow",
     "delivery_fees",
     "final_ms_of",
@@ -86,6 +87,8 @@ RELEASES_MAX: Final = 16
 """Workers of an ended task that one step pays what was held, or gives their bonds back; the next block goes on."""
 FLOAT_PARTS: Final = 4
 """What one window's audit runs again costs at most this part of the check fund's float."""
+COVER_PARTS: Final = 4
+"""Part of a liar's bond that is left for the checks of void windows, whoever else has a share of it."""
 _Source = tuple[Pool, bytes]
 _BUDGET: Final[Sequence[_Source]] = ((Pool.VERIFICATION, NOBODY),)
 _FUND: Final[Sequence[_Source]] = ((Pool.CHECK, NOBODY),)
@@ -154,6 +157,19 @@ def window_check_fee(case: Case, window: int, verifiers: int) -> int:
     record, parameters = case.record, case.parameters
     rerun = rerun_price(case.spec, window, verifiers, record.price_per_tera_unit, parameters)
     return check_fee(record.base_fee, rerun, parameters)
+
+
+def check_limit(case: Case, window: WindowRecord) -> int:
+    """Return what the check fund may have put down for a task when it puts down for ``window`` too.
+
+    Who is to blame for a void pays the checks of all that stood on it. So windows on another worker's are checked
+    as far as its bond covers that, after the shares of a proven lie. The first open window stands on nothing.
+    """
+    first = case.record.final_windows
+    if case.window(first).worker == window.worker:  # the open windows of a worker follow one another
+        return case.vault.held(Pool.CHECK) + fund_balance(case.state)
+    others = {case.window(number).worker for number in range(first, window.number)}
+    return min(case.vault.held(Pool.BOND, worker) for worker in others) // COVER_PARTS
 
 
 class _Cover:

@@ -65,6 +65,7 @@ from tasks.ledger.seats import (
 from tasks.ledger.settlement import (
     audit,
     charge_of,
+    check_limit,
     delivery_fees,
     fine_opening,
     give_back_demand,
@@ -221,7 +222,7 @@ def _tell_drawn(case: Case, window: WindowRecord, reason: Reason) -> None:
 
 
 def _funded(case: Case, window: WindowRecord, verifiers: int) -> WindowRecord | None:
-    """Have the check fund put down what the verifiers will be paid; None where it has not so much.
+    """Have the check fund put down what the verifiers will be paid; None where it has not so much, or may not.
 
     Gas above four times the base fee of the match comes to the fee, at the base fee of the draw.
     """
@@ -229,6 +230,8 @@ def _funded(case: Case, window: WindowRecord, verifiers: int) -> WindowRecord | 
     fee = window_check_fee(case, window.number, window.wanted) + excess
     missing = fee * verifiers - window.reserve
     if missing > 0:
+        if case.vault.held(Pool.CHECK) + missing > check_limit(case, window):
+            return None
         if not put_down(case.state, case.vault, missing):
             return None
     else:
