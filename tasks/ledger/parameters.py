@@ -98,7 +98,7 @@ _BOUNDS: Final = {
     "custody_bond_bps": (0, 100 * _WHOLE_BPS),
     "custody_misses_per_day": (0, 1 << 16),
     "custody_demands_max": (0, 1 << 16),
-    "deadlines_per_block": (1, 1024),
+    "deadlines_per_block": (2, 1024),
     "wakes_per_block": (1, 256),
 }
 """What keeps records within their limits and blocks within their time."""

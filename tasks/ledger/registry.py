@@ -418,7 +418,8 @@ def new_stake(node: NodeRecord, height: int, parameters: TaskParameters) -> Node
 def stake_as_of(node: NodeRecord, height: int, parameters: TaskParameters) -> int:
     """Return what stood behind a machine as the epoch of draws of the block at ``height`` began, or less now.
 
-    What was locked since does not count (R30). For epochs before the last two in which it grew that is too little.
+    What was locked since does not count (R30). Only the last two epochs in which it grew are known: for earlier
+    ones it is what stood there as the first of these two began.
     """
     epoch = height // parameters.draw_blocks
     if epoch > node.stake_epoch:

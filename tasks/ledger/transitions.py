@@ -178,7 +178,7 @@ _CALLS: Final = {
 EVENTS_PER_BLOCK_MAX: Final = 4096
 """Deadlines wait for the next block when those before them told so much: a receipt of events is bounded."""
 DRAWS_SHARE_BPS: Final = 7_500
-"""Of the deadlines of a block, draws of verifiers at most: more than a block has proofs."""
+"""Of the deadlines of a block, draws of verifiers at most. The rest come in the next block, with its beacon."""
 POKED_WINDOWS_MAX: Final = 3
 """Open windows of a task whose windows may be poked."""
 AMOUNT_LIMIT: Final = 1 << 127
