@@ -246,7 +246,7 @@ interface IDekubeTasks {
     event CustodyDemanded(bytes32 indexed task, uint256 number, address indexed custodian, uint256 kind,
         uint256 chunk, address receiver);
 
-    /// @notice The output of a window is in custody no more.
+    /// @notice The custody of a window's output ended.
     /// @param task Id of the task.
     /// @param number Number of the window, from 0.
     event CustodyEnded(bytes32 indexed task, uint256 number);

@@ -68,7 +68,7 @@ class Keeper:
                 await self._wallet.send(ANSWER_DEMAND, [*place, chunk])
             case CustodyAction.RECEIVE:
                 await self._wallet.send(RECEIVE_CUSTODY, place)
-        _log.info("custody", action=duty.action.name.lower(), task=duty.task, window=duty.window)
+        _log.info("custody duty done", action=duty.action.name.lower(), task=duty.task, window=duty.window)
 
     async def _output(self, duty: CustodyDuty) -> CipherBlob:
         state = self._ledger.store

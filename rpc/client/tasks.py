@@ -204,7 +204,7 @@ def _dispute(core: Core, task: bytes, window: int, number: int) -> Flow[Dispute 
 
 
 def _custody(core: Core, task: bytes, window: int) -> Flow[Custody | None]:
-    """Return the custody of a window's output; None if it is in nobody's."""
+    """Return the custody of a window's output; None if it has none."""
     check_hash("task", task)
     return one(core, Custody, "custody", "dekube_getCustody", task=hexed(task), window=window)
 

@@ -424,7 +424,7 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
     ("tasks", "CustodyLost"): Text(
         "A machine lost its bond for an output that it does not serve.", {"custodian": "The machine."}
     ),
-    ("tasks", "CustodyEnded"): Text("The output of a window is in custody no more."),
+    ("tasks", "CustodyEnded"): Text("The custody of a window's output ended."),
     ("tasks", "ClaimUpheld"): Text(
         "A worker proved what ends a task.",
         {

@@ -120,7 +120,7 @@ CUSTODY_COMPONENTS: Final[dict[str, Schema]] = {
 CUSTODY_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_getCustody",
-        "The custody of a window's output; null if it is in nobody's",
+        "The custody of a window's output; null if it has none",
         get_custody,
         obj({"at": AT, "custody": nullable(ref("Custody"))}),
         (TASK_ID, _WINDOW),

@@ -69,7 +69,7 @@ def save_claim(state: Overlay, task: bytes, claim: UpheldClaim) -> None:
 
 
 def claim_input(case: Case, claim: InputClaim, sender: bytes) -> None:
-    """End a task whose worker proves that its data set is none (R32).
+    """End a task whose worker proves that the blob is not its data set (R32).
 
     Raises NotYours, WrongPhase, ClaimUnproven.
     """

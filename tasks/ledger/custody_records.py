@@ -111,7 +111,7 @@ class Demand(NamedTuple):
     """A demand that is not over. ``chunk`` is -1, and ``receiver`` empty, until the beacon has picked one.
 
     ``height`` is that of the block from which the draw counts. ``tries`` counts receivers without a receipt,
-    ``used`` are those drawn and who is behind them.
+    ``used`` are those drawn and the accounts behind them.
     """
 
     kind: DemandKind
@@ -129,7 +129,7 @@ class CustodyRecord(NamedTuple):
     """The output of a window in custody. ``author`` is the window's worker.
 
     ``reserve`` is what the requester has locked for it, ``bond`` what a custodian locks. ``drawn`` counts
-    custodians, ``pending`` are those that have not signed; ``used`` are all drawn and who is behind them.
+    custodians, ``pending`` are those that have not signed; ``used`` are all drawn and the accounts behind them.
     ``step_ms`` is when the draw or the time to sign is due, ``until_ms`` when custody ends, ``deadline_ms`` its
     place in the queue. ``prover`` is who has shown a lie of the worker, which the end of the block settles.
     """

@@ -157,7 +157,7 @@ class WindowEvent(IntEnum):
     RECHECK = 14
     """Nothing is left to play, and no verdict stands: others are drawn."""
     PASS = 13
-    """The lot did not fall on it: nobody is drawn, and anybody may challenge it."""
+    """It was not selected for audit: nobody is drawn, and anybody may challenge it."""
 
 
 NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
@@ -288,7 +288,7 @@ class Reason(IntEnum):
     INPUT_INVALID = 47
     """A claim has proven that an input of the task is not what the task names: nobody can run it."""
     NOT_DRAWN = 48
-    """The lot did not fall on the window: it is not audited."""
+    """The window was not selected for audit."""
 
 
 def group_of(phase: Phase) -> str:

@@ -207,7 +207,7 @@ def _draw(case: Case, window: WindowRecord) -> None:
 
 
 def _pass(case: Case, window: WindowRecord) -> None:
-    """Let a window go that the lot has not fallen on: it is final after the time in which it can be challenged."""
+    """Let a window go that is not selected for audit: it is final after the time in which it can be challenged."""
     case.put_window(window._replace(chance=0))
     accept(case, window, Reason.NOT_DRAWN, WindowEvent.PASS)
     _tell_drawn(case, window, Reason.NOT_DRAWN)
@@ -330,7 +330,7 @@ def _fill_seats(case: Case, window: WindowRecord) -> None:
 
 
 def _parties(nodes: Sequence[registry.NodeRecord]) -> list[bytes]:
-    """Return machines and who is behind them, each once: these have one seat of a window, whatever it is for."""
+    """Return machines and the accounts behind them, each once: they have one seat of a window in all."""
     return list(dict.fromkeys(party for node in nodes for party in node.parties))
 
 
@@ -559,7 +559,7 @@ def _doubted(case: Case, window: WindowRecord) -> tuple[bytes, ...]:
 def demand(case: Case, sender: bytes, amount: int) -> None:
     """Have drawn machines try to fetch the result of an ended task, as its requester cannot.
 
-    It puts down their fees, and has them back where they cannot fetch it either. Each machine that can then has a
+    It locks their fees, which return if they cannot fetch it either. Each machine that can then has a
     copy. Raises WrongPhase where nobody answers for the result any more, PaymentMissing.
     """
     record = case.record
