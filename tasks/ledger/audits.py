@@ -37,7 +37,7 @@ AUDIT_MARGIN: Final = (10, 1)
 BOND_FLOORS: Final = 750
 """300 / h: a worker's bond is so many floors of a check at least. So what audits cost follows the price."""
 NEW_FACTOR: Final = 4
-"""A worker that is new, or had a recent fault, is audited so many times as often; its least bond grows likewise."""
+"""A worker that is new, or had a recent fault, is audited so much more often. Its least bond grows too."""
 CHECK_GAS: Final = 250_000 + 750_000 + 300_000
 """Gas of a check: seal, reveal, and a seat that is declined."""
 GAS_PRICE_FACTOR: Final = 4
