@@ -515,8 +515,9 @@ def pay_cancelled(case: Case) -> None:
 
 
 def pay_claim_gas(case: Case, gas: int) -> None:
-    """Pay the worker of a task what ``gas`` costs in this block, as far as the price goes."""
-    amount = min(gas * case.scope.block.base_fee, case.vault.held(Pool.PRICE))
+    """Pay the worker of a task what ``gas`` costs in this block, out of what open windows leave of the price."""
+    owed = sum(window.charge for window in case.open_windows())
+    amount = min(gas * case.scope.block.base_fee, max(0, case.vault.held(Pool.PRICE) - owed))
     pay_earned(case, Pool.PRICE, case.record.worker, amount, Purpose.CLAIM_GAS, Role.COMPUTE)
 
 

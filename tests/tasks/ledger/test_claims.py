@@ -143,3 +143,24 @@ def test_a_second_worker_is_not_paid_for_preparing_what_the_first_has_begun() ->
     world.run_to(task, Phase.CANCELLED)
     assert amounts(world, task, Purpose.PREPARATION, party=second) == []
     assert len(amounts(world, task, Purpose.PREPARATION, party=first)) == 1
+
+
+@pytest.mark.parametrize("proven", [1, 2])
+def test_gas_of_a_claim_is_not_paid_out_of_the_price_of_windows_that_are_open(
+    proven: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a high base fee the claim took all, and the deadline that made the window final raised an error."""
+    world = market(HONEST, count=3)
+    job = stray_job()
+    task = world.create(job)
+    worker = world.run(task, until=lambda record: record.next_window == proven).worker
+    block = world.context()._replace(base_fee=10**15)
+    monkeypatch.setattr(world, "context", lambda: block)
+    assert world.send(worker, CLAIM_INPUT, [claim_to_value(claim_against(task, job))]) is None
+    monkeypatch.undo()
+    record = world.run_to(task, Phase.FAILED)
+    assert (record.reason, record.final_windows) == (Reason.INPUT_INVALID, proven)
+    assert len(amounts(world, task, Purpose.WINDOW_PAY, party=worker)) == proven
+    for _ in range(3):
+        world.block(world.parameters.bond_release_ms)
+    assert escrow_totals(world.state, task).locked == 0
