@@ -9,7 +9,8 @@ from state.primitives.receipts import EventType
 from state.view import Overlay, Reader, Table
 from state.view.records import items_of, read_record
 from tasks.claims import InputClaim, check_claim
-from tasks.errors import NotYours, WrongPhase
+from tasks.errors import CustodyRefused, NotYours, WrongPhase
+from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
 from tasks.ledger.progress import report, wind_up
@@ -71,13 +72,17 @@ def save_claim(state: Overlay, task: bytes, claim: UpheldClaim) -> None:
 def claim_input(case: Case, claim: InputClaim, sender: bytes) -> None:
     """End a task whose worker proves that the blob is not its data set (R32).
 
-    Raises NotYours, WrongPhase, ClaimUnproven.
+    Where the task has inputs with keys its blob is a cipher: nothing about the data set follows from it.
+    Raises NotYours, WrongPhase, CustodyRefused, ClaimUnproven.
     """
     record = case.record
     if sender != record.worker:
         raise NotYours("the sender is not the task's worker")
     if record.phase not in (Phase.PREPARING, Phase.RUNNING):
         raise WrongPhase(record.phase.name.lower())
+    terms = find_terms(case.state, record.id)
+    if terms is not None and terms.inputs:
+        raise CustodyRefused("the blob of the data set is a cipher")
     check_claim(case.spec, claim)
     end_by_claim(case, UpheldClaim(Reason.INPUT_INVALID, int(claim.fault), claim.place, claim.size))
 

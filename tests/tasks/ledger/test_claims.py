@@ -18,6 +18,7 @@ from tasks.ledger.queries import Action
 from tasks.ledger.registry import require_node
 from tasks.ledger.reputation import reputation_milli
 from tasks.ledger.settlement import preparation_units
+from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.strays import STRAY, claim_against, crooked_job, stray_job
 from tests.tasks.world import HONEST, QUICK, REQUESTER, WORTH, Manners, World, spec
 
@@ -164,3 +165,15 @@ def test_gas_of_a_claim_is_not_paid_out_of_the_price_of_windows_that_are_open(
     for _ in range(3):
         world.block(world.parameters.bond_release_ms)
     assert escrow_totals(world.state, task).locked == 0
+
+
+def test_nobody_claims_about_the_cipher_of_an_input_that_has_a_key() -> None:
+    """The blob of a private data set never has the bytes that the job fixes: each worker could end the task."""
+    world = KeptWorld(parameters=KEPT)
+    for name in (1, 2):
+        world.add_machine(name, manners=IDLE)
+    job = stray_job()
+    task = world.create(job)
+    worker = world.run_to(task, Phase.PREPARING).worker
+    assert world.send(worker, CLAIM_INPUT, [claim_to_value(claim_against(task, job))]) == "custody_refused"
+    assert world.task(task).phase == Phase.PREPARING
