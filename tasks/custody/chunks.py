@@ -1,6 +1,7 @@
 """Blobs in custody: chunks under a key, with roots of what they are and of how they lie (market.md 11.3).
 
-Chunk i of a blob lies as ChaCha20 (RFC 8439) under a key that is derived from the blob's key and i. Two roots
+Chunk i of a blob lies as ChaCha20 (RFC 8439) under a key that is derived from the blob's key, i, and the root of
+the plain chunks. A window that is proved again has the same key: other bytes of it share no stream. Two roots
 commit to the blob: over its plain chunks and over its cipher chunks. Neither needs a tag: every chunk is checked
 against them. A machine that keeps what it cannot read also keeps the hashes of the plain chunks. So it can show a
 chunk with all that the holder of the key needs to prove in one step that the chunk is garbage.
@@ -49,7 +50,7 @@ CHUNK_BYTES: Final = 16 * 1024
 CHUNKS_MAX: Final = 1 << 28
 SIBLINGS_MAX: Final = 28
 _NONCE: Final = bytes(16)
-"""Each key is for one chunk, so its counter and nonce begin with zero."""
+"""Each key is for one chunk of one content, so its counter and nonce begin with zero."""
 
 
 class BlobCommitment(NamedTuple):
@@ -103,16 +104,19 @@ def siblings_of(value: list[Any]) -> tuple[bytes, ...]:
     return tuple(value)
 
 
-def crypt_chunk(blob_key: bytes, index: int, chunk: bytes) -> bytes:
-    """Encrypt or decrypt a chunk: the two are the same. Raises ChunkInvalid."""
-    if len(blob_key) != KEY_BYTES or not 0 <= index < CHUNKS_MAX or len(chunk) > CHUNK_BYTES:
-        raise ChunkInvalid("a key of 32 bytes, and a chunk of 16 KiB at most")
-    key = HKDFExpand(algorithm=SHA256(), length=KEY_BYTES, info=encode(["dekube chunk", index])).derive(blob_key)
+def crypt_chunk(blob_key: bytes, context: bytes, index: int, chunk: bytes) -> bytes:
+    """Encrypt or decrypt a chunk: the two are the same. Raises ChunkInvalid.
+
+    ``context`` is a hash that binds all plain bytes of the blob, in custody its plain root. A key may be used for
+    several contents of a blob, and none of them tells anything of another.
+    """
+    if len(blob_key) != KEY_BYTES or len(context) != HASH_BYTES or not 0 <= index < CHUNKS_MAX:
+        raise ChunkInvalid("a key and a context of 32 bytes expected, and the number of a chunk")
+    if len(chunk) > CHUNK_BYTES:
+        raise ChunkInvalid(f"a chunk has {CHUNK_BYTES} bytes at most")
+    info = encode(["dekube chunk", context, index])
+    key = HKDFExpand(algorithm=SHA256(), length=KEY_BYTES, info=info).derive(blob_key)
     return Cipher(ChaCha20(key, _NONCE), mode=None).encryptor().update(chunk)
-
-
-def _chunks(content: bytes) -> list[bytes]:
-    return [content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)]
 
 
 class CipherBlob:
@@ -126,9 +130,10 @@ class CipherBlob:
         if not 0 < len(content) <= CHUNKS_MAX * CHUNK_BYTES:
             raise ChunkInvalid("a blob has content")
         plain = [content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)]
-        self.chunks = [crypt_chunk(blob_key, index, chunk) for index, chunk in enumerate(plain)]
         self.plain_hashes = [leaf_hash(chunk) for chunk in plain]
-        self.commitment = BlobCommitment(len(content), merkle_root(plain), merkle_root(self.chunks))
+        root = merkle_root(plain)
+        self.chunks = [crypt_chunk(blob_key, root, index, chunk) for index, chunk in enumerate(plain)]
+        self.commitment = BlobCommitment(len(content), root, merkle_root(self.chunks))
 
 
 class Custody:
@@ -187,11 +192,12 @@ def is_garbage(commitment: BlobCommitment, blob_key: bytes, proof: ChunkProof) -
     Raises ChunkInvalid where the proof is not about this blob: then nothing is proved.
     """
     check_chunk(commitment, proof)
-    return leaf_hash(crypt_chunk(blob_key, proof.number, proof.cipher)) != proof.plain_hash
+    plain = crypt_chunk(blob_key, commitment.plain_root, proof.number, proof.cipher)
+    return leaf_hash(plain) != proof.plain_hash
 
 
 def read_chunk(commitment: BlobCommitment, blob_key: bytes, proof: ChunkProof) -> bytes | None:
     """Return the plain chunk that a custodian served; None if it is garbage. Raises ChunkInvalid."""
     check_chunk(commitment, proof)
-    plain = crypt_chunk(blob_key, proof.number, proof.cipher)
+    plain = crypt_chunk(blob_key, commitment.plain_root, proof.number, proof.cipher)
     return plain if leaf_hash(plain) == proof.plain_hash else None

@@ -95,7 +95,7 @@ def join_shares(task: bytes, commitments: Sequence[bytes], threshold: int, share
         if holder != share.holder:
             raise SharesInvalid("a share of another holder")
         check_share(task, commitments, share)
-    if len(shares) < threshold or any(len(item) != HASH_BYTES for item in commitments):
+    if not 1 <= threshold <= len(shares) or any(len(item) != HASH_BYTES for item in commitments):
         raise SharesInvalid(f"{len(shares)} shares, {threshold} are needed")
     points = [(holder + 1, int.from_bytes(shares[holder].value, "big")) for holder in sorted(shares)[:threshold]]
     secret = 0

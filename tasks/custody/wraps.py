@@ -103,7 +103,7 @@ def unwrap_keys(
     """Return the keys of ``names``, which the seat has to read. Raises WrapInvalid."""
     names = sorted(names)
     content = _open(wrap, secret, _info(_KEYS, task, holder, names))
-    keys: dict[KeyName, bytes] = {}
+    keys: list[tuple[KeyName, bytes]] = []
     try:
         value = decode(content, limit_bytes=WRAP_BYTES_MAX)
     except DecodeError as error:
@@ -111,9 +111,9 @@ def unwrap_keys(
     for item in value if isinstance(value, list) else ():
         match item:
             case [int(kind), int(number), bytes(key)] if len(key) == KEY_BYTES:
-                keys[KeyName(kind, number)] = key
+                keys.append((KeyName(kind, number), key))
             case _:
                 raise WrapInvalid("not a key with its name")
-    if sorted(keys) != names:
-        raise WrapInvalid("the wrap carries other keys than the seat has to read")
-    return keys
+    if [name for name, _ in keys] != names:
+        raise WrapInvalid("the wrap carries other keys than the seat has to read, or not in their order")
+    return dict(keys)

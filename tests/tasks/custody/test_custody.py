@@ -5,9 +5,12 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from cryptography.hazmat.primitives import hpke
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from state.primitives.codec import encode
 from state.primitives.merkle import merkle_root
 from tasks.custody.chunks import (
     CHUNK_BYTES,
@@ -25,9 +28,10 @@ from tasks.custody.keys import (
     check_key,
     derive_key,
     input_key_name,
+    names_hash,
     window_key_name,
 )
-from tasks.custody.shares import join_shares, share_hash, split_key, split_randomness_bytes
+from tasks.custody.shares import PRIME, join_shares, share_hash, split_key, split_randomness_bytes
 from tasks.custody.wraps import public_key_of, unwrap_keys, unwrap_task_key, wrap_keys, wrap_task_key
 
 TASK, OTHER = b"t" * 32, b"o" * 32
@@ -87,6 +91,47 @@ def test_a_wrap_opens_for_its_task_holder_and_purpose_alone() -> None:
     ):
         with pytest.raises(WrapInvalid):
             attempt()
+
+
+LOW_ORDER = (
+    bytes(32),
+    (1).to_bytes(32, "little"),
+    (2**255 - 20).to_bytes(32, "little"),
+    (2**255 - 19).to_bytes(32, "little"),
+    (2**255 - 18).to_bytes(32, "little"),
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
+    bytes.fromhex("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157"),
+)
+"""Points of small order on Curve25519 (RFC 7748, 6.1): with one of them two sides share no secret."""
+
+
+@pytest.mark.parametrize("point", [*LOW_ORDER, *(bytes([*p[:-1], p[-1] | 0x80]) for p in LOW_ORDER)])
+def test_nothing_is_wrapped_to_or_opened_from_a_point_of_small_order(point: bytes) -> None:
+    """A worker whose one-time key is such a point would have the task's key encrypted under what all know."""
+    with pytest.raises(WrapInvalid):
+        wrap_task_key(KEY, point, task=TASK, worker=WORKER)
+    wrap = wrap_task_key(KEY, public_key_of(SECRET), task=TASK, worker=WORKER)
+    with pytest.raises(WrapInvalid):
+        unwrap_task_key(point + wrap[32:], SECRET, task=TASK, worker=WORKER)
+
+
+def test_the_other_encodings_of_a_one_time_key_open_nothing() -> None:
+    public = public_key_of(SECRET)
+    wrap = wrap_task_key(KEY, bytes([*public[:-1], public[-1] | 0x80]), task=TASK, worker=WORKER)
+    with pytest.raises(WrapInvalid):
+        unwrap_task_key(wrap, SECRET, task=TASK, worker=WORKER)
+
+
+@pytest.mark.parametrize("order", [(1, 0), (0, 0, 1), (0, 1, 1), (0,), (0, 1, 2)])
+def test_a_wrap_carries_each_key_once_and_in_order(order: tuple[int, ...]) -> None:
+    """Of two keys with one name a reader would take either: the one it checks and another one that it uses."""
+    names = [window_key_name(0), window_key_name(1)]
+    content = encode([[*window_key_name(at), bytes([at]) * 32] for at in order])
+    info = encode(["dekube wrap", b"keys", TASK, VERIFIER, names_hash(names)])
+    suite = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
+    wrap = suite.encrypt(content, X25519PublicKey.from_public_bytes(public_key_of(SECRET)), info)
+    with pytest.raises(WrapInvalid):
+        unwrap_keys(wrap, SECRET, names, task=TASK, holder=VERIFIER)
 
 
 # Chunks
@@ -153,8 +198,21 @@ def test_a_custodian_signs_for_nothing_but_both_roots() -> None:
 
 
 def test_no_two_chunks_share_a_stream() -> None:
-    streams = {crypt_chunk(key, at, bytes(64)) for key in (KEY, b"k" * 32) for at in range(50)}
-    assert len(streams) == 100
+    streams = {
+        crypt_chunk(key, root, at, bytes(64))
+        for key in (KEY, b"k" * 32) for root in (TASK, OTHER) for at in range(50)
+    }  # fmt: skip
+    assert len(streams) == 200
+
+
+def test_two_proofs_of_one_window_share_no_stream() -> None:
+    """A lazy worker commits to zeros, which were the stream of the window's key: the next proof was no secret."""
+    random = Random(5)
+    secret = random.randbytes(CHUNK_BYTES)
+    lazy, honest = CipherBlob(KEY, bytes(CHUNK_BYTES)), CipherBlob(KEY, secret)
+    seen = bytes(a ^ b for a, b in zip(lazy.chunks[0], honest.chunks[0], strict=True))
+    assert sum(a == b for a, b in zip(seen, secret, strict=True)) < CHUNK_BYTES // 64
+    assert CipherBlob(KEY, secret).chunks == honest.chunks, "of the same bytes all make the same chunks"
 
 
 # Shares
@@ -179,6 +237,28 @@ def test_any_threshold_of_shares_makes_the_key_and_false_ones_are_known(holders:
         join_shares(OTHER, commitments, threshold, {share.holder: share for share in chosen})
 
 
+def test_no_share_makes_no_key() -> None:
+    for threshold in (0, -1):
+        with pytest.raises(SharesInvalid):
+            join_shares(TASK, [], threshold, {})
+
+
+def test_the_modulus_of_shares_is_a_prime_and_the_least_above_all_keys() -> None:
+    """Each base shows a composite number with a chance of 3/4 (Miller and Rabin)."""
+
+    def is_prime(number: int) -> bool:
+        odd, twos = number - 1, 0
+        while odd % 2 == 0:
+            odd, twos = odd // 2, twos + 1
+        return all(
+            (power := pow(base, odd, number)) in (1, number - 1)
+            or any((power := power * power % number) == number - 1 for _ in range(twos - 1))
+            for base in range(2, 42)
+        )
+
+    assert [number for number in range(2**256 + 1, PRIME + 1, 2) if is_prime(number)] == [PRIME]
+
+
 def test_what_stands_on_chain_may_not_change() -> None:
     """Values of market.md 11: another node has to derive the same."""
     assert (
@@ -188,7 +268,7 @@ def test_what_stands_on_chain_may_not_change() -> None:
     assert (
         KeyCommitments(KEY, 1, 2).root.hex() == "b30970d345d8850c5e6ad32c5ab54679ee74b55c08dcc5e71f3a4094fb0e06cf"
     )
-    assert crypt_chunk(KEY, 1, bytes(16)).hex() == "9b0e06920e51a27144fac32541c0c1df"
+    assert crypt_chunk(KEY, TASK, 1, bytes(16)).hex() == "d6c2b08d5d7951c38ac316361b061edb"
     assert (
         share_hash(TASK, split_key(KEY, 1, 1, bytes(16))[0]).hex()
         == "063030cd1ad950af5b1b998d9017b646e3710e7102bebf55d8ce514811bebf97"
