@@ -66,7 +66,7 @@ def send(
 
 def send_signed(
     client: Client, key: SecretKey, kind: int, payload: Sequence[Value], what: Mapping[str, Any], *, yes: bool,
-    prepare: Callable[[], None] | None = None,
+    prepare: Callable[[], None] | None = None, beside: Callable[[bytes], None] | None = None,
 ) -> tuple[Receipt, bytes]:  # fmt: skip
     """Show a transaction, ask for confirmation and send it; return its receipt when it is final, and its bytes.
 
@@ -89,7 +89,7 @@ def send_signed(
             max_priority_fee_per_gas=first.max_priority_fee_per_gas,
         )  # fmt: skip
 
-    return confirm_and_send(client, raw, what, yes=yes, prepare=prepare, again=again)
+    return confirm_and_send(client, raw, what, yes=yes, prepare=prepare, again=again, beside=beside)
 
 
 def why_refused(reason: str) -> str:
@@ -99,13 +99,13 @@ def why_refused(reason: str) -> str:
 
 def confirm_and_send(
     client: Client, raw: bytes, what: Mapping[str, Any], *, yes: bool, prepare: Callable[[], None] | None = None,
-    again: Callable[[], bytes] | None = None,
+    again: Callable[[], bytes] | None = None, beside: Callable[[bytes], None] | None = None,
 ) -> tuple[Receipt, bytes]:  # fmt: skip
     """Show what ``raw`` does and costs, ask at a terminal, and send it; return its receipt and its bytes.
 
     ``what`` and ``prepare`` are as in ``send_signed``. ``again`` signs the same transaction with the next nonce
-    and the shown fees: the account's node may have used the nonce in the meantime. Raises as ``wait``, and
-    click.Abort.
+    and the shown fees: the account's node may have used the nonce in the meantime. ``beside`` is called with the
+    bytes once they were taken, to send what belongs into the same block. Raises as ``wait``, and click.Abort.
     """
     signed, chain = decode_transaction(raw), client.chain()
     sender = signed.recover_sender()
@@ -128,6 +128,9 @@ def confirm_and_send(
         raw = again()
     for left in range(NONCE_TRIES - 1, -1, -1):
         try:
+            if beside is not None:
+                client.submit(raw)
+                beside(raw)
             return _wait(client, raw, sender), raw
         except ClientError as error:  # it was surely not taken
             if again is None or error.reason not in NONCE_USED or not left:

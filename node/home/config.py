@@ -95,6 +95,7 @@ BOUNDS: Final = {
     "mempool.bytes_max": (1, 1 << 40),
     "store.epochs": (1, 1 << 32),
     "sync.snapshots": (0, 1_024),
+    "storage.bytes_kept_max": (0, _BYTES_MAX),
     "executor.jobs_max": (0, 1_024),
     "executor.verifications_max": (0, 1_024),
     "registry.price_per_tera_unit": (0, 1 << 100),

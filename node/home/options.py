@@ -26,6 +26,7 @@ __all__ = [
     "RegistryOptions",
     "RpcOptions",
     "SignerOptions",
+    "StorageOptions",
     "SyncOptions",
     "UploadOptions",
     "listen_option",
@@ -194,6 +195,14 @@ class ExecutorOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StorageOptions:
+    """What a machine with role storage keeps for others: outputs of tasks, and shares of their keys."""
+
+    bytes_kept_max: int = 32 * 1024**3
+    """It signs for no output, and keeps no share with its input, beyond that."""
+
+
+@dataclass(frozen=True, slots=True)
 class RegistryOptions:
     """This machine's entry in the on-chain registry (roles compute and verify)."""
 
@@ -258,6 +267,7 @@ class NodeOptions:
     store: HistoryOptions = field(default_factory=HistoryOptions)
     sync: SyncOptions = field(default_factory=SyncOptions)
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
+    storage: StorageOptions = field(default_factory=StorageOptions)
     registry: RegistryOptions = field(default_factory=RegistryOptions)
     processes: ProcessOptions = field(default_factory=ProcessOptions)
     log: LogOptions = field(default_factory=LogOptions)

@@ -27,7 +27,9 @@ from state.primitives.errors import DecodeError, DekubeError
 from state.primitives.manifests import Manifest
 from state.view import Reader
 from state.view.accounts import balance_of
+from tasks.custody.sealed import sealed_size
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
+from tasks.ledger.custody_records import find_custody
 from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.queries import tasks_by_requester
 from tasks.ledger.records import load_spec, load_task, load_window
@@ -138,8 +140,10 @@ class GatewayBlobs:
         elif window is not None and window < record.next_window:
             found = load_window(self._state, task, window)
             makers.insert(0, found.worker)
+            kept = find_custody(self._state, task, window)
+            makers[:0] = [holder.address for holder in kept.holders] if kept is not None else []
             if name == found.proof.output_blob:
-                limit_bytes = spec.plan().state_limit_bytes
+                limit_bytes = sealed_size(spec.plan().state_limit_bytes)
             elif name == found.proof.leaves_blob:
                 limit_bytes = LEAVES_LIMIT_BYTES
         if not limit_bytes:

@@ -142,7 +142,7 @@ class DutyService:
         self._disputes = Disputes(
             ledger, wallet, inputs, executor, parameters, openings=self._worker.openings, secret=secret
         )
-        self._keeper = Keeper(ledger, wallet, inputs, blobs)
+        self._keeper = Keeper(ledger, wallet, inputs, blobs, bytes_max=options.storage.bytes_kept_max)
         self.challenges = Challenges(ledger, wallet, inputs, executor, data_dir / "challenges", secret=secret)
 
     def search_with(self, search: BlobSearch) -> None:

@@ -28,7 +28,10 @@ __all__ = [
     "BlockRef",
     "ChainInfo",
     "Contract",
+    "Custodian",
     "Custody",
+    "CustodyDemand",
+    "CustodyTerms",
     "Dispute",
     "EscrowTotals",
     "Event",
@@ -360,6 +363,15 @@ class TaskChange(ResultObject):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutputCommitment(ResultObject):
+    """What a worker committed to of an output in custody: its size, and roots over plain and cipher chunks."""
+
+    size_bytes: int
+    plain_root: bytes
+    cipher_root: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
 class Proof(ResultObject):
     """What a worker committed to for one window."""
 
@@ -369,6 +381,7 @@ class Proof(ResultObject):
     state_root_out: bytes
     segment_root: bytes
     output_blob: bytes
+    custody: OutputCommitment | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,6 +413,40 @@ class Dispute(ResultObject):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CustodyTerms(ResultObject):
+    """What the requester of a task asked for. ``demands`` counts those that it made."""
+
+    key_root: bytes
+    inputs: int
+    windows: int
+    is_public: bool
+    demands: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Custodian(ResultObject):
+    """A machine that keeps an output; ``demands`` counts those that it answered."""
+
+    address: bytes
+    bond: Amount
+    since_ms: int
+    demands: int
+    failed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CustodyDemand(ResultObject):
+    """A demand that is not over: of a ``chunk``, or of a delivery to ``receiver``, once those are drawn."""
+
+    kind: str
+    custodian: bytes
+    amount: Amount
+    chunk: int | None
+    receiver: bytes | None
+    deadline_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Custody(ResultObject):
     """The output of a window in custody, until ``until_ms`` once enough machines have signed for it."""
 
@@ -409,6 +456,8 @@ class Custody(ResultObject):
     bond: Amount
     reserve: Amount
     until_ms: int | None
+    custodians: tuple[Custodian, ...]
+    demand: CustodyDemand | None
     is_proven_false: bool
 
 
@@ -467,6 +516,7 @@ class TaskQuote(Answer):
     verification: Amount
     fee: Amount
     preparation: Amount
+    custody: Amount
     total: Amount
     limit: Amount
     checks: CheckQuote

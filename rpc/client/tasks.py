@@ -51,6 +51,7 @@ from rpc.client.results import (
     Bill,
     BillLine,
     Custody,
+    CustodyTerms,
     Dispute,
     EscrowTotals,
     Machine,
@@ -209,6 +210,12 @@ def _custody(core: Core, task: bytes, window: int) -> Flow[Custody | None]:
     return one(core, Custody, "custody", "dekube_getCustody", task=hexed(task), window=window)
 
 
+def _custody_terms(core: Core, task: bytes) -> Flow[CustodyTerms | None]:
+    """Return the terms of a task's custody; None if its requester asked for none."""
+    check_hash("task", task)
+    return one(core, CustodyTerms, "terms", "dekube_getCustody", task=hexed(task), window=0)
+
+
 def _bill(core: Core, task: bytes) -> Flow[Bill]:
     """Return the bill of a task, lines and totals at one height."""
     check_hash("task", task)
@@ -282,6 +289,29 @@ def _demand_result(core: Core, key: SecretKey, task: bytes, amount: int) -> Flow
     check_hash("task", task)
     check_amount("amount", amount)
     return send(core, key, DEMAND_RESULT, [task, amount])
+
+
+def _demand_custody(
+    core: Core, key: SecretKey, task: bytes, window: int, custodian: bytes, amount: int
+) -> Flow[Receipt]:
+    """Demand an output of its custodian: first a chunk on chain, then a delivery to a drawn machine.
+
+    Of ``amount`` what the demand costs is locked; it returns if the demand brings nothing.
+    """
+    from tasks.ledger.custody_transitions import DEMAND_CUSTODY
+
+    check_hash("task", task)
+    check_address("custodian", custodian)
+    check_amount("amount", amount)
+    return send(core, key, DEMAND_CUSTODY, [task, window, custodian, amount])
+
+
+def _end_custody(core: Core, key: SecretKey, task: bytes, window: int) -> Flow[Receipt]:
+    """End the custody of a final window's output: the requester has it, or wants it no more."""
+    from tasks.ledger.custody_transitions import END_CUSTODY
+
+    check_hash("task", task)
+    return send(core, key, END_CUSTODY, [task, window])
 
 
 def _set_payout(core: Core, key: SecretKey, machine: bytes, payout: bytes) -> Flow[Receipt]:
@@ -530,7 +560,9 @@ def _result(
     sources: list[bytes] = []
     if control is not None:
         machines = yield from gather(each(core, Machine, "dekube_getNodes"))
-        sources = [found.worker, *(m.address for m in machines if m.address != found.worker)]
+        kept = yield from _custody(core, task, found.number)
+        custodians = [] if kept is None else [keeper.address for keeper in kept.custodians]
+        sources = list(dict.fromkeys([*custodians, found.worker, *(machine.address for machine in machines)]))
     spec = yield RunBlocking(partial(_spec_of, record))
     made = None
     if control is None and folder is None:
@@ -591,12 +623,15 @@ class TaskApi:
     disputes = StreamMethod(_disputes)
     dispute = FlowMethod(_dispute)
     custody = FlowMethod(_custody)
+    custody_terms = FlowMethod(_custody_terms)
     bill = FlowMethod(_bill)
     create_task = FlowMethod(_create_task)
     cancel_task = FlowMethod(_cancel_task)
     resume_task = FlowMethod(_resume_task)
     top_up_task = FlowMethod(_top_up_task)
     demand_result = FlowMethod(_demand_result)
+    demand_custody = FlowMethod(_demand_custody)
+    end_custody = FlowMethod(_end_custody)
     set_payout = FlowMethod(_set_payout)
     set_terms = FlowMethod(_set_terms)
     sponsor_machine = FlowMethod(_sponsor_machine)

@@ -29,6 +29,7 @@ from rpc.protocol.requests import BlobRequests
 from state.view import Reader
 from tasks.errors import TaskUnknown
 from tasks.ledger.calls import PRICES_KEPT, CallPrices, last_prices
+from tasks.ledger.custody import custody_budget
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import class_of
@@ -121,6 +122,7 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
         "verification": str(budget.verification),
         "fee": str(budget.fee),
         "preparation": str(budget.preparation),
+        "custody": str(custody_budget(job, parameters)),
         "total": str(budget.total),
         "limit": str(job.max_price_per_tera_unit),
         "checks": {name: str(amount) for name, amount in checks._asdict().items()},
@@ -222,6 +224,7 @@ BILL_METHODS: Final[tuple[Method, ...]] = (
                 "verification": AMOUNT_OUT,
                 "fee": AMOUNT_OUT,
                 "preparation": AMOUNT_OUT,
+                "custody": AMOUNT_OUT,
                 "total": AMOUNT_OUT,
                 "limit": AMOUNT_OUT,
                 "checks": ref("CheckQuote"),

@@ -12,13 +12,16 @@ from rpc.methods.render import ADDRESS_OUT, AMOUNT_OUT, AT, BOOLEAN_OUT, HASH_OU
 from rpc.methods.schema import NUMBER, Param, Schema, array, natural, nullable, obj, ref
 from rpc.methods.tasks import TASK_ID
 from state.view import Reader
+from tasks.custody.sealed import is_public
 from tasks.ledger.custody_records import (
     HOLDERS_MAX,
     CustodyPhase,
     CustodyRecord,
     Demand,
     DemandKind,
+    Terms,
     find_custody,
+    find_terms,
 )
 
 __all__ = ["CUSTODY_COMPONENTS", "CUSTODY_METHODS"]
@@ -30,12 +33,26 @@ _WINDOW: Final = Param("window", natural(0, NUMBER_MAX), "Number of the window, 
 async def get_custody(node: NodeApi, task: bytes, window: int) -> Json:
     """Answer ``dekube_getCustody``."""
     height = node.head.height
-    found = await node.query(height, _find, task, window)
-    return {"at": await stamp(node, height), "custody": found and _custody(found)}
+    terms, found = await node.query(height, _find, task, window)
+    return {
+        "at": await stamp(node, height),
+        "terms": terms and _terms(terms),
+        "custody": found and _custody(found),
+    }
 
 
-def _find(reader: Reader, task: bytes, window: int) -> CustodyRecord | None:
-    return find_custody(reader, task, window)
+def _find(reader: Reader, task: bytes, window: int) -> tuple[Terms | None, CustodyRecord | None]:
+    return find_terms(reader, task), find_custody(reader, task, window)
+
+
+def _terms(terms: Terms) -> Json:
+    return {
+        "key_root": hexed(terms.key_root),
+        "inputs": terms.inputs,
+        "windows": terms.windows,
+        "is_public": is_public(terms.key_root, terms.inputs, terms.windows),
+        "demands": terms.demands,
+    }
 
 
 def _custody(record: CustodyRecord) -> Json:
@@ -76,6 +93,16 @@ def _demand(demand: Demand) -> Json:
 
 
 CUSTODY_COMPONENTS: Final[dict[str, Schema]] = {
+    "CustodyTerms": obj(
+        {
+            "key_root": HASH_OUT,
+            "inputs": NUMBER,
+            "windows": NUMBER,
+            "is_public": BOOLEAN_OUT,
+            "demands": NUMBER,
+        },
+        description="What the requester of a task asked for: the root of its keys, and how many demands it made.",
+    ),
     "Custody": obj(
         {
             "worker": ADDRESS_OUT,
@@ -120,9 +147,9 @@ CUSTODY_COMPONENTS: Final[dict[str, Schema]] = {
 CUSTODY_METHODS: Final[tuple[Method, ...]] = (
     Method(
         "dekube_getCustody",
-        "The custody of a window's output; null if it has none",
+        "The terms of a task's custody, and that of a window's output; null if it has none",
         get_custody,
-        obj({"at": AT, "custody": nullable(ref("Custody"))}),
+        obj({"at": AT, "terms": nullable(ref("CustodyTerms")), "custody": nullable(ref("Custody"))}),
         (TASK_ID, _WINDOW),
         cost=10,
         group="tasks",

@@ -65,6 +65,13 @@ def _window(record: WindowRecord) -> Json:
             "segments": proof.segments,
             "leaves_blob": hexed(proof.leaves_blob),
             "output_blob": hexed(proof.output_blob),
+            "custody": None
+            if not proof.custody
+            else {
+                "size_bytes": proof.custody[0],
+                "plain_root": hexed(proof.custody[1]),
+                "cipher_root": hexed(proof.custody[2]),
+            },
         },
         "sampled": list(record.sampled),
         "verifiers": _seats(record.verifiers),
@@ -128,6 +135,9 @@ WINDOW_COMPONENTS: Final[dict[str, Schema]] = {
                     "segments": NUMBER,
                     "leaves_blob": HASH_OUT,
                     "output_blob": HASH_OUT,
+                    "custody": nullable(
+                        obj({"size_bytes": NUMBER, "plain_root": HASH_OUT, "cipher_root": HASH_OUT})
+                    ),
                 }
             ),
             "sampled": array(NUMBER),

@@ -169,6 +169,12 @@ class Custody:
             self._plain.siblings(index),
         )
 
+    def read(self, blob_key: bytes, index: int) -> bytes | None:
+        """Return the plain chunk; None if it is garbage. Raises ChunkInvalid."""
+        self._commitment.chunk_size(index)
+        plain = crypt_chunk(blob_key, self._commitment.plain_root, index, self._chunks[index])
+        return plain if leaf_hash(plain) == self._hashes[index] else None
+
 
 def check_chunk(commitment: BlobCommitment, proof: ChunkProof) -> None:
     """Check that a proof shows a chunk of a blob as it lies in custody: what every validator judges.

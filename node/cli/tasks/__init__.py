@@ -6,6 +6,7 @@ import click
 
 from node.cli.commands import CommandGroup
 from node.cli.tasks.actions import cancel, demand, resume, top_up
+from node.cli.tasks.custody import custody, receipt
 from node.cli.tasks.posting import create, quote
 from node.cli.tasks.result import result
 from node.cli.tasks.views import bill, list_, proof, show_
@@ -27,5 +28,20 @@ def task() -> None:
     """
 
 
-for _command in (quote, create, list_, show_, proof, watch, bill, result, cancel, top_up, demand, resume):
+for _command in (
+    quote,
+    create,
+    list_,
+    show_,
+    proof,
+    watch,
+    bill,
+    result,
+    custody,
+    receipt,
+    cancel,
+    top_up,
+    demand,
+    resume,
+):
     task.add_command(_command)

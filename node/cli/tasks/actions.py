@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from node.cli.arguments import AMOUNT, TASK
+from node.cli.arguments import ADDRESS, AMOUNT, TASK, WholeNumber
 from node.cli.confirm import send, yes_option
 from node.cli.output import counted, json_option, show_amount, show_fields
 from node.cli.session import Session, session_options
+from node.cli.tasks.custody import demand_of_custodian, has_custody
 from node.cli.tasks.watch import record_of, say
 from rpc.client import Client, TransactionRefused
 from rpc.client.core import hexed
@@ -66,22 +67,39 @@ def top_up(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bo
 @click.command()
 @session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
-@click.argument("amount", type=AMOUNT)
+@click.argument("amount", type=AMOUNT, required=False)
+@click.option("--window", type=WholeNumber(0), help="With custody: the window. Default: the last one.")
+@click.option("--custodian", type=ADDRESS, metavar="ADDRESS",
+              help="With custody: the machine. Default: the one with fewest demands.")  # fmt: skip
 @yes_option
 @json_option
-def demand(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bool) -> None:
-    """Demand an unavailable result within one day of the task's end.
+def demand(
+    session: Session, task_id: bytes, amount: int | None, window: int | None, custodian: bytes | None, yes: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Demand an unavailable result.
 
-    Randomly selected machines fetch the result and keep a copy to download. AMOUNT (DKB) pays them if they
-    succeed. If the worker serves no result, AMOUNT and the last window's price are refunded. Any excess is
-    refunded too.
+    On a chain with custody, a machine that keeps the output must answer. The first demand of a machine is for a
+    drawn chunk on chain. The next ones have it deliver the whole output to a drawn machine. A machine that does
+    not answer loses its bond. AMOUNT (DKB) is optional.
+
+    On other chains, demand a result within one day of the task's end. Randomly selected machines fetch it and
+    keep a copy to download. AMOUNT pays them if they succeed.
+
+    Unused amounts are refunded.
 
     \b
-    Example:
+    Examples:
+      dekube task demand 0xTASK
       dekube task demand 0xTASK 0.01
     """
+    with session.client() as client:
+        is_kept = has_custody(client)
+    if is_kept:
+        demand_of_custodian(session, task_id, amount, window, custodian, yes, as_json)
+        return
     if not amount:
-        raise click.BadParameter("the amount must be above zero", param_hint="AMOUNT")
+        raise click.BadParameter("this chain has no custody: give an amount above zero", param_hint="AMOUNT")
     what = {"does": "has drawn machines fetch the result", "amount": f"at most {show_amount(amount)}"}
     _send_action(session, task_id, DEMAND_RESULT, [task_id, amount], what, yes, as_json, is_over=True)
 

@@ -19,6 +19,7 @@ from node.cli.option_conflicts import not_with, only_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
+from node.cli.tasks.keeping import CustodyAsk
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
 from rpc.client import Client, JobRefused
@@ -27,6 +28,7 @@ from rpc.client.results import TaskQuote
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
 from state.primitives.transactions import decode_transaction
+from tasks.custody.keys import public_key_root
 from tasks.engines.errors import UnsupportedJob
 from tasks.ledger.screening import check_start, dataset_objections
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
@@ -180,6 +182,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
             "verification",
             "fee",
             "preparation",
+            "custody",
             "total",
             "limit",
             "checks",
@@ -203,6 +206,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
             "bond of a new worker": show_amount(amounts.checks.bond_new),
             "protocol fee": show_amount(amounts.fee),
             "preparation": show_amount(amounts.preparation),
+            **_custody_line(amounts),
             "locked in all": show_amount(amounts.total),
             "price limit": f"{show_amount(amounts.limit)} {PER_TERA_UNIT}",
             **_recent_prices(amounts),
@@ -216,6 +220,13 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
     _tell_notices(amounts, with_data=recipe.spec_file is not None)
     if objections:
         raise JobRefused(objections)
+
+
+def _custody_line(amounts: TaskQuote) -> dict[str, str]:
+    """Return what custody of the outputs locks beside the task, on a chain that has it."""
+    if not amounts.custody:
+        return {}
+    return {"custody (--custody or --private)": f"{show_amount(amounts.custody)} more, for a week"}
 
 
 def _recent_prices(quoted: TaskQuote) -> dict[str, str]:
@@ -258,11 +269,15 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
 @click.command()
 @session_options
 @_recipe_options
+@click.option("--custody", "is_kept", is_flag=True,
+              help="Have drawn machines keep the outputs, which anybody can read.")  # fmt: skip
 @click.option("--watch", "watches", is_flag=True, help="Follow the task until it ends.")
 @click.option("--anyway", is_flag=True, help="Create the task even if no machine can run it now.")
 @yes_option
 @json_option
-def create(session: Session, recipe: _Recipe, watches: bool, anyway: bool, yes: bool, as_json: bool) -> None:
+def create(
+    session: Session, recipe: _Recipe, is_kept: bool, watches: bool, anyway: bool, yes: bool, as_json: bool
+) -> None:  # fmt: skip
     """Create a task: lock its price and let the chain assign a worker.
 
     Default: train a classifier of handwritten digits in 600 steps. The data set is uploaded to the node in
@@ -305,8 +320,22 @@ def create(session: Session, recipe: _Recipe, watches: bool, anyway: bool, yes: 
                 client, raw, control=session.control(), key=key, progress=show_progress("Uploading the data set")
             )
 
-        receipt, signed = send_signed(client, key, CREATE_TASK, [raw], what, yes=yes, prepare=bring)
+        ask = CustodyAsk(client, key, public_key_root(spec.windows), 0, quoted.custody) if is_kept else None
+        if ask is not None:
+            what["custody"] = ask.told
+        receipt, signed = send_signed(
+            client,
+            key,
+            CREATE_TASK,
+            [raw],
+            what,
+            yes=yes,
+            prepare=bring,
+            beside=ask.send if ask is not None else None,
+        )
         task_id = task_id_of(key.address, decode_transaction(signed).nonce)
+        if ask is not None:
+            ask.finish(task_id)
         answer = {
             "task": hexed(task_id),
             "transaction": receipt.transaction_hash,

@@ -27,7 +27,7 @@ SIGNING = ("--key", "--passphrase-file", "--chain-id")
 SIGNS = {
     *(("wallet", name) for name in ("send", "call")),
     *(("tx", name) for name in ("stake", "unstake", "rotate-keys")),
-    *(("task", name) for name in ("create", "cancel", "top-up", "demand", "resume")),
+    *(("task", name) for name in ("create", "cancel", "top-up", "demand", "receipt", "resume")),
     *(("worker", name) for name in ("register", "update", "retire", "payout", "terms", "sponsor", "unsponsor")),
     *(("relay", name) for name in ("deposit", "withdraw")),
     ("blob", "put"),
@@ -93,7 +93,19 @@ def test_each_command_whose_options_depend_on_each_other_has_rules() -> None:
 def test_a_job_of_a_file_takes_none_of_the_options_that_make_a_job() -> None:
     for path in (("task", "quote"), ("task", "create")):
         [rule] = (rule for rule in rules_of(LEAVES[path]) if "--spec" in rule.others)
-        others = {"--spec", "--watch", "--save", "--json", "--yes", "--anyway", "--home", "--rpc", *SIGNING}
+        beside = {"--custody", "--private", "--dataset", "--holders", "--threshold"}
+        others = {
+            "--spec",
+            "--watch",
+            "--save",
+            "--json",
+            "--yes",
+            "--anyway",
+            "--home",
+            "--rpc",
+            *SIGNING,
+            *beside,
+        }
         opts = {option.opts[0] for option in LEAVES[path].params if isinstance(option, click.Option)}
         assert set(rule.options) == opts - others
 

@@ -65,7 +65,7 @@ class Requested:
             tuple(SimpleNamespace(code=code, text=text) for code, text in items)
             for items in (self.objections, self.notices)
         )
-        parts = {"price": 1, "verification": 1, "fee": 1, "preparation": 1, "total": 10**18}
+        parts = {"price": 1, "verification": 1, "fee": 1, "preparation": 1, "custody": 0, "total": 10**18}
         document: dict[str, Any] = {name: str(part) for name, part in parts.items()}
         checks = {"fee": 1, "window": 1, "bond": 10, "bond_new": 40}
         document["checks"] = {name: str(amount) for name, amount in checks.items()}
