@@ -36,12 +36,13 @@ from tasks.ledger.custody_records import (
     save_custody,
     save_terms,
 )
+from tasks.ledger.deadlines import Draw, custody_slot, schedule_draw
 from tasks.ledger.lifecycle import ENDED, Phase, Reason, WindowPhase
 from tasks.ledger.matching import draw_seed, draw_verifiers, eligible_verifiers
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
 from tasks.ledger.parameters import DAY_MS, TaskParameters
 from tasks.ledger.progress import arm_ended, exclude, give_up_idle, lose_worker
-from tasks.ledger.records import WindowRecord, by_custodian_key
+from tasks.ledger.records import WindowRecord
 from tasks.ledger.registry import NodeRecord, NodeRole
 from tasks.ledger.settlement import pay_earned, refund_unreserved
 from tasks.proofs import WindowProof
@@ -61,6 +62,7 @@ __all__ = [
     "end",
     "hand_over_ms",
     "is_held_up",
+    "on_custody_draw",
     "part_with",
     "settle",
     "sign_delivery",
@@ -188,9 +190,9 @@ def begin_custody(case: Case, window: WindowRecord) -> None:
     bond = max(share_up(window.charge, parameters.custody_bond_bps), parameters.custody_fee_min)
     record = CustodyRecord(
         window.task, window.number, window.worker, CustodyPhase.DRAWING, BlobCommitment(*window.proof.custody),
-        reserve, bond, case.scope.block.height, case.now + 1, 0, 0, 0, (), (), (), None, b"",
+        reserve, bond, case.scope.block.height, 0, 0, 0, 0, (), (), (), None, b"",
     )  # fmt: skip
-    save_custody(case.state, record, case.now)
+    save_custody(case.state, _awaiting(case, record), case.now)
     _reserve(case, reserve, live=1)
 
 
@@ -235,10 +237,36 @@ def _parties(nodes: Sequence[NodeRecord]) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(party for node in nodes for party in node.parties))
 
 
+def _schedule(case: Case, record: CustodyRecord) -> None:
+    """Have the beacon ``p.draw_blocks`` after this block draw for an output, or for a demand of it."""
+    height = case.scope.block.height + case.parameters.draw_blocks
+    schedule_draw(case.state, Draw(height, record.task, custody_slot(record.window)))
+
+
+def _awaiting(case: Case, record: CustodyRecord) -> CustodyRecord:
+    """Have custodians drawn: the register counts as it stands now."""
+    _schedule(case, record)
+    return record._replace(phase=CustodyPhase.DRAWING, height=case.scope.block.height, step_ms=0)
+
+
+def on_custody_draw(case: Case, number: int) -> None:
+    """Draw for an output whose height has come, if it still waits for that."""
+    record, blocks, height = find_custody(case.state, case.record.id, number), case.parameters.draw_blocks, 0
+    if record is None or record.prover or record.phase is CustodyPhase.VOID:
+        return
+    asked = record.demand
+    if record.phase is CustodyPhase.DRAWING:
+        height, draw = record.height, _draw
+    elif asked is not None and not asked.is_drawn:
+        height, draw = asked.height, _draw_demand
+    else:
+        return
+    if case.scope.block.height >= height + blocks:
+        save_custody(case.state, draw(case, record), case.now)
+
+
 def _draw(case: Case, record: CustodyRecord) -> CustodyRecord:
     scope, parameters = case.scope, case.parameters
-    if scope.block.height < record.height + parameters.draw_blocks:
-        return record._replace(step_ms=case.now + 1)
     wanted = min(parameters.custody_copies - len(record.holders), DRAWN_MAX - record.drawn)
     seed = draw_seed(b"custodian-draw", scope.block.beacon, record.task, record.window, record.drawn)
     nodes: list[NodeRecord] = []
@@ -247,7 +275,6 @@ def _draw(case: Case, record: CustodyRecord) -> CustodyRecord:
     if not nodes:
         return _kept(case, _with_author(case, record))
     for node in nodes:
-        case.state.put(by_custodian_key(node.address, record.task, record.window), b"\x01")
         scope.emit(CUSTODIAN_DRAWN(record.task, record.window, node.address, record.bond))
     return record._replace(
         phase=CustodyPhase.SIGNING, step_ms=case.now + hand_over_ms(record.blob.size, parameters),
@@ -258,7 +285,6 @@ def _draw(case: Case, record: CustodyRecord) -> CustodyRecord:
 
 def _with_author(case: Case, record: CustodyRecord) -> CustodyRecord:
     """Have the worker keep its own output: nobody who was drawn has signed for it."""
-    case.state.put(by_custodian_key(record.author, record.task, record.window), b"\x01")
     return _taken(case, record, Holder(record.author, 0, case.now, 0, 0))
 
 
@@ -280,19 +306,18 @@ def _go_on(case: Case, record: CustodyRecord) -> CustodyRecord:
     """Draw for what is missing, or note that the output is kept."""
     if len(record.holders) >= case.parameters.custody_copies:
         return _kept(case, record)
-    return record._replace(phase=CustodyPhase.DRAWING, height=case.scope.block.height, step_ms=case.now + 1)
+    return _awaiting(case, record)
 
 
 def _close_signing(case: Case, record: CustodyRecord) -> CustodyRecord:
     """Let go of custodians that did not sign in time: nobody can tell whose fault that is."""
     for address in record.pending:
-        _count(case, record, address, is_done=False)
-        case.state.delete(by_custodian_key(address, record.task, record.window))
+        _count(case, record.author, address, is_done=False)
     return _go_on(case, record._replace(pending=()))
 
 
-def _count(case: Case, record: CustodyRecord, machine: bytes, *, is_done: bool) -> None:
-    for side in (machine, record.author):
+def _count(case: Case, giver: bytes, taker: bytes, *, is_done: bool) -> None:
+    for side in (taker, giver):
         count_hand_over(case.state, side, case.now // DAY_MS, is_done=is_done)
 
 
@@ -307,7 +332,7 @@ def take(case: Case, number: int, sender: bytes, amount: int) -> None:
     if amount != record.bond:
         raise PaymentMissing(due=record.bond, got=amount)
     case.vault.lock(Pool.CUSTODY, sender, amount, Purpose.CUSTODY_BOND, owner=sender)
-    _count(case, record, sender, is_done=True)
+    _count(case, record.author, sender, is_done=True)
     record = _taken(case, record, Holder(sender, amount, case.now, 0, 0))
     save_custody(case.state, record if record.pending else _go_on(case, record), case.now)
 
@@ -343,7 +368,8 @@ def demand(case: Case, number: int, sender: bytes, holder: bytes, amount: int) -
         raise PaymentMissing(due=due, got=amount)
     case.vault.lock(Pool.CUSTODY, sender, due, Purpose.CUSTODY_DEMAND, owner=sender)
     _reserve(case, due, demands=1)
-    asked = Demand(kind, holder, due, case.scope.block.height, -1, b"", 0, case.now + 1, ())
+    asked = Demand(kind, holder, due, case.scope.block.height, -1, b"", 0, 0, ())
+    _schedule(case, record)
     save_custody(case.state, record._replace(demand=asked), case.now)
 
 
@@ -365,7 +391,7 @@ def sign_delivery(case: Case, number: int, sender: bytes) -> None:
     asked = record.demand
     if asked is None or asked.receiver != sender or not asked.receiver:
         raise NotYours("the sender is not drawn to receive this output")
-    case.state.delete(by_custodian_key(sender, record.task, record.window))
+    _count(case, asked.holder, sender, is_done=True)
     _serve(case, record, asked, sender)
 
 
@@ -393,38 +419,35 @@ def _end_demand(case: Case, record: CustodyRecord) -> CustodyRecord:
         Pool.CUSTODY, payer, asked.amount, Purpose.UNSPENT, owner=payer, subject=record.window
     )  # fmt: skip
     _reserve(case, -asked.amount)
-    if asked.receiver:
-        case.state.delete(by_custodian_key(asked.receiver, record.task, record.window))
     return record._replace(demand=None)
 
 
-def _on_demand_due(case: Case, record: CustodyRecord, asked: Demand) -> CustodyRecord:
-    scope, parameters = case.scope, case.parameters
-    is_drawn = asked.chunk >= 0 or bool(asked.receiver)
-    if not is_drawn and scope.block.height < asked.height + parameters.draw_blocks:
-        return record._replace(demand=asked._replace(deadline_ms=case.now + 1))
+def _draw_demand(case: Case, record: CustodyRecord) -> CustodyRecord:
+    """Draw the chunk that a custodian has to post, or the machine that it has to deliver to."""
+    scope, parameters, asked = case.scope, case.parameters, record.demand
+    assert asked is not None
     seed = draw_seed(b"custody-demand", scope.block.beacon, record.task, record.window, asked.tries)
     if asked.kind is DemandKind.CHUNK:
-        if is_drawn:
-            return _lose(case, _end_demand(case, record), asked.holder)
         asked = asked._replace(
             chunk=int.from_bytes(seed, "big") % record.blob.chunks,
             deadline_ms=case.now + parameters.custody_answer_ms,
         )
         return _asked(case, record, asked)
-    if is_drawn:
-        return _missed(case, record, asked)
     barred = (*record.used, *asked.used, *(holder.address for holder in record.holders))
     nodes = _drawn_nodes(case, record, seed, barred, 1)
     if not nodes:  # there is nobody to deliver to
         return _end_demand(case, record)
-    receiver = nodes[0].address
-    case.state.put(by_custodian_key(receiver, record.task, record.window), b"\x01")
     asked = asked._replace(
-        receiver=receiver, used=(*asked.used, *_parties(nodes)),
+        receiver=nodes[0].address, used=(*asked.used, *_parties(nodes)),
         deadline_ms=case.now + hand_over_ms(record.blob.size, parameters),
     )  # fmt: skip
     return _asked(case, record, asked)
+
+
+def _on_demand_due(case: Case, record: CustodyRecord, asked: Demand) -> CustodyRecord:
+    if asked.kind is DemandKind.CHUNK:
+        return _lose(case, _end_demand(case, record), asked.holder)
+    return _missed(case, record, asked)
 
 
 def _asked(case: Case, record: CustodyRecord, asked: Demand) -> CustodyRecord:
@@ -438,17 +461,16 @@ def _asked(case: Case, record: CustodyRecord, asked: Demand) -> CustodyRecord:
 
 def _missed(case: Case, record: CustodyRecord, asked: Demand) -> CustodyRecord:
     """Draw another receiver; the custodian's pay is lost, and with the last receiver its bond."""
-    case.state.delete(by_custodian_key(asked.receiver, record.task, record.window))
-    for side in (asked.receiver, asked.holder):
-        count_hand_over(case.state, side, case.now // DAY_MS, is_done=False)
+    _count(case, asked.holder, asked.receiver, is_done=False)
     keeper = record.holder(asked.holder)
     assert keeper is not None
     record = record.with_holder(keeper._replace(failed=1))
     asked = asked._replace(
-        tries=asked.tries + 1, receiver=b"", height=case.scope.block.height, deadline_ms=case.now + 1
-    )
+        tries=asked.tries + 1, receiver=b"", height=case.scope.block.height, deadline_ms=0
+    )  # fmt: skip
     record = record._replace(demand=asked)
     if asked.tries < RECEIVERS_MAX:
+        _schedule(case, record)
         return record
     return _lose(case, _end_demand(case, record), asked.holder)
 
@@ -464,7 +486,6 @@ def _lose(case: Case, record: CustodyRecord, holder: bytes) -> CustodyRecord:
     else:
         vault.burn(Pool.CUSTODY, keeper.bond, Purpose.CUSTODY_LOST, owner=holder, subject=record.window)
     reputation.mark_failure(case.state, holder, case.now, emit, case.parameters)
-    case.state.delete(by_custodian_key(holder, record.task, record.window))
     emit(CUSTODY_LOST(record.task, record.window, holder))
     if holder == record.author:
         part_with(case, holder, Reason.RESULT_LOST)
@@ -512,9 +533,6 @@ def settle(case: Case, record: CustodyRecord) -> None:
             Pool.CUSTODY, holder.address, holder.bond, Purpose.BOND_RETURN, owner=holder.address,
             subject=record.window,
         )  # fmt: skip
-        state.delete(by_custodian_key(holder.address, record.task, record.window))
-    for address in record.pending:
-        state.delete(by_custodian_key(address, record.task, record.window))
     if case.window(record.window).phase == WindowPhase.FINAL:
         vault.refund(Pool.CUSTODY, payer, left, Purpose.UNSPENT, owner=payer, subject=record.window)
     _reserve(case, -record.reserve, live=-1)
@@ -548,10 +566,10 @@ def step_custody(case: Case, record: CustodyRecord) -> None:
         settle(case, record)
         return
     asked = record.demand
-    if asked is not None and asked.deadline_ms <= case.now:
+    if asked is not None and 0 < asked.deadline_ms <= case.now:
         record = _on_demand_due(case, record, asked)
     if 0 < record.step_ms <= case.now:
-        record = _draw(case, record) if record.phase is CustodyPhase.DRAWING else _close_signing(case, record)
+        record = _close_signing(case, record)
     if 0 < record.until_ms <= case.now:
         is_over = case.window(record.window).phase == WindowPhase.FINAL and record.demand is None
         if is_over:

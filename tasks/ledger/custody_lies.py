@@ -97,7 +97,7 @@ def _prove_lie(case: Case, record: CustodyRecord) -> None:
     own = [one for one in case.open_windows() if one.worker == record.author]
     void = [one for one in case.open_windows() if own and one.number >= own[0].number]
     fees = sum(one.fee * sum(seat.findings is not None for seat in one.verifiers) for one in void)
-    share_lie(case, window, lie, (), record.prover, fees)
+    share_lie(case, window, lie, (), record.prover, fees, void)
     if own:
         reject(case, own[0], WindowEvent.DROP, Reason.LIE_PROVEN, blamed=record.author, lie=lie)
     else:

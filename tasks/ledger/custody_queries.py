@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
+from itertools import islice
 from typing import Final, NamedTuple
 
 from state.primitives.hashing import HASH_BYTES
 from state.view import Reader
-from tasks.ledger.custody_records import CustodyPhase, CustodyRecord, DemandKind, find_custody
-from tasks.ledger.records import by_custodian_key
+from tasks.ledger.custody_records import CustodyPhase, CustodyRecord, find_custody
+from tasks.ledger.records import Asked, by_custodian_key
 
 __all__ = ["CustodyAction", "CustodyDuty", "custody_duties", "outputs_kept"]
 
-OUTPUTS_MAX: Final = 4_096
-"""Outputs of a machine that one look returns."""
+DUTIES_MAX: Final = 4_096
+"""Demands of a machine, and outputs that it was drawn for, that one look returns."""
+PAGE: Final = 1_024
+"""Entries of the index that one scan reads."""
 
 
 class CustodyAction(IntEnum):
@@ -38,35 +42,44 @@ class CustodyDuty(NamedTuple):
     deadline_ms: int
 
 
-def _outputs_of(state: Reader, machine: bytes) -> list[CustodyRecord]:
-    first = by_custodian_key(machine)
-    keys = state.scan(first, first + b"\xff" * (HASH_BYTES + 5), OUTPUTS_MAX)
-    places = [(key[len(first) : -4], int.from_bytes(key[-4:], "big")) for key, _ in keys]
-    found = [find_custody(state, task, window) for task, window in places]
-    return [record for record in found if record is not None]
+def _places(state: Reader, machine: bytes, asked: Asked) -> Iterator[tuple[bytes, int]]:
+    """Yield task and window of the outputs that ask something of a machine, a page at a time."""
+    first = by_custodian_key(machine, asked)
+    start, stop = first, first + b"\xff" * (HASH_BYTES + 5)
+    while keys := [key for key, _ in state.scan(start, stop, PAGE)]:
+        yield from ((key[len(first) : -4], int.from_bytes(key[-4:], "big")) for key in keys)
+        start = keys[-1] + b"\x00"
+
+
+def _asking(state: Reader, machine: bytes, asked: Asked) -> Iterator[CustodyRecord]:
+    for place in islice(_places(state, machine, asked), DUTIES_MAX):
+        record = find_custody(state, *place)
+        if record is not None and record.phase is not CustodyPhase.VOID:
+            yield record
 
 
 def custody_duties(state: Reader, machine: bytes) -> list[CustodyDuty]:
-    """Return what custody asks of a machine now. Raises RecordDamaged."""
+    """Return what custody asks of a machine now. What it keeps and what it was drawn for hide no demand.
+
+    Raises RecordDamaged.
+    """
     duties = []
-    for record in _outputs_of(state, machine):
-        place = record.task, record.window
-        if record.phase is CustodyPhase.SIGNING and machine in record.pending:
-            duties.append(CustodyDuty(CustodyAction.SIGN, *place, -1, record.bond, record.step_ms))
+    for record in _asking(state, machine, Asked.DEMAND):
         asked = record.demand
-        if asked is None or record.phase is CustodyPhase.VOID:
+        if asked is None:
             continue
-        if asked.kind is DemandKind.CHUNK and asked.holder == machine and asked.chunk >= 0:
-            duties.append(CustodyDuty(CustodyAction.ANSWER, *place, asked.chunk, 0, asked.deadline_ms))
-        elif asked.receiver == machine:
-            duties.append(CustodyDuty(CustodyAction.RECEIVE, *place, -1, 0, asked.deadline_ms))
+        if asked.receiver == machine:
+            action, chunk = CustodyAction.RECEIVE, -1
+        else:
+            action, chunk = CustodyAction.ANSWER, asked.chunk
+        duties.append(CustodyDuty(action, record.task, record.window, chunk, 0, asked.deadline_ms))
+    duties += [
+        CustodyDuty(CustodyAction.SIGN, record.task, record.window, -1, record.bond, record.step_ms)
+        for record in _asking(state, machine, Asked.RECEIPT)
+    ]
     return duties
 
 
 def outputs_kept(state: Reader, machine: bytes) -> list[tuple[bytes, int]]:
-    """Return task and window of the outputs that a machine has signed for. Raises RecordDamaged."""
-    return [
-        (record.task, record.window)
-        for record in _outputs_of(state, machine)
-        if record.holder(machine) is not None
-    ]
+    """Return task and window of the outputs that a machine has signed for: its bonds bound their number."""
+    return list(_places(state, machine, Asked.KEPT))

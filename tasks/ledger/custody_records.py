@@ -18,6 +18,7 @@ from tasks.custody.chunks import BlobCommitment
 from tasks.errors import CustodyUnknown
 from tasks.ledger.deadlines import Due, cancel, custody_slot, schedule
 from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.records import Asked, by_custodian_key
 
 __all__ = [
     "CUSTODY_LIMIT_BYTES",
@@ -110,6 +111,8 @@ class Holder(NamedTuple):
 class Demand(NamedTuple):
     """A demand that is not over. ``chunk`` is -1, and ``receiver`` empty, until the beacon has picked one.
 
+    ``deadline_ms`` is 0 until then.
+
     ``height`` is that of the block from which the draw counts. ``tries`` counts receivers without a receipt,
     ``used`` are those drawn and the accounts behind them.
     """
@@ -124,13 +127,18 @@ class Demand(NamedTuple):
     deadline_ms: int
     used: tuple[bytes, ...]
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the beacon has picked a chunk or a receiver."""
+        return self.chunk >= 0 or bool(self.receiver)
+
 
 class CustodyRecord(NamedTuple):
     """The output of a window in custody. ``author`` is the window's worker.
 
     ``reserve`` is what the requester has locked for it, ``bond`` what a custodian locks. ``drawn`` counts
     custodians, ``pending`` are those that have not signed; ``used`` are all drawn and the accounts behind them.
-    ``step_ms`` is when the draw or the time to sign is due, ``until_ms`` when custody ends, ``deadline_ms`` its
+    ``step_ms`` is when the time to sign is due, ``until_ms`` when custody ends, ``deadline_ms`` its
     place in the queue. ``prover`` is who has shown a lie of the worker, which the end of the block settles.
     """
 
@@ -258,8 +266,10 @@ def save_custody(state: Overlay, record: CustodyRecord, now_ms: int) -> CustodyR
     Its ``deadline_ms`` says where it stands in the queue now.
     """
     key = _key(record.task, record.window)
-    if state.get(key) is None:
+    before = find_custody(state, record.task, record.window)
+    if before is None:
         _count(state, record, 1)
+    _reindex(state, before, record)
     due_ms = record.next_due_ms(now_ms)
     _requeue(state, record, record.deadline_ms, due_ms)
     record = record._replace(deadline_ms=due_ms)
@@ -275,8 +285,28 @@ def save_custody(state: Overlay, record: CustodyRecord, now_ms: int) -> CustodyR
 def forget_custody(state: Overlay, record: CustodyRecord) -> None:
     """Delete the custody of a window that is over."""
     _requeue(state, record, record.deadline_ms, 0)
+    _reindex(state, find_custody(state, record.task, record.window), None)
     state.delete(_key(record.task, record.window))
     _count(state, record, -1)
+
+
+def _index_keys(record: CustodyRecord | None) -> set[bytes]:
+    """Return where machines find what an output asks of them."""
+    if record is None:
+        return set()
+    places = {(address, Asked.RECEIPT) for address in record.pending}
+    places |= {(holder.address, Asked.KEPT) for holder in record.holders}
+    if record.demand is not None and record.demand.is_drawn:
+        places.add((record.demand.receiver or record.demand.holder, Asked.DEMAND))
+    return {by_custodian_key(address, asked, record.task, record.window) for address, asked in places}
+
+
+def _reindex(state: Overlay, before: CustodyRecord | None, after: CustodyRecord | None) -> None:
+    old, new = _index_keys(before), _index_keys(after)
+    for key in sorted(old - new):
+        state.delete(key)
+    for key in sorted(new - old):
+        state.put(key, b"\x01")
 
 
 def _requeue(state: Overlay, record: CustodyRecord, old_ms: int, new_ms: int) -> None:

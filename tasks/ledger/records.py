@@ -5,6 +5,7 @@ See market.md 2.2, 2.3.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, get_type_hints
 
@@ -25,6 +26,7 @@ from tasks.proofs import (
 from tasks.spec import JobSpec, decode_spec
 
 __all__ = [
+    "Asked",
     "HistoryEntry",
     "JobReport",
     "Opened",
@@ -421,6 +423,18 @@ def by_player_key(player: bytes, task: bytes = b"", window: int = 0, game: int =
     return _INDEX + b"G" + player + task + place
 
 
-def by_custodian_key(machine: bytes, task: bytes = b"", window: int = 0) -> bytes:
-    """Return the key, or with defaults the prefix, of the index of outputs that ask something of a custodian."""
-    return _INDEX + b"C" + machine + task + (window.to_bytes(4, "big") if task else b"")
+class Asked(IntEnum):
+    """What an output in custody asks of a machine; what is urgent stands first in the index."""
+
+    DEMAND = 0
+    RECEIPT = 1
+    KEPT = 2
+    """Nothing now: it has signed for the output."""
+
+
+def by_custodian_key(
+    machine: bytes, asked: Asked | None = None, task: bytes = b"", window: int | None = None
+) -> bytes:
+    """Return the key, or with defaults a prefix, of the index of outputs that ask something of a custodian."""
+    place = task + (b"" if window is None else window.to_bytes(4, "big"))
+    return _INDEX + b"C" + machine + (b"" if asked is None else bytes([asked])) + place

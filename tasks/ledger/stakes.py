@@ -147,8 +147,11 @@ def share_lie(
     verifiers: Sequence[bytes],
     outsider: bytes,
     fees: int,
+    void: Sequence[WindowRecord] | None = None,
 ) -> None:
     """Divide S of the worker whose lie ``dispute`` has proven.
+
+    ``void`` are the windows that the lie will void, by default all that are open behind ``window``.
 
     ``verifiers`` had found what the winner found, ``outsider`` is the earliest outsider with that root, or empty.
     The part of verifiers is divided evenly. ``fees`` are those of the checks of void windows: as far as there is
@@ -159,7 +162,7 @@ def share_lie(
     liar = registry.operator_of(case.state, owner)
     standing = [
         later
-        for later in case.open_windows()
+        for later in (case.open_windows() if void is None else void)
         if later.number > window.number
         and registry.operator_of(case.state, later.worker) != liar
         and is_checked(later)

@@ -29,8 +29,8 @@ from tasks.ledger import registry, reputation
 from tasks.ledger.audits import SURE, average_cost, gas_excess, is_hit, samples_of
 from tasks.ledger.capacity import bounded_fine, count_decline, has_room, owe, settle_owed
 from tasks.ledger.check_fund import put_down, take_back
-from tasks.ledger.custody import begin_custody
-from tasks.ledger.deadlines import Draw, schedule_draw
+from tasks.ledger.custody import begin_custody, on_custody_draw
+from tasks.ledger.deadlines import WINDOW_SLOTS, Draw, schedule_draw
 from tasks.ledger.disputes import load_docket
 from tasks.ledger.dockets import proof_in, renew_docket
 from tasks.ledger.endings import accept, fail_unchecked, finalise
@@ -141,7 +141,10 @@ def _schedule(case: Case, window: WindowRecord, since: int) -> None:
 
 
 def on_draw_due(case: Case, number: int) -> None:
-    """Draw for a window whose height has come, if it still waits for that."""
+    """Draw for a window whose height has come, or for its custody, if it still waits for that."""
+    if number >= WINDOW_SLOTS:
+        on_custody_draw(case, number - WINDOW_SLOTS)
+        return
     if number >= case.record.next_window:  # its task has ended, or it is void and not proved again
         return
     window = case.window(number)

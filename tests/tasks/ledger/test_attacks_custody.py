@@ -13,17 +13,24 @@ import pytest
 from billing.escrow import Movement, Pool, Purpose
 from billing.prices import share
 from state.view.accounts import balance_of
-from tasks.ledger import queries
-from tasks.ledger.custody_records import CustodyPhase, count_hand_over, custody_count, load_custody
+from tasks.ledger import custody_records, queries
+from tasks.ledger.custody_queries import CustodyAction, custody_duties, outputs_kept
+from tasks.ledger.custody_records import (
+    CustodyPhase,
+    count_hand_over,
+    custody_count,
+    load_custody,
+)
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import DAY_MS
-from tasks.ledger.records import load_window
+from tasks.ledger.records import Asked, by_custodian_key, load_window
 from tasks.ledger.registry import require_node
+from tasks.ledger.seats import is_checked
 from tasks.ledger.transitions import DEMAND_RESULT, GIVE_UP_TASK
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_custody import lines, market, settled, until
 from tests.tasks.signed import CHECK, WORK
-from tests.tasks.world import DKB, QUICK, REQUESTER, Manners, World
+from tests.tasks.world import DKB, QUICK, REQUESTER, Manners, World, spec
 
 PROVER: Final = b"\x55" * 20
 
@@ -219,3 +226,76 @@ def test_the_leader_of_the_block_of_a_draw_does_not_choose_custodians_by_what_it
             world.block()
         drawn.append(load_custody(world.state, task, 0).pending)
     assert drawn[0] == drawn[1] and len(drawn[0]) == 2
+
+
+def test_outputs_that_wait_for_their_draws_take_no_deadlines_from_others() -> None:
+    """Each asked for a deadline in every block until its draw: a few windows delayed all that was due."""
+    world, _, task = market(parameters=replace(KEPT, draw_blocks=60, deadlines_per_block=2))
+    tasks = [task]
+    for at in range(3):
+        world.add_machine(3 + at, roles=WORK)
+        tasks.append(world.create())
+    for one in tasks:
+        world.run(one, until=lambda record: record.next_window == 3)
+    late = World.create(world, spec(price=1, match_ms=5_000))  # nobody works for so little
+    for _ in range(6):
+        world.block()
+    assert all(load_custody(world.state, one, 2).phase is CustodyPhase.DRAWING for one in tasks)
+    assert world.task(late).phase == Phase.EXPIRED
+
+
+def test_a_demand_is_not_hidden_by_how_much_a_custodian_keeps() -> None:
+    """Whoever has a machine keep thousands of small outputs, and then demands another one, burned its bond."""
+    world, _, task = settled()
+    holder = world.holders(task, 2)[0]
+    for at in range(5_000):
+        world.state.put(by_custodian_key(holder, Asked.KEPT, at.to_bytes(32, "big"), 0), b"\x01")
+    world.unanswering = {holder}
+    assert world.demand(task, 2, holder) is None
+    until(world, task, 2, lambda record: record.demand is not None and record.demand.is_drawn)
+    (duty,) = custody_duties(world.state, holder)
+    assert (duty.action, duty.task, duty.window) == (CustodyAction.ANSWER, task, 2)
+    kept = outputs_kept(world.state, holder)
+    assert len(kept) >= 5_001 and (task, 2) in kept
+
+
+def test_a_lie_in_a_final_window_pays_nobody_whose_window_stands() -> None:
+    """Workers whose windows a lie voids are paid for them out of its bond. This one's is paid by the requester."""
+    world, _, task = market(manner="garbage")
+    world.run(task, until=lambda record: record.next_window == 1)
+    liar = world.task(task).worker
+    world.manner = "right"
+    assert world.send(liar, GIVE_UP_TASK, [task, int(Reason.WORKER_LEFT)]) is None
+    successor = world.add_machine(3, roles=WORK)
+
+    def stands(_: object) -> bool:
+        record = world.task(task)
+        return (
+            record.final_windows == 1 and record.next_window > 1 and is_checked(load_window(world.state, task, 1))
+        )
+
+    world.run(task, until=stands)
+    assert load_window(world.state, task, 1).worker == successor
+    assert world.reveal(task, 0, 0, PROVER) is None
+    world.block()
+    shared = lines(world, task, Purpose.LIE_PROVEN)
+    assert shared and successor not in {line.party for line in shared}
+
+
+def test_a_receipt_for_a_delivery_counts_as_one_for_both_sides() -> None:
+    """Missed deliveries counted against a custodian, and those that it made did not count for it."""
+    world, _, task = settled()
+    holder = world.holders(task, 2)[0]
+    assert world.demand(task, 2, holder) is None
+    until(world, task, 2, lambda record: record.demand is None)
+    assert world.demand(task, 2, holder) is None
+    world.unsigning = set(world.machines)
+    record = until(world, task, 2, lambda one: one.demand is not None and bool(one.demand.receiver))
+    assert record.demand is not None
+    sides, day = (holder, record.demand.receiver), world.time_ms // DAY_MS
+    before = [custody_records._hand_overs(world.state, side, day) for side in sides]
+    world.unsigning = set()
+    world.keep()
+    assert [custody_records._hand_overs(world.state, side, day) for side in sides] == [
+        (missed, done + 1) for missed, done in before
+    ]

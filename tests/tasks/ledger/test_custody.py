@@ -15,7 +15,7 @@ from tasks.ledger.custody import CUSTODIAN_DRAWN, custody_budget
 from tasks.ledger.custody_records import CustodyPhase, CustodyRecord, DemandKind, find_terms, load_custody
 from tasks.ledger.custody_transitions import ASK_CUSTODY, RECEIVE_CUSTODY, TAKE_CUSTODY
 from tasks.ledger.lifecycle import ENDED, Phase, Reason, WindowPhase
-from tasks.ledger.records import by_custodian_key, load_window
+from tasks.ledger.records import Asked, by_custodian_key, load_window
 from tasks.ledger.registry import require_node
 from tasks.ledger.transitions import CANCEL_TASK, DEMAND_RESULT, GIVE_UP_TASK, RETIRE_NODE, SUBMIT_WINDOW
 from tasks.proofs import window_proof_to_value
@@ -234,7 +234,7 @@ def test_a_chunk_that_is_not_posted_costs_the_custodian_its_bond_and_gains_nobod
     assert (burned.movement, burned.amount, burned.party) == (Movement.BURNED, bond, holder)
     assert balance_of(world.state, REQUESTER) == asker, "a demand that brings nothing costs nothing but gas"
     assert world.holders(task, 2) == [other] and require_node(world.state, holder).bad == 1
-    assert world.state.get(by_custodian_key(holder, task, 2)) is None
+    assert world.state.get(by_custodian_key(holder, Asked.KEPT, task, 2)) is None
 
 
 def test_a_worker_that_keeps_its_output_itself_answers_with_its_bond_for_the_task() -> None:
