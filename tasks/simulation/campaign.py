@@ -20,7 +20,17 @@ from typing import Any, Final
 from tasks.simulation.power import Pair, choose, pairs, verdict
 from tasks.simulation.report import judge, markdown
 from tasks.simulation.rules import WITHOUT
-from tasks.simulation.search import CONFIRM_FROM, Job, Plan, Score, best, evaluate, explore, score_from
+from tasks.simulation.search import (
+    CONFIRM_FROM,
+    REPEAT_FROM,
+    Job,
+    Plan,
+    Score,
+    best,
+    evaluate,
+    explore,
+    score_from,
+)
 from tasks.simulation.strategies import JUDGED, Strategy
 
 __all__ = ["PLANS", "Campaign"]
@@ -29,8 +39,32 @@ _PACKAGES: Final = ("billing", "state", "tasks")
 PLANS: Final = {
     plan.name: plan
     for plan in (
-        Plan("sample", 1, 1, 0, 0, best=1, confirmed=1, absent_settings=1, absent_markets=1, absent_confirmed=1),
-        Plan("short", 24, 2, 6, 6, best=2, confirmed=16, absent_settings=3, absent_markets=4, absent_confirmed=16),
+        Plan(
+            "sample",
+            1,
+            1,
+            0,
+            0,
+            best=1,
+            confirmed=1,
+            absent_settings=1,
+            absent_markets=1,
+            absent_confirmed=1,
+            repeated=1,
+        ),
+        Plan(
+            "short",
+            24,
+            2,
+            6,
+            6,
+            best=2,
+            confirmed=20,
+            absent_settings=3,
+            absent_markets=4,
+            absent_confirmed=16,
+            repeated=128,
+        ),
         Plan(
             "nightly",
             200,
@@ -42,6 +76,7 @@ PLANS: Final = {
             absent_settings=12,
             absent_markets=8,
             absent_confirmed=60,
+            repeated=400,
         ),
     )
 }
@@ -127,7 +162,12 @@ class Campaign:
         last = narrowed or explored
         chosen = [*best(last, plan.best), *best(last, 1, by_damage=True)]
         confirmed = self._play(list({_key(job): job for job in _confirming(chosen, plan)}.values()), on_job)
-        return explored + narrowed, confirmed
+        doubted = [(job, score) for job, score in confirmed if score.gains]
+        repeated = self._play(
+            [job._replace(first=REPEAT_FROM, markets=plan.repeated) for job, _ in doubted], on_job
+        )
+        settled = [one for one in confirmed if one not in doubted]
+        return explored + narrowed + doubted, settled + repeated
 
     def _write(self, report: Mapping[str, Any]) -> None:
         (self._directory / "report.json").write_text(json.dumps(report, indent=2) + "\n")

@@ -27,6 +27,7 @@ from state.view import Overlay, Reader, Table
 from state.view.accounts import balance_of, nonce_of
 from tasks.dispute.moves import Move, decode_move
 from tasks.dispute.shares import challenge_bond
+from tasks.errors import WindowUnknown
 from tasks.ledger import queries
 from tasks.ledger.deadlines import draws_due, due_before, matches_due
 from tasks.ledger.disputes import DisputeRecord, load_dispute, load_docket, load_moves, load_seal
@@ -39,6 +40,7 @@ from tasks.ledger.settlement import delivery_fees
 from tasks.ledger.transitions import (
     HOLDINGS,
     INVARIANTS,
+    SUBMIT_WINDOW,
     endowments,
     hooks,
     rules,
@@ -232,6 +234,10 @@ class View(Actions):
         """Return the sealed challenges of ``address`` that it has to open now: numbers and seals."""
         return self.read(_called, task, window, address)
 
+    def worker_bond(self, task: bytes, worker: bytes) -> int:
+        """Return S: what a worker has locked for a task."""
+        return self.read(_held_bond, task, worker)
+
     def challenge_price(self, task: bytes, window: int) -> int:
         """Return what the next outsider's challenge of a window locks."""
         docket = self.read(load_docket, task, window)
@@ -314,6 +320,8 @@ class Market(View):
         self.height, self.time_ms, self._view = 0, START_MS, 0
         self.figures = Figures()
         self._endings: dict[tuple[bytes, int, int], str] = {}
+        self.chances: Final[dict[tuple[bytes, int, bytes], int]] = {}
+        """The probability of an audit of each proof in 10^-18, by task, window and state root after it."""
         self.leader: Leader | None = None
         self.leads_share = 0.0
         """Share of the blocks that the dishonest leader leads."""
@@ -358,6 +366,7 @@ class Market(View):
         self._view += 1 + skipped
         self._state.apply(execution.changes)
         self._note_endings(execution.changes)
+        self._note_chances(checked)
         self._note(execution)
         return bool(execution.receipts) or execution.block_receipt is not None
 
@@ -385,6 +394,15 @@ class Market(View):
                 continue
             nonces[sender] = nonce + 1
         return made
+
+    def _note_chances(self, checked: Sequence[Checked]) -> None:
+        for proof in (one.payload for one in checked if one.transaction.kind == SUBMIT_WINDOW):
+            try:
+                window = load_window(self._state, proof.task, proof.window)
+            except WindowUnknown:  # the proof was refused
+                continue
+            if window.proof == proof:
+                self.chances[proof.task, proof.window, proof.state_root_out] = window.chance
 
     def _note_endings(self, changes: Mapping[bytes, bytes | None]) -> None:
         for key, value in changes.items():

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-from tasks.simulation.search import Job, Score
+from tasks.simulation.search import MARKETS_MIN, Job, Score
 from tasks.simulation.strategies import STRATEGIES
 
 __all__ = ["Results", "judge", "markdown"]
 
 Results = Sequence[tuple[Job, Score]]
-ERRORS: Final = 2
-"""A strategy gains if its mean gain is more than so many standard errors above 0."""
-MARKETS_MIN: Final = 8
-"""Fewer markets say nothing about a mean."""
-CHANGE_MILLI: Final = 20
-"""A rule changes nothing if no figure differs by more than so many thousandths of a window's price."""
 
 
 def _of(results: Results, strategy: str, rule: str) -> Results:
@@ -32,7 +26,7 @@ def _entry(explored: Results, confirmed: Results) -> dict[str, Any]:
     if len(score.gains_milli) < MARKETS_MIN:
         verdict = "too few markets"
     else:
-        verdict = "gains" if gain > max(ERRORS * error, CHANGE_MILLI) else "does not gain"
+        verdict = "gains" if score.gains else "does not gain"
     return {
         "verdict": verdict,
         "best_gain": round(gain / 1000, 3),
@@ -47,6 +41,7 @@ def _entry(explored: Results, confirmed: Results) -> dict[str, Any]:
         "setting_there": dict(worst.setting),
         "honest_loss_max": round(max(score.honest_loss_milli for _, score in both) / 1000, 3),
         "forged_windows_paid": sum(score.forged_windows_paid for _, score in both),
+        "forged_windows": sum(sum(score.proved) for _, score in both),
         "tasks_failed": sum(sum(score.failed) for _, score in both),
         "tasks": sum(score.tasks for _, score in both),
     }
@@ -72,6 +67,7 @@ def judge(
         "honest_loss_max": max((entry["honest_loss_max"] for entry in judged.values()), default=0),
         "best_cheat_profit": max((entry["best_gain"] for entry in judged.values()), default=0),
         "forged_windows_paid": sum(entry["forged_windows_paid"] for entry in judged.values()),
+        "forged_windows": sum(entry["forged_windows"] for entry in judged.values()),
         "block_units_max": max((score.gas_max for score in scores), default=0),
         "block_changes_max": max((score.changes_max for score in scores), default=0),
         "block_events_max": max((score.events_max for score in scores), default=0),
@@ -109,7 +105,7 @@ def markdown(report: Mapping[str, Any]) -> str:
             f"| {name} | {entry['verdict']} | {entry['best_gain']} ± {entry['standard_error']} "
             f"| {_told(entry['setting'])} | {entry['most_damage']} | {entry['gain_there']} "
             f"| {entry['hours_there']} | {entry['honest_loss_max']} | {entry['forged_windows_paid']} "
-            f"| {entry['settings']} |"
+            f"of {entry['forged_windows']} | {entry['settings']} |"
         )
     if report["without"]:
         lines += [

@@ -18,6 +18,7 @@ from tasks.simulation.strategies import STRATEGIES, Strategy
 
 __all__ = [
     "CONFIRM_FROM",
+    "REPEAT_FROM",
     "Job",
     "Plan",
     "Score",
@@ -30,8 +31,18 @@ __all__ = [
 
 CONFIRM_FROM: Final = 1_000_000
 """The first number of the markets that confirm; those of the search begin with 0."""
+REPEAT_FROM: Final = 2_000_000
+"""The first number of the markets on which gains are measured again."""
+ERRORS: Final = 2
+"""A strategy gains if its mean gain is more than so many standard errors above 0."""
+LEAST_GAIN_MILLI: Final = 20
+"""A smaller gain, in thousandths of a window's price, is none."""
+MARKETS_MIN: Final = 8
+"""Fewer markets say nothing about a mean."""
 MILLI: Final = 1_000
-_SERIES: Final = 7
+HONEST_CHANCE: Final = 0.4
+"""h of R29: the chance that a drawn audit meets an honest verifier, at least."""
+_SERIES: Final = 9
 """The first fields of a score have a figure for each market."""
 _BASELINES_MAX: Final = 4_096
 _BY_NAME: Final = {strategy.name: strategy for strategy in STRATEGIES}
@@ -44,6 +55,9 @@ class Plan(NamedTuple):
 
     For each rule that is switched off ``absent_settings`` of each aimed strategy are tried on ``absent_markets``,
     and the ``best`` changes are measured on ``absent_confirmed`` others.
+
+    A setting that gains there is played on ``repeated`` further markets, and judged by these alone: where a window
+    is cheap, a liar is caught in few markets and loses hundreds of its prices there.
     """
 
     name: str
@@ -56,6 +70,7 @@ class Plan(NamedTuple):
     absent_settings: int
     absent_markets: int
     absent_confirmed: int
+    repeated: int
 
 
 class Job(NamedTuple):
@@ -88,6 +103,10 @@ class Score(NamedTuple):
     """Windows with a forged segment that it paid."""
     failed: tuple[int, ...]
     """Its tasks that were not settled."""
+    proved: tuple[int, ...]
+    """Windows with a forged segment that were proved to it."""
+    audits: tuple[float, ...]
+    """How many of these were audited on average."""
     tasks: int
     gas_max: int
     changes_max: int
@@ -109,6 +128,24 @@ class Score(NamedTuple):
     def forged_windows_paid(self) -> int:
         """Windows with a forged segment that were paid in all markets."""
         return sum(self.forged)
+
+    @property
+    def gains(self) -> bool:
+        """Tell whether the mean gain is clear of its error and of nothing."""
+        is_clear = self.mean_milli > max(ERRORS * self.error_milli, LEAST_GAIN_MILLI)
+        return is_clear and len(self.gains_milli) >= MARKETS_MIN
+
+    @property
+    def passed(self) -> float:
+        """The share of the proved windows with a forged segment that were paid."""
+        return self.forged_windows_paid / max(1, sum(self.proved))
+
+    @property
+    def passes_max(self) -> float:
+        """The share that may pass by R29: 1 - a h, with the mean of a and h = 0.4, and two standard errors."""
+        proved = max(1, sum(self.proved))
+        share = 1 - HONEST_CHANCE * sum(self.audits) / proved
+        return share + 2 * sqrt(share * (1 - share) / proved)
 
     @property
     def harm_milli(self) -> float:
@@ -211,6 +248,8 @@ def evaluate(job: Job) -> Score:
         losses_milli=tuple(losses),
         forged=tuple(at.forged_windows_paid for at in outcomes),
         failed=tuple(at.tasks_failed for at in outcomes),
+        proved=tuple(at.forged_windows for at in outcomes),
+        audits=tuple(at.audits for at in outcomes),
         tasks=sum(at.tasks for at in outcomes),
         gas_max=max(at.gas_max for at in outcomes),
         changes_max=max(at.changes_max for at in outcomes),

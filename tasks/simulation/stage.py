@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from tasks.ledger.audits import SURE
 from tasks.ledger.lifecycle import ENDED, Phase, WindowPhase
 from tasks.ledger.registry import NodeRole
 from tasks.simulation.actions import Account, Action, Offer
@@ -109,6 +110,10 @@ class Outcome(NamedTuple):
     """Of all honest machines together."""
     forged_windows_paid: int
     """Windows with a forged segment that a requester outside the plot has paid for."""
+    forged_windows: int
+    """Windows with a forged segment that were proved to such a requester."""
+    audits: float
+    """How many of these were audited on average: the sum of their probabilities."""
     tasks_failed: int
     """Tasks of requesters outside the plot that were not settled."""
     tasks: int
@@ -310,6 +315,11 @@ def _outcome(market: Market, stage: Stage, plotting: Sequence[Agent], machines: 
                 forged += 1
             else:
                 correct += 1
+    lies = [
+        chance
+        for (task, number, root_out), chance in market.chances.items()
+        if task in ids and stage.off.is_forged(task, number, root_out)
+    ]
     value = correct * stage.conditions.window_cost * VALUE_MILLI // 1000
     waits = [(task.changed_ms if task.phase in ENDED else market.time_ms) - task.created_ms for task in tasks]
     requester_profit = value + market.wealth(stage.requester.address) - FUNDS
@@ -320,6 +330,8 @@ def _outcome(market: Market, stage: Stage, plotting: Sequence[Agent], machines: 
         honest_loss=max(market.bond_lost(machine.address, machine.offer.bond, ids) for machine in machines),
         honest_profit=profit(machines),
         forged_windows_paid=0 if stage.own_tasks else forged,
+        forged_windows=0 if stage.own_tasks else len(lies),
+        audits=0.0 if stage.own_tasks else sum(lies) / SURE,
         tasks_failed=0 if stage.own_tasks else failed,
         tasks=len(tasks),
         requester_profit=0 if stage.own_tasks else requester_profit,

@@ -6,12 +6,11 @@ A strategy that needs a rule that does not exist yet has ``needs`` and no cast: 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Final, NamedTuple
 
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action as Asked
-from tasks.simulation.actions import Account, Terms
+from tasks.simulation.actions import Account, Offer, Terms
 from tasks.simulation.agents.base import Agent
 from tasks.simulation.agents.challengers import CUT_AT, CopyingChallenger, FalseChallenger, LineCutter
 from tasks.simulation.agents.leader import DishonestLeader
@@ -36,6 +35,7 @@ from tasks.simulation.agents.workers import (
     Withholder,
 )
 from tasks.simulation.stage import BOND, SEGMENT_STEPS_MAX, TASKS, Cast, Setting, Stage, honest_cast
+from tasks.simulation.work import Costs, OffChain
 from tasks.spec import RATE_MAX
 
 __all__ = ["JUDGED", "STRATEGIES", "Strategy"]
@@ -100,9 +100,14 @@ def _leading(stage: Stage, setting: Setting) -> Sequence[Agent]:
 
 
 def _bribing(stage: Stage, setting: Setting) -> Sequence[Agent]:
-    stage.honest_kind = partial(BribableVerifier, plot=stage.plot)
-    stage.plot.bribe = int(stage.conditions.window_price * float(setting["bribe"]))
-    return _colluding(stage, setting)
+    def bribable(account: Account, offer: Offer, costs: Costs, off: OffChain) -> BribableVerifier:
+        machine = BribableVerifier(account, offer, costs, off, stage.plot)
+        machine.ask = float(setting["ask"])
+        return machine
+
+    stage.honest_kind = bribable
+    stage.plot.bribe_bps = int(10_000 * float(setting["bribe"]))
+    return _cornered(stage, setting)
 
 
 def _lazy(stage: Stage, setting: Setting) -> Sequence[Agent]:
@@ -352,8 +357,15 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
     Strategy("dishonest leader", "forges, and skips blocks that draw strangers", _FORGING, _leading),
     Strategy(
         "briber",
-        "forges, and pays whoever is drawn for agreeing",
-        {"share": SHARES, "windows": (0.5, 1.0), "segments": PARTS, "bribe": (0.01, 0.05, 0.1, 0.2, 0.4, 0.8)},
+        "forges, and pays whoever is drawn for agreeing, or only who runs segments again after a silence",
+        {
+            "share": SHARES,
+            "windows": (0.5, 1.0),
+            "segments": PARTS,
+            "bribe": (0.05, 0.1, 0.2, 0.4, 0.8),
+            "ask": (0.25, 0.5, 0.7, 1.0),
+            "escape": ("plays", "silent", "unopened", "resumes"),
+        },
         _bribing,
     ),
     Strategy(

@@ -18,8 +18,8 @@ class Plot:
     made: dict[tuple[bytes, int], Made] = field(default_factory=dict)
     accused: set[bytes] = field(default_factory=set)
     """Tasks whose results its verifiers call unavailable, wherever they are drawn."""
-    bribe: int = 0
-    """What a verifier of others gets for agreeing with a window of this plot."""
+    bribe_bps: int = 0
+    """The most that a verifier of others gets for agreeing with a forgery, as a share of the worker's bond."""
     bribes_paid: int = 0
 
     def made_of(self, window: WindowRecord) -> Made | None:

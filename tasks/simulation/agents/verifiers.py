@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from billing.prices import BPS, share
 from state.primitives.hashing import digest
 from tasks.dispute.game import Side
+from tasks.dispute.shares import ONE_VERIFIER_BPS
 from tasks.ledger.queries import CheckDuty, DisputeDuty
 from tasks.proofs import Code, Finding
 from tasks.simulation.actions import Account, Action, Offer
@@ -79,20 +81,32 @@ class Friend(Machine):
 
 
 class BribableVerifier(Machine):
-    """Agrees with a window of the plot if the bribe is more than it can lose by that, and is honest otherwise."""
+    """Agrees with a forgery of the plot for a bribe above what the truth would earn it, as far as it asks that.
+
+    The truth earns a drawn verifier or juror a share of the liar's bond, and who runs segments again after a
+    silence nothing but its fee. To agree it risks its fee and its fine.
+    """
+
+    ask = 1.0
+    """The part of its share in the liar's bond that it asks for a verdict."""
 
     def __init__(self, account: Account, offer: Offer, costs: Costs, off: OffChain, plot: Plot) -> None:
         super().__init__(account, offer, costs, off)
         self.plot = plot
 
     def find(self, view: View, duty: CheckDuty) -> tuple[Finding, ...] | None:
-        """Compare the bribe with the fee and the fine that a verdict against it would cost."""
-        made = self.plot.made_of(view.window(duty.task, duty.window))
+        """Take a bribe that is high enough. The plot pays what is asked, if it is for a forged segment."""
         window = view.window(duty.task, duty.window)
-        at_stake = 2 * window.fee if len(window.verifiers) > 1 or duty.is_jury else 0
-        if made is None or duty.is_delivery or not made.forged or self.plot.bribe <= at_stake:
+        made = self.plot.made_of(window)
+        if made is None or duty.is_delivery or made.forged.isdisjoint(duty.segments):
             return super().find(view, duty)
-        self.plot.bribes_paid += self.plot.bribe
+        bond = view.worker_bond(duty.task, window.worker)
+        asks = 2 * window.fee + 1
+        if not window.rerun:
+            asks += int(self.ask * share(bond, ONE_VERIFIER_BPS))
+        if asks > bond * self.plot.bribe_bps // BPS:
+            return super().find(view, duty)
+        self.plot.bribes_paid += asks
         return computed(made, duty.segments)
 
 

@@ -46,14 +46,28 @@ PLAIN: Final = Conditions(
 """Windows of two minutes at a quarter of a coin."""
 
 
-def passes_forgery(strategy: str, setting: Setting, markets: int) -> bool:
-    """Tell whether a window with a forged segment is paid in one of the first ``markets``."""
+CHEAP: Final = PLAIN._replace(cost_per_tera=DKB // 1_000)
+DEAR: Final = PLAIN._replace(cost_per_tera=2 * DKB)
+
+
+def gain(strategy: str, setting: Setting, conditions: Conditions, markets: int) -> float:
+    """Return the mean gain of a strategy under these conditions, in prices of a window."""
     chosen = next(one for one in STRATEGIES if one.name == strategy)
     assert chosen.cast is not None
-    return any(
-        play(chosen.cast, setting, number, own_tasks=chosen.own_tasks).forged_windows_paid
+    outcomes = [
+        [play(cast, setting, number, conditions=conditions).profit for cast in (chosen.cast, chosen.baseline)]
         for number in range(markets)
-    )
+    ]
+    return sum(mine - honest for mine, honest in outcomes) / markets / conditions.window_price
+
+
+def assert_forging_loses(score: Score, *, is_whole: bool) -> None:
+    """What R29 promises: on average forging costs more than work, and honest machines lose no bond.
+
+    Of windows that are forged as a whole no more pass than the probability of an audit and h leave.
+    """
+    assert score.mean_milli < 0 and score.honest_loss_milli == 0
+    assert not is_whole or score.passed <= score.passes_max
 
 
 def score_of(strategy: str, setting: Setting, markets: int = MARKETS) -> Score:
@@ -137,17 +151,11 @@ def test_a4_denying_a_result_gains_nothing_on_a_chain_with_custody(copies: int) 
     assert gain <= 0 or not copies
 
 
-@pytest.mark.xfail(strict=True, reason="windows whose whole draw is of friends are paid")
-def test_a9_a_third_of_the_bonds_passes_no_forged_window() -> None:
-    setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
-    assert not passes_forgery("colluding set", setting, 32)  # in some stretches of eight none is paid
-
-
-def test_a9_a_third_of_the_bonds_gains_nothing_by_forging_and_costs_honest_verifiers_nothing() -> None:
-    """Where an honest verifier is drawn too, nobody outvotes it any more."""
-    setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
-    score = score_of("colluding set", setting)
-    assert score.mean_milli < 0 and score.honest_loss_milli == 0
+@pytest.mark.parametrize("segments", [0.1, 0.5, 1.0])
+def test_a9_a_third_of_the_bonds_gains_nothing_by_forging(segments: float) -> None:
+    """Windows whose whole draw is of friends are paid; others cost the bond."""
+    setting: Setting = {"share": 33, "windows": 1.0, "segments": segments, "honest_first": 0}
+    assert_forging_loses(score_of("colluding set", setting, 16), is_whole=segments == 1)
 
 
 @pytest.mark.parametrize("window_price", [10**13, 10**15])
@@ -201,29 +209,39 @@ def test_a13_jobs_whose_inputs_nobody_can_fetch_do_not_pause_machines_for_others
     assert waited is not None and waited <= 10_000
 
 
+@pytest.mark.parametrize("escape", ["plays", "silent", "unopened"])
+@pytest.mark.parametrize(("bribe", "ask"), [(0.1, 0.25), (0.4, 1.0)])
+def test_n5_bribing_whoever_is_drawn_is_dearer_than_working(bribe: float, ask: float, escape: str) -> None:
+    """Also where a verifier asks a quarter of its share in the bond, and who runs again its fee."""
+    setting: Setting = {
+        "share": 10, "windows": 1.0, "segments": 1.0, "bribe": bribe, "ask": ask, "escape": escape,
+    }  # fmt: skip
+    score = score_of("briber", setting)
+    assert score.mean_milli < 0 and score.honest_loss_milli == 0
+
+
+def test_n6_a_third_of_the_bonds_gains_nothing_by_leading_blocks_and_skipping_them() -> None:
+    setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
+    assert_forging_loses(score_of("dishonest leader", setting, 16), is_whole=True)
+
+
 @pytest.mark.xfail(
     strict=True,
-    reason="+0.55 of a window's price with bribes of a fifth of it; 19 forged windows paid in 8 markets",
+    reason="+1.10 of a window's price in markets of four windows at 0.0024 DKB; it needs no machine",
 )
-def test_n5_bribing_the_drawn_verifier_is_dearer_than_working() -> None:
-    setting: Setting = {"share": 10, "windows": 1.0, "segments": 1.0, "bribe": 0.2}
-    assert not passes_forgery("briber", setting, MARKETS)
-    assert score_of("briber", setting).mean_milli <= 0
-
-
-@pytest.mark.xfail(strict=True, reason="4 forged windows paid in 16 markets to a third of the bonds")
-def test_n6_a_leader_that_skips_blocks_passes_no_forged_window() -> None:
-    setting: Setting = {"share": 33, "windows": 1.0, "segments": 1.0, "honest_first": 0}
-    assert not passes_forgery("dishonest leader", setting, 16)
-
-
-@pytest.mark.xfail(strict=True, reason="4 forged windows paid in 8 markets, to a third of the bonds")
-def test_n9_who_serves_friends_alone_passes_no_forged_window_and_costs_honest_verifiers_nothing() -> None:
+def test_n9_who_serves_friends_alone_gains_nothing_by_forging_cheap_windows() -> None:
+    """A jury that fetches nothing proves no lie, so the bond is not at stake; cheap windows are rarely audited."""
     setting: Setting = {
-        "share": 33, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,
+        "share": 10, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,
     }  # fmt: skip
-    assert not passes_forgery("withholding worker", setting, MARKETS)
-    assert score_of("withholding worker", setting).honest_loss_milli == 0
+    assert gain("withholding worker", setting, CHEAP, 8) <= 0
+
+
+def test_n9_who_serves_friends_alone_gains_nothing_by_forging_dear_windows() -> None:
+    setting: Setting = {
+        "share": 10, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True,
+    }  # fmt: skip
+    assert gain("withholding worker", setting, DEAR, 8) <= 0
 
 
 @pytest.mark.xfail(strict=True, reason="it costs the gas of three transactions, and no mark")
