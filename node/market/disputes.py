@@ -229,9 +229,10 @@ class Disputes:
         assert game.opened is not None
         until = trio.current_time() + max(0, game.deadline_ms - self._ledger.head().time_ms) / 1000
         supply = Supply(self._inputs.holders(window), until)
+        await self._inputs.unlock(key.task, key.window)
         dataset = await self._inputs.dataset(spec, supply, key.task)
         leaves = await self._inputs.leaves(spec, window, supply)
-        state = await self._inputs.fetch(leaves[game.segment].state_blob, supply, spec.plan().state_limit_bytes)
+        state = await self._inputs.segment_state(key.task, key.window, leaves[game.segment], supply, spec)
         question = question_of(spec, window, game.opened)
         secret = None if game.clock.side is Side.ACCUSED else digest(b"dispute-secret", self._secret + key.id)
         return Play(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import structlog
@@ -23,10 +24,13 @@ from node.market.blob_search import BlobSearch
 from node.market.cancellation import DAMAGE, Abandoned
 from node.market.challenges import Challenges
 from node.market.disputes import Disputes, NothingToSay, games_of
+from node.market.false_outputs import FalseOutputs
 from node.market.inputs import Inputs
 from node.market.keeper import Keeper
+from node.market.key_files import KeyFiles
 from node.market.machine import Rate, describe_machine, known_rate, renewed_rate
 from node.market.promises import Promises
+from node.market.task_keys import TaskKeys
 from node.market.verifier import TaskVerifier
 from node.market.wallet import TransactionFailed, TransactionLost, Wallet
 from node.market.worker import Worker
@@ -128,15 +132,20 @@ class DutyService:
         )
         self.job_ends = 0
         """Job and check processes that ended unexpectedly since the start."""
+        files = partial(KeyFiles, data_dir / "keys", secret=secret)
+        self.keys = keys = TaskKeys(ledger, network, wallet.address, secret, files(kind="key"))
         blobs, secret = network.blobs, digest(b"duty-secret", secret)
         assert blobs is not None
         self._promises = promises = Promises(data_dir / "promises", blobs, wallet.address)
         self._inputs = inputs = Inputs(network, wallet.address)
+        inputs.keys = keys
         self._worker = self.worker_type(
-            ledger, wallet, inputs, executor, promises, blobs, parameters, data_dir=data_dir, secret=secret
+            ledger, wallet, inputs, executor, promises, blobs, parameters, keys, data_dir=data_dir, secret=secret
         )
+        self._false_outputs = FalseOutputs(ledger, wallet, keys)
         self._verifier = self.verifier_type(
-            ledger, wallet, inputs, executor, promises, parameters, secret=secret,
+            ledger, wallet, inputs, executor, promises, parameters, self._false_outputs,
+            secret=secret,
             free_bytes=lambda: shutil.disk_usage(data_dir).free,
         )  # fmt: skip
         self._disputes = Disputes(
@@ -198,6 +207,11 @@ class DutyService:
             "seat_declined": self._verifier.seats_declined,
             "opening_late": self._worker.late_openings,
         }
+
+    @property
+    def lies_shown(self) -> int:
+        """How often this machine showed that false bytes were in custody, since the start."""
+        return self._false_outputs.shown
 
     @property
     def disputes(self) -> dict[str, int]:
@@ -316,6 +330,7 @@ class DutyService:
         for task in list(self._worker.known):
             self._start_forgetting(nursery, task)
         self._promises.tidy(state)
+        self.keys.tidy()
         self._attempts.looked()
 
     def _look_at_disputes(self, nursery: trio.Nursery) -> None:

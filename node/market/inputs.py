@@ -14,19 +14,26 @@ from typing import Final, NamedTuple
 import trio
 
 from node.market.blob_search import BlobSearch
+from node.market.task_keys import KeysMissing, TaskKeys
 from p2p.blob.transfer import METHOD_MANIFEST
 from p2p.service import Network
 from state.primitives.errors import DekubeError, ProtocolError
 from state.primitives.manifests import MANIFEST_BYTES_MAX, Manifest, pieces_digest
 from tasks.claims import InputClaim, claim_of_size, find_fault, say_fault
+from tasks.custody.chunks import BlobCommitment, ChunkProof, CipherBlob
+from tasks.custody.errors import ChunkInvalid
+from tasks.custody.keys import PUBLIC_TASK_KEY, derive_key, window_key_name
+from tasks.custody.sealed import OutputIsGarbage, crypt_blob, open_output, sealed_size, state_key
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.engines.state import TrainingState
 from tasks.ledger.records import WindowRecord
 from tasks.proofs import LEAVES_LIMIT_BYTES, LeavesBroken, SegmentLeaf, check_leaves, decode_leaves
 from tasks.spec import JobSpec
 
-__all__ = ["DatasetWrong", "InputUnavailable", "Inputs", "Supply"]
+__all__ = ["DATASET_INPUT", "DatasetWrong", "InputUnavailable", "Inputs", "OutputFalse", "Supply"]
 
+DATASET_INPUT: Final = 0
+"""The number of the data set among the inputs of a task."""
 FETCH_QUIET_S: Final = 60.0
 """A fetch without progress for this long is restarted."""
 FETCH_TRIES_MAX: Final = 3
@@ -45,6 +52,16 @@ class InputUnavailable(DekubeError):
     """A blob for a duty could not be fetched, or does not match its root."""
 
     code = "input_unavailable"
+
+
+class OutputFalse(InputUnavailable):
+    """What a worker committed to for custody is not its result; ``chunk`` or ``plain`` shows it."""
+
+    code = "output_false"
+
+    def __init__(self, message: str, *, chunk: ChunkProof | None = None, plain: bytes | None = None) -> None:
+        super().__init__(message)
+        self.chunk, self.plain = chunk, plain
 
 
 class DatasetWrong(InputUnavailable):
@@ -87,6 +104,8 @@ class Inputs:
         self._own = own
         self.search: BlobSearch | None = None
         """Searches for holders of a data set that no peer has."""
+        self.keys: TaskKeys | None = None
+        """Keys of private tasks; without them such a task has no readable blob here."""
         self._datasets: dict[bytes, tuple[bytes, bytes]] = {}
         self._reading_dataset = trio.Lock()
 
@@ -113,12 +132,17 @@ class Inputs:
             if claim is None:
                 raise
             raise DatasetWrong(str(error), claim) from None
+        key = await self._input_key(task)
         async with self._reading_dataset:  # one at a time: each takes several times its size for a while
             known = self._datasets.get(spec.dataset.blob)
             if known is not None and known[0] == spec.dataset.root:
                 return known[1]
             data = await self.fetch(spec.dataset.blob, supply, DATASET_BLOB_BYTES_MAX, task)
+            if key is not None:
+                data = await trio.to_thread.run_sync(crypt_blob, key, spec.dataset.root, data)
             claim = await trio.to_thread.run_sync(find_fault, task, spec, data)
+            if claim is not None and key is not None:  # the chain takes no claim about what it cannot read
+                raise InputUnavailable(say_fault(spec, claim.fault, claim.place, claim.size))
             if claim is not None:
                 raise DatasetWrong(say_fault(spec, claim.fault, claim.place, claim.size), claim)
             while len(self._datasets) >= DATASETS_HELD_MAX:
@@ -138,11 +162,67 @@ class Inputs:
                     return claim_of_size(task, spec, manifest.size_bytes, pieces_digest(manifest.hashes))
         return None
 
+    async def _input_key(self, task: bytes) -> bytes | None:
+        """Return the key of a private task's data set; None where it is public. Raises InputUnavailable."""
+        terms = None if self.keys is None else self.keys.terms(task)
+        if self.keys is None or terms is None or not terms.inputs:
+            return None
+        try:
+            return await trio.to_thread.run_sync(self.keys.input_key, task, DATASET_INPUT)
+        except KeysMissing as error:
+            raise InputUnavailable(str(error)) from None
+
+    async def unlock(self, task: bytes, window: int) -> None:
+        """Have the keys of a window of a private task. Raises InputUnavailable."""
+        try:
+            if self.keys is not None:
+                await self.keys.unlock(task, window)
+        except KeysMissing as error:
+            raise InputUnavailable(str(error)) from None
+
+    async def _window_key(self, task: bytes, window: int) -> bytes | None:
+        """Return the key of a window of a private task; None where it is public. Raises InputUnavailable."""
+        if self.keys is None or self.keys.terms(task) is None:
+            return None
+        try:
+            return (await trio.to_thread.run_sync(self.keys.window_keys, task, window)).window
+        except KeysMissing as error:
+            raise InputUnavailable(str(error)) from None
+
     async def fetch_state(self, window: WindowRecord, supply: Supply, spec: JobSpec) -> bytes:
-        """Return the state after a window, if it matches its worker's proof. Raises InputUnavailable."""
-        state = await self.fetch(window.proof.output_blob, supply, spec.plan().state_limit_bytes)
-        await trio.to_thread.run_sync(_check_state, state, spec, window.proof.step_to, window.proof.state_root_out)
+        """Return the state after a window, if it matches its worker's proof.
+
+        Raises InputUnavailable; OutputFalse where its worker has committed to these very bytes for custody.
+        """
+        proof, key = window.proof, await self._window_key(window.task, window.number)
+        limit_bytes = sealed_size(spec.plan().state_limit_bytes)
+        state = await self.fetch(proof.output_blob, supply, limit_bytes)
+        if key is not None:
+            try:
+                state = await trio.to_thread.run_sync(open_output, BlobCommitment(*proof.custody), key, state)
+            except OutputIsGarbage as error:
+                raise OutputFalse(str(error), chunk=error.chunk) from None
+            except ChunkInvalid as error:
+                raise InputUnavailable(f"output: {error}") from None
+        try:
+            await trio.to_thread.run_sync(_check_state, state, spec, proof.step_to, proof.state_root_out)
+        except InputUnavailable as error:
+            if key is None and not await trio.to_thread.run_sync(_is_committed, window, state):
+                raise
+            raise OutputFalse(str(error), plain=state) from None
         return state
+
+    async def segment_state(
+        self, task: bytes, window: int, leaf: SegmentLeaf, supply: Supply, spec: JobSpec
+    ) -> bytes:
+        """Return the state before a segment, which is not checked yet. Raises InputUnavailable."""
+        key = await self._window_key(task, window)
+        state = await self.fetch(leaf.state_blob, supply, spec.plan().state_limit_bytes)
+        if key is None:
+            return state
+        return await trio.to_thread.run_sync(
+            crypt_blob, state_key(key, leaf.segment), leaf.state_root_before, state
+        )
 
     async def leaves(self, spec: JobSpec, window: WindowRecord, supply: Supply) -> tuple[SegmentLeaf, ...]:
         """Return the leaves of a window, if they match its proof.
@@ -228,6 +308,14 @@ class Inputs:
             await fetch(progress=note)
             return
         await self.search.fetch(dataset_of, name, limit_bytes)
+
+
+def _is_committed(window: WindowRecord, content: bytes) -> bool:
+    """Tell whether a public output is the one that its worker committed to for custody."""
+    if not window.proof.custody:
+        return False
+    key = derive_key(PUBLIC_TASK_KEY, window_key_name(window.number))
+    return bool(content) and CipherBlob(key, content).commitment == BlobCommitment(*window.proof.custody)
 
 
 def _check_state(data: bytes, spec: JobSpec, step: int, root: bytes) -> None:

@@ -11,12 +11,14 @@ import trio
 
 from node.chain.ledger import NodeLedger
 from node.market.cancellation import work_while
-from node.market.inputs import Inputs, InputUnavailable, Supply
+from node.market.false_outputs import FalseOutputs
+from node.market.inputs import Inputs, InputUnavailable, OutputFalse, Supply
 from node.market.promises import Found, Promises, VerdictKey
 from node.market.wallet import TransactionFailed, TransactionLost, Wallet
 from state.primitives.codec import encode
 from state.primitives.errors import DecodeError, InvalidTransaction
 from state.primitives.hashing import ZERO_HASH, digest
+from tasks.custody.sealed import sealed_size
 from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.errors import ChallengeClosed
 from tasks.executor.results import Verdict
@@ -56,7 +58,8 @@ class TaskVerifier:
 
     def __init__(
         self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, executor: Executor, promises: Promises,
-        parameters: TaskParameters, *, secret: bytes, free_bytes: Callable[[], int],
+        parameters: TaskParameters, false_outputs: FalseOutputs, *, secret: bytes,
+        free_bytes: Callable[[], int],
     ) -> None:  # fmt: skip
         self._ledger = ledger
         self._wallet = wallet
@@ -64,6 +67,7 @@ class TaskVerifier:
         self._executor = executor
         self._promises = promises
         self._parameters = parameters
+        self._false_outputs = false_outputs
         self._secret = secret
         self._free_bytes = free_bytes
         self._fetching_ms: list[int] = []
@@ -183,12 +187,13 @@ class TaskVerifier:
         spec = load_spec(self._ledger.store, duty.task)
         window = load_window(self._ledger.store, duty.task, duty.window)
         supply = Supply(self._inputs.holders(window), trio.current_time() + self._fetch_s(duty, spec))
-        limit_bytes = spec.plan().state_limit_bytes
+        limit_bytes = sealed_size(spec.plan().state_limit_bytes)
         if duty.is_delivery:
             return await self._try_result(duty, spec, window, supply)
         # Fetching holds up nobody else: what one task's blobs lack must not cost another task its verdict.
         lacks: dict[int, str] = {}
         try:
+            await self._inputs.unlock(duty.task, duty.window)
             leaves = await self._inputs.leaves(spec, window, supply)
             await self._inputs.obtain(spec.dataset.blob, supply, DATASET_BLOB_BYTES_MAX, duty.task)
             await self._inputs.obtain(window.proof.output_blob, supply, limit_bytes)
@@ -201,7 +206,11 @@ class TaskVerifier:
                 lacks[segment] = str(error)
         async with self._checks:
             try:
-                await self._inputs.fetch_state(window, supply, spec)
+                try:
+                    await self._inputs.fetch_state(window, supply, spec)
+                except OutputFalse as error:
+                    await self._false_outputs.show(window, error)
+                    raise
                 dataset = await self._inputs.dataset(spec, supply, duty.task)
             except InputUnavailable as error:
                 return _unavailable(duty, error)
@@ -234,9 +243,7 @@ class TaskVerifier:
                 verdict = Verdict.unavailable(segment, lacks[segment])
             else:
                 try:
-                    state = await self._inputs.fetch(
-                        leaves[segment].state_blob, supply, spec.plan().state_limit_bytes
-                    )
+                    state = await self._inputs.segment_state(duty.task, duty.window, leaves[segment], supply, spec)
                 except InputUnavailable as error:
                     verdict = Verdict.unavailable(segment, str(error))
                 else:

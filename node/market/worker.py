@@ -17,6 +17,7 @@ from node.market.inputs import DatasetWrong, Inputs, InputUnavailable, Supply
 from node.market.keeper import public_output
 from node.market.machine import available_memory_bytes
 from node.market.promises import Promises, Published
+from node.market.task_keys import TaskKeys, WindowSeal
 from node.market.wallet import Wallet
 from p2p.base.errors import BlobUnavailable
 from p2p.blob.store import BlobStore
@@ -25,7 +26,6 @@ from state.primitives.errors import DekubeError
 from state.primitives.hashing import digest
 from state.view.accounts import balance_of
 from tasks.claims import InputClaim, claim_to_value
-from tasks.custody.keys import public_key_root
 from tasks.executor.errors import JobFailed, JobGivenUp
 from tasks.executor.resource_needs import Needs, needs_of
 from tasks.executor.results import WindowResult, make_leaves, make_window_proof, segment_salts
@@ -59,6 +59,8 @@ PREPARE_SHARE: Final = 2 / 3
 """Of the time until a task must be started that its trial may take; the rest is for saying that it cannot be."""
 PACE_MARGIN: Final = 2
 """A window must be done in this part of its time at the pace of the trial: a machine is not always as fast."""
+PRIVATE_BLOBS: Final = 2
+"""Of a private task's blobs there are so many times those of a public one, at most."""
 DISK_SPARE_BYTES: Final = 512 << 20
 """Of the disk, that no job may count on: the chain is written there too."""
 
@@ -74,7 +76,7 @@ class Worker:
 
     def __init__(
         self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, executor: Executor, promises: Promises,
-        blobs: BlobStore, parameters: TaskParameters, *, data_dir: Path, secret: bytes,
+        blobs: BlobStore, parameters: TaskParameters, keys: TaskKeys, *, data_dir: Path, secret: bytes,
     ) -> None:  # fmt: skip
         self._ledger = ledger
         self._wallet = wallet
@@ -83,6 +85,7 @@ class Worker:
         self._promises = promises
         self._blobs = blobs
         self._parameters = parameters
+        self._keys = keys
         self._data_dir = data_dir
         self._secret = secret
         self.known: set[bytes] = set()
@@ -122,7 +125,7 @@ class Worker:
     async def _accept(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Lock the bond, if this machine has the room that the job may take; declining costs nothing yet."""
         lack = await trio.to_thread.run_sync(self._lack_of_room, task, spec) or self._lack_of_funds(spec, duty)
-        lack = lack or await trio.to_thread.run_sync(self._lack_of_key, task)
+        lack = lack or await self._lack_of_key(task)
         if lack:
             await self._wallet.send(GIVE_UP_TASK, [task, int(Reason.JOB_UNFIT)])
             self.tasks_declined += 1
@@ -130,21 +133,19 @@ class Worker:
         await self._wallet.send(ACCEPT_TASK, [task, duty.bond])
         _log.info("accepted", task=task)
 
-    def _lack_of_key(self, task: bytes) -> str:
-        """Return why the outputs of a task cannot be put into custody, or an empty text.
-
-        Keys other than the public one are not handed on yet.
-        """
-        terms = find_terms(self._ledger.store, task)
-        if terms is None or (terms.key_root == public_key_root(terms.windows) and not terms.inputs):
+    async def _lack_of_key(self, task: bytes) -> str:
+        """Return that the key of a private task is not to be had, or is another one; else an empty text."""
+        if self._keys.terms(task) is None or await self._keys.obtain(task):
             return ""
-        return "the key of the task: this node keeps public outputs alone"
+        return "the key of the task: neither its requester's node nor who holds shares of it hands it on"
 
     def _lack_of_room(self, task: bytes, spec: JobSpec) -> str:
         """Return what the machine lacks for a job beside those it has taken on, or an empty text."""
         state, parameters = self._ledger.store, self._parameters
         process_max = ProcessOptions().memory_mib << 20
         asked = needs_of(spec, open_windows_max=open_windows_of(spec, load_task(state, task).rate, parameters))
+        if self._keys.terms(task) is not None:  # the state between two windows lies under a key of each
+            asked = asked._replace(blobs=PRIVATE_BLOBS * asked.blobs)
         taken = Needs(0, 0, 0, 0)
         others = {duty.task for duty in work_duties(state, self._wallet.address, self._parameters)} - {task}
         for other in others:
@@ -286,10 +287,12 @@ class Worker:
         """Publish a window's blobs, keep what opening it will need, and put its proof on chain."""
         salts = segment_salts(self._secret, task, result.window, len(result.segments))
         names: list[bytes] = []
+        roots = [segment.state_root_before for segment in result.segments]
+        seal = await trio.to_thread.run_sync(self._keys.seal_of, task, result.window, roots)
         try:
             for number in range(len(result.segments) + 1):
                 names.append(  # noqa: PERF401 - what is pinned must be known where a later one fails
-                    await trio.to_thread.run_sync(self._store_state, result, number)
+                    await trio.to_thread.run_sync(self._store_state, result, number, seal)
                 )
             leaves = make_leaves(result, salts, names[:-1])
             leaves_blob = await trio.to_thread.run_sync(self._blobs.add, encode_leaves(leaves))
@@ -301,7 +304,10 @@ class Worker:
             self._promises.abandon(names)
             raise
         proof = make_window_proof(task, result, leaves, leaves_blob=leaves_blob, output_blob=names[-1])
-        if find_terms(self._ledger.store, task) is not None:
+        if seal is not None:
+            assert seal.commitment is not None
+            proof = proof._replace(custody=(*seal.commitment,))
+        elif find_terms(self._ledger.store, task) is not None:
             content = await trio.to_thread.run_sync(result.load_state, len(result.segments))
             output = await trio.to_thread.run_sync(public_output, result.window, content)
             proof = proof._replace(custody=(*output.commitment,))
@@ -322,8 +328,9 @@ class Worker:
             "window proved", task=task, window=result.window, compute_ms=result.compute_ms, device=result.device
         )
 
-    def _store_state(self, result: WindowResult, number: int) -> bytes:
-        name = self._blobs.add(result.load_state(number))
+    def _store_state(self, result: WindowResult, number: int, seal: WindowSeal | None) -> bytes:
+        content = result.load_state(number)
+        name = self._blobs.add(content if seal is None else seal.blob(number, content))
         self._blobs.pin(name)
         return name
 

@@ -135,6 +135,7 @@ class Machine:
         if not alone:
             world.wires.networks[self.network.identity.address] = self.network
         self.duties: DutyService | None = None
+        self._serves = False
         self._scope = trio.CancelScope()
 
     async def register(self) -> None:
@@ -147,9 +148,12 @@ class Machine:
         self.home.jobs.mkdir(parents=True, exist_ok=True)
         self._scope = trio.CancelScope()
         self.duties = self._duties(
-            self.world.ledger, self.wallet, self.network, self.options, home=self.home, secret=b"s" * 32,
-            is_synced=lambda: True,
+            self.world.ledger, self.wallet, self.network, self.options, home=self.home,
+            secret=account(self.number).secret, is_synced=lambda: True,
         )  # fmt: skip
+        if not self._serves:
+            self._serves = True
+            self.duties.keys.serve()
         with self._scope:
             task_status.started()
             await self.duties.run()

@@ -23,6 +23,7 @@ from node.market.duties import DutyService
 from node.market.inputs import InputUnavailable, Supply
 from node.market.machine import Rate
 from node.market.promises import Published
+from node.market.task_keys import WindowSeal
 from node.market.wallet import TransactionLost
 from node.market.worker import Worker
 from p2p.base.limits import NetworkLimits
@@ -161,8 +162,8 @@ class Evicting(Worker):
 
     is_full = True
 
-    def _store_state(self, result: WindowResult, number: int) -> bytes:
-        name = super()._store_state(result, number)
+    def _store_state(self, result: WindowResult, number: int, seal: WindowSeal | None) -> bytes:
+        name = super()._store_state(result, number, seal)
         if self.is_full and number == len(result.segments):
             self.is_full = False
             self._blobs.remove(name)
@@ -172,8 +173,8 @@ class Evicting(Worker):
 class Swindling(Worker):
     """Delivers the state before its work as the one after it."""
 
-    def _store_state(self, result: WindowResult, number: int) -> bytes:
-        return super()._store_state(result, number % len(result.segments))
+    def _store_state(self, result: WindowResult, number: int, seal: WindowSeal | None) -> bytes:
+        return super()._store_state(result, number % len(result.segments), seal)
 
 
 class Liar(DutyService):

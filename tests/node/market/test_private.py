@@ -1,0 +1,227 @@
+"""A private task: its requester's node hands its key to the worker alone, and nobody's store has a plain byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+import node.market.duties
+import node.market.inputs
+import tests.node.world
+from billing.escrow import Purpose
+from node.market.duties import DutyService
+from node.market.task_keys import METHOD_TASK_KEY, METHOD_WINDOW_KEYS, WindowSeal
+from node.market.worker import Worker
+from p2p.base.errors import RequestRefused
+from state.primitives.codec import Value, encode
+from state.primitives.genesis import read_parameters
+from tasks.custody.chunks import BlobCommitment
+from tasks.custody.keys import KeyCommitments, derive_key, input_key_name, window_key_name
+from tasks.custody.sealed import crypt_blob, open_output, task_key_of
+from tasks.custody.wraps import public_key_of
+from tasks.engines.state import TrainingState
+from tasks.executor.results import WindowResult
+from tasks.ledger.custody import custody_budget
+from tasks.ledger.custody_records import find_custody
+from tasks.ledger.custody_transitions import ASK_CUSTODY
+from tasks.ledger.lifecycle import Phase
+from tasks.ledger.parameters import TaskParameters
+from tasks.ledger.registry import require_node
+from tasks.ledger.transitions import CREATE_TASK, task_id_of
+from tasks.spec import JobSpec, encode_spec
+from tests.node.market.test_custody import CUSTODY
+from tests.node.market.test_duties import Market
+from tests.node.world import Machine, World
+from tests.p2p.helpers import account
+from tests.tasks.executor.helpers import BLOB, make_spec
+
+SECRET = account(9).secret
+PIECE = 48
+"""Plain bytes that are looked for: encrypted ones do not have so many in common with them."""
+
+
+class PrivateMarket(Market):
+    """A market whose requester, the last machine, has put its data set in encrypted."""
+
+    root: bytes | None = None
+    task_spec: JobSpec
+
+    async def begin(self, nursery: trio.Nursery) -> None:
+        """Start the networks, post the task and ask for custody, then register the machines but the last."""
+        for machine in self.machines:
+            await nursery.start(machine.network.run)
+        requester = self.machines[-1]
+        spec = make_spec(20, 5, 10)
+        self.key = task_key_of(SECRET, spec)
+        cipher = crypt_blob(derive_key(self.key, input_key_name(0)), spec.dataset.root, BLOB)
+        assert requester.network.blobs is not None
+        blob = requester.network.blobs.add(cipher)
+        requester.network.blobs.pin(blob)
+        self.task_spec = spec = spec._replace(dataset=spec.dataset._replace(blob=blob))
+        parameters = read_parameters(TaskParameters, "tasks", self.world.runtime.genesis)
+        self.task = task_id_of(requester.wallet.address, 0)
+        root = self.root or KeyCommitments(self.key, 1, spec.windows).root
+        async with trio.open_nursery() as sending:
+            posting: list[Value] = [encode_spec(spec)]
+            sending.start_soon(requester.wallet.send, CREATE_TASK, posting)
+            await self.world.mint_until(lambda: not sending.child_tasks)
+            amount = custody_budget(spec, parameters)
+            asking: list[Value] = [self.task, root, 1, amount]
+            sending.start_soon(requester.wallet.send, ASK_CUSTODY, asking)
+            await self.world.mint_until(lambda: not sending.child_tasks)
+        async with trio.open_nursery() as registering:
+            for machine in self.machines[:-1]:
+                registering.start_soon(machine.register)
+            await self.world.mint_until(lambda: not registering.child_tasks)
+
+    def result(self, number: int, machine: Machine) -> bytes:
+        """Return the output of a window as a machine has it, opened by its requester."""
+        window = self.window(number)
+        assert window is not None and machine.network.blobs is not None
+        blob = machine.network.blobs.read(window.proof.output_blob)
+        key = derive_key(self.key, window_key_name(number))
+        return open_output(BlobCommitment(*window.proof.custody), key, blob)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(node.market.duties, "RETRY_S", 0.3)
+    monkeypatch.setattr(node.market.inputs, "FETCH_PAUSE_S", 0.1)
+    for name, value in CUSTODY.items():
+        monkeypatch.setitem(tests.node.world.PARAMETERS, name, value)
+    return World(tmp_path)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def stored_bytes(machine: Machine) -> bytes:
+    """Return every byte of every file of a node's home."""
+    return b"\xff".join(path.read_bytes() for path in files_in(machine.home.root))
+
+
+async def test_a_private_task_is_done_checked_and_kept_and_no_machine_stores_a_plain_byte(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    keepers = [Machine(world, number, "storage") for number in (3, 4, 5)]
+    requester = Machine(world, 9, "relay")
+    market = PrivateMarket(world, worker, verifier, *keepers, requester)
+    async with trio.open_nursery() as nursery:
+        await market.begin(nursery)
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        plan = market.task_spec.plan()
+        states = []
+        for number in range(2):
+            custody = find_custody(world.store, market.task, number)
+            assert custody is not None and custody.holders and all(holder.bond for holder in custody.holders)
+            holder = next(k for k in keepers if k.wallet.address == custody.holders[0].address)
+            states.append(market.result(number, holder))
+            state, window = TrainingState.decode(states[-1], plan), market.window(number)
+            assert window is not None and state.root(plan) == window.proof.state_root_out
+        # What its worker has in plain is in the job's folder, and goes with it; so does the key.
+        await world.mint_until(lambda: not [*worker.home.root.rglob("*.key"), *files_in(worker.home.jobs)])
+        contents = [BLOB[at : at + PIECE] for at in range(len(BLOB) // 2, len(BLOB) - PIECE, 997)]
+        for plain in states:
+            contents += [plain[at : at + PIECE] for at in range(len(plain) // 2, len(plain), 997)]
+        for machine in market.machines:
+            found = stored_bytes(machine)
+            assert not [content for content in contents if len(content) == PIECE and content in found]
+        nursery.cancel_scope.cancel()
+    world.store.close()
+
+
+@pytest.mark.parametrize("root", [None, b"k" * 32], ids=["its requester is off", "another root"])
+async def test_a_worker_declines_a_task_whose_key_it_cannot_have(world: World, root: bytes | None) -> None:
+    worker, requester = Machine(world, 1, "compute"), Machine(world, 9, "relay")
+    market = PrivateMarket(world, worker, Machine(world, 2, "verify"), requester)
+    market.root = root
+    async with trio.open_nursery() as nursery:
+        await market.begin(nursery)
+        bond = require_node(world.store, worker.wallet.address).bond
+        await nursery.start(worker.run)
+        if root is not None:
+            await nursery.start(requester.run)
+        await world.mint_until(lambda: worker.wallet.address in market.record.excluded)
+        assert worker.duties is not None and worker.duties.market_events["task_declined"] == 1
+        assert require_node(world.store, worker.wallet.address).bond == bond
+        assert worker.network.blobs is not None and not worker.network.blobs.blobs(), "the key comes first"
+        nursery.cancel_scope.cancel()
+    world.store.close()
+
+
+async def test_keys_go_to_those_alone_whom_the_chain_has_assigned(world: World) -> None:
+    worker, stranger = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    requester = Machine(world, 9, "relay")
+    market = PrivateMarket(world, worker, stranger, requester)
+    async with trio.open_nursery() as nursery:
+        await market.begin(nursery)
+        await nursery.start(requester.run)
+        await world.mint_until(lambda: market.record.phase == Phase.ASSIGNED)
+        ask = encode([market.task, 0, public_key_of(b"1" * 32)])
+        own = requester.wallet.address
+        answer = await worker.network.request(own, METHOD_TASK_KEY, ask)
+        assert market.key not in answer
+        for method, body, code in (
+            (METHOD_TASK_KEY, ask, "not_entitled"),
+            (METHOD_WINDOW_KEYS, ask, "window_unknown"),
+            (METHOD_TASK_KEY, b"?", "decode_error"),
+            (METHOD_TASK_KEY, encode([b"x" * 32, 0, b"1" * 32]), "task_unknown"),
+        ):
+            with pytest.raises(RequestRefused) as caught:
+                await stranger.network.request(own, method, body)
+            assert code in str(caught.value)
+        nursery.cancel_scope.cancel()
+    world.store.close()
+
+
+class GarbageSeal(WindowSeal):
+    """Encrypts what it puts into custody under another key."""
+
+    def blob(self, number: int, content: bytes) -> bytes:
+        if number < self._segments:
+            return super().blob(number, content)
+        right, self._key = self._key, b"?" * 32
+        try:
+            return super().blob(number, content)
+        finally:
+            self._key = right
+
+
+class Swindler(Worker):
+    """Keeps the result to itself, and puts garbage into custody."""
+
+    async def _submit_window(self, task: bytes, spec: JobSpec, result: WindowResult) -> None:
+        real = self._keys.seal_of
+        self._keys.seal_of = lambda *_: GarbageSeal(  # type: ignore[method-assign]
+            self._keys.window_keys(task, result.window).window, len(result.segments),
+            [segment.state_root_before for segment in result.segments],
+        )  # fmt: skip
+        try:
+            await super()._submit_window(task, spec, result)
+        finally:
+            self._keys.seal_of = real  # type: ignore[method-assign]
+
+
+class SwindlersDuties(DutyService):
+    worker_type = Swindler
+
+
+async def test_a_verifier_shows_garbage_in_custody_and_its_worker_pays(world: World) -> None:
+    swindler = Machine(world, 1, "compute", duties=SwindlersDuties)
+    verifier, requester = Machine(world, 2, "verify"), Machine(world, 9, "relay")
+    keepers = [Machine(world, number, "storage") for number in (3, 4, 5)]
+    market = PrivateMarket(world, swindler, verifier, *keepers, requester)
+    async with trio.open_nursery() as nursery:
+        await market.begin(nursery)
+        for machine in market.machines:
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: swindler.wallet.address in market.record.excluded, timeout_s=120)
+        assert market.record.final_windows == 0
+        await world.mint_until(lambda: verifier.duties is not None and verifier.duties.lies_shown == 1)
+        assert Purpose.LIE_PROVEN in market.paid(verifier), "a share of the liar's bond for who shows the lie"
+        nursery.cancel_scope.cancel()
+    world.store.close()
