@@ -29,6 +29,7 @@ from tasks.dispute.moves import Move, decode_move
 from tasks.dispute.shares import challenge_bond
 from tasks.errors import WindowUnknown
 from tasks.ledger import queries
+from tasks.ledger.check_fund import fund_balance
 from tasks.ledger.deadlines import draws_due, due_before, matches_due
 from tasks.ledger.disputes import DisputeRecord, load_dispute, load_docket, load_moves, load_seal
 from tasks.ledger.lifecycle import ENDED, Phase
@@ -36,7 +37,7 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.queries import CheckDuty, DisputeDuty, WorkDuty
 from tasks.ledger.records import TaskRecord, WindowRecord, load_window
 from tasks.ledger.registry import NodeRecord, load_node, save_node, scan_nodes
-from tasks.ledger.settlement import delivery_fees
+from tasks.ledger.settlement import delivery_fees, preparation_units
 from tasks.ledger.transitions import (
     HOLDINGS,
     INVARIANTS,
@@ -237,6 +238,10 @@ class View(Actions):
     def worker_bond(self, task: bytes, worker: bytes) -> int:
         """Return S: what a worker has locked for a task."""
         return self.read(_held_bond, task, worker)
+
+    def fetch_units(self, job: JobSpec) -> int:
+        """Return what fetching and hashing the inputs of a job counts as, in work units (R33)."""
+        return preparation_units(job, self.parameters) - job.segment_units(0, 0)
 
     def challenge_price(self, task: bytes, window: int) -> int:
         """Return what the next outsider's challenge of a window locks."""
@@ -450,6 +455,10 @@ class Market(View):
         sponsored = sum(node.sponsored for node in scan_nodes(self.state, b"", _PAGE) if node.sponsor == address)
         node = self.node(address)
         return self.balance(address) + (node.bond if node is not None else 0) + sponsored
+
+    def fund(self) -> int:
+        """Return what the check fund has."""
+        return fund_balance(self.state)
 
     def bond_lost(self, address: bytes, registered: int, tasks: Iterable[bytes]) -> int:
         """Return what a machine lost of its bonds: of the ``registered`` one and of those for ``tasks``."""

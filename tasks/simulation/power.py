@@ -27,15 +27,16 @@ _FIGURES: Final = (
     ("harm", "harms_milli", 1_000, 0.02),
     ("cost", "costs_milli", 1_000, 0.02),
     ("hours", "delays_s", 3_600, 0.05),
+    ("fund", "drains_milli", 1_000, 0.02),
     ("loss", "losses_milli", 1_000, 0.02),
     ("forged", "forged", 1, 0.05),
     ("failed", "failed", 1, 0.05),
 )
 """Name, field of a score, divisor, and the least mean difference that counts.
 
-Gain, harm, cost and loss are in prices of a window, for each market: what the plot gains, honest machines and the
-honest requester have less, and an honest machine loses of its bonds. Hours are how much later tasks end. Forged
-are windows paid, failed are tasks.
+Gain, harm, cost, fund and loss are in prices of a window, for each market: what the plot gains, honest machines,
+the honest requester and the check fund have less, and an honest machine loses of its bonds. Hours are how much
+later tasks end. Forged are windows paid, failed are tasks.
 """
 _BY_NAME: Final = {strategy.name: strategy for strategy in STRATEGIES}
 

@@ -100,6 +100,24 @@ def _nothing(*_arguments: object) -> int:
     return 0
 
 
+def _endless(*_arguments: object) -> int:
+    return 1 << 99
+
+
+def _backing(node: Any, *_arguments: object) -> int:
+    return int(node.backing)
+
+
+def _void(case: Any, number: int, event: Any, reason: Any, *, blamed: bytes) -> None:
+    window = case.window(number)
+    if window.phase.name != "VOID":
+        import_module("tasks.ledger.endings").reject(case, window, event, reason, blamed=blamed)
+
+
+def _void_silent(case: Any, window: Any) -> None:
+    import_module("tasks.ledger.games").void_silent(case, window.number)
+
+
 def _of(name: str, function: Any, module: str) -> Patch:
     return Patch(f"{_LEDGER}.{module}", name, function)
 
@@ -107,7 +125,14 @@ def _of(name: str, function: Any, module: str) -> Patch:
 ALL_RULES: Final = Absent("", "all present rules hold")
 _ALL: Final[Mapping[str, Value]] = {"windows": 1.0, "segments": 1.0}
 _ALONE: Final[Mapping[str, Value]] = {**_ALL, "share": 10}
+_FORGER: Final[Mapping[str, Value]] = {**_ALONE, "honest_first": 0, "price": 1.0}
 _MANY: Final[Mapping[str, Value]] = {**_ALL, "share": 45, "honest_first": 0}
+_PREPARES: Final[Mapping[str, Value]] = {
+    "cancels": "preparing",
+    "withholds": False,
+    "demands": False,
+    "accuses": False,
+}
 _LEAVES: Final[Mapping[str, Value]] = {"silent": False, "reason": "left", "rate": 1.0}
 WITHOUT: Final[Mapping[str, Absent]] = {
     rule.name: rule
@@ -164,8 +189,8 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         Absent(
             "samples", "one segment of a window is re-run", {"samples": 1},
             (
-                Aim("forging worker", {"share": 10, "windows": 1.0, "segments": 0.25, "honest_first": 0}),
-                Aim("forging worker", {"share": 10, "windows": 1.0, "segments": 0.5, "honest_first": 0}),
+                Aim("forging worker", {**_FORGER, "segments": 0.25}),
+                Aim("forging worker", {**_FORGER, "segments": 0.5}),
             ),
         ),
         Absent(
@@ -181,6 +206,42 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             "capacity", "machines are drawn for more than they can do",
             aims=(Aim("overloading requester", {"tasks": 12}), Aim("overloading requester")),
             patches=(_of("has_room", _always, "capacity"),),
+        ),
+        Absent(
+            "audits", "no window is audited",
+            aims=(Aim("forging worker", _FORGER),),
+            patches=(_of("is_hit", _never, "audits"),),
+        ),
+        Absent(
+            "audit-chance", "windows are audited a tenth as often",
+            aims=(Aim("forging worker", _FORGER), Aim("colluding set", _MANY)),
+            patches=(_of("AUDIT_MARGIN", (1, 1), "audits"),),
+        ),
+        Absent(
+            "bond-floors", "a worker's bond has no least amount besides its windows",
+            aims=(Aim("forging worker", _FORGER), Aim("fund drainer")),
+            patches=(_of("BOND_FLOORS", 1, "audits"),),
+        ),
+        Absent(
+            "register", "a draw counts bonds as they are in its block",
+            aims=(Aim("late bonder", _MANY), Aim("late bonder", {**_MANY, "share": 33})),
+            patches=(_of("stake_as_of", _backing, "registry"),),
+        ),
+        Absent(
+            "fund-cover", "windows on another worker's are checked whatever its bond covers",
+            aims=(Aim("fund drainer", {"keys": 2}), Aim("fund drainer")),
+            patches=(_of("check_limit", _endless, "settlement"),),
+        ),
+        # Claims
+        Absent(
+            "claim-proof", "a claim against the inputs is believed",
+            aims=(Aim("false claimer", {"rate": 1.0}),),
+            patches=(Patch("tasks.claims", "check_claim", _none),),
+        ),
+        Absent(
+            "preparation", "nothing is paid for fetching inputs",
+            aims=(Aim("stray requester", {"tasks": 16, "claims": False}), Aim("griefing requester", _PREPARES)),
+            patches=(_of("pay_preparation", _none, "settlement"),),
         ),
         # Matching
         Absent(
@@ -217,6 +278,19 @@ WITHOUT: Final[Mapping[str, Absent]] = {
         Absent(
             "silence-burn", "silence in a game costs nothing", {"dispute_silence_bps": 0},
             (Aim("cornered liar", {**_ALONE, "escape": "silent"}),),
+        ),
+        Absent(
+            "proofs-first", "what voids a window comes before proofs of a lie in the same block",
+            aims=(Aim("cornered liar", {**_ALONE, "escape": "unopened"}), Aim("cornered liar", _ALONE)),
+            patches=(_of("void_window", _void, "games"),),
+        ),
+        Absent(
+            "reruns", "after a silence nobody runs segments again",
+            aims=(
+                Aim("cornered liar", {**_ALONE, "escape": "silent"}),
+                Aim("cornered liar", {**_ALONE, "escape": "unopened"}),
+            ),
+            patches=(_of("_run_again", _void_silent, "games"),),
         ),
         Absent(
             "equal-slash", "agreeing with a proven lie costs nothing", {"dispute_equal_fees": 0},

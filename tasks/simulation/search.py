@@ -42,7 +42,7 @@ MARKETS_MIN: Final = 8
 MILLI: Final = 1_000
 HONEST_CHANCE: Final = 0.4
 """h of R29: the chance that a drawn audit meets an honest verifier, at least."""
-_SERIES: Final = 9
+_SERIES: Final = 10
 """The first fields of a score have a figure for each market."""
 _BASELINES_MAX: Final = 4_096
 _BY_NAME: Final = {strategy.name: strategy for strategy in STRATEGIES}
@@ -103,6 +103,8 @@ class Score(NamedTuple):
     """Windows with a forged segment that it paid."""
     failed: tuple[int, ...]
     """Its tasks that were not settled."""
+    drains_milli: tuple[int, ...]
+    """What the check fund has less because of it."""
     proved: tuple[int, ...]
     """Windows with a forged segment that were proved to it."""
     audits: tuple[float, ...]
@@ -229,6 +231,7 @@ def evaluate(job: Job) -> Score:
     costs: list[int] = []
     delays: list[int] = []
     losses: list[int] = []
+    drains: list[int] = []
     outcomes: list[Outcome] = []
     for number in range(job.first, job.first + job.markets):
         outcome = play(strategy.cast, job.setting, number, _rules(job.rule), own_tasks=strategy.own_tasks)
@@ -239,6 +242,7 @@ def evaluate(job: Job) -> Score:
         costs.append(MILLI * (honest.requester_profit - outcome.requester_profit) // price)
         delays.append((outcome.wait_ms - honest.wait_ms) // 1000)
         losses.append(MILLI * max(0, outcome.honest_loss) // price)
+        drains.append(MILLI * (honest.fund - outcome.fund) // price)
         outcomes.append(outcome)
     return Score(
         gains_milli=tuple(gains),
@@ -248,6 +252,7 @@ def evaluate(job: Job) -> Score:
         losses_milli=tuple(losses),
         forged=tuple(at.forged_windows_paid for at in outcomes),
         failed=tuple(at.tasks_failed for at in outcomes),
+        drains_milli=tuple(drains),
         proved=tuple(at.forged_windows for at in outcomes),
         audits=tuple(at.audits for at in outcomes),
         tasks=sum(at.tasks for at in outcomes),

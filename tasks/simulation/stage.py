@@ -26,6 +26,8 @@ Setting = Mapping[str, int | float | str | bool]
 
 BLOCKS_MAX: Final = 2_000
 FAR_MS: Final = 1 << 50
+BONDING_BLOCKS: Final = 3
+"""A machine registers, accepts a sponsor, and is bonded for."""
 HONEST_MACHINES: Final = 8
 VERIFIERS_MAX: Final = 4
 BOND: Final = 10 * DKB
@@ -117,6 +119,8 @@ class Outcome(NamedTuple):
     tasks_failed: int
     """Tasks of requesters outside the plot that were not settled."""
     tasks: int
+    fund: int
+    """What the check fund has at the end."""
     requester_profit: int
     """Of the honest requester: change of what it has, plus the value of correct results that it paid."""
     wait_ms: int
@@ -271,18 +275,25 @@ def run_market(
 ) -> None:  # fmt: skip
     """Let agents act block by block until nothing is left to happen, for ``blocks`` at most.
 
-    Time passes as fast as nothing happens. ``is_seasoned`` machines have a record from the first block on.
+    Time passes as fast as nothing happens. First machines register, are bonded for, and wait for the next epoch of
+    draws. ``is_seasoned`` machines have a record from then on.
     """
+    for _ in range(BONDING_BLOCKS):
+        market.block([action for agent in agents for action in agent.act(market)])
+        market.wait_until(0)
+    if is_seasoned:
+        for agent in agents:
+            if market.node(agent.address) is not None:
+                market.vouch(agent.address, SEASONED)
+    while market.height < market.parameters.draw_blocks:
+        market.block(())
+        market.wait_until(0)
     asks_ms = 0  # agents are asked again if something happened, or at this time
     while market.height < blocks:
         actions: list[Action] = []
         if asks_ms <= market.time_ms:
             actions = [action for agent in agents for action in agent.act(market)]
         has_news = market.block(actions)
-        if market.height == 1 and is_seasoned:
-            for agent in agents:
-                if market.node(agent.address) is not None:
-                    market.vouch(agent.address, SEASONED)
         if has_news:  # machines look at once at what changed
             market.wait_until(asks_ms := 0)
             continue
@@ -334,6 +345,7 @@ def _outcome(market: Market, stage: Stage, plotting: Sequence[Agent], machines: 
         audits=0.0 if stage.own_tasks else sum(lies) / SURE,
         tasks_failed=0 if stage.own_tasks else failed,
         tasks=len(tasks),
+        fund=market.fund(),
         requester_profit=0 if stage.own_tasks else requester_profit,
         wait_ms=0 if stage.own_tasks else sum(waits),
         gas_max=figures.gas_max,

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action as Asked
-from tasks.simulation.actions import Account, Offer, Terms
-from tasks.simulation.agents.base import Agent
+from tasks.simulation.actions import JUNK_BLOB, Account, Offer, Terms
+from tasks.simulation.agents.base import Agent, Requester
 from tasks.simulation.agents.challengers import CUT_AT, CopyingChallenger, FalseChallenger, LineCutter
 from tasks.simulation.agents.leader import DishonestLeader
 from tasks.simulation.agents.players import FALSE_WAYS
@@ -28,6 +28,7 @@ from tasks.simulation.agents.verifiers import (
 from tasks.simulation.agents.workers import (
     ESCAPES,
     CorneredLiar,
+    FalseClaimer,
     ForgingWorker,
     JunkWorker,
     Quitter,
@@ -78,7 +79,10 @@ def _forger(stage: Stage, setting: Setting) -> ForgingWorker:
 
 
 def _forging(stage: Stage, setting: Setting) -> Sequence[Agent]:
-    return [_forger(stage, setting), *stage.honest_verifiers()]
+    forger = _forger(stage, setting)
+    price = int(forger.offer.price_per_tera_unit * float(setting.get("price", 1)))
+    forger.offer = forger.offer._replace(price_per_tera_unit=max(1, price))
+    return [forger, *stage.honest_verifiers()]
 
 
 def _colluding(stage: Stage, setting: Setting) -> Sequence[Agent]:
@@ -294,6 +298,78 @@ def _beside_a_liar(stage: Stage, setting: Setting) -> Sequence[Agent]:
     return [stage.honest_worker(), *stage.honest_verifiers()]
 
 
+def _claiming(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    offer = stage.worker_offer()
+    offer = offer._replace(price_per_tera_unit=max(1, int(offer.price_per_tera_unit * float(setting["price"]))))
+    worker = FalseClaimer(stage.worker, offer, stage.costs(0), stage.off, stage.dice.fork("claimer"))
+    worker.place, worker.rate = _PLACES[str(setting["place"])], float(setting["rate"])
+    return [worker, *stage.honest_verifiers()]
+
+
+def _straying(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """Honest machines, and a requester whose data sets are other files; ``claims``: its own worker takes them."""
+    jobs = [
+        job._replace(
+            dataset=job.dataset._replace(blob=JUNK_BLOB),
+            max_price_per_tera_unit=max(1, int(job.max_price_per_tera_unit * float(setting["limit"]))),
+        )
+        for job in stage.jobs(int(setting["tasks"]))
+    ]
+    worker = stage.honest_worker()
+    if setting["claims"]:
+        worker.offer = worker.offer._replace(price_per_tera_unit=1)
+    return [worker, *stage.honest_verifiers(), Requester(Account("stray", 0), jobs, stage.off)]
+
+
+def _reposting(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """A requester that bids low, cancels and bids again."""
+    jobs = [
+        job._replace(max_price_per_tera_unit=max(1, int(job.max_price_per_tera_unit * float(setting["limit"]))))
+        for job in stage.jobs(TASKS)
+    ]
+    requester = GriefingRequester(stage.requester, jobs, stage.off, stage.plot)
+    requester.cancels_in = _CANCELS[str(setting["cancels"])]
+    requester.reposts = int(setting["reposts"])
+    return [stage.idle_worker(), *stage.honest_verifiers(), requester]
+
+
+def _late(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """The colluding set, whose verifiers lock their bonds when its worker has the work."""
+    friends = _friends(stage)
+    for friend in friends:
+        friend.predecessor = stage.worker.address
+    return [_forger(stage, setting), *friends]
+
+
+def _junk_worker(stage: Stage, account: Account, tasks: int) -> JunkWorker:
+    offer = stage.worker_offer()._replace(slots=tasks, price_per_tera_unit=1)
+    return JunkWorker(account, offer, stage.costs(0), stage.off, stage.plot, stage.dice.fork("junk"))
+
+
+def _filling(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """The colluding set, and tasks of its own whose junk windows keep other verifiers busy."""
+    account, tasks = Account("filler", 0), int(setting["tasks"])
+    stage.plot.members.add(account.address)
+    steps = min(SEGMENT_STEPS_MAX, stage.conditions.segment_steps * int(setting["slowness"]))
+    requester = GriefingRequester(Account("filling", 0), stage.jobs(tasks, steps), stage.off, stage.plot)
+    return [*_colluding(stage, setting), _junk_worker(stage, account, tasks), requester]
+
+
+def _draining(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """Own tasks of own workers, one after the other, whose checks the fund pays to verifiers of the plot."""
+    keys, tasks = int(setting["keys"]), int(setting["tasks"])
+    accounts = [stage.worker, *(Account("key", number) for number in range(1, keys))]
+    stage.plot.members |= {account.address for account in accounts}
+    machines = [_liar(stage, setting, account) for account in accounts]
+    for machine in machines:
+        machine.offer = machine.offer._replace(slots=tasks)
+    jobs = [
+        job._replace(max_price_per_tera_unit=max(1, int(job.max_price_per_tera_unit * float(setting["limit"]))))
+        for job in stage.jobs(tasks)
+    ]
+    return [*machines, *_friends(stage), GriefingRequester(Account("draining", 0), jobs, stage.off, stage.plot)]
+
+
 def _terms(setting: Setting) -> Terms:
     return Terms(0, int(setting["withhold"]), 2 * BOND)
 
@@ -342,11 +418,17 @@ def _undercutting(stage: Stage, setting: Setting) -> Sequence[Agent]:
 
 _RATES: Final = tuple(round(at / 10, 1) for at in range(1, 11))
 _PRICES: Final = tuple(round(1 + at / 20, 2) for at in range(51))
+_PRICES_BELOW: Final = tuple(round(at / 20, 2) for at in range(11, 21))
 _FORGING: Final[Mapping[str, Values]] = {
     "share": SHARES, "windows": (0.25, 0.5, 1.0), "segments": PARTS, "honest_first": (0, 1, 2),
 }  # fmt: skip
 STRATEGIES: Final[tuple[Strategy, ...]] = (
-    Strategy("forging worker", "leaves out segments, alone", _FORGING, _forging),
+    Strategy(
+        "forging worker",
+        "leaves out segments, alone; it may ask little, so that it is audited less",
+        {**_FORGING, "price": (0.0001, 0.01, 0.5, 1.0)},
+        _forging,
+    ),
     Strategy("colluding set", "forges, and its verifiers agree", _FORGING, _colluding),
     Strategy(
         "sybil machines",
@@ -543,6 +625,62 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
             "silent": BOTH,
         },
         _undercutting,
+    ),
+    Strategy(
+        "false claimer",
+        "says of good inputs that they are another file",
+        {"share": (20,), "place": ("start", "compute"), "rate": _RATES, "price": _PRICES_BELOW},
+        _claiming,
+    ),
+    Strategy(
+        "stray requester",
+        "posts tasks whose data sets are other files, for its own worker to claim or for others",
+        {
+            "share": SHARES,
+            "tasks": (1, 2, 4, 8, 16),
+            "claims": BOTH,
+            "limit": (0.7, 0.8, 0.9, 1.0, 1.2),
+        },
+        _straying,
+    ),
+    Strategy(
+        "reposting requester",
+        "bids low, cancels and bids again",
+        {
+            "share": SHARES,
+            "limit": (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+            "cancels": ("never", "matching", "assigned", "preparing"),
+            "reposts": (1, 2, 4, 8),
+        },
+        _reposting,
+        own_tasks=True,
+    ),
+    Strategy("late bonder", "forges; its verifiers lock their bonds once it has the work", _FORGING, _late),
+    Strategy(
+        "verifier filler",
+        "forges, and keeps other verifiers busy with junk windows of tasks of its own",
+        {
+            "share": SHARES,
+            "windows": (0.5, 1.0),
+            "segments": (0.25, 0.5, 1.0),
+            "tasks": (1, 4, 8, 12),
+            "slowness": (1, 4, 16),
+        },
+        _filling,
+    ),
+    Strategy(
+        "fund drainer",
+        "has its own tasks checked at the fund's cost, and leaves its workers' bonds short of that",
+        {
+            "share": SHARES,
+            "windows": (0.5, 1.0),
+            "segments": (0.25, 1.0),
+            "tasks": (1, 4, 8),
+            "keys": (1, 2),
+            "limit": (0.5, 1.0),
+            "escape": ESCAPES,
+        },
+        _draining,
     ),
     Strategy("garbage custodian", "keeps bytes that open to nothing", needs="custody of results (9.6)"),
 )  # fmt: skip

@@ -88,6 +88,7 @@ class Machine(Agent):
         self._work_ready: dict[tuple[bytes, int, bytes], int] = {}
         self._check_ready: dict[tuple[bytes, int, int, bool], int] = {}
         self._findings: dict[tuple[bytes, int, int, bool], tuple[Finding, ...]] = {}
+        self._prepared: set[bytes] = set()
         self._work_free_ms = 0
         self._check_free_ms = 0
         self._wakes: set[int] = set()
@@ -134,6 +135,10 @@ class Machine(Agent):
         """Return how long it takes for a window that takes ``honest_ms`` where all of it is run."""
         return honest_ms
 
+    def prepares(self) -> bool:
+        """Tell whether it fetches the inputs of a task."""
+        return True
+
     def serves(self, _who: bytes, _use: Use) -> bool:
         """Tell whether it gives what it made to somebody who asks."""
         return True
@@ -162,13 +167,20 @@ class Machine(Agent):
             case Asked.ACCEPT:
                 return [view.accept(self.address, duty)]
             case Asked.START if view.job(duty.task).dataset.blob == JUNK_BLOB:
+                self._prepare(view, duty.task)
                 return [view.claim_junk(self.address, duty.task, view.job(duty.task))]
             case Asked.START:
+                self._prepare(view, duty.task)
                 return [view.start(self.address, duty)]
             case Asked.COMPUTE:
                 return [] if duty.blocked else self._compute(view, duty)
             case _:
                 return [view.open(self.address, self.made[duty.task, duty.window], duty.segments)]
+
+    def _prepare(self, view: View, task: bytes) -> None:
+        if task not in self._prepared and self.prepares():
+            self._prepared.add(task)
+            self.spent += self.costs.cost(view.fetch_units(view.job(task)))
 
     def _compute(self, view: View, duty: WorkDuty) -> list[Action]:
         job, number = view.job(duty.task), duty.window
@@ -283,12 +295,12 @@ class Requester(Agent):
         self.tasks: Final[list[bytes]] = []
         self._jobs = list(jobs)
         self._resumes: dict[bytes, int] = {}
-        self._is_ready = False
 
     def act(self, view: View) -> list[Action]:
         """Post what is left to post; resume what pauses."""
-        if not self._is_ready:  # machines register in the first block
-            self._is_ready = True
+        if (
+            view.height < view.parameters.draw_blocks
+        ):  # the bonds of machines count from the next epoch of draws on
             return []
         known = tuple(self.tasks)
         return self._post(view) + [action for task in known for action in self.tend(view, task)]

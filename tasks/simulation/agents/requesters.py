@@ -20,6 +20,8 @@ class GriefingRequester(Requester):
 
     cancels_in: Phase | None = None
     cancels_after_windows = 0
+    reposts = 0
+    """How often it posts a job again that it has cancelled."""
     withholds_inputs = False
     demands = False
     accuses = False
@@ -45,6 +47,9 @@ class GriefingRequester(Requester):
             and record.next_window >= self.cancels_after_windows
             and self._once(task, "cancel")
         ):
+            if self.reposts > 0:
+                self.reposts -= 1
+                self._jobs.append(view.job(task))
             return [view.cancel(self.address, task)]
         if self.demands and record.phase in ENDED and record.final_windows and self._once(task, "demand"):
             return [view.demand(self.address, task, view.demand_price(record))]

@@ -20,7 +20,16 @@ from tasks.simulation.market import View
 from tasks.simulation.work import RESULT, Costs, Made, OffChain, Use, make_window
 from tasks.spec import JobSpec
 
-__all__ = ["ESCAPES", "CorneredLiar", "ForgingWorker", "JunkWorker", "Quitter", "TornWorker", "Withholder"]
+__all__ = [
+    "ESCAPES",
+    "CorneredLiar",
+    "FalseClaimer",
+    "ForgingWorker",
+    "JunkWorker",
+    "Quitter",
+    "TornWorker",
+    "Withholder",
+]
 
 
 ESCAPES: Final = ("plays", "silent", "resumes", "inconsistent", "unopened", "leaves")
@@ -57,6 +66,10 @@ class ForgingWorker(PlottingWorker):
     ) -> None:
         super().__init__(account, offer, costs, off, plot)
         self._dice = dice
+
+    def prepares(self) -> bool:
+        """Who computes nothing needs no inputs."""
+        return min(self.windows_share, self.segments_share) < 1 or self.honest_first > 0
 
     def forges(self, _view: View, duty: WorkDuty, segments: int) -> Iterable[int]:
         """Return a share of the segments."""
@@ -103,6 +116,32 @@ class CorneredLiar(ForgingWorker):
             case _:
                 return []
         return super().play(view, duty)
+
+
+class FalseClaimer(Machine):
+    """Says of good inputs that they are another file, for the pay of the preparation; then it leaves."""
+
+    place = Asked.START
+    rate = 1.0
+    """Share of its tasks of which it says so."""
+
+    def __init__(self, account: Account, offer: Offer, costs: Costs, off: OffChain, dice: Dice) -> None:
+        super().__init__(account, offer, costs, off)
+        self._dice = dice
+        self._claims: dict[bytes, bool] = {}
+        self._claimed: set[bytes] = set()
+
+    def work(self, view: View, duty: WorkDuty) -> list[Action]:
+        """Claim once, and give the task up if it still stands then."""
+        task = duty.task
+        if task not in self._claims:
+            self._claims[task] = self._dice.chance(self.rate)
+        if not self._claims[task] or duty.action != self.place or duty.window:
+            return super().work(view, duty)
+        if task in self._claimed:
+            return [view.give_up(self.address, task, Reason.JOB_UNFIT)]
+        self._claimed.add(task)
+        return [view.claim_junk(self.address, task, view.job(task))]
 
 
 class TornWorker(ForgingWorker):

@@ -113,7 +113,7 @@ def killed_by_claims(place: Asked, bond: int, markets: int = 16) -> int:
 
 @pytest.mark.xfail(
     strict=True,
-    reason="for gas: two machines with half as much bond as all others end 7 of 16 tasks, with the least bond 4",
+    reason="for gas: two machines with half as much bond as all others end 8 of 16 tasks, with the least bond 1",
 )
 def test_a2_two_machines_do_not_end_a_task_by_claiming_that_it_diverges() -> None:
     assert killed_by_claims(Asked.START, 40 * DKB) == 0
@@ -121,7 +121,7 @@ def test_a2_two_machines_do_not_end_a_task_by_claiming_that_it_diverges() -> Non
 
 @pytest.mark.xfail(
     strict=True,
-    reason="+0.04 of a window's price at a third of the bonds, with fees; a worker loses 1.04 of it from its bond",
+    reason="a worker loses 1.22 of a window's price from its bond to a third of the bonds, which gains nothing",
 )
 def test_a4_a_requester_gains_nothing_by_verifiers_that_deny_a_result() -> None:
     setting: Setting = {
@@ -176,11 +176,17 @@ def test_a10_verification_costs_at_most_eight_hundredths_of_the_price(window_pri
 class LateRequester(Requester):
     """Posts its jobs once another requester has posted all of its own."""
 
-    FROM_HEIGHT = 30
+    FROM_HEIGHT = 56
+    now_ms = 0
 
     def act(self, view: View) -> list[Action]:
         """Wait, then do as others do."""
+        self.now_ms = view.time_ms
         return super().act(view) if view.height >= self.FROM_HEIGHT else []
+
+    def wake_ms(self) -> list[int]:
+        """Look at each block until it has posted."""
+        return [] if self.tasks else [self.now_ms + 1]
 
 
 def waited_ms(jobs: Sequence[JobSpec], arena: Arena, *, withholds: bool = False) -> int | None:
@@ -189,7 +195,7 @@ def waited_ms(jobs: Sequence[JobSpec], arena: Arena, *, withholds: bool = False)
     junk = GriefingRequester(Account("junk", 0), jobs, stage.off, stage.plot)
     junk.withholds_inputs = withholds
     honest = LateRequester(stage.requester, stage.jobs(1), stage.off)
-    market = arena.play([junk, honest], blocks=120)
+    market = arena.play([junk, honest], blocks=600)
     (task,) = honest.tasks
     history = queries.task_history(market.state, task)
     found = [entry.time_ms - history[0].time_ms for entry in history if entry.reason == Reason.MATCHED]
@@ -203,6 +209,10 @@ def test_a13_jobs_whose_data_set_is_a_stray_file_do_not_pause_machines_for_other
     assert waited is not None and waited <= 10_000
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="a job that comes after them waits 26 minutes: each decline doubles the pause of a machine",
+)
 def test_a13_jobs_whose_inputs_nobody_can_fetch_do_not_pause_machines_for_others() -> None:
     arena = Arena()
     waited = waited_ms(arena.stage.jobs(26), arena, withholds=True)
@@ -227,7 +237,7 @@ def test_n6_a_third_of_the_bonds_gains_nothing_by_leading_blocks_and_skipping_th
 
 @pytest.mark.xfail(
     strict=True,
-    reason="+1.10 of a window's price in markets of four windows at 0.0024 DKB; it needs no machine",
+    reason="+1.33 of a window's price in markets of four windows at 0.0024 DKB; it needs no machine",
 )
 def test_n9_who_serves_friends_alone_gains_nothing_by_forging_cheap_windows() -> None:
     """A jury that fetches nothing proves no lie, so the bond is not at stake; cheap windows are rarely audited."""
@@ -257,10 +267,10 @@ def test_n12_a_false_claim_of_divergence_under_way_costs_who_makes_it() -> None:
 
 @pytest.mark.xfail(
     strict=True,
-    reason="+0.73 of a window's price in these markets, +0.36 in eight: the cutter gets the work",
+    reason="+0.56 of a window's price, in sixteen markets +0.51 with an error of 0.13: the cutter gets the work",
 )
 def test_n4_cutting_rivals_lines_for_half_an_hour_at_an_opening_gains_nothing() -> None:
-    """A worker whose line is cut so long loses its window, and up to 1.7 prices of a window from its bond."""
+    """A worker whose line is cut so long loses its window, and up to 7 prices of a window from its bond."""
     setting: Setting = {"share": 20, "at": "opening", "minutes": 35, "cuts": 4}
     score = score_of("line cutter", setting, 4)
     assert score.mean_milli <= 0

@@ -125,7 +125,9 @@ def test_what_needs_a_later_rule_is_never_reported_as_judged() -> None:
 
 def score_of(*gains: int, loss: int = 0) -> Score:
     none = (0,) * len(gains)
-    return Score(gains, none, none, none, (loss,) * len(gains), none, none, none, none, len(gains), 1, 1, 1, 0)
+    return Score(
+        gains, none, none, none, (loss,) * len(gains), none, none, none, none, none, len(gains), 1, 1, 1, 0
+    )
 
 
 def test_a_strategy_gains_if_its_mean_is_clear_of_its_error() -> None:
