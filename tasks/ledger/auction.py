@@ -32,12 +32,9 @@ class Ask(NamedTuple):
 
     def meets(self, bid: Bid) -> bool:
         """Tell whether the machine has what a job needs, whatever either pays."""
-        return (
-            self.gpus >= bid.gpus
-            and self.memory_mib >= bid.memory_mib
-            and self.rate >= bid.rate_min
-            and self.machine not in bid.barred
-        )
+        machine, _, _, _, gpus, memory_mib, rate, _, _ = self
+        _, _, least_gpus, least_mib, rate_min, barred, _, _, _ = bid
+        return gpus >= least_gpus and memory_mib >= least_mib and rate >= rate_min and machine not in barred
 
 
 class Bid(NamedTuple):
@@ -104,30 +101,29 @@ class _Call:
 
     def _free(self, bid: Bid, below: int, first: int = 0) -> Iterator[int]:
         """Yield the asks of at most ``below`` that have a slot and what ``bid`` needs, the lowest first."""
+        slots, funds, least, meets = self.slots, self.funds, bid.least_bond, Ask.meets
         for at in range(first, len(self.asks)):
             ask = self.asks[at]
             if ask.price > below:
                 return
-            if self.slots[at] and self.funds[at] >= bid.least_bond and ask.meets(bid):
+            if slots[at] and funds[at] >= least and meets(ask, bid):
                 yield at
 
     def _choice(self, bid: Bid) -> Iterator[int]:
         if bid.drawn is None:
-            yield from self._free(bid, bid.limit)
-            return
+            return self._free(bid, bid.limit)
         free = set(self._free(bid, bid.limit))
-        for machine in bid.drawn:
-            at = self.number.get(machine)
-            if at in free:
-                yield at
+        return (at for machine in bid.drawn if (at := self.number.get(machine, -1)) in free)
 
     def take(self, bid: Bid) -> tuple[int, int] | None:
         """Give ``bid`` an ask; return that and the bond, or None."""
+        asks, funds, bond_of = self.asks, self.funds, self.bond_of
         for at in self._choice(bid):
-            bond = self._bond(bid, at)
-            if bond is not None:
+            ask = asks[at]
+            bond = bond_of(bid, ask, ask.price)
+            if bond is not None and bond <= funds[at]:
                 self.slots[at] -= 1
-                self.funds[at] -= bond
+                funds[at] -= bond
                 return at, bond
         return None
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from state.primitives.codec import encode
@@ -27,7 +27,7 @@ from tasks.ledger.registry import NodeRecord, NodeRole, ask_in_force, candidates
 from tasks.ledger.reputation import reputation_milli
 from tasks.ledger.settlement import Bonds
 
-__all__ = ["PRICES_KEPT", "CallPrices", "bids_due", "hold_call", "last_prices"]
+__all__ = ["PRICES_KEPT", "CallPrices", "bids_due", "hold_call", "last_prices", "put_off", "was_put_off"]
 
 PRICES_KEPT: Final = 16
 """Calls of a class whose prices are kept."""
@@ -36,6 +36,7 @@ CALL_LIMIT_BYTES: Final = 16
 DRAWN_MAX: Final = 16
 """Machines that are drawn for a task whose offers came to nothing; it takes the first of them that admits it."""
 _CALL: Final = bytes([Table.CALL])
+_PUT_OFF: Final = _CALL + b"\x00"
 
 
 class CallPrices(NamedTuple):
@@ -69,6 +70,20 @@ def bids_due(state: Reader, now_ms: int, parameters: TaskParameters) -> list[Due
     return matches_due(state, begin_ms - 1, parameters.bids_per_call)
 
 
+def put_off(state: Overlay, height: int) -> None:
+    """Note that the block at ``height`` had so much else to do that its call takes place in the next one."""
+    state.put(_PUT_OFF, encode([height]))
+
+
+def was_put_off(state: Reader, height: int) -> bool:
+    """Tell whether the call of the block before the one at ``height`` waits for it."""
+    data = state.get(_PUT_OFF)
+    if data is None:
+        return False
+    at = read_record(data, lambda value: items_of(value, int)[0], what="call", limit_bytes=CALL_LIMIT_BYTES)
+    return bool(at == height - 1)
+
+
 def hold_call(scope: Scope, dues: Sequence[Due]) -> None:
     """Match the tasks of ``dues`` that have stood long enough with machines."""
     height = scope.block.height - scope.parameters.order_blocks
@@ -94,6 +109,7 @@ class _Call:
         self.nodes, self.is_whole = self._nodes()
         self.checkers = Checkers(scope.state, self.seed, scope.block.time_ms, scope.parameters)
         self.unchecked: set[bytes] = set()
+        self._bonds_of: dict[bytes, Callable[[bytes, int], int | None]] = {}
         self.bonds = {
             task: Bonds(case.spec, case.record.next_window, scope.parameters) for task, case in cases.items()
         }
@@ -160,15 +176,29 @@ class _Call:
         return tuple(pool[at].address for at in draw_weighted(digest(b"worker-draw", bid.tie), weights, DRAWN_MAX))
 
     def _bond_of(self, bid: Bid, ask: Ask, price: int) -> int | None:
-        case, node = self.cases[bid.task], self.nodes[ask.machine]
-        record = case.record
-        if not self.checkers.has(record.requester, node):
-            self.unchecked.add(bid.task)
-            return None
-        if record.open_windows and case.state.get(by_duty_key(node.address, record.id)) is not None:
-            return None  # its earlier windows are not settled
-        bonds = self.bonds[bid.task]
-        return bonds.at(price, node.profile.rate, self.floors[bonds.is_new(node)])
+        """Return the bond of a pair; a call has up to ``PAIRS_PER_CALL_MAX`` of them (R20)."""
+        of_bid = self._bonds_of.get(bid.task)
+        if of_bid is None:
+            of_bid = self._bonds_of[bid.task] = self._bonds_for(bid.task)
+        return of_bid(ask.machine, price)
+
+    def _bonds_for(self, task: bytes) -> Callable[[bytes, int], int | None]:
+        """Return what ``_bond_of`` does for one bid: what its machines have in common is looked up once."""
+        case, bonds, nodes, floors = self.cases[task], self.bonds[task], self.nodes, self.floors
+        can_check, at, is_new = self.checkers.of_requester(case.record.requester), bonds.at, bonds.is_new
+        has_open, unchecked = bool(case.record.open_windows), self.unchecked
+
+        def bond_of(machine: bytes, price: int) -> int | None:
+            node = nodes[machine]
+            if not can_check(node):
+                unchecked.add(task)
+                return None
+            if has_open and case.state.get(by_duty_key(machine, task)) is not None:
+                return None  # its earlier windows are not settled
+            bond = at(price, node.profile.rate, floors[False])
+            return bond if bond >= floors[True] or not is_new(node) else floors[True]
+
+        return bond_of
 
     def run(self) -> None:
         """Match, and note what it cost."""

@@ -252,7 +252,7 @@ def custody_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
     custody = _Custody(case_of)
     own = (
         Rule(ASK_CUSTODY, "ask_custody", 150_000, _decode_ask, _amount, custody.ask),
-        Rule(TAKE_CUSTODY, "take_custody", 200_000, _decode_take, _amount, custody.take),
+        Rule(TAKE_CUSTODY, "take_custody", 400_000, _decode_take, _amount, custody.take),
         # What the chain does for it: draws of a chunk, or of three receivers.
         Rule(DEMAND_CUSTODY, "demand_custody", 500_000, _decode_demand, _amount, custody.demand),
         Rule(ANSWER_DEMAND, "answer_demand", ANSWER_GAS, _decode_answer, _free, custody.answer),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final
 
@@ -155,7 +155,7 @@ class Checkers:
             for party in node.parties:
                 self._barred_by[party] = self._barred_by.get(party, 0) | 1 << at
         self._all = (1 << len(verifiers)) - 1
-        self._of_requester: dict[bytes, int] = {}
+        self._has: dict[bytes, Callable[[NodeRecord], bool]] = {}
         self._of_worker: dict[bytes, int] = {}
 
     def _without(self, parties: Sequence[bytes]) -> int:
@@ -165,15 +165,26 @@ class Checkers:
             left &= ~self._barred_by.get(party, 0)
         return left
 
+    def of_requester(self, requester: bytes) -> Callable[[NodeRecord], bool]:
+        """Return what tells whether somebody could check a machine, who belongs to neither's owner."""
+        known = self._has.get(requester)
+        if known is not None:
+            return known
+        theirs = self._without(_parties_of(self._state, requester))
+        of_worker, without = self._of_worker, self._without
+
+        def has(worker: NodeRecord) -> bool:
+            its = of_worker.get(worker.address)
+            if its is None:
+                its = of_worker[worker.address] = without(worker.parties)
+            return theirs & its != 0
+
+        self._has[requester] = has
+        return has
+
     def has(self, requester: bytes, worker: NodeRecord) -> bool:
         """Tell whether somebody could check ``worker`` who belongs neither to its owner nor to the requester's."""
-        theirs = self._of_requester.get(requester)
-        if theirs is None:
-            theirs = self._of_requester[requester] = self._without(_parties_of(self._state, requester))
-        its = self._of_worker.get(worker.address)
-        if its is None:
-            its = self._of_worker[worker.address] = self._without(worker.parties)
-        return theirs & its != 0
+        return (self._has.get(requester) or self.of_requester(requester))(worker)
 
 
 def draw_verifiers(

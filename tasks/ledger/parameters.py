@@ -194,7 +194,7 @@ class TaskParameters:
     the next call. 0: orders count at once."""
     bids_per_call: int = 128
     """Tasks in a call; others wait for the next one."""
-    asks_per_call: int = 1024
+    asks_per_call: int = 512
     """Machines in a call, from a place in the index that the beacon picks."""
     candidates_max: int = 64
     """Nodes looked at for one draw, from a place in the index that the beacon picks."""

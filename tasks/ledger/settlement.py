@@ -10,7 +10,18 @@ from collections.abc import Sequence
 from typing import Final
 
 from billing.escrow import NOBODY, Pool, Purpose
-from billing.prices import Budget, Role, share, share_up, split, split_roles, work_price, work_price_up
+from billing.prices import (
+    BPS,
+    TERA,
+    Budget,
+    Role,
+    share,
+    share_up,
+    split,
+    split_roles,
+    work_price,
+    work_price_up,
+)
 from tasks.claims import layout_of
 from tasks.errors import CheckTooDear
 from tasks.ledger import registry
@@ -184,10 +195,13 @@ class _Cover:
 
     def windows(self, window_ms: int, speed: int = 1) -> int:
         """Return the number for windows that take ``window_ms``; the worker is ``speed`` times as fast."""
-        window_ms = max(1, window_ms)
-        at_stake = min(self._value_ms // window_ms, self._value)
+        window_ms = window_ms if window_ms > 1 else 1
+        at_stake = self._value_ms // window_ms
+        if at_stake > self._value:
+            at_stake = self._value
         wait_ms = self._least_ms + self._more_ms * at_stake // self._value
-        return min(self._most, max(self._least, 1 - (-speed * wait_ms // window_ms)))
+        count = 1 - (-speed * wait_ms // window_ms)
+        return min(self._most, max(self._least, count))
 
 
 class Bonds:
@@ -204,8 +218,9 @@ class Bonds:
         self._cover = _Cover(work_price(self._whole, self._limit), parameters)
         self._slowest_ms, self._rate_min = window_work_ms(spec, 0, 1), spec.requirements.rate_min
         self._of_count: dict[int, tuple[int, int]] = {}
-        few = min(self._left, WINDOWS_COVERED_MIN, parameters.open_windows_max)
-        self.least = self._terms(few)[1] if few else 0
+        self._few = min(self._left, WINDOWS_COVERED_MIN, parameters.open_windows_max)
+        self._thousand, self._bond_bps = 1000 * self._whole, parameters.bond_windows_bps
+        self.least = self._terms(self._few)[1] if self._few else 0
         """No machine's bond is less."""
 
     def at(self, price_per_tera_unit: int, rate: int, floor: int) -> int:
@@ -216,16 +231,17 @@ class Bonds:
         """
         if not self._left:
             return 0
-        known, window_ms = max(rate, self._rate_min), self._slowest_ms
-        if known:
-            window_ms = min(window_ms, -(-1000 * self._whole // known))
-        count = min(self._left, self._cover.windows(window_ms))
+        count = self._few
+        if count < self._left:
+            known, window_ms = rate if rate > self._rate_min else self._rate_min, self._slowest_ms
+            if known:
+                window_ms = min(window_ms, -(-self._thousand // known))
+            count = min(self._left, self._cover.windows(window_ms))
         terms = self._of_count.get(count)
         if terms is None:
             terms = self._of_count[count] = self._terms(count)
-        units, least = terms
-        own = share_up(work_price(units, price_per_tera_unit), self._parameters.bond_windows_bps)
-        return max(own, least, floor)
+        own = -(-(terms[0] * price_per_tera_unit // TERA) * self._bond_bps // BPS)
+        return max(own, terms[1], floor)
 
     def _terms(self, count: int) -> tuple[int, int]:
         """Return the units of ``count`` windows, and the bond at a price of nothing."""

@@ -21,7 +21,7 @@ from state.view.accounts import balance_of
 from tasks.errors import NothingDue, NotYours, ProofMismatch, TooManyOpenWindows, WrongPhase
 from tasks.ledger import registration
 from tasks.ledger.bonds import bond_rules, on_sponsor_due, release_sponsor
-from tasks.ledger.calls import bids_due, hold_call
+from tasks.ledger.calls import bids_due, hold_call, put_off, was_put_off
 from tasks.ledger.carriage import CARRIAGE_HOLDING, on_withdrawal_due
 from tasks.ledger.check_fund import FUND_ADDRESS
 from tasks.ledger.claim_transitions import claim_rules
@@ -97,6 +97,7 @@ from tasks.spec import SPEC_LIMIT_BYTES, JobSpec, decode_spec, spec_hash
 
 __all__ = [
     "ACCEPT_TASK",
+    "CALL_EVENTS_MAX",
     "CANCEL_TASK",
     "CREATE_TASK",
     "DECLINE_SEAT",
@@ -175,8 +176,10 @@ _CALLS: Final = {
 }  # fmt: skip
 """How Ethereum's tools call each kind; the budget of a new task is sent with it."""
 
-EVENTS_PER_BLOCK_MAX: Final = 4096
+EVENTS_PER_BLOCK_MAX: Final = 2560
 """Deadlines wait for the next block when those before them told so much: a receipt of events is bounded."""
+CALL_EVENTS_MAX: Final = 512
+"""A call is put off to the next block when the deadlines of a block told more; there they stop at so many."""
 DRAWS_SHARE_BPS: Final = 7_500
 """Of the deadlines of a block, draws of verifiers at most. The rest come in the next block, with its beacon."""
 POKED_WINDOWS_MAX: Final = 3
@@ -710,17 +713,18 @@ class _Market:
 
         release_moves(state)
         wakes = parameters.wakes_per_block
+        events_max = CALL_EVENTS_MAX if was_put_off(state, block.height) else EVENTS_PER_BLOCK_MAX
         bids = bids_due(state, block.time_ms, parameters)  # not of tasks that lose their worker below
         drawn = draws_due(state, block.height, parameters.deadlines_per_block * DRAWS_SHARE_BPS // BPS)
         for draw in drawn:  # at their height: in a later block another beacon would decide
-            if emitted >= EVENTS_PER_BLOCK_MAX:
+            if emitted >= events_max:
                 break
             take_draw(state, draw)
             case = Case.load(scope(), draw.task)
             on_draw_due(case, draw.window)
             case.save()
         for due in due_before(state, block.time_ms, parameters.deadlines_per_block - len(drawn)):
-            if emitted >= EVENTS_PER_BLOCK_MAX:
+            if emitted >= events_max:
                 break
             take_due(state, due)
             if due.slot == NODE_SLOT:
@@ -744,12 +748,15 @@ class _Market:
             elif case.window(due.slot - 1).deadline_ms == due.time_ms:
                 on_window_due(case, due.slot - 1)
             case.save()
+        is_full = emitted > CALL_EVENTS_MAX and events_max > CALL_EVENTS_MAX
         for due in wakes_due(state, block.time_ms, wakes):
             if emitted >= EVENTS_PER_BLOCK_MAX:
                 break
             take_due(state, due)
             wake(scope(), due.subject[-ADDRESS_BYTES:])
-        if bids and emitted < EVENTS_PER_BLOCK_MAX:
+        if bids and is_full:
+            put_off(state, block.height)
+        elif bids:
             hold_call(scope(), bids)
 
 
@@ -760,16 +767,16 @@ def rules(parameters: TaskParameters, question_of: QuestionOf = question_of) -> 
         # A machine that changed looks at parked tasks, and eight may be assigned to it.
         Rule(REGISTER_NODE, "register_node", 3_000_000, _decode_offer, lambda p: p.bond, market.register),
         Rule(UPDATE_NODE, "update_node", 3_000_000, _decode_offer, lambda p: p.bond, market.update),
-        Rule(RETIRE_NODE, "retire_node", 80_000, _decode_nothing, _free, market.retire),
-        Rule(SUSPEND_NODE, "suspend_node", 60_000, _decode_nothing, _free, market.suspend),
-        Rule(HEARTBEAT, "heartbeat", 40_000, _decode_nothing, _free, market.heartbeat, checks_first=True),
+        Rule(RETIRE_NODE, "retire_node", 120_000, _decode_nothing, _free, market.retire),
+        Rule(SUSPEND_NODE, "suspend_node", 100_000, _decode_nothing, _free, market.suspend),
+        Rule(HEARTBEAT, "heartbeat", 60_000, _decode_nothing, _free, market.heartbeat, checks_first=True),
         Rule(SET_PAYOUT, "set_payout", 60_000, _decode_payout, _free, market.set_payout),
-        # A bid in a call follows, which looks at all of the call's machines; a block's room of them is bounded.
-        Rule(CREATE_TASK, "create_task", 3_000_000, _decode_create, market.budget, market.create),
+        # A program that no node has built before, and then a bid in a call, which looks at all of its machines.
+        Rule(CREATE_TASK, "create_task", 7_200_000, _decode_create, market.budget, market.create),
         Rule(CANCEL_TASK, "cancel_task", 300_000, _decode_task, _free, market.cancel),
         Rule(ACCEPT_TASK, "accept_task", 150_000, _decode_amount, lambda p: p.amount, market.accept),
         Rule(START_TASK, "start_task", 110_000, _decode_start, _free, market.start),
-        Rule(SUBMIT_WINDOW, "submit_window", 200_000, _decode_proof, _free, market.submit),
+        Rule(SUBMIT_WINDOW, "submit_window", 300_000, _decode_proof, _free, market.submit),
         Rule(SEAL_VERDICT, "seal_verdict", 250_000, _decode_seal, _free, market.seal),
         Rule(REVEAL_VERDICT, "reveal_verdict", 750_000, _decode_reveal, _free, market.reveal),
         # Its payload is the largest: room in a block is paid for by weight alone.

@@ -243,6 +243,11 @@ def state_records(
             lambda state: calls.bids_due(state, 10_000, TaskParameters()),
             ("tasks.ledger.calls:_last_call_ms",),
         ),
+        "call that was put off": StateRecord(
+            lambda state: calls.put_off(state, 7),
+            lambda state: calls.was_put_off(state, 8),
+            ("tasks.ledger.calls:was_put_off",),
+        ),
         "escrow": StateRecord(
             lambda state: state.put(b"e", encode([WHO, 1, 5, 1, 1, 0, [3, *[0] * (len(Pool) - 1)]])),
             lambda state: _record(state.get(b"e") or b""),

@@ -222,6 +222,7 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "forgotten_disputes_max": disputes.FORGOTTEN_MAX,
         "released_moves_max": disputes.RELEASED_MOVES_MAX,
         "trace_bytes_per_s": games.TRACE_BYTES_PER_S,
+        "call_events_max": transitions.CALL_EVENTS_MAX,
         "events_per_block_max": transitions.EVENTS_PER_BLOCK_MAX,
         "receipt_bytes_max_of_relay": relay_receipts.RECEIPT_BYTES_MAX,
         "receipt_life_ms": relay_receipts.RECEIPT_LIFE_MS,

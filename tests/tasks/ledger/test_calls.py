@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 import pytest
@@ -13,8 +14,8 @@ from billing.escrow import Pool, Purpose, Vault, escrow_totals
 from billing.prices import work_price
 from state.primitives.errors import ConfigError
 from state.view.accounts import balance_of
-from tasks.ledger import queries
-from tasks.ledger.calls import PRICES_KEPT, last_prices
+from tasks.ledger import queries, transitions
+from tasks.ledger.calls import PRICES_KEPT, last_prices, was_put_off
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.matching import Checkers
 from tasks.ledger.parameters import DAY_MS, TaskParameters
@@ -190,6 +191,24 @@ def test_a_bid_that_a_machine_wakes_keeps_its_place_in_the_book() -> None:
     assert (record.match_at_ms, record.bid_height) == (before.match_at_ms, before.bid_height)
     world.block()
     assert world.task(task).match_at_ms != before.match_at_ms, "the next call took it up"
+
+
+def test_a_block_with_many_deadlines_puts_its_call_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both in one block took the time of two; the next block has the call, whatever is due there."""
+    monkeypatch.setattr(transitions, "CALL_EVENTS_MAX", 0)
+    world = World(parameters=replace(QUICK, call_ms=0, order_blocks=0))
+    world.add_machine(99, roles=CHECK)
+    for at in range(6):
+        world.add_machine(at + 1, roles=WORK, price=ASK)
+    put_off, tasks = [], []
+    for _ in range(80):
+        tasks.append(world.create(spec(match_ms=600_000)))
+        world.block()
+        world.act()
+        put_off.append(was_put_off(world.state, world.height))
+    assert any(put_off)
+    assert (True, True) not in list(pairwise(put_off)), "never twice in a row"
+    assert sum(world.task(task).attempts > 0 for task in tasks) > 5, "tasks are matched all the same"
 
 
 def test_a_withdrawn_task_that_cannot_pay_its_verifiers_ends_in_the_call() -> None:
