@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError, ProtocolError
@@ -43,11 +43,14 @@ __all__ = [
     "ClaimUnproven",
     "Fault",
     "InputClaim",
+    "Shown",
     "check_claim",
     "claim_from_value",
     "claim_of_size",
     "claim_to_value",
     "find_fault",
+    "first_fault",
+    "is_fault",
     "layout_of",
     "say_fault",
 ]
@@ -80,6 +83,8 @@ class Fault(IntEnum):
     """A node does not follow from the nodes or leaves below it."""
     ROOT = 5
     """The tops of both trees do not make the root that the task names."""
+    GARBAGE = 6
+    """The cipher of an input with a key is not one of the plain bytes that its requester committed to."""
 
 
 class BlobChunk(NamedTuple):
@@ -160,6 +165,13 @@ def _chunk(value: Any) -> BlobChunk:
 # Judging
 
 
+class Shown(Protocol):
+    """Bytes of a blob that were shown to be its own."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return some bytes of the blob. Raises ClaimUnproven if they were not shown."""
+
+
 class _Shown:
     """The chunks of a blob that a claim has shown to stand under its name."""
 
@@ -203,11 +215,13 @@ def check_claim(spec: JobSpec, claim: InputClaim) -> None:
     if claim.size != layout.size:
         raise ClaimUnproven("the fault of this blob is its size")
     shown = _Shown(claim)
-    if not _is_fault(spec, layout, claim.fault, claim.place, shown):
+    if not is_fault(spec, claim.fault, claim.place, shown):
         raise ClaimUnproven("what is shown is no fault")
 
 
-def _is_fault(spec: JobSpec, layout: Layout, fault: Fault, place: NodePlace, shown: _Shown) -> bool:
+def is_fault(spec: JobSpec, fault: Fault, place: NodePlace, shown: Shown) -> bool:
+    """Tell whether bytes of a blob of the right size show a fault of a job's data set. Raises ClaimUnproven."""
+    layout = layout_of(spec)
     match fault:
         case Fault.FORM:
             at = place.number
@@ -229,17 +243,19 @@ def _is_fault(spec: JobSpec, layout: Layout, fault: Fault, place: NodePlace, sho
                 for at in layout.children(place)
             ]
             return ancestor_of(below, NODE_LEVELS) != shown.read(*layout.node_span(place))
-        case _:
+        case Fault.ROOT:
             return _root(layout, shown) != spec.dataset.root
+        case _:
+            return False
 
 
-def _node(layout: Layout, place: NodePlace, shown: _Shown) -> bytes:
+def _node(layout: Layout, place: NodePlace, shown: Shown) -> bytes:
     if place.stage:
         return shown.read(*layout.node_span(place))
     return leaf_hash(shown.read(*layout.leaf_span(place.tensor, place.number)))
 
 
-def _root(layout: Layout, shown: _Shown) -> bytes:
+def _root(layout: Layout, shown: Shown) -> bytes:
     kinds = layout.types()
     tops = [_node(layout, _top(layout, tensor), shown) for tensor in range(len(TENSORS))]
     return data_root({
@@ -263,7 +279,7 @@ def find_fault(task: bytes, spec: JobSpec, content: bytes) -> InputClaim | None:
     hashes = tuple(piece_hash(content[at : at + PIECE_BYTES]) for at in range(0, len(content), PIECE_BYTES))
     if len(content) != layout.size:
         return claim_of_size(task, spec, len(content), pieces_digest(hashes))
-    found = _first_fault(spec, layout, content)
+    found = first_fault(spec, content)
     if found is None:
         return None
     fault, place, spans = found
@@ -289,7 +305,9 @@ _Span = tuple[int, int]
 _Found = tuple[Fault, NodePlace, Sequence[_Span]]
 
 
-def _first_fault(spec: JobSpec, layout: Layout, content: bytes) -> _Found | None:
+def first_fault(spec: JobSpec, content: bytes) -> _Found | None:
+    """Return a fault of a blob that has the size of a job's data set, and the spans of bytes that show it."""
+    layout = layout_of(spec)
     for start, part in layout.fixed():
         for at, wanted in enumerate(part, start):
             if content[at] != wanted:
@@ -348,5 +366,7 @@ def say_fault(spec: JobSpec, fault: Fault, place: NodePlace, size: int) -> str:
             return f"the label of row {at - layout.labels_at} is not below {layout.classes}"
         case Fault.NODE:
             return f"node {at} of stage {place.stage} does not follow from the {TENSORS[place.tensor]}"
+        case Fault.GARBAGE:
+            return f"chunk {at} of the cipher is not the one of the plain bytes under the plain root"
         case _:
             return "its features and labels have another root than dataset.root"

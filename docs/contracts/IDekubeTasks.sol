@@ -169,6 +169,25 @@ interface IDekubeTasks {
     /// @param window Number of the window, from 0.
     function endCustody(bytes32 task, uint32 window) external;
 
+    /// @notice Have storage machines keep a task's data set before it is offered; the value sent is the whole
+    ///   budget.
+    /// @param task Id of the task.
+    /// @param size Bytes of the data set.
+    /// @param plainRoot Merkle root over its plain chunks.
+    /// @param cipherRoot Merkle root over its cipher chunks.
+    function keepInput(bytes32 task, uint64 size, bytes32 plainRoot, bytes32 cipherRoot) external payable;
+
+    /// @notice Show with an input's key, as the worker, that its cipher is garbage; that ends the task.
+    /// @param task Id of the task.
+    /// @param key The key of the input.
+    /// @param path The key's path to the root in the task: canonical CBOR.
+    /// @param chunk A chunk of the cipher with its paths: canonical CBOR.
+    function claimGarbage(bytes32 task, bytes32 key, bytes calldata path, bytes calldata chunk) external;
+
+    /// @notice Show, as the worker, that a private input is not the job's data set; that ends the task.
+    /// @param shown The claim with the plain chunks that show it: canonical CBOR.
+    function claimPlain(bytes calldata shown) external;
+
     /// @notice Return where a task stands; reverts with task_unknown.
     /// @param task Id of the task.
     /// @return phase Phase: 1 created, 3 matching, 4 assigned, 5 preparing, 6 running, 7 degraded, 8 paused,
@@ -226,7 +245,7 @@ interface IDekubeTasks {
     ///   verdicts agree, 34 verdicts differ, 35 jury upheld, 36 challenge over, 37 job unfit, 38 result
     ///   demanded, 39 result delivered, 40 result lost, 41 opening late, 42 lie proven, 43 answer missing, 44
     ///   challenged, 45 challenges lost, 46 blob missed, 47 input invalid, 48 not drawn.
-    /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root.
+    /// @param fault What is wrong with the data set: 1 size, 2 form, 3 label, 4 node, 5 root, 6 garbage.
     event ClaimUpheld(bytes32 indexed task, address indexed claimant, uint256 reason, uint256 fault);
 
     /// @notice A machine was drawn to keep the output of a window.

@@ -23,7 +23,7 @@ from tasks.custody.errors import ChunkInvalid
 from tasks.custody.keys import PUBLIC_TASK_KEY, derive_key, window_key_name
 from tasks.custody.sealed import custody_of, is_public, sealed_size
 from tasks.ledger.custody_queries import CustodyAction, CustodyDuty, outputs_kept
-from tasks.ledger.custody_records import find_terms, load_custody
+from tasks.ledger.custody_records import INPUT_WINDOW, find_terms, load_custody
 from tasks.ledger.custody_transitions import ANSWER_DEMAND, RECEIVE_CUSTODY, TAKE_CUSTODY
 from tasks.ledger.records import WindowRecord, load_spec, load_window
 
@@ -79,6 +79,8 @@ class Keeper:
 
         Raises InputUnavailable: the output cannot be fetched, or is not what its worker says. Raises NoRoomToKeep.
         """
+        if duty.window == INPUT_WINDOW:
+            raise InputUnavailable("nodes do not keep inputs yet")
         window = load_window(self._ledger.store, duty.task, duty.window)
         if duty.action is CustodyAction.SIGN:
             needed = self.kept_bytes + sealed_size(BlobCommitment(*window.proof.custody).size)

@@ -341,6 +341,29 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
     ("tasks", "endCustody"): Text(
         "End the custody of a final window's output, as the requester.", intent="End custody"
     ),
+    ("tasks", "keepInput"): Text(
+        "Have storage machines keep a task's data set before it is offered; the value sent is the whole budget.",
+        {
+            "size": "Bytes of the data set.",
+            "plainRoot": "Merkle root over its plain chunks.",
+            "cipherRoot": "Merkle root over its cipher chunks.",
+        },
+        "Keep an input",
+    ),
+    ("tasks", "claimGarbage"): Text(
+        "Show with an input's key, as the worker, that its cipher is garbage; that ends the task.",
+        {
+            "key": "The key of the input.",
+            "path": "The key's path to the root in the task: canonical CBOR.",
+            "chunk": "A chunk of the cipher with its paths: canonical CBOR.",
+        },
+        "Prove garbage in an input",
+    ),
+    ("tasks", "claimPlain"): Text(
+        "Show, as the worker, that a private input is not the job's data set; that ends the task.",
+        {"shown": "The claim with the plain chunks that show it: canonical CBOR."},
+        "Prove that an input is wrong",
+    ),
     ("tasks", "declineSeat"): Text(
         "Leave the sender's seat of a window shortly after its draw, without a fine; another machine is drawn.",
         intent="Decline a check",

@@ -125,14 +125,17 @@ class CipherBlob:
     ``chunks`` and ``plain_hashes`` are what a custodian gets; it keeps both.
     """
 
-    def __init__(self, blob_key: bytes, content: bytes) -> None:
-        """Raises ChunkInvalid for an empty blob, or one that is too large."""
+    def __init__(self, blob_key: bytes, content: bytes, context: bytes | None = None) -> None:
+        """``context`` is that of its chunks, by default the plain root.
+
+        Raises ChunkInvalid for an empty blob, or one that is too large.
+        """
         if not 0 < len(content) <= CHUNKS_MAX * CHUNK_BYTES:
             raise ChunkInvalid("a blob has content")
         plain = [content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)]
         self.plain_hashes = [leaf_hash(chunk) for chunk in plain]
         root = merkle_root(plain)
-        self.chunks = [crypt_chunk(blob_key, root, index, chunk) for index, chunk in enumerate(plain)]
+        self.chunks = [crypt_chunk(blob_key, context or root, at, chunk) for at, chunk in enumerate(plain)]
         self.commitment = BlobCommitment(len(content), root, merkle_root(self.chunks))
 
 
@@ -192,13 +195,16 @@ def check_chunk(commitment: BlobCommitment, proof: ChunkProof) -> None:
         raise ChunkInvalid(f"the hash of plain chunk {index} is not under the root of plain chunks")
 
 
-def is_garbage(commitment: BlobCommitment, blob_key: bytes, proof: ChunkProof) -> bool:
+def is_garbage(
+    commitment: BlobCommitment, blob_key: bytes, proof: ChunkProof, context: bytes | None = None
+) -> bool:
     """Tell whether a revealed key proves that a chunk in custody is not what the blob's author committed to.
 
-    Raises ChunkInvalid where the proof is not about this blob: then nothing is proved.
+    ``context`` is that of its chunks, by default the plain root. Raises ChunkInvalid where the proof is not about
+    this blob: then nothing is proved.
     """
     check_chunk(commitment, proof)
-    plain = crypt_chunk(blob_key, commitment.plain_root, proof.number, proof.cipher)
+    plain = crypt_chunk(blob_key, context or commitment.plain_root, proof.number, proof.cipher)
     return leaf_hash(plain) != proof.plain_hash
 
 

@@ -19,6 +19,7 @@ from tasks.errors import CustodyOff, CustodyRefused, NotYours, ProofMismatch, Wr
 from tasks.ledger import reputation
 from tasks.ledger.custody_records import (
     DRAWN_MAX,
+    INPUT_WINDOW,
     RECEIVERS_MAX,
     CustodyPhase,
     CustodyRecord,
@@ -41,7 +42,7 @@ from tasks.ledger.lifecycle import ENDED, Phase, Reason, WindowPhase
 from tasks.ledger.matching import draw_seed, draw_verifiers, eligible_verifiers
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
 from tasks.ledger.parameters import DAY_MS, TaskParameters
-from tasks.ledger.progress import arm_ended, exclude, give_up_idle, lose_worker
+from tasks.ledger.progress import arm_ended, enter_book, exclude, give_up_idle, hold_back, lose_worker
 from tasks.ledger.records import WindowRecord
 from tasks.ledger.registry import NodeRecord, NodeRole
 from tasks.ledger.settlement import pay_earned, refund_unreserved
@@ -54,6 +55,8 @@ __all__ = [
     "answer",
     "ask",
     "begin_custody",
+    "begin_input",
+    "bond_for",
     "check_custody",
     "custody_budget",
     "demand",
@@ -64,10 +67,12 @@ __all__ = [
     "is_held_up",
     "on_custody_draw",
     "part_with",
+    "reserve_for",
     "settle",
     "sign_delivery",
     "step_custody",
     "take",
+    "terms_of",
 ]
 
 CUSTODIAN_DRAWN: Final = EventType(
@@ -108,9 +113,8 @@ def _keeping_price(size: int, time_ms: int, price_per_gib_hour: int) -> int:
     return size * time_ms * price_per_gib_hour // (GIB * HOUR_MS)
 
 
-def _reserve_of(spec: JobSpec, parameters: TaskParameters) -> int:
-    """Return what the custody of one window costs at most: all copies, until the end of their time."""
-    size = spec.plan().state_limit_bytes
+def reserve_for(size: int, parameters: TaskParameters) -> int:
+    """Return what the custody of a blob costs at most: all copies, until the end of their time."""
     whole = _keeping_price(size, parameters.custody_ms, parameters.custody_price_per_gib_hour) + 1
     return parameters.custody_copies * max(parameters.custody_fee_min, whole)
 
@@ -118,6 +122,10 @@ def _reserve_of(spec: JobSpec, parameters: TaskParameters) -> int:
 def custody_budget(spec: JobSpec, parameters: TaskParameters) -> int:
     """Return what the requester of a job locks for the custody of all its windows: a line of the quote."""
     return spec.windows * _reserve_of(spec, parameters) if parameters.custody_copies else 0
+
+
+def _reserve_of(spec: JobSpec, parameters: TaskParameters) -> int:
+    return reserve_for(spec.plan().state_limit_bytes, parameters)
 
 
 def ask(case: Case, sender: bytes, key_root: bytes, inputs: int, amount: int) -> None:
@@ -143,16 +151,17 @@ def ask(case: Case, sender: bytes, key_root: bytes, inputs: int, amount: int) ->
     save_terms(case.state, record.id, terms)
 
 
-def _terms(case: Case) -> Terms:
+def terms_of(case: Case) -> Terms:
+    """Return the terms of custody of a task. Raises CustodyOff."""
     terms = find_terms(case.state, case.record.id)
     if terms is None:
         raise CustodyOff("the task has no custody")
     return terms
 
 
-def _reserve(case: Case, amount: int, *, live: int = 0, demands: int = 0) -> None:
+def reserve_more(case: Case, amount: int, *, live: int = 0, demands: int = 0) -> None:
     """Note that ``amount`` more is reserved (less, if negative) of what the requester has locked."""
-    terms = _terms(case)
+    terms = terms_of(case)
     save_terms(
         case.state, case.record.id,
         terms._replace(
@@ -178,6 +187,21 @@ def check_custody(case: Case, proof: WindowProof) -> None:
         raise ProofMismatch(f"the output is committed to as {size} bytes in custody")
 
 
+def bond_for(charge: int, parameters: TaskParameters) -> int:
+    """Return what a custodian locks for what has to do with work at the price ``charge``."""
+    return max(share_up(charge, parameters.custody_bond_bps), parameters.custody_fee_min)
+
+
+def begin_input(case: Case, blob: BlobCommitment, reserve: int, bond: int) -> None:
+    """Begin the custody of a task's data set."""
+    record = CustodyRecord(
+        case.record.id, INPUT_WINDOW, case.record.requester, CustodyPhase.DRAWING, blob, reserve, bond,
+        case.scope.block.height, 0, 0, 0, 0, (), (), (), None, b"",
+    )  # fmt: skip
+    save_custody(case.state, _awaiting(case, record), case.now)
+    reserve_more(case, reserve, live=1)
+
+
 def begin_custody(case: Case, window: WindowRecord) -> None:
     """Begin the custody of a window that was just proved; after a void one with what that has left."""
     if not window.proof.custody:
@@ -185,15 +209,15 @@ def begin_custody(case: Case, window: WindowRecord) -> None:
     earlier = find_custody(case.state, window.task, window.number)
     if earlier is not None:
         settle(case, earlier)
-    terms, payer, parameters = _terms(case), case.vault.payer, case.parameters
+    terms, payer = terms_of(case), case.vault.payer
     reserve = min(terms.each, case.vault.held(Pool.CUSTODY, payer) - terms.reserved)
-    bond = max(share_up(window.charge, parameters.custody_bond_bps), parameters.custody_fee_min)
+    bond = bond_for(window.charge, case.parameters)
     record = CustodyRecord(
         window.task, window.number, window.worker, CustodyPhase.DRAWING, BlobCommitment(*window.proof.custody),
         reserve, bond, case.scope.block.height, 0, 0, 0, 0, (), (), (), None, b"",
     )  # fmt: skip
     save_custody(case.state, _awaiting(case, record), case.now)
-    _reserve(case, reserve, live=1)
+    reserve_more(case, reserve, live=1)
 
 
 def is_held_up(case: Case, window: WindowRecord) -> bool:
@@ -261,11 +285,17 @@ def on_custody_draw(case: Case, number: int) -> None:
         height, draw = asked.height, _draw_demand
     else:
         return
-    if case.scope.block.height >= height + blocks:
-        save_custody(case.state, draw(case, record), case.now)
+    if case.scope.block.height < height + blocks:
+        return
+    after = draw(case, record)
+    if after is None:
+        settle(case, record)
+    else:
+        save_custody(case.state, after, case.now)
 
 
-def _draw(case: Case, record: CustodyRecord) -> CustodyRecord:
+def _draw(case: Case, record: CustodyRecord) -> CustodyRecord | None:
+    """Draw for what is missing. With nobody left to draw a worker keeps its output; None for an input."""
     scope, parameters = case.scope, case.parameters
     wanted = min(parameters.custody_copies - len(record.holders), DRAWN_MAX - record.drawn)
     seed = draw_seed(b"custodian-draw", scope.block.beacon, record.task, record.window, record.drawn)
@@ -273,7 +303,7 @@ def _draw(case: Case, record: CustodyRecord) -> CustodyRecord:
     if wanted > 0 and not is_unreliable(scope.parent, record.author, case.now // DAY_MS, parameters):
         nodes = _drawn_nodes(case, record, seed, record.used, wanted)
     if not nodes:
-        return _kept(case, _with_author(case, record))
+        return None if record.is_input else _kept(case, _with_author(case, record))
     for node in nodes:
         scope.emit(CUSTODIAN_DRAWN(record.task, record.window, node.address, record.bond))
     return record._replace(
@@ -295,10 +325,16 @@ def _taken(case: Case, record: CustodyRecord, holder: Holder) -> CustodyRecord:
 
 
 def _kept(case: Case, record: CustodyRecord) -> CustodyRecord:
-    """Note that an output is kept; its window is final now if it waited for that alone."""
-    window = case.window(record.window)
-    if window.ripe and window.phase == WindowPhase.ACCEPTED and window.number == case.record.final_windows:
-        case.put_window(window._replace(ripe=0, deadline_ms=case.now))
+    """Note that an output is kept; its window is final now if it waited for that alone.
+
+    With its input kept a task enters the book.
+    """
+    if record.is_input:
+        enter_book(case)
+    else:
+        window = case.window(record.window)
+        if window.ripe and window.phase == WindowPhase.ACCEPTED and window.number == case.record.final_windows:
+            case.put_window(window._replace(ripe=0, deadline_ms=case.now))
     return record._replace(phase=CustodyPhase.KEPT, step_ms=0, until_ms=case.now + case.parameters.custody_ms)
 
 
@@ -360,14 +396,14 @@ def demand(case: Case, number: int, sender: bytes, holder: bytes, amount: int) -
     keeper = record.holder(holder)
     if record.phase is not CustodyPhase.KEPT or record.demand or record.prover or keeper is None:
         raise CustodyRefused("no such custodian, or a demand is not over yet")
-    if _terms(case).demands >= parameters.custody_demands_max:
+    if terms_of(case).demands >= parameters.custody_demands_max:
         raise CustodyRefused(f"a task has {parameters.custody_demands_max} demands")
     kind = DemandKind.DELIVERY if keeper.asked else DemandKind.CHUNK
     due = demand_price(record, kind, case.scope.block.base_fee, parameters)
     if amount < due:
         raise PaymentMissing(due=due, got=amount)
     case.vault.lock(Pool.CUSTODY, sender, due, Purpose.CUSTODY_DEMAND, owner=sender)
-    _reserve(case, due, demands=1)
+    reserve_more(case, due, demands=1)
     asked = Demand(kind, holder, due, case.scope.block.height, -1, b"", 0, 0, ())
     _schedule(case, record)
     save_custody(case.state, record._replace(demand=asked), case.now)
@@ -401,7 +437,7 @@ def _serve(case: Case, record: CustodyRecord, asked: Demand, earner: bytes) -> N
         case, Pool.CUSTODY, earner, asked.amount, Purpose.CUSTODY_DEMAND, Role.STORAGE, owner=payer,
         subject=record.window,
     )  # fmt: skip
-    _reserve(case, -asked.amount)
+    reserve_more(case, -asked.amount)
     keeper = record.holder(asked.holder)
     assert keeper is not None
     record = record.with_holder(keeper._replace(asked=keeper.asked + 1))
@@ -418,7 +454,7 @@ def _end_demand(case: Case, record: CustodyRecord) -> CustodyRecord:
     case.vault.refund(
         Pool.CUSTODY, payer, asked.amount, Purpose.UNSPENT, owner=payer, subject=record.window
     )  # fmt: skip
-    _reserve(case, -asked.amount)
+    reserve_more(case, -asked.amount)
     return record._replace(demand=None)
 
 
@@ -508,7 +544,7 @@ def _pay_of(case: Case, record: CustodyRecord, holder: Holder) -> int:
     """Return what a custodian has earned; the worker earns nothing for what it keeps itself."""
     if holder.failed or not holder.bond:
         return 0
-    by_time = _keeping_price(record.blob.size, case.now - holder.since_ms, _terms(case).price_per_gib_hour)
+    by_time = _keeping_price(record.blob.size, case.now - holder.since_ms, terms_of(case).price_per_gib_hour)
     share = record.reserve // case.parameters.custody_copies
     return min(share, max(case.parameters.custody_fee_min, by_time))
 
@@ -533,12 +569,14 @@ def settle(case: Case, record: CustodyRecord) -> None:
             Pool.CUSTODY, holder.address, holder.bond, Purpose.BOND_RETURN, owner=holder.address,
             subject=record.window,
         )  # fmt: skip
-    if case.window(record.window).phase == WindowPhase.FINAL:
+    if record.is_input or case.window(record.window).phase == WindowPhase.FINAL:
         vault.refund(Pool.CUSTODY, payer, left, Purpose.UNSPENT, owner=payer, subject=record.window)
-    _reserve(case, -record.reserve, live=-1)
+    reserve_more(case, -record.reserve, live=-1)
     forget_custody(state, record)
     case.scope.emit(CUSTODY_ENDED(record.task, record.window))
-    if not custody_count(state, record.task, record.author):
+    if record.is_input:
+        hold_back(case)
+    elif not custody_count(state, record.task, record.author):
         give_up_idle(case, [record.author])
     if case.record.phase in ENDED:
         refund_unreserved(case)
@@ -571,8 +609,8 @@ def step_custody(case: Case, record: CustodyRecord) -> None:
     if 0 < record.step_ms <= case.now:
         record = _close_signing(case, record)
     if 0 < record.until_ms <= case.now:
-        is_over = case.window(record.window).phase == WindowPhase.FINAL and record.demand is None
-        if is_over:
+        is_over = record.is_input or case.window(record.window).phase == WindowPhase.FINAL
+        if is_over and record.demand is None:
             settle(case, record)
             return
         record = record._replace(until_ms=case.now + hand_over_ms(record.blob.size, case.parameters))

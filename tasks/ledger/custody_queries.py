@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from state.primitives.hashing import HASH_BYTES
 from state.view import Reader
-from tasks.ledger.custody_records import CustodyPhase, CustodyRecord, find_custody
+from tasks.ledger.custody_records import INPUT_WINDOW, CustodyPhase, CustodyRecord, find_custody
 from tasks.ledger.records import Asked, by_custodian_key
 
-__all__ = ["CustodyAction", "CustodyDuty", "custody_duties", "outputs_kept"]
+__all__ = ["CustodyAction", "CustodyDuty", "custody_duties", "inputs_kept", "outputs_kept"]
 
 DUTIES_MAX: Final = 4_096
 """Demands of a machine, and outputs that it was drawn for, that one look returns."""
@@ -32,7 +32,10 @@ class CustodyAction(IntEnum):
 
 
 class CustodyDuty(NamedTuple):
-    """One action that is due until ``deadline_ms``: ``chunk`` is the demanded one, ``bond`` what signing locks."""
+    """One action that is due until ``deadline_ms``: ``chunk`` is the demanded one, ``bond`` what signing locks.
+
+    ``window`` is ``INPUT_WINDOW`` for the input of a task.
+    """
 
     action: CustodyAction
     task: bytes
@@ -82,4 +85,9 @@ def custody_duties(state: Reader, machine: bytes) -> list[CustodyDuty]:
 
 def outputs_kept(state: Reader, machine: bytes) -> list[tuple[bytes, int]]:
     """Return task and window of the outputs that a machine has signed for: its bonds bound their number."""
-    return list(_places(state, machine, Asked.KEPT))
+    return [place for place in _places(state, machine, Asked.KEPT) if place[1] != INPUT_WINDOW]
+
+
+def inputs_kept(state: Reader, machine: bytes) -> list[bytes]:
+    """Return the tasks whose inputs a machine has signed for."""
+    return [task for task, window in _places(state, machine, Asked.KEPT) if window == INPUT_WINDOW]

@@ -24,6 +24,7 @@ __all__ = [
     "CUSTODY_LIMIT_BYTES",
     "DRAWN_MAX",
     "HOLDERS_MAX",
+    "INPUT_WINDOW",
     "RECEIVERS_MAX",
     "TERMS_LIMIT_BYTES",
     "CustodyPhase",
@@ -35,11 +36,13 @@ __all__ = [
     "count_hand_over",
     "custody_count",
     "find_custody",
+    "find_input",
     "find_terms",
     "forget_custody",
     "is_unreliable",
     "load_custody",
     "save_custody",
+    "save_input",
     "save_terms",
 ]
 
@@ -48,12 +51,15 @@ DRAWN_MAX: Final = 4
 RECEIVERS_MAX: Final = 3
 """Receivers drawn for one demand."""
 HOLDERS_MAX: Final = DRAWN_MAX + 1
+INPUT_WINDOW: Final = 1 << 30
+"""The data set of a task is in custody under this number: no window has it."""
+INPUT_LIMIT_BYTES: Final = 96
 TERMS_LIMIT_BYTES: Final = 256
 CUSTODY_LIMIT_BYTES: Final = 2_048
 MISSES_LIMIT_BYTES: Final = 32
 COUNT_LIMIT_BYTES: Final = 8
 _TABLE: Final = bytes([Table.CUSTODY])
-_TERMS, _WINDOW, _AUTHOR, _MISSES = b"T", b"W", b"A", b"M"
+_TERMS, _WINDOW, _AUTHOR, _MISSES, _INPUT = b"T", b"W", b"A", b"M", b"I"
 
 
 class CustodyPhase(IntEnum):
@@ -134,7 +140,7 @@ class Demand(NamedTuple):
 
 
 class CustodyRecord(NamedTuple):
-    """The output of a window in custody. ``author`` is the window's worker.
+    """The output of a window in custody. ``author`` is the window's worker. Of an input it is the requester.
 
     ``reserve`` is what the requester has locked for it, ``bond`` what a custodian locks. ``drawn`` counts
     custodians, ``pending`` are those that have not signed; ``used`` are all drawn and the accounts behind them.
@@ -159,6 +165,11 @@ class CustodyRecord(NamedTuple):
     used: tuple[bytes, ...]
     demand: Demand | None
     prover: bytes
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it is the data set of the task, and no output."""
+        return self.window >= INPUT_WINDOW
 
     def holder(self, address: bytes) -> Holder | None:
         """Return a custodian that has signed, or None."""
@@ -201,6 +212,29 @@ def save_terms(state: Overlay, task: bytes, terms: Terms) -> None:
     state.put(_TABLE + _TERMS + task, encode(list(terms)))
 
 
+# Inputs
+
+
+def find_input(state: Reader, task: bytes) -> BlobCommitment | None:
+    """Return what a task's requester committed to as its data set; None if it did not. Raises RecordDamaged."""
+    data = state.get(_TABLE + _INPUT + task)
+    if data is None:
+        return None
+    return read_record(data, _blob, what="the input of a task", limit_bytes=INPUT_LIMIT_BYTES)
+
+
+def save_input(state: Overlay, task: bytes, blob: BlobCommitment) -> None:
+    """Write what a task's data set is."""
+    state.put(_TABLE + _INPUT + task, encode(list(blob)))
+
+
+def _blob(value: Any) -> BlobCommitment:
+    blob = BlobCommitment(*items_of(value, int, bytes, bytes))
+    if not len(blob.plain_root) == len(blob.cipher_root) == HASH_BYTES:
+        raise DecodeError("not the roots of a blob")
+    return blob
+
+
 # Windows
 
 
@@ -234,7 +268,7 @@ def _custody(task: bytes, window: int, value: Any) -> CustodyRecord:
         demand, prover,
     ) = items_of(value, bytes, int, list, *[int] * 7, list, list, list, list, bytes)  # fmt: skip
     return CustodyRecord(
-        task, window, author, CustodyPhase(phase), BlobCommitment(*items_of(blob, int, bytes, bytes)), reserve,
+        task, window, author, CustodyPhase(phase), _blob(blob), reserve,
         bond, height, step_ms, until_ms, deadline_ms, drawn, _addresses(pending),
         tuple(Holder(*items_of(holder, bytes, int, int, int, int)) for holder in holders), _addresses(used),
         _demand(demand) if demand else None, prover,
@@ -329,6 +363,8 @@ def custody_count(state: Reader, task: bytes, author: bytes) -> int:
 
 
 def _count(state: Overlay, record: CustodyRecord, change: int) -> None:
+    if record.is_input:  # no worker's bond answers for it
+        return
     key = _TABLE + _AUTHOR + record.task + record.author
     count = custody_count(state, record.task, record.author) + change
     if count:

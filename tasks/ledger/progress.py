@@ -50,10 +50,12 @@ __all__ = [
     "arm_running",
     "assign",
     "blame_worker",
+    "enter_book",
     "exclude",
     "finish",
     "free_slot",
     "give_up_idle",
+    "hold_back",
     "is_firm",
     "is_funded",
     "leave_book",
@@ -129,6 +131,19 @@ def leave_book(case: Case, miss: Miss, *, is_outbid: bool) -> None:
     case.change(parked=wake_order(record) if in_vain else max(1, record.parked), match_at_ms=0, waker=b"")
     if miss != Miss.NOBODY:
         _put_off(case)
+
+
+def enter_book(case: Case) -> None:
+    """Have a task that was held back be a bid: its search begins now, as far as the book is concerned."""
+    record = case.record
+    if record.phase == Phase.MATCHING and not record.ending and not record.match_at_ms and not record.parked:
+        case.change(match_at_ms=case.now, changed_ms=case.now, bid_height=case.scope.block.height)
+
+
+def hold_back(case: Case) -> None:
+    """Take a task that has no worker yet out of the book, and from those that a changed machine looks at."""
+    if case.record.phase == Phase.MATCHING and not case.record.ending:
+        case.change(match_at_ms=0, parked=0, waker=b"")
 
 
 def is_firm(case: Case) -> bool:

@@ -37,7 +37,7 @@ from tasks.ledger.audits import (
 from tasks.ledger.bonds import pay_from_bond, pay_machine
 from tasks.ledger.carriage import dues_of, pay_dues, share_pay
 from tasks.ledger.check_fund import fund_balance, is_below, pay_in, take_back
-from tasks.ledger.custody_records import find_terms
+from tasks.ledger.custody_records import INPUT_WINDOW, CustodyPhase, find_custody, find_terms, save_custody
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.open_task import Case
 from tasks.ledger.parameters import TaskParameters
@@ -569,6 +569,9 @@ def close_escrow(case: Case, *, pays_holds: bool = True) -> None:
         release_holds(case)
     for pool in (Pool.PRICE, Pool.VERIFICATION, Pool.FEE):
         vault.refund(pool, vault.payer, vault.held(pool), Purpose.UNSPENT)
+    kept = find_custody(case.state, case.record.id, INPUT_WINDOW)
+    if kept is not None:  # nobody needs the input any more
+        save_custody(case.state, kept._replace(phase=CustodyPhase.VOID), case.now)
     refund_unreserved(case)
 
 

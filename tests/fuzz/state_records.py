@@ -180,6 +180,11 @@ def state_records(
             lambda state: custody_records.find_terms(state, TASK),
             ("tasks.ledger.custody_records:find_terms", "tasks.ledger.custody_records:_terms"),
         ),
+        "input in custody": StateRecord(
+            lambda state: custody_records.save_input(state, TASK, CUSTODY.blob),
+            lambda state: custody_records.find_input(state, TASK),
+            ("tasks.ledger.custody_records:find_input", "tasks.ledger.custody_records:_blob"),
+        ),
         "custody": StateRecord(
             lambda state: custody_records.save_custody(state, CUSTODY, 5),
             lambda state: custody_records.find_custody(state, TASK, 3),

@@ -52,7 +52,7 @@ from state.transition import errors as transition
 from state.view.tables import Table
 from tasks import claims, proofs
 from tasks import spec as specification
-from tasks.custody import chunks, keys, shares
+from tasks.custody import chunks, inputs, keys, shares
 from tasks.dispute import game, moves
 from tasks.engines import datasets, plan
 from tasks.ledger import (
@@ -206,6 +206,8 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "path_hashes_max": chunks.SIBLINGS_MAX,
         "custodians_drawn_max": custody_records.DRAWN_MAX,
         "receivers_max": custody_records.RECEIVERS_MAX,
+        "plain_chunks_max": inputs.PLAIN_CHUNKS_MAX,
+        "custody_input_bytes_max": custody_records.INPUT_LIMIT_BYTES,
         "custody_record_bytes_max": custody_records.CUSTODY_LIMIT_BYTES,
         "custody_terms_bytes_max": custody_records.TERMS_LIMIT_BYTES,
         "dispute_moves_max": game.MOVES_MAX,

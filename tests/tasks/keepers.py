@@ -14,6 +14,7 @@ from tasks.custody.chunks import BlobCommitment, CipherBlob, Custody, chunk_proo
 from tasks.custody.keys import (
     KeyCommitments,
     derive_key,
+    input_key_name,
     key_proof_to_value,
     window_key_name,
 )
@@ -21,12 +22,22 @@ from tasks.custody.layout import PlainChunk, plain_chunk_to_value
 from tasks.engines.state import TrainingState
 from tasks.ledger import queries
 from tasks.ledger.custody import custody_budget, demand_price
-from tasks.ledger.custody_records import CustodyPhase, DemandKind, find_custody, find_terms, load_custody
+from tasks.ledger.custody_inputs import input_budget
+from tasks.ledger.custody_records import (
+    INPUT_WINDOW,
+    CustodyPhase,
+    DemandKind,
+    find_custody,
+    find_terms,
+    load_custody,
+)
 from tasks.ledger.custody_transitions import (
     ANSWER_DEMAND,
     ASK_CUSTODY,
+    CLAIM_GARBAGE,
     DEMAND_CUSTODY,
     END_CUSTODY,
+    KEEP_INPUT,
     RECEIVE_CUSTODY,
     REVEAL_GARBAGE,
     REVEAL_MISMATCH,
@@ -94,11 +105,31 @@ class KeptWorld(World):
         return task
 
     def ask(self, task: bytes) -> str | None:
-
         job = queries.task_spec(self.state, task)
         commitments = KeyCommitments(TASK_KEY, INPUTS, job.windows)
         amount = custody_budget(job, self.parameters)
         return self.send(REQUESTER, ASK_CUSTODY, [task, commitments.root, INPUTS, amount])
+
+    def keep_input(
+        self, task: bytes, content: bytes, *, manner: str = "right", sender: bytes = REQUESTER, less: int = 0
+    ) -> str | None:
+        """Commit to the data set of a task, and have it kept. ``manner`` is as for ``output_of``."""
+        root = queries.task_spec(self.state, task).dataset.root
+        blob = CipherBlob(derive_key(TASK_KEY, input_key_name(0)), content, root)
+        if manner == "garbage":
+            other = CipherBlob(derive_key(TASK_KEY, window_key_name(0)), content)
+            blob.commitment = blob.commitment._replace(cipher_root=other.commitment.cipher_root)
+            blob.chunks = other.chunks
+        self.outputs[task, INPUT_WINDOW] = blob
+        amount = input_budget(queries.task_spec(self.state, task), self.parameters) - less
+        return self.send(sender, KEEP_INPUT, [task, *blob.commitment, amount])
+
+    def claim_garbage(self, task: bytes, number: int, sender: bytes) -> str | None:
+        commitments = KeyCommitments(TASK_KEY, INPUTS, queries.task_spec(self.state, task).windows)
+        name = input_key_name(0)
+        path = key_proof_to_value(commitments.proof(name))
+        chunk = self.chunk(task, INPUT_WINDOW, number)
+        return self.send(sender, CLAIM_GARBAGE, [task, derive_key(TASK_KEY, name), path, chunk])
 
     def proof(self, job: JobSpec, proof: WindowProof) -> WindowProof:
         if find_terms(self.state, proof.task) is None:

@@ -16,7 +16,9 @@ from eth_account.messages import encode_defunct, encode_typed_data
 
 from state.primitives.codec import encode
 from state.primitives.hashing import keccak
-from tasks.claims import claim_to_value
+from tasks.claims import Fault, claim_to_value
+from tasks.custody.inputs import PlainClaim, plain_claim_to_value
+from tasks.engines.dataset_layout import NodePlace
 from tasks.ledger.lifecycle import Phase, Reason
 from testnet.plan import CHAIN_ID, COIN
 from tests.tasks.strays import CLAIM
@@ -74,6 +76,7 @@ CHUNKS: Final = {
     "plain": "0x" + encode([0, b"c", []]).hex(), "leaf": "0x" + encode([]).hex(),
 }  # fmt: skip
 """Arguments of proofs about what lies in custody, in their form."""
+PLAIN_CLAIM: Final = PlainClaim(bytes.fromhex(NOWHERE[2:]), Fault.ROOT, NodePlace(0, 0, 0), ())
 WITHOUT_CUSTODY: Final = {
     "takeCustody": ((), "custody_unknown"),
     "demandCustody": ((NOWHERE[:42],), "custody_unknown"),
@@ -84,9 +87,15 @@ WITHOUT_CUSTODY: Final = {
     "endCustody": ((), "custody_unknown"),
 }
 """Arguments after task and window, and why they are refused: this network has no custody."""
-NEVER_DONE: Final = frozenset(
-    ("askCustody", "claimInput", *ALWAYS_FAIL, *ONLY_VERIFIER, *WITHOUT_DISPUTE, *WITHOUT_CUSTODY)
-)
+WITHOUT_INPUTS: Final = {
+    "keepInput": (("1", NOWHERE, NOWHERE, "0"), "custody_off"),
+    "claimGarbage": ((NOWHERE, CHUNKS["path"], CHUNKS["chunk"]), "not_yours"),
+}
+"""Arguments after the task, and why they are refused."""
+NEVER_DONE: Final = frozenset((
+    "askCustody", "claimInput", "claimPlain", *WITHOUT_INPUTS, *ALWAYS_FAIL, *ONLY_VERIFIER, *WITHOUT_DISPUTE,
+    *WITHOUT_CUSTODY,
+))  # fmt: skip
 STATE_REASONS: Final = {
     "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",
     "registerNode": "payment_missing", "updateNode": "node_unknown",
@@ -429,6 +438,8 @@ class Play:
         for name, (args, reason) in (WITHOUT_DISPUTE | WITHOUT_CUSTODY).items():
             await self._write_in_vain(job.requester, name, self._task, "0", *args, reason=reason)
         await self._write_in_vain(job.requester, "askCustody", self._task, NOWHERE, "0", reason="custody_off")
+        for name, (args, reason) in WITHOUT_INPUTS.items():
+            await self._write_in_vain(job.requester, name, self._task, *args, reason=reason)
         await self._write(
             verifier, "sealVerdict", self._task, "0", "0x" + said.seal.hex(), event="WindowPhase",
             nonce=self._world.next_verifier_nonce(),
@@ -510,6 +521,7 @@ class Play:
             **CHUNKS,
             "leaves": "0x" + encode([[b"no leaf", []]]).hex(),
             "claim": "0x" + encode(claim_to_value(CLAIM._replace(task=bytes.fromhex(NOWHERE[2:])))).hex(),
+            "shown": "0x" + encode(plain_claim_to_value(PLAIN_CLAIM)).hex(),
         }  # fmt: skip
         if item["name"] == "settleCarriage":
             return await self._carriage(self._job.worker), 0

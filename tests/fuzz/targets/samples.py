@@ -17,13 +17,16 @@ from state.primitives.votes import FINALIZE, NOTARIZE, NULLIFY, Equivocation, Vo
 from state.transition.evidence import Evidence
 from state.transition.staking import STAKE_KIND, UNSTAKE_KIND, stake_payload, unstake_payload
 from state.transition.transfer import transfer_payload
-from tasks.claims import claim_to_value
+from tasks.claims import Fault, claim_to_value
 from tasks.custody.chunks import ChunkProof, chunk_proof_to_value
+from tasks.custody.inputs import PlainClaim, plain_claim_to_value
 from tasks.custody.keys import KeyProof, key_proof_to_value
 from tasks.custody.layout import LeafEvidence, PlainChunk, leaf_evidence_to_value, plain_chunk_to_value
 from tasks.dispute.moves import Pick, encode_move
+from tasks.engines.dataset_layout import NodePlace
 from tasks.ledger import bonds, claim_transitions, custody_transitions, dispute_transitions, transitions
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
+from tasks.ledger.custody_records import INPUT_WINDOW
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.registry import Gpu, NodeProfile, NodeRole, profile_to_value
 from tasks.proofs import (
@@ -70,6 +73,7 @@ PROFILE = NodeProfile(b"o" * 20, NodeRole.COMPUTE, (Gpu("H100", 81_559),), 8, 16
 CHUNK = ChunkProof(1, b"c" * 40, (b"h" * 32,), b"p" * 32, (b"g" * 32, b"f" * 32))
 KEY_PROOF = KeyProof(3, 9, (b"h" * 32,) * 4)
 PLAIN = PlainChunk(1, b"p" * 40, (b"h" * 32,))
+PLAIN_CLAIM = PlainClaim(b"t" * 32, Fault.NODE, NodePlace(1, 2, 3), (PLAIN, PLAIN))
 STATE_LEAF = LeafEvidence(2, b"r" * 32, (b"h" * 32,), 3, b"v" * 64, (b"g" * 32,))
 FINDINGS = (
     Finding(0, Code.COMPUTED, b"p" * 32, b"s" * 32, 7),
@@ -133,6 +137,13 @@ PAYLOADS = (
         [b"t" * 32, 1, plain_chunk_to_value(PLAIN), leaf_evidence_to_value(STATE_LEAF)],
     ),
     payload(custody_transitions.END_CUSTODY, [b"t" * 32, 1]),
+    payload(custody_transitions.RECEIVE_CUSTODY, [b"t" * 32, INPUT_WINDOW]),
+    payload(custody_transitions.KEEP_INPUT, [b"t" * 32, 40_000, b"p" * 32, b"c" * 32, 5]),
+    payload(
+        custody_transitions.CLAIM_GARBAGE,
+        [b"t" * 32, b"k" * 32, key_proof_to_value(KEY_PROOF), chunk_proof_to_value(CHUNK)],
+    ),
+    payload(custody_transitions.CLAIM_PLAIN, [plain_claim_to_value(PLAIN_CLAIM)]),
     payload(transitions.OPEN_WINDOW, [b"t" * 32, 1, [opening_to_value(OPENING)]]),
     payload(transitions.POKE, [b"t" * 32]),
     payload(transitions.TOP_UP_TASK, [b"t" * 32, 5]),

@@ -271,7 +271,10 @@ def targets() -> Iterator[tuple[str, Target]]:
             ),
             *(
                 f"tasks.ledger.custody_transitions:_decode_{name}"
-                for name in ("ask", "take", "output", "demand", "answer", "garbage", "mismatch")
+                for name in (
+                    "ask", "take", "output", "receive", "demand", "answer", "garbage", "mismatch", "input",
+                    "claimed", "plain",
+                )
             ),
             "tasks.ledger.claim_transitions:_decode_input",
             "tasks.ledger.bonds:_decode_terms", "tasks.ledger.bonds:_decode_sponsor",

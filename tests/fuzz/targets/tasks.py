@@ -15,6 +15,7 @@ from state.primitives.hashing import digest
 from state.primitives.merkle import merkle_root
 from tasks.claims import BlobChunk, claim_from_value, claim_of_size, claim_to_value
 from tasks.custody.chunks import chunk_proof_from_value, chunk_proof_to_value
+from tasks.custody.inputs import plain_claim_from_value, plain_claim_to_value
 from tasks.custody.keys import key_proof_from_value, key_proof_to_value
 from tasks.custody.layout import (
     leaf_evidence_from_value,
@@ -77,6 +78,7 @@ from tests.fuzz.targets.samples import (
     LEAVES,
     OPENING,
     PLAIN,
+    PLAIN_CLAIM,
     PROFILE,
     PROOF,
     STATE_LEAF,
@@ -189,6 +191,10 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("tasks.proofs:break_from_value", "tasks.proofs:_shown", "tasks.proofs:_path"),
     )  # fmt: skip
     yield "leaf that is shown", Target(judge_leaf, (encode_leaf(LEAVES[0]),), ("tasks.proofs:_read_leaf",))
+    yield "claim about an input with a key", Target(
+        of_value(plain_claim_from_value, plain_claim_to_value), (encode(plain_claim_to_value(PLAIN_CLAIM)),),
+        ("tasks.custody.inputs:plain_claim_from_value",),
+    )  # fmt: skip
     yield "chunk in custody", Target(
         of_value(chunk_proof_from_value, chunk_proof_to_value), (encode(chunk_proof_to_value(CHUNK)),),
         ("tasks.custody.chunks:chunk_proof_from_value", "tasks.custody.chunks:siblings_of"),

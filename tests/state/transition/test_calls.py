@@ -36,15 +36,19 @@ from state.transition.staking import (
 from state.transition.transfer import TRANSFER_GAS, TRANSFER_KIND
 from state.view import Overlay
 from state.view.accounts import Account, balance_of, save_account
-from tasks.claims import claim_to_value
+from tasks.claims import Fault, claim_to_value
+from tasks.custody.inputs import find_plain_fault, plain_claim_to_value
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.carriage import FUND_CARRIAGE, SETTLE_CARRIAGE, WITHDRAW_CARRIAGE
 from tasks.ledger.claim_transitions import CLAIM_INPUT
 from tasks.ledger.custody_transitions import (
     ANSWER_DEMAND,
     ASK_CUSTODY,
+    CLAIM_GARBAGE,
+    CLAIM_PLAIN,
     DEMAND_CUSTODY,
     END_CUSTODY,
+    KEEP_INPUT,
     RECEIVE_CUSTODY,
     REVEAL_GARBAGE,
     REVEAL_MISMATCH,
@@ -96,7 +100,7 @@ from tests.ethereum import sign_dynamic, sign_legacy
 from tests.state.transition.chain import CHAIN_ID, COIN, FEE, USERS, Ledger, genesis, signed
 from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_carriage import GENESIS_HASH, RELAY, WORKER, Market, receipt
-from tests.tasks.strays import CLAIM, STRAY, stray_job
+from tests.tasks.strays import CLAIM, STRAY, crooked_job, stray_job
 from tests.tasks.test_codecs import OPENING, PROFILE
 from tests.tasks.world import QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
 
@@ -180,6 +184,13 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
         lambda task, window, h: [task, window, [1, h, [h]], [2, h, [h], 3, h, [h]]], hashes, outputs, hashes
     ),
     END_CUSTODY: st.builds(lambda task, window: [task, window], hashes, outputs),
+    KEEP_INPUT: st.builds(
+        lambda root, size, amount: [root, size, root, root, amount], hashes, st.integers(1, 2**42 - 1), amounts
+    ),
+    CLAIM_GARBAGE: st.builds(lambda task, key, chunk: [task, key, [3, 9, [key]], chunk], hashes, hashes, chunks),
+    CLAIM_PLAIN: st.builds(
+        lambda task, number: [[task, int(Fault.NODE), [1, 2, number], [[1, b"p" * 9, [task]]]]], hashes, windows
+    ),
     SET_TERMS: st.builds(lambda until: [ALICE.address, BOB.address, 1_000, 5_000, until], amounts),
     SPONSOR_NODE: st.builds(lambda amount: [ALICE.address, 1_000, 5_000, amount, amount + 1], amounts),
     WITHDRAW_SPONSOR: st.builds(lambda amount: [ALICE.address, amount], amounts),
@@ -331,7 +342,7 @@ class KeptForms(Compared, KeptWorld):
     runtime = KEPT_RUNTIME
 
 
-CUSTODY_KINDS: Final = frozenset(range(ASK_CUSTODY, END_CUSTODY + 1))
+CUSTODY_KINDS: Final = frozenset(range(ASK_CUSTODY, CLAIM_PLAIN + 1))
 
 
 def test_both_forms_of_what_succeeds_in_custody_leave_the_same_state_events_and_fee() -> None:
@@ -356,6 +367,21 @@ def test_both_forms_of_what_succeeds_in_custody_leave_the_same_state_events_and_
                 world.block()
                 world.act()
         assert world.end(task, 2) is None
+    world.machines = {
+        machine: Manners(silent=frozenset({Action.START})) if machine[0] < 3 else manners
+        for machine, manners in world.machines.items()
+    }  # fmt: skip
+    job, content = crooked_job()
+    for manner in ("right", "garbage"):
+        task = world.create(job)
+        assert world.keep_input(task, content, manner=manner) is None
+        worker = world.run_to(task, Phase.PREPARING).worker
+        if manner == "garbage":
+            assert world.claim_garbage(task, 0, worker) is None
+        else:
+            found = find_plain_fault(task, job, content)
+            assert found is not None
+            assert world.send(worker, CLAIM_PLAIN, [plain_claim_to_value(found)]) is None
     assert world.succeeded >= CUSTODY_KINDS
 
 

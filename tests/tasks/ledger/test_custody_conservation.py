@@ -11,24 +11,29 @@ import pytest
 
 from billing.escrow import Purpose
 from state.view import Table
-from tasks.ledger.custody_records import find_custody, find_terms
-from tasks.ledger.custody_transitions import RECEIVE_CUSTODY, TAKE_CUSTODY
+from tasks.custody.inputs import find_plain_fault, plain_claim_to_value
+from tasks.ledger.custody_records import INPUT_WINDOW, find_custody, find_terms
+from tasks.ledger.custody_transitions import CLAIM_PLAIN, RECEIVE_CUSTODY, TAKE_CUSTODY
 from tasks.ledger.lifecycle import ENDED, Phase, Reason
 from tasks.ledger.queries import Action
 from tasks.ledger.registry import NodeRole
+from tasks.ledger.transitions import CANCEL_TASK
 from tests.tasks.keepers import KEPT, TASK_KEY, KeptWorld
 from tests.tasks.ledger.test_bounds import check_sizes
 from tests.tasks.ledger.test_conservation import GAPS_MS, MANNERS, disturb, settle
-from tests.tasks.world import DKB, HONEST, WORTH, Manners, spec
+from tests.tasks.strays import crooked_job
+from tests.tasks.world import DKB, HONEST, REQUESTER, WORTH, Manners, spec
 
 pytestmark = pytest.mark.slow
 
 OUTSIDER: Final = b"\x66" * 20
 ALL: Final = NodeRole.COMPUTE | NodeRole.VERIFY | NodeRole.STORAGE
 BLOCKS: Final = 110
+DATA: Final = crooked_job()
+"""A job, and bytes of its data set's form that are not under its root."""
 EXPECTED: Final = frozenset({
     Phase.SETTLED, Purpose.CUSTODY, Purpose.CUSTODY_PAY, Purpose.CUSTODY_BOND, Purpose.CUSTODY_LOST,
-    Purpose.CUSTODY_DEMAND, Purpose.LIE_PROVEN, Reason.LIE_PROVEN,
+    Purpose.CUSTODY_DEMAND, Purpose.LIE_PROVEN, Reason.LIE_PROVEN, Reason.INPUT_INVALID,
 })  # fmt: skip
 """What the histories must have had in them."""
 
@@ -51,7 +56,11 @@ def play_kept(seed: int) -> Counter[Reason | Purpose | Phase]:
     tasks = [world.create(spec())]
     for _ in range(BLOCKS):
         if len(tasks) < 5 and chance.random() < 0.1:
-            tasks.append(world.create(spec(price=WORTH // chance.choice((1000, 1500)))))
+            tasks.append(
+                world.create(DATA[0]._replace(max_price_per_tera_unit=WORTH // chance.choice((1000, 1500))))
+            )
+            if chance.random() < 0.6:
+                world.keep_input(tasks[-1], DATA[1], manner=chance.choice(("right", "right", "garbage")))
         world.manner = chance.choice(("right", "right", "right", "garbage", "other"))
         for silent in (world.unsigning, world.unanswering):
             silent.clear()
@@ -70,16 +79,29 @@ def play_kept(seed: int) -> Counter[Reason | Purpose | Phase]:
 
 def stir(world: KeptWorld, task: bytes, chance: random.Random) -> None:
     """Send something about the custody of a task that may or may not be allowed."""
-    window = chance.randrange(3)
+    window = chance.choice((0, 1, 2, INPUT_WINDOW))
     record = find_custody(world.state, task, window)
     if record is None:
-        world.end(task, window)
+        if window == INPUT_WINDOW:
+            world.keep_input(task, DATA[1])
+        else:
+            world.end(task, window)
         return
     machine = chance.choice([*world.machines, OUTSIDER])
     match chance.randrange(7):
         case 0 | 1:
             holders = [holder.address for holder in record.holders] or [machine]
             world.demand(task, window, chance.choice(holders))
+        case _ if window == INPUT_WINDOW:
+            worker = world.task(task).worker or machine
+            if chance.random() < 0.2:
+                world.claim_garbage(task, 1, worker)
+            elif chance.random() < 0.1:
+                claim = find_plain_fault(task, *DATA)
+                assert claim is not None
+                world.send(worker, CLAIM_PLAIN, [plain_claim_to_value(claim)])
+            elif chance.random() < 0.1:
+                world.send(REQUESTER, CANCEL_TASK, [task])
         case 2:
             world.end(task, window)
         case 3 if (task, window) in world.outputs:

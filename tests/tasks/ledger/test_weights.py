@@ -24,6 +24,8 @@ from state.transition.transfer import TRANSFER_GAS
 from state.view.accounts import credit
 from tasks.claims import BlobChunk, Fault, InputClaim, claim_to_value
 from tasks.custody.chunks import CHUNK_BYTES, CHUNKS_MAX, SIBLINGS_MAX
+from tasks.custody.inputs import PLAIN_CHUNKS_MAX, PlainClaim, plain_claim_to_value
+from tasks.custody.layout import PlainChunk
 from tasks.dispute.game import begin
 from tasks.dispute.moves import (
     LEAVES_OPENED_MAX,
@@ -56,6 +58,7 @@ from tasks.ledger.registry import (
 from tasks.ledger.settlement import RELEASES_MAX
 from tasks.ledger.transitions import REVEAL_VERDICT, SEAL_VERDICT
 from tasks.proofs import (
+    CUSTODY_SIZE_LIMIT,
     LEAF_LIMIT_BYTES,
     SAMPLED_MAX,
     Break,
@@ -176,6 +179,14 @@ def largest(kind: int) -> list[Value]:
             return [task, 9_999]
         case custody_transitions.REVEAL_GARBAGE:
             return [task, 9_999, task, [9_999, 10_064, [h] * 14], CHUNK]
+        case custody_transitions.KEEP_INPUT:
+            return [task, CUSTODY_SIZE_LIMIT - 1, h, h, amount]
+        case custody_transitions.CLAIM_GARBAGE:
+            return [task, h, [9_999, 10_064, [h] * 14], CHUNK]
+        case custody_transitions.CLAIM_PLAIN:
+            plain = PlainChunk(CHUNKS_MAX - 1, b"c" * CHUNK_BYTES, (h,) * SIBLINGS_MAX)
+            shown_of = (plain,) * PLAIN_CHUNKS_MAX
+            return [plain_claim_to_value(PlainClaim(task, Fault.NODE, NodePlace(1, 3, 1 << 34), shown_of))]
         case custody_transitions.REVEAL_MISMATCH:
             leaf_of_state: list[Value] = [1 << 15, h, [h] * 17, 1 << 24, b"v" * 128, [h] * SIBLINGS_MAX]
             return [task, 9_999, [CHUNKS_MAX - 1, b"c" * CHUNK_BYTES, [h] * SIBLINGS_MAX], leaf_of_state]
