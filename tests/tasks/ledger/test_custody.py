@@ -16,10 +16,10 @@ from tasks.ledger.custody_records import CustodyPhase, CustodyRecord, DemandKind
 from tasks.ledger.custody_transitions import ASK_CUSTODY, RECEIVE_CUSTODY, TAKE_CUSTODY
 from tasks.ledger.lifecycle import ENDED, Phase, Reason, WindowPhase
 from tasks.ledger.records import Asked, by_custodian_key, load_window
-from tasks.ledger.registry import require_node
+from tasks.ledger.registry import bond_vault, require_node, save_node
 from tasks.ledger.transitions import CANCEL_TASK, DEMAND_RESULT, GIVE_UP_TASK, RETIRE_NODE, SUBMIT_WINDOW
 from tasks.proofs import window_proof_to_value
-from tests.tasks.keepers import INPUTS, KEPT, KeptWorld
+from tests.tasks.keepers import INPUTS, KEEP, KEPT, KeptWorld
 from tests.tasks.signed import CHECK, WORK
 from tests.tasks.world import DKB, QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
 
@@ -168,6 +168,34 @@ def test_nobody_keeps_an_output_who_belongs_to_its_worker_or_requester() -> None
     task = world.create()
     world.run_to(task, Phase.SETTLED)
     assert {address for window in range(3) for address in world.holders(task, window)} == {worker}
+
+
+@pytest.mark.parametrize("is_sponsor", [False, True])
+def test_machines_of_one_owner_have_one_seat_of_an_output_in_all_its_draws(is_sponsor: bool) -> None:
+    """Two custodians of one owner are one: it decides alone whether the output can be had."""
+    world, _, task = market(keepers=0, parameters=replace(KEPT, custody_misses_per_day=100))
+    owner = world.add_keeper(10)
+    others = [world.add_keeper(20 + at) for at in range(2)]
+    mine = [owner]
+    for at in range(8):
+        mine.append(world.add_machine(30 + at, roles=KEEP, operator=None if is_sponsor else owner))
+        if is_sponsor:
+            node = require_node(world.state, mine[-1])
+            save_node(world.state, node._replace(sponsor=owner, sponsored=DKB))
+            world.fund(owner, DKB)
+            vault = bond_vault(world.state, mine[-1], world.events.append, world.height)
+            vault.lock(Pool.BOND, owner, DKB, Purpose.SPONSOR_BOND, owner=owner)
+    world.unsigning = {*mine[::2], others[0]}
+    for seed in range(6):
+        world.seed = seed
+        world.run_to(task, Phase.SETTLED)
+        drawn = [event for event in world.events if event.topics[0] == CUSTODIAN_DRAWN.topic]
+        for window in range(3):
+            place = (task, window.to_bytes(32, "big"))
+            seats = [one.topics[2][-20:] for one in drawn if (one.topics[1], one.data[:32]) == place]
+            assert seats and sum(seat in mine for seat in seats) <= 1
+            assert sum(holder in mine for holder in world.holders(task, window)) <= 1
+        task = world.create()
 
 
 def test_a_receipt_is_of_a_drawn_machine_and_locks_its_bond_exactly() -> None:

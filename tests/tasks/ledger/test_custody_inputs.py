@@ -289,7 +289,7 @@ def test_a_claim_needs_a_commitment_and_chunks_under_it() -> None:
     world, task = market()
     worker = world.run_to(task, Phase.PREPARING).worker
     assert found is not None and found.fault is not Fault.ROOT
-    against = [plain_claim_to_value(found._replace(task=task))]
+    against: list[Value] = [plain_claim_to_value(found._replace(task=task))]
     assert world.send(worker, CLAIM_PLAIN, against) == "claim_unproven"
 
 

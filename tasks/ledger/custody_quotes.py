@@ -1,0 +1,53 @@
+"""What custody of a job costs, as lines of its quote: by bytes and hours (market.md R35, R44)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tasks.claims import layout_of
+from tasks.ledger.custody import GIB, HOUR_MS, reserve_for
+from tasks.ledger.parameters import TaskParameters
+from tasks.spec import JobSpec
+
+__all__ = ["CustodyLine", "custody_lines"]
+
+
+class CustodyLine(NamedTuple):
+    """Blobs of one size: each lies with ``copies`` machines for ``time_ms`` at most.
+
+    ``amount`` is what the requester locks for all of them; what is not used returns. ``price_per_gib_hour`` is the
+    chain's for one copy.
+    """
+
+    what: str
+    blobs: int
+    copies: int
+    size_bytes: int
+    time_ms: int
+    price_per_gib_hour: int
+    amount: int
+
+    @property
+    def cost_per_gib_hour(self) -> int:
+        """What one copy of 2^30 bytes costs for an hour, rounded up; small blobs cost the least pay."""
+        byte_ms = self.blobs * self.copies * self.size_bytes * self.time_ms
+        return -(-self.amount * GIB * HOUR_MS // byte_ms)
+
+
+def custody_lines(
+    spec: JobSpec, parameters: TaskParameters, *, keeps_input: bool = False
+) -> tuple[CustodyLine, ...]:
+    """Return what a requester locks for custody: for the outputs, and for the data set if that is kept."""
+    copies, time_ms = parameters.custody_copies, parameters.custody_ms
+    if not copies:
+        return ()
+    blobs = [("output", spec.windows, spec.plan().state_limit_bytes)]
+    if keeps_input:
+        blobs.append(("input", 1, layout_of(spec).size))
+    return tuple(
+        CustodyLine(
+            what, count, copies, size, time_ms, parameters.custody_price_per_gib_hour,
+            count * reserve_for(size, parameters),
+        )
+        for what, count, size in blobs
+    )  # fmt: skip
