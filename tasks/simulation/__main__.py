@@ -10,7 +10,7 @@ import click
 
 from tasks.simulation.books import LOADS, WAYS, search
 from tasks.simulation.campaign import PLANS, Campaign
-from tasks.simulation.picture import measure, svg
+from tasks.simulation.picture import CHARTS, measure, svg
 from tasks.simulation.report import markdown
 from tasks.simulation.rules import WITHOUT
 from tasks.simulation.search import Job, evaluate
@@ -67,14 +67,19 @@ def replay(strategy: str, setting: str, rule: str, first: int, markets: int) -> 
 
 
 @main.command()
+@click.argument("name", type=click.Choice(sorted(CHARTS)))
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--markets", default=24, show_default=True, help="Number of markets for each point.")
-def picture(path: Path, markets: int) -> None:
-    """Write to PATH an SVG of what a colluding set gains against its share of the bonds."""
-    caption = (
-        f"Gain of a colluding set against its share of bonds, in prices of a window; {markets} markets a point"
-    )
-    path.write_text(svg(measure(markets), caption))
+def picture(name: str, path: Path, markets: int) -> None:
+    """Write to PATH an SVG of what forging gains, one of the charts by NAME."""
+    chart = CHARTS[name]
+    lines = measure(chart, markets)
+    for label, points in lines.items():
+        told = ", ".join(
+            f"{at}: {point.gain:+.2f} ± {point.error:.2f}" for at, point in zip(chart.across, points, strict=True)
+        )
+        click.echo(f"{label}: {told}")
+    path.write_text(svg(lines, chart.across, f"{chart.caption}. In prices of a window; {markets} markets a point"))
 
 
 @main.command()

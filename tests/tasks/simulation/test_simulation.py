@@ -20,7 +20,7 @@ from tasks.simulation.agents.workers import ForgingWorker
 from tasks.simulation.campaign import PLANS, Campaign
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import Market, View
-from tasks.simulation.picture import HEIGHT, WIDTH, Point, svg
+from tasks.simulation.picture import CHARTS, HEIGHT, WIDTH, Chart, Point, measure, svg
 from tasks.simulation.power import Pair, choose, pairs, verdict
 from tasks.simulation.report import judge, markdown
 from tasks.simulation.rules import WITHOUT, absent
@@ -260,8 +260,8 @@ def test_results_of_other_code_are_set_aside_and_not_used(tmp_path: Path, monkey
 
 
 def test_the_picture_has_a_line_for_each_series_and_stays_within_its_frame() -> None:
-    lines = {"one": [Point(10, -0.5), Point(45, 0.25)], "two": [Point(10, 0.0), Point(45, 1.0)]}
-    picture = ElementTree.fromstring(svg(lines, "a caption"))
+    lines = {"one": [Point(-0.5, 0.2), Point(0.25, 0.1)], "two": [Point(0.0, 0.0), Point(1.0, 0.5)]}
+    picture = ElementTree.fromstring(svg(lines, ["10 %", "45 %"], "a < caption"))
     found = [element for element in picture.iter() if element.tag.endswith("polyline")]
     assert len(found) == 2
     for line in found:
@@ -269,6 +269,16 @@ def test_the_picture_has_a_line_for_each_series_and_stays_within_its_frame() -> 
             across, down = map(float, place.split(","))
             assert 0 <= across <= WIDTH and 0 <= down <= HEIGHT
     assert [element.text for element in picture.iter() if element.text in lines] == ["one", "two"]
+
+
+def test_each_chart_has_a_point_for_each_value_and_plays_what_the_strategy_has() -> None:
+    for chart in CHARTS.values():
+        for spots in chart.lines.values():
+            assert len(spots) == len(chart.across)
+            assert all(set(spot.setting) <= set(BY_NAME[spot.strategy].space) for spot in spots)
+    whole = next(iter(CHARTS["bonds"].lines.values()))
+    found = measure(Chart("", ["10 %"], {"forged": whole[:1]}), 2)
+    assert found["forged"][0].gain < 0
 
 
 def test_only_two_modules_know_transactions() -> None:
