@@ -11,9 +11,21 @@ from state.primitives.keys import SecretKey
 from state.primitives.manifests import Manifest, piece_hash
 from state.primitives.signing import personal_digest
 from tasks.claims import claim_to_value, find_fault
+from tasks.custody.chunks import chunk_proof_to_value
+from tasks.custody.keys import KeyCommitments, derive_key, key_proof_to_value, window_key_name
 from tasks.dispute.moves import Move, encode_move
 from tasks.ledger.bonds import SET_TERMS, SPONSOR_NODE, WITHDRAW_SPONSOR
 from tasks.ledger.claim_transitions import CLAIM_INPUT
+from tasks.ledger.custody_queries import CustodyDuty
+from tasks.ledger.custody_transitions import (
+    ANSWER_DEMAND,
+    ASK_CUSTODY,
+    DEMAND_CUSTODY,
+    END_CUSTODY,
+    RECEIVE_CUSTODY,
+    REVEAL_GARBAGE,
+    TAKE_CUSTODY,
+)
 from tasks.ledger.dispute_transitions import MOVE, OPEN_CHALLENGE, RESUME_DISPUTE, SEAL_CHALLENGE, SHOW_BREAK
 from tasks.ledger.disputes import challenge_seal
 from tasks.ledger.lifecycle import Reason
@@ -48,7 +60,7 @@ from tasks.proofs import (
     verdict_seal,
     window_proof_to_value,
 )
-from tasks.simulation.work import Made
+from tasks.simulation.work import Made, Output, task_key
 from tasks.spec import JobSpec, encode_spec
 
 __all__ = ["JUNK_BLOB", "Account", "Action", "Actions", "Challenge", "Offer", "Terms", "seal_of"]
@@ -161,6 +173,14 @@ class Actions:
         """Create a task."""
         return Action(sender, CREATE_TASK, [encode_spec(job)])
 
+    def custody_terms(self, sender: bytes, task: bytes, windows: int, amount: int) -> Action:
+        """Ask for custody of the outputs of a task."""
+        return Action(sender, ASK_CUSTODY, [task, KeyCommitments(task_key(task), 0, windows).root, 0, amount])
+
+    def custody_demand(self, sender: bytes, task: bytes, window: int, holder: bytes, amount: int) -> Action:
+        """Demand an output of a custodian."""
+        return Action(sender, DEMAND_CUSTODY, [task, window, holder, amount])
+
     def cancel(self, sender: bytes, task: bytes) -> Action:
         """Cancel a task."""
         return Action(sender, CANCEL_TASK, [task])
@@ -196,9 +216,33 @@ class Actions:
         leaves = made.leaves
         proof = WindowProof(
             made.task, made.window, leaves[0].step_from, leaves[-1].step_to, leaves[0].state_root_before,
-            made.state_root_out, segment_root(leaves), len(leaves), b"L" * 32, b"O" * 32,
+            made.state_root_out, segment_root(leaves), len(leaves), b"L" * 32, b"O" * 32, made.custody or (),
         )  # fmt: skip
         return Action(sender, SUBMIT_WINDOW, [window_proof_to_value(proof)])
+
+    def take_custody(self, sender: bytes, duty: CustodyDuty) -> Action:
+        """Sign for an output."""
+        return Action(sender, TAKE_CUSTODY, [duty.task, duty.window, duty.bond])
+
+    def answer_demand(self, sender: bytes, duty: CustodyDuty, output: Output) -> Action:
+        """Post a demanded chunk."""
+        chunk = chunk_proof_to_value(output.chunk(duty.chunk))
+        return Action(sender, ANSWER_DEMAND, [duty.task, duty.window, chunk])
+
+    def receive_custody(self, sender: bytes, duty: CustodyDuty) -> Action:
+        """Sign for an output that a custodian has delivered."""
+        return Action(sender, RECEIVE_CUSTODY, [duty.task, duty.window])
+
+    def end_custody(self, sender: bytes, task: bytes, window: int) -> Action:
+        """End the custody of an output."""
+        return Action(sender, END_CUSTODY, [task, window])
+
+    def reveal_garbage(self, sender: bytes, output: Output) -> Action:
+        """Show that a chunk in custody is not what its worker committed to."""
+        name, secret = window_key_name(output.window), task_key(output.task)
+        path = key_proof_to_value(KeyCommitments(secret, 0, output.windows).proof(name))
+        chunk = chunk_proof_to_value(output.chunk(0))
+        return Action(sender, REVEAL_GARBAGE, [output.task, output.window, derive_key(secret, name), path, chunk])
 
     def open(self, sender: bytes, made: Made, segments: Sequence[int]) -> Action:
         """Open sampled segments of a window."""

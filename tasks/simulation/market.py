@@ -30,6 +30,9 @@ from tasks.dispute.shares import challenge_bond
 from tasks.errors import WindowUnknown
 from tasks.ledger import queries
 from tasks.ledger.check_fund import fund_balance
+from tasks.ledger.custody import custody_budget, demand_price
+from tasks.ledger.custody_queries import CustodyDuty, custody_duties
+from tasks.ledger.custody_records import CustodyRecord, DemandKind, find_custody, find_terms
 from tasks.ledger.deadlines import draws_due, due_before, matches_due
 from tasks.ledger.disputes import DisputeRecord, load_dispute, load_docket, load_moves, load_seal
 from tasks.ledger.lifecycle import ENDED, Phase
@@ -238,6 +241,27 @@ class View(Actions):
     def worker_bond(self, task: bytes, worker: bytes) -> int:
         """Return S: what a worker has locked for a task."""
         return self.read(_held_bond, task, worker)
+
+    def has_custody(self, task: bytes) -> bool:
+        """Tell whether the outputs of a task lie in custody."""
+        return self.read(find_terms, task) is not None
+
+    def custody(self, task: bytes, window: int) -> CustodyRecord | None:
+        """Return the custody of an output, if there is any."""
+        return self.read(find_custody, task, window)
+
+    def keeping(self, address: bytes) -> list[CustodyDuty]:
+        """Return what custody asks of a machine now."""
+        return self.read(custody_duties, address) if self.parameters.custody_copies else []
+
+    def ask_custody(self, sender: bytes, task: bytes, job: JobSpec) -> Action:
+        """Ask for custody of all outputs of a task that is created in the same block."""
+        return self.custody_terms(sender, task, job.windows, custody_budget(job, self.parameters))
+
+    def demand_custody(self, sender: bytes, custody: CustodyRecord, holder: bytes) -> Action:
+        """Demand an output of a custodian, at the most that this costs."""
+        prices = (demand_price(custody, kind, _IDLE_FEE, self.parameters) for kind in DemandKind)
+        return self.custody_demand(sender, custody.task, custody.window, holder, 2 * max(prices))
 
     def fetch_units(self, job: JobSpec) -> int:
         """Return what fetching and hashing the inputs of a job counts as, in work units (R33)."""

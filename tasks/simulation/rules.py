@@ -133,6 +133,7 @@ _PREPARES: Final[Mapping[str, Value]] = {
     "demands": False,
     "accuses": False,
 }
+_IDLE: Final[Mapping[str, Value]] = {"share": 45, "rate": 1.0, "way": "keeps nothing"}
 _LEAVES: Final[Mapping[str, Value]] = {"silent": False, "reason": "left", "rate": 1.0}
 WITHOUT: Final[Mapping[str, Absent]] = {
     rule.name: rule
@@ -231,6 +232,33 @@ WITHOUT: Final[Mapping[str, Absent]] = {
             "fund-cover", "windows on another worker's are checked whatever its bond covers",
             aims=(Aim("fund drainer", {"keys": 2}), Aim("fund drainer")),
             patches=(_of("check_limit", _endless, "settlement"),),
+        ),
+        # Custody
+        Absent(
+            "receipts", "a window is final before custodians have signed for its output",
+            aims=(Aim("garbage custodian"), Aim("idle custodian", _IDLE)),
+            patches=(_of("is_held_up", _never, "custody"),),
+        ),
+        Absent(
+            "garbage-proof", "garbage in custody proves nothing",
+            aims=(Aim("garbage custodian", {"way": "keeps", "ransom": 0.5}),),
+            patches=(Patch("tasks.custody.chunks", "is_garbage", _never),),
+        ),
+        Absent(
+            "custody-bond", "a custodian locks no more than the least pay", {"custody_bond_bps": 0},
+            aims=(Aim("idle custodian", _IDLE),),
+        ),
+        Absent(
+            "custody-demands", "a requester can demand nothing of custodians", {"custody_demands_max": 0},
+            aims=(
+                Aim("idle custodian", {**_IDLE, "way": "serves nobody", "serves_results": False}),
+                Aim("idle custodian", {**_IDLE, "serves_results": False}),
+            ),
+        ),
+        Absent(
+            "author-bond", "a worker's bond returns while its outputs are in custody",
+            aims=(Aim("garbage custodian", {"way": "keeps"}),),
+            patches=(_of("custody_count", _nothing, "custody_records"),),
         ),
         # Claims
         Absent(

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from tasks.simulation.dice import Dice
 from tasks.simulation.rules import ALL_RULES, WITHOUT, Absent
-from tasks.simulation.stage import Outcome, Setting, draw_conditions, honest_cast, play
+from tasks.simulation.stage import Cast, Outcome, Setting, draw_conditions, honest_cast, play
 from tasks.simulation.strategies import STRATEGIES, Strategy
 
 __all__ = [
@@ -194,14 +194,20 @@ def settings_of(strategy: Strategy, count: int, fixed: Setting | None = None) ->
 
 
 @lru_cache(maxsize=_BASELINES_MAX)
-def _honest(number: int, share: int, rule: str, own_tasks: bool) -> Outcome:
-    return play(honest_cast, {"share": share}, number, _rules(rule), own_tasks=own_tasks)
+def _honest(number: int, share: int, rule: str, own_tasks: bool, custody: bool) -> Outcome:
+    return play(honest_cast, {"share": share}, number, _rules(rule), own_tasks=own_tasks, custody=custody)
 
 
 def _baseline(strategy: Strategy, setting: Setting, number: int, rule: str) -> Outcome:
     if strategy.baseline is honest_cast:
-        return _honest(number, int(setting["share"]), rule, strategy.own_tasks)
-    return play(strategy.baseline, setting, number, _rules(rule), own_tasks=strategy.own_tasks)
+        return _honest(number, int(setting["share"]), rule, strategy.own_tasks, strategy.custody)
+    return play(
+        strategy.baseline, setting, number, _rules(rule), own_tasks=strategy.own_tasks, custody=strategy.custody
+    )
+
+
+def _played(strategy: Strategy, cast: Cast, setting: Setting, number: int, rules: Absent) -> Outcome:
+    return play(cast, setting, number, rules, own_tasks=strategy.own_tasks, custody=strategy.custody)
 
 
 def _rules(rule: str) -> Absent:
@@ -216,7 +222,7 @@ def gain_milli(strategy: Strategy, setting: Setting, number: int, rules: Absent)
     """Return the gain of one market by rules that need no name."""
     assert strategy.cast is not None, "only what can be judged is played"
     outcome, honest = (
-        play(cast, setting, number, rules, own_tasks=strategy.own_tasks)
+        play(cast, setting, number, rules, own_tasks=strategy.own_tasks, custody=strategy.custody)
         for cast in (strategy.cast, strategy.baseline)
     )
     return MILLI * (outcome.profit - honest.profit) // _price(number)
@@ -234,7 +240,14 @@ def evaluate(job: Job) -> Score:
     drains: list[int] = []
     outcomes: list[Outcome] = []
     for number in range(job.first, job.first + job.markets):
-        outcome = play(strategy.cast, job.setting, number, _rules(job.rule), own_tasks=strategy.own_tasks)
+        outcome = play(
+            strategy.cast,
+            job.setting,
+            number,
+            _rules(job.rule),
+            own_tasks=strategy.own_tasks,
+            custody=strategy.custody,
+        )
         honest = _baseline(strategy, job.setting, number, job.rule)
         price = _price(number)
         gains.append(MILLI * (outcome.profit - honest.profit) // price)

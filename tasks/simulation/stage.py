@@ -12,6 +12,7 @@ from tasks.ledger.registry import NodeRole
 from tasks.simulation.actions import Account, Action, Offer
 from tasks.simulation.agents.base import Agent, Machine, Requester
 from tasks.simulation.agents.challengers import Watcher
+from tasks.simulation.agents.keepers import KeepingRequester
 from tasks.simulation.agents.plot import Plot
 from tasks.simulation.dice import Dice
 from tasks.simulation.market import DKB, JobShape, Leader, Market, job_of
@@ -149,6 +150,8 @@ class Stage:
     off: OffChain = field(default_factory=OffChain)
     plot: Plot = field(default_factory=Plot)
     leader: Leader | None = None
+    custody: bool = False
+    """Whether outputs lie in custody."""
     strangers: list[Agent] = field(default_factory=list)
     """Others that are neither honest nor of the plot."""
     watchers: int = 0
@@ -176,7 +179,7 @@ class Stage:
 
     def verifier_offer(self) -> Offer:
         """Return the offer of the plot's verifiers."""
-        return Offer(CHECK, self.conditions.ask, self.costs(0).rate, self.verifier_bond)
+        return Offer(CHECK | self._keeps(), self.conditions.ask, self.costs(0).rate, self.verifier_bond)
 
     def jobs(self, tasks: int, segment_steps: int | None = None) -> list[JobSpec]:
         """Return the jobs of a requester, with other segments than those of the conditions if these are given."""
@@ -201,8 +204,13 @@ class Stage:
         """Return the plot's verifiers as honest ones."""
         return [Machine(account, self.verifier_offer(), self.costs(0), self.off) for account in self.verifiers]
 
+    def _keeps(self) -> NodeRole:
+        return NodeRole.STORAGE if self.custody else NodeRole(0)
+
     def honest_requester(self) -> Requester:
         """Return a requester that wants its results."""
+        if self.custody:
+            return KeepingRequester(self.requester, self.jobs(TASKS), self.off, self.plot)
         return Requester(self.requester, self.jobs(TASKS), self.off)
 
     def honest_watchers(self) -> list[Watcher]:
@@ -217,7 +225,7 @@ class Stage:
         """Return the machines outside the plot."""
         return [
             self.honest_kind(
-                account, Offer(WORK | CHECK, self.conditions.ask, self.costs(at).rate, BOND),
+                account, Offer(WORK | CHECK | self._keeps(), self.conditions.ask, self.costs(at).rate, BOND),
                 self.costs(at), self.off,
             )
             for at, account in enumerate(self.honest)
@@ -225,6 +233,8 @@ class Stage:
 
 
 TASKS: Final = 2
+CUSTODY_COPIES: Final = 2
+"""Machines that keep an output where there is custody."""
 Cast = Callable[[Stage, Setting], Sequence[Agent]]
 """Gives the accounts of the plot their agents; returns those, the requester of its tasks included."""
 
@@ -238,7 +248,7 @@ def honest_cast(stage: Stage, _setting: Setting) -> Sequence[Agent]:
 
 def play(
     cast: Cast, setting: Setting, number: int, rules: Absent = ALL_RULES, *, own_tasks: bool = False,
-    conditions: Conditions | None = None,
+    custody: bool = False, conditions: Conditions | None = None,
 ) -> Outcome:  # fmt: skip
     """Play the market ``number`` with the plot as ``cast`` makes it; the same number is the same market.
 
@@ -246,7 +256,7 @@ def play(
     """
     dice = Dice(number.to_bytes(8, "big"))
     share = int(setting.get("share", 20))
-    stage = Stage(conditions or draw_conditions(dice.fork("conditions")), share, dice, own_tasks)
+    stage = Stage(conditions or draw_conditions(dice.fork("conditions")), share, dice, own_tasks, custody=custody)
     plotting = list(cast(stage, setting))
     machines = stage.honest_machines()
     requesters = [] if own_tasks else [stage.honest_requester()]
@@ -263,7 +273,8 @@ def _play(
         for agent in agents:
             if isinstance(agent, Machine):
                 agent.offer = agent.offer._replace(operator=None)
-    market = Market(funds, rules.parameters, stage.dice)
+    parameters = {**({"custody_copies": CUSTODY_COPIES} if stage.custody else {}), **rules.parameters}
+    market = Market(funds, parameters, stage.dice)
     market.leader, market.leads_share = stage.leader, stage.share / 100
     run_market(market, agents, is_seasoned=stage.conditions.is_seasoned)
     market.check_sums()
@@ -316,7 +327,8 @@ def _outcome(market: Market, stage: Stage, plotting: Sequence[Agent], machines: 
 
     tasks = market.tasks_of(stage.requester.address)
     ids = [task.id for task in tasks]
-    correct = forged = 0
+    correct = forged = ransoms = 0
+    unit = stage.conditions.window_cost * VALUE_MILLI // 1000
     for task in tasks:
         for number in range(task.next_window):
             window = market.window(task.id, number)
@@ -324,20 +336,23 @@ def _outcome(market: Market, stage: Stage, plotting: Sequence[Agent], machines: 
                 continue
             if stage.off.is_forged(task.id, number, window.proof.state_root_out):
                 forged += 1
-            else:
+            elif task.id not in stage.off.lost:
                 correct += 1
+            elif window.worker in stage.plot.members:
+                ransoms += int(unit * stage.plot.ransom)
+                correct += stage.plot.ransom > 0
     lies = [
         chance
         for (task, number, root_out), chance in market.chances.items()
         if task in ids and stage.off.is_forged(task, number, root_out)
     ]
-    value = correct * stage.conditions.window_cost * VALUE_MILLI // 1000
+    value = correct * unit
     waits = [(task.changed_ms if task.phase in ENDED else market.time_ms) - task.created_ms for task in tasks]
-    requester_profit = value + market.wealth(stage.requester.address) - FUNDS
+    requester_profit = value - ransoms + market.wealth(stage.requester.address) - FUNDS
     failed = sum(task.phase != Phase.SETTLED for task in tasks)
     figures = market.figures
     return Outcome(
-        profit=profit(plotting) + value * stage.own_tasks - stage.plot.bribes_paid,
+        profit=profit(plotting) + value * stage.own_tasks - stage.plot.bribes_paid + ransoms,
         honest_loss=max(market.bond_lost(machine.address, machine.offer.bond, ids) for machine in machines),
         honest_profit=profit(machines),
         forged_windows_paid=0 if stage.own_tasks else forged,

@@ -13,6 +13,7 @@ from tasks.ledger.queries import Action as Asked
 from tasks.simulation.actions import JUNK_BLOB, Account, Offer, Terms
 from tasks.simulation.agents.base import Agent, Requester
 from tasks.simulation.agents.challengers import CUT_AT, CopyingChallenger, FalseChallenger, LineCutter
+from tasks.simulation.agents.keepers import KEEPER_WAYS, FalseKeeper, GarbageWorker
 from tasks.simulation.agents.leader import DishonestLeader
 from tasks.simulation.agents.players import FALSE_WAYS
 from tasks.simulation.agents.plot import Plot
@@ -57,6 +58,8 @@ class Strategy(NamedTuple):
     own_tasks: bool = False
     """Whether the plot posts the tasks; else a requester outside it does."""
     needs: str = ""
+    custody: bool = False
+    """Whether outputs lie in custody."""
     baseline: Cast = honest_cast
     """What its gain is above: the same accounts when they are honest."""
 
@@ -370,6 +373,23 @@ def _draining(stage: Stage, setting: Setting) -> Sequence[Agent]:
     return [*machines, *_friends(stage), GriefingRequester(Account("draining", 0), jobs, stage.off, stage.plot)]
 
 
+def _keeping(stage: Stage, setting: Setting) -> Sequence[Agent]:
+    """A worker that gives its results to nobody, in league with custodians."""
+    worker = GarbageWorker(
+        stage.worker, stage.worker_offer(), stage.costs(0), stage.off, stage.plot, stage.dice.fork("forger")
+    )
+    worker.windows_share, worker.segments_share = 1.0, float(setting.get("segments", 0.0))
+    worker.garbage, worker.serves_results = bool(setting["garbage"]), bool(setting["serves_results"])
+    stage.plot.ransom = float(setting["ransom"])
+    keepers = []
+    for number, account in enumerate(stage.verifiers):
+        dice = stage.dice.fork(f"keeper {number}")
+        keeper = FalseKeeper(account, stage.verifier_offer(), stage.costs(0), stage.off, dice)
+        keeper.way, keeper.rate = str(setting["way"]), float(setting["rate"])
+        keepers.append(keeper)
+    return [worker, *keepers]
+
+
 def _terms(setting: Setting) -> Terms:
     return Terms(0, int(setting["withhold"]), 2 * BOND)
 
@@ -419,6 +439,9 @@ def _undercutting(stage: Stage, setting: Setting) -> Sequence[Agent]:
 _RATES: Final = tuple(round(at / 10, 1) for at in range(1, 11))
 _PRICES: Final = tuple(round(1 + at / 20, 2) for at in range(51))
 _PRICES_BELOW: Final = tuple(round(at / 20, 2) for at in range(11, 21))
+_KEEPING: Final[Mapping[str, Values]] = {
+    "share": SHARES, "rate": (0.2, 0.4, 0.6, 0.8, 1.0), "ransom": (0.1, 0.25, 0.5, 0.9),
+}  # fmt: skip
 _FORGING: Final[Mapping[str, Values]] = {
     "share": SHARES, "windows": (0.25, 0.5, 1.0), "segments": PARTS, "honest_first": (0, 1, 2),
 }  # fmt: skip
@@ -682,6 +705,20 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         },
         _draining,
     ),
-    Strategy("garbage custodian", "keeps bytes that open to nothing", needs="custody of results (9.6)"),
+    Strategy(
+        "garbage custodian",
+        "hands over bytes that open to nothing, and sells the result",
+        {**_KEEPING, "garbage": (True,), "serves_results": (False,), "way": KEEPER_WAYS},
+        _keeping,
+        custody=True,
+    ),
+    Strategy(
+        "idle custodian",
+        "signs for outputs that it does not keep, or serves to nobody",
+        {**_KEEPING, "garbage": (False,), "serves_results": BOTH, "way": KEEPER_WAYS[1:]},
+        _keeping,
+        custody=True,
+    ),
+    Strategy("key withholder", "gives keys of inputs to nobody", needs="keys of inputs in the simulation"),
 )  # fmt: skip
 JUDGED: Final = tuple(strategy for strategy in STRATEGIES if strategy.cast is not None)

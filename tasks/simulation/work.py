@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from state.primitives.hashing import digest
+from tasks.custody.chunks import BlobCommitment, ChunkProof, CipherBlob, Custody
+from tasks.custody.keys import derive_key, window_key_name
+from tasks.custody.layout import StateLayout
 from tasks.proofs import SegmentLeaf, work_seal
 from tasks.simulation.segments import INIT_ROOT, INIT_STATE, SegmentModel, next_state, root_of, segment_number
 from tasks.spec import JobSpec
 
-__all__ = ["Costs", "Made", "OffChain", "Use", "make_window"]
+__all__ = ["Costs", "Made", "OffChain", "Output", "Use", "make_output", "make_window", "task_key"]
 
 Use = str
-"""What a blob is fetched for: ``check``, ``jury`` or ``result``."""
-CHECK, JURY, RESULT = "check", "jury", "result"
+"""What a blob is fetched for: ``check``, ``jury``, ``result`` or ``keep``."""
+CHECK, JURY, RESULT, KEEP = "check", "jury", "result", "keep"
 _STATE_BLOB = b"B" * 32
 
 
@@ -48,6 +51,8 @@ class Made(NamedTuple):
     digests: tuple[bytes, ...]
     salts: tuple[bytes, ...]
     forged: frozenset[int]
+    custody: tuple[int, bytes, bytes] | None = None
+    """What it commits to for custodians, in a task that has custody."""
 
     @property
     def state_root_out(self) -> bytes:
@@ -84,6 +89,43 @@ def make_window(
     return Made(task, window, tuple(leaves), tuple(digests), tuple(salts), lies | gaps)
 
 
+class Output(NamedTuple):
+    """An output as it is handed to custodians: chunks under a window's key, which its requester knows."""
+
+    task: bytes
+    window: int
+    windows: int
+    blob: CipherBlob
+    is_garbage: bool
+
+    @property
+    def commitment(self) -> tuple[int, bytes, bytes]:
+        """What stands on chain of it."""
+        return (*self.blob.commitment,)
+
+    def chunk(self, number: int) -> ChunkProof:
+        """Return what answers a demand for a chunk."""
+        return Custody(self.blob.commitment, self.blob.chunks, self.blob.plain_hashes).proof(number)
+
+
+def task_key(task: bytes) -> bytes:
+    """Return the secret from which the keys of a task's outputs follow."""
+    return digest(b"sim-task-key", task)
+
+
+def make_output(job: JobSpec, made: Made, windows: int, *, is_garbage: bool) -> Output:
+    """Return the output of a window: bytes that stand for its state, or garbage that has its size."""
+    size = StateLayout(job.plan(), made.leaves[-1].step_to).size
+    key = derive_key(task_key(made.task), window_key_name(made.window))
+    content = (made.state_root_out * (size // 32 + 1))[:size]
+    blob = CipherBlob(key, content)
+    if is_garbage:
+        other = CipherBlob(key, bytes(size))
+        blob.commitment = BlobCommitment(size, blob.commitment.plain_root, other.commitment.cipher_root)
+        blob.chunks = other.chunks
+    return Output(made.task, made.window, windows, blob, is_garbage)
+
+
 Audience = Callable[[bytes, Use], bool]
 """(who asks, what for) -> whether the publisher serves it."""
 
@@ -97,6 +139,16 @@ class OffChain:
     cut_until_ms: dict[bytes, int] = field(default_factory=dict)
     """Machines whose line is cut until then: they neither see nor say anything."""
     windows: dict[tuple[bytes, int], tuple[Made, Audience]] = field(default_factory=dict)
+    outputs: dict[tuple[bytes, int], Output] = field(default_factory=dict)
+    """What lies in custody, or should."""
+    hands_out: dict[tuple[bytes, bytes, int], bool] = field(default_factory=dict)
+    """Whether a machine gives an output that it keeps to who asks: by machine, task and window."""
+    received: set[tuple[bytes, int]] = field(default_factory=set)
+    """Outputs that a receiver has signed for: it serves the requester."""
+    obtained: set[bytes] = field(default_factory=set)
+    """Tasks whose requester has the result."""
+    lost: set[bytes] = field(default_factory=set)
+    """Tasks whose requester has given it up."""
     ever_made: list[Made] = field(default_factory=list)
     states: dict[bytes, bytes] = field(default_factory=lambda: {INIT_ROOT: INIT_STATE})
     """What stands under the root of a state."""

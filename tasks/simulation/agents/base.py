@@ -7,6 +7,7 @@ from typing import Final
 
 from state.primitives.hashing import digest
 from tasks.dispute.game import Side
+from tasks.ledger.custody_queries import CustodyAction, CustodyDuty
 from tasks.ledger.disputes import DisputeRecord
 from tasks.ledger.lifecycle import Phase, Reason
 from tasks.ledger.queries import Action as Asked
@@ -18,11 +19,13 @@ from tasks.simulation.market import View
 from tasks.simulation.work import (
     CHECK,
     JURY,
+    KEEP,
     RESULT,
     Costs,
     Made,
     OffChain,
     Use,
+    make_output,
     make_window,
 )
 from tasks.spec import JobSpec
@@ -30,6 +33,8 @@ from tasks.spec import JobSpec
 __all__ = ["Agent", "Machine", "Requester", "computed", "unavailable", "units_of"]
 
 UNAVAILABLE: Final = bytes(32)
+KEEPING_PARTS: Final = 2
+"""Keeping an output costs a half of the least pay of a custodian."""
 
 
 class Agent:
@@ -115,6 +120,8 @@ class Machine(Agent):
             actions += self.check(view, check)
         for game in view.disputes(self.address):
             actions += self.play(view, game)
+        for output in view.keeping(self.address):
+            actions += self.keep(view, output)
         return actions
 
     def wake_ms(self) -> Iterable[int]:
@@ -199,6 +206,11 @@ class Machine(Agent):
         self.spent += self.costs.cost(units_of(job, number, honest))
         secret = digest(b"sim-secret", self.address + number.to_bytes(4, "big"))
         made = self.make(job, duty, secret, forged)
+        if view.has_custody(duty.task):
+            output = make_output(job, made, job.windows, is_garbage=self.garbage)
+            self.off.outputs[duty.task, number] = output
+            self.off.hands_out[self.address, duty.task, number] = self.serves(b"", RESULT)
+            made = made._replace(custody=output.commitment)
         self.made[duty.task, number] = made
         self.off.publish(made, self.serves)
         return [view.submit(self.address, made)]
@@ -206,6 +218,38 @@ class Machine(Agent):
     def make(self, job: JobSpec, duty: WorkDuty, secret: bytes, forged: frozenset[int]) -> Made:
         """Return the window that it proves."""
         return make_window(self.off, job, duty.task, duty.window, duty.state_root, secret, forged)
+
+    # A custodian
+
+    garbage = False
+    """Whether it commits to outputs that nobody can decrypt."""
+
+    def hands_out(self, _place: tuple[bytes, int]) -> bool:
+        """Tell whether it gives an output that it keeps to who asks."""
+        return True
+
+    def keep(self, view: View, duty: CustodyDuty) -> list[Action]:
+        """Keep an output and sign for it, post a chunk of it, or take one over from its custodian."""
+        place = duty.task, duty.window
+        output = self.off.outputs[place]
+        match duty.action:
+            case CustodyAction.SIGN:
+                if self.off.leaves(*place, self.address, KEEP) is None:
+                    return []
+                self.spent += view.parameters.custody_fee_min // KEEPING_PARTS
+                self.off.hands_out[self.address, *place] = self.hands_out(place)
+                return [view.take_custody(self.address, duty)]
+            case CustodyAction.ANSWER:
+                is_kept = (self.address, *place) in self.off.hands_out
+                return [view.answer_demand(self.address, duty, output)] if is_kept else []
+            case _:
+                custody = view.custody(*place)
+                if custody is None or custody.demand is None:
+                    return []
+                if not self.off.hands_out.get((custody.demand.holder, *place)):
+                    return []
+                self.off.received.add(place)
+                return [view.receive_custody(self.address, duty)]
 
     # A verifier
 
@@ -313,7 +357,11 @@ class Requester(Agent):
         task = view.next_task_id(self.address)
         self.on_post(task)
         self.tasks.append(task)
-        return [view.create(self.address, job)]
+        return [view.create(self.address, job), *self.beside(view, task, job)]
+
+    def beside(self, _view: View, _task: bytes, _job: JobSpec) -> list[Action]:
+        """Return what it sends together with a new task."""
+        return []
 
     def on_post(self, task: bytes) -> None:
         """Do what belongs to a new task off the chain."""

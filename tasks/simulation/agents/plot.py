@@ -21,6 +21,8 @@ class Plot:
     bribe_bps: int = 0
     """The most that a verifier of others gets for agreeing with a forgery, as a share of the worker's bond."""
     bribes_paid: int = 0
+    ransom: float = 0.0
+    """What a requester pays for a result that nobody else gives it, as a part of its value."""
 
     def made_of(self, window: WindowRecord) -> Made | None:
         """Return the secrets of a window that one of its workers proved; another may have proved it again."""

@@ -37,13 +37,15 @@ FORGES_ALL: Final[Values] = {"share": 10, "windows": 1.0, "segments": 1.0, "hone
 def cheat(name: str, setting: Setting, number: int) -> Outcome:
     strategy = BY_NAME[name]
     assert strategy.cast is not None
-    return play(strategy.cast, setting, number, own_tasks=strategy.own_tasks)
+    return play(strategy.cast, setting, number, own_tasks=strategy.own_tasks, custody=strategy.custody)
 
 
 @pytest.mark.parametrize("number", range(6))
-@pytest.mark.parametrize("own_tasks", [False, True])
-def test_honest_machines_lose_nothing_and_every_task_is_settled(number: int, own_tasks: bool) -> None:
-    outcome = play(honest_cast, {"share": 33}, number, own_tasks=own_tasks)
+@pytest.mark.parametrize(("own_tasks", "custody"), [(False, False), (True, False), (False, True)])
+def test_honest_machines_lose_nothing_and_every_task_is_settled(
+    number: int, own_tasks: bool, custody: bool
+) -> None:
+    outcome = play(honest_cast, {"share": 33}, number, own_tasks=own_tasks, custody=custody)
     assert (outcome.honest_loss, outcome.forged_windows_paid, outcome.tasks_failed) == (0, 0, 0)
     assert outcome.refused == {}
     assert outcome.is_over and outcome.tasks == 2
@@ -209,7 +211,7 @@ def test_a_sample_of_all_strategies_runs_and_is_reported(tmp_path: Path) -> None
     assert report["sums_exact"] and report["unfinished_markets"] == 0
     assert 0 < report["block_units_max"] <= 300_000_000
     assert report == json.loads((tmp_path / "report.json").read_text())
-    assert "| garbage custodian | not yet judged" in (tmp_path / "report.md").read_text()
+    assert "| key withholder | not yet judged" in (tmp_path / "report.md").read_text()
 
 
 def test_an_interrupted_campaign_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

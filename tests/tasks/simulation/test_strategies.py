@@ -124,6 +124,71 @@ def test_a_window_with_gaps_is_paid_only_where_nobody_looks_whether_leaves_fit()
     assert without.forged_windows_paid > 0
 
 
+def kept(setting: Setting, number: int = 0) -> tuple[Outcome, Outcome]:
+    """A market with custody, with false custodians and with honest ones."""
+    base: Setting = {"share": 45, "rate": 1.0, "ransom": 0.5, "garbage": False, "serves_results": False}
+    strategy = BY_NAME["idle custodian"]
+    assert strategy.cast is not None
+    found, without = (
+        play(cast, {**base, **setting}, number, conditions=SMALL, custody=True)
+        for cast in (strategy.cast, honest_cast)
+    )
+    return found, without
+
+
+def test_garbage_in_custody_costs_the_bond() -> None:
+    found, honest = kept({"garbage": True, "way": "keeps"})
+    assert found.profit < honest.profit - 2 * SMALL.window_price
+    assert found.honest_loss == 0 and found.requester_profit > honest.requester_profit
+
+
+def test_who_keeps_nothing_loses_its_bond_where_no_other_custodian_has_the_output() -> None:
+    losses = [(honest.profit - found.profit) / SMALL.window_price for found, honest in map(kept_nothing, range(8))]
+    assert max(losses) > 1  # both custodians were of the plot
+    assert min(losses) < 0.1
+
+
+def kept_nothing(number: int) -> tuple[Outcome, Outcome]:
+    return kept({"way": "keeps nothing"}, number)
+
+
+def test_a_custodian_that_serves_nobody_delivers_or_loses_its_bond() -> None:
+    for number in range(6):
+        found, honest = kept({"way": "serves nobody"}, number)
+        assert found.profit <= honest.profit + SMALL.window_price // 100
+
+
+def test_a_false_claim_is_refused_and_earns_nothing() -> None:
+    setting: Setting = {"place": "start", "rate": 1.0, "price": 1.0}
+    found = outcome("false claimer", setting)
+    assert found.refused == {"claim_unproven": 1} and found.tasks_failed == 0
+    assert found.profit < honest().profit
+
+
+def test_jobs_with_stray_files_pay_who_shows_it() -> None:
+    found = outcome("stray requester", {"tasks": 4, "claims": False, "limit": 1.0})
+    assert found.honest_profit >= honest().honest_profit and found.tasks_failed == 0
+
+
+def test_a_requester_that_bids_too_low_goes_without_or_posts_again() -> None:
+    strategy = BY_NAME["reposting requester"]
+    assert strategy.cast is not None
+    setting: Setting = {"share": 20, "limit": 1.0, "cancels": "assigned", "reposts": 2}
+    found = play(strategy.cast, setting, 0, own_tasks=True, conditions=SMALL)
+    assert found.tasks == 4
+
+
+def test_bonds_locked_after_the_work_was_taken_do_not_count_in_its_draws() -> None:
+    setting: Setting = {"share": 45, "windows": 1.0, "segments": 1.0, "honest_first": 0}
+    conditions = SMALL._replace(is_seasoned=False)
+    late = sum(outcome("late bonder", setting, at, conditions).forged_windows_paid for at in range(8))
+    cast = BY_NAME["late bonder"].cast
+    assert cast is not None
+    rule = WITHOUT["register"]
+    without = sum(play(cast, {**setting}, at, rule, conditions=conditions).forged_windows_paid for at in range(8))
+    assert late < without
+
+
 def test_friends_that_differ_and_fall_silent_do_not_pass_a_forged_window() -> None:
     setting: Setting = {
         "share": 45, "windows": 1.0, "segments": 1.0, "honest_first": 0, "way": "silent", "rate": 1.0,

@@ -1,0 +1,134 @@
+"""Custody: machines that keep outputs or pretend to, workers that hand over garbage, and requesters that fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from tasks.ledger.custody_queries import CustodyAction, CustodyDuty
+from tasks.ledger.custody_records import CustodyPhase, CustodyRecord
+from tasks.ledger.lifecycle import Phase
+from tasks.simulation.actions import Account, Action, Offer
+from tasks.simulation.agents.base import Machine, Requester
+from tasks.simulation.agents.plot import Plot
+from tasks.simulation.agents.workers import ForgingWorker
+from tasks.simulation.dice import Dice
+from tasks.simulation.market import View
+from tasks.simulation.work import RESULT, Costs, OffChain, Use
+from tasks.spec import JobSpec
+
+__all__ = ["KEEPER_WAYS", "FalseKeeper", "GarbageWorker", "KeepingRequester"]
+
+KEEPER_WAYS: Final = ("keeps", "keeps nothing", "serves nobody")
+"""What a custodian does: all that it signs for; signs and drops it; keeps it, and shows chunks on chain alone."""
+DEMANDS_MAX: Final = 8
+"""Demands of a requester for one result; then it gives up."""
+
+
+class FalseKeeper(Machine):
+    """A custodian that signs for outputs and does not do what that says, in a share of them."""
+
+    way = "keeps nothing"
+    rate = 1.0
+
+    def __init__(self, account: Account, offer: Offer, costs: Costs, off: OffChain, dice: Dice) -> None:
+        super().__init__(account, offer, costs, off)
+        self._dice = dice
+        self._ways: dict[tuple[bytes, int], str] = {}
+
+    def way_of(self, place: tuple[bytes, int]) -> str:
+        """Return what it does with an output."""
+        if place not in self._ways:
+            self._ways[place] = self.way if self._dice.chance(self.rate) else "keeps"
+        return self._ways[place]
+
+    def keep(self, view: View, duty: CustodyDuty) -> list[Action]:
+        """Sign without fetching; answer what it can."""
+        place = duty.task, duty.window
+        if duty.action is CustodyAction.SIGN and self.way_of(place) == "keeps nothing":
+            return [view.take_custody(self.address, duty)]
+        return super().keep(view, duty)
+
+    def hands_out(self, place: tuple[bytes, int]) -> bool:
+        """Tell whether it gives a kept output to who asks."""
+        return self.way_of(place) == "keeps"
+
+
+class GarbageWorker(ForgingWorker):
+    """Computes, commits to an output that nobody can decrypt, and gives the result to nobody."""
+
+    garbage = True
+    serves_results = False
+
+    def serves(self, _who: bytes, use: Use) -> bool:
+        """Serve verifiers, and custodians what they are to keep."""
+        return use != RESULT or self.serves_results
+
+
+class KeepingRequester(Requester):
+    """Asks for custody of its outputs, and fetches the last one: of the worker, of custodians, or by demands.
+
+    A result that nobody gives it is worth a ransom to it, if the plot has it.
+    """
+
+    def __init__(self, account: Account, jobs: Sequence[JobSpec], off: OffChain, plot: Plot) -> None:
+        super().__init__(account, jobs, off)
+        self.plot = plot
+        self._demands: dict[bytes, int] = {}
+        self._shown: set[bytes] = set()
+        self._ended: set[tuple[bytes, int]] = set()
+
+    def beside(self, view: View, task: bytes, job: JobSpec) -> list[Action]:
+        """Ask for custody with the task."""
+        return [view.ask_custody(self.address, task, job)]
+
+    def tend(self, view: View, task: bytes) -> list[Action]:
+        """Fetch the result of a task that has ended, then end its custody."""
+        record = view.task(task)
+        if record.phase != Phase.SETTLED:
+            return super().tend(view, task)
+        window = record.final_windows - 1
+        custody = view.custody(task, window)
+        if task in self.off.obtained or task in self.off.lost or custody is None:
+            return self._end(view, task)
+        if custody.phase is not CustodyPhase.KEPT:
+            return []
+        return self._fetch(view, task, window, custody)
+
+    def _fetch(self, view: View, task: bytes, window: int, custody: CustodyRecord) -> list[Action]:
+        place, off = (task, window), self.off
+        is_whole = not off.outputs[place].is_garbage
+        if off.leaves(task, window, self.address, RESULT) is not None:
+            off.obtained.add(task)
+            return []
+        holders = [holder.address for holder in custody.holders]
+        if place in off.received or any(off.hands_out.get((holder, *place)) for holder in holders):
+            if is_whole:
+                off.obtained.add(task)
+                return []
+            if task not in self._shown:
+                self._shown.add(task)
+                return [view.reveal_garbage(self.address, off.outputs[place])]
+            return self._give_up(task)
+        if custody.demand is not None:
+            return []
+        asked = self._demands.get(task, 0)
+        if not holders or asked >= DEMANDS_MAX:
+            return self._give_up(task)
+        self._demands[task] = asked + 1
+        return [view.demand_custody(self.address, custody, holders[0])]
+
+    def _give_up(self, task: bytes) -> list[Action]:
+        self.off.lost.add(task)
+        return []
+
+    def _end(self, view: View, task: bytes) -> list[Action]:
+        actions: list[Action] = []
+        for window in range(view.task(task).final_windows):
+            custody = view.custody(task, window)
+            if custody is None or custody.phase is not CustodyPhase.KEPT or custody.demand is not None:
+                continue
+            if (task, window) not in self._ended:
+                self._ended.add((task, window))
+                actions.append(view.end_custody(self.address, task, window))
+        return actions
