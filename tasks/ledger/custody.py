@@ -61,6 +61,7 @@ __all__ = [
     "custody_budget",
     "demand",
     "demand_price",
+    "demand_stake",
     "drop_custody",
     "end",
     "hand_over_ms",
@@ -179,9 +180,8 @@ def check_custody(case: Case, proof: WindowProof) -> None:
         if proof.custody:
             raise ProofMismatch("the task has no custody")
         return
-    earlier = find_custody(case.state, proof.task, proof.window)
-    if earlier is not None and earlier.prover:
-        raise CustodyRefused("a lie about this window was shown and is not settled yet")
+    if find_custody(case.state, proof.task, proof.window) is not None:  # a deadline that is due settles it
+        raise CustodyRefused("the custody of an earlier proof of this window is not settled yet")
     size = StateLayout(case.spec.plan(), proof.step_to).size
     if not proof.custody or proof.custody[0] != size:
         raise ProofMismatch(f"the output is committed to as {size} bytes in custody")
@@ -206,9 +206,6 @@ def begin_custody(case: Case, window: WindowRecord) -> None:
     """Begin the custody of a window that was just proved; after a void one with what that has left."""
     if not window.proof.custody:
         return
-    earlier = find_custody(case.state, window.task, window.number)
-    if earlier is not None:
-        settle(case, earlier)
     terms, payer = terms_of(case), case.vault.payer
     reserve = min(terms.each, case.vault.held(Pool.CUSTODY, payer) - terms.reserved)
     bond = bond_for(window.charge, case.parameters)
@@ -246,15 +243,16 @@ def hand_over_ms(size: int, parameters: TaskParameters) -> int:
 
 
 def _drawn_nodes(
-    case: Case, record: CustodyRecord, seed: bytes, barred: Sequence[bytes], count: int
+    case: Case, record: CustodyRecord, seed: bytes, barred: Sequence[bytes], count: int, since: int
 ) -> list[NodeRecord]:
+    """Return machines that may hold or receive an output. Of bonds counts what stood at the height ``since``."""
     scope, parameters, day = case.scope, case.parameters, case.now // DAY_MS
     pool = eligible_verifiers(
-        scope.parent, case.record, record.author, barred, seed, case.now, parameters, record.height,
+        scope.parent, case.record, record.author, barred, seed, case.now, parameters, since,
         role=NodeRole.STORAGE,
     )  # fmt: skip
     pool = [node for node in pool if not is_unreliable(scope.parent, node.address, day, parameters)]
-    return draw_verifiers(seed, pool, count, record.height, parameters)
+    return draw_verifiers(seed, pool, count, since, parameters)
 
 
 def _parties(nodes: Sequence[NodeRecord]) -> tuple[bytes, ...]:
@@ -301,7 +299,7 @@ def _draw(case: Case, record: CustodyRecord) -> CustodyRecord | None:
     seed = draw_seed(b"custodian-draw", scope.block.beacon, record.task, record.window, record.drawn)
     nodes: list[NodeRecord] = []
     if wanted > 0 and not is_unreliable(scope.parent, record.author, case.now // DAY_MS, parameters):
-        nodes = _drawn_nodes(case, record, seed, record.used, wanted)
+        nodes = _drawn_nodes(case, record, seed, record.used, wanted, record.height)
     if not nodes:
         return None if record.is_input else _kept(case, _with_author(case, record))
     for node in nodes:
@@ -314,7 +312,7 @@ def _draw(case: Case, record: CustodyRecord) -> CustodyRecord | None:
 
 
 def _with_author(case: Case, record: CustodyRecord) -> CustodyRecord:
-    """Have the worker keep its own output: nobody who was drawn has signed for it."""
+    """Have the worker keep its own output: somebody who was drawn has not signed for it."""
     return _taken(case, record, Holder(record.author, 0, case.now, 0, 0))
 
 
@@ -339,9 +337,13 @@ def _kept(case: Case, record: CustodyRecord) -> CustodyRecord:
 
 
 def _go_on(case: Case, record: CustodyRecord) -> CustodyRecord:
-    """Draw for what is missing, or note that the output is kept."""
+    """Draw for what is missing, or note that the output is kept.
+
+    If one that was drawn did not sign, the worker answers for its output too: else it would choose its custodians.
+    """
     if len(record.holders) >= case.parameters.custody_copies:
-        return _kept(case, record)
+        is_chosen = record.drawn > len(record.holders) and not record.is_input
+        return _kept(case, _with_author(case, record) if is_chosen else record)
     return _awaiting(case, record)
 
 
@@ -384,6 +386,14 @@ def demand_price(record: CustodyRecord, kind: DemandKind, base_fee: int, paramet
     return max(parameters.custody_fee_min, by_bytes)
 
 
+def demand_stake(bond: int, kind: DemandKind, parameters: TaskParameters) -> int:
+    """Return what the requester of an output loses with a delivery for which no receiver has signed.
+
+    ``bond`` is a custodian's. Nobody can tell who did not deliver or did not sign, so both sides lose.
+    """
+    return share_up(bond, parameters.custody_stake_bps) if kind is DemandKind.DELIVERY else 0
+
+
 def demand(case: Case, number: int, sender: bytes, holder: bytes, amount: int) -> None:
     """Ask a custodian for a chunk on chain; after it has answered once, for a delivery of the whole.
 
@@ -399,12 +409,14 @@ def demand(case: Case, number: int, sender: bytes, holder: bytes, amount: int) -
     if terms_of(case).demands >= parameters.custody_demands_max:
         raise CustodyRefused(f"a task has {parameters.custody_demands_max} demands")
     kind = DemandKind.DELIVERY if keeper.asked else DemandKind.CHUNK
-    due = demand_price(record, kind, case.scope.block.base_fee, parameters)
+    price = demand_price(record, kind, case.scope.block.base_fee, parameters)
+    stake = demand_stake(record.bond, kind, parameters)
+    due = price + stake
     if amount < due:
         raise PaymentMissing(due=due, got=amount)
     case.vault.lock(Pool.CUSTODY, sender, due, Purpose.CUSTODY_DEMAND, owner=sender)
     reserve_more(case, due, demands=1)
-    asked = Demand(kind, holder, due, case.scope.block.height, -1, b"", 0, 0, ())
+    asked = Demand(kind, holder, price, stake, case.scope.block.height, -1, b"", 0, 0, ())
     _schedule(case, record)
     save_custody(case.state, record._replace(demand=asked), case.now)
 
@@ -437,7 +449,8 @@ def _serve(case: Case, record: CustodyRecord, asked: Demand, earner: bytes) -> N
         case, Pool.CUSTODY, earner, asked.amount, Purpose.CUSTODY_DEMAND, Role.STORAGE, owner=payer,
         subject=record.window,
     )  # fmt: skip
-    reserve_more(case, -asked.amount)
+    _return_of(case, record, asked.stake)
+    reserve_more(case, -asked.amount - asked.stake)
     keeper = record.holder(asked.holder)
     assert keeper is not None
     record = record.with_holder(keeper._replace(asked=keeper.asked + 1))
@@ -445,16 +458,21 @@ def _serve(case: Case, record: CustodyRecord, asked: Demand, earner: bytes) -> N
     case.scope.emit(CUSTODY_SERVED(record.task, record.window, asked.holder, int(asked.kind)))
 
 
-def _end_demand(case: Case, record: CustodyRecord) -> CustodyRecord:
-    """Give the requester back what it locked for a demand that brought nothing."""
+def _return_of(case: Case, record: CustodyRecord, amount: int) -> None:
+    payer = case.vault.payer
+    case.vault.refund(Pool.CUSTODY, payer, amount, Purpose.UNSPENT, owner=payer, subject=record.window)
+
+
+def _end_demand(case: Case, record: CustodyRecord, *, is_failed: bool = False) -> CustodyRecord:
+    """Give the requester back what it locked for a demand that brought nothing, but for a lost stake."""
     asked = record.demand
     if asked is None:
         return record
-    payer = case.vault.payer
-    case.vault.refund(
-        Pool.CUSTODY, payer, asked.amount, Purpose.UNSPENT, owner=payer, subject=record.window
-    )  # fmt: skip
-    reserve_more(case, -asked.amount)
+    vault, payer = case.vault, case.vault.payer
+    _return_of(case, record, asked.amount + (0 if is_failed else asked.stake))
+    if is_failed:
+        vault.burn(Pool.CUSTODY, asked.stake, Purpose.CUSTODY_LOST, owner=payer, subject=record.window)
+    reserve_more(case, -asked.amount - asked.stake)
     return record._replace(demand=None)
 
 
@@ -470,7 +488,7 @@ def _draw_demand(case: Case, record: CustodyRecord) -> CustodyRecord:
         )
         return _asked(case, record, asked)
     barred = (*record.used, *asked.used, *(holder.address for holder in record.holders))
-    nodes = _drawn_nodes(case, record, seed, barred, 1)
+    nodes = _drawn_nodes(case, record, seed, barred, 1, asked.height)
     if not nodes:  # there is nobody to deliver to
         return _end_demand(case, record)
     asked = asked._replace(
@@ -508,7 +526,7 @@ def _missed(case: Case, record: CustodyRecord, asked: Demand) -> CustodyRecord:
     if asked.tries < RECEIVERS_MAX:
         _schedule(case, record)
         return record
-    return _lose(case, _end_demand(case, record), asked.holder)
+    return _lose(case, _end_demand(case, record, is_failed=True), asked.holder)
 
 
 def _lose(case: Case, record: CustodyRecord, holder: bytes) -> CustodyRecord:

@@ -117,7 +117,7 @@ class Holder(NamedTuple):
 class Demand(NamedTuple):
     """A demand that is not over. ``chunk`` is -1, and ``receiver`` empty, until the beacon has picked one.
 
-    ``deadline_ms`` is 0 until then.
+    ``deadline_ms`` is 0 until then. ``amount`` is for who answers, ``stake`` returns unless a delivery fails.
 
     ``height`` is that of the block from which the draw counts. ``tries`` counts receivers without a receipt,
     ``used`` are those drawn and the accounts behind them.
@@ -126,6 +126,7 @@ class Demand(NamedTuple):
     kind: DemandKind
     holder: bytes
     amount: int
+    stake: int
     height: int
     chunk: int
     receiver: bytes
@@ -282,11 +283,11 @@ def _addresses(value: list[Any]) -> tuple[bytes, ...]:
 
 
 def _demand(value: list[Any]) -> Demand:
-    kind, holder, amount, height, chunk, receiver, tries, deadline_ms, used = items_of(
-        value, int, bytes, int, int, int, bytes, int, int, list
+    kind, holder, amount, stake, height, chunk, receiver, tries, deadline_ms, used = items_of(
+        value, int, bytes, int, int, int, int, bytes, int, int, list
     )
     return Demand(
-        DemandKind(kind), holder, amount, height, chunk, receiver, tries, deadline_ms, _addresses(used)
+        DemandKind(kind), holder, amount, stake, height, chunk, receiver, tries, deadline_ms, _addresses(used)
     )  # fmt: skip
 
 

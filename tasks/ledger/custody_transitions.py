@@ -352,11 +352,11 @@ def custody_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
         # What the chain does for it: draws of a chunk, or of three receivers.
         Rule(DEMAND_CUSTODY, "demand_custody", 500_000, _decode_demand, _amount, custody.demand),
         Rule(ANSWER_DEMAND, "answer_demand", ANSWER_GAS, _decode_answer, _free, custody.answer),
-        Rule(RECEIVE_CUSTODY, "receive_custody", 200_000, _decode_receive, _free, custody.receive),
+        Rule(RECEIVE_CUSTODY, "receive_custody", 300_000, _decode_receive, _free, custody.receive),
         # A proof may void as many windows as are open, at the end of the block.
         Rule(REVEAL_GARBAGE, "reveal_garbage", 2_000_000, _decode_garbage, _free, custody.garbage),
         Rule(REVEAL_MISMATCH, "reveal_mismatch", 2_000_000, _decode_mismatch, _free, custody.mismatch),
-        Rule(END_CUSTODY, "end_custody", 400_000, _decode_output, _free, custody.end),
+        Rule(END_CUSTODY, "end_custody", 700_000, _decode_output, _free, custody.end),
         # What the chain does for it: up to four draws, and the end.
         Rule(KEEP_INPUT, "keep_input", 600_000, _decode_input, _amount, custody.input),
         Rule(CLAIM_GARBAGE, "claim_garbage", CLAIM_GARBAGE_GAS, _decode_claimed, _free, custody.claimed),

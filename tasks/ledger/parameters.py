@@ -96,6 +96,7 @@ _BOUNDS: Final = {
     "custody_delivery_price_per_gib": (0, 1 << 80),
     "custody_fee_min": (0, 1 << 80),
     "custody_bond_bps": (0, 100 * _WHOLE_BPS),
+    "custody_stake_bps": (0, _WHOLE_BPS),
     "custody_misses_per_day": (0, 1 << 16),
     "custody_demands_max": (0, 1 << 16),
     "deadlines_per_block": (2, 1024),
@@ -276,6 +277,8 @@ class TaskParameters:
     """Least pay of a custodian for a window, and of who answers a demand: the gas of what that sends."""
     custody_bond_bps: int = 10_000
     """A custodian's bond for a window, as a share of the window's price."""
+    custody_stake_bps: int = 2_500
+    """Of that bond, what the requester loses with a delivery for which none of the receivers has signed."""
     custody_misses_per_day: int = 8
     """Hand-overs without a receipt in a day, after which a machine is drawn for none, or keeps its own outputs."""
     custody_demands_max: int = 16

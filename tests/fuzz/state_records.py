@@ -33,7 +33,7 @@ CUSTODY = custody_records.CustodyRecord(
     TASK, 3, WHO, custody_records.CustodyPhase.KEPT, BlobCommitment(40_000, b"p" * 32, b"c" * 32), 7, 5, 1, 0,
     9_000, 0, 3, (b"v" * 20,), (custody_records.Holder(b"h" * 20, 5, 1_000, 1, 0),), (b"u" * 20, b"h" * 20),
     custody_records.Demand(
-        custody_records.DemandKind.DELIVERY, b"h" * 20, 9, 4, -1, b"r" * 20, 1, 8_000, (b"r" * 20,)
+        custody_records.DemandKind.DELIVERY, b"h" * 20, 9, 2, 4, -1, b"r" * 20, 1, 8_000, (b"r" * 20,)
     ),
     b"",
 )  # fmt: skip

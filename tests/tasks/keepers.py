@@ -21,7 +21,7 @@ from tasks.custody.keys import (
 from tasks.custody.layout import PlainChunk, plain_chunk_to_value
 from tasks.engines.state import TrainingState
 from tasks.ledger import queries
-from tasks.ledger.custody import custody_budget, demand_price
+from tasks.ledger.custody import custody_budget, demand_price, demand_stake
 from tasks.ledger.custody_inputs import input_budget
 from tasks.ledger.custody_records import (
     INPUT_WINDOW,
@@ -169,6 +169,7 @@ class KeptWorld(World):
     def demand(self, task: bytes, window: int, holder: bytes, sender: bytes = REQUESTER) -> str | None:
         record = load_custody(self.state, task, window)
         amount = max(demand_price(record, kind, 0, self.parameters) for kind in DemandKind)
+        amount += demand_stake(record.bond, DemandKind.DELIVERY, self.parameters)
         return self.send(sender, DEMAND_CUSTODY, [task, window, holder, amount])
 
     def reveal(self, task: bytes, window: int, number: int, sender: bytes, key: bytes = TASK_KEY) -> str | None:

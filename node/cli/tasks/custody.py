@@ -190,10 +190,12 @@ def _demandable(client: Client, record: Task, window: int | None) -> tuple[int, 
 
 def _demand_price(client: Client, kept: Custody, *, is_delivery: bool) -> int:
     """Return what a demand costs at the present base fee (market.md 11.6)."""
+    from billing.prices import share_up
     from tasks.ledger.custody import ANSWER_GAS, GAS_MARGIN, GIB
 
     parameters = client.call("dekube_genesis")["parameters"]
     least = int(parameters["tasks.custody_fee_min"])
     if is_delivery:
-        return max(least, kept.size_bytes * int(parameters["tasks.custody_delivery_price_per_gib"]) // GIB)
+        price = max(least, kept.size_bytes * int(parameters["tasks.custody_delivery_price_per_gib"]) // GIB)
+        return price + share_up(int(kept.bond), int(parameters["tasks.custody_stake_bps"]))
     return max(least, GAS_MARGIN * ANSWER_GAS * client.quote().base_fee_next)

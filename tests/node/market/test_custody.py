@@ -12,7 +12,7 @@ import node.market.inputs
 import tests.node.world
 from state.primitives.genesis import read_parameters
 from tasks.custody.keys import public_key_root
-from tasks.ledger.custody import custody_budget, demand_price
+from tasks.ledger.custody import custody_budget, demand_price, demand_stake
 from tasks.ledger.custody_queries import outputs_kept
 from tasks.ledger.custody_records import CustodyPhase, CustodyRecord, DemandKind, find_custody
 from tasks.ledger.custody_transitions import ASK_CUSTODY, DEMAND_CUSTODY, END_CUSTODY
@@ -69,6 +69,7 @@ class KeptMarket(Market):
 
     async def demand(self, holder: bytes) -> None:
         price = max(demand_price(self.custody, kind, 10**9, self.parameters) for kind in DemandKind)
+        price += demand_stake(self.custody.bond, DemandKind.DELIVERY, self.parameters)
         await self.send(DEMAND_CUSTODY, [self.task, 0, holder, price])
         await self.world.mint_until(lambda: self.custody.demand is None)
 

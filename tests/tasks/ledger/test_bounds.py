@@ -146,7 +146,7 @@ def largest_window() -> WindowRecord:
 def largest_custody() -> custody_records.CustodyRecord:
     parties = 3 * custody_records.DRAWN_MAX
     asked = custody_records.Demand(
-        custody_records.DemandKind.DELIVERY, b"h" * 20, AMOUNT, MANY, 1 << 28, b"r" * 20, 2, MS,
+        custody_records.DemandKind.DELIVERY, b"h" * 20, AMOUNT, AMOUNT, MANY, 1 << 28, b"r" * 20, 2, MS,
         (b"r" * 20,) * 3 * custody_records.RECEIVERS_MAX,
     )  # fmt: skip
     return custody_records.CustodyRecord(

@@ -39,6 +39,7 @@ from tasks.dispute.moves import (
 )
 from tasks.engines.dataset_layout import NodePlace
 from tasks.ledger import bonds, claim_transitions, custody_transitions, dispute_transitions, transitions
+from tasks.ledger.custody_records import load_custody
 from tasks.ledger.disputes import MOVE_GAS
 from tasks.ledger.lifecycle import Phase, Reason, WindowPhase
 from tasks.ledger.parameters import TaskParameters
@@ -75,6 +76,7 @@ from tasks.proofs import (
 )
 from tasks.spec import Model, decode_spec, encode_spec
 from tests.ethereum import sign_dynamic
+from tests.tasks.keepers import KEPT, KeptWorld
 from tests.tasks.ledger.test_conservation import play
 from tests.tasks.ledger.test_custody_conservation import play_kept
 from tests.tasks.world import DKB, HONEST, QUICK, REQUESTER, Manners, World, leaves_of, proof_of, spec
@@ -379,3 +381,46 @@ def test_the_last_word_of_a_jury_leaves_what_it_ends_to_the_end_of_the_block(dea
     assert world.task(task).phase == Phase.DEGRADED
     assert dearest[SEAL_VERDICT] and 0 < dearest[REVEAL_VERDICT] < 1_500
     check(dearest)
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_who_ends_custody_pays_for_what_its_sponsored_custodians_get(copies: int) -> None:
+    """Four are paid, with a share for their sponsors and one for their bonds, and have their bonds back."""
+    world = KeptWorld(parameters=replace(KEPT, custody_copies=copies))
+    world.add_machine(1, roles=WORK)
+    world.add_machine(2, roles=CHECK)
+    for at in range(6):
+        world.add_keeper(10 + at)
+    task = world.create()
+    world.run_to(task, Phase.SETTLED)
+    for holder in world.holders(task, 0):
+        sponsored(world, holder, 1 << 100)
+    answers: list[str | None] = []
+    calls = calls_of(lambda: answers.append(world.end(task, 0)))
+    assert answers == [None]
+    assert 1000 * calls <= CALLS_PER_1000_GAS * world.rules[custody_transitions.END_CUSTODY].gas, calls
+
+
+def test_a_receiver_pays_for_what_it_and_its_sponsor_get() -> None:
+    world = KeptWorld()
+    world.add_machine(1, roles=WORK)
+    world.add_machine(2, roles=CHECK)
+    for at in range(6):
+        world.add_keeper(10 + at)
+    task = world.create()
+    world.run_to(task, Phase.SETTLED)
+    holder = world.holders(task, 2)[0]
+    for _ in range(2):
+        world.unsigning = set(world.machines)
+        assert world.demand(task, 2, holder) is None
+        for _ in range(4):
+            world.block()
+            world.keep()
+    asked = load_custody(world.state, task, 2).demand
+    assert asked is not None and asked.receiver
+    sponsored(world, asked.receiver, 1 << 100)
+    answers: list[str | None] = []
+    kind = custody_transitions.RECEIVE_CUSTODY
+    calls = calls_of(lambda: answers.append(world.send(asked.receiver, kind, [task, 2])))
+    assert answers == [None]
+    assert 1000 * calls <= CALLS_PER_1000_GAS * world.rules[kind].gas, calls
