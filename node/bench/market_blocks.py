@@ -171,7 +171,8 @@ class Blocks:
         bonds = Bonds(job_of(price=2 * PRICE, windows=_LONG), 0, self.parameters)
         for key in self.keys:
             node = registry.require_node(state, key.address)
-            floor = bond_floor(self.runtime.base_fee(state), is_new=bonds.is_new(node), parameters=self.parameters)
+            is_new = bonds.is_new(node, node.profile.price_per_tera_unit)
+            floor = bond_floor(self.runtime.base_fee(state), is_new=is_new, parameters=self.parameters)
             short = bonds.at(PRICE, node.profile.rate, floor) - 1
             debit(state, key.address, balance_of(state, key.address) - short)
 

@@ -495,13 +495,15 @@ class CallPrices(ResultObject):
 class CheckQuote(ResultObject):
     """``fee`` is what a verifier of a window is paid, ``window`` what that pays for its audit at most.
 
-    ``bond`` and ``bond_new`` are the least bonds of a worker and of a new one, at the highest price.
+    ``bond`` and ``bond_new`` are the least bonds of a worker and of a new one, at the highest price. Above
+    ``base_fee`` draws of verifiers are put off.
     """
 
     fee: Amount
     window: Amount
     bond: Amount
     bond_new: Amount
+    base_fee: Amount
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,9 +183,16 @@ def _look(
 BILL_COMPONENTS: Final[dict[str, Schema]] = {
     "Objection": obj({"code": STRING, "text": STRING}, description="Something that is known against a job."),
     "CheckQuote": obj(
-        {"fee": AMOUNT_OUT, "window": AMOUNT_OUT, "bond": AMOUNT_OUT, "bond_new": AMOUNT_OUT},
+        {
+            "fee": AMOUNT_OUT,
+            "window": AMOUNT_OUT,
+            "bond": AMOUNT_OUT,
+            "bond_new": AMOUNT_OUT,
+            "base_fee": AMOUNT_OUT,
+        },
         description="At the present base fee and the highest price: pay of a verifier, what a window "
-        "pays for its audit at most, and the least bonds of a worker and of a new one.",
+        "pays for its audit at most, the least bonds of a worker and of a new one, and the base fee "
+        "above which draws of verifiers are put off.",
     ),
     "CallPrices": obj(
         {

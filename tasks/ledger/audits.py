@@ -20,12 +20,15 @@ __all__ = [
     "Audit",
     "allowance",
     "audit_of",
+    "audit_paid_for",
     "average_cost",
     "bond_floor",
     "check_fee",
     "check_floor",
     "contribution",
-    "gas_excess",
+    "gas_paid_for",
+    "gas_price_of",
+    "is_backed",
     "is_hit",
     "samples_of",
 ]
@@ -40,6 +43,8 @@ NEW_FACTOR: Final = 4
 """A worker that is new, or had a recent fault, is audited so much more often. Its least bond grows too."""
 CHECK_GAS: Final = 250_000 + 750_000 + 300_000
 """Gas of a check: seal, reveal, and a seat that is declined."""
+BACKED_PARTS: Final = (3, 4)
+"""A worker whose bond has fallen below this part of its floor proves no more windows."""
 GAS_PRICE_FACTOR: Final = 4
 """The floor pays gas at so many times the base fee of the match."""
 FUND_NUMERATOR: Final = 11
@@ -94,9 +99,17 @@ def check_fee(base_fee: int, rerun: int, parameters: TaskParameters) -> int:
     return check_floor(base_fee, parameters) + rerun
 
 
-def gas_excess(base_fee: int, matched: int) -> int:
-    """Return what a check's gas costs at ``base_fee`` above four times ``matched``, the base fee of the match."""
-    return CHECK_GAS * max(0, base_fee - GAS_PRICE_FACTOR * matched)
+def gas_price_of(matched: int) -> int:
+    """Return the base fee up to which a check's floor pays its gas: four times ``matched``, that of the match."""
+    return GAS_PRICE_FACTOR * matched
+
+
+def is_backed(bond: int, floor: int) -> bool:
+    """Tell whether a worker that has lost a part of its bond may prove windows: with three quarters of the floor.
+
+    So the audits of its windows are at most 4/3 as probable as with the floor, which is what windows pay for.
+    """
+    return BACKED_PARTS[1] * bond >= BACKED_PARTS[0] * floor
 
 
 def bond_floor(base_fee: int, *, is_new: bool, parameters: TaskParameters) -> int:
@@ -113,6 +126,35 @@ def contribution(cost: int, *, is_below: bool) -> int:
     """Return what a window pays into the check fund: 1.1 a v F, 1.2 while the fund ``is_below`` its float."""
     numerator = FUND_NUMERATOR_BELOW if is_below else FUND_NUMERATOR
     return -(-numerator * cost // FUND_DENOMINATOR)
+
+
+def _fee_paid_for(audit: Audit, most: int) -> int:
+    """Return the highest fee of a verifier of which a window that pays ``most`` bears the average."""
+    shares = FUND_NUMERATOR_BELOW * audit.chance * audit.verifiers
+    return FUND_DENOMINATOR * SURE * most // shares if shares else 0
+
+
+def gas_paid_for(audit: Audit, fee: int, matched: int, base_fee: int, most: int) -> int:
+    """Return the gas price that checks of a window are paid: that of its proof, as far as the window bears it.
+
+    ``fee`` is what a verifier is paid at four times ``matched``, ``most`` what the window pays at most.
+    """
+    least = gas_price_of(matched)
+    room = max(0, _fee_paid_for(audit, most) - fee) // CHECK_GAS
+    return least + min(max(0, base_fee - least), room)
+
+
+def audit_paid_for(usual: Audit, raised: Audit, fees: tuple[int, int], most: int) -> Audit:
+    """Return the audit of a worker that became new while it works, with the bond of one that was not.
+
+    It is ``raised`` as far as a window that pays ``most`` bears that on average, and ``usual`` at least. ``fees``
+    are what a verifier is paid in each of them.
+    """
+    fee, fee_raised = fees
+    if usual.chance == SURE or fee_raised <= _fee_paid_for(raised, most):
+        return raised
+    chance = FUND_DENOMINATOR * SURE * most // max(1, FUND_NUMERATOR_BELOW * usual.verifiers * fee)
+    return usual._replace(chance=max(usual.chance, min(raised.chance, SURE - 1, chance)))
 
 
 def allowance(price: int, segments: int, parameters: TaskParameters) -> int:

@@ -196,7 +196,7 @@ class _Call:
             if has_open and case.state.get(by_duty_key(machine, task)) is not None:
                 return None  # its earlier windows are not settled
             bond = at(price, node.profile.rate, floors[False])
-            return bond if bond >= floors[True] or not is_new(node) else floors[True]
+            return bond if bond >= floors[True] or not is_new(node, price) else floors[True]
 
         return bond_of
 

@@ -14,11 +14,15 @@ from state.view import Reader
 from state.view.accounts import balance_of
 from tasks.ledger.parameters import TaskParameters
 
-__all__ = ["BURN_FROM", "FUND_ADDRESS", "fund_balance", "is_below", "pay_in", "put_down", "take_back"]
+__all__ = ["BURN_FROM", "FUND_ADDRESS", "bears", "fund_balance", "is_below", "pay_in", "put_down", "take_back"]
 
 FUND_ADDRESS: Final = (0x0704).to_bytes(ADDRESS_BYTES, "big")
 BURN_FROM: Final = 2
 """Floats from which on what is paid in is burned."""
+TASK_PARTS: Final = 4
+"""Checks of one task have at most this part of the float, besides those of its first open window."""
+KEPT_PARTS: Final = 2
+"""This part of the float is kept for checks of the first open windows of tasks."""
 
 
 def fund_balance(state: Reader) -> int:
@@ -41,6 +45,18 @@ def pay_in(state: Reader, vault: Vault, amount: int, window: int, parameters: Ta
     kept = min(amount, _room(state, parameters))
     vault.pay(Pool.VERIFICATION, FUND_ADDRESS, kept, Purpose.CHECK_FUND, None, subject=window)
     vault.burn(Pool.VERIFICATION, amount - kept, Purpose.CHECK_FUND, subject=window)
+
+
+def bears(state: Reader, vault: Vault, amount: int, parameters: TaskParameters, *, is_first: bool) -> bool:
+    """Tell whether the fund puts ``amount`` down for one more check of a task (R31).
+
+    All of it is there for the first open window of a task (``is_first``): all others wait for that. What these may
+    hold is bounded. So who keeps the first from being final keeps the fund from nobody.
+    """
+    left, whole = fund_balance(state) - amount, parameters.check_fund_float
+    if is_first:
+        return left >= 0
+    return left >= whole // KEPT_PARTS and vault.held(Pool.CHECK) + amount <= whole // TASK_PARTS
 
 
 def put_down(state: Reader, vault: Vault, amount: int) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "schedule",
     "schedule_draw",
     "take_draw",
+    "waits_due",
     "wakes_due",
     "window_slot",
 ]
@@ -47,6 +48,8 @@ _QUEUE_OF: Final = {WAKE_SLOT: 1 << 61, FIRST_MATCH_SLOT: 1 << 62, MATCH_SLOT: 1
 """Looks for a worker queue up apart, above all times: tasks that nobody takes delay nothing else."""
 _DRAWS: Final = 1 << 60
 """Draws of verifiers queue up by height."""
+_WAITS: Final = 1 << 59
+"""Draws that were put off have a queue of their own: as many as there are delay nothing else."""
 RANKS: Final = 64
 _RANK_BITS: Final = 54
 """First looks are in the order of the ranks of their budgets, the largest first; times have fewer bits."""
@@ -117,20 +120,22 @@ def wakes_due(state: Reader, time_ms: int, limit: int) -> list[Due]:
 
 
 class Draw(NamedTuple):
-    """A draw for ``window`` of ``task`` from the block at ``height`` on."""
+    """A draw for ``window`` of ``task`` from the block at ``height`` on; it was put off ``waits`` times."""
 
     height: int
     task: bytes
     window: int
+    waits: int = 0
 
 
 def _draw_key(draw: Draw) -> bytes:
-    return _QUEUE + (_DRAWS | draw.height).to_bytes(8, "big") + draw.task + draw.window.to_bytes(4, "big")
+    queue = _WAITS if draw.waits else _DRAWS
+    return _QUEUE + (queue | draw.height).to_bytes(8, "big") + draw.task + draw.window.to_bytes(4, "big")
 
 
 def schedule_draw(state: Overlay, draw: Draw) -> None:
     """Have verifiers drawn at a height."""
-    state.put(_draw_key(draw), b"\x01")
+    state.put(_draw_key(draw), bytes([draw.waits]) if draw.waits else b"\x01")
 
 
 def take_draw(state: Overlay, draw: Draw) -> None:
@@ -140,10 +145,19 @@ def take_draw(state: Overlay, draw: Draw) -> None:
 
 def draws_due(state: Reader, height: int, limit: int) -> list[Draw]:
     """Return up to ``limit`` draws that are due in the block at ``height``, the earliest first."""
-    start, stop = (_QUEUE + (_DRAWS | at).to_bytes(8, "big") for at in (0, height + 1))
+    return [draw._replace(waits=0) for draw in _draws_of(state, _DRAWS, height, limit)]
+
+
+def waits_due(state: Reader, height: int, limit: int) -> list[Draw]:
+    """Return up to ``limit`` draws that were put off and are due in the block at ``height``."""
+    return _draws_of(state, _WAITS, height, limit)
+
+
+def _draws_of(state: Reader, queue: int, height: int, limit: int) -> list[Draw]:
+    start, stop = (_QUEUE + (queue | at).to_bytes(8, "big") for at in (0, height + 1))
     return [
-        Draw(int.from_bytes(key[1:9], "big") - _DRAWS, key[9:41], int.from_bytes(key[41:45], "big"))
-        for key, _ in state.scan(start, stop, limit)
+        Draw(int.from_bytes(key[1:9], "big") - queue, key[9:41], int.from_bytes(key[41:45], "big"), value[0])
+        for key, value in state.scan(start, stop, limit)
     ]
 
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from tasks.ledger import reputation
+from tasks.ledger.audits import SURE
 from tasks.ledger.custody import drop_custody, is_held_up
+from tasks.ledger.deadlines import Draw, schedule_draw
 from tasks.ledger.disputes import DisputeRecord, load_docket
 from tasks.ledger.dockets import drop_disputes
-from tasks.ledger.lifecycle import Phase, Reason, WindowEvent
+from tasks.ledger.lifecycle import Phase, Reason, WindowEvent, WindowPhase
 from tasks.ledger.open_task import Case
 from tasks.ledger.progress import arm_running, exclude, finish, give_up_idle, lose_worker, wind_up
 from tasks.ledger.records import WindowRecord
 from tasks.ledger.seats import dismiss
-from tasks.ledger.settlement import final_ms_of, forfeit_hold, pay_final_window, pay_void_verifiers
+from tasks.ledger.settlement import (
+    final_ms_of,
+    forfeit_hold,
+    may_pay_verifiers,
+    pay_final_window,
+    pay_void_verifiers,
+    release_checks,
+)
 from tasks.ledger.stakes import burn_rest
 
-__all__ = ["accept", "fail_unchecked", "final_at", "finalise", "reject", "void_from"]
+__all__ = ["accept", "fail_unchecked", "final_at", "finalise", "hasten_draw", "reject", "void_from"]
 
 _SILENT = (Reason.NOT_OPENED, Reason.ANSWER_MISSING)
 """Faults that prove nothing about the work: what was verified before is not taken for them."""
@@ -102,16 +111,30 @@ def fail_unchecked(case: Case, window: WindowRecord) -> None:
     wind_up(case, Phase.FAILED, Reason.NO_VERIFIER)
 
 
+def hasten_draw(case: Case, window: WindowRecord) -> None:
+    """Have the draw of a window come soon that has become the first open one, where it was put off.
+
+    The beacon of that draw is one that nobody knows yet.
+    """
+    is_waiting = window.phase in (WindowPhase.PROVED, WindowPhase.DOUBTED) and not window.deadline_ms
+    if is_waiting and window.chance == SURE:
+        height = case.scope.block.height + case.parameters.draw_blocks
+        schedule_draw(case.state, Draw(height, window.task, window.number))
+
+
 def finalise(case: Case, window: WindowRecord) -> None:
     """Make a window final, and then those after it that only waited for it.
 
     It waits for those before it, and until its output is kept.
     """
     if window.number != case.record.final_windows or is_held_up(case, window):
-        case.put_window(window._replace(ripe=1, deadline_ms=0))
+        case.put_window(release_checks(case, window)._replace(ripe=1, deadline_ms=0))
         return
     workers = []
     while True:
+        if not may_pay_verifiers(case, window):
+            case.put_window(window._replace(ripe=0, deadline_ms=case.now + case.parameters.draw_retry_ms))
+            break
         workers.append(window.worker)
         _close(case, window)
         case.change(final_windows=window.number + 1, final_root=window.proof.state_root_out)
@@ -125,6 +148,7 @@ def finalise(case: Case, window: WindowRecord) -> None:
             break
         window = case.window(window.number + 1)
         if not window.ripe or is_held_up(case, window):
+            hasten_draw(case, window)
             break
     if case.record.phase == Phase.RUNNING and not case.record.deadline_ms:
         arm_running(case)

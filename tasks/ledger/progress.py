@@ -169,7 +169,8 @@ def _end_withdrawn(case: Case) -> None:
 
 def _bond_of(case: Case, node: registry.NodeRecord) -> int:
     profile, bonds = node.profile, Bonds(case.spec, case.record.next_window, case.parameters)
-    floor = bond_floor(case.scope.block.base_fee, is_new=bonds.is_new(node), parameters=case.parameters)
+    is_new = bonds.is_new(node, profile.price_per_tera_unit)
+    floor = bond_floor(case.scope.block.base_fee, is_new=is_new, parameters=case.parameters)
     return bonds.at(profile.price_per_tera_unit, profile.rate, floor)
 
 
@@ -237,7 +238,7 @@ def assign(case: Case, worker: bytes, price: int) -> None:
         worker=worker, price_per_tera_unit=price, rate=node.profile.rate, busy=1, assigned_ms=case.now,
         deadline_ms=case.now + case.parameters.accept_ms, own_from=record.next_window, open_charge=0,
         base_fee=case.scope.block.base_fee,
-        is_new=int(Bonds(case.spec, record.next_window, case.parameters).is_new(node)),
+        is_new=int(Bonds(case.spec, record.next_window, case.parameters).is_new(node, price)),
     )  # fmt: skip
     case.state.put(by_task_of_worker_key(worker, record.created_ms, record.id), b"\x01")
     case.state.put(by_duty_key(worker, record.id), b"\x01")
@@ -442,7 +443,8 @@ def _on_ended_due(case: Case) -> None:
     last = case.record.final_windows - 1
     if last >= 0 and case.window(last).phase in DELIVERY_PHASES:
         # Its worker answers for what is asked of it until that ends.
-        case.change(deadline_ms=max(case.now, case.window(last).deadline_ms) + 1)
+        again_ms = case.window(last).deadline_ms or case.now + case.parameters.draw_retry_ms
+        case.change(deadline_ms=max(case.now, again_ms) + 1)
         return
     release_bonds(case)
     forget_disputes(case.state, case.record.id)

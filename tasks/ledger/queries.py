@@ -11,7 +11,7 @@ from billing.prices import Budget, share_up, work_price
 from state.primitives.hashing import HASH_BYTES
 from state.view import Overlay, Reader
 from tasks.dispute.game import Side
-from tasks.ledger.audits import bond_floor, check_fee
+from tasks.ledger.audits import bond_floor, check_fee, gas_price_of
 from tasks.ledger.disputes import DisputePhase, DisputeRecord, load_dispute, load_docket, load_moves
 from tasks.ledger.dockets import player_of
 from tasks.ledger.lifecycle import Phase, WindowPhase
@@ -35,7 +35,7 @@ from tasks.ledger.records import (
 )
 from tasks.ledger.registry import NodeRecord, load_node, scan_nodes
 from tasks.ledger.seats import DELIVERY_PHASES, segments_to_check
-from tasks.ledger.settlement import bond_at, bond_of, budget_of, check_budget, may_open, rerun_price
+from tasks.ledger.settlement import bond_at, bond_of, budget_of, check_budget, has_standing, may_open, rerun_price
 from tasks.ledger.verification import delivery_salt
 from tasks.spec import JobSpec
 
@@ -91,12 +91,16 @@ class Bill(NamedTuple):
 
 
 class CheckQuote(NamedTuple):
-    """What a verifier is paid, what a window pays for its audit at most, and the least bonds of workers."""
+    """What a verifier is paid, what a window pays for its audit at most, and the least bonds of workers.
+
+    ``base_fee`` is that of a block above which the draws of verifiers are put off.
+    """
 
     fee: int
     window: int
     bond: int
     bond_new: int
+    base_fee: int
 
 
 class Action(Enum):
@@ -245,14 +249,15 @@ def quote(spec: JobSpec, parameters: TaskParameters) -> Budget:
 def quote_checks(spec: JobSpec, base_fee: int, parameters: TaskParameters) -> CheckQuote:
     """Return what checks of a window of ``spec`` cost if it is matched at ``base_fee`` and its highest price."""
     rerun = rerun_price(spec, 0, parameters.verifiers, spec.max_price_per_tera_unit, parameters)
-    bonds = (
+    bond, bond_new = (
         max(
             bond_at(spec, spec.max_price_per_tera_unit, 0, parameters),
             bond_floor(base_fee, is_new=is_new, parameters=parameters),
         )
         for is_new in (False, True)
     )
-    return CheckQuote(check_fee(base_fee, rerun, parameters), check_budget(spec, 0, parameters), *bonds)
+    fee = check_fee(base_fee, rerun, parameters)
+    return CheckQuote(fee, check_budget(spec, 0, parameters), bond, bond_new, gas_price_of(base_fee))
 
 
 def report_on(state: Reader, spec_hash: bytes) -> JobReport | None:
@@ -284,7 +289,7 @@ def _work(state: Reader, task: TaskRecord, parameters: TaskParameters) -> list[W
     number = task.next_window
     held, spec = _held_bond(state, task), load_spec(state, task.id)
     charge = work_price(spec.window_units(min(number, spec.windows - 1)), task.price_per_tera_unit)
-    blocked = not may_open(task, spec, charge, held, parameters)
+    blocked = not may_open(task, spec, charge, held, parameters) or not has_standing(held, task, parameters)
     bond = 0
     match task.phase:
         case Phase.ASSIGNED:

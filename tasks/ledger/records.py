@@ -165,7 +165,8 @@ class WindowRecord(NamedTuple):
     that drawn machines run again because the worker was silent about them; these are ``jurors`` then.
     ``chance`` is the probability of its audit in 10^-18 until the lot, then 0 or certainty; ``wanted`` is how
     many verifiers an audit has. ``fee`` is what one of them is paid, ``due`` what an audit costs on average, and
-    ``reserve`` what the check fund has put down for it.
+    ``reserve`` what the check fund has put down for it. ``gas_price`` is the base fee up to which ``fee`` pays the
+    gas of a check.
     """
 
     task: bytes
@@ -193,6 +194,7 @@ class WindowRecord(NamedTuple):
     wanted: int
     due: int
     reserve: int
+    gas_price: int
 
 
 class HistoryEntry(NamedTuple):

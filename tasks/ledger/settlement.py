@@ -7,7 +7,7 @@ price, so the price pool covers them all however often a window is done again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from billing.escrow import NOBODY, Pool, Purpose
 from billing.prices import (
@@ -26,17 +26,22 @@ from tasks.claims import layout_of
 from tasks.errors import CheckTooDear
 from tasks.ledger import registry
 from tasks.ledger.audits import (
+    CHECK_GAS,
     Audit,
     allowance,
     audit_of,
+    audit_paid_for,
     bond_floor,
     check_fee,
     contribution,
+    gas_paid_for,
+    gas_price_of,
+    is_backed,
     samples_of,
 )
 from tasks.ledger.bonds import pay_from_bond, pay_machine
 from tasks.ledger.carriage import dues_of, pay_dues, share_pay
-from tasks.ledger.check_fund import fund_balance, is_below, pay_in, take_back
+from tasks.ledger.check_fund import bears, fund_balance, is_below, pay_in, put_down, take_back
 from tasks.ledger.custody_records import INPUT_WINDOW, CustodyPhase, find_custody, find_terms, save_custody
 from tasks.ledger.lifecycle import Phase
 from tasks.ledger.open_task import Case
@@ -48,14 +53,14 @@ from tasks.spec import JobSpec
 __all__ = [
     "RELEASES_MAX",
     "Bonds",
-    "audit",
+    "CheckTerms",
     "bond_at",
     "bond_of",
     "budget_of",
     "charge_of",
     "check_affordable",
     "check_budget",
-    "check_limit",
+    "check_terms",
     "close_escrow",
     "delivery_fees",
     "final_ms_of",
@@ -63,10 +68,14 @@ __all__ = [
     "fine_worker",
     "forfeit_hold",
     "fund_check",
+    "fund_checks",
     "give_back_demand",
     "has_room",
+    "has_standing",
     "juror_fee",
+    "may_fund",
     "may_open",
+    "may_pay_verifiers",
     "open_windows_of",
     "pay_cancelled",
     "pay_claim_gas",
@@ -83,9 +92,9 @@ __all__ = [
     "refund_unreserved",
     "release_bond",
     "release_bonds",
+    "release_checks",
     "release_holds",
     "rerun_price",
-    "window_check_fee",
     "window_work_ms",
     "windows_covered",
 ]
@@ -151,36 +160,86 @@ def check_affordable(spec: JobSpec, parameters: TaskParameters) -> None:
         raise CheckTooDear(f"an audit of a window runs again what costs {cost}, the check fund bears {most}")
 
 
-def audit(case: Case, window: int) -> Audit:
-    """Return how a window of the present worker is audited."""
-    record, charge = case.record, charge_of(case, window)
-    node = registry.load_node(case.state, record.worker)
-    return audit_of(
-        charge,
-        case.vault.held(Pool.BOND, record.worker),
-        is_new=is_new(node, charge, case.parameters),
-        parameters=case.parameters,
-    )
+class CheckTerms(NamedTuple):
+    """How a window is audited, what a verifier of it is paid, and up to which base fee that pays its gas."""
+
+    audit: Audit
+    fee: int
+    gas_price: int
 
 
-def window_check_fee(case: Case, window: int, verifiers: int) -> int:
-    """Return F of a window at the task's price and the base fee of its match."""
+def check_terms(case: Case, window: int, charge: int) -> CheckTerms:
+    """Return how a window at the price ``charge`` that the present worker proves now is audited (R29, R31).
+
+    A worker that was matched with the bond of one that was not new, and is new now, is audited more often as far
+    as the window bears that. So is the gas of its checks at the base fee of the proof.
+    """
     record, parameters = case.record, case.parameters
-    rerun = rerun_price(case.spec, window, verifiers, record.price_per_tera_unit, parameters)
-    return check_fee(record.base_fee, rerun, parameters)
+    bond = case.vault.held(Pool.BOND, record.worker)
+    most = _check_share(charge, case.spec.window_segments(window), parameters)
+
+    def fee_of(audit: Audit) -> int:
+        rerun = rerun_price(case.spec, window, audit.verifiers, record.price_per_tera_unit, parameters)
+        return check_fee(record.base_fee, rerun, parameters)
+
+    new_now = is_new(registry.load_node(case.state, record.worker), charge, parameters)
+    audit = audit_of(charge, bond, is_new=new_now, parameters=parameters)
+    if new_now and not record.is_new:
+        usual = audit_of(charge, bond, is_new=False, parameters=parameters)
+        audit = audit_paid_for(usual, audit, (fee_of(usual), fee_of(audit)), most)
+    fee = fee_of(audit)
+    gas_price = gas_paid_for(audit, fee, record.base_fee, case.scope.block.base_fee, most)
+    return CheckTerms(audit, fee + CHECK_GAS * (gas_price - gas_price_of(record.base_fee)), gas_price)
+
+
+def _promised(window: WindowRecord) -> int:
+    """Return what the verifiers of a window were promised, also where the check fund took it back for a while."""
+    return max(window.reserve, window.fee * len(window.verifiers))
 
 
 def check_limit(case: Case, window: WindowRecord) -> int:
-    """Return what the check fund may have put down for a task when it puts down for ``window`` too.
+    """Return what the checks of a window may cost beside those of the other open windows.
 
     Who is to blame for a void pays the checks of all that stood on it. So windows on another worker's are checked
     as far as its bond covers that, after the shares of a proven lie. The first open window stands on nothing.
     """
     first = case.record.final_windows
-    if case.window(first).worker == window.worker:  # the open windows of a worker follow one another
-        return case.vault.held(Pool.CHECK) + fund_balance(case.state)
+    # The open windows of a worker follow one another.
+    if window.number <= first or case.window(first).worker == window.worker:
+        return window.reserve + fund_balance(case.state)
     others = {case.window(number).worker for number in range(first, window.number)}
-    return min(case.vault.held(Pool.BOND, worker) for worker in others) // COVER_PARTS
+    least = min(case.vault.held(Pool.BOND, worker) for worker in others)
+    return least // COVER_PARTS - sum(_promised(one) for one in case.open_windows() if one.number != window.number)
+
+
+def may_fund(case: Case, window: WindowRecord, needed: int, *, is_raised: bool = False) -> bool:
+    """Tell whether the check fund puts down ``needed`` for the checks of a window now.
+
+    What ``is_raised`` above the terms of the proof has no preference over others.
+    """
+    missing = needed - window.reserve
+    is_first = window.number <= case.record.final_windows and not is_raised
+    return missing <= 0 or (
+        bears(case.state, case.vault, missing, case.parameters, is_first=is_first)
+        and needed <= check_limit(case, window)
+    )
+
+
+def fund_checks(case: Case, window: WindowRecord, needed: int) -> WindowRecord:
+    """Have the check fund put down what is needed for the checks of a window, or take back what is not."""
+    if needed > window.reserve and not put_down(case.state, case.vault, needed - window.reserve):
+        raise AssertionError("the check fund has not what it was asked for")
+    take_back(case.state, case.vault, max(0, window.reserve - needed), window.number, case.parameters)
+    return window._replace(reserve=needed)
+
+
+def release_checks(case: Case, window: WindowRecord) -> WindowRecord:
+    """Give the check fund back what it has put down for a window that only waits for others to be final.
+
+    It puts that down again when the window is final. Until then whoever keeps those others open binds nothing.
+    """
+    take_back(case.state, case.vault, window.reserve, window.number, case.parameters)
+    return window._replace(reserve=0)
 
 
 class _Cover:
@@ -249,9 +308,9 @@ class Bonds:
         highest = share_up(work_price(units, self._limit), self._parameters.bond_windows_bps)
         return units, share_up(highest, self._parameters.bond_floor_bps)
 
-    def is_new(self, node: registry.NodeRecord) -> bool:
-        """Tell whether a machine is new to the job's windows at its own price."""
-        return is_new(node, work_price(self._whole, node.profile.price_per_tera_unit), self._parameters)
+    def is_new(self, node: registry.NodeRecord, price_per_tera_unit: int) -> bool:
+        """Tell whether a machine is new to the job's windows at a price."""
+        return is_new(node, work_price(self._whole, price_per_tera_unit), self._parameters)
 
 
 def bond_at(
@@ -311,6 +370,11 @@ def may_open(record: TaskRecord, spec: JobSpec, charge: int, bond: int, paramete
     return count == 1 or share_up(value, parameters.bond_windows_bps) <= bond
 
 
+def has_standing(bond: int, record: TaskRecord, parameters: TaskParameters) -> bool:
+    """Tell whether faults have left a worker the bond that its windows are audited by."""
+    return is_backed(bond, bond_floor(record.base_fee, is_new=bool(record.is_new), parameters=parameters))
+
+
 def has_room(case: Case) -> bool:
     """Tell whether the worker may prove the window that is due, as far as its bond and the bound go."""
     record = case.record
@@ -358,17 +422,31 @@ def _pay_evenly(
         _draw(case, sources, address, part, purpose, subject)
 
 
+def _paid_in(case: Case, window: WindowRecord) -> int:
+    """Return what a window pays into the check fund when it is final."""
+    due = contribution(window.due, is_below=is_below(case.state, case.parameters))
+    most = _check_share(window.charge, window.proof.segments, case.parameters)
+    return min(due, most, case.vault.held(Pool.VERIFICATION))
+
+
+def may_pay_verifiers(case: Case, window: WindowRecord) -> bool:
+    """Tell whether the check fund can pay the verifiers of a window that gave back what was put down for them."""
+    missing = window.fee * len(window.verifiers) - window.reserve
+    return missing <= 0 or missing <= fund_balance(case.state) + _paid_in(case, window)
+
+
 def pay_final_window(case: Case, window: WindowRecord) -> None:
     """Pay a final window: the check fund, its verifiers, its worker (a part of that is held), the protocol's fee.
 
     Each window pays what its audit costs on average, whether it had one. Who verified it is paid by the fund.
     """
     vault, parameters, pay = case.vault, case.parameters, window.charge
-    due = contribution(window.due, is_below=is_below(case.state, parameters))
-    most = _check_share(window.charge, window.proof.segments, parameters)
-    pay_in(case.state, vault, min(due, most), window.number, parameters)
+    pay_in(case.state, vault, _paid_in(case, window), window.number, parameters)
     addresses = [seat.address for seat in window.verifiers]
-    paid = min(window.fee * len(addresses), window.reserve)
+    due = window.fee * len(addresses)
+    if due > window.reserve and put_down(case.state, vault, due - window.reserve):
+        window = window._replace(reserve=due)
+    paid = min(due, window.reserve)
     _pay_evenly(case, _FUND, addresses, paid, Purpose.VERIFIER_FEE, window.number)
     take_back(case.state, vault, window.reserve - paid, window.number, parameters)
     if not case.record.prepared:
@@ -404,7 +482,10 @@ def pay_void_verifiers(case: Case, window: WindowRecord, *, blamed: bytes, is_si
     addresses = [seat.address for seat in window.verifiers if seat.findings is not None]
     sources = _blamed_sources(blamed, is_silent=is_silent)
     amount = window.fee * len(addresses)
-    by_fund = min(window.reserve, max(0, amount - _available(case, sources)))
+    lacked = max(0, amount - _available(case, sources))
+    if lacked > window.reserve and put_down(case.state, case.vault, lacked - window.reserve):
+        window = window._replace(reserve=lacked)  # it was given back while the window waited
+    by_fund = min(window.reserve, lacked)
     before = case.vault.held(Pool.CHECK)
     _pay_evenly(
         case, [*sources, *_FUND], addresses, min(amount, _available(case, sources) + by_fund),
@@ -423,24 +504,20 @@ def pay_jurors(case: Case, window: WindowRecord, addresses: Sequence[bytes], bla
     """Pay jurors for the one segment that they re-ran, ``juror_fee`` each whichever way they decided.
 
     Whoever is ``blamed`` for the argument pays: the window's worker as for the verifiers of a void window, others
-    out of the bonds of their machines; the requester where nobody is, or that is used up.
+    out of the bonds of their machines; the check fund where nobody is, or that is used up.
     """
-    due = juror_fee(window)
-    if window.worker in blamed:
-        _pay_evenly(
-            case,
-            [*_blamed_sources(window.worker), *_BUDGET],
-            addresses,
-            due * len(addresses),
-            Purpose.JUROR_FEE,
-            window.number,
-        )
-        return
+    due, before = juror_fee(window), case.vault.held(Pool.CHECK)
+    sources = _blamed_sources(window.worker) if window.worker in blamed else []
+    others = () if sources else blamed
     for juror in addresses:
         missing = due
-        for payer, part in zip(blamed, split(due, [1] * len(blamed)) if blamed else (), strict=True):
+        for payer, part in zip(others, split(due, [1] * len(others)) if others else (), strict=True):
             missing -= pay_from_bond(case.scope, payer, juror, part, Purpose.JUROR_FEE)
-        _draw(case, _BUDGET, juror, min(missing, _available(case, _BUDGET)), Purpose.JUROR_FEE, window.number)
+        by_fund = window.reserve - (before - case.vault.held(Pool.CHECK))
+        amount = min(missing, _available(case, sources) + by_fund)
+        _draw(case, [*sources, *_FUND], juror, amount, Purpose.JUROR_FEE, window.number)
+    used = before - case.vault.held(Pool.CHECK)
+    case.put_window(case.window(window.number)._replace(reserve=window.reserve - used))
 
 
 def pay_rerun(case: Case, window: WindowRecord) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 
 from billing.errors import PaymentMissing
 from billing.escrow import HOLDING, Pool, Purpose, Vault, check_touched_escrows
-from billing.prices import BPS
 from state.primitives.address import ADDRESS_BYTES
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
@@ -35,14 +34,13 @@ from tasks.ledger.deadlines import (
     SPONSOR_SLOT,
     TASK_SLOT,
     WINDOW_SLOTS,
-    draws_due,
     due_before,
-    take_draw,
     wakes_due,
 )
 from tasks.ledger.deadlines import cancel as take_due
 from tasks.ledger.dispute_transitions import dispute_rules
 from tasks.ledger.disputes import release_moves
+from tasks.ledger.draws import hold_draws
 from tasks.ledger.lifecycle import Event, Phase, Reason, WindowPhase
 from tasks.ledger.open_task import LEDGER_ADDRESS, TASK_CREATED, Case, Scope
 from tasks.ledger.parameters import TaskParameters
@@ -71,13 +69,13 @@ from tasks.ledger.settlement import (
     charge_of,
     check_affordable,
     close_escrow,
+    has_standing,
     may_open,
     pay_cancelled,
 )
 from tasks.ledger.verification import (
     decline_seat,
     demand,
-    on_draw_due,
     on_window_due,
     open_window,
     prove,
@@ -180,8 +178,6 @@ EVENTS_PER_BLOCK_MAX: Final = 2560
 """Deadlines wait for the next block when those before them told so much: a receipt of events is bounded."""
 CALL_EVENTS_MAX: Final = 512
 """A call is put off to the next block when the deadlines of a block told more; there they stop at so many."""
-DRAWS_SHARE_BPS: Final = 7_500
-"""Of the deadlines of a block, draws of verifiers at most. The rest come in the next block, with its beacon."""
 POKED_WINDOWS_MAX: Final = 3
 """Open windows of a task whose windows may be poked."""
 AMOUNT_LIMIT: Final = 1 << 127
@@ -629,7 +625,10 @@ class _Market:
         if proof.window != record.next_window:
             raise ProofMismatch(f"window {record.next_window} is due, not {proof.window}")
         charge = charge_of(case, proof.window)
-        if not may_open(record, spec, charge, case.vault.held(Pool.BOND, record.worker), self._parameters):
+        held = case.vault.held(Pool.BOND, record.worker)
+        if not may_open(record, spec, charge, held, self._parameters) or not has_standing(
+            held, record, self._parameters
+        ):
             raise TooManyOpenWindows(f"{len(record.open_windows)} windows are open, or the bond covers no more")
         step_from, step_to = spec.window_range(proof.window)
         if (proof.step_from, proof.step_to) != (step_from, step_to):
@@ -715,15 +714,8 @@ class _Market:
         wakes = parameters.wakes_per_block
         events_max = CALL_EVENTS_MAX if was_put_off(state, block.height) else EVENTS_PER_BLOCK_MAX
         bids = bids_due(state, block.time_ms, parameters)  # not of tasks that lose their worker below
-        drawn = draws_due(state, block.height, parameters.deadlines_per_block * DRAWS_SHARE_BPS // BPS)
-        for draw in drawn:  # at their height: in a later block another beacon would decide
-            if emitted >= events_max:
-                break
-            take_draw(state, draw)
-            case = Case.load(scope(), draw.task)
-            on_draw_due(case, draw.window)
-            case.save()
-        for due in due_before(state, block.time_ms, parameters.deadlines_per_block - len(drawn)):
+        drawn = hold_draws(scope, lambda: emitted >= events_max)
+        for due in due_before(state, block.time_ms, parameters.deadlines_per_block - drawn):
             if emitted >= events_max:
                 break
             take_due(state, due)

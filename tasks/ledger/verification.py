@@ -26,9 +26,8 @@ from tasks.errors import (
     WrongPhase,
 )
 from tasks.ledger import registry, reputation
-from tasks.ledger.audits import SURE, average_cost, gas_excess, is_hit, samples_of
+from tasks.ledger.audits import CHECK_GAS, SURE, average_cost, is_hit, samples_of
 from tasks.ledger.capacity import bounded_fine, count_decline, has_room, owe, settle_owed
-from tasks.ledger.check_fund import put_down, take_back
 from tasks.ledger.custody import begin_custody, on_custody_draw
 from tasks.ledger.deadlines import WINDOW_SLOTS, Draw, schedule_draw
 from tasks.ledger.disputes import load_docket
@@ -63,16 +62,17 @@ from tasks.ledger.seats import (
     with_seats,
 )
 from tasks.ledger.settlement import (
-    audit,
     charge_of,
-    check_limit,
+    check_terms,
     delivery_fees,
     fine_opening,
+    fund_checks,
     give_back_demand,
+    juror_fee,
+    may_fund,
     pay_delivery,
     pay_for_lost_result,
     pay_jurors,
-    window_check_fee,
 )
 from tasks.proofs import Code, Finding, Opening, WindowProof, verdict_seal
 
@@ -91,14 +91,18 @@ __all__ = [
 _SEALING: Final = (WindowPhase.SEALING, WindowPhase.JURY_SEALING, WindowPhase.DELIVERY_SEALING)
 USED_MAX_TO_DECLINE: Final = 128
 """Machines and operators drawn for a window after which its seats cannot be declined: its record is bounded."""
+WAIT_DOUBLINGS_MAX: Final = 5
+"""A draw that is put off waits ``p.draw_blocks``, twice as long each time up to so many doublings."""
+GAS_WAITS_MAX: Final = 5
+"""Times that a draw is put off for gas that is dearer than its window pays. Then the check fund bears the rest."""
 _REVEALING: Final = (WindowPhase.REVEALING, WindowPhase.JURY_REVEALING, WindowPhase.DELIVERY_REVEALING)
 
 
 def prove(case: Case, proof: WindowProof) -> None:
     """Take the proof of the window under way; the beacon of a later block draws who checks it."""
     number = proof.window
-    charge, checks = charge_of(case, number), audit(case, number)
-    fee = window_check_fee(case, number, checks.verifiers)
+    charge = charge_of(case, number)
+    terms = check_terms(case, number, charge)
     window = WindowRecord(
         task=case.record.id,
         number=number,
@@ -117,14 +121,15 @@ def prove(case: Case, proof: WindowProof) -> None:
         used=(),
         vacant=(),
         charge=charge,
-        fee=fee,
+        fee=terms.fee,
         ripe=0,
         seen=(),
         rerun=(),
-        chance=checks.chance,
-        wanted=checks.verifiers,
-        due=average_cost(checks, fee),
+        chance=terms.audit.chance,
+        wanted=terms.audit.verifiers,
+        due=average_cost(terms.audit, terms.fee),
         reserve=0,
+        gas_price=terms.gas_price,
     )
     case.begin_window(window)
     _schedule(case, window, window.height)
@@ -140,21 +145,27 @@ def _schedule(case: Case, window: WindowRecord, since: int) -> None:
     schedule_draw(case.state, Draw(since + case.parameters.draw_blocks, window.task, window.number))
 
 
-def on_draw_due(case: Case, number: int) -> None:
-    """Draw for a window whose height has come, or for its custody, if it still waits for that."""
+def on_draw_due(case: Case, number: int, waits: int = 0) -> bool:
+    """Draw for a window whose height has come, or for its custody, if it still waits for that.
+
+    Tell whether machines were looked at: a lot that passes the window over looks at none. ``waits`` is how often
+    the draw was put off.
+    """
     if number >= WINDOW_SLOTS:
         on_custody_draw(case, number - WINDOW_SLOTS)
-        return
+        return True
     if number >= case.record.next_window:  # its task has ended, or it is void and not proved again
-        return
+        return False
     window = case.window(number)
     if window.deadline_ms or case.scope.block.height < _since(window) + case.parameters.draw_blocks:
-        return
+        return False
     match window.phase:
         case WindowPhase.PROVED | WindowPhase.DOUBTED | WindowPhase.DEMANDED:
-            _draw(case, window)
+            return _draw(case, window, waits)
         case WindowPhase.SEALING | WindowPhase.JURY_SEALING if window.vacant:
-            _fill_seats(case, window)
+            _fill_seats(case, window, waits)
+            return True
+    return False
 
 
 def _since(window: WindowRecord) -> int:
@@ -162,44 +173,59 @@ def _since(window: WindowRecord) -> int:
     return window.vacant[-1] if window.vacant else window.height
 
 
-def _draw(case: Case, window: WindowRecord) -> None:
-    parameters = case.parameters
-    if case.scope.block.height < window.height + parameters.draw_blocks:
+def _seed(case: Case, window: WindowRecord) -> bytes:
+    numbers = (window.number, window.draws, int(window.phase), *window.vacant)
+    return draw_seed(b"verifier-draw", case.scope.block.beacon, window.task, *numbers)
+
+
+def _draw(case: Case, window: WindowRecord, waits: int = 0) -> bool:
+    """Draw for a window; tell whether machines were looked at for it."""
+    if case.scope.block.height < window.height + case.parameters.draw_blocks:
         _schedule(case, window, window.height)
-        return
-    pool = _pool(case, window)
+        return False
     if window.phase == WindowPhase.PROVED:
         # Once the lot has fallen on a window it stays so: a draw that is put off gives no other chance.
-        if not is_hit(window.chance, digest(b"audit-lot", pool.seed)):
+        if not is_hit(window.chance, digest(b"audit-lot", _seed(case, window))):
             _pass(case, window)
-            return
+            return False
         window = window._replace(chance=SURE)
         case.put_window(window)
+        if not _is_funded(case, window, _payment(case, window, window.wanted), waits):
+            _put_off(case, window, waits)
+            return False
+    pool = _pool(case, window)
     wanted = _wanted(case, window)
     if window.rerun:
         wanted = wanted if pool.operators >= wanted else 0  # one alone decides nothing
     elif is_jury(window) and min(wanted, pool.operators) % 2 == 0:
         wanted = min(wanted, pool.operators) - 1  # an even jury could tie
     if wanted <= 0 or not pool.operators:
-        _redraw(case, window, case.now + parameters.draw_retry_ms)
-        return
+        _redraw(case, window, case.now + case.parameters.draw_retry_ms)
+        return True
     if pool.operators_with_room < min(wanted, pool.operators):
         # Who fills the time of verifiers with other windows shall not choose who checks this one, nor void it.
-        case.put_window(window._replace(deadline_ms=case.now + parameters.draw_retry_ms))
-        return
-    nodes = draw_verifiers(pool.seed, pool.with_room, wanted, _since(window), parameters)
+        _put_off(case, window, waits)
+        return True
+    nodes = draw_verifiers(pool.seed, pool.with_room, wanted, _since(window), case.parameters)
+    payment = _payment(case, window, len(nodes))
+    if not _is_funded(case, window, payment, waits):
+        _put_off(case, window, waits)
+        return True
+    window = fund_checks(case, window, payment.needed)._replace(fee=payment.fee, gas_price=payment.gas_price)
+    case.put_window(window)
+    _seat(case, window, pool.seed, nodes)
+    return True
+
+
+def _seat(case: Case, window: WindowRecord, seed: bytes, nodes: Sequence[registry.NodeRecord]) -> None:
+    """Give the seats of a window to drawn machines."""
     seats = tuple(Seat(node.address, b"", None) for node in nodes)
     if window.phase == WindowPhase.PROVED:
-        funded = _funded(case, window, len(seats))
-        if funded is None:
-            case.put_window(window._replace(deadline_ms=case.now + parameters.draw_retry_ms))
-            return
-        case.put_window(funded)
-        count = samples_of(window.proof.segments, window.wanted, parameters)
+        count = samples_of(window.proof.segments, window.wanted, case.parameters)
         # What was opened in an earlier round is public: only where nothing else is left it is run again.
         every = range(window.proof.segments)
         fresh = [segment for segment in every if segment not in window.seen] or list(every)
-        sampled = tuple(fresh[at] for at in draw_segments(pool.seed, len(fresh), count))
+        sampled = tuple(fresh[at] for at in draw_segments(seed, len(fresh), count))
         window = case.advance_window(
             window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, sampled=sampled, verifiers=seats
         )
@@ -207,6 +233,13 @@ def _draw(case: Case, window: WindowRecord) -> None:
     else:
         window = case.advance_window(window.number, WindowEvent.DRAW, Reason.VERIFIERS_DRAWN, jurors=seats)
     _ask(case, window, nodes)
+
+
+def _put_off(case: Case, window: WindowRecord, waits: int) -> None:
+    """Have the draw of a window come later, each time after twice as long, with a beacon that nobody knows yet."""
+    pause = case.parameters.draw_blocks << min(waits, WAIT_DOUBLINGS_MAX)
+    waits = min(waits, WAIT_DOUBLINGS_MAX) + 1
+    schedule_draw(case.state, Draw(case.scope.block.height + pause, window.task, window.number, waits))
 
 
 def _pass(case: Case, window: WindowRecord) -> None:
@@ -224,22 +257,39 @@ def _tell_drawn(case: Case, window: WindowRecord, reason: Reason) -> None:
         case.advance(Event.DRAWN, reason)
 
 
-def _funded(case: Case, window: WindowRecord, verifiers: int) -> WindowRecord | None:
-    """Have the check fund put down what the verifiers will be paid; None where it has not so much, or may not.
+class _Payment(NamedTuple):
+    """What is needed for the checks of a window; with the fee and the gas price that its verifiers get."""
 
-    Gas above four times the base fee of the match comes to the fee, at the base fee of the draw.
+    needed: int
+    fee: int
+    gas_price: int
+    is_raised: bool
+
+
+def _payment(case: Case, window: WindowRecord, seats: int) -> _Payment:
+    """Return what the check fund puts down for ``seats``.
+
+    A verifier is paid the fee of the proof, and what gas costs above that. Jurors about a missing blob have their
+    fee beside. Who runs segments again because the worker was silent is paid out of its bond.
     """
-    excess = gas_excess(case.scope.block.base_fee, case.record.base_fee)
-    fee = window_check_fee(case, window.number, window.wanted) + excess
-    missing = fee * verifiers - window.reserve
-    if missing > 0:
-        if case.vault.held(Pool.CHECK) + missing > check_limit(case, window):
-            return None
-        if not put_down(case.state, case.vault, missing):
-            return None
-    else:
-        take_back(case.state, case.vault, -missing, window.number, case.parameters)
-    return window._replace(fee=fee, reserve=fee * verifiers)
+    fee, gas_price, needed = window.fee, window.gas_price, window.reserve
+    if window.phase == WindowPhase.PROVED:
+        gas_price = max(gas_price, case.scope.block.base_fee)
+        fee += CHECK_GAS * (gas_price - window.gas_price)
+        needed = fee * seats
+    elif window.phase == WindowPhase.DOUBTED and not window.rerun:
+        needed = fee * len(window.verifiers) + juror_fee(window) * seats
+    return _Payment(needed, fee, gas_price, gas_price > window.gas_price)
+
+
+def _is_funded(case: Case, window: WindowRecord, payment: _Payment, waits: int) -> bool:
+    """Tell whether a draw is paid for now.
+
+    While gas is dearer than its window pays for it is put off, until it was ``GAS_WAITS_MAX`` times.
+    """
+    if payment.is_raised and waits < GAS_WAITS_MAX:
+        return False
+    return may_fund(case, window, payment.needed, is_raised=payment.is_raised)
 
 
 class _DrawPool(NamedTuple):
@@ -259,9 +309,7 @@ class _DrawPool(NamedTuple):
 
 
 def _pool(case: Case, window: WindowRecord) -> _DrawPool:
-    scope, parameters = case.scope, case.parameters
-    numbers = (window.number, window.draws, int(window.phase), *window.vacant)
-    seed = draw_seed(b"verifier-draw", scope.block.beacon, window.task, *numbers)
+    scope, parameters, seed = case.scope, case.parameters, _seed(case, window)
     # What the leader of this block, who knows the beacon first, does to the register in it does not count.
     pool = eligible_verifiers(
         scope.parent, case.record, window.worker, window.used, seed, case.now, parameters, _since(window)
@@ -312,13 +360,13 @@ def decline_seat(case: Case, number: int, sender: bytes) -> None:
     case.scope.emit(SEAT_DECLINED(window.task, number, sender))
 
 
-def _fill_seats(case: Case, window: WindowRecord) -> None:
+def _fill_seats(case: Case, window: WindowRecord, waits: int = 0) -> None:
     """Draw machines for the seats that were declined; those that stay have the new ones' time too."""
     parameters = case.parameters
     pool = _pool(case, window)
     wanted = min(len(window.vacant), pool.operators)
     if pool.operators_with_room < wanted:
-        case.put_window(window._replace(deadline_ms=case.now + parameters.draw_retry_ms))
+        _put_off(case, window, waits)
         return
     if not wanted and not seats_of(window):
         window = window._replace(vacant=())

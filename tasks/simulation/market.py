@@ -33,7 +33,7 @@ from tasks.ledger.check_fund import fund_balance
 from tasks.ledger.custody import custody_budget, demand_price
 from tasks.ledger.custody_queries import CustodyDuty, custody_duties
 from tasks.ledger.custody_records import CustodyRecord, DemandKind, find_custody, find_terms
-from tasks.ledger.deadlines import draws_due, due_before, matches_due
+from tasks.ledger.deadlines import draws_due, due_before, matches_due, waits_due
 from tasks.ledger.disputes import DisputeRecord, load_dispute, load_docket, load_moves, load_seal
 from tasks.ledger.lifecycle import ENDED, Phase
 from tasks.ledger.parameters import TaskParameters
@@ -378,7 +378,7 @@ class Market(View):
 
     def awaits_draw(self) -> bool:
         """Tell whether verifiers are drawn in a block to come, which does not depend on the time."""
-        return bool(draws_due(self.state, _FAR_HEIGHT, 1))
+        return bool(draws_due(self.state, _FAR_HEIGHT, 1) or waits_due(self.state, _FAR_HEIGHT, 1))
 
     def block(self, actions: Iterable[Action]) -> bool:
         """Put actions into the next block, at the present time; tell whether anything happened in it."""

@@ -60,6 +60,7 @@ from tasks.ledger import (
     carriage,
     custody_records,
     disputes,
+    draws,
     games,
     parking,
     progress,
@@ -67,6 +68,7 @@ from tasks.ledger import (
     reruns,
     settlement,
     transitions,
+    verification,
 )
 from tasks.ledger import calls as market_calls
 from tasks.ledger import records as task_records
@@ -226,6 +228,9 @@ LIMITS: Final[dict[str, dict[str, int]]] = {
         "trace_bytes_per_s": games.TRACE_BYTES_PER_S,
         "call_events_max": transitions.CALL_EVENTS_MAX,
         "events_per_block_max": transitions.EVENTS_PER_BLOCK_MAX,
+        "lots_per_block": draws.LOTS_PER_BLOCK,
+        "wait_doublings_max": verification.WAIT_DOUBLINGS_MAX,
+        "gas_waits_max": verification.GAS_WAITS_MAX,
         "receipt_bytes_max_of_relay": relay_receipts.RECEIPT_BYTES_MAX,
         "receipt_life_ms": relay_receipts.RECEIPT_LIFE_MS,
         "channel_life_ms": relay_receipts.CHANNEL_LIFE_MS,

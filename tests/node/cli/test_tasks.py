@@ -67,7 +67,7 @@ class Requested:
         )
         parts = {"price": 1, "verification": 1, "fee": 1, "preparation": 1, "custody": 0, "total": 10**18}
         document: dict[str, Any] = {name: str(part) for name, part in parts.items()}
-        checks = {"fee": 1, "window": 1, "bond": 10, "bond_new": 40}
+        checks = {"fee": 1, "window": 1, "bond": 10, "bond_new": 40, "base_fee": 4}
         document["checks"] = {name: str(amount) for name, amount in checks.items()}
         document |= {"notices": [], "machines": {}, "reported": None, "limit": "7", "calls": []}
         return SimpleNamespace(

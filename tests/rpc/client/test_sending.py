@@ -228,13 +228,14 @@ def test_the_id_of_a_task_is_that_of_what_was_signed() -> None:
                     "verification": "1",
                     "fee": "1",
                     "preparation": "1",
+                    "custody": "0",
                     "total": "4",
                 }
                 return {
                     "at": at(5),
                     **parts,
                     "limit": "1",
-                    "checks": {"fee": "1", "window": "1", "bond": "1", "bond_new": "4"},
+                    "checks": {"fee": "1", "window": "1", "bond": "1", "bond_new": "4", "base_fee": "4"},
                     "calls": [],
                     "objections": [],
                     "notices": [],
