@@ -147,7 +147,8 @@ def make_plan(
     for name in names:
         role = name.rpartition("-")[0]
         at = placements[name]
-        options = None if role == "relay" else _options(role, at, bootstrap, relay, accounts[name])
+        keeps = bool((parameters or {}).get("tasks.custody_copies"))
+        options = None if role == "relay" else _options(role, at, bootstrap, relay, accounts[name], keeps=keeps)
         members.append(Member(name, role, accounts[name], votes.get(name), at, options))
     passphrase = digest(b"testnet-key", f"{seed}/passphrase".encode()).hex()
     return Plan(genesis, tuple(members), requester, passphrase)
@@ -162,12 +163,18 @@ def member_names(validators: int, workers: int) -> list[str]:
     ]
 
 
-def _options(role: str, at: Placement, bootstrap: tuple[str, ...], relay: str, own: SecretKey) -> NodeOptions:
+def _options(
+    role: str, at: Placement, bootstrap: tuple[str, ...], relay: str, own: SecretKey, *, keeps: bool
+) -> NodeOptions:
+    """Return a member's options; ``keeps``: it also has role storage."""
     mine = format_address(own.address)
     others = tuple(peer for peer in bootstrap if not peer.startswith(mine))
     is_worker = role == "worker"
     return NodeOptions(
-        roles=("compute", "verify") if is_worker else ("validator", "verify"),
+        roles=(
+            *(("compute", "verify") if is_worker else ("validator", "verify")),
+            *(("storage",) if keeps else ()),
+        ),
         p2p=NetworkOptions(
             listen="" if is_worker else f"{at.bind}:{at.p2p_port}",
             advertise=() if is_worker else (f"tcp:{at.host}:{at.p2p_port}",),

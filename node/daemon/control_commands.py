@@ -36,6 +36,11 @@ def control_commands(node: RunningNode, admin: Admin) -> dict[str, Callable[[Map
             blobs.release(name)
         return {"bytes": target.stat().st_size}
 
+    async def share_key(request: Mapping[str, Any]) -> Any:
+        task = bytes.fromhex(request["task"])
+        found = await node.duties.shares.share_out(task, int(request["threshold"]), int(request["holders"]))
+        return {"holders": [machine.hex() for machine in found]}
+
     async def stop(_request: Mapping[str, Any]) -> Any:
         node.stop()
         return {}
@@ -44,6 +49,7 @@ def control_commands(node: RunningNode, admin: Admin) -> dict[str, Callable[[Map
         "add_blob": add_blob,
         "fetch_blob": fetch_blob,
         "admin": admin.command,
+        "share_key": share_key,
         "status": lambda _request: node.status(),
         "stop": stop,
     }

@@ -162,7 +162,7 @@ class RunningNode:
             secret=self.account.secret,
             is_synced=self.agreement.is_synced,
         )
-        self.duties.keys.serve()
+        self.duties.serve()
         self.duties.is_draining = lambda: self.drain.is_on
         self.blob_search = BlobSearch(self.network, store, Random())
         self.duties.search_with(self.blob_search)

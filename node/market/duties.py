@@ -28,6 +28,7 @@ from node.market.false_outputs import FalseOutputs
 from node.market.inputs import Inputs
 from node.market.keeper import Keeper
 from node.market.key_files import KeyFiles
+from node.market.key_shares import KeyShares
 from node.market.machine import Rate, describe_machine, known_rate, renewed_rate
 from node.market.promises import Promises
 from node.market.task_keys import TaskKeys
@@ -151,8 +152,20 @@ class DutyService:
         self._disputes = Disputes(
             ledger, wallet, inputs, executor, parameters, openings=self._worker.openings, secret=secret
         )
-        self._keeper = Keeper(ledger, wallet, inputs, blobs, bytes_max=options.storage.bytes_kept_max)
+        self._keeper = keeper = Keeper(
+            ledger, wallet, inputs, blobs, bytes_max=options.storage.bytes_kept_max,
+            others=lambda: self.shares.kept_bytes,
+        )  # fmt: skip
+        self.shares = KeyShares(
+            ledger, network, wallet, keys, inputs, blobs, files(kind="share"),
+            (lambda: keeper.room_bytes) if "storage" in options.roles else None,
+        )  # fmt: skip
         self.challenges = Challenges(ledger, wallet, inputs, executor, data_dir / "challenges", secret=secret)
+
+    def serve(self) -> None:
+        """Answer requests of other nodes from now on; called once for a network."""
+        self.keys.serve()
+        self.shares.serve()
 
     def search_with(self, search: BlobSearch) -> None:
         """Use ``search`` for data sets that no peer has."""
@@ -331,6 +344,7 @@ class DutyService:
             self._start_forgetting(nursery, task)
         self._promises.tidy(state)
         self.keys.tidy()
+        self.shares.tidy()
         self._attempts.looked()
 
     def _look_at_disputes(self, nursery: trio.Nursery) -> None:

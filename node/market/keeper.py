@@ -7,6 +7,7 @@ custodian checks both roots and can read nothing. See market.md 11.5 and 11.7.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -50,17 +51,23 @@ class Keeper:
     """Does what custody asks of this machine. It keeps ``bytes_max`` for others at most."""
 
     def __init__(
-        self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore, *, bytes_max: int
-    ) -> None:
+        self, ledger: NodeLedger, wallet: Wallet, inputs: Inputs, blobs: BlobStore, *, bytes_max: int,
+        others: Callable[[], int] = lambda: 0,
+    ) -> None:  # fmt: skip
         self._ledger, self._wallet, self._inputs, self._blobs = ledger, wallet, inputs, blobs
-        self._bytes_max = bytes_max
+        self._bytes_max, self._others = bytes_max, others
         self._pinned: dict[tuple[bytes, int], bytes] = {}
 
     @property
+    def room_bytes(self) -> int:
+        """What this machine may still keep for others."""
+        return max(0, self._bytes_max - self.kept_bytes)
+
+    @property
     def kept_bytes(self) -> int:
-        """What this machine keeps for others."""
+        """What this machine keeps for others: outputs, and what ``others`` counts."""
         manifests = [self._blobs.manifest(name) for name in set(self._pinned.values())]
-        return sum(manifest.size_bytes for manifest in manifests if manifest is not None)
+        return self._others() + sum(item.size_bytes for item in manifests if item is not None)
 
     def tidy(self) -> None:
         """Keep the outputs that this machine has signed for from being evicted, and no others any more."""

@@ -8,7 +8,7 @@ drawn to check it. The asker names a fresh one-time key. The session proves the 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -142,6 +142,8 @@ class TaskKeys:
         self._tasks: BoundedCache[bytes, _Held] = BoundedCache(TASKS_HELD_MAX)
         self._windows: BoundedCache[tuple[bytes, int], WindowKeys] = BoundedCache(WINDOWS_HELD_MAX)
         self._inputs: BoundedCache[bytes, tuple[bytes, ...]] = BoundedCache(WINDOWS_HELD_MAX)
+        self.collect: Callable[[bytes], Awaitable[bool]] | None = None
+        """Joins shares of a task's key where its requester's node gives none."""
         self._askers = RateLimiter(per_s=ASKS_PER_S, burst=ASKS_BURST)
 
     def serve(self) -> None:
@@ -240,7 +242,7 @@ class TaskKeys:
     # Asking
 
     async def obtain(self, task: bytes) -> bool:
-        """Have the key of a task from its requester's node, and keep it. Return whether this node has it now.
+        """Have the key of a task from its requester's node or from shares, and keep it; return whether it is here.
 
         A wrong key is the same as none: its root is checked before a byte is fetched.
         """
@@ -253,7 +255,7 @@ class TaskKeys:
             await trio.to_thread.run_sync(self.keep, task, key)
         except DekubeError as error:
             _log.info("a requester's node gave no key", task=task, error=str(error))
-            return False
+            return self.collect is not None and await self.collect(task)
         return True
 
     async def unlock(self, task: bytes, window: int) -> None:

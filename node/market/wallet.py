@@ -115,6 +115,10 @@ class Wallet:
         """Return what an account must have for transactions of these kinds, at their fee caps of this moment."""
         return raised_fees(self._ledger.base_fee(), None)[0] * sum(self._ledger.gas_of(kind) for kind in kinds)
 
+    def sign_digest(self, digest: bytes) -> bytes:
+        """Sign what is no transaction: ``digest`` must be of a domain of its own."""
+        return self._key.sign(digest)
+
     async def send(self, kind: int, payload: list[Value]) -> Receipt:
         """Sign, submit and wait until final.
 

@@ -539,13 +539,14 @@ def _fetch_blocking(control: Path, blob: bytes, sources: list[bytes]) -> bytes:
 
 def _result(
     core: Core, task: bytes, *, control: Path | None = None, window: int | None = None,
-    progress: Progress | None = None, folder: Path | None = None,
+    progress: Progress | None = None, folder: Path | None = None, key: SecretKey | None = None,
 ) -> Flow[TaskResult]:  # fmt: skip
     """Return the trained state after a final window, by default the last one, checked against its proof.
 
     The node at ``control`` fetches it from the worker, through relays if necessary. Without ``control`` the
-    gateway's node does; a partial download in ``folder`` is resumed after an interruption. Raises NoResult,
-    ResultMismatch, ControlUnavailable, GatewayUnreachable.
+    gateway's node does; a partial download in ``folder`` is resumed after an interruption. A private task's is
+    opened with ``key``, that of its requester's account. Raises NoResult, ResultMismatch, ControlUnavailable,
+    GatewayUnreachable; ChunkInvalid and OutputIsGarbage for false bytes in custody.
     """
     record = yield from _task(core, task)
     if record is None:
@@ -564,19 +565,27 @@ def _result(
         custodians = [] if kept is None else [keeper.address for keeper in kept.custodians]
         sources = list(dict.fromkeys([*custodians, found.worker, *(machine.address for machine in machines)]))
     spec = yield RunBlocking(partial(_spec_of, record))
+    terms = yield from _custody_terms(core, task)
+    opened = None
+    if terms is not None and not terms.is_public:
+        opened = yield RunBlocking(partial(_opener_of, terms, spec, key))
     made = None
     if control is None and folder is None:
         made = yield RunBlocking(partial(tempfile.TemporaryDirectory, prefix="dekube-"))
         folder = Path(made.name)
     try:
         places = _Places(task, control, sources, folder or Path(), progress)
-        blob, limit_bytes = found.proof.output_blob, spec.plan().state_limit_bytes
+        blob, limit_bytes = found.proof.output_blob, _output_limit(spec)
         data = yield from _fetch(core, places, blob, limit_bytes, window=found.number)
+        if opened is not None:
+            data = yield RunBlocking(partial(opened.output, found, data))
         state = yield RunBlocking(partial(_check_state, spec, found, data))
         try:
             dataset: bytes | None = yield from _fetch(core, places, spec.dataset.blob, _dataset_limit())
         except (NoResult, GatewayUnreachable):
             dataset = None  # the state is there, and would be fetched again; it is only not tested
+        if dataset is not None and opened is not None:
+            dataset = yield RunBlocking(partial(opened.dataset, dataset))
     finally:
         if made is not None:
             made.cleanup()
@@ -587,6 +596,56 @@ def _dataset_limit() -> int:
     from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 
     return DATASET_BLOB_BYTES_MAX
+
+
+def _output_limit(spec: JobSpec) -> int:
+    from tasks.custody.sealed import sealed_size
+
+    return sealed_size(spec.plan().state_limit_bytes)
+
+
+def _opener_of(terms: CustodyTerms, spec: JobSpec, key: SecretKey | None) -> Opener:
+    from tasks.custody.errors import KeyInvalid
+    from tasks.custody.sealed import check_task_key, task_key_of
+
+    if key is None:
+        raise NoResult("the task is private: the key of its requester's account opens the result")
+    found = task_key_of(key.secret, spec)
+    try:
+        check_task_key(found, terms.key_root, terms.inputs, terms.windows)
+    except KeyInvalid:
+        raise NoResult("the task is private, and this account is not its requester's") from None
+    return Opener(found, spec, terms.inputs)
+
+
+class Opener(NamedTuple):
+    """Opens the blobs of a private task with its key."""
+
+    task_key: bytes
+    spec: JobSpec
+    inputs: int
+
+    def output(self, window: Window, data: bytes) -> bytes:
+        """Return the plain output. Raises ChunkInvalid, OutputIsGarbage, NoResult."""
+        from tasks.custody.chunks import BlobCommitment
+        from tasks.custody.keys import derive_key, window_key_name
+        from tasks.custody.sealed import open_output
+
+        if window.proof.custody is None:
+            raise NoResult("the window commits to no output in custody")
+        commitment = BlobCommitment(
+            window.proof.custody.size_bytes, window.proof.custody.plain_root, window.proof.custody.cipher_root
+        )
+        return open_output(commitment, derive_key(self.task_key, window_key_name(window.number)), data)
+
+    def dataset(self, data: bytes) -> bytes:
+        """Return the plain data set; it is checked where it is read."""
+        from tasks.custody.keys import derive_key, input_key_name
+        from tasks.custody.sealed import crypt_blob
+
+        if not self.inputs:
+            return data
+        return crypt_blob(derive_key(self.task_key, input_key_name(0)), self.spec.dataset.root, data)
 
 
 def _spec_of(task: Task) -> JobSpec:

@@ -17,14 +17,17 @@ from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from tasks.custody.errors import WrapInvalid
 from tasks.custody.keys import INPUTS_MAX, KEY_BYTES, KeyName, names_hash
+from tasks.custody.shares import HOLDERS_MAX, Share
 
 __all__ = [
     "PUBLIC_KEY_BYTES",
     "WRAP_BYTES_MAX",
     "public_key_of",
     "unwrap_keys",
+    "unwrap_share",
     "unwrap_task_key",
     "wrap_keys",
+    "wrap_share",
     "wrap_task_key",
 ]
 
@@ -37,7 +40,7 @@ OVERHEAD_BYTES: Final = 48
 WRAP_BYTES_MAX: Final = OVERHEAD_BYTES + 8 + KEYS_MAX * (KEY_BYTES + 16)
 
 _SUITE: Final = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
-_TASK_KEY, _KEYS = b"task key", b"keys"
+_TASK_KEY, _KEYS, _SHARE = b"task key", b"keys", b"share"
 
 
 def public_key_of(secret: bytes) -> bytes:
@@ -86,6 +89,24 @@ def unwrap_task_key(wrap: bytes, secret: bytes, *, task: bytes, worker: bytes) -
     if len(key) != KEY_BYTES:
         raise WrapInvalid(f"a task's key has {KEY_BYTES} bytes")
     return key
+
+
+def wrap_share(share: Share, public_key: bytes, *, task: bytes, worker: bytes) -> bytes:
+    """Wrap a share of a task's key for the worker that the chain has assigned. Raises WrapInvalid."""
+    return _seal(encode([*share]), public_key, _info(_SHARE, task, worker, ()))
+
+
+def unwrap_share(wrap: bytes, secret: bytes, *, task: bytes, worker: bytes) -> Share:
+    """Return a share. Raises WrapInvalid; the caller checks it against the task's shares."""
+    content = _open(wrap, secret, _info(_SHARE, task, worker, ()))
+    try:
+        value = decode(content, limit_bytes=WRAP_BYTES_MAX)
+    except DecodeError as error:
+        raise WrapInvalid(str(error)) from None
+    match value:
+        case [int(holder), bytes(point), bytes(salt)] if 0 <= holder < HOLDERS_MAX:
+            return Share(holder, point, salt)
+    raise WrapInvalid("not a share of a key")
 
 
 def wrap_keys(keys: Mapping[KeyName, bytes], public_key: bytes, *, task: bytes, holder: bytes) -> bytes:

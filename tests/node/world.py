@@ -153,7 +153,7 @@ class Machine:
         )  # fmt: skip
         if not self._serves:
             self._serves = True
-            self.duties.keys.serve()
+            self.duties.serve()
         with self._scope:
             task_status.started()
             await self.duties.run()

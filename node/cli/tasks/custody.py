@@ -15,11 +15,16 @@ from rpc.client import Client, TransactionRefused
 from rpc.client.core import hexed
 from rpc.client.results import Custody, Task
 from state.primitives.address import format_address
+from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
 from state.primitives.keys import SecretKey
-from tasks.ledger.custody_transitions import DEMAND_CUSTODY, END_CUSTODY
+from tasks.custody.chunks import chunk_proof_to_value
+from tasks.custody.keys import derive_key, key_proof_to_value, window_key_name
+from tasks.custody.sealed import OutputIsGarbage, check_task_key, task_key_of
+from tasks.ledger.custody_transitions import DEMAND_CUSTODY, END_CUSTODY, REVEAL_GARBAGE
+from tasks.spec import decode_spec
 
-__all__ = ["custody", "demand_of_custodian", "has_custody", "receipt"]
+__all__ = ["custody", "demand_of_custodian", "has_custody", "receipt", "show_garbage"]
 
 DEMAND_MARGIN: Final = 2
 """A demand offers so many times what it costs at the present base fee; only what is due is locked."""
@@ -128,6 +133,30 @@ def receipt(session: Session, task_id: bytes, window: int | None, yes: bool, as_
             done = send(client, key, END_CUSTODY, [task_id, number], what, yes=yes or number != numbers[0])
             hashes.append(done.transaction_hash)
     show_fields({"task": hexed(task_id), "windows": numbers, "transactions": hashes}, as_json=as_json)
+
+
+def show_garbage(
+    client: Client, key: SecretKey, task_id: bytes, window: int | None, found: OutputIsGarbage, *, yes: bool
+) -> None:
+    """Ask to show that the output of a window, by default the last final one, is garbage; and show it."""
+    record = record_of(client, task_id)
+    numbers = [number for number, phase, _ in kept_windows(client, record) if phase == "final"]
+    number = window if window is not None else max(numbers, default=-1)
+    terms = client.custody_terms(task_id)
+    if number not in numbers or terms is None:
+        say("The output is garbage, and its custody is over: nothing can be shown.")
+        return
+    spec = decode_spec(bytes.fromhex(str(record.document["spec"]["raw"]).removeprefix("0x")))
+    task_key, name = task_key_of(key.secret, spec), window_key_name(number)
+    path = check_task_key(task_key, terms.key_root, terms.inputs, terms.windows).proof(name)
+    payload: list[Value] = [
+        task_id, number, derive_key(task_key, name), key_proof_to_value(path), chunk_proof_to_value(found.chunk),
+    ]  # fmt: skip
+    what = {
+        "does": f"shows that the output of window {number} is garbage; the key of that window becomes public",
+        "task": hexed(task_id),
+    }
+    send(client, key, REVEAL_GARBAGE, payload, what, yes=yes)
 
 
 def _own_record(client: Client, task_id: bytes, key: SecretKey) -> Task:

@@ -1,22 +1,34 @@
-"""Asks for custody beside the creation of a task: before it has a worker, so in the same block if possible."""
+"""Custody and keys of a task that is being created: asked for in its own block, and private if wanted."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 from node.cli.output import show_amount
+from node.cli.session import Session
 from node.cli.tasks.watch import say
+from node.market.posting import DIGITS_BLOB
+from node.process.control import ControlUnavailable, ask_node
 from rpc.client import Client, ClientError, GatewayUnreachable, TransactionRefused
 from rpc.client.core import hexed
+from state.primitives.address import format_address, parse_address
 from state.primitives.codec import Value
-from state.primitives.errors import ConfigError
+from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
+from tasks.engines.builtin_datasets import make_dataset
+from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
 from tasks.ledger.custody_transitions import ASK_CUSTODY
 from tasks.ledger.transitions import task_id_of
+from tasks.spec import JobSpec
 
-__all__ = ["CustodyAsk"]
+__all__ = ["CustodyAsk", "check_node", "plain_dataset", "share_out", "told_readers"]
+
+SHARE_TIMEOUT_S: Final = 600.0
+"""Machines that keep a share fetch the encrypted data set first."""
 
 
 @dataclass
@@ -68,3 +80,61 @@ class CustodyAsk:
             raise TransactionRefused(
                 f"task {hexed(task)} has no custody and was cancelled: {error}", reason=error.reason or "unknown"
             ) from None
+
+
+def plain_dataset(spec: JobSpec, file: Path | None) -> bytes:
+    """Return the plain data set of a private job: a file's content, or the built-in one. Raises ConfigError."""
+    if file is None:
+        if spec.dataset.blob != DIGITS_BLOB:
+            raise ConfigError("a private job of a file needs its data set: give it with --dataset FILE")
+        return make_dataset("digits").encode()
+    try:
+        with file.open("rb") as source:
+            content = source.read(DATASET_BLOB_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    if not 0 < len(content) <= DATASET_BLOB_BYTES_MAX:
+        raise ConfigError(f"{file}: a data set has 1 to {DATASET_BLOB_BYTES_MAX} bytes")
+    return content
+
+
+def check_node(session: Session, key: SecretKey) -> Path:
+    """Return the control socket of the node that hands the key of a private task on. Raises ConfigError."""
+    control = session.control()
+    if control is None:
+        raise ConfigError(
+            "a private task needs a running node of the same account: it hands the task's key to the worker; "
+            "start the node in --home, and give no --rpc"
+        )
+    own = parse_address(str(ask_node(control, "status")["address"]))
+    if own != key.address:
+        raise ConfigError(
+            f"the node in --home has the account {format_address(own)}; a private task is signed with its key"
+        )
+    return control
+
+
+def told_readers(client: Client, threshold: int, holders: int) -> str:
+    """Return who can read a private task, in words."""
+    readers = "its worker, and the machines that check a window"
+    if not holders:
+        return f"{readers}; this node must run until the worker has the key"
+    machines = sum("storage" in node["roles"] for node in client.items("dekube_getNodes"))
+    return (
+        f"{readers}; while you are offline any {threshold} of {holders} machines together could "
+        f"({machines} with role storage are registered)"
+    )
+
+
+def share_out(control: Path, task: bytes, threshold: int, holders: int) -> list[str]:
+    """Have the node hand shares of a task's key to machines; return those that keep one."""
+    try:
+        found: Any = ask_node(
+            control, "share_key", timeout_s=SHARE_TIMEOUT_S, task=task.hex(), threshold=threshold, holders=holders
+        )
+        machines = [format_address(bytes.fromhex(machine)) for machine in found["holders"]]
+    except (ControlUnavailable, DekubeError) as error:
+        say(f"Note: the key was not shared ({error}). This node must run until the worker has the key.")
+        return []
+    say(f"{len(machines)} machines keep a share of the key, and the encrypted data set. You may go offline.")
+    return machines

@@ -19,18 +19,21 @@ from node.cli.option_conflicts import not_with, only_with
 from node.cli.output import counted, json_option, show, show_amount, show_fields
 from node.cli.prices import PER_TERA_UNIT
 from node.cli.session import Session, reading_options, session_options
-from node.cli.tasks.keeping import CustodyAsk
+from node.cli.tasks.keeping import CustodyAsk, check_node, plain_dataset, share_out, told_readers
 from node.cli.tasks.watch import WATCH_TIMEOUT_S, expect_settled, say, watch_to_end
 from node.market.posting import DIGITS_BLOB, DIGITS_FACTS, Job, make_digits_job, put_digits_of
+from node.market.private_jobs import INPUTS, make_private, put_private
 from rpc.client import Client, JobRefused
 from rpc.client.core import hexed
 from rpc.client.results import TaskQuote
 from state.primitives.errors import ConfigError, DekubeError
 from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.keys import SecretKey
 from state.primitives.transactions import decode_transaction
 from tasks.custody.keys import public_key_root
+from tasks.custody.shares import HOLDERS_MAX
 from tasks.engines.errors import UnsupportedJob
-from tasks.ledger.screening import check_start, dataset_objections
+from tasks.ledger.screening import check_start, dataset_objections, read_dataset_facts
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import PRICE_MAX, STEPS_MAX, JobSpec, decode_spec, encode_spec
 
@@ -226,7 +229,11 @@ def _custody_line(amounts: TaskQuote) -> dict[str, str]:
     """Return what custody of the outputs locks beside the task, on a chain that has it."""
     if not amounts.custody:
         return {}
-    return {"custody (--custody or --private)": f"{show_amount(amounts.custody)} more, for a week"}
+    return {
+        "custody (--custody or --private)": f"{show_amount(amounts.custody)} more, for a week",
+        "who reads with --private": "the worker, and the machines that check a window; with --holders N any "
+        "--threshold of these N together could",
+    }
 
 
 def _recent_prices(quoted: TaskQuote) -> dict[str, str]:
@@ -271,12 +278,20 @@ def _tell_notices(quote: TaskQuote, *, with_data: bool) -> None:
 @_recipe_options
 @click.option("--custody", "is_kept", is_flag=True,
               help="Have drawn machines keep the outputs, which anybody can read.")  # fmt: skip
+@click.option("--private", "is_private", is_flag=True,
+              help="Encrypt the data set and the outputs. Implies --custody.")  # fmt: skip
+@click.option("--dataset", type=PathName(), metavar="FILE", help="With --private and --spec: the plain data set.")
+@click.option("--holders", default=0, show_default=True, type=WholeNumber(0, HOLDERS_MAX),
+              help="With --private: machines that keep shares of the key, while you are offline.")  # fmt: skip
+@click.option("--threshold", type=WholeNumber(1, HOLDERS_MAX),
+              help="Shares that make the key. Default: more than half.")  # fmt: skip
 @click.option("--watch", "watches", is_flag=True, help="Follow the task until it ends.")
 @click.option("--anyway", is_flag=True, help="Create the task even if no machine can run it now.")
 @yes_option
 @json_option
 def create(
-    session: Session, recipe: _Recipe, is_kept: bool, watches: bool, anyway: bool, yes: bool, as_json: bool
+    session: Session, recipe: _Recipe, is_kept: bool, is_private: bool, dataset: Path | None, holders: int,
+    threshold: int | None, watches: bool, anyway: bool, yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Create a task: lock its price and let the chain assign a worker.
 
@@ -288,9 +303,13 @@ def create(
     job before anything is locked. A job is impossible if the data set or init_root does not match. It is
     impossible also if no machine meets its requirements.
 
+    With --private the data set, the states and the outputs are encrypted. The node in --home hands the key to the
+    worker. With --holders it may be offline after this command: that many machines keep shares of the key.
+
     \b
     Examples:
       dekube task create --watch
+      dekube task create --private --holders 3
       dekube task create --steps 1200 --windows 6 --max-price 0.0025 --seed mine
       dekube task create --spec job.json --rpc http://127.0.0.1:8545 --key wallet.json
     """
@@ -298,10 +317,13 @@ def create(
     with session.client() as client:
         raw = _job(client, recipe)
         spec = decode_spec(raw)
-        if spec.dataset.blob != DIGITS_BLOB:
+        private = _Private(session, client, key, spec, dataset, holders, threshold) if is_private else None
+        if private is not None:
+            spec, raw = private.job.spec, encode_spec(private.job.spec)
+        elif spec.dataset.blob != DIGITS_BLOB:
             _tell_of_data(client, spec.dataset.blob)
         quoted = client.quote_task(raw)
-        objections = _objections(spec, quoted)
+        objections = _objections(spec, quoted) if private is None else private.objections(quoted)
         if objections and not anyway:
             raise JobRefused(objections)
         for _, text in objections:
@@ -316,31 +338,35 @@ def create(
         }
 
         def bring() -> None:
+            if private is not None:
+                put_private(client, private.job, private.control)
+                return
             put_digits_of(
                 client, raw, control=session.control(), key=key, progress=show_progress("Uploading the data set")
             )
 
-        ask = CustodyAsk(client, key, public_key_root(spec.windows), 0, quoted.custody) if is_kept else None
+        ask = None
+        if private is not None:
+            ask = CustodyAsk(client, key, private.job.key_root, INPUTS, quoted.custody)
+            what["read by"] = private.readers
+        elif is_kept:
+            ask = CustodyAsk(client, key, public_key_root(spec.windows), 0, quoted.custody)
         if ask is not None:
             what["custody"] = ask.told
         receipt, signed = send_signed(
-            client,
-            key,
-            CREATE_TASK,
-            [raw],
-            what,
-            yes=yes,
-            prepare=bring,
+            client, key, CREATE_TASK, [raw], what, yes=yes, prepare=bring,
             beside=ask.send if ask is not None else None,
-        )
+        )  # fmt: skip
         task_id = task_id_of(key.address, decode_transaction(signed).nonce)
         if ask is not None:
             ask.finish(task_id)
+        shared = private.share(task_id) if private is not None else {}
         answer = {
             "task": hexed(task_id),
             "transaction": receipt.transaction_hash,
             "height": receipt.block.height,
             "locked": str(locked),
+            **shared,
         }
         if not watches:
             if not as_json:
@@ -355,6 +381,35 @@ def create(
     if as_json:
         show(answer)
     expect_settled(task_id, str(answer["phase"]))
+
+
+class _Private:
+    """A private job that is being created, and who keeps shares of its key. Raises ConfigError, UsageError."""
+
+    def __init__(
+        self, session: Session, client: Client, key: SecretKey, spec: JobSpec, file: Path | None, holders: int,
+        threshold: int | None,
+    ) -> None:  # fmt: skip
+        self.control = check_node(session, key)
+        self._holders, self._threshold = holders, threshold or holders // 2 + 1
+        if holders and self._threshold > holders:
+            raise click.BadParameter("more shares than --holders", param_hint="--threshold")
+        dataset = plain_dataset(spec, file)
+        self._facts = read_dataset_facts(dataset)
+        self.job = make_private(key, spec, dataset)
+        self.readers = told_readers(client, self._threshold, holders)
+
+    def objections(self, quoted: TaskQuote) -> list[tuple[str, str]]:
+        """Return the obstacles to the job; the gateway cannot read its data set."""
+        found = [(item.code, item.text) for item in quoted.objections if not item.code.startswith("dataset_")]
+        here = [*dataset_objections(self.job.spec, self._facts), *check_start(self.job.spec)]
+        return found + [(code, text) for code, text in here if code not in dict(found)]
+
+    def share(self, task: bytes) -> dict[str, list[str]]:
+        """Hand out the shares; return who keeps one."""
+        if not self._holders:
+            return {}
+        return {"holders": share_out(self.control, task, self._threshold, self._holders)}
 
 
 def _tell_of_data(client: Client, blob: bytes) -> None:

@@ -13,17 +13,19 @@ from node.cli.files import check_overwrite, overwrite_option
 from node.cli.jobs import FORMATS, encode_state, write_file
 from node.cli.option_conflicts import only_with
 from node.cli.output import json_option, show_fields
-from node.cli.session import Session, reading_options
+from node.cli.session import Session, session_options
+from node.cli.tasks.custody import show_garbage
 from node.cli.tasks.watch import record_of, say
 from rpc.client import NoResult
 from rpc.client.core import hexed
+from tasks.custody.sealed import OutputIsGarbage
 
 __all__ = ["result"]
 
 
 @only_with(("--yes",), "--out")
 @click.command()
-@reading_options
+@session_options
 @click.argument("task_id", type=TASK, metavar="TASK")
 @click.option("--out", type=OUTPUT_FILE, metavar="FILE",
               help="Write the trained state to FILE. The suffix selects the format: "
@@ -39,8 +41,11 @@ def result(
     """Fetch the trained state, verify its proof and test it.
 
     The test uses data that the model was not trained on. The node in --home fetches the state from the
-    worker. With --rpc, or without that node, the gateway's node fetches it. An interrupted download resumes
-    on the next run.
+    machines that keep it, or from the worker. With --rpc, or without that node, the gateway's node fetches it.
+    An interrupted download resumes on the next run.
+
+    The result of a private task is opened with the key of its requester's account. If a machine keeps false bytes
+    for the worker, the command asks to show that on chain, which proves a lie of the worker.
 
     \b
     Example:
@@ -49,16 +54,24 @@ def result(
     if out is not None and out.suffix not in FORMATS:
         raise click.BadParameter(f"{out}: the name must end in {', '.join(FORMATS)}", param_hint="--out")
     check_overwrite(out, yes=yes)
-    say("Fetching the state from its worker ...")
+    say("Fetching the state ...")
     with session.client() as client:
         record_of(client, task_id)
-        found = client.result(
-            task_id,
-            control=session.control(),
-            window=window,
-            progress=show_progress("Fetching"),
-            folder=download_folder(),
-        )
+        terms = client.custody_terms(task_id)
+        key = None if terms is None or terms.is_public else session.key()
+        try:
+            found = client.result(
+                task_id,
+                control=session.control(),
+                window=window,
+                progress=show_progress("Fetching"),
+                folder=download_folder(),
+                key=key,
+            )
+        except OutputIsGarbage as error:
+            if key is not None:
+                show_garbage(client, key, task_id, window, error, yes=yes)
+            raise
     plan = found.spec.plan()
     if out is not None:
         write_file(out, encode_state(found.state, plan, out.suffix))

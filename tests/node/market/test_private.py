@@ -12,14 +12,17 @@ import node.market.inputs
 import tests.node.world
 from billing.escrow import Purpose
 from node.market.duties import DutyService
-from node.market.task_keys import METHOD_TASK_KEY, METHOD_WINDOW_KEYS, WindowSeal
+from node.market.key_shares import METHOD_KEEP_SHARE, METHOD_SHARE, ShareBook
+from node.market.task_keys import METHOD_TASK_KEY, METHOD_WINDOW_KEYS, KeysMissing, WindowSeal
 from node.market.worker import Worker
 from p2p.base.errors import RequestRefused
 from state.primitives.codec import Value, encode
 from state.primitives.genesis import read_parameters
 from tasks.custody.chunks import BlobCommitment
+from tasks.custody.errors import SharesInvalid
 from tasks.custody.keys import KeyCommitments, derive_key, input_key_name, window_key_name
 from tasks.custody.sealed import crypt_blob, open_output, task_key_of
+from tasks.custody.shares import share_hash, split_key
 from tasks.custody.wraps import public_key_of
 from tasks.engines.state import TrainingState
 from tasks.executor.results import WindowResult
@@ -48,10 +51,13 @@ class PrivateMarket(Market):
     root: bytes | None = None
     task_spec: JobSpec
 
-    async def begin(self, nursery: trio.Nursery) -> None:
-        """Start the networks, post the task and ask for custody, then register the machines but the last."""
+    async def begin(self, nursery: trio.Nursery, own: trio.Nursery | None = None) -> None:
+        """Start the networks, post the task and ask for custody, then register the machines but the last.
+
+        The network of the requester runs in ``own``.
+        """
         for machine in self.machines:
-            await nursery.start(machine.network.run)
+            await (nursery if own is None or machine is not self.machines[-1] else own).start(machine.network.run)
         requester = self.machines[-1]
         spec = make_spec(20, 5, 10)
         self.key = task_key_of(SECRET, spec)
@@ -176,6 +182,52 @@ async def test_keys_go_to_those_alone_whom_the_chain_has_assigned(world: World) 
             assert code in str(caught.value)
         nursery.cancel_scope.cancel()
     world.store.close()
+
+
+async def test_a_worker_joins_shares_of_the_key_where_the_requester_is_offline(world: World) -> None:
+    worker, verifier = Machine(world, 1, "compute"), Machine(world, 2, "verify")
+    keepers = [Machine(world, number, "storage") for number in (3, 4, 5)]
+    requester = Machine(world, 9, "relay")
+    market = PrivateMarket(world, worker, verifier, *keepers, requester)
+    async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as own:
+            await market.begin(nursery, own)
+            for machine in (*keepers, requester):
+                await (own if machine is requester else nursery).start(machine.run)
+            assert requester.duties is not None
+            with pytest.raises(SharesInvalid):
+                await requester.duties.shares.share_out(market.task, 3, 2)
+            with pytest.raises(KeysMissing):
+                await requester.duties.shares.share_out(market.task, 2, 4)
+            held = await requester.duties.shares.share_out(market.task, 2, 3)
+            assert set(held) == {keeper.wallet.address for keeper in keepers}
+            ask = encode([market.task, 0, public_key_of(b"1" * 32)])
+            with pytest.raises(RequestRefused, match="not_entitled"):
+                await verifier.network.request(held[0], METHOD_SHARE, ask)
+            with pytest.raises(RequestRefused, match="not_entitled"):
+                await verifier.network.request(held[0], METHOD_KEEP_SHARE, kept_request(market.task))
+            own.cancel_scope.cancel()
+        assert requester.network.blobs is not None
+        requester.network.blobs.remove(market.task_spec.dataset.blob)
+        for machine in (worker, verifier):
+            await nursery.start(machine.run)
+        await world.mint_until(lambda: market.record.phase == Phase.SETTLED, timeout_s=120)
+        plan = market.task_spec.plan()
+        custody, window = find_custody(world.store, market.task, 1), market.window(1)
+        assert custody is not None and window is not None
+        holder = next(keeper for keeper in keepers if custody.holder(keeper.wallet.address))
+        state = TrainingState.decode(market.result(1, holder), plan)
+        assert state.root(plan) == window.proof.state_root_out
+        await world.mint_until(lambda: not [*keepers[0].home.root.rglob("*.share")])
+        nursery.cancel_scope.cancel()
+    world.store.close()
+
+
+def kept_request(task: bytes) -> bytes:
+    """Return a request to keep a share that fits its book, of an account that is not the task's requester."""
+    [share] = split_key(b"k" * 32, 1, 1, b"r" * 16)
+    book = ShareBook(task, 1, (share_hash(task, share),), b"")
+    return encode([task, [1, list(book.hashes), account(2).sign(book.digest)], list(share)])
 
 
 class GarbageSeal(WindowSeal):

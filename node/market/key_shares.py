@@ -1,0 +1,303 @@
+"""Shares of a task's key at machines with role storage, for a requester that is offline (market.md 11.9).
+
+The requester's node hands a share to each of some machines, with the hashes of all shares under its signature. A
+machine also keeps the encrypted data set, so that a worker finds both. It gives its share to the worker that the
+chain has assigned, and to nobody else. Who holds shares is not on chain: machines are asked in an order that
+follows from the task.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from node.chain.ledger import NodeLedger
+from node.market.inputs import Inputs, Supply
+from node.market.key_files import KeyFiles
+from node.market.task_keys import (
+    ANSWER_BYTES_MAX,
+    ASK_S,
+    KeysMissing,
+    NotEntitled,
+    TaskKeys,
+    decode_asked,
+    is_assigned,
+)
+from node.market.wallet import Wallet
+from p2p.blob.store import BlobStore
+from p2p.service import Network
+from state.primitives.codec import Value, decode, encode
+from state.primitives.errors import DecodeError, DekubeError
+from state.primitives.hashing import HASH_BYTES, digest
+from state.primitives.keys import SIGNATURE_BYTES, recover_address
+from tasks.custody.errors import SharesInvalid
+from tasks.custody.keys import KEY_BYTES
+from tasks.custody.shares import (
+    HOLDERS_MAX,
+    Share,
+    check_share,
+    join_shares,
+    share_hash,
+    split_key,
+    split_randomness_bytes,
+)
+from tasks.custody.wraps import public_key_of, unwrap_share, wrap_share
+from tasks.engines.datasets import DATASET_BLOB_BYTES_MAX
+from tasks.errors import TaskUnknown
+from tasks.ledger.lifecycle import ENDED
+from tasks.ledger.records import load_spec, load_task
+from tasks.ledger.registry import NodeRole, candidates
+
+__all__ = ["METHOD_KEEP_SHARE", "METHOD_SHARE", "KeyShares", "ShareBook", "SharePending", "book_from_value"]
+
+_log = structlog.get_logger("keys")
+
+METHOD_KEEP_SHARE: Final = "keep share"
+METHOD_SHARE: Final = "task share"
+KEEP_BYTES_MAX: Final = 4_096
+MACHINES_ASKED_MAX: Final = 64
+"""Machines that are asked for a share, or to keep one, of those with role storage."""
+AT_ONCE_MAX: Final = 16
+FETCH_S: Final = 20.0
+"""Part of a request in which a machine fetches the data set; it goes on with the next one."""
+KEEP_S: Final = 28.0
+KEEP_TRIES_MAX: Final = 30
+KEEP_PAUSE_S: Final = 1.0
+
+
+class SharePending(DekubeError):
+    """A machine that is asked to keep a share does not have the data set, or the task, yet: it is asked again."""
+
+    code = "share_pending"
+
+
+class ShareBook(NamedTuple):
+    """What ties shares to a task: how many make the key, the hash of each, and the requester's signature."""
+
+    task: bytes
+    threshold: int
+    hashes: tuple[bytes, ...]
+    signature: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """What the requester signs."""
+        return digest(b"share-book", encode([self.task, self.threshold, list(self.hashes)]))
+
+    def check(self, requester: bytes) -> None:
+        """Raise SharesInvalid, or SignatureInvalid, unless ``requester`` has signed it."""
+        if recover_address(self.digest, self.signature) != requester:
+            raise SharesInvalid("the book of shares is not the requester's")
+
+
+def book_from_value(task: bytes, value: list[Value]) -> ShareBook:
+    """Return the book of a decoded value. Raises DecodeError."""
+    match value:
+        case [int(threshold), list(hashes), bytes(signature)] if (
+            1 <= threshold <= len(hashes) <= HOLDERS_MAX and len(signature) == SIGNATURE_BYTES
+            and all(type(item) is bytes and len(item) == HASH_BYTES for item in hashes)
+        ):  # fmt: skip
+            return ShareBook(task, threshold, tuple(item for item in hashes if isinstance(item, bytes)), signature)
+    raise DecodeError("[threshold, hashes, signature] expected")
+
+
+def _book_value(book: ShareBook) -> list[Value]:
+    return [book.threshold, list(book.hashes), book.signature]
+
+
+def _share_from_value(value: list[Value]) -> Share:
+    match value:
+        case [int(holder), bytes(content), bytes(salt)] if 0 <= holder < HOLDERS_MAX:
+            return Share(holder, content, salt)
+    raise DecodeError("[holder, value, salt] expected")
+
+
+def decode_kept(data: bytes) -> tuple[ShareBook, Share]:
+    """Return book and share of a request to keep them, or of a file. Raises DecodeError, SharesInvalid."""
+    match decode(data, limit_bytes=KEEP_BYTES_MAX):
+        case [bytes(task), list(book), list(share)] if len(task) == HASH_BYTES:
+            found, part = book_from_value(task, book), _share_from_value(share)
+            check_share(task, found.hashes, part)
+            return found, part
+    raise DecodeError("[task, book, share] expected")
+
+
+class KeyShares:
+    """All ends of sharing a key: dividing it, keeping a share, giving it, and joining shares.
+
+    ``room`` says how many bytes this machine may still keep for others; None: it keeps no shares.
+    """
+
+    def __init__(
+        self, ledger: NodeLedger, network: Network, wallet: Wallet, keys: TaskKeys, inputs: Inputs,
+        blobs: BlobStore, files: KeyFiles, room: Callable[[], int] | None,
+    ) -> None:  # fmt: skip
+        self._ledger, self._network, self._wallet, self._keys = ledger, network, wallet, keys
+        self._inputs, self._blobs, self._files, self._room = inputs, blobs, files, room
+        self._pinned: set[bytes] = set()
+        keys.collect = self.collect
+
+    def serve(self) -> None:
+        """Answer requests from now on; called once for a network."""
+        self._network.on_request(METHOD_KEEP_SHARE, self._serve_keep)
+        self._network.on_request(METHOD_SHARE, self._serve_share)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of data sets that this machine keeps with shares."""
+        manifests = [self._blobs.manifest(name) for name in self._pinned]
+        return sum(manifest.size_bytes for manifest in manifests if manifest is not None)
+
+    def tidy(self) -> None:
+        """Keep data sets of tasks with a share here from being evicted; forget those of tasks that have ended."""
+        wanted = set()
+        for task in self._files.tasks():
+            try:
+                if load_task(self._ledger.store, task).phase not in ENDED:
+                    wanted.add(load_spec(self._ledger.store, task).dataset.blob)
+                    continue
+            except TaskUnknown:
+                pass
+            self._files.remove(task)
+        for name in wanted - self._pinned:
+            self._blobs.pin(name)
+        for name in self._pinned - wanted:
+            self._blobs.unpin(name)
+        self._pinned = wanted
+
+    # As a requester
+
+    async def share_out(self, task: bytes, threshold: int, holders: int) -> list[bytes]:
+        """Divide the key of an own task, and hand each share to a machine; return those that keep one.
+
+        Raises KeysMissing, SharesInvalid; and KeysMissing where fewer machines than ``holders`` keep a share.
+        """
+        key = await trio.to_thread.run_sync(self._keys.task_key, task)
+        if key is None:
+            raise KeysMissing("the task is not private, or not of this node's account")
+        if not 1 <= threshold <= holders <= HOLDERS_MAX:
+            raise SharesInvalid(f"1 to {HOLDERS_MAX} holders, and no more needed than there are")
+        shares = split_key(
+            key, threshold, holders, secrets.token_bytes(split_randomness_bytes(threshold, holders))
+        )
+        book = ShareBook(task, threshold, tuple(share_hash(task, share) for share in shares), b"")
+        book = book._replace(signature=self._wallet.sign_digest(book.digest))
+        machines, kept = iter(self._machines(task)), dict[int, bytes]()
+        async with trio.open_nursery() as nursery:
+            for share in shares:
+                nursery.start_soon(self._place, book, share, machines, kept)
+        if len(kept) < holders:
+            raise KeysMissing(f"{len(kept)} machines with role storage keep a share, {holders} are wanted")
+        _log.info("the key of a task was shared", task=task, holders=holders, threshold=threshold)
+        return [kept[number] for number in sorted(kept)]
+
+    async def _place(
+        self, book: ShareBook, share: Share, machines: Iterator[bytes], kept: dict[int, bytes]
+    ) -> None:
+        """Hand a share to the first machine that keeps it."""
+        body = encode([book.task, _book_value(book), list(share)])
+        for machine in machines:
+            for _ in range(KEEP_TRIES_MAX):
+                try:
+                    await self._network.request(machine, METHOD_KEEP_SHARE, body, timeout_s=KEEP_S)
+                    kept[share.holder] = machine
+                    return
+                except DekubeError as error:
+                    if SharePending.code not in str(error):
+                        _log.info("a machine keeps no share", machine=machine, error=str(error))
+                        break
+                    await trio.sleep(KEEP_PAUSE_S)
+
+    def _machines(self, task: bytes) -> list[bytes]:
+        """Return machines with role storage in the order of the task, without this one."""
+        found = candidates(self._ledger.store, NodeRole.STORAGE, task, MACHINES_ASKED_MAX)
+        return [node.address for node in found if node.address != self._wallet.address]
+
+    # As a holder
+
+    async def _serve_keep(self, peer: bytes, body: bytes) -> bytes:
+        self._keys.check_asker(peer)
+        book, _ = decode_kept(body)
+        task, store = book.task, self._ledger.store
+        try:
+            record = load_task(store, task)
+        except TaskUnknown:  # this node may be a block behind
+            raise SharePending("the task is not on this chain yet") from None
+        if self._room is None or record.requester != peer or record.phase in ENDED:
+            raise NotEntitled("this machine keeps no share of this task for the asker")
+        book.check(peer)
+        if self._keys.terms(task) is None:
+            raise SharePending("the task has no keys yet")
+        blob = load_spec(store, task).dataset.blob
+        limit_bytes = min(DATASET_BLOB_BYTES_MAX, self._room())
+        with trio.move_on_after(FETCH_S):
+            await self._inputs.obtain(blob, Supply([peer], trio.current_time() + FETCH_S), limit_bytes)
+        if not self._blobs.is_complete(blob):
+            raise SharePending("the data set is not here yet")
+        await trio.to_thread.run_sync(self._files.put, task, body)
+        self.tidy()
+        _log.info("a share of a key is kept", task=task, requester=peer)
+        return b""
+
+    async def _serve_share(self, peer: bytes, body: bytes) -> bytes:
+        self._keys.check_asker(peer)
+        task, _, public = decode_asked(body)
+        if not is_assigned(self._ledger, task, peer):
+            raise NotEntitled("not the worker of the task")
+        data = await trio.to_thread.run_sync(self._files.get, task)
+        if data is None:
+            raise KeysMissing("no share of the task is here")
+        book, share = decode_kept(data)
+        _log.info("a share of a key was handed to its worker", task=task, worker=peer)
+        return encode([_book_value(book), wrap_share(share, public, task=task, worker=peer)])
+
+    # As a worker
+
+    async def collect(self, task: bytes) -> bool:
+        """Have shares of a task's key from their holders, and keep the key. Return whether they made it."""
+        books: dict[ShareBook, dict[int, Share]] = {}
+        done = False
+        room = trio.CapacityLimiter(AT_ONCE_MAX)
+        requester = load_task(self._ledger.store, task).requester
+
+        async def ask(machine: bytes) -> None:
+            nonlocal done
+            async with room:
+                try:
+                    book, share = await self._ask_share(machine, task, requester)
+                    shares = books.setdefault(book, {})
+                    shares[share.holder] = share
+                    if len(shares) < book.threshold:
+                        return
+                    key = join_shares(task, book.hashes, book.threshold, shares)
+                    await trio.to_thread.run_sync(self._keys.keep, task, key)
+                except DekubeError as error:
+                    _log.debug("no share", machine=machine, error=str(error))
+                    return
+                done = True
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for machine in self._machines(task):
+                nursery.start_soon(ask, machine)
+        return done
+
+    async def _ask_share(self, machine: bytes, task: bytes, requester: bytes) -> tuple[ShareBook, Share]:
+        one_time = secrets.token_bytes(KEY_BYTES)
+        body = encode([task, 0, public_key_of(one_time)])
+        answer = await self._network.request(
+            machine, METHOD_SHARE, body, timeout_s=ASK_S, limit_bytes=ANSWER_BYTES_MAX
+        )
+        match decode(answer, limit_bytes=ANSWER_BYTES_MAX):
+            case [list(value), bytes(wrap)]:
+                book = book_from_value(task, value)
+            case _:
+                raise DecodeError("[book, wrap] expected")
+        book.check(requester)
+        share = unwrap_share(wrap, one_time, task=task, worker=self._wallet.address)
+        check_share(task, book.hashes, share)
+        return book, share
