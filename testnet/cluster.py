@@ -193,6 +193,7 @@ def lay_out(
     parameters: dict[str, int] | None = None,
     allocations: tuple[tuple[bytes, int], ...] = (),
     founders: int | None = None,
+    roles: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Plan:
     """Create or reuse the folder of a network: homes of all members, genesis and plan; return the plan.
 
@@ -240,6 +241,7 @@ def lay_out(
         parameters=document["parameters"],
         allocations=allocations,
         founders=founders,
+        roles=roles,
     )
     make_runtime(plan.genesis)  # refuses a parameter that no rule knows
     for name in left:  # what never came up has no history; its logs stay, to look into

@@ -165,8 +165,8 @@ class _Network:
         return self._client.bill(self._task)
 
 
-def wait_machines(client: Client) -> list[Document]:
-    """Return the registered machines once they are enough for a task."""
+def wait_machines(client: Client, *, compute_min: int = COMPUTE_MIN) -> list[Document]:
+    """Return the registered machines once they are enough for a task; ``compute_min`` of them run jobs."""
     deadline = time.monotonic() + MACHINES_TIMEOUT_S
     while True:
         try:
@@ -175,7 +175,7 @@ def wait_machines(client: Client) -> list[Document]:
             nodes = []
         compute = [node for node in nodes if "compute" in node["roles"]]
         verify = [node for node in nodes if "verify" in node["roles"]]
-        if len(compute) >= COMPUTE_MIN and len(verify) >= VERIFY_MIN + COMPUTE_MIN:
+        if len(compute) >= compute_min and len(verify) >= VERIFY_MIN + COMPUTE_MIN:
             return nodes
         if time.monotonic() > deadline:
             if compute and len(verify) > COMPUTE_MIN:

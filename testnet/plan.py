@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from node.home.options import (
@@ -100,13 +102,14 @@ def derive_key(seed: int, purpose: str) -> SecretKey:
 def make_plan(
     *, validators: int, workers: int, seed: int, time_ms: int, placements: dict[str, Placement],
     parameters: dict[str, int] | None = None, allocations: tuple[tuple[bytes, int], ...] = (),
-    founders: int | None = None,
+    founders: int | None = None, roles: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
 ) -> Plan:  # fmt: skip
     """Return the plan of a network: validators, one relay, and workers that accept no connections.
 
     ``placements`` has an entry for each of ``member_names``. ``allocations`` are balances of further accounts.
     ``founders`` of the validators (None: all) have seats from the first block. The others follow the chain and own
-    enough to stake later. Raises ConfigError for impossible numbers.
+    enough to stake later. ``roles`` are those of some members, by name. Raises
+    ConfigError for impossible numbers.
     """
     founders = validators if founders is None else founders
     if not 1 <= validators <= MEMBERS_MAX or not 0 <= workers <= MEMBERS_MAX:
@@ -149,6 +152,8 @@ def make_plan(
         at = placements[name]
         keeps = bool((parameters or {}).get("tasks.custody_copies"))
         options = None if role == "relay" else _options(role, at, bootstrap, relay, accounts[name], keeps=keeps)
+        if options is not None and name in roles:
+            options = replace(options, roles=roles[name])
         members.append(Member(name, role, accounts[name], votes.get(name), at, options))
     passphrase = digest(b"testnet-key", f"{seed}/passphrase".encode()).hex()
     return Plan(genesis, tuple(members), requester, passphrase)

@@ -1,4 +1,4 @@
-"""Shares of a task's key at machines with role storage, for a requester that is offline (market.md 11.9).
+"""Shares of a task's key at machines with role storage, for a requester that is offline (market.md 11.10).
 
 The requester's node hands a share to each of some machines, with the hashes of all shares under its signature. A
 machine also keeps the encrypted data set, so that a worker finds both. It gives its share to the worker that the
@@ -24,7 +24,7 @@ from node.market.task_keys import (
     KeysMissing,
     NotEntitled,
     TaskKeys,
-    decode_asked,
+    decode_key_question,
     is_assigned,
 )
 from node.market.wallet import Wallet
@@ -52,7 +52,16 @@ from tasks.ledger.lifecycle import ENDED
 from tasks.ledger.records import load_spec, load_task
 from tasks.ledger.registry import NodeRole, candidates
 
-__all__ = ["METHOD_KEEP_SHARE", "METHOD_SHARE", "KeyShares", "ShareBook", "SharePending", "book_from_value"]
+__all__ = [
+    "METHOD_KEEP_SHARE",
+    "METHOD_SHARE",
+    "KeyShares",
+    "ShareBook",
+    "SharePending",
+    "decode_kept",
+    "decode_share",
+    "encode_kept",
+]
 
 _log = structlog.get_logger("keys")
 
@@ -94,7 +103,7 @@ class ShareBook(NamedTuple):
             raise SharesInvalid("the book of shares is not the requester's")
 
 
-def book_from_value(task: bytes, value: list[Value]) -> ShareBook:
+def _book_from_value(task: bytes, value: list[Value]) -> ShareBook:
     """Return the book of a decoded value. Raises DecodeError."""
     match value:
         case [int(threshold), list(hashes), bytes(signature)] if (
@@ -116,14 +125,28 @@ def _share_from_value(value: list[Value]) -> Share:
     raise DecodeError("[holder, value, salt] expected")
 
 
+def encode_kept(book: ShareBook, share: Share) -> bytes:
+    """Return a request to keep a share, which is also its file."""
+    return encode([book.task, _book_value(book), [*share]])
+
+
 def decode_kept(data: bytes) -> tuple[ShareBook, Share]:
     """Return book and share of a request to keep them, or of a file. Raises DecodeError, SharesInvalid."""
     match decode(data, limit_bytes=KEEP_BYTES_MAX):
         case [bytes(task), list(book), list(share)] if len(task) == HASH_BYTES:
-            found, part = book_from_value(task, book), _share_from_value(share)
+            found, part = _book_from_value(task, book), _share_from_value(share)
             check_share(task, found.hashes, part)
             return found, part
     raise DecodeError("[task, book, share] expected")
+
+
+def decode_share(task: bytes, answer: bytes) -> tuple[ShareBook, bytes]:
+    """Return the book of a task and a wrapped share. Raises DecodeError."""
+    match decode(answer, limit_bytes=ANSWER_BYTES_MAX):
+        case [list(value), bytes(wrap)]:
+            return _book_from_value(task, value), wrap
+        case _:
+            raise DecodeError("[book, wrap] expected")
 
 
 class KeyShares:
@@ -199,7 +222,7 @@ class KeyShares:
         self, book: ShareBook, share: Share, machines: Iterator[bytes], kept: dict[int, bytes]
     ) -> None:
         """Hand a share to the first machine that keeps it."""
-        body = encode([book.task, _book_value(book), list(share)])
+        body = encode_kept(book, share)
         for machine in machines:
             for _ in range(KEEP_TRIES_MAX):
                 try:
@@ -245,7 +268,7 @@ class KeyShares:
 
     async def _serve_share(self, peer: bytes, body: bytes) -> bytes:
         self._keys.check_asker(peer)
-        task, _, public = decode_asked(body)
+        task, _, public = decode_key_question(body)
         if not is_assigned(self._ledger, task, peer):
             raise NotEntitled("not the worker of the task")
         data = await trio.to_thread.run_sync(self._files.get, task)
@@ -260,12 +283,10 @@ class KeyShares:
     async def collect(self, task: bytes) -> bool:
         """Have shares of a task's key from their holders, and keep the key. Return whether they made it."""
         books: dict[ShareBook, dict[int, Share]] = {}
-        done = False
-        room = trio.CapacityLimiter(AT_ONCE_MAX)
-        requester = load_task(self._ledger.store, task).requester
+        room, requester = trio.CapacityLimiter(AT_ONCE_MAX), load_task(self._ledger.store, task).requester
+        found: list[bytes] = []
 
         async def ask(machine: bytes) -> None:
-            nonlocal done
             async with room:
                 try:
                     book, share = await self._ask_share(machine, task, requester)
@@ -274,17 +295,19 @@ class KeyShares:
                     if len(shares) < book.threshold:
                         return
                     key = join_shares(task, book.hashes, book.threshold, shares)
-                    await trio.to_thread.run_sync(self._keys.keep, task, key)
+                    await trio.to_thread.run_sync(self._keys.check, task, key)
                 except DekubeError as error:
                     _log.debug("no share", machine=machine, error=str(error))
                     return
-                done = True
-                nursery.cancel_scope.cancel()
+            found.append(key)
+            nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
             for machine in self._machines(task):
                 nursery.start_soon(ask, machine)
-        return done
+        if found:
+            await trio.to_thread.run_sync(self._keys.keep, task, found[0])
+        return bool(found)
 
     async def _ask_share(self, machine: bytes, task: bytes, requester: bytes) -> tuple[ShareBook, Share]:
         one_time = secrets.token_bytes(KEY_BYTES)
@@ -292,11 +315,7 @@ class KeyShares:
         answer = await self._network.request(
             machine, METHOD_SHARE, body, timeout_s=ASK_S, limit_bytes=ANSWER_BYTES_MAX
         )
-        match decode(answer, limit_bytes=ANSWER_BYTES_MAX):
-            case [list(value), bytes(wrap)]:
-                book = book_from_value(task, value)
-            case _:
-                raise DecodeError("[book, wrap] expected")
+        book, wrap = decode_share(task, answer)
         book.check(requester)
         share = unwrap_share(wrap, one_time, task=task, worker=self._wallet.address)
         check_share(task, book.hashes, share)

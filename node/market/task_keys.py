@@ -59,7 +59,8 @@ __all__ = [
     "TaskKeys",
     "WindowKeys",
     "WindowSeal",
-    "decode_asked",
+    "decode_key_question",
+    "decode_window_keys",
     "is_assigned",
 ]
 
@@ -122,7 +123,7 @@ class WindowSeal:
         return output.blob
 
 
-def decode_asked(body: bytes) -> tuple[bytes, int, bytes]:
+def decode_key_question(body: bytes) -> tuple[bytes, int, bytes]:
     """Return task, window and one-time key of a question. Raises DecodeError."""
     match decode(body, limit_bytes=ASKED_BYTES_MAX):
         case [bytes(task), int(window), bytes(public)] if (len(task), len(public)) == (
@@ -131,6 +132,14 @@ def decode_asked(body: bytes) -> tuple[bytes, int, bytes]:
         ) and 0 <= window < WINDOWS_MAX:
             return task, window, public
     raise DecodeError("[task, window, one-time key] expected")
+
+
+def decode_window_keys(answer: bytes) -> tuple[bytes, list[KeyProof]]:
+    """Return the wrap of a window's keys and the paths of their hashes. Raises DecodeError."""
+    match decode(answer, limit_bytes=ANSWER_BYTES_MAX):
+        case [bytes(wrap), list(items)] if len(wrap) <= WRAP_BYTES_MAX:
+            return wrap, [key_proof_from_value(item) for item in items]
+    raise DecodeError("[wrap, paths] expected")
 
 
 class TaskKeys:
@@ -167,12 +176,16 @@ class TaskKeys:
 
     def keep(self, task: bytes, task_key: bytes) -> None:
         """Keep the key of a task that this node works on. Raises KeyInvalid for another one. Blocking."""
+        held = _Held(task_key, self.check(task, task_key))
+        self._files.put(task, task_key)
+        self._tasks.put(task, held)
+
+    def check(self, task: bytes, task_key: bytes) -> KeyCommitments:
+        """Return the keys of a task. Raises KeyInvalid for another task's key. Blocking."""
         terms = self.terms(task)
         if terms is None:
             raise KeyInvalid("the task has no keys")
-        held = _Held(task_key, check_task_key(task_key, terms.key_root, terms.inputs, terms.windows))
-        self._files.put(task, task_key)
-        self._tasks.put(task, held)
+        return check_task_key(task_key, terms.key_root, terms.inputs, terms.windows)
 
     def _hold(self, task: bytes) -> _Held | None:
         held = self._tasks.get(task)
@@ -290,11 +303,9 @@ class TaskKeys:
         one_time = secrets.token_bytes(PUBLIC_KEY_BYTES)
         answer = await self._ask(holder, METHOD_WINDOW_KEYS, task, window, one_time)
         names = _names(terms, window)
-        match decode(answer, limit_bytes=ANSWER_BYTES_MAX):
-            case [bytes(wrap), list(items)] if len(wrap) <= WRAP_BYTES_MAX and len(items) == len(names):
-                paths = [key_proof_from_value(item) for item in items]
-            case _:
-                raise DecodeError("not keys of a window")
+        wrap, paths = decode_window_keys(answer)
+        if len(paths) != len(names):
+            raise DecodeError("paths of other keys than those of the window")
         keys = unwrap_keys(wrap, one_time, names, task=task, holder=self._own)
         for name, path in zip(names, paths, strict=True):
             check_key(terms.key_root, terms.inputs, terms.windows, name, keys[name], path)
@@ -313,7 +324,7 @@ class TaskKeys:
 
     async def _serve_task_key(self, peer: bytes, body: bytes) -> bytes:
         self.check_asker(peer)
-        task, _, public = decode_asked(body)
+        task, _, public = decode_key_question(body)
         store = self._ledger.store
         if load_task(store, task).requester != self._own or not is_assigned(self._ledger, task, peer):
             raise NotEntitled("not the worker of a task of this account")
@@ -325,7 +336,7 @@ class TaskKeys:
 
     async def _serve_window_keys(self, peer: bytes, body: bytes) -> bytes:
         self.check_asker(peer)
-        task, number, public = decode_asked(body)
+        task, number, public = decode_key_question(body)
         terms, window = self.terms(task), load_window(self._ledger.store, task, number)
         if terms is None or not any(seat.address == peer for seat in (*window.verifiers, *window.jurors)):
             raise NotEntitled("not drawn to check the window")

@@ -287,8 +287,7 @@ class Worker:
         """Publish a window's blobs, keep what opening it will need, and put its proof on chain."""
         salts = segment_salts(self._secret, task, result.window, len(result.segments))
         names: list[bytes] = []
-        roots = [segment.state_root_before for segment in result.segments]
-        seal = await trio.to_thread.run_sync(self._keys.seal_of, task, result.window, roots)
+        seal = await trio.to_thread.run_sync(self._seal_of, task, result)
         try:
             for number in range(len(result.segments) + 1):
                 names.append(  # noqa: PERF401 - what is pinned must be known where a later one fails
@@ -327,6 +326,10 @@ class Worker:
         _log.info(
             "window proved", task=task, window=result.window, compute_ms=result.compute_ms, device=result.device
         )
+
+    def _seal_of(self, task: bytes, result: WindowResult) -> WindowSeal | None:
+        """Return what encrypts the blobs of a window of a private task."""
+        return self._keys.seal_of(task, result.window, [segment.state_root_before for segment in result.segments])
 
     def _store_state(self, result: WindowResult, number: int, seal: WindowSeal | None) -> bytes:
         content = result.load_state(number)

@@ -30,6 +30,7 @@ from state.view import Reader
 from tasks.errors import TaskUnknown
 from tasks.ledger.calls import PRICES_KEPT, CallPrices, last_prices
 from tasks.ledger.custody import custody_budget
+from tasks.ledger.custody_records import find_terms
 from tasks.ledger.lifecycle import Reason
 from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.parking import class_of
@@ -111,7 +112,9 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
     notices = machine_notices(job, seen.outlook)
     checks = quote_checks(job, node.head.base_fee_next, parameters)
     facts = await node.request(BlobRequests.dataset_facts, job.dataset.blob)
-    if facts is None:
+    if seen.is_private:
+        pass  # nobody here can read its data set
+    elif facts is None:
         text = f"the node that is asked does not hold the data set {hexed(job.dataset.blob)}"
         notices.append(Objection("dataset_not_held", text))
     else:
@@ -162,13 +165,17 @@ class _Seen(NamedTuple):
     start: list[Objection]
     report: JobReport | None
     calls: list[CallPrices]
+    is_private: bool
 
 
 def _look(
     reader: Reader, job: JobSpec, raw: bytes, now_ms: int, parameters: TaskParameters, task: bytes | None
 ) -> _Seen:
     excluded: tuple[bytes, ...] = ()
+    is_private = False
     if task is not None:
+        terms = find_terms(reader, task)
+        is_private = terms is not None and terms.inputs > 0
         try:
             excluded = find_task(reader, task).excluded
         except TaskUnknown:
@@ -176,7 +183,7 @@ def _look(
     outlook = look_out(reader, job, now_ms, parameters, excluded)
     return _Seen(
         outlook, check_start(job, any_size=False), report_on(reader, spec_hash(raw)),
-        last_prices(reader, class_of(job)),
+        last_prices(reader, class_of(job)), is_private,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from node.cli.output import counted, json_option, show, show_amount, show_rows
 from rpc.client.core import hexed
 from testnet.cluster import Cluster, check_folder, check_new_ports, hold_folder, lay_out
 from testnet.plan import member_names
-from testnet.scenarios.stories import STORIES, VALIDATORS, WORKERS, Story
+from testnet.scenarios.stories import STORIES, VALIDATORS, Story
 
 __all__ = ["scenario"]
 
@@ -38,11 +38,13 @@ _COLUMNS: Final = ("party", "part", "gained", "lost")
 )  # fmt: skip
 @json_option
 def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json: bool) -> None:
-    """Run a network in which one machine cheats, and print who lost what.
+    """Run a network in which one machine cheats, or is offline, and print who lost what.
 
     In cheating-worker a worker computes a lie. In false-challenger a verifier disputes right work.
     In cut-line it also cuts the worker off in mid-game. In lazy-verifier a verifier guesses.
     In overload a requester posts jobs that take long to check.
+    In garbage-custody a worker of a private task puts garbage into custody.
+    In offline-requester nobody cheats; the requester of a private task is offline.
 
     The exit status is 0 if the result is right and only the cheat lost.
 
@@ -56,7 +58,8 @@ def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json:
         document = _play(story, root, seed, base_port, as_json)
     if as_json:
         show(document)
-    if not document["right"] or not document["cheat_lost"] or document["honest_lost"]:
+    is_cheap = bool(story.cheat) and not document["cheat_lost"]
+    if not document["right"] or is_cheap or document["honest_lost"]:
         raise click.exceptions.Exit(1)
 
 
@@ -75,17 +78,17 @@ def _folder(folder: Path | None) -> Iterator[Path]:
 def _play(story: Story, root: Path, seed: int, base_port: int, as_json: bool) -> dict[str, Any]:
     from testnet.scenarios.running import Outcome, Scenario
 
-    check_folder(root, member_names(VALIDATORS, WORKERS))
+    check_folder(root, member_names(VALIDATORS, story.workers))
     found: list[Outcome] = []
 
     def say(line: str) -> None:
         click.echo(line, err=as_json)
 
     with hold_folder(root):
-        check_new_ports(root, validators=VALIDATORS, workers=WORKERS, base_port=base_port)
+        check_new_ports(root, validators=VALIDATORS, workers=story.workers, base_port=base_port)
         plan = lay_out(
-            root, validators=VALIDATORS, workers=WORKERS, seed=seed, base_port=base_port,
-            parameters=story.all_parameters,
+            root, validators=VALIDATORS, workers=story.workers, seed=seed, base_port=base_port,
+            parameters=story.all_parameters, roles=story.roles,
         )  # fmt: skip
         cluster = Cluster(
             root, plan, report=lambda line: click.echo(line, err=True), absent=story.late,
@@ -114,7 +117,7 @@ def _document(story: Story, outcome: Any) -> dict[str, Any]:
         "right": outcome.is_right,
         "voided_windows": outcome.voided,
         "disputes": {name: dict(results) for name, results in outcome.disputes.items() if results},
-        "cheat": story.cheat,
+        "cheat": story.cheat or None,
         "cheat_lost": gains.get(story.cheat, 0) < 0,
         "honest_lost": sorted(name for name, amount in gains.items() if amount < 0 and name not in payers),
         "gains": {name: str(amount) for name, amount in sorted(gains.items())},

@@ -14,7 +14,8 @@ from node.market.verifier import TaskVerifier
 from tasks.executor.results import Verdict
 from tasks.proofs import Code, SegmentLeaf
 from tasks.spec import JobSpec
-from testnet.scenarios.parts import LAZY, LIAR
+from testnet.scenarios.parts import LAZY, LIAR, SWINDLER
+from testnet.scenarios.swindle import SwindlersDuties
 
 __all__ = ["PARTS"]
 
@@ -41,7 +42,7 @@ class LazyDuties(DutyService):
     verifier_type = LazyVerifier
 
 
-PARTS: Final[Mapping[str, type[DutyService]]] = {LIAR: LyingDuties, LAZY: LazyDuties}
+PARTS: Final[Mapping[str, type[DutyService]]] = {LIAR: LyingDuties, LAZY: LazyDuties, SWINDLER: SwindlersDuties}
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ from testnet.demonstration import MAX_PRICE_PER_TERA_UNIT, wait_machines
 from testnet.plan import COIN, Plan
 from testnet.scenarios.books import Books, make_books
 from testnet.scenarios.parts import OVERLOADER
+from testnet.scenarios.private import end_custody, fetch, post_private, share, wait_storage
 from testnet.scenarios.stories import Story
 
 __all__ = ["Outcome", "Scenario"]
@@ -131,7 +132,9 @@ class Scenario:
         with self._client() as client:
             self._say(f"\n{self._story.name}: {self._story.told}.")
             self._say("Waiting until the machines have registered ...")
-            wait_machines(client)
+            wait_machines(client, compute_min=0 if self._story.is_offline else 1)
+            if self._story.requester:
+                wait_storage(client)
             before = self._bonds(client)
             job = make_digits_job(
                 client, control=self._home.control, key=None,
@@ -139,30 +142,66 @@ class Scenario:
                 max_price_per_tera_unit=MAX_PRICE_PER_TERA_UNIT, **SIZES,
             )  # fmt: skip
             others = self._overload(client)
-            task = client.create_task(self._plan.requester, encode_spec(job.spec)).id
+            self._task = task = self._post(client, job)
             self._say(f"Task {hexed(task)}")
-            self._task = task
-            voided = self._follow(client, task, token)
-            found = list(client.task_windows(task))
+            late = list(self._story.late)
+            if self._story.is_offline:
+                self._leave(task, token)
+                while late:
+                    self._join(late.pop(0), token)
+            voided = self._follow(client, task, token, late)
+            if self._story.is_offline:
+                self._join(self._story.requester, token)
             honest_root = trio.run(_honest_root, job)
-            is_right = found[-1].proof.state_root_out == honest_root
+            is_right = self._result_root(client, task) == honest_root
             books = self._settled_books(client, [task, *others], before)
         disputes = {member.name: self._disputes_of(member.name) for member in self._plan.members if member.options}
-        names = self._names() | {self._plan.requester.address: REQUESTER, self._overloader.address: OVERLOADER}
+        names = self._names() | {self._requester.address: REQUESTER, self._overloader.address: OVERLOADER}
         return Outcome(self._story.name, task, is_right, voided, books, names, disputes)
 
-    def _follow(self, client: Client, task: bytes, token: trio.lowlevel.TrioToken) -> int:
+    @property
+    def _requester(self) -> SecretKey:
+        """The account that posts the task."""
+        members = {member.name: member.account for member in self._plan.members}
+        return members.get(self._story.requester, self._plan.requester)
+
+    def _post(self, client: Client, job: Job) -> bytes:
+        if not self._story.requester:
+            return client.create_task(self._requester, encode_spec(job.spec)).id
+        return post_private(client, self._requester, job, self._cluster.home(self._story.requester).control)
+
+    def _leave(self, task: bytes, token: trio.lowlevel.TrioToken) -> None:
+        """Share the key of the task, and take its requester off the network."""
+        name = self._story.requester
+        holders = share(self._cluster.home(name).control, task)
+        self._say(
+            f"                  {holders} machines keep a share of the key; {name}, the requester, goes offline"
+        )
+        trio.from_thread.run(self._cluster.stop, name, trio_token=token)
+
+    def _join(self, name: str, token: trio.lowlevel.TrioToken) -> None:
+        self._say(f"                  {name} joins the network")
+        trio.from_thread.run(self._cluster.restart, name, trio_token=token)
+
+    def _result_root(self, client: Client, task: bytes) -> bytes:
+        """Return the state root of the requester's result; that of a private task is fetched and decrypted."""
+        if not self._story.requester:
+            return list(client.task_windows(task))[-1].proof.state_root_out
+        found = fetch(client, self._requester, task, self._cluster.home(self._story.requester).control)
+        self._say(f"                  the requester has its result: {len(found.data)} bytes, decrypted")
+        end_custody(client, self._requester, task)
+        return found.state.root(found.spec.plan())
+
+    def _follow(self, client: Client, task: bytes, token: trio.lowlevel.TrioToken, late: list[str]) -> int:
         """Say what happens until the task settles; start late members. Return how many windows were voided."""
-        late, phase, proved, voided = list(self._story.late), "", 0, 0
+        phase, proved, voided = "", 0, 0
         for update in client.follow(task, timeout_s=TASK_TIMEOUT_S):
             say_update(update, self._say, next_of_update(client, update))
             phase = update.task.phase
             voided += max(0, proved - update.task.proved_windows)
             proved = update.task.proved_windows
             while late and update.task.worker is not None:
-                name = late.pop(0)
-                self._say(f"                  {name} joins the network")
-                trio.from_thread.run(self._cluster.restart, name, trio_token=token)
+                self._join(late.pop(0), token)
         if phase != "settled":
             raise TaskEnded(f"the task ended {phase}")
         return voided

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from testnet.scenarios.parts import LAZY, LIAR, OVERLOADER
+from testnet.scenarios.parts import LAZY, LIAR, OVERLOADER, SWINDLER
 
 __all__ = ["STORIES", "Story"]
 
@@ -45,6 +45,13 @@ class Story:
     overload: int = 0
     """How many jobs the cheat posts at once, whose segments take long to check."""
     parameters: Mapping[str, int] = field(default_factory=dict)
+    workers: int = WORKERS
+    roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Roles of members, where they have others than usual."""
+    requester: str = ""
+    """The member whose account posts the task, which is private then."""
+    is_offline: bool = False
+    """Whether the requester leaves when others keep shares of the key, and returns when the task has settled."""
 
     @property
     def all_parameters(self) -> dict[str, int]:
@@ -54,6 +61,13 @@ class Story:
 
 _ALL_VERIFY: Final = {"tasks.verifiers": 5, "tasks.verifiers_sure": 5}
 """Every machine checks every window, so the cheat is drawn."""
+_CUSTODY: Final = {"tasks.custody_copies": 2, "tasks.custody_sign_ms": 20_000, "tasks.custody_answer_ms": 30_000}
+_MACHINES: Final = {
+    "worker-0": ("compute",), "worker-1": ("compute",),
+    **{f"worker-{number}": ("storage",) for number in (2, 3, 4)},
+    **{f"validator-{number}": ("validator", "verify") for number in range(VALIDATORS)},
+}  # fmt: skip
+"""Two machines that run jobs, and three that keep outputs and shares of keys."""
 
 STORIES: Final[Mapping[str, Story]] = {
     story.name: story
@@ -83,6 +97,18 @@ STORIES: Final[Mapping[str, Story]] = {
             "lazy-verifier",
             "validator-3 re-runs nothing: it copies what is public and guesses what is sealed",
             "validator-3", LAZY, parameters=_ALL_VERIFY,
+        ),
+        Story(
+            "garbage-custody",
+            "worker-0 keeps the result of a private task to itself, and puts garbage into custody",
+            "worker-0", SWINDLER, late=("worker-1",), parameters=_CUSTODY, workers=5, roles=_MACHINES,
+            requester="validator-3",
+        ),
+        Story(
+            "offline-requester",
+            "the requester of a private task is offline from its creation until it has settled",
+            "", late=("worker-0", "worker-1"), parameters=_CUSTODY, workers=5, roles=_MACHINES,
+            requester="validator-3", is_offline=True,
         ),
     )
 }  # fmt: skip

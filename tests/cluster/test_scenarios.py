@@ -50,7 +50,8 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, Any]:
     said, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, said + errors
     found: dict[str, Any] = json.loads(said)
-    assert found["right"] and found["cheat_lost"] and found["exact"] and not found["honest_lost"]
+    assert found["right"] and found["exact"] and not found["honest_lost"]
+    assert found["cheat_lost"] == (found["cheat"] is not None)
     return found
 
 
@@ -104,3 +105,24 @@ def test_long_checks_cost_no_verifier_its_bond(tmp_path: Path) -> None:
     assert found["voided_windows"] == 0 and not found["disputes"]
     verifiers = [name for name in found["gains"] if name.startswith("validator")]
     assert len(verifiers) == 4 and all(int(found["gains"][name]) > 0 for name in verifiers)
+
+
+def test_garbage_in_custody_costs_its_worker_the_bond(tmp_path: Path) -> None:
+    root = tmp_path / "net"
+    with scenario("garbage-custody", root) as process:
+        found = outcome(process)
+    assert found["voided_windows"] >= 1
+    shown = [name for name in found["gains"] if lines(root, name, "a false output in custody was shown")]
+    assert shown and all(int(found["gains"][name]) > 0 for name in shown)
+    assert int(found["gains"]["worker-1"]) > 0, "another machine does the work"
+
+
+@pytest.mark.nightly
+def test_a_requester_that_is_offline_has_its_result_when_it_returns(tmp_path: Path) -> None:
+    root = tmp_path / "net"
+    with scenario("offline-requester", root) as process:
+        found = outcome(process)
+    assert found["voided_windows"] == 0
+    assert not lines(root, "validator-3", "the key of a task was handed to its worker"), "it was offline"
+    handed = [name for name in found["gains"] if lines(root, name, "a share of a key was handed to its worker")]
+    assert len(handed) >= 2 and set(handed) <= {"worker-2", "worker-3", "worker-4"}

@@ -8,7 +8,7 @@ from random import Random
 
 from tasks.custody.errors import WrapInvalid
 from tasks.custody.keys import input_key_name, window_key_name
-from tasks.custody.wraps import unwrap_keys
+from tasks.custody.wraps import unwrap_keys, unwrap_share
 from tasks.dispute.commitments import Question
 from tasks.dispute.errors import MoveRefused
 from tasks.dispute.game import Game, Side, begin, play, turn_of
@@ -21,6 +21,11 @@ from tests.fuzz.targets.base import Target, canonical
 from tests.tasks.dispute.toys import Segment, influential, random_program, random_sources
 
 _SECRET = b"\x07" * 32
+_SHARE_WRAP = bytes.fromhex(
+    "98ed5908554e8b84e3ec39d5e9b13877dd281594750783141015491d196b685ea11b5db32c987b866e3117b3ecc5c2fa"
+    "a81f451c01192ed90c91b341c993d95c2cf9ff35c5d521bdb050d1f80ffbf3358c3e9f2672c2cb1960ae992198dfb582"
+    "8d3d9982df0b"
+)
 _WRAP = bytes.fromhex(
     "f543e606fa4d67c88f5f4672051c72f323ecc50572fd3fc0528102ccf516130c12ca0d24d188510ecf8c95cf9c286413"
     "2f99f066e3f5dbd657188dfd28dc894f56a7990976d7a76cdaaf5915df21f93617fe4029d2e37d0be4b528b8c6e10e94"
@@ -102,6 +107,16 @@ def targets() -> Iterator[tuple[str, Target]]:
         ),
     )
     names = [window_key_name(2), input_key_name(0)]
+    yield (
+        "share in a wrap",
+        Target(
+            lambda data: unwrap_share(data, _SECRET, task=bytes(32), worker=bytes(20)),
+            (_SHARE_WRAP,),
+            ("tasks.custody.wraps:unwrap_share",),
+            (WrapInvalid,),
+            cost=4,
+        ),
+    )
     yield (
         "wrapped keys",
         Target(

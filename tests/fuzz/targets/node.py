@@ -45,7 +45,9 @@ from node.light.client import Endpoint as LightEndpoint
 from node.light.client import LightFile, load_light_file, save_light_file
 from node.market.blob_search import Question, decode_question, encode_question
 from node.market.challenges import decode_found
+from node.market.key_shares import ShareBook, decode_kept, decode_share, encode_kept
 from node.market.promises import decode_published
+from node.market.task_keys import decode_key_question, decode_window_keys
 from node.relay.home import RelayHomeOptions
 from node.relay.settlement_gateway import funds_from_document
 from node.signer.home import SignerHomeOptions, load_signer_options
@@ -72,6 +74,9 @@ from state.primitives.errors import (
 )
 from state.primitives.genesis import genesis_to_json
 from state.primitives.hashing import digest
+from tasks.custody.errors import SharesInvalid
+from tasks.custody.keys import KeyProof, key_proof_to_value
+from tasks.custody.shares import Share, share_hash
 from tasks.spec import encode_spec
 from tests.consensus.lightchain import LightChain
 from tests.consensus.test_wire import BLOCK, FINAL
@@ -161,6 +166,49 @@ def targets() -> Iterator[tuple[str, Target]]:
         ("node.chain.tx_gossip:decode_batch",),
     )  # fmt: skip
     yield "body", Target(read_body, BLOCKS[:1], ("node.chain.block_tree:decode_body",), (DecodeError, BodyInvalid))
+    yield (
+        "question for a key",
+        Target(
+            canonical(decode_key_question, lambda asked: encode([*asked])),
+            (encode([b"t" * 32, 7, b"p" * 32]),),
+            ("node.market.task_keys:decode_key_question",),
+        ),
+    )
+    path = KeyProof(1, 3, (b"s" * 32, b"n" * 32))
+    yield (
+        "keys of a window",
+        Target(
+            canonical(decode_window_keys, lambda keys: encode([keys[0], [*map(key_proof_to_value, keys[1])]])),
+            (encode([b"w" * 90, [key_proof_to_value(path)]]),),
+            ("node.market.task_keys:decode_window_keys",),
+        ),
+    )
+    share = Share(0, b"v" * 33, b"s" * 16)
+    book = ShareBook(b"t" * 32, 1, (share_hash(b"t" * 32, share), b"h" * 32), b"g" * 65)
+    yield (
+        "share to keep",
+        Target(
+            canonical(decode_kept, lambda kept: encode_kept(*kept)),
+            (encode_kept(book, share),),
+            (
+                "node.market.key_shares:decode_kept",
+                "node.market.key_shares:_book_from_value",
+                "node.market.key_shares:_share_from_value",
+            ),
+            (DecodeError, SharesInvalid),
+        ),
+    )
+    yield (
+        "wrapped share",
+        Target(
+            canonical(
+                lambda data: decode_share(b"t" * 32, data),
+                lambda found: encode([[found[0].threshold, list(found[0].hashes), found[0].signature], found[1]]),
+            ),
+            (encode([[1, [b"h" * 32], b"g" * 65], b"w" * 90]),),
+            ("node.market.key_shares:decode_share",),
+        ),
+    )
     yield "question for a blob", Target(
         canonical(decode_question, encode_question),
         (encode_question(Question(b"t" * 32, b"b" * 32, b"a" * 20, 7)),),

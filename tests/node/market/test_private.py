@@ -11,10 +11,8 @@ import node.market.duties
 import node.market.inputs
 import tests.node.world
 from billing.escrow import Purpose
-from node.market.duties import DutyService
 from node.market.key_shares import METHOD_KEEP_SHARE, METHOD_SHARE, ShareBook
-from node.market.task_keys import METHOD_TASK_KEY, METHOD_WINDOW_KEYS, KeysMissing, WindowSeal
-from node.market.worker import Worker
+from node.market.task_keys import METHOD_TASK_KEY, METHOD_WINDOW_KEYS, KeysMissing
 from p2p.base.errors import RequestRefused
 from state.primitives.codec import Value, encode
 from state.primitives.genesis import read_parameters
@@ -25,7 +23,6 @@ from tasks.custody.sealed import crypt_blob, open_output, task_key_of
 from tasks.custody.shares import share_hash, split_key
 from tasks.custody.wraps import public_key_of
 from tasks.engines.state import TrainingState
-from tasks.executor.results import WindowResult
 from tasks.ledger.custody import custody_budget
 from tasks.ledger.custody_records import find_custody
 from tasks.ledger.custody_transitions import ASK_CUSTODY
@@ -34,6 +31,7 @@ from tasks.ledger.parameters import TaskParameters
 from tasks.ledger.registry import require_node
 from tasks.ledger.transitions import CREATE_TASK, task_id_of
 from tasks.spec import JobSpec, encode_spec
+from testnet.scenarios.swindle import SwindlersDuties
 from tests.node.market.test_custody import CUSTODY
 from tests.node.market.test_duties import Market
 from tests.node.world import Machine, World
@@ -228,38 +226,6 @@ def kept_request(task: bytes) -> bytes:
     [share] = split_key(b"k" * 32, 1, 1, b"r" * 16)
     book = ShareBook(task, 1, (share_hash(task, share),), b"")
     return encode([task, [1, list(book.hashes), account(2).sign(book.digest)], list(share)])
-
-
-class GarbageSeal(WindowSeal):
-    """Encrypts what it puts into custody under another key."""
-
-    def blob(self, number: int, content: bytes) -> bytes:
-        if number < self._segments:
-            return super().blob(number, content)
-        right, self._key = self._key, b"?" * 32
-        try:
-            return super().blob(number, content)
-        finally:
-            self._key = right
-
-
-class Swindler(Worker):
-    """Keeps the result to itself, and puts garbage into custody."""
-
-    async def _submit_window(self, task: bytes, spec: JobSpec, result: WindowResult) -> None:
-        real = self._keys.seal_of
-        self._keys.seal_of = lambda *_: GarbageSeal(  # type: ignore[method-assign]
-            self._keys.window_keys(task, result.window).window, len(result.segments),
-            [segment.state_root_before for segment in result.segments],
-        )  # fmt: skip
-        try:
-            await super()._submit_window(task, spec, result)
-        finally:
-            self._keys.seal_of = real  # type: ignore[method-assign]
-
-
-class SwindlersDuties(DutyService):
-    worker_type = Swindler
 
 
 async def test_a_verifier_shows_garbage_in_custody_and_its_worker_pays(world: World) -> None:

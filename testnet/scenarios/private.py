@@ -1,0 +1,79 @@
+"""A private task of a scenario: posted with its custody, shared, fetched with its requester's key, and ended."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+from node.cli.tasks.keeping import CustodyAsk
+from node.market.posting import Job
+from node.market.private_jobs import INPUTS, make_private, put_private
+from node.process.control import ask_node
+from rpc.client import Client, NoResult, TaskEnded
+from rpc.client.tasks import TaskResult
+from state.primitives.keys import SecretKey
+from state.primitives.transactions import decode_transaction
+from tasks.engines.builtin_datasets import make_dataset
+from tasks.ledger.transitions import CREATE_TASK, task_id_of
+from tasks.spec import encode_spec
+
+__all__ = ["HOLDERS", "THRESHOLD", "end_custody", "fetch", "post_private", "share", "wait_storage"]
+
+HOLDERS: Final = 3
+THRESHOLD: Final = 2
+PATIENCE_S: Final = 90.0
+SHARE_S: Final = 120.0
+PAUSE_S: Final = 0.5
+
+
+def wait_storage(client: Client) -> None:
+    """Wait until enough machines keep shares and outputs. Raises TaskEnded."""
+    deadline = time.monotonic() + PATIENCE_S
+    while sum("storage" in node["roles"] for node in client.items("dekube_getNodes")) < HOLDERS:
+        if time.monotonic() > deadline:
+            raise TaskEnded(f"no {HOLDERS} machines with role storage in {PATIENCE_S:.0f} s")
+        time.sleep(PAUSE_S)
+
+
+def post_private(client: Client, key: SecretKey, job: Job, control: Path) -> bytes:
+    """Post the private form of a job on the built-in data set, with its custody; return the task."""
+    private = make_private(key, job.spec, make_dataset("digits").encode())
+    put_private(client, private, control)
+    spec = encode_spec(private.spec)
+    ask = CustodyAsk(client, key, private.key_root, INPUTS, client.quote_task(spec).custody)
+    raw = client.sign(key, CREATE_TASK, [spec])
+    client.submit(raw)
+    ask.send(raw)
+    client.wait(raw)
+    task = task_id_of(key.address, decode_transaction(raw).nonce)
+    ask.finish(task)
+    return task
+
+
+def share(control: Path, task: bytes) -> int:
+    """Have the requester's node share the key of a task; return how many machines keep a share."""
+    found = ask_node(
+        control, "share_key", timeout_s=SHARE_S, task=task.hex(), threshold=THRESHOLD, holders=HOLDERS
+    )  # fmt: skip
+    return len(found["holders"])
+
+
+def fetch(client: Client, key: SecretKey, task: bytes, control: Path) -> TaskResult:
+    """Fetch the result through the requester's node, which may just have started. Raises NoResult."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return client.result(task, control=control, key=key)
+        except NoResult:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE_S)
+
+
+def end_custody(client: Client, key: SecretKey, task: bytes) -> None:
+    """Sign that the requester has the outputs: custodians are paid, and their bonds return."""
+    for window in client.task_windows(task):
+        kept = client.custody(task, window.number)
+        if kept is not None and kept.phase == "kept" and window.phase == "final":
+            client.end_custody(key, task, window.number)
