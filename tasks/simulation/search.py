@@ -182,12 +182,14 @@ def score_from(fields: Sequence[Any]) -> Score:
 def settings_of(strategy: Strategy, count: int, fixed: Setting | None = None) -> list[dict[str, Any]]:
     """Return ``count`` different settings of a strategy, or all there are; fewer are the first of more.
 
-    Parameters in ``fixed`` have the values that they have there.
+    Those of known attacks come first. Parameters in ``fixed`` have the values that they have there.
     """
     space: dict[str, tuple[Any, ...]] = {**strategy.space, **{name: (at,) for name, at in (fixed or {}).items()}}
     names, values = list(space), list(space.values())
     count = min(count, prod(len(items) for items in values))
     dice, found = Dice(strategy.name.encode()), dict[tuple[Any, ...], None]()
+    for known in () if fixed else strategy.known[:count]:
+        found[tuple(known[name] for name in names)] = None
     while len(found) < count:
         found[tuple(dice.pick(items) for items in values)] = None
     return [dict(zip(names, chosen, strict=True)) for chosen in found]

@@ -60,6 +60,8 @@ class Strategy(NamedTuple):
     needs: str = ""
     custody: bool = False
     """Whether outputs lie in custody."""
+    known: tuple[Setting, ...] = ()
+    """Settings that are tried first: those of known attacks."""
     baseline: Cast = honest_cast
     """What its gain is above: the same accounts when they are honest."""
 
@@ -451,6 +453,7 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         "leaves out segments, alone; it may ask little, so that it is audited less",
         {**_FORGING, "price": (0.0001, 0.01, 0.5, 1.0)},
         _forging,
+        known=({"share": 10, "windows": 1.0, "segments": 1.0, "honest_first": 0, "price": 0.0001},),
     ),
     Strategy("colluding set", "forges, and its verifiers agree", _FORGING, _colluding),
     Strategy(
@@ -472,6 +475,10 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
             "escape": ("plays", "silent", "unopened", "resumes"),
         },
         _bribing,
+        known=(
+            {"share": 10, "windows": 1.0, "segments": 1.0, "bribe": 0.1, "ask": 0.25, "escape": "silent"},
+            {"share": 33, "windows": 1.0, "segments": 1.0, "bribe": 0.1, "ask": 1.0, "escape": "silent"},
+        ),
     ),
     Strategy(
         "lazy verifier",
@@ -509,6 +516,10 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
             "serves_results": BOTH,
         },
         _withholding,
+        known=tuple(
+            {"share": share, "windows": 1.0, "segments": 1.0, "serves_checks": False, "serves_results": True}
+            for share in (10, 45)
+        ),
     ),
     Strategy(
         "griefing worker",
@@ -573,6 +584,7 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         "cuts the lines of rivals when a move, an opening or a verdict is due from them",
         {"share": SHARES, "at": CUT_AT, "minutes": (2, 4, 10, 35, 1_500), "cuts": (1, 2, 4, 16)},
         _cutting,
+        known=({"share": 20, "at": "opening", "minutes": 35, "cuts": 4},),
     ),
     Strategy(
         "freezing challenger",
@@ -718,6 +730,11 @@ STRATEGIES: Final[tuple[Strategy, ...]] = (
         {**_KEEPING, "garbage": (False,), "serves_results": BOTH, "way": KEEPER_WAYS[1:]},
         _keeping,
         custody=True,
+        known=tuple(
+            {"share": 45, "rate": 1.0, "ransom": 0.5, "garbage": False, "serves_results": serves, "way": way}
+            for serves in BOTH
+            for way in KEEPER_WAYS[1:]
+        ),
     ),
     Strategy("key withholder", "gives keys of inputs to nobody", needs="keys of inputs in the simulation"),
 )  # fmt: skip
