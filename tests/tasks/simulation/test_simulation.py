@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable
-from math import prod
+from math import prod, sqrt
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
@@ -102,6 +102,18 @@ def test_what_a_machine_remembers_of_the_chain_is_what_stands_there(monkeypatch:
 def test_who_forges_alone_earns_less_than_who_works() -> None:
     score = evaluate(Job("forging worker", "", FORGES_ALL, 0, 6))
     assert score.mean_milli < -500  # windows that no audit was drawn for are paid
+
+
+def test_who_forges_alone_is_paid_for_what_no_audit_was_drawn_for_and_no_more() -> None:
+    """A forged window passes with 1 - a on average, and none passes where an audit is certain."""
+    found = [cheat("forging worker", FORGES_ALL, number) for number in range(24)]
+    sure = [one for one in found if one.audits == one.forged_windows]
+    assert len(sure) > 4 and not any(one.forged_windows_paid for one in sure)
+    others = [one for one in found if one.audits < one.forged_windows]
+    passed = sum(one.forged_windows - one.audits for one in others)
+    spread = sqrt(sum(one.forged_windows for one in others)) / 2  # of as many lots, at most
+    paid = sum(one.forged_windows_paid for one in others)
+    assert 0 < paid <= passed + spread
 
 
 def test_each_strategy_has_two_hundred_settings_that_differ() -> None:
