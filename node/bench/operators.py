@@ -127,6 +127,9 @@ def _cases(arrays: Arrays) -> Iterator[_Case]:
     for sides in _PRODUCTS:
         for bits in (15, 20):
             yield _product(arrays, "contract", sides, bits)
+        product = _product(arrays, "contract", sides, 23)
+        yield product._replace(attributes=(23, 15))
+        yield product._replace(attributes=(28, 15))
     for heads, rows, terms, others in _GROUPS:
         for count in (3, 4):
             product = _product(arrays, "contract_groups", (heads * rows, terms, heads * others), 15)
@@ -137,6 +140,7 @@ def _cases(arrays: Arrays) -> Iterator[_Case]:
     yield _Case("number", (), (), (), (1,))
     yield _Case("scalar", (), (), (), (constant_bits(0.5),))
     yield _Case("bias_correction", (), (), (), (999_000_000,))
+    yield _Case("learning_rate", (), (), (), (1_000_000, 2, 10, 1 << 30))
     for batch in (1, 64, 4_096):
         yield _Case("sample_order", (batch,), (), (), (batch, 1_437))
         yield _Case("sample_order", (batch,), (), (), (batch, 1 << 22))
@@ -162,6 +166,7 @@ def _elementwise(arrays: Arrays, shape: tuple[int, int]) -> Iterator[_Case]:
     numbers = arrays.load(np.arange(shape[0])[::-1].reshape(-1, 1))
     yield _Case("gather", shape, (kind, column), (values, numbers), ())
     yield _Case("one_hot", shape, (column,), (numbers,), (shape[1],))
+    yield _Case("gather_groups", shape, (kind, column), (values, numbers), (1,))
 
 
 def _moves(arrays: Arrays, shape: tuple[int, int]) -> Iterator[_Case]:

@@ -62,7 +62,7 @@ class Question(NamedTuple):
     """What a dispute is about: one segment of one window, as its worker committed to it.
 
     ``start`` is not disputed; the window's verdict names the segment. ``end`` is what the accused claims after the
-    last step. ``data`` is the root of the task's data, ``seed`` the job's.
+    last step. ``data`` is the root of the task's data, ``seed`` the job's, ``model`` the root of its frozen model.
     """
 
     program: Program
@@ -72,6 +72,7 @@ class Question(NamedTuple):
     steps: int
     start: StepRecord
     end: StepRecord
+    model: bytes = b""
 
 
 class StepTrace:
@@ -137,6 +138,11 @@ class StepTrace:
         """Tree of the task's data."""
         return MerkleTree(self._source_leaves(SourceKind.DATA))
 
+    @cached_property
+    def model_tree(self) -> MerkleTree:
+        """Tree of the frozen model."""
+        return MerkleTree(self._source_leaves(SourceKind.MODEL))
+
     def _source_leaves(self, kind: SourceKind) -> list[bytes]:
         named = sorted(
             (source.key, number) for number, source in enumerate(self.program.sources) if source.kind == kind
@@ -166,6 +172,8 @@ class StepTrace:
                 return self.after_tree.siblings(position + 1)
             case PlaceKind.DATA:
                 return self.data_tree.siblings(position)
+            case PlaceKind.MODEL:
+                return self.model_tree.siblings(position)
             case PlaceKind.TRACE:
                 return self.trace_tree.siblings(position)
             case PlaceKind.PROBE:

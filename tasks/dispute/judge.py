@@ -101,10 +101,12 @@ def tensor_is_under(
             count = 1 + sum(source.kind == SourceKind.STATE for source in program.sources)
             leaf = tensor_leaf(program.sources[tensor].key, program.types[tensor], root)
             return verify_merkle_proof(bound.state_before, leaf, MerkleProof(position + 1, count, siblings))
-        case PlaceKind.DATA:
-            count = sum(source.kind == SourceKind.DATA for source in program.sources)
-            leaf = tensor_leaf(program.sources[tensor].key, program.types[tensor], root)
-            return verify_merkle_proof(question.data, leaf, MerkleProof(position, count, siblings))
+        case PlaceKind.DATA | PlaceKind.MODEL:
+            source = program.sources[tensor]
+            count = sum(other.kind == source.kind for other in program.sources)
+            leaf = tensor_leaf(source.key, program.types[tensor], root)
+            given = question.data if kind == PlaceKind.DATA else question.model
+            return verify_merkle_proof(given, leaf, MerkleProof(position, count, siblings))
         case PlaceKind.AFTER:
             name = sorted(program.stores)[position]
             leaf = tensor_leaf(name, program.types[tensor], root)

@@ -47,10 +47,13 @@ class SegmentRun:
 
     def __init__(
         self, program: Program, arrays: Arrays, *, seed: bytes, state: Mapping[str, bytes],
-        data: Mapping[str, bytes], step_from: int, steps: int, secret: bytes | None = None,
-        kept_states: int = KEPT_STATES_MAX, on_step: Callable[[int], None] | None = None,
+        data: Mapping[str, bytes], step_from: int, steps: int, model: Mapping[str, bytes] | None = None,
+        secret: bytes | None = None, kept_states: int = KEPT_STATES_MAX,
+        on_step: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
-        """Run it. ``state`` and ``data`` are contents of tensors by name. Raises SourceInvalid, StoreDiverged.
+        """Run it. ``state``, ``data`` and ``model`` are contents of tensors by name.
+
+        Raises SourceInvalid, StoreDiverged.
 
         A challenger of a segment that should have diverged gives a ``secret`` that it shows to nobody. The run
         ends in the diverged step. What it has from there on follows from the secret: no accused committed to the
@@ -63,6 +66,7 @@ class SegmentRun:
         self._arrays, self._seed = arrays, seed
         self._runner = Runner(program, arrays)
         self._data = self._runner.load(SourceKind.DATA, data)
+        self._model = self._runner.load(SourceKind.MODEL, model or {})
         self._every = -(-steps // min(kept_states, KEPT_STATES_MAX))
         self._mark = None if secret is None else _mark(secret)
         self._work, self._losses = [WORK_START], [0]
@@ -88,7 +92,7 @@ class SegmentRun:
 
     def _step(self, place: int, state: Mapping[str, Array]) -> StepResult:
         context = Context(self.step_from + place, self._seed)
-        return self._runner.run(self._runner.sources(state, self._data), context)
+        return self._runner.run(self._runner.sources(state, self._data, self._model), context)
 
     def _note(self, result: StepResult) -> None:
         program = self.program
@@ -140,7 +144,7 @@ class SegmentRun:
     def trace(self, place: int) -> StepTrace:
         """Return all tensors of a step, by its place in the segment."""
         step = self.step_from + place
-        sources = self._runner.sources(self._state(place), self._data)
+        sources = self._runner.sources(self._state(place), self._data, self._model)
         contents = self._runner.trace(sources, Context(step, self._seed), self._mark)
         return StepTrace(self.program, step, contents)
 

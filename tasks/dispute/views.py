@@ -170,7 +170,7 @@ class ChainView:
                 return self._own.root(tensor) if shown is None else shown[-HASH_BYTES:]
             case PlaceKind.PROBE:
                 return self._probe_root
-            case PlaceKind.BEFORE | PlaceKind.DATA:
+            case PlaceKind.BEFORE | PlaceKind.DATA | PlaceKind.MODEL:
                 return self._own.root(tensor)
 
     def path(self, tensor: int) -> tuple[bytes, ...]:

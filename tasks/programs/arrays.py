@@ -36,8 +36,8 @@ class Arrays(Protocol):
         """Return a float64 NumPy copy."""
 
     def from_content(self, content: bytes, code: str, rows: int, columns: int) -> Array:
-        """Return an array from little-endian values; ``code`` is f8, f4 or i8 (float64 results),
-        u1 (bytes) or i2 (integers of 16 bits).
+        """Return an array from little-endian values; ``code`` is f8, f4, i8 or i4 (float64
+        results), u1 (bytes) or i2 (integers of 16 bits).
         """
 
     def content(self, values: Array, code: str) -> bytes:

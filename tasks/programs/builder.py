@@ -11,7 +11,7 @@ from tasks.programs.operators.scalars import constant_bits
 from tasks.programs.program import Call, Computation, Program, Source, SourceKind
 from tasks.programs.table import OPERATORS
 
-__all__ = ["Builder", "Quantised"]
+__all__ = ["Builder", "Quantised", "widths"]
 
 
 class Quantised(NamedTuple):
@@ -20,6 +20,11 @@ class Quantised(NamedTuple):
     integers: int
     exponents: int
     bits: int
+
+
+def widths(left: Quantised, right: Quantised) -> tuple[int, ...]:
+    """Return the attribute of a product: one width if both sides have it, otherwise both."""
+    return (left.bits,) if left.bits == right.bits else (left.bits, right.bits)
 
 
 class Builder:
@@ -48,11 +53,14 @@ class Builder:
         exponents = self.call("row_exponent", values, attributes=(bits,))
         return Quantised(self.call("quantise", values, exponents, attributes=(bits,)), exponents, bits)
 
-    def contract(self, left: int, right: int, bits: int) -> int:
+    def contract(self, left: int, right: int, bits: int, right_bits: int | None = None) -> int:
         """Return the products of each row of ``left`` with each row of ``right``."""
-        one, other = self.quantised(left, bits), self.quantised(right, bits)
+        return self.products(self.quantised(left, bits), self.quantised(right, right_bits or bits))
+
+    def products(self, one: Quantised, other: Quantised) -> int:
+        """Return the products of each row of one side with each row of the other."""
         return self.call(
-            "contract", one.integers, other.integers, one.exponents, other.exponents, attributes=(bits,)
+            "contract", one.integers, other.integers, one.exponents, other.exponents, attributes=widths(one, other)
         )
 
     def row_sum(self, values: int) -> int:

@@ -19,6 +19,7 @@ __all__ = ["check_bounds", "check_computation", "integer_range", "store_limit"]
 
 _BYTE_MAX: Final = 255
 _INT16_MAX: Final = (1 << 15) - 1
+_INT32_MAX: Final = (1 << 31) - 1
 _INT64_MAX: Final = (1 << 63) - 1
 
 
@@ -100,6 +101,8 @@ def _type_bounds(kind: TensorType) -> Bounds:
             return Integers(0, _BYTE_MAX)
         case ElementType.INT16:
             return Integers(-_INT16_MAX - 1, _INT16_MAX)
+        case ElementType.INT32:
+            return Integers(-_INT32_MAX - 1, _INT32_MAX)
         case ElementType.INT64:
             return Integers(-_INT64_MAX - 1, _INT64_MAX)
         case ElementType.BINARY32:
@@ -115,9 +118,10 @@ def _check_exponents(program: Program | Computation, call: Call) -> None:
             expected = [(exponents, Call("row_exponent", (values,), (bits,)))]
         case Call("row_sum", (values, exponents), ()):
             expected = [(exponents, Call("row_exponent", (values,), (SUM_BITS,)))]
-        case Call("contract", (left, right, left_exponents, right_exponents), (bits,)):
+        case Call("contract", (left, right, left_exponents, right_exponents), (first, *rest)):
             expected = []
-            for integers, exponents in ((left, left_exponents), (right, right_exponents)):
+            both = (left, left_exponents, first), (right, right_exponents, *(rest or (first,)))
+            for integers, exponents, bits in both:
                 made = program.call_of(integers)
                 if made is None or made.operator != "quantise":
                     continue  # of a source, or moved: bounds say that they fit

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from tasks.programs.adamw import Rates, adamw
 from tasks.programs.builder import Builder
 from tasks.programs.checks import check_bounds
 from tasks.programs.errors import ProgramInvalid
@@ -34,9 +35,6 @@ ACTIVATIONS: Final = ("relu", "silu")
 FEATURES: Final = "features"
 LABELS: Final = "labels"
 LAYERS_MAX: Final = 8
-PARAMETER_LIMIT: Final = 40
-"""Parameters are below 2^40, so that no activation of LAYERS_MAX layers leaves the range of a row's exponent."""
-MOMENT_LIMIT: Final = 100
 PROBE_LIMIT: Final = 100
 BITS: Final = 15
 HEAD_BITS: Final = 20
@@ -71,26 +69,9 @@ class ClassifierShape:
             raise ProgramInvalid(f"{self.train_rows} rows to train on out of {self.rows}")
 
 
-class Rates(NamedTuple):
-    """Numbers of AdamW in units of 10^-9."""
-
-    learning_rate_nano: int
-    beta1_nano: int = 900_000_000
-    beta2_nano: int = 999_000_000
-    epsilon_nano: int = 10
-    weight_decay_nano: int = 0
-
-
 def classifier_program(shape: ClassifierShape, rates: Rates) -> Program:
     """Return the program of one step. Raises ProgramInvalid."""
-    if not (
-        0 < rates.learning_rate_nano <= NANO
-        and 0 <= rates.beta1_nano < NANO
-        and 0 <= rates.beta2_nano < NANO
-        and 0 < rates.epsilon_nano <= NANO
-        and 0 <= rates.weight_decay_nano <= NANO
-    ):
-        raise ProgramInvalid("rates of the optimiser are between 0 and 1")
+    rates.check()
     program = _Classifier(shape, rates).program()
     check_bounds(program)
     return program
@@ -241,29 +222,9 @@ class _Classifier(_Forward):
     def _updated(self, name: str, gradient: int, *, decays: bool) -> dict[str, int]:
         """Return what AdamW stores for one tensor."""
         build, rates = self._build, self._rates
-
-        def times(values: int, factor: float) -> int:
-            return build.call("multiply", values, build.constant(factor))
-
         rate = rates.learning_rate_nano / NANO
-        size = times(build.call("bias_correction", attributes=(rates.beta1_nano,)), rate)
-        unbias = build.call("bias_correction", attributes=(rates.beta2_nano,))
-        moments = [
-            build.call("add", times(self._state(f"{group}/{name}"), beta / NANO), times(new, (NANO - beta) / NANO))
-            for group, new, beta in (
-                ("adam_m", gradient, rates.beta1_nano),
-                ("adam_v", build.call("multiply", gradient, gradient), rates.beta2_nano),
-            )
-        ]
-        # The parameter follows from the rounded moments. No call reads what is stored, so they are rounded apart.
-        m, v = (build.call("load", build.call("store", moment, attributes=(MOMENT_LIMIT,))) for moment in moments)
-        stored_m, stored_v = (build.call("store", moment, attributes=(MOMENT_LIMIT,)) for moment in (m, v))
-        root = build.call("square_root", build.call("multiply", v, unbias))
-        divisor = build.call("add", root, build.constant(rates.epsilon_nano / NANO))
-        change = build.call("divide", build.call("multiply", m, size), divisor)
-        kept = self._state(f"parameter/{name}")
         keep = 1.0 - rate * (rates.weight_decay_nano / NANO)
-        if decays and keep != 1.0:
-            kept = times(kept, keep)
-        parameter = build.call("store", build.call("subtract", kept, change), attributes=(PARAMETER_LIMIT,))
-        return {f"adam_m/{name}": stored_m, f"adam_v/{name}": stored_v, f"parameter/{name}": parameter}
+        return adamw(
+            build, rates, name, gradient, self._state, lambda: build.constant(rate),
+            (lambda: build.constant(keep)) if decays and keep != 1.0 else None,
+        )  # fmt: skip

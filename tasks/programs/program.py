@@ -30,7 +30,9 @@ class SourceKind(IntEnum):
     STATE = 1
     """In the state before the step; its key is the tensor's name there."""
     DATA = 2
-    """In the task: under the root of a data set or model. Its key names it."""
+    """In the task: under the root of its data. Its key names it."""
+    MODEL = 3
+    """In the task: under the root of the frozen model, which tasks share. Its key names it."""
 
 
 class Source(NamedTuple):
@@ -118,6 +120,13 @@ class PlaceKind(IntEnum):
     """A root that stands in the task."""
     TRACE = 5
     """The trace, a tree over the roots of all other tensors, in the order of their numbers."""
+    MODEL = 6
+    """The root of the frozen model, which stands in the task."""
+
+
+_PLACES: Final = {
+    SourceKind.STATE: PlaceKind.BEFORE, SourceKind.DATA: PlaceKind.DATA, SourceKind.MODEL: PlaceKind.MODEL,
+}  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -175,17 +184,13 @@ class Program:
     def places(self) -> tuple[Place, ...]:
         """Where the root of each tensor stands, by number."""
         stored = {number: at for at, (_, number) in enumerate(sorted(self.stores.items()))}
-        before = {key: at for at, key in enumerate(sorted(self._keys(SourceKind.STATE)))}
-        data = {key: at for at, key in enumerate(sorted(self._keys(SourceKind.DATA)))}
+        given = {kind: {key: at for at, key in enumerate(sorted(self._keys(kind)))} for kind in SourceKind}
         places: list[Place] = []
         traced = 0
         for number in range(len(self.types)):
             if number < len(self.sources):
                 source = self.sources[number]
-                if source.kind == SourceKind.STATE:
-                    places.append(Place(PlaceKind.BEFORE, before[source.key]))
-                else:
-                    places.append(Place(PlaceKind.DATA, data[source.key]))
+                places.append(Place(_PLACES[source.kind], given[source.kind][source.key]))
             elif number == self.probe:
                 places.append(Place(PlaceKind.PROBE, 0))
             elif number in stored:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tasks.programs.arrays import Array, Arrays
@@ -18,8 +19,10 @@ __all__ = ["ResultRunner", "Runner", "StepResult", "content_of", "load_tensor"]
 
 _CODES: Final = {
     ElementType.BINARY64: "f8", ElementType.BINARY32: "f4", ElementType.INT64: "i8", ElementType.UINT8: "u1",
-    ElementType.INT16: "i2",
+    ElementType.INT16: "i2", ElementType.INT32: "i4",
 }  # fmt: skip
+
+_NOTHING: Final[Mapping[str, Array]] = MappingProxyType({})
 
 
 class StepResult(NamedTuple):
@@ -119,9 +122,11 @@ class Runner:
         kept = {*range(len(program.sources)), *program.stores.values(), program.probe, program.loss}
         self._jobs = _jobs(len(program.sources), program.calls, program.operators, kept)
 
-    def sources(self, state: Mapping[str, Array], data: Mapping[str, Array]) -> list[Array]:
+    def sources(
+        self, state: Mapping[str, Array], data: Mapping[str, Array], model: Mapping[str, Array] = _NOTHING
+    ) -> list[Array]:
         """Return the arrays that a step starts from, in the order of the sources."""
-        places = {SourceKind.STATE: state, SourceKind.DATA: data}
+        places = {SourceKind.STATE: state, SourceKind.DATA: data, SourceKind.MODEL: model}
         return [places[source.kind][source.key] for source in self._program.sources]
 
     def load(self, kind: SourceKind, contents: Mapping[str, bytes]) -> dict[str, Array]:

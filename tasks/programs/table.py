@@ -11,10 +11,11 @@ from tasks.programs.operators.attention import CAUSAL, PLACE_ROWS, POSITIONS, SC
 from tasks.programs.operators.elementwise import ELEMENTWISE
 from tasks.programs.operators.groups import CONTRACT_GROUPS
 from tasks.programs.operators.heads import JOIN_HEADS, SPLIT_HEADS, TRANSPOSE_GROUPS
-from tasks.programs.operators.indexing import GATHER, ONE_HOT, TRANSPOSE
+from tasks.programs.operators.indexing import GATHER, GATHER_GROUPS, ONE_HOT, TRANSPOSE
 from tasks.programs.operators.rotary import ROTARY, ROTATE
 from tasks.programs.operators.rows import CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM
 from tasks.programs.operators.scalars import BIAS_CORRECTION, SAMPLE_ORDER, SCALAR
+from tasks.programs.operators.schedules import LEARNING_RATE
 from tasks.programs.operators.storage import LOAD, SCALE_BYTES, STORE
 from tasks.programs.operators.whole import FIND, LOAD_INTEGERS, NUMBER, SCALE_ROWS
 
@@ -23,6 +24,7 @@ __all__ = ["OPERATORS"]
 _ALL: Final[tuple[Operator, ...]] = (
     CONTRACT, QUANTISE, ROW_EXPONENT, ROW_MAXIMUM, ROW_SUM, LOAD, SCALE_BYTES, STORE, GATHER, ONE_HOT, TRANSPOSE,
     CONTRACT_GROUPS, SPLIT_HEADS, JOIN_HEADS, TRANSPOSE_GROUPS, POSITIONS, CAUSAL, SCALE_COLUMNS, PLACE_ROWS,
-    ROTARY, ROTATE, LOAD_INTEGERS, NUMBER, SCALE_ROWS, FIND, BIAS_CORRECTION, SAMPLE_ORDER, SCALAR, *ELEMENTWISE,
+    ROTARY, ROTATE, LOAD_INTEGERS, NUMBER, SCALE_ROWS, FIND, BIAS_CORRECTION, SAMPLE_ORDER, SCALAR, GATHER_GROUPS,
+    LEARNING_RATE, *ELEMENTWISE,
 )  # fmt: skip
 OPERATORS: Final[Mapping[str, Operator]] = MappingProxyType({one.name: one for one in _ALL})

@@ -42,6 +42,7 @@ class ElementType(IntEnum):
     INT64 = 3
     UINT8 = 4
     INT16 = 5
+    INT32 = 6
 
     @property
     def size(self) -> int:
@@ -51,16 +52,16 @@ class ElementType(IntEnum):
     @property
     def is_integer(self) -> bool:
         """Whether its values are integers."""
-        return self in (ElementType.INT64, ElementType.UINT8, ElementType.INT16)
+        return self not in (ElementType.BINARY64, ElementType.BINARY32)
 
 
 _SIZES: Final = {
     ElementType.BINARY64: 8, ElementType.BINARY32: 4, ElementType.INT64: 8, ElementType.UINT8: 1,
-    ElementType.INT16: 2,
+    ElementType.INT16: 2, ElementType.INT32: 4,
 }  # fmt: skip
 _FORMATS: Final = {
     ElementType.BINARY64: "d", ElementType.BINARY32: "f", ElementType.INT64: "q", ElementType.UINT8: "B",
-    ElementType.INT16: "h",
+    ElementType.INT16: "h", ElementType.INT32: "i",
 }  # fmt: skip
 
 

@@ -10,18 +10,18 @@ from tasks.programs.bounds import Bounds, Integers
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
 from tasks.programs.operators.rows import (
-    CONTRACTED,
     EXPONENT_MAX,
     EXPONENT_MIN,
-    WIDTHS,
     Contract,
+    Width,
     check_column,
     check_terms,
     product_bounds,
     products,
     scaled,
+    sides,
 )
-from tasks.programs.operators.rules import expect, expect_attributes, whole, work
+from tasks.programs.operators.rules import expect, whole, work
 from tasks.programs.tensors import ElementType, Number, TensorType
 
 __all__ = ["CONTRACT_GROUPS"]
@@ -29,8 +29,14 @@ __all__ = ["CONTRACT_GROUPS"]
 _ZERO: Final = Integers(0, 0)
 
 
+def _widths(attributes: Attributes) -> tuple[Width, Width]:
+    if len(attributes) not in (2, 3):
+        raise ProgramInvalid(f"{CONTRACT_GROUPS.name} takes 2 or 3 attributes, not {len(attributes)}")
+    return sides(CONTRACT_GROUPS.name, (attributes[0], *attributes[2:]))
+
+
 class ContractGroups(Contract):
-    """``contract_groups(left, right, left exponents[, right exponents]; bits, groups)``.
+    """``contract_groups(left, right, left exponents[, right exponents]; bits, groups[, right bits])``.
 
     Both sides are as many groups of rows, one below the other. Each row of a group on the left is multiplied with
     each row of the same group on the right. Without right exponents these are 0: for integers whose powers of two
@@ -41,10 +47,8 @@ class ContractGroups(Contract):
 
     def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
         """See Operator."""
-        expect_attributes(self.name, attributes, 2)
-        bits, groups = attributes
-        if bits not in CONTRACTED:
-            raise ProgramInvalid(f"{self.name} has no width of {bits} bits")
+        _widths(attributes)
+        groups = attributes[1]
         expect(self.name, inputs, *(ElementType.INT64,) * (4 if len(inputs) == 4 else 3))
         left, right = inputs[:2]
         if left.columns != right.columns:
@@ -65,19 +69,18 @@ class ContractGroups(Contract):
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
         given = [*inputs, _ZERO] if len(inputs) == 3 else inputs
-        return product_bounds(given, types[0].columns, attributes[0])
+        return product_bounds(given, types[0].columns, _widths(attributes))
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""
-        bits, groups = attributes
-        depth = WIDTHS[bits].depth
+        (one, other), groups = _widths(attributes), attributes[1]
         left, right = (values.reshape(groups, -1, values.shape[1]) for values in inputs[:2])
-        result = products(arrays, left, right, WIDTHS[bits])
-        result *= arrays.power_of_two(arrays.to_integers(inputs[2] - depth)).reshape(groups, -1, 1)
+        result = products(arrays, left, right, (one, other))
+        result *= arrays.power_of_two(arrays.to_integers(inputs[2] - one.depth)).reshape(groups, -1, 1)
         if len(inputs) == 4:
-            result *= arrays.power_of_two(arrays.to_integers(inputs[3] - depth)).reshape(groups, 1, -1)
+            result *= arrays.power_of_two(arrays.to_integers(inputs[3] - other.depth)).reshape(groups, 1, -1)
         else:
-            result *= 0.5**depth
+            result *= 0.5**other.depth
         result += 0.0
         return result.reshape(inputs[0].shape[0], -1)
 
@@ -85,9 +88,8 @@ class ContractGroups(Contract):
         self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, index: int
     ) -> int:
         """See FoldOperator."""
-        limit = WIDTHS[attributes[0]].limit
         right = self._right(inputs, attributes, row, column)
-        return whole(read(0, row, index), -limit, limit) * whole(read(1, right, index), -limit, limit)
+        return self.product(_widths(attributes), read(0, row, index), read(1, right, index))
 
     def finish(
         self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, total: int
@@ -97,7 +99,8 @@ class ContractGroups(Contract):
         if len(inputs) == 4:
             right = self._right(inputs, attributes, row, column)
             exponent += whole(read(3, right, 0), EXPONENT_MIN, EXPONENT_MAX)
-        return scaled(total, exponent - 2 * WIDTHS[attributes[0]].depth)
+        one, other = _widths(attributes)
+        return scaled(total, exponent - one.depth - other.depth)
 
     def _right(self, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int) -> int:
         groups = attributes[1]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from tasks.programs.arrays import Array, Arrays
-from tasks.programs.bounds import Bounds, Magnitudes, integers
+from tasks.programs.bounds import Bounds, Magnitudes, integers, magnitudes
 from tasks.programs.errors import ProgramInvalid
 from tasks.programs.operators import Attributes, Context, Read
-from tasks.programs.operators.rules import ByElements, Moves, expect_attributes, whole
+from tasks.programs.operators.rules import ByElements, Moves, canonical, expect_attributes, whole
 from tasks.programs.tensors import DIMENSION_MAX, ElementType, Number, TensorType
 
-__all__ = ["GATHER", "ONE_HOT", "TRANSPOSE"]
+__all__ = ["GATHER", "GATHER_GROUPS", "ONE_HOT", "TRANSPOSE"]
 
 
 def _check_index(name: str, kind: TensorType) -> None:
@@ -55,6 +55,59 @@ class Gather(ByElements):
     ) -> Number:
         """See Operator."""
         return read(0, whole(read(1, row, 0), 0, inputs[0].rows - 1), column)
+
+
+class GatherGroups(ByElements):
+    """``gather_groups(values, rows; groups)``: in each group of rows, those whose numbers stand in a column.
+
+    There are as many numbers for each group. A number beyond the group's rows gives a row of zeros.
+    """
+
+    name: Final = "gather_groups"
+
+    def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
+        """See Operator."""
+        expect_attributes(self.name, attributes, 1)
+        if len(inputs) != 2 or inputs[0].element != ElementType.BINARY64:
+            raise ProgramInvalid(f"{self.name} takes values of binary64 and a column")
+        _check_index(self.name, inputs[1])
+        groups, (values, rows) = attributes[0], inputs
+        if groups < 1 or values.rows % groups or rows.rows % groups:
+            raise ProgramInvalid(f"{groups} groups of {values.rows} and of {rows.rows} rows")
+        return values._replace(rows=rows.rows)
+
+    def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
+        """See Operator. Raises ProgramInvalid for numbers below 0."""
+        rows = integers(inputs, 1)
+        if rows.low < 0 or rows.high > DIMENSION_MAX:
+            raise ProgramInvalid(f"rows {rows.low} to {rows.high} of a group")
+        return magnitudes(inputs, 0)._replace(zero=True)
+
+    def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
+        """See Operator."""
+        values, rows = inputs
+        length = values.shape[0] // attributes[0]
+        stack = arrays.to_doubles(rows).reshape(attributes[0], -1)
+        present = stack < length
+        numbers = arrays.where(present, stack, 0.0) + arrays.counting(attributes[0]).T * float(length)
+        found = arrays.take_rows(values, arrays.to_integers(numbers.reshape(-1, 1)))
+        return arrays.where(present.reshape(-1, 1), found, 0.0)
+
+    def element(
+        self,
+        read: Read,
+        inputs: Sequence[TensorType],
+        attributes: Attributes,
+        context: Context,
+        row: int,
+        column: int,
+    ) -> Number:
+        """See Operator."""
+        length, count = inputs[0].rows // attributes[0], inputs[1].rows // attributes[0]
+        number = whole(read(1, row, 0), 0, DIMENSION_MAX)
+        if number >= length:
+            return 0.0
+        return canonical(read(0, row // count * length + number, column))
 
 
 class OneHot(ByElements):
@@ -121,5 +174,6 @@ class Transpose(Moves):
 
 
 GATHER: Final = Gather()
+GATHER_GROUPS: Final = GatherGroups()
 ONE_HOT: Final = OneHot()
 TRANSPOSE: Final = Transpose()

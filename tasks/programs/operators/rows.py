@@ -21,7 +21,7 @@ from tasks.programs.tensors import ElementType, Number, TensorType
 
 __all__ = ["CONTRACT", "CONTRACTED", "EXPONENT_MAX", "EXPONENT_MIN", "QUANTISE", "ROW_EXPONENT", "ROW_MAXIMUM",
            "ROW_SUM", "SUM_BITS", "TERMS_MAX", "WIDTHS", "Contract", "Width", "check_column", "check_terms",
-           "product_bounds", "products", "scaled"]  # fmt: skip
+           "product_bounds", "products", "scaled", "sides"]  # fmt: skip
 
 TERMS_MAX: Final = 1 << 20
 """Terms of a product of rows or of a sum: 2^(40 + 20) fits 64 bits."""
@@ -46,9 +46,12 @@ class Width(NamedTuple):
 WIDTHS: Final = {
     15: Width(14, 32_639, 32_639.5 / 16_384),  # two signed digits of 8 bits: 127 * 256 + 127
     20: Width(18, 1 << 19, 2.0),
+    23: Width(22, 8_355_711, 8_355_711.5 / 4_194_304),  # three signed digits of 8 bits
+    28: Width(26, 1 << 27, 2.0),
     40: Width(39, 1 << 40, 2.0),
 }
-CONTRACTED: Final = (15, 20)
+CONTRACTED: Final = (15, 20, 23, 28)
+_SUM_MAX: Final = (1 << 63) - 1
 
 
 def _width(name: str, attributes: Attributes, allowed: Sequence[int]) -> Width:
@@ -192,24 +195,35 @@ def check_column(name: str, values: TensorType, exponents: TensorType) -> None:
         raise ProgramInvalid(f"{name} of {values.rows} rows takes one exponent for each")
 
 
-def product_bounds(inputs: Sequence[Bounds], terms: int, bits: int) -> Magnitudes:
+def sides(name: str, bits: Attributes) -> tuple[Width, Width]:
+    """Return the widths of both sides of a product, given one for both or two. Raises ProgramInvalid."""
+    if len(bits) not in (1, 2) or any(one not in CONTRACTED for one in bits):
+        raise ProgramInvalid(f"{name} has widths of {', '.join(map(str, CONTRACTED))} bits, not {bits}")
+    one, other = WIDTHS[bits[0]], WIDTHS[bits[-1]]
+    if one.limit * other.limit * TERMS_MAX > _SUM_MAX:
+        raise ProgramInvalid(f"{name} of {bits[0]} by {bits[-1]} bits has sums of more than 64 bits")
+    return one, other
+
+
+def product_bounds(inputs: Sequence[Bounds], terms: int, widths: tuple[Width, Width]) -> Magnitudes:
     """Return the bounds of products of ``terms`` terms, given those of integers and exponents of both sides.
 
-    Raises ProgramInvalid for integers beyond the width, and for exponents that no row has.
+    Raises ProgramInvalid for integers beyond their width, and for exponents that no row has.
     """
-    width = WIDTHS[bits]
-    if any(max(integers(inputs, at).high, -integers(inputs, at).low) > width.limit for at in (0, 1)):
-        raise ProgramInvalid(f"integers of more than {bits} bits")
+    for at, width in enumerate(widths):
+        if max(integers(inputs, at).high, -integers(inputs, at).low) > width.limit:
+            raise ProgramInvalid(f"integers above {width.limit}")
     exponents = [integers(inputs, at) for at in (2, 3)]
     if any(one.low < EXPONENT_MIN or one.high > EXPONENT_MAX for one in exponents):
         raise ProgramInvalid(f"exponents outside of {EXPONENT_MIN} to {EXPONENT_MAX}")
-    low, high = (sum(ends) - 2 * width.depth for ends in zip(*exponents, strict=True))
-    return Magnitudes(low, high + (width.limit**2 * terms).bit_length()).check()
+    one, other = widths
+    low, high = (sum(ends) - one.depth - other.depth for ends in zip(*exponents, strict=True))
+    return Magnitudes(low, high + (one.limit * other.limit * terms).bit_length()).check()
 
 
-def products(arrays: Arrays, left: Array, right: Array, width: Width) -> Array:
+def products(arrays: Arrays, left: Array, right: Array, widths: tuple[Width, Width]) -> Array:
     """Return the exact sums of products of rows, each rounded once; of matrices or of stacks of them."""
-    terms, block = left.shape[-1], (1 << _EXACT_BITS) // width.limit**2
+    terms, block = left.shape[-1], (1 << _EXACT_BITS) // (widths[0].limit * widths[1].limit)
     if terms <= block:
         return arrays.matmul(left, right.swapaxes(-1, -2))
     sums = 0
@@ -221,16 +235,17 @@ def products(arrays: Arrays, left: Array, right: Array, width: Width) -> Array:
 
 
 class Contract(Fold):
-    """``contract(left, right, left exponents, right exponents; bits)``: products of each row with each row.
+    """``contract(left, right, left exponents, right exponents; bits[, right bits])``: products of rows.
 
-    Element (i, j) is the sum over k of ``left[i, k] * right[j, k]``, times both rows' powers of two.
+    Element (i, j) is the sum over k of ``left[i, k] * right[j, k]``, times both rows' powers of two. Without bits
+    of the right side both have one width.
     """
 
     name = "contract"
 
     def shape(self, inputs: Sequence[TensorType], attributes: Attributes) -> TensorType:
         """See Operator."""
-        _width(self.name, attributes, CONTRACTED)
+        sides(self.name, attributes)
         expect(self.name, inputs, *(ElementType.INT64,) * 4)
         left, right = inputs[:2]
         if left.columns != right.columns:
@@ -247,15 +262,15 @@ class Contract(Fold):
 
     def bounds(self, inputs: Sequence[Bounds], types: Sequence[TensorType], attributes: Attributes) -> Bounds:
         """See Operator."""
-        return product_bounds(inputs, types[0].columns, attributes[0])
+        return product_bounds(inputs, types[0].columns, sides(self.name, attributes))
 
     def run(self, arrays: Arrays, inputs: Sequence[Array], attributes: Attributes, context: Context) -> Array:
         """See Operator."""
         left, right, left_exponents, right_exponents = inputs
-        width = WIDTHS[attributes[0]]
-        result = products(arrays, left, right, width)
-        result *= arrays.power_of_two(arrays.to_integers(left_exponents - width.depth))
-        result *= arrays.power_of_two(arrays.to_integers(right_exponents - width.depth)).T
+        one, other = sides(self.name, attributes)
+        result = products(arrays, left, right, (one, other))
+        result *= arrays.power_of_two(arrays.to_integers(left_exponents - one.depth))
+        result *= arrays.power_of_two(arrays.to_integers(right_exponents - other.depth)).T
         result += 0.0  # a zero has a positive sign: a kernel may or may not add to a zero first
         return result
 
@@ -267,8 +282,12 @@ class Contract(Fold):
         self, read: Read, inputs: Sequence[TensorType], attributes: Attributes, row: int, column: int, index: int
     ) -> int:
         """See FoldOperator."""
-        limit = WIDTHS[attributes[0]].limit
-        return whole(read(0, row, index), -limit, limit) * whole(read(1, column, index), -limit, limit)
+        return self.product(sides(self.name, attributes), read(0, row, index), read(1, column, index))
+
+    def product(self, widths: tuple[Width, Width], left: Number, right: Number) -> int:
+        """Return the product of two integers of these widths. Raises ElementUndefined."""
+        one, other = (width.limit for width in widths)
+        return whole(left, -one, one) * whole(right, -other, other)
 
     def combine(self, left: int, right: int) -> int:
         """See FoldOperator."""
@@ -280,7 +299,8 @@ class Contract(Fold):
         """See FoldOperator."""
         left = whole(read(2, row, 0), EXPONENT_MIN, EXPONENT_MAX)
         right = whole(read(3, column, 0), EXPONENT_MIN, EXPONENT_MAX)
-        return scaled(total, left + right - 2 * WIDTHS[attributes[0]].depth)
+        one, other = sides(self.name, attributes)
+        return scaled(total, left + right - one.depth - other.depth)
 
 
 class RowSum(Fold):

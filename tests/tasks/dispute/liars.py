@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tasks.dispute.commitments import Question, SegmentWitness, StepRecord, StepTrace, start_record
@@ -29,20 +31,23 @@ class Job(NamedTuple):
     data: Mapping[str, bytes]
     step_from: int
     steps: int
+    model: Mapping[str, bytes] = MappingProxyType({})
 
     def run(self, arrays: Arrays) -> SegmentRun:
         """Run the segment honestly."""
         return SegmentRun(
             self.program, arrays, seed=self.seed, state=self.state, data=self.data, step_from=self.step_from,
-            steps=self.steps,
+            steps=self.steps, model=self.model,
         )  # fmt: skip
 
 
-def false_trace(honest: StepTrace, arrays: Arrays, seed: bytes, tensor: int, random: Random) -> StepTrace:
+def false_trace(
+    honest: StepTrace, arrays: Arrays, seed: bytes, tensor: int, random: Random, coarse: float = 0.0
+) -> StepTrace:
     """Return a trace with one false value in ``tensor``; what follows from it is computed honestly."""
     program = honest.program
     contents = list(honest.contents)
-    contents[tensor] = _false_content(honest, seed, tensor, random)
+    contents[tensor] = _false_content(honest, seed, tensor, random, coarse)
     values = [
         load_tensor(arrays, kind, content) if kind.element != ElementType.BINARY32 else arrays.from_content(
             content, "f4", kind.rows, kind.columns
@@ -60,11 +65,15 @@ def false_trace(honest: StepTrace, arrays: Arrays, seed: bytes, tensor: int, ran
     return StepTrace(program, honest.step, contents)
 
 
-def _false_content(honest: StepTrace, seed: bytes, tensor: int, random: Random) -> bytes:
+def _false_content(honest: StepTrace, seed: bytes, tensor: int, random: Random, coarse: float) -> bytes:
     """Change one value; of a fold to what one more in the fold makes, so that a liar has partial folds to show."""
     kind, content = honest.program.types[tensor], honest.contents[tensor]
     row, column = random.randrange(kind.rows), random.randrange(kind.columns)
     reader = Reader(_anywhere(honest, seed), honest, Element(tensor, row, column))
+    if coarse and kind.element == ElementType.BINARY64:
+        at = row * kind.row_bytes + column * kind.element.size
+        (value,) = struct.unpack_from("<d", content, at)
+        return content[:at] + struct.pack("<d", value + coarse) + content[at + kind.element.size :]
     if reader.call.fold is None:
         return _changed(content, kind.element, random)
     total = reader.call.combined(reader.terms(0, reader.call.terms))
@@ -123,16 +132,21 @@ class Lie(NamedTuple):
     place: int
 
 
-def lie(job: Job, honest: SegmentRun, arrays: Arrays, place: int, tensor: int, random: Random) -> Lie:
-    """Return the segment of a liar that is honest but for one value, and goes on from what followed."""
+def lie(
+    job: Job, honest: SegmentRun, arrays: Arrays, place: int, tensor: int, random: Random, coarse: float = 0.0
+) -> Lie:
+    """Return the segment of a liar that is honest but for one value, and goes on from what followed.
+
+    A fraction is off by ``coarse``, if that is given: by more than roundings take.
+    """
     program, known = job.program, honest.witness()
-    false = false_trace(known.trace(place), arrays, job.seed, tensor, random)
+    false = false_trace(known.trace(place), arrays, job.seed, tensor, random, coarse)
     records = [false.record(known.record(place))]
     later: SegmentRun | None = None
     if place + 1 < job.steps:
         state = {name: false.contents[number] for name, number in program.stores.items()}
         later = Job(
-            program, job.seed, state, job.data, job.step_from + place + 1, job.steps - place - 1
+            program, job.seed, state, job.data, job.step_from + place + 1, job.steps - place - 1, job.model
         ).run(arrays)  # fmt: skip
         # The work digest and the sum of losses go on from the false step.
         for at in range(later.steps):
@@ -174,8 +188,9 @@ def false_records(honest: SegmentRun, place: int, random: Random) -> SegmentWitn
 
 def question_of(job: Job, honest: SegmentRun, end: StepRecord) -> Question:
     """Return the dispute about a segment of a job that is claimed to end so."""
-    data = honest.trace(0).data_tree.root
-    return Question(job.program, job.seed, data, job.step_from, job.steps, honest.record(0), end)
+    trace = honest.trace(0)
+    data, model = trace.data_tree.root, trace.model_tree.root if job.model else b""
+    return Question(job.program, job.seed, data, job.step_from, job.steps, honest.record(0), end, model)
 
 
 class Played(NamedTuple):

@@ -27,6 +27,8 @@ class Case(NamedTuple):
         )
 
 
+PRODUCT_WIDTHS = ((15,), (20,), (20, 15), (23, 15), (15, 23), (23, 20), (28, 15))
+"""Of both sides of a product, or of each."""
 seeds = st.integers(0, 2**32)
 sides = st.integers(1, 5)
 terms = st.integers(1, 40)

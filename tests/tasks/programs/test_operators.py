@@ -16,7 +16,7 @@ from tasks.programs.operators.rows import EXPONENT_MAX, EXPONENT_MIN, SUM_BITS, 
 from tasks.programs.operators.scalars import NANO, constant_bits
 from tasks.programs.table import OPERATORS
 from tasks.programs.tensors import ElementType, TensorType
-from tests.tasks.programs.cases import Case, legal, ranges, seeds, sides, terms
+from tests.tasks.programs.cases import PRODUCT_WIDTHS, Case, legal, ranges, seeds, sides, terms
 from tests.tasks.programs.engines import NAMES, engine
 from tests.tasks.programs.transformer_cases import MOVES, TRANSFORMER_CASES, TRANSFORMER_SHAPES
 from tests.tasks.programs.values import (
@@ -69,16 +69,16 @@ def rows_of_fractions(draw: st.DrawFn) -> Case:
 
 @st.composite
 def contractions(draw: st.DrawFn) -> Case:
-    width, rows, others, length = draw(st.sampled_from((15, 20))), draw(sides), draw(sides), draw(terms)
-    limit = WIDTHS[width].limit
+    bits, rows, others, length = draw(st.sampled_from(PRODUCT_WIDTHS)), draw(sides), draw(sides), draw(terms)
+    limits = [WIDTHS[one].limit for one in bits]
     exponents = Integers(EXPONENT_MIN, EXPONENT_MAX - 60)
     inputs = (
-        whole_numbers(draw(seeds), rows, length, Integers(-limit, limit)),
-        whole_numbers(draw(seeds), others, length, Integers(-limit, limit)),
+        whole_numbers(draw(seeds), rows, length, Integers(-limits[0], limits[0])),
+        whole_numbers(draw(seeds), others, length, Integers(-limits[-1], limits[-1])),
         whole_numbers(draw(seeds), rows, 1, exponents),
         whole_numbers(draw(seeds), others, 1, exponents),
     )
-    return Case(OPERATORS["contract"], inputs, (width,))
+    return Case(OPERATORS["contract"], inputs, bits)
 
 
 @st.composite
@@ -215,20 +215,21 @@ def test_the_order_of_terms_changes_no_fold(case: Case, random: object) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("width", [15, 20])
-def test_the_largest_integers_over_the_longest_rows_are_summed_exactly(width: int, name: str) -> None:
-    """2^20 terms at both widths, and 49,152: a vocabulary."""
-    arrays, operator, limit = engine(name), OPERATORS["contract"], WIDTHS[width].limit
-    for length in (49_152, TERMS_MAX - 3 if name == "contrary" and width == 15 else TERMS_MAX):
+@pytest.mark.parametrize("widths", PRODUCT_WIDTHS, ids=str)
+def test_the_largest_integers_over_the_longest_rows_are_summed_exactly(widths: tuple[int, ...], name: str) -> None:
+    """2^20 terms at all widths, and 49,152: a vocabulary."""
+    arrays, operator = engine(name), OPERATORS["contract"]
+    one, other = WIDTHS[widths[0]], WIDTHS[widths[-1]]
+    for length in (49_152, TERMS_MAX - 3 if name == "contrary" and widths == (15,) else TERMS_MAX):
         if name == "contrary":
             length //= 8  # it takes three terms at a time
-        left, right = np.full((1, length), limit), np.full((1, length), -limit)
+        left, right = np.full((1, length), one.limit), np.full((1, length), -other.limit)
         left[0, ::2] -= 1
         right[0, ::3] += 1
         true = sum(a * b for a, b in zip(left[0].tolist(), right[0].tolist(), strict=True))
         zero = arrays.load(np.zeros((1, 1)))
-        found = operator.run(arrays, [arrays.load(left), arrays.load(right), zero, zero], (width,), CONTEXT)
-        assert float(arrays.store(found)[0, 0]) == math.ldexp(float(true), -2 * WIDTHS[width].depth)
+        found = operator.run(arrays, [arrays.load(left), arrays.load(right), zero, zero], widths, CONTEXT)
+        assert float(arrays.store(found)[0, 0]) == math.ldexp(float(true), -one.depth - other.depth)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -252,6 +253,25 @@ def test_fifteen_bits_are_two_signed_bytes() -> None:
         assert abs(int(computed(OPERATORS["quantise"], NUMPY, [row, exponents], (15,))[0, 0])) <= limit
         agree(Case(OPERATORS["row_exponent"], (row,), (15,)), "numpy")
         agree(Case(OPERATORS["quantise"], (row, exponents), (15,)), "numpy")
+
+
+def test_twenty_three_bits_are_three_signed_bytes() -> None:
+    """At the threshold the exponent goes up by one."""
+    limit, edge = WIDTHS[23].limit, 8_355_711.5 / 2.0**22
+    assert limit == 127 * 65_536 + 127 * 256 + 127
+    for value, exponent in ((np.nextafter(edge, 1.0), 0), (edge, 1), (-edge, 1)):
+        row = Tensor(TensorType(ElementType.BINARY64, 1, 1), np.array([[value]]), Magnitudes(0, 0))
+        exponents = _exponents(row, 23)
+        assert exponents.values.tolist() == [[exponent]]
+        assert abs(int(computed(OPERATORS["quantise"], NUMPY, [row, exponents], (23,))[0, 0])) <= limit
+
+
+@pytest.mark.parametrize("bits", [(28,), (23,), (28, 20), (20, 28), (28, 23), (40,), (15, 40)], ids=str)
+def test_widths_whose_sums_exceed_64_bits_are_refused(bits: tuple[int, ...]) -> None:
+    whole, column = TensorType(ElementType.INT64, 2, 3), TensorType(ElementType.INT64, 2, 1)
+    for name, attributes in (("contract", bits), ("contract_groups", (bits[0], 1, *bits[1:]))):
+        with pytest.raises(ProgramInvalid):
+            OPERATORS[name].shape([whole, whole, column, column], attributes)
 
 
 def test_halves_are_rounded_to_even() -> None:
@@ -337,6 +357,16 @@ def test_what_is_stored_has_no_small_values_and_no_negative_zero() -> None:
     expected = [[tiny, -tiny, tiny, -tiny, 0.0, 0.0, 0.0]]
     assert patterns(referred(OPERATORS["store"], [row], (100,))) == patterns(list(map(list, expected)))
     agree(Case(OPERATORS["store"], (row,), (100,)), "numpy")
+
+
+@given(st.integers(0, 2), st.integers(0, 30), st.integers(0, 120))
+def test_a_learning_rate_follows_its_schedule(schedule: int, warmup: int, step: int) -> None:
+    peak, total = 3_000_000, 100
+    done = (min(step, total) - warmup) / (total - warmup)
+    shapes = (1.0, 1.0 - done, (1.0 + math.cos(math.pi * done)) / 2.0)
+    wanted = (step + 1) / warmup if step < warmup else shapes[schedule]
+    found = computed(OPERATORS["learning_rate"], NUMPY, [], (peak, schedule, warmup, total), Context(step, b""))
+    assert found[0, 0] == pytest.approx(0.003 * wanted, rel=1e-13, abs=1e-18)
 
 
 @given(st.floats(-80.0, 80.0))

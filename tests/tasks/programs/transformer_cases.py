@@ -8,17 +8,31 @@ from tasks.programs.bounds import Integers, Magnitudes
 from tasks.programs.operators import Attributes
 from tasks.programs.operators.rotary import BASE_MAX, POSITION_MAX
 from tasks.programs.operators.rows import EXPONENT_MAX, EXPONENT_MIN, WIDTHS
-from tasks.programs.operators.scalars import constant_bits
+from tasks.programs.operators.scalars import NANO, constant_bits
 from tasks.programs.operators.whole import WHOLE_MAX
 from tasks.programs.table import OPERATORS
 from tasks.programs.tensors import ElementType, TensorType
-from tests.tasks.programs.cases import Case, legal, ranges, seeds, sides, terms
+from tests.tasks.programs.cases import PRODUCT_WIDTHS, Case, legal, ranges, seeds, sides, terms
 from tests.tasks.programs.values import Tensor, fractions, whole_numbers
 
 MOVES = ("join_heads", "split_heads", "transpose_groups")
 """They give what they read, whatever it is."""
 FILLS = (0.0, 1.0, -(2.0**100), -1.5)
 few = st.integers(1, 3)
+
+
+@st.composite
+def tuning(draw: st.DrawFn) -> Case:
+    if draw(st.booleans()):
+        total = draw(st.integers(1, 40))
+        attributes = draw(st.integers(1, NANO)), draw(st.integers(0, 2)), draw(st.integers(0, total - 1)), total
+        return Case(OPERATORS["learning_rate"], (), attributes)
+    groups, rows, count = draw(few), draw(sides), draw(sides)
+    values = fractions(draw(seeds), groups * rows, draw(sides), draw(ranges()))
+    numbers = whole_numbers(
+        draw(seeds), groups * count, 1, Integers(0, rows + draw(st.sampled_from((0, 1, 1000))))
+    )
+    return Case(OPERATORS["gather_groups"], (values, numbers), (groups,))
 
 
 @st.composite
@@ -37,16 +51,18 @@ def firsts(draw: st.DrawFn, batch: int, high: int) -> Tensor:
 
 @st.composite
 def grouped_products(draw: st.DrawFn) -> Case:
-    width, groups, length = draw(st.sampled_from((15, 20))), draw(few), draw(terms)
+    bits, groups, length = draw(st.sampled_from(PRODUCT_WIDTHS)), draw(few), draw(terms)
     rows, others = groups * draw(few), groups * draw(few)
-    limit, exponents = WIDTHS[width].limit, Integers(EXPONENT_MIN, EXPONENT_MAX - 60)
+    limits, exponents = [WIDTHS[one].limit for one in bits], Integers(EXPONENT_MIN, EXPONENT_MAX - 60)
     inputs = [
-        whole_numbers(draw(seeds), rows, length, Integers(-limit, limit)),
-        whole_numbers(draw(seeds), others, length, Integers(-limit, limit)),
+        whole_numbers(draw(seeds), rows, length, Integers(-limits[0], limits[0])),
+        whole_numbers(draw(seeds), others, length, Integers(-limits[-1], limits[-1])),
         whole_numbers(draw(seeds), rows, 1, exponents),
         whole_numbers(draw(seeds), others, 1, exponents),
     ]
-    return Case(OPERATORS["contract_groups"], tuple(inputs[: draw(st.sampled_from((3, 4)))]), (width, groups))
+    return Case(
+        OPERATORS["contract_groups"], tuple(inputs[: draw(st.sampled_from((3, 4)))]), (bits[0], groups, *bits[1:])
+    )
 
 
 @st.composite
@@ -130,7 +146,7 @@ def whole(draw: st.DrawFn) -> Case:
     return Case(OPERATORS[name], (values, wanted), ())
 
 
-TRANSFORMER_CASES = st.one_of(grouped_products(), layouts(), attention(), rotations(), whole())
+TRANSFORMER_CASES = st.one_of(grouped_products(), layouts(), attention(), rotations(), whole(), tuning())
 
 _DOUBLES, _WHOLE = (TensorType(element, 2, 4) for element in (ElementType.BINARY64, ElementType.INT64))
 _COLUMN, _ONE = (TensorType(ElementType.INT64, rows, 1) for rows in (2, 1))
@@ -154,5 +170,7 @@ TRANSFORMER_SHAPES: dict[str, list[tuple[list[TensorType], Attributes]]] = {
     "number": [([], (7,))],
     "scale_rows": [([_WHOLE, _COLUMN], (15,))],
     "find": [([_DOUBLES, _VALUE], ())],
+    "gather_groups": [([_DOUBLES, _COLUMN], (2,))],
+    "learning_rate": [([], (1_000, 2, 3, 10))],
 }
 """Legal calls of each."""

@@ -19,6 +19,7 @@ CODES = {
     ElementType.INT64: "i8",
     ElementType.UINT8: "u1",
     ElementType.INT16: "i2",
+    ElementType.INT32: "i4",
 }
 CONTEXT = Context(5, bytes(range(32)))
 

@@ -1,0 +1,388 @@
+"""One step of fine-tuning a decoder with low-rank adapters (LoRA), as a program (market.md 4.6).
+
+The base is frozen and is no part of the state. A chosen weight W of a layer, outputs by inputs, gets two small
+matrices: ``x W' + (alpha / rank) x A' B'`` takes the place of ``x W'``. They and AdamW's moments are the state.
+
+Only tokens of completions are trained. A row of the data has ``slots`` for them; the head runs for these alone.
+The loss is the sum over all trained tokens of a batch divided by their number.
+
+The way back through a frozen weight contracts the weight's own integers along their other axis. The exponents of
+its rows go into the columns of the gradient before that is quantised, so a weight is never quantised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from tasks.programs.adamw import STATE_GROUPS, Rates, adamw
+from tasks.programs.builder import Builder
+from tasks.programs.checks import check_bounds
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.llama_layers import NOTHING, Attended, Gated, Layer, Layers, Normed
+from tasks.programs.llama_shape import LlamaShape, weight_tensors
+from tasks.programs.operators.rows import TERMS_MAX
+from tasks.programs.operators.scalars import NANO
+from tasks.programs.operators.schedules import SCHEDULES
+from tasks.programs.permutation import COUNT_MAX
+from tasks.programs.program import Program, Source, SourceKind
+from tasks.programs.tensors import ElementType, TensorType
+
+__all__ = [
+    "PLACES",
+    "PROJECTIONS",
+    "RANK_MAX",
+    "ROW_TOKENS",
+    "SLOTS",
+    "TARGETS",
+    "FinetuneRates",
+    "FinetuneShape",
+    "adapter_tensors",
+    "finetune_program",
+    "row_tensors",
+    "state_tensors",
+]
+
+PROJECTIONS: Final = ("query", "key", "value", "output", "gate", "up", "down")
+"""Weights of a layer that adapters may change, in canonical order."""
+RANK_MAX: Final = 256
+ALPHA_MAX: Final = 1 << 16
+STEP_BITS: Final = 23
+"""Of activations and gradients that meet weights. With 15 bits a deep model's gradients are a percent off."""
+PAIR_BITS: Final = 20
+"""Width of the products of two of these, and of adapters."""
+HEAD_BITS: Final = 28
+"""Width of the gradient by the logits: most of a softmax over a vocabulary is below 2^-20 of its largest."""
+GRADIENT_LIMIT: Final = 60
+ADAPTER_LIMIT: Final = 20
+"""As of the weights that they change."""
+ROW_TOKENS: Final = "tokens"
+PLACES: Final = "places"
+"""For each slot of a row the place of the token whose next one is trained; a free slot has the row's length."""
+TARGETS: Final = "targets"
+"""For each slot the token that should come next."""
+SLOTS: Final = "slots"
+"""For each token of a row its slot; the number of slots if it has none."""
+_GRADIENT_BOUND: Final = 100
+
+
+@dataclass(frozen=True)
+class FinetuneShape:
+    """What a step's program follows from: model, adapters, and the data's rows.
+
+    Of ``rows`` rows of ``length`` tokens and ``slots`` trained ones the first ``train_rows`` are trained on,
+    ``batch`` a step. Raises ProgramInvalid.
+    """
+
+    model: LlamaShape
+    rank: int
+    alpha: int
+    targets: tuple[str, ...]
+    batch: int
+    length: int
+    slots: int
+    rows: int
+    train_rows: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rank <= RANK_MAX or not 1 <= self.alpha <= ALPHA_MAX:
+            raise ProgramInvalid(f"adapters of rank {self.rank}, alpha {self.alpha}")
+        if not self.targets or self.targets != tuple(name for name in PROJECTIONS if name in self.targets):
+            raise ProgramInvalid(f"targets are some of {', '.join(PROJECTIONS)}, in this order")
+        if not 1 <= self.slots <= self.length <= self.model.context:
+            raise ProgramInvalid(f"{self.slots} trained of {self.length} tokens; context {self.model.context}")
+        if self.batch < 1 or self.batch * self.length > TERMS_MAX:
+            raise ProgramInvalid(f"a batch of {self.batch} rows of {self.length} tokens")
+        if not 1 <= self.train_rows <= self.rows <= COUNT_MAX:
+            raise ProgramInvalid(f"{self.train_rows} rows to train on out of {self.rows}")
+
+
+class FinetuneRates(NamedTuple):
+    """Numbers of AdamW, and how the rate changes; ``clip_nano`` bounds the gradient's norm, 0 does not."""
+
+    adamw: Rates
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    total_steps: int = 1
+    clip_nano: int = 0
+
+    def check(self) -> None:
+        """Raises ProgramInvalid for numbers that are no rates."""
+        self.adamw.check()
+        if self.schedule not in SCHEDULES:
+            raise ProgramInvalid(f"schedule must be one of {', '.join(SCHEDULES)}")
+        if not 0 <= self.clip_nano <= 1000 * NANO:
+            raise ProgramInvalid("the norm of gradients is bounded by 1000 at most")
+
+
+def adapter_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
+    """Return name and type of every trained matrix: A is rank by inputs, B outputs by rank."""
+    weights, found = weight_tensors(shape.model), dict[str, TensorType]()
+    for layer in range(shape.model.layers):
+        for target in shape.targets:
+            name = f"layer/{layer}/{target}"
+            outputs, inputs = weights[name][1:]
+            found[f"{name}/a"] = TensorType(ElementType.BINARY32, shape.rank, inputs)
+            found[f"{name}/b"] = TensorType(ElementType.BINARY32, outputs, shape.rank)
+    return found
+
+
+def state_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
+    """Return name and type of every tensor of a state, sorted."""
+    found = {f"{group}/{name}": kind for group in STATE_GROUPS for name, kind in adapter_tensors(shape).items()}
+    return dict(sorted(found.items()))
+
+
+def row_tensors(shape: FinetuneShape) -> dict[str, TensorType]:
+    """Return name and type of every tensor of the data."""
+    columns = {PLACES: shape.slots, SLOTS: shape.length, TARGETS: shape.slots, ROW_TOKENS: shape.length}
+    return {name: TensorType(ElementType.INT32, shape.rows, count) for name, count in columns.items()}
+
+
+def finetune_program(shape: FinetuneShape, rates: FinetuneRates) -> Program:
+    """Return the program of one step. Raises ProgramInvalid."""
+    rates.check()
+    sources = [Source(SourceKind.MODEL, name, kind) for name, kind in weight_tensors(shape.model).items()]
+    sources += [Source(SourceKind.DATA, name, kind) for name, kind in row_tensors(shape).items()]
+    sources += [Source(SourceKind.STATE, name, kind) for name, kind in state_tensors(shape).items()]
+    program = _Step(shape, rates, Builder(sources)).program()
+    check_bounds(program)
+    return program
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What the way back through a layer has to compute, given the targets and whether layers lie below."""
+
+    below: bool
+    targets: tuple[str, ...]
+
+    def any(self, *names: str) -> bool:
+        """Tell whether layers below need a gradient, or an adapter of these weights does."""
+        return self.below or any(name in self.targets for name in names)
+
+
+class _Step(Layers):
+    """The tensors of a step while its program is built."""
+
+    bits = STEP_BITS
+    pair_bits = PAIR_BITS
+
+    def __init__(self, shape: FinetuneShape, rates: FinetuneRates, build: Builder) -> None:
+        super().__init__(
+            shape.model, build, batch=shape.batch, length=shape.length,
+            first=build.call("number", attributes=(0,)), kind=SourceKind.MODEL,
+        )  # fmt: skip
+        self._job, self._rates = shape, rates
+        self._scale = build.constant(shape.alpha / shape.rank)
+        self._order = build.call("sample_order", attributes=(shape.batch, shape.train_rows))
+        self._taken: dict[str, tuple[int, int]] = {}
+        self._gradients: dict[str, int] = {}
+
+    def program(self) -> Program:
+        """Return the whole step."""
+        build, job = self.build, self._job
+        stream = self.embedded(self._column(ROW_TOKENS, job.length, job.model.vocabulary - 1))
+        layers: list[Layer] = []
+        for number in range(job.model.layers):
+            layers.append(self.layer(stream, number))
+            stream = layers[-1].stream
+        loss, gradient = self._head(stream)
+        for number in range(job.model.layers - 1, -1, -1):
+            gradient = self._through_layer(layers[number], number, gradient)
+        names = list(adapter_tensors(job))
+        gradients = {name: self._kept(self._gradients[name]) for name in names}
+        # It takes the whole way back. At the first step B is zero, and with it the gradient of A.
+        probe = build.call("store", gradients[names[1]], attributes=(GRADIENT_LIMIT,))
+        return build.program(self._updated(self._clipped(gradients)), probe, loss)
+
+    def _state(self, name: str) -> int:
+        return self.build.call("load", self.source(name, SourceKind.STATE))
+
+    def _column(self, name: str, width: int, most: int) -> int:
+        """Return integers of the batch's rows as one column, one row below the other."""
+        rows = self.build.call("gather", self.source(name, SourceKind.DATA), self._order)
+        found = self.build.call("load_integers", rows, attributes=(0, most))
+        return self.build.call("split_heads", found, attributes=(self._job.batch, width))
+
+    def _kept(self, values: int) -> int:
+        """Return values rounded to binary32."""
+        return self.build.call("load", self.build.call("store", values, attributes=(GRADIENT_LIMIT,)))
+
+    def _transposed(self, values: int) -> int:
+        return self.build.call("transpose", values)
+
+    def _sum(self, values: list[int]) -> int:
+        found = values[0]
+        for other in values[1:]:
+            found = self.build.call("add", found, other)
+        return found
+
+    def linear(self, values: int, name: str) -> int:
+        """See Layers. With the share of the adapter, if the weight has one."""
+        found = super().linear(values, name)
+        if name.split("/")[-1] not in self._job.targets:
+            return found
+        build = self.build
+        inner = build.contract(values, self._state(f"parameter/{name}/a"), STEP_BITS, PAIR_BITS)
+        self._taken[name] = values, inner
+        change = build.contract(inner, self._state(f"parameter/{name}/b"), PAIR_BITS)
+        return build.call("add", found, build.call("multiply", change, self._scale))
+
+    def _back(self, name: str, gradient: int, *, needed: bool) -> list[int]:
+        """Note the gradients of a weight's adapter; return what adds up to that of its input, if ``needed``."""
+        build = self.build
+        parts = [self.folded(gradient, self.weight(name), 1, STEP_BITS)] if needed else []
+        if name not in self._taken:
+            return parts
+        values, inner = self._taken[name]
+        change = build.call("multiply", gradient, self._scale)
+        columns = self._transposed(change)
+        self._gradients[f"{name}/b"] = build.contract(columns, self._transposed(inner), PAIR_BITS)
+        turned = self._transposed(self._state(f"parameter/{name}/b"))
+        inner_change = build.contract(change, turned, PAIR_BITS)
+        self._gradients[f"{name}/a"] = build.contract(
+            self._transposed(inner_change), self._transposed(values), PAIR_BITS
+        )
+        if needed:
+            turned = self._transposed(self._state(f"parameter/{name}/a"))
+            parts.append(build.contract(inner_change, turned, PAIR_BITS))
+        return parts
+
+    def _head(self, stream: int) -> tuple[int, int]:
+        """Return the mean cross entropy of the trained tokens, and its gradient by the stream."""
+        build, job = self.build, self._job
+        places = self._column(PLACES, job.slots, job.length)
+        picked = build.call("gather_groups", stream, places, attributes=(job.batch,))
+        norm, logits = self.logits(picked)
+        targets = self._column(TARGETS, job.slots, job.model.vocabulary - 1)
+        wanted = build.call("one_hot", targets, attributes=(job.model.vocabulary,))
+        # 1 for a slot that is used: the place of a free one is no column.
+        used = build.row_sum(build.call("one_hot", places, attributes=(job.length,)))
+        count = build.call("add", build.row_sum(self._transposed(used)), build.constant(NOTHING))
+        share = build.call("bound", build.call("divide", used, count), attributes=(0,))
+        shifted = build.call("subtract", logits, build.call("row_maximum", logits))
+        powers = build.call("exp", shifted)
+        norms = build.row_sum(powers)
+        chosen = build.row_sum(build.call("multiply", shifted, wanted))
+        losses = build.call("subtract", build.call("log", norms), chosen)
+        loss = build.row_sum(self._transposed(build.call("multiply", losses, share)))
+        shares = build.call("bound", build.call("divide", powers, norms), attributes=(0,))
+        surplus = build.call("multiply", build.call("subtract", shares, wanted), share)
+        gradient = self._through_norm(norm, self.folded(surplus, self.weight(self.head), 1, HEAD_BITS))
+        slots = self._column(SLOTS, job.length, job.slots)
+        return loss, self._kept(build.call("gather_groups", gradient, slots, attributes=(job.batch,)))
+
+    def _through_norm(self, norm: Normed, gradient: int) -> int:
+        build = self.build
+        # Far below this as it is; beyond it the store of the gradient finds that the training has diverged.
+        bounded = build.call("bound", gradient, attributes=(_GRADIENT_BOUND,))
+        inner = build.call("multiply", bounded, norm.weight)
+        dots = build.row_sum(build.call("multiply", inner, norm.rows))
+        mean = build.call("multiply", dots, build.constant(1.0 / self.shape.width))
+        rest = build.call("subtract", inner, build.call("multiply", norm.rows, mean))
+        return build.call("divide", rest, norm.root)
+
+    def _through_layer(self, layer: Layer, number: int, gradient: int) -> int:
+        """Return the gradient by the stream before a layer, as far as anything needs it."""
+        at, needs = f"layer/{number}", _Needs(number > 0, self._job.targets)
+        attended = needs.any("query", "key", "value")
+        middle = attended or needs.any("output")
+        hidden = middle or needs.any("gate", "up")
+        inner = self._back(f"{at}/down", gradient, needed=hidden)
+        if not hidden:
+            return gradient
+        parts = self._through_gates(layer.gated, at, self._sum(inner), needed=middle)
+        if not middle:
+            return gradient
+        gradient = self.rounded(gradient, self._through_norm(layer.hidden_norm, self._sum(parts)))
+        joined = self._back(f"{at}/output", gradient, needed=attended)
+        if not attended:
+            return gradient
+        parts = self._through_heads(layer.attended, at, self._sum(joined), needs)
+        if not needs.below:
+            return gradient
+        return self.rounded(gradient, self._through_norm(layer.attention_norm, self._sum(parts)))
+
+    def _through_gates(self, gated: Gated, at: str, gradient: int, *, needed: bool) -> list[int]:
+        build = self.build
+        parts = self._back(f"{at}/up", build.call("multiply", gradient, gated.active), needed=needed)
+        bend = build.call("multiply", gated.bounded, build.call("subtract", self.one, gated.sigmoid))
+        slope = build.call("multiply", gated.sigmoid, build.call("add", bend, self.one))
+        change = build.call("multiply", build.call("multiply", gradient, gated.up), slope)
+        return parts + self._back(f"{at}/gate", change, needed=needed)
+
+    def _through_heads(self, heads: Attended, at: str, gradient: int, needs: _Needs) -> list[int]:
+        """Return what adds up to the gradient by the rows that queries, keys and values were projected from."""
+        build, shape, parts = self.build, self.shape, list[int]()
+        rows = self.split(gradient, shape.heads)
+        read = build.quantised(rows, PAIR_BITS)
+        scale = build.constant(shape.head_width**-0.5)
+        inverse = build.call("subtract", self.zero, self.sines)
+
+        def back(name: str, found: int, *, turned: bool) -> None:
+            count = shape.heads if name == "query" else shape.key_heads
+            joined = build.call("join_heads", found, attributes=(self.batch, count))
+            if turned:
+                joined = build.call("multiply", build.call("rotate", joined, self.cosines, inverse), scale)
+            parts.extend(self._back(f"{at}/{name}", joined, needed=needs.below))
+
+        if needs.any("value"):
+            shares = build.call("transpose_groups", heads.shares, attributes=(self.groups,))
+            back("value", self.folded(shares, read, self.groups, PAIR_BITS), turned=False)
+        if not needs.any("query", "key"):
+            return parts
+        # Of the softmax: shares times what is left of each gradient without their mean.
+        changes = build.call(
+            "contract_groups", read.integers, heads.values.integers, read.exponents, heads.values.exponents,
+            attributes=(PAIR_BITS, self.groups),
+        )  # fmt: skip
+        changes = build.call("bound", changes, attributes=(_GRADIENT_BOUND,))
+        dots = build.row_sum(build.call("multiply", changes, heads.shares))
+        mean = build.call("bound", dots, attributes=(_GRADIENT_BOUND,))
+        scores = build.call("multiply", heads.shares, build.call("subtract", changes, mean))
+        if needs.any("query"):
+            back("query", self.folded(scores, heads.keys, self.groups, PAIR_BITS), turned=True)
+        if needs.any("key"):
+            turned = build.call("transpose_groups", scores, attributes=(self.groups,))
+            back("key", self.folded(turned, heads.queries, self.groups, PAIR_BITS), turned=True)
+        return parts
+
+    def _clipped(self, gradients: Mapping[str, int]) -> dict[str, int]:
+        """Return gradients whose common norm is at most the bound, if there is one."""
+        build, most = self.build, self._rates.clip_nano / NANO
+        if not most:
+            return dict(gradients)
+        squares = [
+            build.row_sum(self._transposed(build.row_sum(build.call("multiply", one, one))))
+            for one in gradients.values()
+        ]
+        norm, bound = build.call("square_root", self._sum(squares)), build.constant(most)
+        larger = build.call("select", build.call("subtract", norm, bound), norm, bound)
+        factor = build.call("divide", bound, build.call("add", larger, build.constant(NOTHING)))
+        return {name: build.call("multiply", one, factor) for name, one in gradients.items()}
+
+    def _updated(self, gradients: Mapping[str, int]) -> dict[str, int]:
+        """Return what AdamW stores."""
+        build, rates = self.build, self._rates
+        decay, stores = rates.adamw.weight_decay_nano / NANO, dict[str, int]()
+        rate = build.call("learning_rate", attributes=(
+            rates.adamw.learning_rate_nano, SCHEDULES.index(rates.schedule), rates.warmup_steps, rates.total_steps,
+        ))  # fmt: skip
+
+        def keep() -> int:
+            return build.call("subtract", self.one, build.call("multiply", rate, build.constant(decay)))
+
+        for name, gradient in gradients.items():
+            stores |= adamw(
+                build,
+                rates.adamw,
+                name,
+                gradient,
+                self._state,
+                lambda: rate,
+                keep if decay else None,
+                ADAPTER_LIMIT,
+            )
+        return stores

@@ -1,0 +1,245 @@
+"""The layers of decoders of the Llama family: the calls of the way forward, and tensors that the way back needs.
+
+Weights are frozen: integers of 15 bits with an exponent a row. The stream between layers is rounded to binary32
+after each half of a layer, so the bounds of a layer do not depend on how many came before.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from tasks.programs.builder import Builder, Quantised, widths
+from tasks.programs.llama_shape import BITS, WEIGHT_EXPONENT_MAX, LlamaShape, exponents_of
+from tasks.programs.operators.rows import EXPONENT_MIN, WIDTHS
+from tasks.programs.operators.scalars import NANO, constant_bits
+from tasks.programs.program import SourceKind
+
+__all__ = ["STREAM_LIMIT", "Attended", "Gated", "Layer", "Layers", "Normed"]
+
+STREAM_LIMIT: Final = 60
+NOTHING: Final = 2.0**-80
+"""Added to a number above 2^-16 it changes no bit; it tells the bounds that a number is not zero."""
+_NORMED_EXPONENT: Final = 16
+"""A value divided by the root mean square of its row is at most the root of the row's length."""
+_SCORE_EXPONENT: Final = 60
+_HIDDEN_SCORE: Final = -(2.0**61)
+_GATE_EXPONENT: Final = 7
+"""Where silu bends, as in the classifier."""
+
+
+class Normed(NamedTuple):
+    """A norm: its result, the rows before the norm's weights, and the root that they were divided by."""
+
+    result: int
+    rows: int
+    root: int
+    weight: int
+
+
+class Attended(NamedTuple):
+    """The heads of a layer: what they came from, the shares of each token, and what they read, also joined."""
+
+    queries: Quantised
+    keys: Quantised
+    values: Quantised
+    shares: int
+    read: int
+    joined: int
+
+
+class Gated(NamedTuple):
+    """The hidden part of a layer: ``inner`` is silu of ``gate``, times ``up``. ``sigmoid`` is of ``bounded``."""
+
+    gate: int
+    bounded: int
+    sigmoid: int
+    active: int
+    up: int
+    inner: int
+
+
+class Layer(NamedTuple):
+    """Tensors of one layer."""
+
+    attention_norm: Normed
+    attended: Attended
+    hidden_norm: Normed
+    gated: Gated
+    stream: int
+
+
+class Layers:
+    """Builds the calls of layers over ``batch`` sequences of ``length`` tokens, whose weights are of ``kind``."""
+
+    bits = BITS
+    """Width of rows that meet weights."""
+    pair_bits = BITS
+    """Width of both sides where rows meet rows."""
+
+    def __init__(
+        self, shape: LlamaShape, build: Builder, *, batch: int, length: int, first: int, kind: SourceKind
+    ) -> None:
+        """``first`` is the tensor of first positions."""
+        self.shape, self.build, self.batch, self.length = shape, build, batch, length
+        self.first, self._kind = first, kind
+        self.zero, self.one = build.constant(0.0), build.constant(1.0)
+        positions = build.call("positions", first, attributes=(batch, length))
+        self.sines, self.cosines = (
+            build.call("rotary", positions, attributes=(shape.rotary_base, shape.head_width, quarter))
+            for quarter in (0, 1)
+        )
+
+    @property
+    def groups(self) -> int:
+        """Groups of rows of queries that share a key head of one sequence."""
+        return self.batch * self.shape.key_heads
+
+    def embedded(self, tokens: int) -> int:
+        """Return the rows of a column of tokens."""
+        build, embedding = self.build, self.weight("embedding")
+        return build.call(
+            "scale_rows",
+            build.call("gather", embedding.integers, tokens),
+            build.call("gather", embedding.exponents, tokens),
+            attributes=(BITS,),
+        )
+
+    def layer(self, stream: int, number: int) -> Layer:
+        """Return what a layer makes of the stream."""
+        at = f"layer/{number}"
+        attention_norm = self.normed(stream, f"{at}/attention_norm")
+        attended = self._attended(attention_norm.result, number)
+        stream = self.rounded(stream, self.linear(attended.joined, f"{at}/output"))
+        hidden_norm = self.normed(stream, f"{at}/hidden_norm")
+        gated = self._gated(hidden_norm.result, at)
+        stream = self.rounded(stream, self.linear(gated.inner, f"{at}/down"))
+        return Layer(attention_norm, attended, hidden_norm, gated, stream)
+
+    def logits(self, stream: int) -> tuple[Normed, int]:
+        """Return the last norm and the logits of rows of the stream."""
+        norm = self.normed(stream, "norm")
+        return norm, self.linear(norm.result, self.head)
+
+    @property
+    def head(self) -> str:
+        """Name of the weight that gives logits."""
+        return "embedding" if self.shape.tied else "head"
+
+    def source(self, name: str, kind: SourceKind | None = None) -> int:
+        """Return the number of a source, of the weights' kind unless said."""
+        return self.build.source(self._kind if kind is None else kind, name)
+
+    def integers(self, name: str, low: int, high: int) -> int:
+        """Return a source's integers."""
+        return self.build.call("load_integers", self.source(name), attributes=(low, high))
+
+    def weight(self, name: str) -> Quantised:
+        """Return a frozen weight."""
+        limit = WIDTHS[BITS].limit
+        exponents = self.integers(exponents_of(name), EXPONENT_MIN, WEIGHT_EXPONENT_MAX)
+        return Quantised(self.integers(name, -limit, limit), exponents, BITS)
+
+    def vector(self, name: str) -> int:
+        """Return a frozen vector."""
+        return self.build.call("load", self.source(name))
+
+    def linear(self, values: int, name: str) -> int:
+        """Return the products of rows with those of a weight."""
+        return self.build.products(self.build.quantised(values, self.bits), self.weight(name))
+
+    def rounded(self, stream: int, change: int) -> int:
+        """Return the sum, rounded to binary32."""
+        build = self.build
+        stored = build.call("store", build.call("add", stream, change), attributes=(STREAM_LIMIT,))
+        return build.call("load", stored)
+
+    def normed(self, values: int, name: str) -> Normed:
+        """Return the rows divided by their root mean squares, times the norm's weights."""
+        build, shape = self.build, self.shape
+        squares = build.row_sum(build.call("multiply", values, values))
+        mean = build.call("multiply", squares, build.constant(1.0 / shape.width))
+        sums = build.call("add", mean, build.constant(shape.epsilon_nano / NANO))
+        root = build.call("add", build.call("square_root", sums), build.constant(NOTHING))
+        # At most 2^_NORMED_EXPONENT as it is; to bound it says so.
+        rows = build.call("bound", build.call("divide", values, root), attributes=(_NORMED_EXPONENT,))
+        weight = self.vector(name)
+        return Normed(build.call("multiply", rows, weight), rows, root, weight)
+
+    def _gated(self, values: int, at: str) -> Gated:
+        build = self.build
+        gate, up = (self.linear(values, f"{at}/{name}") for name in ("gate", "up"))
+        bounded = build.call("bound", gate, attributes=(_GATE_EXPONENT,))
+        powers = build.call("exp", build.call("subtract", self.zero, bounded))
+        sigmoid = build.call("divide", self.one, build.call("add", powers, self.one))
+        active = build.call("multiply", build.call("select", gate, gate, bounded), sigmoid)
+        return Gated(gate, bounded, sigmoid, active, up, build.call("multiply", active, up))
+
+    def _projected(self, values: int, layer: int, name: str) -> int:
+        found = self.linear(values, f"layer/{layer}/{name}")
+        if self.shape.biased:
+            found = self.build.call("add", found, self.vector(f"layer/{layer}/{name}_bias"))
+        return found
+
+    def split(self, tensor: int, heads: int) -> int:
+        """Return the rows of heads."""
+        return self.build.call("split_heads", tensor, attributes=(self.batch, heads))
+
+    def kept_keys(self, rows: Quantised, layer: int) -> Quantised:
+        """Return the keys that queries see; here those of this pass."""
+        return rows
+
+    def kept_values(self, rows: Quantised, layer: int) -> Quantised:
+        """Return the values that queries read; here those of this pass."""
+        return rows
+
+    def _attended(self, values: int, layer: int) -> Attended:
+        """Return what the heads of a layer read. Query heads of one key head are one group of rows."""
+        build, shape = self.build, self.shape
+
+        def turned(name: str) -> int:
+            return build.call("rotate", self._projected(values, layer, name), self.cosines, self.sines)
+
+        queries = build.quantised(self.split(turned("query"), shape.heads), self.pair_bits)
+        keys = self.kept_keys(build.quantised(self.split(turned("key"), shape.key_heads), self.pair_bits), layer)
+        projected = self.split(self._projected(values, layer, "value"), shape.key_heads)
+        kept = self.kept_values(build.quantised(projected, self.pair_bits), layer)
+        scores = build.call(
+            "contract_groups", queries.integers, keys.integers, queries.exponents, keys.exponents,
+            attributes=(self.pair_bits, self.groups),
+        )  # fmt: skip
+        scores = build.call("multiply", scores, build.constant(shape.head_width**-0.5))
+        shares = self._shares(build.call("bound", scores, attributes=(_SCORE_EXPONENT,)))
+        # A value row's power of two goes into its shares, so no token's rounding depends on a later one.
+        read = self.folded(shares, kept, self.groups, self.pair_bits)
+        joined = build.call("join_heads", read, attributes=(self.batch, shape.heads))
+        return Attended(queries, keys, kept, shares, read, joined)
+
+    def folded(self, values: int, rows: Quantised, groups: int, bits: int) -> int:
+        """Return the products of rows of ``values`` with the columns of ``rows``, group by group.
+
+        The powers of two of ``rows`` go into the columns of ``values`` before these are quantised.
+        """
+        build = self.build
+        scaled = build.quantised(build.call("scale_columns", values, rows.exponents), bits)
+        if groups > 1:
+            turned = build.call("transpose_groups", rows.integers, attributes=(groups,))
+        else:
+            turned = build.call("transpose", rows.integers)  # engines copy nothing
+        first, *rest = widths(scaled, rows)
+        return build.call(
+            "contract_groups", scaled.integers, turned, scaled.exponents, attributes=(first, groups, *rest)
+        )
+
+    def _shares(self, scores: int) -> int:
+        """Return the softmax of each row over the positions that its token may see; beyond them it is zero."""
+        build = self.build
+
+        def visible(values: int, fill: float) -> int:
+            attributes = (self.batch, self.length, constant_bits(fill))
+            return build.call("causal", values, self.first, attributes=attributes)
+
+        seen = visible(scores, _HIDDEN_SCORE)
+        powers = visible(build.call("exp", build.call("subtract", seen, build.call("row_maximum", seen))), 0.0)
+        norms = build.call("add", build.row_sum(powers), build.constant(NOTHING))
+        # At most 1 as it is; to bound it says so.
+        return build.call("bound", build.call("divide", powers, norms), attributes=(0,))

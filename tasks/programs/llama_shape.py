@@ -1,0 +1,94 @@
+"""Shapes of decoders of the Llama family, and their frozen tensors (market.md 4.6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tasks.programs.errors import ProgramInvalid
+from tasks.programs.operators.rotary import BASE_MAX, POSITION_MAX, WIDTH_MAX
+from tasks.programs.operators.rows import TERMS_MAX
+from tasks.programs.operators.scalars import NANO
+from tasks.programs.tensors import ElementType, TensorType
+
+__all__ = ["BITS", "LAYERS_MAX", "WEIGHT_EXPONENT_MAX", "LlamaShape", "exponents_of", "weight_tensors"]
+
+BITS: Final = 15
+LAYERS_MAX: Final = 256
+WEIGHT_EXPONENT_MAX: Final = 20
+"""Weights are below 2^21."""
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """What a model's program follows from. ``epsilon_nano`` is that of the norms in units of 10^-9.
+
+    Raises ProgramInvalid for a shape that no program is made of.
+    """
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_width: int
+    hidden: int
+    context: int
+    rotary_base: int
+    epsilon_nano: int
+    tied: bool = True
+    biased: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = (self.vocabulary, self.width, self.heads * self.head_width, self.hidden, self.context)
+        if not all(1 <= size <= TERMS_MAX for size in sizes) or not 1 <= self.layers <= LAYERS_MAX:
+            raise ProgramInvalid(f"sizes of {', '.join(map(str, sizes))}, {self.layers} layers")
+        if not 1 <= self.key_heads <= self.heads or self.heads % self.key_heads:
+            raise ProgramInvalid(f"{self.heads} heads over {self.key_heads} key heads")
+        if not 2 <= self.head_width <= WIDTH_MAX or self.head_width % 2:
+            raise ProgramInvalid(f"heads of {self.head_width} columns")
+        if not 2 <= self.rotary_base <= BASE_MAX or self.context > POSITION_MAX:
+            raise ProgramInvalid(f"a context of {self.context} tokens, rotary base {self.rotary_base}")
+        if not 1 <= self.epsilon_nano <= NANO:
+            raise ProgramInvalid(f"an epsilon of {self.epsilon_nano} x 10^-9")
+
+    @property
+    def key_width(self) -> int:
+        """Columns of keys and of values."""
+        return self.key_heads * self.head_width
+
+
+def exponents_of(name: str) -> str:
+    """Return the name of the tensor with the exponents of a weight's rows."""
+    return f"{name}/exponents"
+
+
+def weight_tensors(shape: LlamaShape) -> dict[str, TensorType]:
+    """Return name and type of every frozen tensor. Weights are outputs by inputs."""
+    found: dict[str, TensorType] = {}
+
+    def weight(name: str, rows: int, columns: int) -> None:
+        found[name] = TensorType(ElementType.INT16, rows, columns)
+        found[exponents_of(name)] = TensorType(ElementType.INT16, rows, 1)
+
+    def vector(name: str, columns: int) -> None:
+        found[name] = TensorType(ElementType.BINARY32, 1, columns)
+
+    weight("embedding", shape.vocabulary, shape.width)
+    queries, keys = shape.heads * shape.head_width, shape.key_width
+    for layer in range(shape.layers):
+        at = f"layer/{layer}"
+        vector(f"{at}/attention_norm", shape.width)
+        for name, columns in (("query", queries), ("key", keys), ("value", keys)):
+            weight(f"{at}/{name}", columns, shape.width)
+            if shape.biased:
+                vector(f"{at}/{name}_bias", columns)
+        weight(f"{at}/output", shape.width, queries)
+        vector(f"{at}/hidden_norm", shape.width)
+        weight(f"{at}/gate", shape.hidden, shape.width)
+        weight(f"{at}/up", shape.hidden, shape.width)
+        weight(f"{at}/down", shape.width, shape.hidden)
+    vector("norm", shape.width)
+    if not shape.tied:
+        weight("head", shape.vocabulary, shape.width)
+    return found
