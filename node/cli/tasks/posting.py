@@ -205,6 +205,7 @@ def quote(session: Session, recipe: _Recipe, save: Path | None, yes: bool, as_js
             "work, at the price limit": show_amount(amounts.price),
             "verification, at most": show_amount(amounts.verification),
             "a check": f"{show_amount(amounts.checks.fee)}, paid by the check fund",
+            "verifiers drawn": f"up to a base fee of {show_amount(amounts.checks.base_fee)} per gas",
             "worker's bond, at least": show_amount(amounts.checks.bond),
             "bond of a new worker": show_amount(amounts.checks.bond_new),
             "protocol fee": show_amount(amounts.fee),
