@@ -7,7 +7,7 @@ does not follow from what stands below it, tops that do not make the task's root
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -112,6 +112,7 @@ class InputClaim(NamedTuple):
 
 
 _NOWHERE: Final = NodePlace(0, 0, 0)
+PlainOf = Callable[[int, bytes], bytes]
 
 
 def layout_of(spec: JobSpec) -> Layout:
@@ -175,7 +176,7 @@ class Shown(Protocol):
 class _Shown:
     """The chunks of a blob that a claim has shown to stand under its name."""
 
-    def __init__(self, claim: InputClaim) -> None:
+    def __init__(self, claim: InputClaim, plain_of: PlainOf | None) -> None:
         """Raises ClaimUnproven for a chunk that does not stand under the name."""
         if pieces_digest(claim.hashes) != claim.pieces or len(claim.hashes) != -(-claim.size // PIECE_BYTES):
             raise ClaimUnproven("the hashes of the pieces are not those that the name covers")
@@ -188,7 +189,7 @@ class _Shown:
             path = MerkleProof(at, -(-left // BLOB_CHUNK_BYTES), siblings)
             if not verify_merkle_proof(claim.hashes[piece], content, path):
                 raise ClaimUnproven(f"chunk {number} does not stand under the name of the blob")
-            self._chunks[number] = content
+            self._chunks[number] = content if plain_of is None else plain_of(number, content)
 
     def read(self, start: int, stop: int) -> bytes:
         """Return some bytes of the blob. Raises ClaimUnproven if they were not shown."""
@@ -203,8 +204,11 @@ class _Shown:
         return bytes(found)
 
 
-def check_claim(spec: JobSpec, claim: InputClaim) -> None:
-    """Return if a claim proves that a task's blob is not its data set. Raises ClaimUnproven."""
+def check_claim(spec: JobSpec, claim: InputClaim, plain_of: PlainOf | None = None) -> None:
+    """Return if a claim proves that a task's blob is not its data set. Raises ClaimUnproven.
+
+    ``plain_of`` decrypts chunk ``number`` where the blob is a cipher of the data set.
+    """
     if blob_name(claim.size, claim.pieces) != spec.dataset.blob:
         raise ClaimUnproven("another blob than the task's data set")
     layout = layout_of(spec)
@@ -214,7 +218,7 @@ def check_claim(spec: JobSpec, claim: InputClaim) -> None:
         return
     if claim.size != layout.size:
         raise ClaimUnproven("the fault of this blob is its size")
-    shown = _Shown(claim)
+    shown = _Shown(claim, plain_of)
     if not is_fault(spec, claim.fault, claim.place, shown):
         raise ClaimUnproven("what is shown is no fault")
 
@@ -270,22 +274,22 @@ def _top(layout: Layout, tensor: int) -> NodePlace:
 # Finding
 
 
-def find_fault(task: bytes, spec: JobSpec, content: bytes) -> InputClaim | None:
+def find_fault(task: bytes, spec: JobSpec, content: bytes, cipher: bytes | None = None) -> InputClaim | None:
     """Return the claim against a blob that is not the data set of a job; None if it is.
 
-    Takes up to three seconds for the largest.
+    Where the blob is a cipher, ``content`` is what it decrypts to. Takes up to three seconds for the largest.
     """
-    layout = layout_of(spec)
-    hashes = tuple(piece_hash(content[at : at + PIECE_BYTES]) for at in range(0, len(content), PIECE_BYTES))
-    if len(content) != layout.size:
-        return claim_of_size(task, spec, len(content), pieces_digest(hashes))
+    layout, blob = layout_of(spec), content if cipher is None else cipher
+    hashes = tuple(piece_hash(blob[at : at + PIECE_BYTES]) for at in range(0, len(blob), PIECE_BYTES))
+    if len(blob) != layout.size:
+        return claim_of_size(task, spec, len(blob), pieces_digest(hashes))
     found = first_fault(spec, content)
     if found is None:
         return None
     fault, place, spans = found
     numbers = sorted({at // BLOB_CHUNK_BYTES for start, stop in spans for at in (start, stop - 1)})
-    chunks = tuple(_open(content, number) for number in numbers)
-    return InputClaim(task, fault, place, len(content), pieces_digest(hashes), hashes, chunks)
+    chunks = tuple(_open(blob, number) for number in numbers)
+    return InputClaim(task, fault, place, len(blob), pieces_digest(hashes), hashes, chunks)
 
 
 def claim_of_size(task: bytes, spec: JobSpec, size: int, pieces: bytes) -> InputClaim | None:

@@ -184,6 +184,12 @@ interface IDekubeTasks {
     /// @param chunk A chunk of the cipher with its paths: canonical CBOR.
     function claimGarbage(bytes32 task, bytes32 key, bytes calldata path, bytes calldata chunk) external;
 
+    /// @notice Prove, as its worker, that a task's blob does not decrypt to its data set; that ends the task.
+    /// @param claim The claim with the chunks of the cipher that show it: canonical CBOR.
+    /// @param key The key of the input.
+    /// @param path The key's path to the root in the task: canonical CBOR.
+    function claimKeyed(bytes calldata claim, bytes32 key, bytes calldata path) external;
+
     /// @notice Show, as the worker, that a private input is not the job's data set; that ends the task.
     /// @param shown The claim with the plain chunks that show it: canonical CBOR.
     function claimPlain(bytes calldata shown) external;

@@ -359,6 +359,15 @@ _TEXTS: Final[Mapping[tuple[str, str], Text]] = {
         },
         "Prove garbage in an input",
     ),
+    ("tasks", "claimKeyed"): Text(
+        "Prove, as its worker, that a task's blob does not decrypt to its data set; that ends the task.",
+        {
+            "claim": "The claim with the chunks of the cipher that show it: canonical CBOR.",
+            "key": "The key of the input.",
+            "path": "The key's path to the root in the task: canonical CBOR.",
+        },
+        "Prove that a private task cannot run",
+    ),
     ("tasks", "claimPlain"): Text(
         "Show, as the worker, that a private input is not the job's data set; that ends the task.",
         {"shown": "The claim with the plain chunks that show it: canonical CBOR."},

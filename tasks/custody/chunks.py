@@ -49,7 +49,9 @@ __all__ = [
 CHUNK_BYTES: Final = 16 * 1024
 CHUNKS_MAX: Final = 1 << 28
 SIBLINGS_MAX: Final = 28
-_NONCE: Final = bytes(16)
+STREAM_BLOCK_BYTES: Final = 64
+COUNTER_BYTES: Final = 4
+_NONCE: Final = bytes(12)
 """Each key is for one chunk of one content, so its counter and nonce begin with zero."""
 
 
@@ -104,19 +106,20 @@ def siblings_of(value: list[Any]) -> tuple[bytes, ...]:
     return tuple(value)
 
 
-def crypt_chunk(blob_key: bytes, context: bytes, index: int, chunk: bytes) -> bytes:
-    """Encrypt or decrypt a chunk: the two are the same. Raises ChunkInvalid.
+def crypt_chunk(blob_key: bytes, context: bytes, index: int, chunk: bytes, offset: int = 0) -> bytes:
+    """Encrypt or decrypt a chunk, or bytes of it from ``offset`` on: the two are the same. Raises ChunkInvalid.
 
     ``context`` is a hash that binds all plain bytes of the blob, in custody its plain root. A key may be used for
     several contents of a blob, and none of them tells anything of another.
     """
     if len(blob_key) != KEY_BYTES or len(context) != HASH_BYTES or not 0 <= index < CHUNKS_MAX:
         raise ChunkInvalid("a key and a context of 32 bytes expected, and the number of a chunk")
-    if len(chunk) > CHUNK_BYTES:
-        raise ChunkInvalid(f"a chunk has {CHUNK_BYTES} bytes at most")
+    if offset % STREAM_BLOCK_BYTES or not 0 <= offset <= CHUNK_BYTES - len(chunk):
+        raise ChunkInvalid(f"a chunk has {CHUNK_BYTES} bytes at most, and blocks of {STREAM_BLOCK_BYTES} bytes")
     info = encode(["dekube chunk", context, index])
     key = HKDFExpand(algorithm=SHA256(), length=KEY_BYTES, info=info).derive(blob_key)
-    return Cipher(ChaCha20(key, _NONCE), mode=None).encryptor().update(chunk)
+    counter = (offset // STREAM_BLOCK_BYTES).to_bytes(COUNTER_BYTES, "little")
+    return Cipher(ChaCha20(key, counter + _NONCE), mode=None).encryptor().update(chunk)
 
 
 class CipherBlob:

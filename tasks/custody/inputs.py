@@ -11,9 +11,10 @@ from typing import Any, Final, NamedTuple
 from state.primitives.codec import Value
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
+from state.primitives.manifests import BLOB_CHUNK_BYTES
 from state.primitives.merkle import MerkleProof, MerkleTree, verify_merkle_proof
-from tasks.claims import ClaimUnproven, Fault, first_fault, is_fault
-from tasks.custody.chunks import CHUNK_BYTES, BlobCommitment
+from tasks.claims import ClaimUnproven, Fault, InputClaim, check_claim, first_fault, is_fault
+from tasks.custody.chunks import CHUNK_BYTES, BlobCommitment, crypt_chunk
 from tasks.custody.layout import PlainChunk, plain_chunk_from_value, plain_chunk_to_value
 from tasks.engines.dataset_layout import TENSORS, NodePlace
 from tasks.spec import JobSpec
@@ -21,6 +22,7 @@ from tasks.spec import JobSpec
 __all__ = [
     "PLAIN_CHUNKS_MAX",
     "PlainClaim",
+    "check_keyed_claim",
     "check_plain_claim",
     "find_plain_fault",
     "plain_claim_from_value",
@@ -89,6 +91,19 @@ def check_plain_claim(spec: JobSpec, blob: BlobCommitment, claim: PlainClaim) ->
     """Return if a claim proves that an input is not its job's data set. Raises ChunkInvalid, ClaimUnproven."""
     if not is_fault(spec, claim.fault, claim.place, _ShownPlain(blob, claim.chunks)):
         raise ClaimUnproven("what is shown is no fault")
+
+
+def check_keyed_claim(spec: JobSpec, claim: InputClaim, key: bytes) -> None:
+    """Return if a claim proves that a task's blob does not decrypt to its data set with the key of its input.
+
+    Raises ClaimUnproven, ChunkInvalid.
+    """
+
+    def plain_of(number: int, content: bytes) -> bytes:
+        index, offset = divmod(number * BLOB_CHUNK_BYTES, CHUNK_BYTES)
+        return crypt_chunk(key, spec.dataset.root, index, content, offset)
+
+    check_claim(spec, claim, plain_of)
 
 
 def find_plain_fault(task: bytes, spec: JobSpec, content: bytes) -> PlainClaim | None:

@@ -11,9 +11,9 @@ from typing import Final
 from billing.errors import PaymentMissing
 from billing.escrow import Pool, Purpose
 from billing.prices import work_price_up
-from tasks.claims import ClaimUnproven, Fault, layout_of
+from tasks.claims import ClaimUnproven, Fault, InputClaim, layout_of
 from tasks.custody.chunks import BlobCommitment, ChunkProof, is_garbage
-from tasks.custody.inputs import PlainClaim, check_plain_claim
+from tasks.custody.inputs import PlainClaim, check_keyed_claim, check_plain_claim
 from tasks.custody.keys import KeyProof, check_key, input_key_name
 from tasks.errors import CustodyOff, CustodyRefused, NotYours, WrongPhase
 from tasks.ledger.claims import UpheldClaim, end_by_claim
@@ -25,10 +25,21 @@ from tasks.ledger.parameters import DAY_MS, TaskParameters
 from tasks.ledger.progress import hold_back, is_firm
 from tasks.spec import JobSpec
 
-__all__ = ["CLAIM_GARBAGE_GAS", "CLAIM_PLAIN_GAS", "claim_garbage", "claim_plain", "input_budget", "keep_input"]
+__all__ = [
+    "CLAIM_GARBAGE_GAS",
+    "CLAIM_KEYED_GAS",
+    "CLAIM_PLAIN_GAS",
+    "claim_garbage",
+    "claim_keyed",
+    "claim_plain",
+    "input_budget",
+    "keep_input",
+]
 
 CLAIM_GARBAGE_GAS: Final = 3_000_000
 """Weight of a claim that a cipher is garbage: a chunk with its paths, and the end of the task."""
+CLAIM_KEYED_GAS: Final = 6_000_000
+"""Weight of a claim about a cipher with its key: as one about an input, with the path of the key."""
 CLAIM_PLAIN_GAS: Final = 5_000_000
 """Weight of a claim about plain chunks: its bytes, judging it, and the end of the task."""
 DATA_SET: Final = 0
@@ -69,13 +80,35 @@ def keep_input(case: Case, sender: bytes, blob: BlobCommitment, amount: int) -> 
     hold_back(case)
 
 
-def _claimable(case: Case, sender: bytes) -> BlobCommitment:
+def claim_keyed(case: Case, sender: bytes, claim: InputClaim, key: bytes, key_proof: KeyProof) -> None:
+    """End a task whose worker proves with the input's key that the task's blob is no cipher of its data set.
+
+    That needs no commitment: the blob's name stands in the job.
+    Raises NotYours, WrongPhase, CustodyOff, KeyInvalid, ClaimUnproven, ChunkInvalid.
+    """
+    _check_worker(case, sender)
+    _check_input_key(case, key, key_proof)
+    check_keyed_claim(case.spec, claim, key)
+    upheld = UpheldClaim(Reason.INPUT_INVALID, int(claim.fault), claim.place, claim.size)
+    end_by_claim(case, upheld, CLAIM_KEYED_GAS)
+
+
+def _check_worker(case: Case, sender: bytes) -> None:
     record = case.record
     if sender != record.worker:
         raise NotYours("the sender is not the task's worker")
     if record.phase not in (Phase.PREPARING, Phase.RUNNING):
         raise WrongPhase(record.phase.name.lower())
-    blob = find_input(case.state, record.id)
+
+
+def _check_input_key(case: Case, key: bytes, key_proof: KeyProof) -> None:
+    terms = terms_of(case)
+    check_key(terms.key_root, terms.inputs, terms.windows, input_key_name(DATA_SET), key, key_proof)
+
+
+def _claimable(case: Case, sender: bytes) -> BlobCommitment:
+    _check_worker(case, sender)
+    blob = find_input(case.state, case.record.id)
     if blob is None:
         raise CustodyOff("the requester has not committed to an input")
     return blob
@@ -87,8 +120,7 @@ def claim_garbage(case: Case, sender: bytes, key: bytes, key_proof: KeyProof, ch
     Raises NotYours, WrongPhase, CustodyOff, KeyInvalid, ChunkInvalid, ClaimUnproven.
     """
     blob = _claimable(case, sender)
-    terms = terms_of(case)
-    check_key(terms.key_root, terms.inputs, terms.windows, input_key_name(DATA_SET), key, key_proof)
+    _check_input_key(case, key, key_proof)
     if not is_garbage(blob, key, chunk, case.spec.dataset.root):
         raise ClaimUnproven("the chunk is the one that the requester committed to")
     _uphold(case, Fault.GARBAGE, (0, 0, chunk.number), blob, CLAIM_GARBAGE_GAS)

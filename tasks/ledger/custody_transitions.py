@@ -12,6 +12,7 @@ from state.primitives.hashing import HASH_BYTES
 from state.transition.calls import CallForm
 from state.transition.rules import Context, Rule
 from state.view import Overlay
+from tasks.claims import InputClaim, claim_from_value
 from tasks.custody.chunks import BlobCommitment, ChunkProof, chunk_proof_from_value
 from tasks.custody.inputs import PlainClaim, plain_claim_from_value
 from tasks.custody.keys import INPUTS_MAX, KEY_BYTES, KeyProof, key_proof_from_value
@@ -20,8 +21,10 @@ from tasks.ledger import registration
 from tasks.ledger.custody import ANSWER_GAS, answer, ask, demand, end, sign_delivery, take
 from tasks.ledger.custody_inputs import (
     CLAIM_GARBAGE_GAS,
+    CLAIM_KEYED_GAS,
     CLAIM_PLAIN_GAS,
     claim_garbage,
+    claim_keyed,
     claim_plain,
     keep_input,
 )
@@ -35,6 +38,7 @@ __all__ = [
     "ANSWER_DEMAND",
     "ASK_CUSTODY",
     "CLAIM_GARBAGE",
+    "CLAIM_KEYED",
     "CLAIM_PLAIN",
     "DEMAND_CUSTODY",
     "END_CUSTODY",
@@ -57,6 +61,7 @@ END_CUSTODY: Final = 0x3B
 KEEP_INPUT: Final = 0x3C
 CLAIM_GARBAGE: Final = 0x3D
 CLAIM_PLAIN: Final = 0x3E
+CLAIM_KEYED: Final = 0x3F
 
 _CALLS: Final = {
     ASK_CUSTODY: CallForm(LEDGER_ADDRESS, "askCustody(bytes32 task, bytes32 keyRoot, uint32 inputs)", value_at=3),
@@ -83,6 +88,9 @@ _CALLS: Final = {
     CLAIM_GARBAGE: CallForm(
         LEDGER_ADDRESS, "claimGarbage(bytes32 task, bytes32 key, bytes path, bytes chunk)",
         nested=("path", "chunk"),
+    ),
+    CLAIM_KEYED: CallForm(
+        LEDGER_ADDRESS, "claimKeyed(bytes claim, bytes32 key, bytes path)", nested=("claim", "path")
     ),
     CLAIM_PLAIN: CallForm(LEDGER_ADDRESS, "claimPlain(bytes shown)", nested=("shown",)),
 }  # fmt: skip
@@ -149,6 +157,14 @@ class KeptInput(NamedTuple):
     task: bytes
     blob: BlobCommitment
     amount: int
+
+
+class KeyedClaim(NamedTuple):
+    """A claim about the cipher of an input, and the input's key with its path."""
+
+    claim: InputClaim
+    key: bytes
+    path: KeyProof
 
 
 class ClaimedGarbage(NamedTuple):
@@ -261,6 +277,14 @@ def _decode_claimed(payload: list[Any]) -> ClaimedGarbage:
             raise DecodeError("[task, key, path of the key, chunk] expected")
 
 
+def _decode_keyed(payload: list[Any]) -> KeyedClaim:
+    match payload:
+        case [list(claim), bytes(key), list(path)] if len(key) == KEY_BYTES:
+            return KeyedClaim(claim_from_value(claim), key, key_proof_from_value(path))
+        case _:
+            raise DecodeError("[claim, key, path of the key] expected")
+
+
 def _decode_plain(payload: list[Any]) -> PlainClaim:
     match payload:
         case [list(claim)]:
@@ -329,6 +353,11 @@ class _Custody:
         claim_garbage(case, context.sender, payload.key, payload.path, payload.chunk)
         self._done(state, case, context)
 
+    def keyed(self, state: Overlay, payload: KeyedClaim, context: Context) -> None:
+        case = self._case_of(state, context, payload.claim.task)
+        claim_keyed(case, context.sender, payload.claim, payload.key, payload.path)
+        self._done(state, case, context)
+
     def plain(self, state: Overlay, payload: PlainClaim, context: Context) -> None:
         case = self._case_of(state, context, payload.task)
         claim_plain(case, context.sender, payload)
@@ -360,6 +389,7 @@ def custody_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
         # What the chain does for it: up to four draws, and the end.
         Rule(KEEP_INPUT, "keep_input", 600_000, _decode_input, _amount, custody.input),
         Rule(CLAIM_GARBAGE, "claim_garbage", CLAIM_GARBAGE_GAS, _decode_claimed, _free, custody.claimed),
+        Rule(CLAIM_KEYED, "claim_keyed", CLAIM_KEYED_GAS, _decode_keyed, _free, custody.keyed),
         Rule(CLAIM_PLAIN, "claim_plain", CLAIM_PLAIN_GAS, _decode_plain, _free, custody.plain),
     )
     return tuple(replace(rule, call=_CALLS[rule.kind]) for rule in own)

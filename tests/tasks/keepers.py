@@ -10,6 +10,7 @@ from typing import Final
 from state.primitives.codec import Value
 from state.primitives.hashing import digest
 from state.primitives.merkle import MerkleTree
+from tasks.claims import claim_to_value, find_fault
 from tasks.custody.chunks import BlobCommitment, CipherBlob, Custody, chunk_proof_to_value
 from tasks.custody.keys import (
     KeyCommitments,
@@ -35,6 +36,7 @@ from tasks.ledger.custody_transitions import (
     ANSWER_DEMAND,
     ASK_CUSTODY,
     CLAIM_GARBAGE,
+    CLAIM_KEYED,
     DEMAND_CUSTODY,
     END_CUSTODY,
     KEEP_INPUT,
@@ -130,6 +132,17 @@ class KeptWorld(World):
         path = key_proof_to_value(commitments.proof(name))
         chunk = self.chunk(task, INPUT_WINDOW, number)
         return self.send(sender, CLAIM_GARBAGE, [task, derive_key(TASK_KEY, name), path, chunk])
+
+    def claim_keyed(
+        self, task: bytes, cipher: bytes, plain: bytes, sender: bytes, key: bytes = TASK_KEY, **changed: object
+    ) -> str | None:
+        """Claim that the task's blob, a cipher, does not decrypt to its data set."""
+        job = queries.task_spec(self.state, task)
+        name, found = input_key_name(0), find_fault(task, job, plain, cipher)
+        assert found is not None
+        path = key_proof_to_value(KeyCommitments(TASK_KEY, INPUTS, job.windows).proof(name))
+        claim = claim_to_value(found._replace(**changed))  # type: ignore[arg-type]
+        return self.send(sender, CLAIM_KEYED, [claim, derive_key(key, name), path])
 
     def proof(self, job: JobSpec, proof: WindowProof) -> WindowProof:
         if find_terms(self.state, proof.task) is None:

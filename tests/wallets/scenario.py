@@ -93,8 +93,8 @@ WITHOUT_INPUTS: Final = {
 }
 """Arguments after the task, and why they are refused."""
 NEVER_DONE: Final = frozenset((
-    "askCustody", "claimInput", "claimPlain", *WITHOUT_INPUTS, *ALWAYS_FAIL, *ONLY_VERIFIER, *WITHOUT_DISPUTE,
-    *WITHOUT_CUSTODY,
+    "askCustody", "claimInput", "claimKeyed", "claimPlain", *WITHOUT_INPUTS, *ALWAYS_FAIL, *ONLY_VERIFIER,
+    *WITHOUT_DISPUTE, *WITHOUT_CUSTODY,
 ))  # fmt: skip
 STATE_REASONS: Final = {
     "settleCarriage": "not_yours", "withdrawCarriage": "insufficient_funds",

@@ -143,6 +143,7 @@ PAYLOADS = (
         custody_transitions.CLAIM_GARBAGE,
         [b"t" * 32, b"k" * 32, key_proof_to_value(KEY_PROOF), chunk_proof_to_value(CHUNK)],
     ),
+    payload(custody_transitions.CLAIM_KEYED, [claim_to_value(CLAIM), b"k" * 32, key_proof_to_value(KEY_PROOF)]),
     payload(custody_transitions.CLAIM_PLAIN, [plain_claim_to_value(PLAIN_CLAIM)]),
     payload(transitions.OPEN_WINDOW, [b"t" * 32, 1, [opening_to_value(OPENING)]]),
     payload(transitions.POKE, [b"t" * 32]),

@@ -273,7 +273,7 @@ def targets() -> Iterator[tuple[str, Target]]:
                 f"tasks.ledger.custody_transitions:_decode_{name}"
                 for name in (
                     "ask", "take", "output", "receive", "demand", "answer", "garbage", "mismatch", "input",
-                    "claimed", "plain",
+                    "claimed", "keyed", "plain",
                 )
             ),
             "tasks.ledger.claim_transitions:_decode_input",

@@ -45,6 +45,7 @@ from tasks.ledger.custody_transitions import (
     ANSWER_DEMAND,
     ASK_CUSTODY,
     CLAIM_GARBAGE,
+    CLAIM_KEYED,
     CLAIM_PLAIN,
     DEMAND_CUSTODY,
     END_CUSTODY,
@@ -188,6 +189,9 @@ KINDS: dict[int, st.SearchStrategy[list[Any]]] = {
         lambda root, size, amount: [root, size, root, root, amount], hashes, st.integers(1, 2**42 - 1), amounts
     ),
     CLAIM_GARBAGE: st.builds(lambda task, key, chunk: [task, key, [3, 9, [key]], chunk], hashes, hashes, chunks),
+    CLAIM_KEYED: st.builds(
+        lambda key: [claim_to_value(CLAIM), key, [3, 9, [key]]], hashes
+    ),
     CLAIM_PLAIN: st.builds(
         lambda task, number: [[task, int(Fault.NODE), [1, 2, number], [[1, b"p" * 9, [task]]]]], hashes, windows
     ),
@@ -342,7 +346,7 @@ class KeptForms(Compared, KeptWorld):
     runtime = KEPT_RUNTIME
 
 
-CUSTODY_KINDS: Final = frozenset(range(ASK_CUSTODY, CLAIM_PLAIN + 1))
+CUSTODY_KINDS: Final = frozenset(range(ASK_CUSTODY, CLAIM_KEYED + 1))
 
 
 def test_both_forms_of_what_succeeds_in_custody_leave_the_same_state_events_and_fee() -> None:
@@ -372,6 +376,9 @@ def test_both_forms_of_what_succeeds_in_custody_leave_the_same_state_events_and_
         for machine, manners in world.machines.items()
     }  # fmt: skip
     job, content = crooked_job()
+    task = world.create(stray_job(b"no cipher" * 9, job))
+    worker = world.run_to(task, Phase.PREPARING).worker
+    assert world.claim_keyed(task, b"no cipher" * 9, b"", worker) is None
     for manner in ("right", "garbage"):
         task = world.create(job)
         assert world.keep_input(task, content, manner=manner) is None

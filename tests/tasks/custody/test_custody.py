@@ -215,6 +215,22 @@ def test_two_proofs_of_one_window_share_no_stream() -> None:
     assert CipherBlob(KEY, secret).chunks == honest.chunks, "of the same bytes all make the same chunks"
 
 
+@given(st.integers(0, CHUNK_BYTES // 64 - 1), st.integers(1, CHUNK_BYTES), st.integers(0, 9))
+def test_a_part_of_a_chunk_decrypts_alone(block: int, size: int, index: int) -> None:
+    """A claim shows 4 KiB of a blob at a time, and a chunk in custody has 16."""
+    plain = Random(index).randbytes(CHUNK_BYTES)
+    whole = crypt_chunk(KEY, TASK, index, plain)
+    start = 64 * block
+    part = whole[start : start + size]
+    assert crypt_chunk(KEY, TASK, index, part, start) == plain[start : start + size]
+
+
+@pytest.mark.parametrize("offset", [-64, 1, 63, CHUNK_BYTES])
+def test_a_part_begins_with_a_block_and_lies_in_its_chunk(offset: int) -> None:
+    with pytest.raises(ChunkInvalid):
+        crypt_chunk(KEY, TASK, 0, bytes(64), offset)
+
+
 # Shares
 
 

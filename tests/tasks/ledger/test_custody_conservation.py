@@ -94,7 +94,9 @@ def stir(world: KeptWorld, task: bytes, chance: random.Random) -> None:
             world.demand(task, window, chance.choice(holders))
         case _ if window == INPUT_WINDOW:
             worker = world.task(task).worker or machine
-            if chance.random() < 0.2:
+            if chance.random() < 0.05:
+                world.claim_keyed(task, b"no cipher", b"", worker)
+            elif chance.random() < 0.2:
                 world.claim_garbage(task, 1, worker)
             elif chance.random() < 0.1:
                 claim = find_plain_fault(task, *DATA)

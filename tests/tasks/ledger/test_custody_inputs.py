@@ -11,8 +11,11 @@ from billing.escrow import Line, Movement, Pool, Purpose, escrow_totals
 from state.primitives.codec import Value
 from state.view.accounts import balance_of
 from tasks.claims import Fault, layout_of
+from tasks.custody.chunks import CipherBlob
 from tasks.custody.inputs import PlainClaim, find_plain_fault, plain_claim_to_value
+from tasks.custody.keys import derive_key, input_key_name
 from tasks.engines.dataset_layout import NodePlace
+from tasks.engines.datasets import Dataset
 from tasks.ledger import queries
 from tasks.ledger.claims import load_claim
 from tasks.ledger.custody_inputs import input_budget
@@ -24,10 +27,10 @@ from tasks.ledger.queries import Action
 from tasks.ledger.registry import require_node
 from tasks.ledger.transitions import CANCEL_TASK, CREATE_TASK, task_id_of
 from tasks.spec import JobSpec, encode_spec
-from tests.tasks.keepers import KEPT, KeptWorld
+from tests.tasks.keepers import KEPT, TASK_KEY, KeptWorld
 from tests.tasks.ledger.test_custody import until
 from tests.tasks.signed import CHECK, WORK
-from tests.tasks.strays import crooked_job
+from tests.tasks.strays import crooked_job, stray_job
 from tests.tasks.world import DKB, QUICK, REQUESTER, Manners, World, spec
 
 IDLE = Manners(silent=frozenset({Action.START, Action.COMPUTE}))
@@ -314,3 +317,77 @@ def test_each_fault_of_a_plain_input_is_found_and_proven(fault: Fault) -> None:
     told = load_claim(world.state, task)
     assert told is not None and told.fault == fault and NodePlace(*told.place) == found.place
     assert load_custody(world.state, task, INPUT_WINDOW).phase is CustodyPhase.VOID
+
+
+def keyed(content: bytes, *, is_garbage: bool = False) -> tuple[JobSpec, bytes, bytes]:
+    """A job whose blob is the cipher of ``content``, the cipher, and what it decrypts to."""
+    job = data()[0]
+    chunks = CipherBlob(derive_key(TASK_KEY, input_key_name(0)), content, job.dataset.root).chunks
+    cipher = bytes(len(content)) if is_garbage else b"".join(chunks)
+    plain = b"".join(CipherBlob(derive_key(TASK_KEY, input_key_name(0)), cipher, job.dataset.root).chunks)
+    return stray_job(cipher, job), cipher, plain
+
+
+@pytest.mark.parametrize("fault", [Fault.SIZE, Fault.FORM, Fault.LABEL, Fault.NODE, Fault.ROOT, Fault.GARBAGE])
+def test_a_private_blob_that_is_no_cipher_of_the_data_set_ends_the_task(fault: Fault) -> None:
+    """Without that a requester of a private task could have machines fetch and prepare anything for nothing."""
+    content = bytearray(data()[1])
+    layout = layout_of(data()[0])
+    match fault:
+        case Fault.SIZE:
+            content += b"x"
+        case Fault.FORM:
+            content[0] ^= 1
+        case Fault.LABEL:
+            content[layout.labels_at] = 99
+        case Fault.NODE:
+            content[layout.features_at + 20_000] ^= 1
+        case _:
+            pass  # the bytes are of the right form, and not under the root
+    job, cipher, plain = keyed(bytes(content), is_garbage=fault is Fault.GARBAGE)
+    world = KeptWorld()
+    world.add_machine(1, roles=WORK, manners=IDLE)
+    world.add_machine(2, roles=CHECK)
+    task = world.create(job)
+    worker = world.run_to(task, Phase.PREPARING).worker
+    assert world.claim_keyed(task, cipher, plain, b"x" * 20) == "not_yours"
+    assert world.claim_keyed(task, cipher, plain, worker, key=b"k" * 32) == "key_invalid"
+    if fault is not Fault.SIZE:
+        assert world.claim_keyed(task, cipher, plain, worker, chunks=()) == "claim_unproven"
+    assert world.claim_keyed(task, cipher, plain, worker) is None
+    told = load_claim(world.state, task)
+    assert told is not None and told.fault == (Fault.FORM if fault is Fault.GARBAGE else fault)
+    assert world.task(task).phase == Phase.FAILED
+    assert lines(world, task, Purpose.PREPARATION)[-1].amount > 0
+
+
+def test_nothing_is_claimed_with_a_key_about_an_honest_private_blob() -> None:
+    named, (columns, *_, classes) = data()[0].dataset, data()[0].model.widths
+    right = Dataset(
+        named.rows, columns, classes, named.shift, named.samples, bytes(named.rows * columns), bytes(named.rows)
+    )
+    job = data()[0]._replace(dataset=named._replace(root=right.root()))
+    chunks = CipherBlob(derive_key(TASK_KEY, input_key_name(0)), right.encode(), right.root()).chunks
+    job = stray_job(b"".join(chunks), job)
+    world = KeptWorld()
+    world.add_machine(1, roles=WORK, manners=IDLE)
+    world.add_machine(2, roles=CHECK)
+    task = world.create(job)
+    worker = world.run_to(task, Phase.PREPARING).worker
+    for fault in (Fault.SIZE, Fault.FORM, Fault.LABEL, Fault.NODE, Fault.ROOT):
+        # The chunks are those of a claim about other bytes: all stand under the name, and none shows a fault.
+        wrong = bytearray(right.encode())
+        wrong[20_000] ^= 1
+        refusal = world.claim_keyed(task, b"".join(chunks), bytes(wrong), worker, fault=fault)
+        assert refusal == "claim_unproven"
+    assert world.task(task).phase == Phase.PREPARING
+
+
+def test_a_task_without_keys_takes_no_claim_with_one() -> None:
+    world = KeptWorld()
+    world.add_machine(1, roles=WORK, manners=IDLE)
+    world.add_machine(2, roles=CHECK)
+    job, cipher, plain = keyed(data()[1])
+    task = World.create(world, job)
+    worker = world.run_to(task, Phase.PREPARING).worker
+    assert world.claim_keyed(task, cipher, plain, worker) == "custody_off"

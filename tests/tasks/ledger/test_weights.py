@@ -185,6 +185,8 @@ def largest(kind: int) -> list[Value]:
             return [task, CUSTODY_SIZE_LIMIT - 1, h, h, amount]
         case custody_transitions.CLAIM_GARBAGE:
             return [task, h, [9_999, 10_064, [h] * 14], CHUNK]
+        case custody_transitions.CLAIM_KEYED:
+            return [*largest(claim_transitions.CLAIM_INPUT), h, [9_999, 10_064, [h] * 14]]
         case custody_transitions.CLAIM_PLAIN:
             plain = PlainChunk(CHUNKS_MAX - 1, b"c" * CHUNK_BYTES, (h,) * SIBLINGS_MAX)
             shown_of = (plain,) * PLAIN_CHUNKS_MAX
