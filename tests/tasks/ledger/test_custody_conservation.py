@@ -93,17 +93,7 @@ def stir(world: KeptWorld, task: bytes, chance: random.Random) -> None:
             holders = [holder.address for holder in record.holders] or [machine]
             world.demand(task, window, chance.choice(holders))
         case _ if window == INPUT_WINDOW:
-            worker = world.task(task).worker or machine
-            if chance.random() < 0.05:
-                world.claim_keyed(task, b"no cipher", b"", worker)
-            elif chance.random() < 0.2:
-                world.claim_garbage(task, 1, worker)
-            elif chance.random() < 0.1:
-                claim = find_plain_fault(task, *DATA)
-                assert claim is not None
-                world.send(worker, CLAIM_PLAIN, [plain_claim_to_value(claim)])
-            elif chance.random() < 0.1:
-                world.send(REQUESTER, CANCEL_TASK, [task])
+            stir_input(world, task, world.task(task).worker or machine, chance)
         case 2:
             world.end(task, window)
         case 3 if (task, window) in world.outputs:
@@ -115,6 +105,21 @@ def stir(world: KeptWorld, task: bytes, chance: random.Random) -> None:
         case _:
             world.send(machine, TAKE_CUSTODY, [task, window, record.bond])
             world.send(machine, RECEIVE_CUSTODY, [task, window])
+
+
+def stir_input(world: KeptWorld, task: bytes, sender: bytes, chance: random.Random) -> None:
+    """Claim something about the input of a task, or cancel it."""
+    match chance.randrange(10):
+        case 0:
+            world.claim_keyed(task, b"no cipher", b"", sender)
+        case 1 | 2:
+            world.claim_garbage(task, 1, sender)
+        case 3:
+            claim = find_plain_fault(task, *DATA)
+            assert claim is not None
+            world.send(sender, CLAIM_PLAIN, [plain_claim_to_value(claim)])
+        case 4:
+            world.send(REQUESTER, CANCEL_TASK, [task])
 
 
 def wind_down(world: KeptWorld, tasks: list[bytes]) -> Counter[Reason | Purpose | Phase]:
