@@ -350,8 +350,16 @@ def _go_on(case: Case, record: CustodyRecord) -> CustodyRecord:
 def _close_signing(case: Case, record: CustodyRecord) -> CustodyRecord:
     """Let go of custodians that did not sign in time: nobody can tell whose fault that is."""
     for address in record.pending:
-        _count(case, record.author, address, is_done=False)
+        _count_receipt(case, record, address, is_done=False)
     return _go_on(case, record._replace(pending=()))
+
+
+def _count_receipt(case: Case, record: CustodyRecord, taker: bytes, *, is_done: bool) -> None:
+    """Count a hand-over by its author. Accounts of requesters are free: of an input none counts for a machine."""
+    if record.is_input:
+        count_hand_over(case.state, record.author, case.now // DAY_MS, is_done=is_done)
+    else:
+        _count(case, record.author, taker, is_done=is_done)
 
 
 def _count(case: Case, giver: bytes, taker: bytes, *, is_done: bool) -> None:
@@ -370,7 +378,7 @@ def take(case: Case, number: int, sender: bytes, amount: int) -> None:
     if amount != record.bond:
         raise PaymentMissing(due=record.bond, got=amount)
     case.vault.lock(Pool.CUSTODY, sender, amount, Purpose.CUSTODY_BOND, owner=sender)
-    _count(case, record.author, sender, is_done=True)
+    _count_receipt(case, record, sender, is_done=True)
     record = _taken(case, record, Holder(sender, amount, case.now, 0, 0))
     save_custody(case.state, record if record.pending else _go_on(case, record), case.now)
 

@@ -120,6 +120,8 @@ def stir_input(world: KeptWorld, task: bytes, sender: bytes, chance: random.Rand
             world.send(sender, CLAIM_PLAIN, [plain_claim_to_value(claim)])
         case 4:
             world.send(REQUESTER, CANCEL_TASK, [task])
+        case _:
+            pass
 
 
 def wind_down(world: KeptWorld, tasks: list[bytes]) -> Counter[Reason | Purpose | Phase]:
