@@ -7,22 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from state.primitives.codec import decode, encode
 from state.primitives.errors import DecodeError
 from tasks.engines.errors import StateInvalid
-from tasks.engines.plan import TrainingPlan
 from tasks.programs.states import state_root
-from tasks.programs.tensors import tensor_root
+from tasks.programs.tensors import TensorType, tensor_root
 
-__all__ = ["TrainingState"]
+__all__ = ["StatePlan", "TrainingState"]
 
 STEP_MAX: Final = 1 << 48
 _VERSION: Final = 1
 _ITEMS: Final = 4
 """The state itself, its version, its step, its tensors: no stranger's bytes make more objects than a state has."""
 _TENSOR_ITEMS: Final = 3
+
+
+class StatePlan(Protocol):
+    """What a state's layout follows from."""
+
+    @property
+    def state_limit_bytes(self) -> int:
+        """Upper bound of an encoded state."""
+
+    def tensors(self) -> dict[str, TensorType]:
+        """Names and types of the tensors of a state, in canonical (sorted) order."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +47,8 @@ class TrainingState:
         return encode([_VERSION, self.step, [[name, self.tensors[name]] for name in sorted(self.tensors)]])
 
     @classmethod
-    def decode(cls, data: bytes, plan: TrainingPlan) -> TrainingState:
-        """Read a state of ``plan``'s model. Raises StateInvalid; the numbers are checked where they are loaded."""
+    def decode(cls, data: bytes, plan: StatePlan) -> TrainingState:
+        """Read a state of a plan. Raises StateInvalid; the numbers are checked where they are loaded."""
         types = plan.tensors()
         try:
             value = decode(
@@ -60,7 +70,7 @@ class TrainingState:
                     raise StateInvalid(f"expected tensor {name} of {kind.rows} by {kind.columns} values")
         return cls(step, tensors)
 
-    def root(self, plan: TrainingPlan) -> bytes:
+    def root(self, plan: StatePlan) -> bytes:
         """Return the root that commits to the step and to every tensor (market.md 4.6)."""
         types = plan.tensors()
         return state_root(

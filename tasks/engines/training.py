@@ -5,7 +5,6 @@ See market.md 4.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,34 +12,22 @@ import numpy as np
 
 from tasks.engines.arrays import Arrays
 from tasks.engines.datasets import Dataset
-from tasks.engines.errors import DatasetInvalid, Diverged, StateInvalid
+from tasks.engines.errors import DatasetInvalid, StateInvalid
 from tasks.engines.plan import TrainingPlan
 from tasks.engines.state import TrainingState
+from tasks.engines.steps import SegmentResult, Steps
 from tasks.engines.weights import initial_weights
 from tasks.programs.classifier import SCORED_ROWS
-from tasks.programs.errors import SourceInvalid, StoreDiverged
+from tasks.programs.errors import SourceInvalid
 from tasks.programs.operators import Context
 from tasks.programs.program import SourceKind
-from tasks.programs.running import ResultRunner, Runner, StepResult, content_of
-from tasks.programs.tensors import tensor_root
-from tasks.programs.work import WORK_START, add_losses, extend_work
+from tasks.programs.running import ResultRunner, Runner
 
 __all__ = ["Evaluation", "SegmentResult", "Trainer", "evaluation_rows_max", "initial_state"]
 
 EVALUATION_UNITS: Final = 1 << 37
 """Work of an evaluation at most, about half a minute of a slow core: a data set may have many rows for testing, of
 which no step says anything, and they hold up the last window."""
-
-
-@dataclass(frozen=True)
-class SegmentResult:
-    """What a segment commits to. ``loss_bits`` is the binary64 pattern of the sum of its steps' losses."""
-
-    step_from: int
-    step_to: int
-    state_root: bytes
-    work_digest: bytes
-    loss_bits: int
 
 
 @dataclass(frozen=True)
@@ -69,7 +56,7 @@ def initial_state(plan: TrainingPlan) -> TrainingState:
     return TrainingState(0, tensors)
 
 
-class Trainer:
+class Trainer(Steps):
     """One run of ``plan`` over ``dataset``, standing at ``state``.
 
     Raises StateInvalid or DatasetInvalid where they do not fit the plan.
@@ -83,53 +70,14 @@ class Trainer:
                 "a data set of {} features, {} classes, {} rows, {} to train on, and shift {}".format(*found)
                 + " where the job has {}, {}, {}, {} and {}".format(*wanted)
             )
-        self._plan, self._arrays, self._dataset = plan, arrays, dataset
-        self._program = plan.program
-        self._runner = Runner(self._program, arrays)
-        self._data = self._runner.load(SourceKind.DATA, dataset.contents)
+        self._plan, self._dataset = plan, dataset
+        runner = Runner(plan.program, arrays)
         try:
-            self._state = self._runner.load(SourceKind.STATE, state.tensors)
+            loaded = runner.load(SourceKind.STATE, state.tensors)
         except SourceInvalid as error:
             raise StateInvalid(str(error)) from None
-        self.step = state.step
-
-    def run_segment(self, steps: int, on_step: Callable[[int], None] = lambda _step: None) -> SegmentResult:
-        """Do ``steps`` steps; ``on_step`` hears the number of steps done after each. Raises Diverged."""
-        step_from = self.step
-        work, losses = self.run_steps(steps, on_step)
-        return SegmentResult(step_from, self.step, self.state().root(self._plan), work, losses)
-
-    def run_steps(self, steps: int, on_step: Callable[[int], None] = lambda _step: None) -> tuple[bytes, int]:
-        """Do ``steps`` steps as ``run_segment``; return the work digest and the sum of losses alone."""
-        work, losses = WORK_START, 0
-        for _ in range(steps):
-            found = self._one_step()
-            probe = self._content(self._program.probe, found)
-            losses = add_losses(losses, int.from_bytes(self._content(self._program.loss, found), "little"))
-            work = extend_work(work, tensor_root(self._program.types[self._program.probe], probe), losses)
-            self._state = found.stores
-            self.step += 1
-            on_step(self.step)
-        return work, losses
-
-    def _one_step(self) -> StepResult:
-        sources = self._runner.sources(self._state, self._data)
-        try:
-            with np.errstate(all="ignore"):  # what overflows is found where it is stored
-                return self._runner.run(sources, Context(self.step, self._plan.seed))
-        except StoreDiverged:
-            raise Diverged(step=self.step + 1) from None
-
-    def _content(self, tensor: int, found: StepResult) -> bytes:
-        values = found.probe if tensor == self._program.probe else found.loss
-        return content_of(self._arrays, self._program.types[tensor], values)
-
-    def state(self) -> TrainingState:
-        """Return where the run stands."""
-        types = self._plan.tensors()
-        return TrainingState(
-            self.step, {name: content_of(self._arrays, kind, self._state[name]) for name, kind in types.items()}
-        )
+        data = runner.load(SourceKind.DATA, dataset.contents)
+        super().__init__(plan, arrays, runner, state=loaded, data=data, model={}, step=state.step)
 
     def evaluate(self) -> Evaluation:
         """Count the right answers on the test split, as far as ``evaluation_rows_max`` allows.

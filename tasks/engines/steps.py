@@ -1,0 +1,94 @@
+"""Steps of a program one after another, and what a worker commits to at the end of a segment (market.md 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tasks.engines.arrays import Array, Arrays
+from tasks.engines.errors import Diverged
+from tasks.engines.state import StatePlan, TrainingState
+from tasks.programs.errors import StoreDiverged
+from tasks.programs.operators import Context
+from tasks.programs.program import Program
+from tasks.programs.running import Runner, StepResult, content_of
+from tasks.programs.tensors import tensor_root
+from tasks.programs.work import WORK_START, add_losses, extend_work
+
+__all__ = ["SegmentResult", "StepPlan", "Steps"]
+
+
+@dataclass(frozen=True)
+class SegmentResult:
+    """What a segment commits to. ``loss_bits`` is the binary64 pattern of the sum of its steps' losses."""
+
+    step_from: int
+    step_to: int
+    state_root: bytes
+    work_digest: bytes
+    loss_bits: int
+
+
+class StepPlan(StatePlan, Protocol):
+    """What a run of steps follows from."""
+
+    @property
+    def seed(self) -> bytes:
+        """The job's seed."""
+
+    @property
+    def program(self) -> Program:
+        """The program of one step."""
+
+
+class Steps:
+    """A run of a plan's program, standing after ``step`` steps."""
+
+    def __init__(
+        self, plan: StepPlan, arrays: Arrays, runner: Runner, *, state: dict[str, Array],
+        data: Mapping[str, Array], model: Mapping[str, Array], step: int,
+    ) -> None:  # fmt: skip
+        self._steps_plan, self._arrays, self._runner = plan, arrays, runner
+        self._program, self._state, self._data, self._model = plan.program, state, data, model
+        self.step = step
+
+    def run_segment(self, steps: int, on_step: Callable[[int], None] = lambda _step: None) -> SegmentResult:
+        """Do ``steps`` steps; ``on_step`` hears the number of steps done after each. Raises Diverged."""
+        step_from = self.step
+        work, losses = self.run_steps(steps, on_step)
+        return SegmentResult(step_from, self.step, self.state().root(self._steps_plan), work, losses)
+
+    def run_steps(self, steps: int, on_step: Callable[[int], None] = lambda _step: None) -> tuple[bytes, int]:
+        """Do ``steps`` steps as ``run_segment``; return the work digest and the sum of losses alone."""
+        work, losses = WORK_START, 0
+        for _ in range(steps):
+            found = self._one_step()
+            probe = self._content(self._program.probe, found)
+            losses = add_losses(losses, int.from_bytes(self._content(self._program.loss, found), "little"))
+            work = extend_work(work, tensor_root(self._program.types[self._program.probe], probe), losses)
+            self._state = found.stores
+            self.step += 1
+            on_step(self.step)
+        return work, losses
+
+    def _one_step(self) -> StepResult:
+        sources = self._runner.sources(self._state, self._data, self._model)
+        try:
+            with np.errstate(all="ignore"):  # what overflows is found where it is stored
+                return self._runner.run(sources, Context(self.step, self._steps_plan.seed))
+        except StoreDiverged:
+            raise Diverged(step=self.step + 1) from None
+
+    def _content(self, tensor: int, found: StepResult) -> bytes:
+        values = found.probe if tensor == self._program.probe else found.loss
+        return content_of(self._arrays, self._program.types[tensor], values)
+
+    def state(self) -> TrainingState:
+        """Return where the run stands."""
+        types = self._steps_plan.tensors()
+        return TrainingState(
+            self.step, {name: content_of(self._arrays, kind, self._state[name]) for name, kind in types.items()}
+        )

@@ -1,0 +1,127 @@
+"""A fine-tuning run in segments: adapters and AdamW's moments are the state, the frozen model is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from hashlib import shake_256
+from math import sqrt
+from typing import Final
+
+import numpy as np
+
+from tasks.engines.arrays import Arrays
+from tasks.engines.errors import StateInvalid, UnsupportedJob
+from tasks.engines.state import TrainingState
+from tasks.engines.steps import Steps
+from tasks.programs.errors import ProgramInvalid, SourceInvalid
+from tasks.programs.finetune import FinetuneRates, FinetuneShape, finetune_program, row_tensors, state_tensors
+from tasks.programs.llama_shape import weight_tensors
+from tasks.programs.program import Program, SourceKind
+from tasks.programs.running import Runner
+from tasks.programs.states import data_root
+from tasks.programs.tensors import TensorType, tensor_root
+
+__all__ = ["Tuner", "TuningPlan", "first_state", "model_root", "rows_root"]
+
+PROGRAMS_HELD_MAX: Final = 8
+"""Programs kept in memory; that of SmolLM2-135M has 16,400 calls."""
+_WEIGHT_BITS: Final = 24
+
+
+@lru_cache(maxsize=PROGRAMS_HELD_MAX)
+def _program(shape: FinetuneShape, rates: FinetuneRates) -> Program:
+    return finetune_program(shape, rates)
+
+
+@dataclass(frozen=True)
+class TuningPlan:
+    """What a run of fine-tuning follows from: shape, rates, and the seed of adapters and of the rows' order."""
+
+    shape: FinetuneShape
+    rates: FinetuneRates
+    seed: bytes
+
+    @property
+    def program(self) -> Program:
+        """The program of one step. Raises UnsupportedJob where a number could leave the exact range."""
+        try:
+            return _program(self.shape, self.rates)
+        except ProgramInvalid as error:
+            raise UnsupportedJob(str(error)) from None
+
+    @cached_property
+    def step_units(self) -> int:
+        """Work units of one step. Raises UnsupportedJob."""
+        return self.program.units
+
+    @property
+    def state_limit_bytes(self) -> int:
+        """Upper bound of an encoded state: its values, and room for names and lengths."""
+        return 64 + sum(kind.size_bytes + 96 for kind in self.tensors().values())
+
+    def tensors(self) -> dict[str, TensorType]:
+        """Names and types of the tensors of a state, in canonical (sorted) order."""
+        return state_tensors(self.shape)
+
+
+def first_state(plan: TuningPlan) -> TrainingState:
+    """Return the state before the first step: A uniform in +-1 / sqrt(inputs) from the seed, B and moments zero.
+
+    The bound of A is PEFT's.
+    """
+    tensors: dict[str, bytes] = {}
+    for name, kind in plan.tensors().items():
+        if not (name.startswith("parameter/") and name.endswith("/a")):
+            tensors[name] = bytes(kind.size_bytes)
+            continue
+        label = b"dekube adapter\x00" + plan.seed + name.encode("ascii")
+        words = np.frombuffer(shake_256(label).digest(4 * kind.values), dtype="<u4")
+        integers = (words >> (32 - _WEIGHT_BITS)).astype(np.int64) - (1 << (_WEIGHT_BITS - 1))
+        step = 1.0 / sqrt(kind.columns) / (1 << (_WEIGHT_BITS - 1))
+        tensors[name] = ((integers * step).astype("<f4") + np.float32(0)).tobytes()
+    return TrainingState(0, tensors)
+
+
+def _root(kinds: Mapping[str, TensorType], contents: Mapping[str, bytes]) -> bytes:
+    """Return the root of tensors. Raises SourceInvalid where one is missing or has another size."""
+    for name, kind in kinds.items():
+        if len(contents.get(name, b"")) != kind.size_bytes:
+            raise SourceInvalid(f"{name} is not {kind.rows} by {kind.columns} values")
+    return data_root({name: (kind, tensor_root(kind, contents[name])) for name, kind in kinds.items()})
+
+
+def rows_root(shape: FinetuneShape, contents: Mapping[str, bytes]) -> bytes:
+    """Return the root of a job's data. Raises SourceInvalid."""
+    return _root(row_tensors(shape), contents)
+
+
+def model_root(shape: FinetuneShape, contents: Mapping[str, bytes]) -> bytes:
+    """Return the root of the frozen model, the same for all jobs that use it. Raises SourceInvalid."""
+    return _root(weight_tensors(shape.model), contents)
+
+
+class Tuner(Steps):
+    """One run of ``plan`` over rows and a model, given as contents by name, standing at ``state``."""
+
+    def __init__(
+        self, plan: TuningPlan, model: Mapping[str, bytes], rows: Mapping[str, bytes], arrays: Arrays,
+        state: TrainingState, *, wide: bool = True,
+    ) -> None:  # fmt: skip
+        """``wide`` holds the model as binary64: four times the memory, no conversion in each step.
+
+        Raises StateInvalid, SourceInvalid.
+        """
+        runner = Runner(plan.program, arrays)
+        held = runner.load(SourceKind.MODEL, model)
+        if wide:
+            held = {name: arrays.to_doubles(values) for name, values in held.items()}
+        try:
+            loaded = runner.load(SourceKind.STATE, state.tensors)
+        except SourceInvalid as error:
+            raise StateInvalid(str(error)) from None
+        super().__init__(
+            plan, arrays, runner, state=loaded, data=runner.load(SourceKind.DATA, rows), model=held,
+            step=state.step,
+        )  # fmt: skip

@@ -1,0 +1,205 @@
+"""Rows for fine-tuning: JSON lines with prompts or chats as tokens, and which of them are trained (market.md 4.6).
+
+Every fault is named with its line and column, before anything is computed or paid. No line is dropped silently.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from tasks.models.errors import RowsInvalid
+from tasks.programs.finetune import PLACES, ROW_TOKENS, SLOTS, TARGETS
+
+__all__ = ["LONG_ROWS", "Example", "TokenRows", "examples_of", "make_rows"]
+
+FILE_BYTES_MAX: Final = 256 << 20
+LINE_BYTES_MAX: Final = 4 << 20
+ROWS_MAX: Final = 1 << 20
+MESSAGES_MAX: Final = 1 << 10
+LONG_ROWS: Final = ("refuse", "truncate", "drop")
+"""What is done with a row of more tokens than are allowed."""
+ROLES: Final = ("system", "user", "assistant")
+_BOM: Final = b"\xef\xbb\xbf"
+_TRAINED_ROLE: Final = "assistant"
+
+
+class Tokens(Protocol):
+    """What turns text into tokens, with none added."""
+
+    ends: frozenset[int]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+
+
+class Example(NamedTuple):
+    """Tokens of one line of a file, and for each whether it is trained."""
+
+    line: int
+    tokens: tuple[int, ...]
+    trained: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Rows of one length: contents of the tensors of a job's data, by name.
+
+    ``dropped`` are the lines that gave no row, with the reason.
+    """
+
+    rows: int
+    length: int
+    slots: int
+    tokens: int
+    trained: int
+    dropped: tuple[tuple[int, str], ...]
+    contents: Mapping[str, bytes]
+
+
+def examples_of(data: bytes, tokens: Tokens) -> Iterator[Example]:
+    """Yield the examples of a file of JSON lines. Raises RowsInvalid with line and column.
+
+    A line has ``prompt`` and ``completion``, of which the completion and an end are trained; or ``messages`` with
+    ``role`` and ``content`` in the form of ChatML, of which the assistant's are trained; or ``text``, all of it.
+    """
+    if len(data) > FILE_BYTES_MAX:
+        raise RowsInvalid(f"a file of {len(data)} bytes, at most {FILE_BYTES_MAX}")
+    rows = 0
+    for number, line in enumerate(data.removeprefix(_BOM).split(b"\n"), 1):
+        text = line.removesuffix(b"\r")
+        if text.strip():
+            rows += 1
+            if rows > ROWS_MAX:
+                raise RowsInvalid(f"more than {ROWS_MAX} rows", number)
+            yield _example(number, _decoded(number, text), tokens)
+    if not rows:
+        raise RowsInvalid("a file without a row")
+
+
+def _decoded(number: int, line: bytes) -> dict[str, Any]:
+    if len(line) > LINE_BYTES_MAX:
+        raise RowsInvalid(f"a line of {len(line)} bytes, at most {LINE_BYTES_MAX}", number)
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RowsInvalid("bytes that are no UTF-8", number, error.start + 1) from None
+    try:
+        found = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_twins)
+    except json.JSONDecodeError as error:
+        raise RowsInvalid(f"not valid JSON: {error.msg}", number, error.colno) from None
+    except (ValueError, RecursionError) as error:
+        raise RowsInvalid(f"not valid JSON: {str(error)[:80]}", number) from None
+    if not isinstance(found, dict):
+        raise RowsInvalid(f"a JSON object expected, not {type(found).__name__}", number, 1)
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("one name twice in an object")
+    return found
+
+
+def _text(number: int, fields: Mapping[str, Any], name: str) -> str:
+    value = fields[name]
+    if not isinstance(value, str):
+        raise RowsInvalid(f"{name}: a text expected, not {type(value).__name__}", number)
+    if "\x00" in value:
+        raise RowsInvalid(f"{name}: NUL in a text", number)
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RowsInvalid(f"{name}: half of a surrogate pair", number) from None
+    return value
+
+
+def _example(number: int, fields: Mapping[str, Any], tokens: Tokens) -> Example:
+    parts: list[tuple[list[int], bool]]
+    match sorted(fields):
+        case ["completion", "prompt"]:
+            prompt, completion = (_text(number, fields, name) for name in ("prompt", "completion"))
+            parts = [(tokens.encode(prompt), False), (tokens.encode(completion) + _end(tokens), True)]
+        case ["text"]:
+            parts = [(tokens.encode(_text(number, fields, "text")) + _end(tokens), True)]
+        case ["messages"]:
+            parts = list(_turns(number, fields["messages"], tokens))
+        case names:
+            raise RowsInvalid(
+                f"fields {', '.join(names)[:80] or 'none'}; prompt and completion, messages, or text expected",
+                number,
+            )
+    found = [(token, trained) for part, trained in parts for token in part]
+    if not any(trained for _, trained in found[1:]):
+        raise RowsInvalid("no token to train: the first one of a row has nothing before it", number)
+    return Example(number, tuple(token for token, _ in found), tuple(trained for _, trained in found))
+
+
+def _end(tokens: Tokens) -> list[int]:
+    return sorted(tokens.ends)[:1]
+
+
+def _turns(number: int, messages: Any, tokens: Tokens) -> Iterator[tuple[list[int], bool]]:
+    if not isinstance(messages, list) or not 1 <= len(messages) <= MESSAGES_MAX:
+        raise RowsInvalid(f"messages: a list of 1 to {MESSAGES_MAX} expected", number)
+    for message in messages:
+        if not isinstance(message, dict) or sorted(message) != ["content", "role"]:
+            raise RowsInvalid("messages: objects with role and content expected", number)
+        role, content = (_text(number, message, name) for name in ("role", "content"))
+        if role not in ROLES:
+            raise RowsInvalid(f"messages: role {role[:20]!r}; {', '.join(ROLES)} expected", number)
+        yield tokens.encode(f"<|im_start|>{role}\n"), False
+        yield tokens.encode(f"{content}<|im_end|>"), role == _TRAINED_ROLE
+        yield tokens.encode("\n"), False
+
+
+def make_rows(
+    examples: Iterator[Example] | Sequence[Example], max_length: int, long_rows: str = "refuse"
+) -> TokenRows:
+    """Return the rows of a job's data. Raises RowsInvalid for a long row unless it is to be cut or dropped.
+
+    A row has a place for every token that comes before another one. Shorter rows end with token 0, which is
+    trained nowhere: what is trained is told by places, never by a token's number.
+    """
+    if long_rows not in LONG_ROWS:
+        raise ValueError(long_rows)
+    kept: list[Example] = []
+    dropped: list[tuple[int, str]] = []
+    for example in examples:
+        one = example
+        if len(one.tokens) - 1 > max_length:
+            if long_rows == "refuse":
+                raise RowsInvalid(
+                    f"{len(one.tokens)} tokens, at most {max_length + 1}: shorten it, or set long_rows", one.line
+                )
+            one = Example(one.line, one.tokens[: max_length + 1], one.trained[: max_length + 1])
+            if long_rows == "drop" or not any(one.trained[1:]):
+                dropped.append((one.line, f"{len(example.tokens)} tokens, at most {max_length + 1}"))
+                continue
+        kept.append(one)
+    if not kept:
+        raise RowsInvalid("no row is left")
+    length = max(len(one.tokens) for one in kept) - 1
+    slots = max(sum(one.trained[1:]) for one in kept)
+    tokens, numbers = (np.full((len(kept), length), fill, dtype="<i4") for fill in (0, slots))
+    places, targets = (np.full((len(kept), slots), fill, dtype="<i4") for fill in (length, 0))
+    for row, one in enumerate(kept):
+        tokens[row, : len(one.tokens) - 1] = one.tokens[:-1]
+        found = np.flatnonzero(one.trained[1:])
+        places[row, : len(found)] = found
+        targets[row, : len(found)] = np.array(one.tokens)[found + 1]
+        numbers[row, found] = np.arange(len(found))
+    contents = {ROW_TOKENS: tokens, PLACES: places, TARGETS: targets, SLOTS: numbers}
+    return TokenRows(
+        len(kept), length, slots, sum(len(one.tokens) for one in kept), sum(sum(one.trained[1:]) for one in kept),
+        tuple(dropped), {name: values.tobytes() for name, values in contents.items()},
+    )  # fmt: skip

@@ -1,0 +1,136 @@
+"""Files of JSON lines as rows of tokens: what is trained, what is padded, and what is refused with its line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.models.errors import RowsInvalid
+from tasks.models.rows import Example, TokenRows, examples_of, make_rows
+from tasks.programs.finetune import PLACES, ROW_TOKENS, SLOTS, TARGETS
+
+END = 300
+
+
+class Bytes:
+    """A token for each byte, so no library is needed."""
+
+    ends = frozenset({END})
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+def read(text: str | bytes) -> list[Example]:
+    return list(examples_of(text.encode() if isinstance(text, str) else text, Bytes()))
+
+
+def matrices(rows: TokenRows) -> dict[str, np.ndarray]:
+    widths = {ROW_TOKENS: rows.length, SLOTS: rows.length, PLACES: rows.slots, TARGETS: rows.slots}
+    return {
+        name: np.frombuffer(content, dtype="<i4").reshape(rows.rows, widths[name])
+        for name, content in rows.contents.items()
+    }
+
+
+def test_of_prompt_and_completion_the_completion_and_the_end_are_trained() -> None:
+    (one,) = read('{"prompt": "ab", "completion": "c"}')
+    assert one == Example(1, (97, 98, 99, END), (False, False, True, True))
+
+
+def test_of_a_chat_the_assistant_s_turns_and_their_ends_are_trained() -> None:
+    turns = [("system", "s"), ("user", "u"), ("assistant", "one"), ("user", "v"), ("assistant", "two")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    (one,) = read(json.dumps({"messages": messages}))
+    text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    assert bytes(one.tokens).decode() == text
+    trained = bytes(token for token, is_trained in zip(one.tokens, one.trained, strict=True) if is_trained)
+    assert trained == b"one<|im_end|>two<|im_end|>"
+
+
+@given(st.lists(st.tuples(st.text(max_size=5), st.text(max_size=9)), min_size=1, max_size=6))
+def test_rows_say_for_each_trained_token_what_comes_before_it(pairs: list[tuple[str, str]]) -> None:
+    lines = [
+        json.dumps({"prompt": prompt.replace("\x00", "") + "?", "completion": completion.replace("\x00", "")})
+        for prompt, completion in pairs
+    ]
+    examples = read("\n".join(lines))
+    rows = make_rows(examples, 1000)
+    found = matrices(rows)
+    for row, one in enumerate(examples):
+        pairs_of_row = [(at, one.tokens[at + 1]) for at in range(len(one.tokens) - 1) if one.trained[at + 1]]
+        used = found[PLACES][row] < rows.length
+        assert list(zip(found[PLACES][row][used], found[TARGETS][row][used], strict=True)) == pairs_of_row
+        assert found[ROW_TOKENS][row].tolist()[: len(one.tokens) - 1] == list(one.tokens[:-1])
+        assert not found[ROW_TOKENS][row, len(one.tokens) - 1 :].any()
+        for place, slot in enumerate(found[SLOTS][row]):
+            assert slot == rows.slots or found[PLACES][row, slot] == place
+        assert (found[SLOTS][row] < rows.slots).sum() == used.sum()
+    assert rows.trained == sum(sum(one.trained) for one in examples)
+
+
+def test_byte_order_mark_crlf_blank_lines_and_a_missing_last_newline_are_read() -> None:
+    plain = '{"text": "ab"}\n{"text": "cd"}\n'
+    other = b'\xef\xbb\xbf{"text": "ab"}\r\n\r\n{"text": "cd"}'
+    assert [one.tokens for one in read(plain)] == [one.tokens for one in read(other)]
+    assert [one.line for one in read(other)] == [1, 3]
+
+
+GOOD = '{"text": "ab"}\n' * 16
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "said"),
+    [
+        ('{"text": "ab"', 14, "JSON"),
+        ('{"text": "ab"} {"text": "cd"}', 16, "Extra data"),
+        ('[{"text": "ab"}]', 1, "list"),
+        ('{"text": "a\x00b"}', 12, "control character"),
+        ('{"text": "a\\u0000b"}', None, "NUL"),
+        ('{"text": "\\ud800"}', None, "surrogate"),
+        ('{"text": NaN}', None, "NaN"),
+        ('{"text": 7}', None, "int"),
+        ('{"text": "a", "text": "b"}', None, "twice"),
+        ('{"prompt": "a"}', None, "prompt"),
+        ('{"messages": []}', None, "messages"),
+        ('{"messages": [{"role": "tool", "content": "x"}]}', None, "role"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', None, "no token to train"),
+        ('{"text": ""}', None, "no token to train"),
+        ("[" * 100_000, None, "JSON"),
+    ],
+)
+def test_a_broken_line_17_is_refused_with_its_place(line: str, column: int | None, said: str) -> None:
+    with pytest.raises(RowsInvalid, match=said) as caught:
+        read(GOOD + line + "\n")
+    assert caught.value.line == 17
+    assert column is None or caught.value.column == column
+    assert "line 17" in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_refused_with_their_place() -> None:
+    with pytest.raises(RowsInvalid, match="line 2, column 11") as caught:
+        read(b'{"text": "ab"}\n{"text": "\xff"}')
+    assert caught.value.code == "rows_invalid"
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\r\n", b"\xef\xbb\xbf"])
+def test_a_file_without_rows_is_refused(data: bytes) -> None:
+    with pytest.raises(RowsInvalid):
+        read(data)
+
+
+def test_long_rows_are_refused_cut_or_dropped_and_never_silently() -> None:
+    examples = read('{"prompt": "abc", "completion": "defgh"}\n{"prompt": "a", "completion": "b"}\n'
+                    '{"prompt": "abcdefghi", "completion": "b"}')  # fmt: skip
+    with pytest.raises(RowsInvalid, match="line 1: 9 tokens"):
+        make_rows(examples, 5)
+    cut = make_rows(examples, 5, "truncate")
+    assert (cut.rows, cut.length, [line for line, _ in cut.dropped]) == (2, 5, [3])
+    few = make_rows(examples, 5, "drop")
+    assert (few.rows, few.length, [line for line, _ in few.dropped]) == (1, 2, [1, 3])
+    with pytest.raises(RowsInvalid, match="no row is left"):
+        make_rows(examples[:1], 5, "drop")
