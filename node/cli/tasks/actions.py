@@ -17,7 +17,7 @@ from node.cli.tasks.watch import record_of, say
 from rpc.client import Client, TransactionRefused
 from rpc.client.core import hexed
 from rpc.client.results import Task
-from state.primitives.address import format_address
+from state.primitives.address import format_address, parse_address
 from state.primitives.codec import Value
 from state.primitives.errors import ConfigError
 from tasks.ledger.transitions import CANCEL_TASK, DEMAND_RESULT, RESUME_TASK, TOP_UP_TASK
@@ -74,7 +74,7 @@ def top_up(session: Session, task_id: bytes, amount: int, yes: bool, as_json: bo
 @yes_option
 @json_option
 def demand(
-    session: Session, task_id: bytes, amount: int | None, window: int | None, custodian: bytes | None, yes: bool,
+    session: Session, task_id: bytes, amount: int | None, window: int | None, custodian: str | None, yes: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Demand an unavailable result.
@@ -96,7 +96,8 @@ def demand(
     with session.client() as client:
         is_kept = has_custody(client)
     if is_kept:
-        demand_of_custodian(session, task_id, amount, window, custodian, yes, as_json)
+        named = None if custodian is None else parse_address(custodian)
+        demand_of_custodian(session, task_id, amount, window, named, yes, as_json)
         return
     if not amount:
         raise click.BadParameter("this chain has no custody: give an amount above zero", param_hint="AMOUNT")

@@ -45,7 +45,7 @@ def result(
     An interrupted download resumes on the next run.
 
     The result of a private task is opened with the key of its requester's account. If a machine keeps false bytes
-    for the worker, the command asks to show that on chain, which proves a lie of the worker.
+    for the worker, the command asks to show that on chain, which proves a lie of the worker. --yes confirms it.
 
     \b
     Example:
