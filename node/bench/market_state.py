@@ -92,9 +92,10 @@ def job_of(number: int = 0, *, price: int = PRICE // 2, windows: int = 3, match_
 
 def context_of(time_ms: int, runtime: Runtime) -> BlockContext:
     """Return the context in which the state is written."""
+    beacon = digest(b"beacon", b"bench")
     return BlockContext(
-        1, time_ms, 1, bytes(20), digest(b"beacon", b"bench"), runtime.chain, CHAIN_ID, runtime.genesis_hash, 0
-    )
+        1, time_ms, 1, bytes(20), beacon, runtime.chain, CHAIN_ID, runtime.genesis_hash, 0, time_ms
+    )  # fmt: skip
 
 
 def ignore(_event: object) -> None:

@@ -21,6 +21,7 @@ from state.primitives.transactions import Transaction, decode_transaction
 from state.store import Store
 from state.transition.errors import UnknownKind
 from state.transition.runtime import Checked, Runtime
+from state.transition.steady import stood_still_ms
 from state.view.accounts import Account, load_account
 
 __all__ = ["NodeLedger", "Room"]
@@ -99,6 +100,7 @@ class NodeLedger:
             base_fee_next=tip.next_base_fee,
             oldest_state=self.store.oldest_state,
             oldest_block=self.store.oldest_block,
+            stood_still_ms=stood_still_ms(self.store),
         )
 
     # The mempool

@@ -64,7 +64,7 @@ def list_(session: Session, role: str | None, as_json: bool) -> None:
     """
     with session.client() as client:
         found = [node for node in client.items("dekube_getNodes") if role is None or role in node["roles"]]
-        now_ms = 0 if as_json else client.head().time_ms
+        now_ms = 0 if as_json else client.head().steady_ms
     if as_json:
         show(found)
         return
@@ -163,7 +163,7 @@ def show_(session: Session, machine: str | None, as_json: bool) -> None:
             own = machine is None and not session.urls
             why = "; a node with role compute or verify registers once its account can pay bond and fee: "
             raise ConfigError(f"{_shown(who)} is not registered" + (why + "see `dekube status`") * own)
-        now_ms = client.head().time_ms
+        now_ms = client.head().steady_ms
     if as_json:
         show(node)
         return

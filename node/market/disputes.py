@@ -124,7 +124,7 @@ class Disputes:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the disputes of this machine for display."""
-        store, now_ms = self._ledger.store, self._ledger.head().time_ms
+        store, now_ms = self._ledger.store, self._ledger.head().steady_ms
         rows = []
         for key in games_of(store, self._wallet.address):
             game, window = load_dispute(store, *key), load_window(store, key.task, key.window)
@@ -227,7 +227,7 @@ class Disputes:
         store = self._ledger.store
         game, spec, window = load_dispute(store, *key), load_spec(store, key.task), load_window(store, *key[:2])
         assert game.opened is not None
-        until = trio.current_time() + max(0, game.deadline_ms - self._ledger.head().time_ms) / 1000
+        until = trio.current_time() + max(0, game.deadline_ms - self._ledger.head().steady_ms) / 1000
         supply = Supply(self._inputs.holders(window), until)
         await self._inputs.unlock(key.task, key.window)
         dataset = await self._inputs.dataset(spec, supply, key.task)

@@ -425,7 +425,7 @@ class DutyService:
         spare = balance_of(self._ledger.store, self.address) - self._wallet.cost_of(UPDATE_NODE, *OWED)
         more = lacks if spare > lacks else 0
         await self._move_payout(node)
-        is_old = self._ledger.head().time_ms - node.renewed_ms > self._parameters.registration_valid_ms // 2
+        is_old = self._ledger.head().steady_ms - node.renewed_ms > self._parameters.registration_valid_ms // 2
         if more or not same or is_old:
             await self._wallet.send(UPDATE_NODE, node_payload(profile, more))
             _log.info("this machine's registration was renewed", more_bond=format_amount(more))
@@ -435,7 +435,7 @@ class DutyService:
         node = load_node(self._ledger.store, self.address)
         if node is None or node.status is not NodeStatus.ACTIVE:
             return 0
-        return self._ledger.head().time_ms - node.seen_ms
+        return self._ledger.head().steady_ms - node.seen_ms
 
     async def _show_presence(self) -> None:
         """Show the chain that this machine is on. One that was away looks at parked tasks then, by an update."""

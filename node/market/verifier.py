@@ -106,7 +106,7 @@ class TaskVerifier:
         The chain draws no machine for more than it can re-run in time (market.md 6.4). So checks that are small
         wait for their turn; a day's declines are for what the chain does not know: the line and the disk.
         """
-        state, now_ms, parameters = self._ledger.store, self._ledger.head().time_ms, self._parameters
+        state, now_ms, parameters = self._ledger.store, self._ledger.head().steady_ms, self._parameters
         spec, time = load_spec(state, duty.task), self._seal_time(duty)
         if duty.is_delivery or now_ms > duty.deadline_ms - time.total_ms + parameters.decline_seat_ms:
             return ""
@@ -151,7 +151,7 @@ class TaskVerifier:
             (window.phase, window.height) == (phase, duty.height)
             and any(seat.address == self._wallet.address and not seat.seal for seat in seats)
             # Where another seat was declined the time to seal begins again; it is no longer the one of ``duty``.
-            and (bool(window.vacant) or self._ledger.head().time_ms < window.deadline_ms)
+            and (bool(window.vacant) or self._ledger.head().steady_ms < window.deadline_ms)
         )
 
     async def reveal(self, duty: CheckDuty) -> None:
@@ -229,7 +229,7 @@ class TaskVerifier:
 
     def _fetch_s(self, duty: CheckDuty, spec: JobSpec) -> float:
         """Return how long a check waits for what it needs, which leaves time to do it and to seal."""
-        left_ms = max(0, duty.deadline_ms - self._ledger.head().time_ms)
+        left_ms = max(0, duty.deadline_ms - self._ledger.head().steady_ms)
         run_ms = seal_time(spec, 0 if duty.is_delivery else len(duty.segments), self._parameters).run_ms
         return max(left_ms - run_ms // 2, left_ms // 2) / 1000
 

@@ -182,7 +182,7 @@ class Worker:
 
     async def _begin(self, task: bytes, spec: JobSpec, duty: WorkDuty) -> None:
         """Bind this machine to the job once its beginning was tried: until then giving up is nobody's fault."""
-        left_s = max(0, duty.deadline_ms - self._ledger.head().time_ms) / 1000
+        left_s = max(0, duty.deadline_ms - self._ledger.head().steady_ms) / 1000
         claim: InputClaim | None
         reason, why, claim = Reason.JOB_UNFIT, "not ready in time", None
         with trio.move_on_after(PREPARE_SHARE * left_s) as scope:

@@ -27,6 +27,7 @@ from state.transition.calls import split_call
 from state.transition.epochs import epoch_of, genesis_committee
 from state.transition.errors import InsufficientFunds, UnknownKind
 from state.transition.runtime import BlockInput, Checked, Runtime
+from state.transition.steady import stood_still_ms
 from state.view import Overlay, Reader
 from state.view.accounts import credit, nonce_of
 
@@ -154,6 +155,7 @@ class StoreView:
             base_fee_next=tip.next_base_fee,
             oldest_state=store.oldest_state,
             oldest_block=store.oldest_block,
+            stood_still_ms=stood_still_ms(store),
         )
 
     async def wait_head(self, height: int) -> Head:

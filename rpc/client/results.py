@@ -107,12 +107,18 @@ class ChainInfo(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Head(Answer):
-    """The newest finalised block."""
+    """The newest finalised block. Deadlines count in steady time: chain time less ``stood_still_ms``."""
 
     time_ms: int
+    stood_still_ms: int
     state_root: bytes
     base_fee: Amount
     base_fee_next: Amount
+
+    @property
+    def steady_ms(self) -> int:
+        """Steady time of the block."""
+        return self.time_ms - self.stood_still_ms
 
 
 @dataclass(frozen=True, kw_only=True)

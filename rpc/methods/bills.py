@@ -102,7 +102,7 @@ async def quote_task(node: NodeApi, spec: bytes, task: bytes | None) -> Json:
     job, height = decode_spec(spec), node.head.height
     parameters = parameters_of(node.description.parameters).tasks
     budget = quote(job, parameters)
-    seen = await node.query(height, _look, job, spec, node.head.time_ms, parameters, task)
+    seen = await node.query(height, _look, job, spec, node.head.steady_ms, parameters, task)
     gas = {kind.name: kind.gas for kind in node.description.kinds}
     objections = [
         *seen.start,

@@ -101,6 +101,7 @@ async def head(node: NodeApi) -> Json:
     return {
         "at": at(newest),
         "time_ms": newest.time_ms,
+        "stood_still_ms": newest.stood_still_ms,
         "state_root": hexed(newest.state_root),
         "base_fee": str(newest.base_fee),
         "base_fee_next": str(newest.base_fee_next),
@@ -258,6 +259,7 @@ CHAIN_METHODS: Final[tuple[Method, ...]] = (
             {
                 "at": AT,
                 "time_ms": NUMBER,
+                "stood_still_ms": NUMBER,
                 "state_root": HASH_OUT,
                 "base_fee": AMOUNT_OUT,
                 "base_fee_next": AMOUNT_OUT,

@@ -24,7 +24,7 @@ __all__ = ["MACHINE_COMPONENTS", "MACHINE_METHODS"]
 
 
 def _node(record: NodeRecord, node: NodeApi) -> Json:
-    now_ms, parameters = node.head.time_ms, parameters_of(node.description.parameters).tasks
+    now_ms, parameters = node.head.steady_ms, parameters_of(node.description.parameters).tasks
     profile = record.profile
     return {
         "address": address(record.address),

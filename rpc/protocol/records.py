@@ -51,6 +51,7 @@ class Head(NamedTuple):
 
     ``state_root`` is the root after executing it (the next header carries it), ``base_fee_next`` the base fee
     of the next block. State is readable from ``oldest_state`` up, blocks from ``oldest_block``.
+    ``stood_still_ms`` is its chain time less its steady time.
     """
 
     height: int
@@ -61,6 +62,12 @@ class Head(NamedTuple):
     base_fee_next: int
     oldest_state: int
     oldest_block: int
+    stood_still_ms: int = 0
+
+    @property
+    def steady_ms(self) -> int:
+        """Steady time of the block: deadlines count in it."""
+        return self.time_ms - self.stood_still_ms
 
 
 class BlockRecord(NamedTuple):

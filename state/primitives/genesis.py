@@ -54,6 +54,8 @@ class ChainParameters:
     """Lowest base fee. It is positive because the records of a transaction stay in the state."""
     base_fee_change_denominator: int = 8
     block_interval_ms_min: int = 1_000
+    steady_interval_ms_max: int = 10_000
+    """Most that a block adds to the steady time: deadlines stop while no block comes for longer."""
     time_ahead_ms_max: int = 2_000
     time_behind_ms_max: int = 30_000
     epoch_blocks: int = 3_600

@@ -17,7 +17,7 @@ _Payload = TypeVar("_Payload")
 
 
 class BlockContext(NamedTuple):
-    """The block context of a rule: no other clock, and no randomness but ``beacon`` (32 bytes)."""
+    """The block context of a rule: no other clocks, and no randomness but ``beacon`` (32 bytes)."""
 
     height: int
     time_ms: int
@@ -29,6 +29,8 @@ class BlockContext(NamedTuple):
     chain_id: int
     genesis_hash: bytes
     epoch: int
+    steady_ms: int
+    """Chain time without the times in which the chain stood still: deadlines count in it."""
 
 
 class Context(NamedTuple):

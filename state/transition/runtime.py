@@ -60,6 +60,7 @@ from state.transition.rules import BlockContext, BlockHook, Context, Holding, In
 from state.transition.slashing import delete_old_offences
 from state.transition.staking import HOLDINGS, StakeRecord, release_unbonded, save_stake
 from state.transition.staking import RULES as STAKING_RULES
+from state.transition.steady import save_steady_time, steady_time
 from state.transition.transfer import TRANSFER
 from state.view import EMPTY, Overlay, Reader, Table
 from state.view.accounts import (
@@ -243,16 +244,16 @@ class Runtime:
         tally = load_tally(state, epoch.epoch)
         randomness = tally.randomness if tally else epoch.randomness
         return self._context(
-            epoch, block, add_randomness(randomness, block.vrf_proof) if block.vrf_proof else randomness
+            state, epoch, block, add_randomness(randomness, block.vrf_proof) if block.vrf_proof else randomness
         )
 
-    def _context(self, epoch: EpochInfo, block: BlockInput, randomness: bytes) -> BlockContext:
+    def _context(self, parent: Reader, epoch: EpochInfo, block: BlockInput, randomness: bytes) -> BlockContext:
         if block.epoch != epoch.epoch or not 0 <= block.proposer_seat < epoch.committee.size:
             raise InvalidBlock(f"no seat {block.proposer_seat} of epoch {block.epoch} leads height {block.height}")
         leader = epoch.committee.seats[block.proposer_seat].address
         return BlockContext(
             block.height, block.time_ms, block.base_fee, leader, digest(b"beacon", randomness), self.chain,
-            self.genesis.chain_id, self.genesis_hash, epoch.epoch,
+            self.genesis.chain_id, self.genesis_hash, epoch.epoch, steady_time(parent, block.time_ms, self.chain),
         )  # fmt: skip
 
     # Admission
@@ -398,7 +399,7 @@ class Runtime:
             state, epoch, self.chain, height=block.height, view=block.view, seat=block.proposer_seat,
             voters_bitmap=block.voters_bitmap, signal=block.signal, vrf_proof=block.vrf_proof,
         )  # fmt: skip
-        context = self._context(epoch, block, randomness)
+        context = self._context(parent, epoch, block, randomness)
         events: list[Event] = []
         apply_evidence(state, block.evidence, context, events.append)
         receipts, gas_used, tips, emitted = self._apply_all(state, context, transactions)
@@ -415,6 +416,7 @@ class Runtime:
         demand = demand_of(gas_used, size, len(transactions), self.chain)
         fee = next_base_fee(block.base_fee, demand, self.chain)
         _save_base_fee(state, fee)
+        save_steady_time(state, block.time_ms, context.steady_ms)
         block_receipt = encode_receipt(Receipt(1, 0, 0, None, tuple(events))) if events else None
         leaves = receipts if block_receipt is None else [*receipts, block_receipt]
         if self.check_invariants:
@@ -557,6 +559,7 @@ _BOUNDS: Final = {
     "transactions_max": (1, BLOCK_LIMIT_BYTES // _ITEM_HEAD_BYTES),
     "body_bytes_max": (1, BLOCK_LIMIT_BYTES),
     "block_interval_ms_min": (0, 2**48 - 1),
+    "steady_interval_ms_max": (1, 2**48 - 1),
     "time_ahead_ms_max": (0, 2**48 - 1),
     "time_behind_ms_max": (0, 2**48 - 1),
     "validators_max": (1, SEATS_MAX),
@@ -574,7 +577,10 @@ _BOUNDS: Final = {
 
 def _check_parameters(chain: ChainParameters) -> None:
     check_bounds("chain", chain, _BOUNDS)
-    for lower, upper in (("block_gas_target", "block_gas_limit"), ("base_fee_min", "base_fee_initial")):
+    for lower, upper in (
+        ("block_gas_target", "block_gas_limit"), ("base_fee_min", "base_fee_initial"),
+        ("block_interval_ms_min", "steady_interval_ms_max"),
+    ):  # fmt: skip
         if getattr(chain, lower) > getattr(chain, upper):
             raise ConfigError(
                 f"genesis: chain.{lower} is {getattr(chain, lower)}, but may be {getattr(chain, upper)} at most, "

@@ -12,7 +12,7 @@ class Table(IntEnum):
     """First byte of a state key; what follows is the table's own key."""
 
     CHAIN = 0x00
-    """Singletons: base fee, totals; committees, tallies and randomness by epoch."""
+    """Singletons: base fee, totals, steady time; committees, tallies and randomness by epoch."""
     ACCOUNT = 0x01
     """address -> nonce (8) || balance (16)."""
     STAKE = 0x02

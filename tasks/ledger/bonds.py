@@ -165,7 +165,7 @@ def sponsor(
     node = grown(node, node.backing, block.height, parameters)._replace(sponsored=node.sponsored + amount)
     save_node(state, node)
     index(state, node, parameters)
-    wake_at(state, node, block.time_ms)
+    wake_at(state, node, block.steady_ms)
     emit(SPONSORED(address, sender, amount, node.sponsored))
 
 
@@ -201,7 +201,7 @@ def _leave(
 ) -> NodeRecord:  # fmt: skip
     if node.leaves_ms:
         cancel(state, Due(node.leaves_ms, node_subject(node.address), SPONSOR_SLOT))
-    leaves_ms = block.time_ms + parameters.retire_ms if amount else 0
+    leaves_ms = block.steady_ms + parameters.retire_ms if amount else 0
     if amount:
         schedule(state, Due(leaves_ms, node_subject(node.address), SPONSOR_SLOT))
     emit(LEAVING(node.address, node.sponsor, amount, leaves_ms))
@@ -224,7 +224,7 @@ def release_sponsor(
 def on_sponsor_due(state: Overlay, address: bytes, block: BlockContext, emit: Callable[[Event], None]) -> None:
     """Return what a sponsor takes back, if it is time for it; with the last of it the terms end."""
     node = load_node(state, address)
-    if node is None or not 0 < node.leaves_ms <= block.time_ms:
+    if node is None or not 0 < node.leaves_ms <= block.steady_ms:
         return
     amount, who = node.leaving, node.sponsor
     vault = bond_vault(state, address, emit, block.height)
@@ -264,7 +264,7 @@ def pay_machine(
     save_node(state, node)
     if lacked and node.backing >= parameters.node_bond_min:
         index(state, node, parameters)
-        wake_at(state, node, scope.block.time_ms)
+        wake_at(state, node, scope.block.steady_ms)
     release_sponsor(state, machine, scope.block, scope.emit, parameters)
 
 

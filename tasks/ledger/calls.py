@@ -96,7 +96,7 @@ def hold_call(scope: Scope, dues: Sequence[Due]) -> None:
             cases[due.subject] = case
     if not cases:
         return
-    scope.state.put(_CALL, encode([scope.block.time_ms]))
+    scope.state.put(_CALL, encode([scope.block.steady_ms]))
     _Call(scope, {task: case for task, case in cases.items() if is_funded(case)}, height).run()
 
 
@@ -107,7 +107,7 @@ class _Call:
         self.scope, self.cases, self.height = scope, cases, height
         self.seed = digest(b"call", scope.block.beacon)
         self.nodes, self.is_whole = self._nodes()
-        self.checkers = Checkers(scope.state, self.seed, scope.block.time_ms, scope.parameters)
+        self.checkers = Checkers(scope.state, self.seed, scope.block.steady_ms, scope.parameters)
         self.unchecked: set[bytes] = set()
         self._bonds_of: dict[bytes, Callable[[bytes, int], int | None]] = {}
         self.bonds = {
@@ -134,7 +134,7 @@ class _Call:
             node = registry.load_node(state, waker) if waker and waker not in nodes else None
             if node is not None and node.profile.roles & NodeRole.COMPUTE:
                 nodes[waker] = node
-        now_ms = self.scope.block.time_ms
+        now_ms = self.scope.block.steady_ms
         return {address: node for address, node in nodes.items() if has_slot(node, now_ms, parameters)}, is_whole
 
     def _tie(self, name: bytes) -> bytes:
@@ -224,12 +224,12 @@ class _Call:
         return Miss.NOBODY if self.is_whole and not may_come else Miss.UNSEEN
 
 
-def _note_prices(state: Overlay, now_ms: int, cases: dict[bytes, Case], matches: Sequence[Match]) -> None:
+def _note_prices(state: Overlay, time_ms: int, cases: dict[bytes, Case], matches: Sequence[Match]) -> None:
     paid: dict[bytes, list[int]] = {}
     for match in matches:
         paid.setdefault(class_of(cases[match.bid.task].spec), []).append(match.price)
     for job_class, prices in sorted(paid.items()):
-        last = CallPrices(now_ms, len(prices), min(prices), sum(prices) // len(prices), max(prices))
+        last = CallPrices(time_ms, len(prices), min(prices), sum(prices) // len(prices), max(prices))
         kept = [*last_prices(state, job_class), last][-PRICES_KEPT:]
         state.put(_CALL + job_class, encode([list(each) for each in kept]))
 

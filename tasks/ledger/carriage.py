@@ -240,7 +240,7 @@ CARRIAGE_HOLDING: Final = Holding(Table.CARRIAGE, _held)
 def on_withdrawal_due(state: Overlay, payer: bytes, block: BlockContext, emit: Callable[[Event], None]) -> None:
     """Pay out what ``payer`` withdraws, if it is time for it."""
     deposit = deposit_of(state, payer)
-    if not 0 < deposit.release_ms <= block.time_ms:
+    if not 0 < deposit.release_ms <= block.steady_ms:
         return
     _save_deposit(state, payer, deposit, Deposit(deposit.free, 0, 0))
     credit(state, payer, deposit.withdrawing)
@@ -335,7 +335,7 @@ def _withdraw(state: Overlay, amount: int, context: Context) -> None:
     if amount == deposit.withdrawing == 0:
         raise NothingDue("nothing is being withdrawn")
     # What is announced anew waits anew, or a small word of long ago would let everything go at once.
-    release_ms = context.block.time_ms + WITHDRAWAL_MS if amount else 0
+    release_ms = context.block.steady_ms + WITHDRAWAL_MS if amount else 0
     _save_deposit(state, context.sender, deposit, Deposit(deposit.amount, amount, release_ms))
     context.emit(ANNOUNCED(context.sender, amount, release_ms))
 
@@ -362,7 +362,7 @@ def carriage_rules(check_certificate: CertificateCheck) -> tuple[Rule[Any], ...]
         receipt.check(
             genesis_hash=block.genesis_hash, relay=context.sender, payer=payer, signer=signer, now_ms=block.time_ms
         )
-        now_ms = block.time_ms
+        now_ms = block.time_ms  # receipts and channels have the times of clocks
         record = _load(state, payer, receipt.relay)
         forgotten: bytes | None = None
         if receipt.channel != record.channel:

@@ -40,7 +40,7 @@ class _Claims:
     def input(self, state: Overlay, claim: InputClaim, context: Context) -> None:
         case = self._case_of(state, context, claim.task)
         claim_input(case, claim, context.sender)
-        registration.touch(state, context.sender, context.block.time_ms, case.parameters)
+        registration.touch(state, context.sender, context.block.steady_ms, case.parameters)
         case.save()
 
 

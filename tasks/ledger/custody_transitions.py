@@ -300,7 +300,7 @@ class _Custody:
         self._case_of = case_of
 
     def _done(self, state: Overlay, case: Case, context: Context) -> None:
-        registration.touch(state, context.sender, context.block.time_ms, case.parameters)
+        registration.touch(state, context.sender, context.block.steady_ms, case.parameters)
         case.save()
 
     def ask(self, state: Overlay, payload: CustodyTerms, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""The deadline queue: what becomes due at which chain time, in one order for everybody (market.md 5.4)."""
+"""The deadline queue: what becomes due at which steady time, in one order for everybody (market.md 5.4)."""
 
 from __future__ import annotations
 

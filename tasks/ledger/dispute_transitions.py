@@ -165,7 +165,7 @@ class _Disputes:
         self._case_of = case_of
 
     def _done(self, state: Overlay, case: Case, context: Context) -> None:
-        registration.touch(state, context.sender, context.block.time_ms, case.parameters)
+        registration.touch(state, context.sender, context.block.steady_ms, case.parameters)
         case.save()
 
     def move(self, state: Overlay, payload: GameMove, context: Context) -> None:

@@ -106,7 +106,7 @@ class Case:
         self.scope = scope
         self.state = scope.state
         self.parameters = scope.parameters
-        self.now = scope.block.time_ms
+        self.now = scope.block.steady_ms
         self.record = record
         self._before = None if is_new else record
         self._spec: JobSpec | None = None
@@ -163,7 +163,7 @@ class Case:
         append_history(
             self.state,
             self.record.id,
-            HistoryEntry(number, block.height, self.now, before, phase, reason, scope.actor, scope.evidence),
+            HistoryEntry(number, block.height, block.time_ms, before, phase, reason, scope.actor, scope.evidence),
         )
         scope.emit(TASK_PHASE(self.record.id, before, phase, reason, scope.actor, scope.evidence))
 

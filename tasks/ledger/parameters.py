@@ -111,7 +111,7 @@ DAY_MS: Final = 24 * HOUR_MS
 
 @dataclass(frozen=True, slots=True)
 class TaskParameters:
-    """Amounts in 10^-18 DKB, times in milliseconds of chain time, shares in basis points (1/10,000).
+    """Amounts in 10^-18 DKB, times in milliseconds of steady time, shares in basis points (1/10,000).
 
     Raises ConfigError for numbers that the market cannot work with.
     """

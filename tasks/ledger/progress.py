@@ -184,7 +184,7 @@ def wake(scope: Scope, address: bytes) -> None:
     node = registry.load_node(scope.state, address)
     if node is None or not node.profile.roles & registry.NodeRole.COMPUTE:
         return
-    if not has_slot(node, scope.block.time_ms, scope.parameters):
+    if not has_slot(node, scope.block.steady_ms, scope.parameters):
         return
     most = min(WAKES_MAX, free_slots(node, scope.parameters) + 1)
     for task_id in list(parked_for(scope.state, node.profile, seed)):

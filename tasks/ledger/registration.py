@@ -139,14 +139,14 @@ def register(
     zeros = [0] * (_PAST_FROM - 1 - NodeRecord._fields.index("busy_slots"))
     rest: list[Any] = [*zeros, NOBODY, *_load_past(state, address)]
     state.delete(_PAST + address)
-    now_ms = block.time_ms
+    now_ms = block.steady_ms
     node = NodeRecord(address, profile, NodeStatus.ACTIVE, block.height, now_ms, now_ms, bond, *rest)
     node = new_stake(node._replace(asked_height=block.height), block.height, parameters)
-    node = _with_payout(fade(node, block.time_ms, parameters), emit)
+    node = _with_payout(fade(node, block.steady_ms, parameters), emit)
     save_node(state, node)
     index(state, node, parameters)
     if is_found(node, parameters):  # others would take the turns of those that can be given a task
-        wake_at(state, node, block.time_ms)
+        wake_at(state, node, block.steady_ms)
     emit(REGISTERED(address, int(profile.roles), profile.price_per_tera_unit))
 
 
@@ -166,9 +166,9 @@ def update(
     before = node = require_node(state, address)
     _check_operator(address, profile, block)
     bond_vault(state, address, emit, block.height).lock(Pool.BOND, address, bond, Purpose.NODE_BOND, owner=address)
-    node = _asking(fade(node, block.time_ms, parameters), profile.price_per_tera_unit, block.height)
+    node = _asking(fade(node, block.steady_ms, parameters), profile.price_per_tera_unit, block.height)
     node = node._replace(
-        profile=profile, status=NodeStatus.ACTIVE, seen_ms=block.time_ms, renewed_ms=block.time_ms,
+        profile=profile, status=NodeStatus.ACTIVE, seen_ms=block.steady_ms, renewed_ms=block.steady_ms,
         bond=node.bond + bond,
     )  # fmt: skip
     if (
@@ -183,7 +183,7 @@ def update(
     save_node(state, node)
     index(state, node, parameters)
     if is_found(node, parameters):  # others would take the turns of those that can be given a task
-        wake_at(state, node, block.time_ms)
+        wake_at(state, node, block.steady_ms)
     emit(UPDATED(address, int(profile.roles), profile.price_per_tera_unit))
 
 
@@ -232,7 +232,7 @@ def suspend(
     node = require_node(state, address)
     if node.status != NodeStatus.ACTIVE:
         raise WrongPhase(node.status.name.lower())
-    node = node._replace(status=NodeStatus.SUSPENDED, seen_ms=block.time_ms)
+    node = node._replace(status=NodeStatus.SUSPENDED, seen_ms=block.steady_ms)
     save_node(state, node)
     index(state, node, parameters)
     emit(SUSPENDED(address))
@@ -245,10 +245,10 @@ def retire(
     node = require_node(state, address)
     if node.status == NodeStatus.RETIRING:
         raise WrongPhase("retiring")
-    node = node._replace(status=NodeStatus.RETIRING, seen_ms=block.time_ms)
+    node = node._replace(status=NodeStatus.RETIRING, seen_ms=block.steady_ms)
     save_node(state, node)
     index(state, node, parameters)
-    schedule(state, Due(block.time_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
+    schedule(state, Due(block.steady_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
     emit(RETIRED(address, 0))
 
 
@@ -260,12 +260,12 @@ def on_node_due(
     What was withheld of its pay goes where that would have gone.
     """
     node = load_node(state, address)
-    if node is None or node.status != NodeStatus.RETIRING or block.time_ms < node.seen_ms + parameters.retire_ms:
+    if node is None or node.status != NodeStatus.RETIRING or block.steady_ms < node.seen_ms + parameters.retire_ms:
         if node is not None and node.status == NodeStatus.RETIRING:  # it acted since: wait on from then
             schedule(state, Due(node.seen_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
         return
     if node.busy_slots or _has_duties(state, address):
-        schedule(state, Due(block.time_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
+        schedule(state, Due(block.steady_ms + parameters.retire_ms, node_subject(address), NODE_SLOT))
         return
     vault = bond_vault(state, address, emit, block.height)
     vault.refund(Pool.BOND, node.payout, node.withheld, Purpose.BOND_RETURN, owner=address)
@@ -297,7 +297,7 @@ def heartbeat(
     node = require_node(state, address)
     if node.status != NodeStatus.ACTIVE:
         raise WrongPhase(node.status.name.lower())
-    touch(state, address, block.time_ms, parameters)
+    touch(state, address, block.steady_ms, parameters)
     emit(SEEN(address))
 
 

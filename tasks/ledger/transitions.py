@@ -447,7 +447,7 @@ class _Market:
         return budget_of(task.spec, self._parameters).total
 
     def create(self, state: Overlay, task: NewTask, context: Context) -> None:
-        spec, now = task.spec, context.block.time_ms
+        spec, now = task.spec, context.block.steady_ms
         check_affordable(spec, self._parameters)
         spec.program()  # a job whose numbers could leave the exact range is refused here, where it is paid for
         task_id = task_id_of(context.sender, context.nonce)
@@ -565,7 +565,7 @@ class _Market:
         case = self.case(state, context, task_id, evidence)
         if context.sender != case.record.worker:
             raise NotYours("the sender is not the task's worker")
-        registration.touch(state, context.sender, context.block.time_ms, self._parameters)
+        registration.touch(state, context.sender, context.block.steady_ms, self._parameters)
         return case
 
     def _missing_bond(self, case: Case) -> int:
@@ -653,7 +653,7 @@ class _Market:
     def open(self, state: Overlay, payload: OpenedWindow, context: Context) -> None:
         case = self.case(state, context, payload.task)
         open_window(case, payload.window, context.sender, payload.openings)
-        registration.touch(state, context.sender, context.block.time_ms, self._parameters)
+        registration.touch(state, context.sender, context.block.steady_ms, self._parameters)
         case.save()
 
     # Verifier
@@ -661,19 +661,19 @@ class _Market:
     def seal(self, state: Overlay, payload: SealedVerdict, context: Context) -> None:
         case = self.case(state, context, payload.task)
         seal(case, payload.window, context.sender, payload.seal)
-        registration.touch(state, context.sender, context.block.time_ms, self._parameters)
+        registration.touch(state, context.sender, context.block.steady_ms, self._parameters)
         case.save()
 
     def reveal(self, state: Overlay, payload: RevealedVerdict, context: Context) -> None:
         case = self.case(state, context, payload.task)
         reveal(case, payload.window, context.sender, payload.findings, payload.nonce)
-        registration.touch(state, context.sender, context.block.time_ms, self._parameters)
+        registration.touch(state, context.sender, context.block.steady_ms, self._parameters)
         case.save()
 
     def decline(self, state: Overlay, payload: SeatOf, context: Context) -> None:
         case = self.case(state, context, payload.task)
         decline_seat(case, payload.window, context.sender)
-        registration.touch(state, context.sender, context.block.time_ms, self._parameters)
+        registration.touch(state, context.sender, context.block.steady_ms, self._parameters)
         case.save()
 
     # Anybody, and the chain itself
@@ -713,9 +713,9 @@ class _Market:
         release_moves(state)
         wakes = parameters.wakes_per_block
         events_max = CALL_EVENTS_MAX if was_put_off(state, block.height) else EVENTS_PER_BLOCK_MAX
-        bids = bids_due(state, block.time_ms, parameters)  # not of tasks that lose their worker below
+        bids = bids_due(state, block.steady_ms, parameters)  # not of tasks that lose their worker below
         drawn = hold_draws(scope, lambda: emitted >= events_max)
-        for due in due_before(state, block.time_ms, parameters.deadlines_per_block - drawn):
+        for due in due_before(state, block.steady_ms, parameters.deadlines_per_block - drawn):
             if emitted >= events_max:
                 break
             take_due(state, due)
@@ -741,7 +741,7 @@ class _Market:
                 on_window_due(case, due.slot - 1)
             case.save()
         is_full = emitted > CALL_EVENTS_MAX and events_max > CALL_EVENTS_MAX
-        for due in wakes_due(state, block.time_ms, wakes):
+        for due in wakes_due(state, block.steady_ms, wakes):
             if emitted >= EVENTS_PER_BLOCK_MAX:
                 break
             take_due(state, due)

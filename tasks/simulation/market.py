@@ -332,7 +332,10 @@ class Market(View):
         self.genesis: Final = Genesis(
             CHAIN_ID, "simulation", START_MS, True, tuple(accounts.items()),
             (GenesisValidator(_VALIDATOR.address, _VALIDATOR.vote_key, vrf_key, stake),),
-            (("chain.base_fee_initial", _IDLE_FEE), *((f"tasks.{name}", at) for name, at in always_on.items())),
+            (
+                ("chain.base_fee_initial", _IDLE_FEE), ("chain.steady_interval_ms_max", _ALWAYS_MS),
+                *((f"tasks.{name}", at) for name, at in always_on.items()),
+            ),
         )  # fmt: skip
         self.parameters = read_parameters(TaskParameters, "tasks", self.genesis)
         self.runtime: Final = Runtime(

@@ -48,7 +48,8 @@ class QueuedWorld(World):
 
     def __post_init__(self) -> None:
         stake = GenesisValidator(VALIDATOR.address, VALIDATOR.vote_key, vrf_key_of(VALIDATOR).public, 1_000 * DKB)
-        genesis = Genesis(CHAIN_ID, "test", START_MS, True, (), (stake,), ())
+        steady = (("chain.steady_interval_ms_max", self.steady_interval_ms_max),)
+        genesis = Genesis(CHAIN_ID, "test", START_MS, True, (), (stake,), steady)
         self.runtime = Runtime(
             genesis, rules=rules(self.parameters, toy_question),
             hooks=hooks(self.parameters, toy_question), invariants=INVARIANTS,

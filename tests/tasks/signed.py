@@ -47,7 +47,10 @@ def genesis_of(parameters: TaskParameters) -> Genesis:
         7, "test", 1_700_000_000_000, True,
         tuple(sorted((key.address, 10_000 * DKB) for key in KEYS)),
         (GenesisValidator(VALIDATOR.address, VALIDATOR.vote_key, proof_key, 1_000 * DKB),),
-        tuple(sorted((f"tasks.{field.name}", getattr(parameters, field.name)) for field in fields(parameters))),
+        tuple(sorted([
+            ("chain.steady_interval_ms_max", World.steady_interval_ms_max),
+            *((f"tasks.{field.name}", getattr(parameters, field.name)) for field in fields(parameters)),
+        ])),
     )  # fmt: skip
 
 

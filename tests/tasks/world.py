@@ -13,6 +13,7 @@ from state.primitives.genesis import ChainParameters
 from state.primitives.hashing import digest
 from state.primitives.receipts import Event
 from state.transition.rules import BlockContext, Context
+from state.transition.steady import save_steady_time, steady_time
 from state.view import EMPTY, Overlay, Table
 from state.view.accounts import balance_of, burned, credit
 from tasks.claims import claim_to_value, find_fault
@@ -196,6 +197,8 @@ class World:
     nonce_of_verdict: bytes = b"n" * 32
     strays: dict[bytes, bytes] = field(default_factory=dict)
     """Blobs that are no data sets, by name."""
+    steady_interval_ms_max: int = 1 << 40
+    """Most tests make one block after hours."""
     challenges: dict[tuple[bytes, int, int], Challenge] = field(default_factory=dict)
     """What outsiders sealed, by task, window and number."""
 
@@ -212,8 +215,10 @@ class World:
 
     def context(self) -> BlockContext:
         beacon = digest(b"test-beacon", self.seed.to_bytes(8, "big") + self.height.to_bytes(8, "big"))
+        chain = ChainParameters(steady_interval_ms_max=self.steady_interval_ms_max)
         return BlockContext(
-            self.height, self.time_ms, 1, b"\xee" * 20, beacon, ChainParameters(), 7, b"g" * 32, 0
+            self.height, self.time_ms, 1, b"\xee" * 20, beacon, chain, 7, b"g" * 32, 0,
+            steady_time(self.state, self.time_ms, chain),
         )  # fmt: skip
 
     def send(self, sender: bytes, kind: int, payload: list[Value]) -> str | None:
@@ -240,6 +245,7 @@ class World:
         """End the block and begin the next."""
         for hook in self._hooks:
             hook(self.state, self.context(), self.events.append)
+        save_steady_time(self.state, self.time_ms, self.context().steady_ms)
         self.check_money()
         before, base = Overlay(EMPTY), self.state.base
         before.changes = (
@@ -417,7 +423,7 @@ class World:
 
     def play(self, address: bytes, duty: DisputeDuty) -> None:
         """Make the move that is due in a dispute, or resume it, if that is still in time."""
-        if duty.deadline_ms <= self.time_ms:
+        if duty.deadline_ms <= self.context().steady_ms:
             return
         job, place = queries.task_spec(self.state, duty.task), (duty.task, duty.window, duty.game)
         if duty.resume_price is not None:

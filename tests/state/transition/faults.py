@@ -52,7 +52,7 @@ class Court:
         height = epoch * EPOCH_BLOCKS + offset
         return BlockContext(
             height, 1, 1, REPORTER, bytes(32), self.runtime.chain, self.runtime.genesis.chain_id,
-            self.runtime.genesis_hash, epoch,
+            self.runtime.genesis_hash, epoch, 1,
         )  # fmt: skip
 
     def offence(self, member: int, epoch: int, *, reporter: bytes = REPORTER) -> Offence:
