@@ -152,7 +152,7 @@ class Disputes:
                 late = "this machine" if self._plays(game, game.clock.side) else "the other side"
                 _log.warning("a dispute is suspended: a clock was missed", side=side, by=late, **fields)
             case DisputePhase.SILENT:
-                late = "this machine" if self._plays(game, Side.ACCUSED) else "the other side"
+                late = "this machine" if self._plays(game, game.clock.side) else "the other side"
                 _log.warning("drawn machines run a segment again after a silence", by=late, **fields)
             case DisputePhase.OVER:
                 pass

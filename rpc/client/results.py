@@ -110,7 +110,7 @@ class Head(Answer):
     """The newest finalised block. Deadlines count in steady time: chain time less ``stood_still_ms``."""
 
     time_ms: int
-    stood_still_ms: int
+    stood_still_ms: int = 0
     state_root: bytes
     base_fee: Amount
     base_fee_next: Amount

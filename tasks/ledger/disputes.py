@@ -67,7 +67,7 @@ SEALS_MAX: Final = 16
 RUNNING_MAX: Final = 32
 """Games of a window at a time: of 8 verifiers, 15 jurors and 4 outsiders at most, and one broken chain."""
 SILENT_MAX: Final = 39
-"""Games of a window about which the accused was silent: of 8 verifiers, 15 jurors and all outsiders."""
+"""Games of a window in which a side was silent: of 8 verifiers, 15 jurors and all outsiders."""
 RELEASED_MOVES_MAX: Final = 128
 """Moves of ended games that a block deletes."""
 FORGOTTEN_MAX: Final = 16
@@ -92,7 +92,7 @@ class DisputePhase(IntEnum):
     """A side missed its clock, and may resume."""
     OVER = 4
     SILENT = 5
-    """The accused is silent: drawn machines run the segment again."""
+    """The accused or a drawn verifier is silent: drawn machines run the segment again."""
 
 
 class Challenger(IntEnum):
@@ -211,7 +211,8 @@ class Docket(NamedTuple):
     Games from ``first_game`` and seals from ``first_seal`` on are of the present proof. Seals below ``next_call``
     were called; ``called`` are those of them that are not open yet, with the time until which they have to be.
     ``running`` are the games that are not settled. ``until_ms`` ends the time of challenges once the window was
-    accepted; it was ``extended`` once or not. ``silent`` are the games in which the accused did not answer.
+    accepted; it was ``extended`` once or not. ``silent`` are the games in which a side did not answer and machines
+    run the segment again. Once they did, games from ``rerun_from`` on are theirs; 0 before.
     """
 
     games: int
@@ -224,6 +225,7 @@ class Docket(NamedTuple):
     until_ms: int
     extended: int
     silent: tuple[int, ...]
+    rerun_from: int
 
     @property
     def is_idle(self) -> bool:
@@ -231,7 +233,7 @@ class Docket(NamedTuple):
         return not self.running and not self.called and self.next_call == self.seals
 
 
-NO_DOCKET: Final = Docket(0, 0, 0, 0, 0, (), (), 0, 0, ())
+NO_DOCKET: Final = Docket(0, 0, 0, 0, 0, (), (), 0, 0, (), 0)
 
 
 class SealedChallenge(NamedTuple):
@@ -277,8 +279,8 @@ def load_docket(state: Reader, task: bytes, window: int) -> Docket:
 
 
 def _docket(value: Any) -> Docket:
-    games, first_game, seals, first_seal, next_call, called, running, until_ms, extended, silent = items_of(
-        value, int, int, int, int, int, list, list, int, int, list
+    games, first_game, seals, first_seal, next_call, called, running, until_ms, extended, silent, rerun_from = (
+        items_of(value, int, int, int, int, int, list, list, int, int, list, int)
     )
     calls = tuple((seal, deadline_ms) for seal, deadline_ms in (items_of(item, int, int) for item in called))
     return Docket(
@@ -292,6 +294,7 @@ def _docket(value: Any) -> Docket:
         until_ms,
         extended,
         tuple(items_of(silent, *[int] * len(silent))),
+        rerun_from,
     )
 
 
@@ -306,7 +309,7 @@ def save_docket(state: Overlay, task: bytes, window: int, docket: Docket) -> Non
         encode([
             docket.games, docket.first_game, docket.seals, docket.first_seal, docket.next_call,
             [list(call) for call in docket.called],
-            list(docket.running), docket.until_ms, docket.extended, list(docket.silent),
+            list(docket.running), docket.until_ms, docket.extended, list(docket.silent), docket.rerun_from,
         ]),
     )  # fmt: skip
 

@@ -97,7 +97,7 @@ def renew_docket(case: Case, window: WindowRecord) -> None:
     """Begin with no challenges on a window that is proved again; numbers go on."""
     docket = load_docket(case.state, window.task, window.number)
     if docket.games or docket.seals:
-        fresh = Docket(docket.games, docket.games, docket.seals, docket.seals, docket.seals, (), (), 0, 0, ())
+        fresh = Docket(docket.games, docket.games, docket.seals, docket.seals, docket.seals, (), (), 0, 0, (), 0)
         save_docket(case.state, window.task, window.number, fresh)
 
 
@@ -217,7 +217,7 @@ def end_dispute(case: Case, window: WindowRecord, dispute: DisputeRecord, ending
 
 
 def fall_silent(case: Case, window: WindowRecord, dispute: DisputeRecord) -> None:
-    """Note that the accused did not answer in a dispute: it waits for the others, and then for drawn machines."""
+    """Note that a side did not answer in a dispute: it waits for the others, and then for drawn machines."""
     dispute = dispute._replace(phase=DisputePhase.SILENT, deadline_ms=0)
     save_dispute(case.state, dispute)
     docket = load_docket(case.state, window.task, window.number)
@@ -228,7 +228,7 @@ def fall_silent(case: Case, window: WindowRecord, dispute: DisputeRecord) -> Non
 
 
 def silent_disputes(case: Case, window: WindowRecord) -> list[DisputeRecord]:
-    """Return the disputes of a window in which the accused did not answer, in order."""
+    """Return the disputes of a window in which a side did not answer, in order; ``clock.side`` tells which."""
     docket = load_docket(case.state, window.task, window.number)
     return [load_dispute(case.state, window.task, window.number, number) for number in docket.silent]
 
@@ -245,7 +245,7 @@ def drop_disputes(case: Case, window: WindowRecord, lie: DisputeRecord | None) -
     for dispute in (*running_disputes(case, window, docket), *silent_disputes(case, window)):
         if lie is not None and dispute.number == lie.number and window.number == lie.window:
             continue  # settled by whom it was won
-        was_silent = lie is None and dispute.phase is DisputePhase.SILENT
+        was_silent = lie is None and dispute.phase is DisputePhase.SILENT and dispute.clock.side is Side.ACCUSED
         end_dispute(case, window, dispute, DisputeEnding.ACCUSED_SILENT if was_silent else DisputeEnding.DROPPED)
         if dispute.kind is Challenger.OUTSIDER:
             seal = load_seal(case.state, window.task, window.number, dispute.seal)

@@ -106,6 +106,8 @@ EXTENDED_BY_SIDES: Final = 2
 """Challenges are open for the time of both sides of a game more after a late one."""
 OUTSIDER_RESUME_PART: Final = 8
 """An outsider that missed its clock has this part of the time to resume: nobody asked it to delay the window."""
+VERIFIER_RESUME_PART: Final = 48
+"""A drawn verifier has this part, and the time of a move at least: others run its segment again after that."""
 LATE_PART: Final = 10
 """A challenge in the last tenth of its time is late."""
 
@@ -183,6 +185,7 @@ def _recheck(case: Case, window: WindowRecord) -> None:
         for game in range(docket.first_game, docket.games)
     )
     opened = {dispute.segment for dispute in disputes if dispute.opened is not None}
+    save_docket(case.state, window.task, window.number, docket._replace(rerun_from=0))
     seen = sorted({*window.seen, *window.sampled, *opened})
     case.advance_window(
         window.number, WindowEvent.RECHECK, Reason.NO_VERIFIER, deadline_ms=case.now + 1, draws=draws,
@@ -200,7 +203,7 @@ def _begin_challenges(case: Case, window: WindowRecord) -> None:
 
 
 def _run_again(case: Case, window: WindowRecord) -> None:
-    """Have drawn machines run the segments again about which the accused was silent: those of verifiers first."""
+    """Have drawn machines run the segments again about which a side was silent: those of verifiers first."""
     silent = sorted(silent_disputes(case, window), key=lambda dispute: (dispute.kind, dispute.number))
     segments = list(dict.fromkeys(dispute.segment for dispute in silent))[:SAMPLED_MAX]
     case.advance_window(
@@ -471,7 +474,7 @@ def on_disputes_due(case: Case, number: int) -> None:
     docket = load_docket(case.state, window.task, number)
     for dispute in running_disputes(case, window, docket):
         ending = _ending_by_clock(case, dispute)
-        if ending is DisputeEnding.ACCUSED_SILENT:
+        if ending is DisputeEnding.ACCUSED_SILENT or _is_left_to_others(docket, dispute, ending):
             fall_silent(case, window, dispute)
     go_on(case, number, Reason.CHALLENGES_LOST)
 
@@ -494,14 +497,26 @@ def settle_ended(case: Case, number: int) -> None:
         )
     ]  # fmt: skip
     for at in due:
+        docket = load_docket(case.state, case.record.id, at)
         for dispute in _running(case, at):
             ending = _ending_by_clock(case, dispute)
-            if ending.is_refuted:
+            if ending.is_refuted and not _is_left_to_others(docket, dispute, ending):
                 lose_challenge(case, case.window(at), end_dispute(case, case.window(at), dispute, ending))
     for at in reversed(due):
         proof = next((dispute for dispute in _running(case, at) if dispute.ending.is_proof), None)
         if proof is not None and at < case.record.next_window:
             _prove_lie(case, case.window(at), proof)
+
+
+def _is_left_to_others(docket: Docket, dispute: DisputeRecord, ending: DisputeEnding) -> bool:
+    """Tell whether machines are drawn in the place of a verifier that fell silent: once a round of verdicts.
+
+    A machine that was drawn so loses by its own silence. Otherwise friends that are drawn one after the other
+    could delay a window for long.
+    """
+    return (
+        ending is DisputeEnding.CHALLENGER_SILENT and dispute.kind is Challenger.VERIFIER and not docket.rerun_from
+    )
 
 
 def _running(case: Case, number: int) -> list[DisputeRecord]:
@@ -528,6 +543,7 @@ def _ending_by_clock(case: Case, dispute: DisputeRecord) -> DisputeEnding:
     if side is Side.CHALLENGER and dispute.kind is Challenger.OUTSIDER:
         resume_ms //= OUTSIDER_RESUME_PART
     elif side is Side.CHALLENGER:
+        resume_ms = max(resume_ms // VERIFIER_RESUME_PART, case.parameters.dispute_move_ms)
         mark(case, dispute.challenger)  # it delays others now, whether it resumes or not
     dispute = dispute._replace(phase=DisputePhase.SUSPENDED, deadline_ms=case.now + resume_ms)
     save_dispute(case.state, dispute)

@@ -177,17 +177,22 @@ NEXT_WINDOW_PHASE: Final[dict[tuple[WindowPhase, WindowEvent], WindowPhase]] = {
     (WindowPhase.DISPUTED, WindowEvent.DOUBT): WindowPhase.DOUBTED,
     (WindowPhase.DISPUTED, WindowEvent.REJECT): WindowPhase.VOID,
     (WindowPhase.DISPUTED, WindowEvent.RECHECK): WindowPhase.PROVED,
-    (WindowPhase.JURY_REVEALING, WindowEvent.RECHECK): WindowPhase.PROVED,
     (WindowPhase.DOUBTED, WindowEvent.DRAW): WindowPhase.JURY_SEALING,
     (WindowPhase.DOUBTED, WindowEvent.REDRAW): WindowPhase.DOUBTED,
     (WindowPhase.DOUBTED, WindowEvent.REJECT): WindowPhase.VOID,
     (WindowPhase.JURY_SEALING, WindowEvent.REJECT): WindowPhase.VOID,
     (WindowPhase.JURY_SEALING, WindowEvent.CLOSE_SEALS): WindowPhase.JURY_REVEALING,
     (WindowPhase.JURY_SEALING, WindowEvent.REDRAW): WindowPhase.DOUBTED,
-    (WindowPhase.JURY_REVEALING, WindowEvent.AGREE): WindowPhase.ACCEPTED,
-    (WindowPhase.JURY_REVEALING, WindowEvent.MISMATCH): WindowPhase.DISPUTED,
     (WindowPhase.JURY_REVEALING, WindowEvent.REJECT): WindowPhase.VOID,
     (WindowPhase.JURY_REVEALING, WindowEvent.REDRAW): WindowPhase.DOUBTED,
+    **{
+        (phase, event): after
+        for phase in (WindowPhase.DOUBTED, WindowPhase.JURY_SEALING, WindowPhase.JURY_REVEALING)
+        for event, after in (
+            (WindowEvent.AGREE, WindowPhase.ACCEPTED), (WindowEvent.MISMATCH, WindowPhase.DISPUTED),
+            (WindowEvent.RECHECK, WindowPhase.PROVED), (WindowEvent.DOUBT, WindowPhase.DOUBTED),
+        )
+    },
     (WindowPhase.ACCEPTED, WindowEvent.MISMATCH): WindowPhase.DISPUTED,
     (WindowPhase.ACCEPTED, WindowEvent.FINALISE): WindowPhase.FINAL,
     **{

@@ -50,7 +50,7 @@ from tasks.ledger.lifecycle import ENDED, Event, Phase, Reason, WindowEvent, Win
 from tasks.ledger.matching import draw_seed, draw_segments, draw_verifiers, eligible_verifiers
 from tasks.ledger.open_task import SEAT_DECLINED, SEAT_DRAWN, Case
 from tasks.ledger.records import Seat, WindowRecord, by_verifier_key
-from tasks.ledger.reruns import RERUN_SEATS, agreed, settle_rerun
+from tasks.ledger.reruns import RERUN_SEATS, agreed, needs_agreement, settle_rerun
 from tasks.ledger.seats import (
     DELIVERY_PHASES,
     check_time,
@@ -553,7 +553,7 @@ def open_window(case: Case, number: int, sender: bytes, openings: tuple[Opening,
 def _judge(case: Case, window: WindowRecord) -> None:
     """Have the jury decide whether the disputed segment could be fetched; games decide what was computed."""
     if window.rerun:
-        found = agreed(window)
+        found = agreed(window) if needs_agreement(case, window) else ()
         if found is None:
             _redraw(case, window, case.now + 1)
         else:

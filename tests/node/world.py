@@ -38,6 +38,7 @@ VALIDATOR: Final = SecretKey(b"v" * 32)
 BLOCK_MS: Final = 250
 PACE_S: Final = 0.02
 PARAMETERS: Final = {
+    "chain.steady_interval_ms_max": 10**12,
     "tasks.accept_ms": 3_000_000, "tasks.prepare_ms": 3_000_000, "tasks.window_grace_ms": 3_000_000,
     "tasks.replace_ms": 3_000_000, "tasks.seal_ms_min": 3_000_000, "tasks.reveal_ms": 3_000_000,
     "tasks.presence_ms": 10**9, "tasks.registration_valid_ms": 10**12, "tasks.final_ms": 1_000,

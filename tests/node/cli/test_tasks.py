@@ -86,7 +86,7 @@ class Requested:
         return {"parameters": {"tasks.replace_ms": str(REPLACE_MS)}}
 
     def head(self) -> Any:
-        return SimpleNamespace(time_ms=NOW_MS)
+        return SimpleNamespace(time_ms=NOW_MS, steady_ms=NOW_MS)
 
     def items(self, method: str) -> Any:
         assert method == "dekube_getNodes"

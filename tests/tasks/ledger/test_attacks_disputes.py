@@ -333,13 +333,13 @@ def test_who_pokes_a_void_window_is_not_before_a_proof_about_another_one() -> No
     assert world.send(liar, POKE, [task]) == "nothing_due"
 
 
-def test_a_verifier_with_the_least_bond_pays_for_the_day_that_it_delays_a_window() -> None:
+def test_a_verifier_with_the_least_bond_pays_for_the_time_that_it_delays_a_window() -> None:
     """It said something else than it found, and never moves: it had no pause meanwhile, and lost nothing."""
     world, worker, (bad,), task = market(HONEST, Manners(lies=True, silent=SILENT))
     until(world, task, lambda _: phases(world, task) == [DisputePhase.SUSPENDED])
     node = require_node(world.state, bad)
     assert (node.bad, node.bond) == (1, QUICK.node_bond_min) and node.cool_down_until_ms > world.time_ms
-    until(world, task, lambda _: endings(world, task) == [DisputeEnding.CHALLENGER_SILENT])
+    world.run(task, until=lambda _: endings(world, task) == [DisputeEnding.CHALLENGER_SILENT])
     assert QUICK.node_bond_min - require_node(world.state, bad).bond == share_up(
         bond_of(world, task, worker), 1_000
     )

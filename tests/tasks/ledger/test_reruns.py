@@ -201,3 +201,76 @@ def test_nobody_moves_in_a_game_that_waits_for_drawn_machines() -> None:
     assert world.challenge(OUTSIDERS[0], task, 0, 1) is None
     assert excluded(world, task) == Reason.LIE_PROVEN
     assert load_window(world.state, task, 0).rerun != ()
+
+
+# A verifier that falls silent (R43)
+
+CUT: Final = Manners(silent=NO_ANSWER)
+GONE: Final = Manners(lies=True, silent=NO_ANSWER)
+
+
+@pytest.mark.parametrize("drawn", [[HONEST, HONEST], [HONEST, FALSE], [FALSE, HONEST]])
+def test_a_verifier_whose_line_is_cut_is_replaced_and_one_honest_machine_proves_the_lie(
+    drawn: list[Manners],
+) -> None:
+    world, liar, task = market(Manners(lies=True), [CUT], drawn)
+    verifier = window_of(world, task).verifiers[0].address
+    assert excluded(world, task) == Reason.LIE_PROVEN and bond_left(world, task, liar) == 0
+    assert endings(world, task)[0] == DisputeEnding.DROPPED
+    assert any(ending.is_proof for ending in endings(world, task))
+    paid = [line for line in lines(world, task, Purpose.LIE_PROVEN) if line.party == verifier]
+    assert paid and not lines(world, task, Purpose.CHALLENGE_LOST)[1:]
+    assert require_node(world.state, verifier).bond == QUICK.node_bond_min
+
+
+@pytest.mark.parametrize("drawn", [[HONEST, HONEST], [HONEST], []])
+def test_a_false_verifier_that_falls_silent_loses_a_tenth_and_delays_little(drawn: list[Manners]) -> None:
+    world, worker, task = market(HONEST, [GONE], drawn)
+    bad = window_of(world, task).verifiers[0].address
+    until = {DisputePhase.SUSPENDED}
+    world.run(task, until=lambda _: set(phases(world, task)) == until, blocks=600)
+    since_ms = world.time_ms
+    world.run(task, until=lambda _: bool(endings(world, task)) and DisputeEnding.NONE not in endings(world, task))
+    assert endings(world, task) == [DisputeEnding.CHALLENGER_SILENT]
+    assert world.time_ms - since_ms < QUICK.dispute_move_ms + 3 * (QUICK.seal_ms_min + 10_000)
+    lost = QUICK.node_bond_min - require_node(world.state, bad).bond
+    fees = sum(line.amount for line in lines(world, task, Purpose.JUROR_FEE))
+    assert lost >= share_up(bond_of(world, task, worker), 1_000)
+    if len(drawn) == 2:
+        record = world.run_to(task, Phase.SETTLED, blocks=600)
+        assert record.worker == worker and not lost_silently(world, task)
+        assert lost >= fees
+
+
+def test_two_friends_that_are_drawn_after_a_silence_rob_no_honest_worker() -> None:
+    """With the worker's own silence they could. Here each of them has to play, and loses."""
+    world, worker, task = market(HONEST, [GONE], [FALSE, FALSE])
+    for at in range(2):
+        world.add_machine(180 + at, roles=CHECK)
+        world.machines[bytes([180 + at]) * 20] = HONEST
+    record = world.run_to(task, Phase.SETTLED, Phase.FAILED, blocks=900)
+    assert not lines(world, task, Purpose.LIE_PROVEN) and not lost_silently(world, task)
+    assert not any(ending.is_proof or ending == DisputeEnding.RERUN_WRONG for ending in endings(world, task))
+    assert worker not in record.excluded
+
+
+def test_machines_that_were_drawn_for_a_silence_and_fall_silent_are_not_replaced_again() -> None:
+    world, worker, task = market(HONEST, [GONE, HONEST], [GONE, GONE])
+    record = world.run_to(task, Phase.SETTLED, Phase.FAILED, blocks=900)
+    assert (record.phase, record.worker) == (Phase.SETTLED, worker)
+    # Each of them backed the first one, and pays for that itself.
+    assert endings(world, task) == [DisputeEnding.DROPPED] + [DisputeEnding.CHALLENGER_SILENT] * 2
+
+
+def test_a_liar_that_serves_nobody_refutes_no_verifier_whose_line_it_cut() -> None:
+    world, _, task = market(Manners(lies=True), [CUT], [Manners(blind=True), Manners(blind=True)])
+    verifier = window_of(world, task).verifiers[0].address
+    world.run(task, until=lambda _: bool(endings(world, task)) and endings(world, task)[0] != 0, blocks=600)
+    assert endings(world, task)[0] == DisputeEnding.DROPPED
+    assert require_node(world.state, verifier).bond == QUICK.node_bond_min
+    assert window_of(world, task).phase != WindowPhase.ACCEPTED
+
+
+def test_a_worker_and_a_verifier_may_be_silent_in_the_same_window() -> None:
+    world, liar, task = market(LIAR, [HONEST, CUT], [HONEST, HONEST])
+    assert excluded(world, task) == Reason.LIE_PROVEN and bond_left(world, task, liar) == 0

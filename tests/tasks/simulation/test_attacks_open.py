@@ -301,7 +301,6 @@ def test_a_caught_liar_has_no_way_out_that_costs_less_than_half_of_a_proven_lie(
     )
 
 
-@pytest.mark.xfail(strict=True, reason="a day for each window that it was drawn for, which costs it a tenth of S")
 def test_a_silent_verifier_with_the_least_bond_freezes_no_task_for_hours() -> None:
     setting: Setting = {"share": 10, "by": "verifier", "way": "silent", "rate": 1.0, "seals": 1}
     assert max(score_of("freezing challenger", setting, 4).delays_s) <= 2 * 3_600
