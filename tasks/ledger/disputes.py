@@ -212,7 +212,8 @@ class Docket(NamedTuple):
     were called; ``called`` are those of them that are not open yet, with the time until which they have to be.
     ``running`` are the games that are not settled. ``until_ms`` ends the time of challenges once the window was
     accepted; it was ``extended`` once or not. ``silent`` are the games in which a side did not answer and machines
-    run the segment again. Once they did, games from ``rerun_from`` on are theirs; 0 before.
+    run the segment again. Once they did, games from ``rerun_from`` on are theirs; 0 before. ``rounds`` are those
+    of verdicts before that.
     """
 
     games: int
@@ -226,6 +227,7 @@ class Docket(NamedTuple):
     extended: int
     silent: tuple[int, ...]
     rerun_from: int
+    rounds: int
 
     @property
     def is_idle(self) -> bool:
@@ -233,7 +235,7 @@ class Docket(NamedTuple):
         return not self.running and not self.called and self.next_call == self.seals
 
 
-NO_DOCKET: Final = Docket(0, 0, 0, 0, 0, (), (), 0, 0, (), 0)
+NO_DOCKET: Final = Docket(0, 0, 0, 0, 0, (), (), 0, 0, (), 0, 0)
 
 
 class SealedChallenge(NamedTuple):
@@ -279,8 +281,8 @@ def load_docket(state: Reader, task: bytes, window: int) -> Docket:
 
 
 def _docket(value: Any) -> Docket:
-    games, first_game, seals, first_seal, next_call, called, running, until_ms, extended, silent, rerun_from = (
-        items_of(value, int, int, int, int, int, list, list, int, int, list, int)
+    games, first_game, seals, first_seal, next_call, called, running, until_ms, extended, silent, *rerun = (
+        items_of(value, int, int, int, int, int, list, list, int, int, list, int, int)
     )
     calls = tuple((seal, deadline_ms) for seal, deadline_ms in (items_of(item, int, int) for item in called))
     return Docket(
@@ -294,7 +296,7 @@ def _docket(value: Any) -> Docket:
         until_ms,
         extended,
         tuple(items_of(silent, *[int] * len(silent))),
-        rerun_from,
+        *rerun,
     )
 
 
@@ -310,6 +312,7 @@ def save_docket(state: Overlay, task: bytes, window: int, docket: Docket) -> Non
             docket.games, docket.first_game, docket.seals, docket.first_seal, docket.next_call,
             [list(call) for call in docket.called],
             list(docket.running), docket.until_ms, docket.extended, list(docket.silent), docket.rerun_from,
+            docket.rounds,
         ]),
     )  # fmt: skip
 

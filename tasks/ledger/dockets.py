@@ -97,7 +97,9 @@ def renew_docket(case: Case, window: WindowRecord) -> None:
     """Begin with no challenges on a window that is proved again; numbers go on."""
     docket = load_docket(case.state, window.task, window.number)
     if docket.games or docket.seals:
-        fresh = Docket(docket.games, docket.games, docket.seals, docket.seals, docket.seals, (), (), 0, 0, (), 0)
+        fresh = Docket(
+            docket.games, docket.games, docket.seals, docket.seals, docket.seals, (), (), 0, 0, (), 0, 0
+        )
         save_docket(case.state, window.task, window.number, fresh)
 
 

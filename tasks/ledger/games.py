@@ -206,6 +206,8 @@ def _run_again(case: Case, window: WindowRecord) -> None:
     """Have drawn machines run the segments again about which a side was silent: those of verifiers first."""
     silent = sorted(silent_disputes(case, window), key=lambda dispute: (dispute.kind, dispute.number))
     segments = list(dict.fromkeys(dispute.segment for dispute in silent))[:SAMPLED_MAX]
+    docket = load_docket(case.state, window.task, window.number)
+    save_docket(case.state, window.task, window.number, docket._replace(rounds=window.draws))
     case.advance_window(
         window.number, WindowEvent.DOUBT, Reason.ANSWER_MISSING, deadline_ms=case.now + 1, draws=0,
         height=case.scope.block.height, jurors=(), rerun=tuple(sorted(segments)),

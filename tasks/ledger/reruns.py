@@ -91,7 +91,8 @@ def _go_on(case: Case, number: int, seats: Sequence[Seat], *, had_jury: bool) ->
     """
     window = case.window(number)
     jurors = tuple(seats) if window.disputed < 0 or had_jury else ()
-    window = window._replace(rerun=(), jurors=jurors)
+    rounds = load_docket(case.state, window.task, number).rounds
+    window = window._replace(rerun=(), jurors=jurors, draws=rounds)
     case.put_window(window)
     open_games(case, window, seats)
     go_on(case, number, Reason.CHALLENGES_LOST)

@@ -196,7 +196,8 @@ def _draw(case: Case, window: WindowRecord, waits: int = 0) -> bool:
     pool = _pool(case, window)
     wanted = _wanted(case, window)
     if window.rerun:
-        wanted = wanted if pool.operators >= wanted else 0  # one alone decides nothing
+        if needs_agreement(case, window) and pool.operators < wanted:
+            wanted = 0  # one alone decides nothing
     elif is_jury(window) and min(wanted, pool.operators) % 2 == 0:
         wanted = min(wanted, pool.operators) - 1  # an even jury could tie
     if wanted <= 0 or not pool.operators:

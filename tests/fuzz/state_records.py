@@ -168,7 +168,7 @@ def state_records(
         ),
         "docket": StateRecord(
             lambda state: disputes.save_docket(
-                state, TASK, 3, disputes.Docket(4, 1, 6, 2, 5, ((4, 1_000),), (1, 3), 2_000, 1, (2,), 3)
+                state, TASK, 3, disputes.Docket(4, 1, 6, 2, 5, ((4, 1_000),), (1, 3), 2_000, 1, (2,), 3, 2)
             ),
             lambda state: disputes.load_docket(state, TASK, 3),
             ("tasks.ledger.disputes:load_docket", "tasks.ledger.disputes:_docket"),

@@ -354,7 +354,7 @@ def test_no_record_of_a_dispute_is_above_its_bound() -> None:
     records.save_dispute(state, largest_dispute())
     docket = Docket(
         MANY, MANY, MANY, MANY, MANY, ((MANY, MS),) * records.OUTSIDERS_AT_ONCE_MAX, (MANY,) * RUNNING_MAX, MS, 1,
-        (MANY,) * records.SILENT_MAX, MANY,
+        (MANY,) * records.SILENT_MAX, MANY, MANY,
     )  # fmt: skip
     records.save_docket(state, b"t" * 32, MANY, docket)
     seal = SealedChallenge(b"a" * 20, b"s" * 32, AMOUNT, MANY, 1)

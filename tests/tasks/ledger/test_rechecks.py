@@ -12,7 +12,7 @@ from tasks.ledger.queries import Action
 from tasks.ledger.registry import NodeRole
 from tasks.proofs import Code
 from tests.tasks.ledger.test_disputes import endings, lines, market, until, window_of
-from tests.tasks.world import HONEST, QUICK, Manners, World
+from tests.tasks.world import HONEST, Manners, World
 
 SILENT = frozenset({Action.PLAY})
 CHECK = NodeRole.VERIFY
@@ -28,19 +28,20 @@ def test_a_liar_is_not_accepted_because_its_verifier_falls_silent() -> None:
     (honest,) = add_verifiers(world, 1, HONEST)
     world.run(task, until=lambda record: bool(record.excluded) or record.final_windows > 0)
     assert world.task(task).reason == Reason.LIE_PROVEN and liar in world.task(task).excluded
-    assert endings(world, task) == [DisputeEnding.CHALLENGER_SILENT, DisputeEnding.ELEMENT_WRONG]
+    assert endings(world, task) == [DisputeEnding.DROPPED, DisputeEnding.ELEMENT_WRONG]
     paid = {line.party for line in lines(world, task, Purpose.LIE_PROVEN)}
-    assert honest in paid and friend not in paid
+    assert {honest, friend} <= paid, "it had found the lie, and could have proven it"
 
 
 def test_the_next_round_runs_other_segments_with_other_machines() -> None:
     world, _, (friend,), task = market(HONEST, Manners(lies=True, silent=SILENT), final_ms=100_000)
     first = until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
+    until(world, task, lambda _: endings(world, task) == [DisputeEnding.CHALLENGER_SILENT])
     (honest,) = add_verifiers(world, 1, HONEST)
     second = until(world, task, lambda window: window.phase == WindowPhase.SEALING)
     assert [seat.address for seat in second.verifiers] == [honest] and friend in second.used
     assert second.seen == first.sampled and not set(second.sampled) & set(first.sampled)
-    assert (second.opened, second.disputed, second.jurors, second.draws) == ((), -1, (), 1)
+    assert (second.opened, second.disputed, second.jurors) == ((), -1, ()) and second.draws in (1, 2)
     world.run_to(task, Phase.SETTLED)
     fees = {line.party for line in lines(world, task, Purpose.VERIFIER_FEE)}
     assert fees == {honest} and window_of(world, task).phase == WindowPhase.FINAL
@@ -48,7 +49,7 @@ def test_the_next_round_runs_other_segments_with_other_machines() -> None:
 
 def test_where_all_segments_were_opened_they_are_run_again() -> None:
     world, _, _, task = market(HONEST, Manners(lies=True, silent=SILENT), samples=4)
-    until(world, task, lambda window: window.phase == WindowPhase.DISPUTED)
+    until(world, task, lambda _: endings(world, task) == [DisputeEnding.CHALLENGER_SILENT])
     add_verifiers(world, 1, HONEST)
     second = until(world, task, lambda window: window.phase == WindowPhase.SEALING)
     assert second.seen == second.sampled == (0, 1, 2, 3)
@@ -64,7 +65,9 @@ def test_rounds_without_a_verdict_have_a_bound_and_nobody_is_paid_for_the_window
     world.run_to(task, Phase.FAILED)
     record = world.task(task)
     assert (record.reason, record.final_windows) == (Reason.NO_VERIFIER, 0)
-    assert endings(world, task) == [DisputeEnding.CHALLENGER_SILENT] * QUICK.draws_max
+    # Two that are drawn after a silence say the same, and pay for it. Then no machine is left.
+    each = [DisputeEnding.DROPPED, *[DisputeEnding.CHALLENGER_SILENT] * 2]
+    assert endings(world, task) == each * 2
     assert not lines(world, task, Purpose.WINDOW_PAY) and not lines(world, task, Purpose.LIE_PROVEN)
     assert queries.find_node(world.state, worker) is not None
 
