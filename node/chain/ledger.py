@@ -20,6 +20,7 @@ from state.primitives.receipts import Receipt, decode_receipt
 from state.primitives.transactions import Transaction, decode_transaction
 from state.store import Store
 from state.transition.errors import UnknownKind
+from state.transition.lane import ticket_of
 from state.transition.runtime import Checked, Runtime
 from state.transition.steady import stood_still_ms
 from state.view.accounts import Account, load_account
@@ -137,7 +138,8 @@ class NodeLedger:
         def admit(raw: bytes, sender: bytes) -> bytes:
             transaction = decode_transaction(raw)
             transaction.sender = sender
-            add(check(transaction), fee_floor=fee_floor, local_since=local_since)
+            checked = check(transaction)
+            add(checked, fee_floor=fee_floor, local_since=local_since, lane=self._lane_of(checked))
             transfer_connection(raw)
             return transaction.hash
 
@@ -168,7 +170,9 @@ class NodeLedger:
 
         It waits since the given height, regardless of the current base fee. Raises InvalidTransaction.
         """
-        self.mempool.add(self.runtime.check(transaction), local_since=min(since, self._head.height))
+        checked = self.runtime.check(transaction)
+        since = min(since, self._head.height)
+        self.mempool.add(checked, local_since=since, lane=self._lane_of(checked))
 
     def admit_gossip(self, transaction: Transaction) -> bool:
         """Admit a peer's transaction with its recovered sender; return whether it is new.
@@ -180,10 +184,16 @@ class NodeLedger:
     def admit_checked(self, checked: Checked) -> bool:
         """Like ``admit_gossip``, for a transaction that was checked before."""
         try:
-            self.mempool.add(checked, fee_floor=self._head.base_fee_next // GOSSIP_FEE_SHARE)
+            floor = self._head.base_fee_next // GOSSIP_FEE_SHARE
+            self.mempool.add(checked, fee_floor=floor, lane=self._lane_of(checked))
         except AlreadyKnown:
             return False
         return True
+
+    def _lane_of(self, checked: Checked) -> bytes:
+        """Return the subject of a transaction's ticket for the lane, or nothing."""
+        ticket = ticket_of(self.store, checked)
+        return b"" if ticket is None else ticket.subject
 
     # The wallet
 

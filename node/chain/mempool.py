@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from state.primitives.errors import InvalidTransaction
 from state.transition.errors import FeeCapTooLow, InsufficientFunds, NonceTooHigh, NonceTooLow
+from state.transition.lane import LANE_PREDECESSORS_MAX
 from state.transition.runtime import Checked
 from state.view.accounts import Account
 
@@ -43,6 +44,10 @@ _COMPACT_EVERY: Final = 64
 """Arrivals between two checks whether the heaps contain mostly removed entries."""
 _NO_NONCES: Final[Mapping[bytes, int]] = {}
 _WORTHLESS: Final = -1
+_KEPT: Final = 1 << 128
+"""Worth of the last transaction of a sender that has one for the lane: no fee is above it."""
+LANE_KEPT_MAX: Final = 256
+"""Transactions for the lane that are admitted when the pool is full, one for each subject."""
 
 
 class AlreadyKnown(InvalidTransaction):
@@ -117,9 +122,9 @@ _QUEUED: Final = Added(False, None, None)
 
 
 class _Entry:
-    __slots__ = ("arrival", "checked", "fee", "local_since", "size", "tip")
+    __slots__ = ("arrival", "checked", "fee", "lane", "local_since", "size", "tip")
 
-    def __init__(self, checked: Checked, arrival: int, local_since: int | None) -> None:
+    def __init__(self, checked: Checked, arrival: int, local_since: int | None, lane: bytes) -> None:
         transaction = checked.transaction
         self.checked = checked
         self.arrival = arrival
@@ -127,16 +132,20 @@ class _Entry:
         self.fee = transaction.max_fee_per_gas
         self.tip = transaction.max_priority_fee_per_gas
         self.size = len(transaction.raw)
+        self.lane = lane
+        """Subject of its ticket, empty for none or if another has it."""
 
 
 class _Sender:
     """One sender's queue: ``entries`` by nonce. Those from ``nonce`` to ``pending_end`` have no gap."""
 
-    __slots__ = ("cost", "entries", "last", "lowest", "nonce", "pending_end", "weighed", "worth")
+    __slots__ = ("cost", "entries", "lanes", "last", "lowest", "nonce", "pending_end", "weighed", "worth")
 
     def __init__(self, nonce: int) -> None:
         self.nonce = self.pending_end = nonce
         self.entries: dict[int, _Entry] = {}
+        self.lanes = 0
+        """Entries for the lane."""
         self.cost = 0
         self.last = -1
         self.lowest: int | None = None
@@ -158,7 +167,11 @@ class _Sender:
 
     def weigh(self) -> int:
         """Return the worth of the last entry. The queue must not be empty."""
-        return _WORTHLESS if self.last >= self.pending_end else self.low()
+        if self.last >= self.pending_end:
+            return _WORTHLESS
+        if self.lanes and len(self.entries) <= LANE_PREDECESSORS_MAX:
+            return _KEPT
+        return self.low()
 
     def low(self) -> int:
         """Return the lowest fee cap of the entries. The queue must not be empty. Rarely computed."""
@@ -170,6 +183,7 @@ class _Sender:
         """Remove an entry and return it."""
         entry = self.entries.pop(nonce)
         self.cost -= entry.checked.cost_max
+        self.lanes -= bool(entry.lane)
         if entry.fee == self.lowest:
             self.lowest = None
         return entry
@@ -186,6 +200,8 @@ class Mempool:
         self._senders: dict[bytes, _Sender] = {}
         self._by_hash: dict[bytes, _Entry] = {}
         self._by_raw: dict[bytes, Checked] = {}  # spares a voter the hash of what it knows
+        self._lanes: dict[bytes, _Entry] = {}
+        """Transactions for the lane by the subjects of their tickets."""
         self._bytes = 0
         self._queued = 0
         self._arrivals = 0
@@ -301,19 +317,20 @@ class Mempool:
     ) -> list[Checked]:
         """Return up to ``limit`` pending transactions: best tip first, then earliest. None is removed.
 
-        A sender's transactions keep their nonce order. ``next_nonces`` are those of senders with transactions in
-        the unfinalised blocks below the new block.
+        Those for the lane come before, with what their senders sent earlier; the leader orders them by their
+        tickets. A sender's transactions keep their nonce order. ``next_nonces`` are those of senders with
+        transactions in the unfinalised blocks below the new block.
         """
         heads: list[tuple[int, int, int, _Sender]] = []
+        taken, after = self._take_lane(limit, base_fee, next_nonces) if self._lanes else ([], next_nonces)
         for address, sender in self._senders.items():
-            nonce = next_nonces.get(address, sender.nonce) if next_nonces else sender.nonce
+            nonce = after.get(address, sender.nonce) if after else sender.nonce
             if nonce < sender.pending_end:
                 entry = sender.entries.get(nonce)
                 if entry is not None and entry.fee >= base_fee:
                     tip = entry.tip if entry.tip < entry.fee - base_fee else entry.fee - base_fee
                     heads.append((-tip, entry.arrival, nonce, sender))
         heapq.heapify(heads)  # arrivals differ, so senders are never compared
-        taken: list[Checked] = []
         while heads and len(taken) < limit:
             _, _, nonce, sender = heads[0]
             taken.append(sender.entries[nonce].checked)
@@ -325,14 +342,34 @@ class Mempool:
                 heapq.heappop(heads)
         return taken
 
+    def _take_lane(
+        self, limit: int, base_fee: int, next_nonces: Mapping[bytes, int]
+    ) -> tuple[list[Checked], Mapping[bytes, int]]:
+        """Return transactions for the lane behind what their senders sent earlier, and the nonces after them."""
+        taken: list[Checked] = []
+        after = dict(next_nonces)
+        for entry in self._lanes.values():
+            transaction = entry.checked.transaction
+            sender = self._senders[transaction.sender]
+            first = after.get(transaction.sender, sender.nonce)
+            queue = [sender.entries.get(nonce) for nonce in range(first, transaction.nonce + 1)]
+            found = [each for each in queue if each is not None and each.fee >= base_fee]
+            is_whole = 0 < len(found) == len(queue) <= LANE_PREDECESSORS_MAX + 1
+            if is_whole and len(taken) + len(found) <= limit:
+                taken += [each.checked for each in found]
+                after[transaction.sender] = transaction.nonce + 1
+        return taken, after
+
     # Changes
 
-    def add(self, checked: Checked, *, fee_floor: int = 0, local_since: int | None = None) -> Added:
+    def add(
+        self, checked: Checked, *, fee_floor: int = 0, local_since: int | None = None, lane: bytes = b""
+    ) -> Added:
         """Admit a transaction with a known sender, or raise a subclass of InvalidTransaction.
 
         After an error the pool is unchanged. A fee cap below ``fee_floor`` is refused: the current base fee for
         local users, less for gossip. ``local_since`` is the arrival height of a local user's transaction; None for
-        others.
+        others. ``lane`` is the subject of its ticket: one for each subject is admitted also if the pool is full.
         """
         transaction = checked.transaction
         if transaction.hash in self._by_hash:
@@ -352,7 +389,11 @@ class Mempool:
         needed = sender.cost + checked.cost_max - (old.checked.cost_max if old else 0)
         if needed > account.balance:
             raise InsufficientFunds(balance=account.balance, needed=needed)
-        entry = _Entry(checked, self._arrivals, local_since)
+        if lane and (held := self._lanes.get(lane)) is not None and held is not old:
+            lane = b""
+        if len(self._lanes) >= LANE_KEPT_MAX or nonce > sender.pending_end:
+            lane = b""
+        entry = _Entry(checked, self._arrivals, local_since, lane)
         victim: bytes | None = None
         if old is not None:
             self._check_replacement(old, entry)
@@ -363,6 +404,7 @@ class Mempool:
         evicted = None if victim is None else self._remove(victim, self._senders[victim].last)
         if old is not None:
             self._forget(old)
+            sender.lanes -= bool(old.lane)
             if old.fee == sender.lowest:
                 sender.lowest = None
         if sender.lowest is not None and entry.fee < sender.lowest:
@@ -371,10 +413,14 @@ class Mempool:
         sender.entries[nonce] = entry
         sender.cost += checked.cost_max - (old.checked.cost_max if old else 0)  # less now, if it lost its own last
         self._by_hash[transaction.hash] = entry
+        if lane:
+            self._lanes[lane] = entry
+            sender.lanes += 1
         self._news.append(transaction.hash)
         self._by_raw[transaction.raw] = checked
         self._bytes += entry.size
-        if nonce > sender.last and nonce == sender.pending_end:  # it follows all of its sender's, as most do
+        # It follows all of its sender's, as most do.
+        if nonce > sender.last and nonce == sender.pending_end and not sender.lanes:
             sender.last = nonce
             sender.pending_end = nonce + 1
             sender.worth = min(sender.worth, entry.fee) if len(sender.entries) > 1 else entry.fee
@@ -459,6 +505,8 @@ class Mempool:
             raise SenderLimit(limit=options.sender_transactions_max)
         if nonce > sender.pending_end and self._queued >= options.queued_max:
             raise MempoolFull
+        if new.lane:
+            return None
         if len(self._by_hash) < options.transactions_max and self._bytes + new.size <= options.bytes_max:
             return None
         if nonce > sender.pending_end:
@@ -528,6 +576,8 @@ class Mempool:
         del self._by_hash[entry.checked.transaction.hash]
         del self._by_raw[entry.checked.transaction.raw]
         self._bytes -= entry.size
+        if entry.lane:
+            del self._lanes[entry.lane]
 
     def _compact(self) -> None:
         """Rebuild a heap that contains mostly removed entries."""

@@ -8,10 +8,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from state.primitives.genesis import ChainParameters
 from state.primitives.receipts import Event
+from state.primitives.transactions import Transaction
 from state.transition.calls import CallForm
-from state.view import Overlay
+from state.view import Overlay, Reader
 
-__all__ = ["BlockContext", "BlockHook", "Context", "Holding", "Invariant", "Rule"]
+__all__ = ["BlockContext", "BlockHook", "Checked", "Context", "Holding", "Invariant", "Rule", "Ticket"]
 
 _Payload = TypeVar("_Payload")
 
@@ -43,6 +44,13 @@ class Context(NamedTuple):
     emit: Callable[[Event], None]
 
 
+class Ticket(NamedTuple):
+    """The right of a transaction to a place in the lane: one in a block for each ``subject``, until ``due_ms``."""
+
+    subject: bytes
+    due_ms: int
+
+
 def _nobody(_payload: Any) -> tuple[bytes, ...]:
     return ()
 
@@ -58,6 +66,8 @@ class Rule(Generic[_Payload]):
     ``apply`` raises only before its first write and its first event, which spares the record of how to undo it.
     ``touches`` names the accounts beside the sender's that a history should show the transaction under.
     ``call`` is how Ethereum's tools send the kind; state, events and fee are the same as of its own form.
+    ``ticket`` returns the ticket of a transaction (state before the block, payload, sender), None if it has none.
+    It raises nothing whatever the payload says.
     """
 
     kind: int
@@ -69,6 +79,19 @@ class Rule(Generic[_Payload]):
     checks_first: bool = False
     touches: Callable[[_Payload], tuple[bytes, ...]] = _nobody
     call: CallForm | None = None
+    ticket: Callable[[Reader, Any, bytes], Ticket | None] | None = None
+
+
+class Checked(NamedTuple):
+    """A transaction that passed ``Runtime.check``: known kind, decoded payload, limits; its sender is known.
+
+    ``cost_max`` is the most it can take from the sender's free balance: what its kind may move, and its fee.
+    """
+
+    transaction: Transaction
+    rule: Rule[Any]
+    payload: Any
+    cost_max: int
 
 
 BlockHook = Callable[[Overlay, BlockContext, Callable[[Event], None]], None]

@@ -56,7 +56,8 @@ from state.transition.evidence import (
     select_evidence,
 )
 from state.transition.fees import demand_of, effective_price, next_base_fee
-from state.transition.rules import BlockContext, BlockHook, Context, Holding, Invariant, Rule
+from state.transition.lane import Room, urgent_first
+from state.transition.rules import BlockContext, BlockHook, Checked, Context, Holding, Invariant, Rule
 from state.transition.slashing import delete_old_offences
 from state.transition.staking import HOLDINGS, StakeRecord, release_unbonded, save_stake
 from state.transition.staking import RULES as STAKING_RULES
@@ -93,18 +94,6 @@ _NOBODY: Final = bytes(20)
 _ITEM_HEAD_BYTES: Final = 5
 """Maximum overhead of a transaction in the encoding of a block."""
 _BESIDE_BODY_BYTES: Final = HEADER_LIMIT_BYTES + 2 * BLOCK_EVIDENCE_BYTES_MAX
-
-
-class Checked(NamedTuple):
-    """A transaction that passed ``Runtime.check``: known kind, decoded payload, limits; its sender is known.
-
-    ``cost_max`` is the most it can take from the sender's free balance: what its kind may move, and its fee.
-    """
-
-    transaction: Transaction
-    rule: Rule[Any]
-    payload: Any
-    cost_max: int
 
 
 class BlockInput(NamedTuple):
@@ -332,20 +321,15 @@ class Runtime:
 
         Raises InvalidBlock for a limit of the block, a subclass of InvalidTransaction for one transaction.
         """
-        chain = self.chain
-        if len(transactions) > chain.transactions_max:
-            raise InvalidBlock(f"{len(transactions)} transactions, limit {chain.transactions_max}")
-        gas = size = 0
-        spent: dict[bytes, tuple[int, int]] = {}
+        room, spent = self._room(state), dict[bytes, tuple[int, int]]()
         for checked in transactions:
-            transaction = checked.transaction
-            gas += checked.rule.gas
-            size += len(transaction.raw)
+            room.add(checked)
             _claim(state, base_fee, checked, spent)
-        if gas > chain.block_gas_limit:
-            raise InvalidBlock(f"weights of {gas} in sum, limit {chain.block_gas_limit}")
-        if size > chain.body_bytes_max:
-            raise InvalidBlock(f"transactions of {size} bytes in sum, limit {chain.body_bytes_max}")
+        if excess := room.excess():
+            raise InvalidBlock(excess)
+
+    def _room(self, state: Reader) -> Room:
+        return Room(state, self.chain, self.rules.values())
 
     def check_evidence(self, state: Reader, epoch: int, evidence: Sequence[bytes]) -> None:
         """Check the evidence of a block of ``epoch`` against the state after its parent.
@@ -361,27 +345,19 @@ class Runtime:
     def select(self, state: Reader, base_fee: int, transactions: Iterable[Checked]) -> list[Checked]:
         """Return those of ``transactions``, in their order, that together pass ``check_body``.
 
-        One that does not fit is left out, and with it what follows from its sender.
+        Those that have places in the lane come first. One that does not fit is left out, and with it what follows
+        from its sender.
         """
-        chain = self.chain
-        gas = size = 0
-        spent: dict[bytes, tuple[int, int]] = {}
+        room, spent = self._room(state), dict[bytes, tuple[int, int]]()
         chosen: list[Checked] = []
-        for checked in transactions:
-            transaction = checked.transaction
-            if len(chosen) == chain.transactions_max:
-                break
-            if (
-                gas + checked.rule.gas > chain.block_gas_limit
-                or size + len(transaction.raw) > chain.body_bytes_max
-            ):
+        for checked in urgent_first(state, transactions):
+            if not room.fits(checked):
                 continue
             try:
                 _claim(state, base_fee, checked, spent)
             except InvalidTransaction:
                 continue
-            gas += checked.rule.gas
-            size += len(transaction.raw)
+            room.add(checked)
             chosen.append(checked)
         return chosen
 

@@ -9,13 +9,16 @@ from typing import Any, Final, NamedTuple
 from state.primitives.errors import DecodeError
 from state.primitives.hashing import HASH_BYTES
 from state.transition.calls import CallForm
-from state.transition.rules import Context, Rule
-from state.view import Overlay
+from state.transition.rules import Context, Rule, Ticket
+from state.view import Overlay, Reader
 from tasks.dispute.moves import MOVE_LIMIT_BYTES
+from tasks.errors import DisputeUnknown, WindowUnknown
 from tasks.ledger import registration
-from tasks.ledger.disputes import MOVE_GAS, SHOW_GAS
+from tasks.ledger.disputes import MOVE_GAS, SHOW_GAS, DisputePhase, load_dispute
+from tasks.ledger.dockets import player_of
 from tasks.ledger.games import move, open_challenge, resume, seal_challenge, show_break
 from tasks.ledger.open_task import LEDGER_ADDRESS, Case
+from tasks.ledger.records import load_window
 from tasks.proofs import Break, break_from_value
 from tasks.spec import SEGMENTS_MAX
 
@@ -197,11 +200,25 @@ class _Disputes:
         self._done(state, case, context)
 
 
+def ticket_of_move(state: Reader, payload: GameMove, sender: bytes) -> Ticket | None:
+    """Return a place in the lane for a move that is due from its sender (R42)."""
+    try:
+        dispute = load_dispute(state, payload.task, payload.window, payload.game)
+        window = load_window(state, payload.task, payload.window)
+    except (DisputeUnknown, WindowUnknown):
+        return None
+    is_due = dispute.phase in (DisputePhase.OPENING, DisputePhase.RUNNING) and payload.number == dispute.moves
+    if not is_due or sender != player_of(window, dispute, dispute.clock.side):
+        return None
+    place = payload.window.to_bytes(4, "big") + payload.game.to_bytes(4, "big")
+    return Ticket(payload.task + place, dispute.deadline_ms)
+
+
 def dispute_rules(case_of: CaseOf) -> tuple[Rule[Any], ...]:
     """Return the kinds of transactions of disputes."""
     disputes = _Disputes(case_of)
     own = (
-        Rule(MOVE, "move", MOVE_GAS, _decode_move, lambda _: 0, disputes.move),
+        Rule(MOVE, "move", MOVE_GAS, _decode_move, lambda _: 0, disputes.move, ticket=ticket_of_move),
         # It may call the next challenges of the window, and looks at its games.
         Rule(SEAL_CHALLENGE, "seal_challenge", 500_000, _decode_seal, lambda p: p.bond, disputes.seal),
         Rule(OPEN_CHALLENGE, "open_challenge", 300_000, _decode_open, lambda _: 0, disputes.open),

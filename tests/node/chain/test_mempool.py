@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from node.chain.mempool import NEWS_KEPT, Mempool, MempoolOptions
+from node.chain.mempool import LANE_KEPT_MAX, NEWS_KEPT, Mempool, MempoolFull, MempoolOptions
 from state.primitives.errors import InvalidTransaction
 from state.primitives.transactions import NATIVE_FORM, Transaction
 from state.transition.runtime import Checked
@@ -53,7 +53,7 @@ class World:
         return self.pool.on_block(self.height, [checked.transaction.sender for checked in included])
 
 
-def refusal(world: World, checked: Checked, **options: int) -> InvalidTransaction:
+def refusal(world: World, checked: Checked, **options: Any) -> InvalidTransaction:
     pool = world.pool
     before = (len(pool), pool.size_bytes, pool.queued_count, pool.take(1000), pool.pending_nonce(ANN))
     with pytest.raises(InvalidTransaction) as error:
@@ -513,3 +513,63 @@ class Model(RuleBasedStateMachine):
 
 TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+# The lane: transactions whose tickets say that they are due in a game
+
+
+def test_a_full_pool_takes_a_transaction_for_the_lane_and_offers_it_first() -> None:
+    world = World(transactions_max=4)
+    rich = [wish(bytes([90 + at]) * 20, 0, fee=10_000, tip=9_000) for at in range(4)]
+    for checked in rich:
+        world.pool.add(checked)
+    due = wish(ANN, 0, fee=10, tip=0)
+    assert isinstance(refusal(world, due), MempoolFull)
+    assert world.pool.add(due, lane=b"game 1") == (True, None, None)
+    assert isinstance(refusal(world, wish(BEN, 0, fee=10, tip=0), lane=b"game 1"), MempoolFull), "one a subject"
+    assert world.pool.take(10) == [due, *rich] and world.pool.take(10, base_fee=11) == rich
+    for at in range(4):  # nobody pushes it out, whatever is offered
+        world.pool.add(wish(bytes([50 + at]) * 20, 0, fee=20_000 + at))
+    assert due.transaction.hash in world.pool
+    assert world.include(due) == []
+    assert world.pool.add(wish(ANN, 1, fee=10, tip=0), lane=b"game 1").pending
+
+
+def test_what_a_sender_sent_before_comes_with_a_transaction_for_the_lane() -> None:
+    world = World()
+    first, second, due = wish(ANN, 0, fee=30), wish(ANN, 1, fee=20), wish(ANN, 2, fee=40)
+    better = [wish(BEN, at, fee=1_000, tip=900) for at in range(2)]
+    for checked in (*better, first, second):
+        world.pool.add(checked)
+    world.pool.add(due, lane=b"game")
+    after = wish(ANN, 3, fee=5_000, tip=1)
+    world.pool.add(after)
+    assert world.pool.take(10) == [first, second, due, *better, after]
+    # One that cannot pay keeps what follows it: the wallet has to raise its fee.
+    assert world.pool.take(10, base_fee=25)[:3] == [*better, first]
+    assert world.pool.take(10, next_nonces={ANN: 2}) == [due, *better, after]
+    assert world.pool.take(2) == better, "no half of a queue"
+
+
+def test_transactions_for_the_lane_are_bounded_and_leave_nothing_behind() -> None:
+    world = World(transactions_max=1)
+    world.pool.add(wish(b"z" * 20, 0, fee=10**6))
+    senders = [at.to_bytes(20, "big") for at in range(1, LANE_KEPT_MAX + 1)]
+    kept = [wish(sender, 0, fee=10, tip=0) for sender in senders]
+    for at, checked in enumerate(kept):
+        world.pool.add(checked, lane=b"game %d" % at)
+    assert isinstance(refusal(world, wish(b"y" * 20, 0, fee=10), lane=b"one more"), MempoolFull)
+    replaced = wish(senders[0], 0, fee=20, tip=2)
+    assert world.pool.add(replaced).replaced is kept[0], "the same place without a ticket"
+    world.pool.remove(kept[1].transaction.hash)
+    for at in range(2):
+        world.pool.add(wish(bytes([200 + at]) * 20, 0, fee=10, tip=0), lane=b"again %d" % at)
+    assert len(world.pool._lanes) == LANE_KEPT_MAX
+    world.pool.clear()
+    assert not world.pool._lanes and len(world.pool) == 0
+
+
+def test_a_transaction_behind_a_gap_has_no_place_in_the_lane() -> None:
+    world = World()
+    assert not world.pool.add(wish(ANN, 1), lane=b"game").pending
+    assert not world.pool._lanes
