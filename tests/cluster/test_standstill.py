@@ -33,7 +33,8 @@ HANGING: Final = ("validator-2", "validator-3")
 """Two of four: the others have no quorum."""
 PARAMETERS: Final[Mapping[str, int]] = {
     "accept_ms": 40_000, "prepare_ms": 60_000, "window_grace_ms": 60_000, "seal_ms_min": 60_000,
-    "reveal_ms": 40_000, "opening_extra_ms": 40_000, "audit_bps": 10_000, "verifiers": 2, "verifiers_sure": 2, "presence_ms": 90_000,
+    "reveal_ms": 40_000, "opening_extra_ms": 40_000, "audit_bps": 10_000, "verifiers": 2, "verifiers_sure": 2,
+    "presence_ms": 90_000,
 }  # fmt: skip
 """Each deadline is shorter than the stop, and longer than what a block adds to the steady time."""
 
