@@ -38,7 +38,7 @@ _COLUMNS: Final = ("party", "part", "gained", "lost")
 )  # fmt: skip
 @json_option
 def scenario(name: str, folder: Path | None, seed: int, base_port: int, as_json: bool) -> None:
-    """Run a network in which one machine cheats, or is offline, and print who lost what.
+    """Run a network in which one machine cheats or is offline; print who lost what.
 
     In cheating-worker a worker computes a lie. In false-challenger a verifier disputes right work.
     In cut-line it also cuts the worker off in mid-game. In lazy-verifier a verifier guesses.

@@ -305,7 +305,7 @@ def create(
     impossible also if no machine meets its requirements.
 
     With --private the data set, the states and the outputs are encrypted. The node in --home hands the key to the
-    worker. With --holders it may be offline after this command: that many machines keep shares of the key.
+    worker. With --holders that many machines keep shares of the key. Then it may be offline after this command.
 
     \b
     Examples:

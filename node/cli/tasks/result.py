@@ -40,12 +40,13 @@ def result(
 ) -> None:  # fmt: skip
     """Fetch the trained state, verify its proof and test it.
 
-    The test uses data that the model was not trained on. The node in --home fetches the state from the
-    machines that keep it, or from the worker. With --rpc, or without that node, the gateway's node fetches it.
-    An interrupted download resumes on the next run.
+    The test uses data that the model was not trained on. The node in --home fetches the state.
+    It asks the machines that keep it, or the worker. With --rpc, or without that node, the gateway's node
+    fetches it. An interrupted download resumes on the next run.
 
-    The result of a private task is opened with the key of its requester's account. If a machine keeps false bytes
-    for the worker, the command asks to show that on chain, which proves a lie of the worker. --yes confirms it.
+    The result of a private task is opened with the key of its requester's account. If
+    machines keep false bytes for the worker, the command asks to show that. --yes confirms it. Shown on chain,
+    it proves a lie of the worker.
 
     \b
     Example:
